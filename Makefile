@@ -1,0 +1,73 @@
+# `make help` lists the targets.
+
+VENV := .venv
+BIN := $(VENV)/bin
+TRACE := build/nkw-trace.json
+WORKERS := 2
+# By default the first interpreter here that is 3.10 or later; `make PYTHON=…` names one.
+PYTHON := $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$python; break; }; done)
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# One thread per test worker: numpy's and torch's own threads would have WORKERS times as many compete for the cores.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+PARALLEL := --numprocesses $(WORKERS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-fast deep lint format bench wheel hook pre-commit clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.base ## write a story on two simulated trn1 cores; the trace goes to build/
+	@mkdir -p $(dir $(TRACE))
+	$(BIN)/nkw generate --target trn1 --tp 2 --prompt "Once upon a time" --max-new-tokens 48 --trace $(TRACE)
+
+test: lint ## lint, then all tests but the exhaustive ones
+	$(PYTEST) $(PARALLEL) -m "not deep"
+
+test-fast: $(VENV)/.dev ## the tests that take seconds
+	$(PYTEST) $(PARALLEL) -m "not slow and not deep"
+
+deep: lint ## lint, then all tests, the exhaustive ones too
+	$(PYTEST) $(PARALLEL)
+
+lint: $(VENV)/.dev ## ruff, formatting, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev ## let ruff mend and format what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev ## measure the simulator's own speed
+	$(BIN)/python -m benchmarks
+
+wheel: $(VENV)/.base ## build the distribution into dist/
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+hook: ## run `make pre-commit` before every commit of this clone
+	printf '#!/bin/sh\nexec make pre-commit\n' > "$$(git rev-parse --git-path hooks)/pre-commit"
+	chmod +x "$$(git rev-parse --git-path hooks)/pre-commit"
+
+pre-commit: lint ## under a minute: lint and the contract tests
+	$(PYTEST) --quiet tests/contract
+
+clean: ## remove the environment and everything generated
+	rm -rf $(VENV) build dist .benchmarks .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.10 or later was found; install one, or name it: make PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "error: $(PYTHON) cannot create environments; install its venv module (Debian: python3-venv)" >&2; exit 1; }
+
+$(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/.base

@@ -1,0 +1,115 @@
+"""Typed errors with stable codes: what is wrong, where in the kernel, which limit, and what would work.
+
+Every error of the simulator carries a `code` that never changes its meaning; messages are part of the interface and
+are tested whole. Nothing raised by numpy, json or struct reaches a user through this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A line of the user's kernel."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+class NkwError(Exception):
+    """Root of all errors of NKI Workbench; `code` is stable, `where` the kernel's line once it is known."""
+
+    def __init__(self, code: str, message: str, where: Location | None = None) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+        self.where = where
+
+    def __str__(self) -> str:
+        place = f"\n  at {self.where}" if self.where else ""
+        return f"[{self.code}] {self.message}{place}"
+
+
+class InvalidArgument(NkwError, ValueError):
+    """A value given by the user that no chip and no kernel could accept."""
+
+
+class Unsupported(NkwError):
+    """A documented name or combination that this simulator does not carry out, with the reason."""
+
+
+class Deadlock(NkwError):
+    """Every core that has not finished waits for another one."""
+
+
+class MeetingMismatch(NkwError):
+    """The members of a collective, a sendrecv or a barrier disagree on what they are doing."""
+
+
+class NkiValidationError(NkwError):
+    """A rule of the hardware that a kernel breaks; the name that `nki.isa` documents."""
+
+
+class RuleViolation(NkiValidationError, AssertionError):
+    """One instruction breaks one rule.
+
+    Also an AssertionError, because the official simulator reports rules that way and tests written for it
+    expect so. The planner's wrapper fills in the instruction and its operands, `issue` the kernel's line.
+    """
+
+    def __init__(self, rule: Callable[..., object], seen: str, limit: str = "", hint: str = "") -> None:
+        super().__init__(code_of(rule), sentence_of(rule))
+        self.seen = seen
+        self.limit = limit
+        self.hint = hint
+        self.instruction = ""
+        self.operands: Mapping[str, str] = {}
+
+    def __str__(self) -> str:
+        head = f"[{self.code}] {self.instruction + ': ' if self.instruction else ''}{self.message}"
+        lines = [head, f"  seen:  {self.seen}"]
+        if self.limit:
+            lines.append(f"  limit: {self.limit}")
+        lines += [f"  {name} = {text}" for name, text in self.operands.items()]
+        if self.hint:
+            lines.append(f"  try:   {self.hint}")
+        if self.where:
+            lines.append(f"  at {self.where}")
+        return "\n".join(lines)
+
+
+class OutOfBounds(RuleViolation, IndexError):
+    """An access outside the tensor it names; an IndexError as well, as the Beta 1 simulator raised."""
+
+
+RULES: dict[str, str] = {}
+"""Every rule code with the sentence it enforces; `explain` prints from it."""
+
+
+def rule(code: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Register a rule function under its stable code; its docstring's first line is the sentence it enforces."""
+
+    def register(function: Callable[..., object]) -> Callable[..., object]:
+        assert code not in RULES, f"rule code {code} is used twice"
+        assert function.__doc__, f"rule {function.__name__} states no sentence"
+        RULES[code] = function.__doc__.strip().splitlines()[0]
+        function.code = code  # type: ignore[attr-defined]
+        return function
+
+    return register
+
+
+def code_of(rule_function: Callable[..., object]) -> str:
+    """The stable code of a rule function."""
+    return rule_function.code  # type: ignore[attr-defined]
+
+
+def sentence_of(rule_function: Callable[..., object]) -> str:
+    """The sentence that a rule function enforces."""
+    return RULES[code_of(rule_function)]

@@ -1,0 +1,40 @@
+"""What each chip is: frozen records, every number with its source and confidence."""
+
+from __future__ import annotations
+
+from simulate.errors import InvalidArgument
+from simulate.hardware.gen2 import INF2, TRN1
+from simulate.hardware.gen3 import TRN2
+from simulate.hardware.gen4 import TRN3
+from simulate.hardware.instances import INSTANCES, Instance
+from simulate.hardware.record import Confidence, Hardware, Number, derived, documented, guessed
+
+__all__ = [
+    "DEFAULT_TARGET",
+    "INSTANCES",
+    "TARGETS",
+    "Confidence",
+    "Hardware",
+    "Instance",
+    "Number",
+    "derived",
+    "documented",
+    "guessed",
+    "hardware",
+]
+
+_RECORDS = {record.name: record for record in (TRN1, INF2, TRN2, TRN3)}
+_GENERATIONS = {"gen2": TRN1, "gen3": TRN2, "gen4": TRN3}
+
+TARGETS: tuple[str, ...] = tuple(_RECORDS)
+"""Canonical names of the simulated chips."""
+
+DEFAULT_TARGET = "trn2"
+
+
+def hardware(target: str) -> Hardware:
+    """The record of a chip by its name, or by its generation; gen2 means trn1."""
+    known = {**_RECORDS, **_GENERATIONS}
+    if isinstance(target, str) and target in known:
+        return known[target]
+    raise InvalidArgument("NKW-TARGET", f"{target!r} is no known target; known are {', '.join(known)}")

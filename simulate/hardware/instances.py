@@ -1,0 +1,164 @@
+"""EC2 instance types and UltraServers: how many chips of which kind, and what joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from simulate.hardware.record import Number, build, derived, documented, guessed
+
+_TRN1_PAGE = "Amazon EC2 Trn1/Trn1n architecture page"
+_INF2_PAGE = "Amazon EC2 Inf2 architecture page"
+_TRN2_PAGE = "Amazon EC2 Trn2 architecture page"
+_TRN3_PAGE = "Amazon EC2 Trn3 architecture page"
+_TRN2_DEVICE = "Trainium2 device page"
+_TRN3_DEVICE = "Trainium3 device page"
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One instance type. None where nothing is published, or where a single chip has no such link."""
+
+    name: str
+    target: str
+    chips: int
+    physical_cores: int
+    hbm_bytes: int
+    neuronlink_gb_per_s_per_chip: float | None
+    efa_gbit_per_s: float | None
+    topology: str
+    provenance: Mapping[str, Number]
+
+
+_SINGLE = "one chip"
+_TORUS = "4x4 2-D torus of chips"
+
+
+def _instance(
+    name: str,
+    target: str,
+    chips: Number,
+    cores: Number,
+    hbm: Number,
+    neuronlink: Number,
+    efa: Number,
+    topology: Number,
+) -> Instance:
+    return build(
+        Instance,
+        {
+            "name": documented(name, chips.source),
+            "target": documented(target, chips.source),
+            "chips": chips,
+            "physical_cores": cores,
+            "hbm_bytes": hbm,
+            "neuronlink_gb_per_s_per_chip": neuronlink,
+            "efa_gbit_per_s": efa,
+            "topology": topology,
+        },
+    )
+
+
+def _gen2(
+    name: str, target: str, page: str, chips: int, link: Number, efa: float | None, topology: str
+) -> Instance:
+    """A gen2 instance: two cores and 32 GiB a chip."""
+    cores = documented(2 * chips, page) if target == "trn1" else derived(2 * chips, page, "two cores a chip")
+    return _instance(
+        name,
+        target,
+        documented(chips, page),
+        cores,
+        documented(32 * chips * _GIB, page),
+        link,
+        documented(efa, page, "" if efa else "not listed"),
+        documented(topology, page),
+    )
+
+
+def _inf2(name: str, chips: int) -> Instance:
+    link = documented(206.0, _INF2_PAGE, "192 GiB/s") if chips > 1 else documented(None, _INF2_PAGE)
+    return _gen2(name, "inf2", _INF2_PAGE, chips, link, None, "ring of chips" if chips > 1 else _SINGLE)
+
+
+def _trn2_48xlarge(name: str, note: str, topology: Number) -> Instance:
+    return _instance(
+        name,
+        "trn2",
+        documented(16, _TRN2_PAGE),
+        documented(128, _TRN2_PAGE),
+        documented(1536 * _GIB, _TRN2_PAGE),
+        documented(1024.0, _TRN2_PAGE, note),
+        documented(3200.0, _TRN2_PAGE),
+        topology,
+    )
+
+
+def _trn3_ultraserver(name: str, chips: int, hbm_gib: int, efa_gbit: float) -> Instance:
+    return _instance(
+        name,
+        "trn3",
+        documented(chips, _TRN3_PAGE),
+        derived(8 * chips, _TRN3_DEVICE, "eight cores a chip"),
+        documented(hbm_gib * _GIB, _TRN3_PAGE),
+        documented(2560.0, _TRN3_DEVICE, "the connectivity section lists 704 GB/s of PCIe links"),
+        documented(efa_gbit, _TRN3_PAGE),
+        guessed(
+            "switched all-to-all", _TRN3_PAGE, "links inside a server, between servers and between racks"
+        ),
+    )
+
+
+_ALL = (
+    _gen2("trn1.2xlarge", "trn1", _TRN1_PAGE, 1, documented(None, _TRN1_PAGE), None, _SINGLE),
+    _gen2("trn1.32xlarge", "trn1", _TRN1_PAGE, 16, documented(384.0, _TRN1_PAGE), 800.0, _TORUS),
+    _gen2(
+        "trn1n.32xlarge",
+        "trn1",
+        _TRN1_PAGE,
+        16,
+        documented(768.0, _TRN1_PAGE, "the chip page gives one figure, 384, for both"),
+        1600.0,
+        _TORUS,
+    ),
+    _inf2("inf2.xlarge", 1),
+    _inf2("inf2.8xlarge", 1),
+    _inf2("inf2.24xlarge", 6),
+    _inf2("inf2.48xlarge", 12),
+    _instance(
+        "trn2.3xlarge",
+        "trn2",
+        derived(1, "instance type in published trace metadata"),
+        documented(8, _TRN2_DEVICE),
+        documented(96 * _GIB, _TRN2_DEVICE),
+        derived(None, _TRN2_DEVICE, "one chip"),
+        guessed(None, _TRN2_PAGE, "not listed"),
+        derived(_SINGLE, "instance type in published trace metadata"),
+    ),
+    _trn2_48xlarge("trn2.48xlarge", "", documented(_TORUS, _TRN2_PAGE)),
+    _trn2_48xlarge(
+        "trn2u.48xlarge",
+        "and 256 GB/s per chip to the other instances of the UltraServer",
+        documented(
+            "4x4 2-D torus of chips, a Z ring of 4 instances", _TRN2_PAGE, "64 chips in an UltraServer"
+        ),
+    ),
+    _instance(
+        "trn3.3xlarge",
+        "trn3",
+        derived(1, "instance name in public kernel logs and runtime documentation"),
+        documented(8, _TRN3_DEVICE),
+        documented(144 * _GIB, _TRN3_DEVICE),
+        derived(None, _TRN3_DEVICE, "one chip"),
+        guessed(None, _TRN3_PAGE, "not listed"),
+        derived(_SINGLE, "instance name in public kernel logs and runtime documentation"),
+    ),
+    _trn3_ultraserver("trn3 UltraServer Gen1", 64, 9216, 12800.0),
+    _trn3_ultraserver("trn3 UltraServer Gen2", 144, 20736, 28800.0),
+)
+
+INSTANCES: Mapping[str, Instance] = MappingProxyType({instance.name: instance for instance in _ALL})
+"""Every known instance type by its name."""

@@ -1,0 +1,308 @@
+"""The hardware record: every number a simulator needs about one chip, each with where it comes from.
+
+Hot code reads plain attributes (`hw.vector_clock_ghz` is a float); `hw.provenance["vector_clock_ghz"]` is the
+`Number` behind it, with its source and the confidence it deserves. A record is built from Numbers only, so
+none can lack a source, and a missing or surplus field fails when the module is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+
+class Confidence(str, Enum):
+    """How much a number can be trusted.
+
+    documented: stated by the vendor. derived: computed or measured from published data. guessed: no direct
+    evidence; the note says why this value.
+    """
+
+    documented = "documented"
+    derived = "derived"
+    guessed = "guessed"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One value of a record with its source and confidence."""
+
+    value: Any
+    source: str
+    confidence: Confidence
+    note: str = ""
+
+
+def documented(value: Any, source: str, note: str = "") -> Number:
+    """A value the vendor states."""
+    return Number(value, source, Confidence.documented, note)
+
+
+def derived(value: Any, source: str, note: str = "") -> Number:
+    """A value computed or measured from published data."""
+    return Number(value, source, Confidence.derived, note)
+
+
+def guessed(value: Any, source: str, note: str) -> Number:
+    """A value without direct evidence; `source` is what it was taken from, `note` the reasoning."""
+    return Number(value, source, Confidence.guessed, note)
+
+
+def carried_over(record: Hardware, *names: str, reason: str) -> dict[str, Number]:
+    """Numbers of another generation taken as they are: without evidence here, whatever they rest on there."""
+    taken = {name: record.provenance[name] for name in names}
+    return {name: guessed(n.value, f"{record.name}: {n.source}", reason) for name, n in taken.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Hardware:
+    """One NeuronCore and the chip around it, as a kernel sees them. GB are 1e9 bytes."""
+
+    # Identity
+    name: str
+    generation: int
+    core: str
+    chip: str
+    physical_cores_per_chip: int
+    logical_core_sizes: tuple[int, ...]
+    default_logical_core_size: int
+
+    # Clocks
+    tensor_clock_ghz: float
+    tensor_throttled_clock_ghz: float
+    vector_clock_ghz: float
+    scalar_clock_ghz: float
+    gpsimd_clock_ghz: float
+    sync_clock_ghz: float
+
+    # Memory
+    partitions: int
+    partitions_per_quadrant: int
+    sbuf_physical_bytes_per_partition: int
+    sbuf_usable_bytes_per_partition: int
+    psum_bytes_per_partition: int
+    psum_banks: int
+    psum_bank_bytes: int
+    hbm_bytes_per_chip: int
+    hbm_bytes_per_core: int
+    hbm_stacks_per_chip: int
+    hbm_gb_per_s_per_chip: float
+    hbm_gb_per_s_per_core: float
+    free_elements_max_sbuf: int
+    free_elements_max_psum: int
+    access_pattern_free_dims_max: int
+    access_pattern_size_max: int
+    access_pattern_stride_max_elements: int
+    access_half_rate_stride_bytes: int
+    dims_max: int
+
+    # Limits of instructions
+    contraction_max: int
+    contraction_max_double_row: int
+    stationary_free_max: int
+    moving_free_max: int
+    moving_free_max_psum_bf16: int
+    moving_free_max_psum_fp32: int
+    matmul_tile_sizes: tuple[int, ...]
+    bn_stats_free_max: int
+    vector_transpose_max: int
+    max8_free_min: int
+    max8_free_max: int
+    exact_float_integer_max: int
+    gpsimd_cores: int
+    partitions_per_gpsimd_core: int
+    registers_per_engine: int
+
+    # Capabilities
+    core_barrier: bool
+    sendrecv: bool
+    hardware_dge: bool
+    dma_priority: bool
+    indirect_dma_transpose: bool
+    indirect_views: bool
+    scalar_engine_tensor_copy: bool
+    scalar_engine_tensor_scalar: bool
+    exact_scalar_copy: bool
+    activation_immediate_bias: bool
+    activation_reciprocal_bias: bool
+    activation_reduce_ops_any: bool
+    activate2: bool
+    matmul_transpose_mode: bool
+    matmul_bf16_destination: bool
+    matmul_e4m3fn: bool
+    matmul_double_row: bool
+    psum_accumulate_after_other_write: bool
+    mx: bool
+    alu_gen4_operators: bool
+    vector_exponential: bool
+    range_select: bool
+    nonzero_with_count: bool
+    gpsimd_random: bool
+    random_state: bool
+    vector_random_state: bool
+    rand2: bool
+
+    # Shared resources
+    vector_gpsimd_share_sbuf_port: bool
+    vector_scalar_share_psum_port: bool
+    vector_fast_modes_share_bus_with_gpsimd: bool
+    psum_same_bank_slowdown_factor: float
+    activity_throttle: bool
+    activity_throttle_window_ns: float
+    activity_throttle_busy_fraction: float
+
+    # Tensor engine timing
+    matmul_min_interval_cycles: int
+    matmul_issue_overhead_cycles: float
+    matmul_latency_ns: float
+    matmul_throttled_latency_ns: float
+    matmul_fp32_passes: int
+    matmul_fp32_instructions: int
+    transpose_fp32_passes: int
+    load_weights_cycles_per_row: float
+    load_weights_latency_ns: float
+    load_weights_fp32_latency_ns: float
+
+    # Vector engine timing
+    vector_interval_overhead_ns: float
+    vector_fast_mode_interval_overhead_ns: float
+    vector_latency_overhead_ns: float
+    vector_min_interval_cycles: int
+    vector_dynamic_address_min_cycles: int
+    vector_accumulate_extra_cycles: int
+    vector_tensor_tensor_sbuf_cycles_per_element: float
+    vector_scalar_tensor_tensor_cycles_per_element: float
+    vector_scan_cycles_per_element: float
+    vector_copy_predicated_sbuf_cycles_per_element: float
+    vector_bn_aggr_cycles_per_element: float
+    vector_reciprocal_cycles_per_element: float
+    vector_fast_mode_16bit: float
+    vector_fast_mode_16bit_strided: float
+    vector_fast_mode_fp32: float
+    vector_tensor_tensor_16bit: float
+    vector_reduce_16bit: float
+    vector_memset_zero_16bit: float
+    vector_quantize_mx_elements_per_cycle: float
+    vector_exponential_elements_per_cycle: float
+    vector_random_elements_per_cycle: float
+
+    # Scalar engine timing
+    scalar_interval_overhead_ns: float
+    scalar_latency_overhead_ns: float
+    scalar_table_function_interval_ns: float
+    scalar_table_function_latency_ns: float
+    scalar_table_function_sbuf_interval_ns: float
+    scalar_table_function_sbuf_latency_ns: float
+    scalar_min_interval_cycles: int
+    scalar_copy_elements_per_cycle_16bit: float
+    activation_table_load_ns: float
+    activation_accumulate_extra_cycles: int
+
+    # GpSimd, Sync and control timing
+    gpsimd_fixed_cycles: int
+    gpsimd_cycles_per_element: float
+    gpsimd_topk_cycles_per_element: float
+    semaphore_ns: float
+    register_load_hbm_ns: float
+    device_loop_iteration_ns: float
+    core_barrier_ns: float
+    sendrecv_latency_ns: float
+    sendrecv_gb_per_s: float
+
+    # DMA
+    dma_engines: int
+    dma_queues_per_engine: int
+    dma_engine_bytes_per_ns: float
+    dma_cast_bytes_per_ns: float
+    dma_descriptor_ns: float
+    dma_descriptor_latency_ns: float
+    dma_descriptor_bytes_max: int
+    dma_collective_descriptor_bytes_max: int
+    dma_min_piece_bytes: int
+    dma_static_trigger_ns: float
+    dma_static_trigger_interval_ns: float
+    dma_static_first_ns: float
+    dma_hwdge_units: int
+    dma_hwdge_trigger_ns: float
+    dma_hwdge_first_ns: float
+    dma_hwdge_descriptors_free: int
+    dma_hwdge_descriptor_ns: float
+    dma_swdge_trigger_ns: float
+    dma_swdge_gpsimd_ns: float
+    dma_swdge_descriptor_ns: float
+    dma_swdge_first_ns: float
+    dma_load_skew_ns: float
+    dma_store_skew_ns: float
+    dma_completion_ns: float
+    dma_outstanding_per_queue: int
+    dma_transpose_hbm_fraction: float
+    dma_transpose_sbuf_fraction: float
+    dma_compute_fraction: float
+
+    # Kernel and host
+    kernel_start_ns: float
+    kernel_end_ns: float
+    benchmark_overhead_ns: float
+    host_overhead_ns: float
+
+    # Links between chips, and collectives over n ranks: time = latency + bytes / mesh rate up to the switch
+    # size, above it latency + 2 (n-1)/n * bytes / bus rate, joined without a jump.
+    neuronlink_gb_per_s_per_chip: float
+    collective_hop_ns: float
+    collective_efa_hop_ns: float
+    collective_latency_ns: Mapping[int, float]
+    collective_mesh_gb_per_s: Mapping[int, float]
+    collective_bus_gb_per_s: Mapping[int, float]
+    collective_switch_bytes: Mapping[int, int]
+
+    provenance: Mapping[str, Number]
+
+    def __repr__(self) -> str:
+        return f"Hardware({self.name}, {self.core})"
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Hardware) and self.provenance == other.provenance)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), [(name, *_parts(number)) for name, number in self.provenance.items()])
+
+    def with_numbers(self, **numbers: Number) -> Hardware:
+        """This record with some numbers replaced: a sibling chip, or a what-if experiment."""
+        return build(Hardware, {**self.provenance, **numbers})
+
+
+Record = TypeVar("Record")
+
+
+def build(record: Callable[..., Record], numbers: Mapping[str, Number]) -> Record:
+    """A record from one Number for each of its fields. Mappings become immutable."""
+    wanted = [field.name for field in fields(record) if field.name != "provenance"]  # type: ignore[arg-type]
+    missing = [name for name in wanted if name not in numbers]
+    surplus = [name for name in numbers if name not in wanted]
+    if missing or surplus:
+        raise TypeError(f"{getattr(record, '__name__', record)}: missing {missing}, surplus {surplus}")
+    frozen = {name: _freeze(numbers[name]) for name in wanted}
+    values = {name: number.value for name, number in frozen.items()}
+    return record(**values, provenance=MappingProxyType(frozen))
+
+
+def _freeze(number: Number) -> Number:
+    if isinstance(number.value, Mapping):
+        return Number(MappingProxyType(dict(number.value)), number.source, number.confidence, number.note)
+    return number
+
+
+def _parts(number: Number) -> tuple[Any, str, Confidence, str]:
+    """A Number without its mapping proxy, which cannot be pickled."""
+    value = dict(number.value) if isinstance(number.value, Mapping) else number.value
+    return value, number.source, number.confidence, number.note
+
+
+def _rebuild(record: Callable[..., Record], rows: list[tuple[Any, ...]]) -> Record:
+    return build(record, {name: Number(*parts) for name, *parts in rows})

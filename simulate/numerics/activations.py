@@ -1,0 +1,222 @@
+"""The activation functions of the Scalar engine: one row each.
+
+Each takes a float32 array and returns one. The hardware evaluates fitted tables; nobody has published them,
+so functions are computed to float32 accuracy, as the official simulator does, also outside the range in which
+the hardware's fit is valid (`domain`). Only `sin` has a documented shape there and follows it.
+
+Functions share the loaded table within a set (`table`): published traces show copy, square and reciprocal
+square root in one set, and a reload on every change to sigmoid, silu, exp or softplus. Nothing is published
+about the others; each is taken to have a set of its own, which overstates reloads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulate.numerics.error_function import erf, erf_dx, gelu, gelu_dx
+from simulate.numerics.quiet import quiet
+from simulate.numerics.resolve import resolver
+
+Float32Array = NDArray[np.float32]
+
+_ONE = np.float32(1)
+_ZERO = np.float32(0)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationFunction:
+    """One function of the Scalar engine.
+
+    `domain` is the documented valid input range, None for all inputs; with `domain_of_magnitude` it bounds
+    |x|. `relu_param` says that the function takes the negative slope as its second argument.
+    """
+
+    name: str
+    function: Callable[..., Float32Array]
+    domain: tuple[float, float] | None
+    table: str
+    note: str
+    domain_of_magnitude: bool = False
+    relu_param: bool = False
+
+    def in_domain(self, array: Float32Array) -> NDArray[np.bool_]:
+        """Where the hardware's result is meaningful; NaN is passed through and counts as inside."""
+        if self.domain is None:
+            return np.ones(array.shape, bool)
+        low, high = self.domain
+        x = np.abs(array) if self.domain_of_magnitude else array
+        return np.isnan(x) | ((x >= low) & (x <= high))
+
+
+def _copy(x: Float32Array) -> Float32Array:
+    return x
+
+
+@quiet
+def _square(x: Float32Array) -> Float32Array:
+    return np.multiply(x, x)
+
+
+@quiet
+def _relu(x: Float32Array) -> Float32Array:
+    return np.maximum(x, _ZERO)
+
+
+@quiet
+def _prelu(x: Float32Array, relu_param: Any = 0.0) -> Float32Array:
+    return np.maximum(x, _ZERO) + np.multiply(np.minimum(x, _ZERO), relu_param, dtype=np.float32)
+
+
+@quiet
+def _sigmoid(x: Float32Array) -> Float32Array:
+    """1 / (1 + exp(-x)), extended by exp(x) where x is negative, so that no exponential overflows.
+
+    Two exponentials cost less than one and a selection by sign.
+    """
+    return np.exp(np.minimum(x, _ZERO)) / (_ONE + np.exp(-np.abs(x)))
+
+
+@quiet
+def _silu(x: Float32Array) -> Float32Array:
+    return x * np.exp(np.minimum(x, _ZERO)) / (_ONE + np.exp(-np.abs(x)))
+
+
+@quiet
+def _silu_dx(x: Float32Array) -> Float32Array:
+    return _sigmoid(x) * (_ONE + x * _sigmoid(-x))
+
+
+_GELU_SIGMOID_SLOPE = np.float32(1.702)
+
+
+@quiet
+def _gelu_apprx_sigmoid(x: Float32Array) -> Float32Array:
+    return x * _sigmoid(_GELU_SIGMOID_SLOPE * x)
+
+
+@quiet
+def _gelu_apprx_sigmoid_dx(x: Float32Array) -> Float32Array:
+    u = _GELU_SIGMOID_SLOPE * x
+    return _sigmoid(u) * (_ONE + u * _sigmoid(-u))
+
+
+_GELU_TANH_SCALE = np.float32(2 * np.sqrt(2 / np.pi))
+
+
+@quiet
+def _gelu_apprx_tanh(x: Float32Array) -> Float32Array:
+    """(1 + tanh(u)) / 2 is sigmoid(2u), which has no cancellation for negative u."""
+    return x * _sigmoid(_GELU_TANH_SCALE * (x + np.float32(0.044715) * x * x * x))
+
+
+@quiet
+def _softplus(x: Float32Array) -> Float32Array:
+    return np.maximum(x, _ZERO) + np.log1p(np.exp(-np.abs(x)))
+
+
+@quiet
+def _mish(x: Float32Array) -> Float32Array:
+    return x * np.tanh(_softplus(x))
+
+
+@quiet
+def _sin(x: Float32Array) -> Float32Array:
+    """sin within [-pi, pi], a cubic beyond, because the hardware does not reduce the range.
+
+    The cubic is the third-order Taylor polynomial of sin about the end of the range, -d + d**3 / 6 with d the
+    distance from it: continuous in value, slope and curvature, and 27.65 at 9.0, the one published point.
+    """
+    end = np.copysign(np.float32(np.pi), x)
+    d = x - end
+    return np.where(np.abs(x) <= np.float32(np.pi), np.sin(x), d * (d * d / np.float32(6) - _ONE))
+
+
+@quiet
+def _rsqrt(x: Float32Array) -> Float32Array:
+    return _ONE / np.sqrt(x)
+
+
+@quiet
+def _reciprocal(x: Float32Array) -> Float32Array:
+    return _ONE / x
+
+
+_STANDARD = "standard definition; the documentation prints no formula"
+_COPY_SET = "copy"
+
+
+def _row(
+    name: str,
+    function: Callable[..., Float32Array],
+    *,
+    domain: tuple[float, float] | None = None,
+    domain_of_magnitude: bool = False,
+    table: str | None = None,
+    note: str = _STANDARD,
+    relu_param: bool = False,
+) -> ActivationFunction:
+    own = name if table is None else table
+    return ActivationFunction(name, function, domain, own, note, domain_of_magnitude, relu_param)
+
+
+_FUNCTIONS = (
+    _row("copy", _copy, table=_COPY_SET),
+    _row("square", _square, table=_COPY_SET),
+    _row("sigmoid", _sigmoid),
+    _row("relu", _relu),
+    _row("prelu", _prelu, relu_param=True, note="x if x >= 0 else relu_param * x; activate2 gives the slope"),
+    _row("gelu", gelu),
+    _row("gelu_dx", gelu_dx),
+    _row(
+        "gelu_apprx_tanh", _gelu_apprx_tanh, note="formula of the reference code in the NKI library's tests"
+    ),
+    _row(
+        "gelu_apprx_sigmoid",
+        _gelu_apprx_sigmoid,
+        note="x * sigmoid(1.702 x), the reference code in the NKI library's tests",
+    ),
+    _row("gelu_apprx_sigmoid_dx", _gelu_apprx_sigmoid_dx, note="derivative of gelu_apprx_sigmoid"),
+    _row("silu", _silu),
+    _row("silu_dx", _silu_dx),
+    _row("tanh", quiet(np.tanh)),
+    _row("softplus", _softplus),
+    _row("mish", _mish),
+    _row("erf", erf),
+    _row("erf_dx", erf_dx),
+    _row("exp", quiet(np.exp)),
+    _row("log", quiet(np.log), domain=(2.0**-64, 2.0**64)),
+    _row(
+        "sin",
+        _sin,
+        domain=(-np.pi, np.pi),
+        note="no range reduction; a cubic continues it outside [-pi, pi]",
+    ),
+    _row("arctan", quiet(np.arctan), domain=(-np.pi / 2, np.pi / 2)),
+    _row("sqrt", quiet(np.sqrt), domain=(2.0**-116, 2.0**118)),
+    _row("rsqrt", _rsqrt, domain=(2.0**-87, 2.0**97), table=_COPY_SET),
+    _row("reciprocal", _reciprocal, domain=(2.0**-42, 2.0**42), domain_of_magnitude=True),
+    _row("sign", quiet(np.sign), note="-1, 0 or 1"),
+    _row("abs", quiet(np.abs)),
+)
+
+ACTIVATION_FUNCTIONS: Mapping[str, ActivationFunction] = MappingProxyType(
+    {row.name: row for row in _FUNCTIONS}
+)
+"""Every activation function by the name its `nki.language` function has."""
+
+_resolve = resolver(
+    ACTIVATION_FUNCTIONS,
+    "activation function of the Scalar engine",
+    "pass a function of nki.language such as nl.exp or nl.copy; nl.cos and nl.tan exist only as nl functions",
+)
+
+
+def activation_function(op: object) -> ActivationFunction:
+    """The function a kernel passed: one of nki.language, a numpy function so named, or a row itself."""
+    return _resolve(op)

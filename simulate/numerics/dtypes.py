@@ -1,0 +1,179 @@
+"""The element types of a NeuronCore: how many bytes, which bits, how large a value.
+
+A `DType` is a string, so that `nl.bfloat16 == "bfloat16"` holds and numpy accepts it where it knows the name.
+It carries the numpy dtype that holds its bits (`storage`): ml_dtypes types for bfloat16, fp8 and e8m0,
+float32 for tfloat32, uint8 for bool_, and plain unsigned integers for the packed x4 types, whose values only
+MX instructions may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn, final
+
+import ml_dtypes
+import numpy as np
+
+from simulate.errors import InvalidArgument
+
+
+@final
+class DType(str):
+    """One element type: its name, and how its bits are stored.
+
+    `max` is the largest finite value. `packed_storage` is the numpy dtype of one of the four values of an x4
+    type and None elsewhere. bool_ counts as an integer: it is stored as uint8 and the hardware has no type of
+    its own for it. `itemsize` is the size on the chip, which `storage` exceeds only where values are kept
+    as float32 in the host.
+    """
+
+    __slots__ = ("is_float", "is_integer", "is_packed", "itemsize", "max", "packed_storage", "storage")
+
+    storage: np.dtype[Any]
+    itemsize: int
+    is_float: bool
+    is_integer: bool
+    is_packed: bool
+    max: float
+    packed_storage: np.dtype[Any] | None
+
+    def __new__(
+        cls, name: str, storage: Any, *, largest: float, packs: Any = None, itemsize: int | None = None
+    ) -> DType:
+        """A dtype whose bits numpy holds as `storage`; `packs` is the type of one of four packed values."""
+        self = super().__new__(cls, name)
+        bits = np.dtype(storage)
+        integer = bits.kind in "iu" and packs is None
+        attributes = {
+            "storage": bits,
+            "itemsize": itemsize or bits.itemsize,
+            "is_float": not integer and packs is None,
+            "is_integer": integer,
+            "is_packed": packs is not None,
+            "max": float(largest),
+            "packed_storage": None if packs is None else np.dtype(packs),
+        }
+        for attribute, value in attributes.items():
+            object.__setattr__(self, attribute, value)
+        return self
+
+    def __setattr__(self, attribute: str, value: object) -> NoReturn:
+        raise AttributeError(f"dtype {self} is constant; {attribute} cannot be set")
+
+    def __delattr__(self, attribute: str) -> NoReturn:
+        raise AttributeError(f"dtype {self} is constant; {attribute} cannot be deleted")
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kept_wide = self is not DTYPES[self]
+        return (_kept_as_float32 if kept_wide else as_dtype), (str(self),)
+
+    def stored_as_float32(self) -> DType:
+        """This dtype as NKI_PRECISE_FP=0 keeps it: same name and size on the chip, float32 in the host."""
+        return _kept_as_float32(str(self))
+
+
+bool_ = DType("bool_", np.uint8, largest=1)
+int8 = DType("int8", np.int8, largest=2**7 - 1)
+uint8 = DType("uint8", np.uint8, largest=2**8 - 1)
+int16 = DType("int16", np.int16, largest=2**15 - 1)
+uint16 = DType("uint16", np.uint16, largest=2**16 - 1)
+int32 = DType("int32", np.int32, largest=2**31 - 1)
+uint32 = DType("uint32", np.uint32, largest=2**32 - 1)
+float16 = DType("float16", np.float16, largest=(2 - 2**-10) * 2.0**15)
+bfloat16 = DType("bfloat16", ml_dtypes.bfloat16, largest=(2 - 2**-7) * 2.0**127)
+tfloat32 = DType("tfloat32", np.float32, largest=(2 - 2**-10) * 2.0**127)
+float32 = DType("float32", np.float32, largest=(2 - 2**-23) * 2.0**127)
+float8_e4m3 = DType("float8_e4m3", ml_dtypes.float8_e4m3, largest=240)
+float8_e4m3fn = DType("float8_e4m3fn", ml_dtypes.float8_e4m3fn, largest=448)
+float8_e5m2 = DType("float8_e5m2", ml_dtypes.float8_e5m2, largest=57344)
+float8_e8m0fnu = DType("float8_e8m0fnu", ml_dtypes.float8_e8m0fnu, largest=2.0**127)
+float8_e5m2_x4 = DType("float8_e5m2_x4", np.uint32, largest=57344, packs=ml_dtypes.float8_e5m2)
+float8_e4m3fn_x4 = DType("float8_e4m3fn_x4", np.uint32, largest=448, packs=ml_dtypes.float8_e4m3fn)
+float4_e2m1fn_x4 = DType("float4_e2m1fn_x4", np.uint16, largest=6, packs=ml_dtypes.float4_e2m1fn)
+
+DTYPES: Mapping[str, DType] = MappingProxyType(
+    {
+        str(dtype): dtype
+        for dtype in (
+            bool_,
+            int8,
+            uint8,
+            int16,
+            uint16,
+            int32,
+            uint32,
+            float16,
+            bfloat16,
+            tfloat32,
+            float32,
+            float8_e4m3,
+            float8_e4m3fn,
+            float8_e5m2,
+            float8_e8m0fnu,
+            float8_e5m2_x4,
+            float8_e4m3fn_x4,
+            float4_e2m1fn_x4,
+        )
+    }
+)
+"""Every dtype of the hardware by its documented name."""
+
+_KEPT_AS_FLOAT32: dict[str, DType] = {}
+
+
+def _kept_as_float32(name: str) -> DType:
+    dtype = _KEPT_AS_FLOAT32.get(name)
+    if dtype is None:
+        exact = DTYPES[name]
+        if not exact.is_float:
+            raise InvalidArgument(
+                "NKW-DTYPE", f"{name} is no floating-point dtype; only those are kept as float32"
+            )
+        wide = exact.storage == np.float32
+        dtype = exact if wide else DType(name, np.float32, largest=exact.max, itemsize=exact.itemsize)
+        _KEPT_AS_FLOAT32[name] = dtype
+    return dtype
+
+
+_BY_NAME: dict[str, DType] = {**DTYPES, "bool": bool_}
+_TOO_WIDE = {"float64": float32, "int64": int32, "uint64": uint32}
+
+
+def as_dtype(value: object) -> DType:
+    """The dtype that a kernel or a host array means.
+
+    Accepts a DType, a name, a numpy dtype or scalar type, an ml_dtypes type and a torch dtype. torch is never
+    imported: its dtypes print as `torch.<name>`, and the name is what counts.
+    """
+    if type(value) is DType:
+        return value
+    name = _name(value)
+    dtype = _BY_NAME.get(name)
+    if dtype is not None:
+        return dtype
+    if name in _TOO_WIDE:
+        raise InvalidArgument(
+            "NKW-DTYPE",
+            f"{value!r} is a 64-bit type; NeuronCores have no 64-bit types, use {_TOO_WIDE[name]}",
+        )
+    raise InvalidArgument(
+        "NKW-DTYPE", f"{value!r} is no dtype of a NeuronCore; known are {', '.join(DTYPES)}"
+    )
+
+
+def _name(value: object) -> str:
+    if isinstance(value, str):
+        return str(value)
+    text = str(value)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    if isinstance(value, (np.dtype, type)):
+        try:
+            return np.dtype(value).name
+        except TypeError:
+            return text
+    return text

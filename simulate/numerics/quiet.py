@@ -1,0 +1,23 @@
+"""Arithmetic without numpy's floating-point warnings.
+
+Engines compute infinities and NaN silently, so numpy's remarks on overflow, invalid operands and division by
+zero say nothing about a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def quiet(function: Function) -> Function:
+    """`function` with numpy's floating-point warnings off while it runs.
+
+    Each function gets an errstate of its own: numpy 1.26 keeps the saved state in that object, and two nested
+    uses of one object would leave the warnings off for good.
+    """
+    return np.errstate(all="ignore")(function)

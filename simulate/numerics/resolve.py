@@ -1,0 +1,66 @@
+"""What a kernel means when it passes a function as an operator: `op=nl.add`, or numpy's own `np.add`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+
+from simulate.errors import InvalidArgument
+
+Row = TypeVar("Row")
+
+ALIASES = {
+    "max": "maximum",
+    "amax": "maximum",
+    "min": "minimum",
+    "amin": "minimum",
+    "absolute": "abs",
+    "bitwise_not": "invert",
+}
+"""Other spellings: `nl.max` and `nl.min` are documented for reductions, the rest are numpy's names."""
+
+
+def resolver(rows: Mapping[str, Row], kind: str, hint: str) -> Callable[[object], Row]:
+    """A function that finds the row of `rows` that a kernel's argument names.
+
+    A row names itself. Functions of `nki.language` carry their operator's name in `nki_operator`; numpy
+    functions are known by their own name. Anything else is refused, also a user's function that happens to
+    be called `add`: it would not run on the device.
+    """
+
+    @lru_cache(maxsize=512)
+    def find(op: object) -> Row | None:
+        name = getattr(op, "nki_operator", None)
+        if name is None and (isinstance(op, np.ufunc) or _is_from_numpy(op)):
+            name = getattr(op, "__name__", None)
+        if not isinstance(name, str):
+            return None
+        return rows.get(ALIASES.get(name, name))
+
+    row_type = type(next(iter(rows.values())))
+
+    def resolve(op: object) -> Row:
+        if isinstance(op, row_type):
+            return op
+        try:
+            row = find(op)
+        except TypeError:  # an unhashable value, which is no function either
+            row = None
+        if row is None:
+            raise InvalidArgument("NKW-OPERATOR", f"{_shown(op)} is no {kind}; {hint}")
+        return row
+
+    return resolve
+
+
+def _is_from_numpy(op: object) -> bool:
+    module = getattr(op, "__module__", None)
+    return callable(op) and isinstance(module, str) and (module == "numpy" or module.startswith("numpy."))
+
+
+def _shown(op: object) -> str:
+    name = getattr(op, "nki_operator", None) or getattr(op, "__name__", None)
+    return f"function {name}" if callable(op) and isinstance(name, str) else repr(op)
