@@ -1,0 +1,77 @@
+"""Decides once per process what `import nki` means: the real package or the simulator's face.
+
+NKI_BACKEND=auto|simulate|neuron. `auto` takes the real package if a usable one is installed, else the simulator.
+The public index carries placeholder packages (`nki` 0.0.1 and others) whose import raises ImportError; they are
+recognised by their metadata and never executed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from importlib import metadata
+
+from simulate.errors import InvalidArgument, Unsupported
+
+BACKEND_VARIABLE = "NKI_BACKEND"
+_MODULES = ("language", "isa", "collectives", "typing")
+_FIRST_REAL_VERSION = (0, 2)
+_decided: str | None = None
+
+
+def install(backend: str | None = None) -> str:
+    """Bind the name `nki` and return what it stands for, "simulate" or "neuron".
+
+    The first call decides; a later one that asks for something else raises InvalidArgument.
+    """
+    global _decided
+    wanted = backend or os.environ.get(BACKEND_VARIABLE) or "auto"
+    if wanted not in ("auto", "simulate", "neuron"):
+        raise InvalidArgument("NKW-BACKEND", f"{BACKEND_VARIABLE}={wanted}; known are auto, simulate, neuron")
+    if _decided is not None:
+        if wanted not in ("auto", _decided):
+            raise InvalidArgument(
+                "NKW-BACKEND", f"nki is bound to {_decided} in this process; {wanted} was asked for"
+            )
+        return _decided
+    if wanted == "neuron" and not real_package():
+        raise Unsupported(
+            "NKW-NO-NEURON",
+            "no usable nki package is installed; on a Trn or Inf instance install AWS Neuron's packages "
+            "(pip install 'nki-workbench[neuron]' with the Neuron package repository configured)",
+        )
+    _decided = "neuron" if wanted == "neuron" or (wanted == "auto" and real_package()) else "simulate"
+    if _decided == "simulate":
+        _bind_face()
+    return _decided
+
+
+def real_package() -> bool:
+    """Whether the vendor's `nki` is installed: a version that was ever released as such, not the placeholder."""
+    loaded = sys.modules.get("nki")
+    if loaded is not None and loaded.__name__ != "simulate.nki":
+        return True
+    try:
+        version = metadata.version("nki")
+        return importlib.util.find_spec("nki") is not None and _numbers(version) >= _FIRST_REAL_VERSION
+    except (metadata.PackageNotFoundError, ValueError):
+        return False
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split("+")[0].split(".")
+    return tuple(int(part) for part in parts[:2] if part.isdigit())
+
+
+def _bind_face() -> None:
+    face = importlib.import_module("simulate.nki")
+    sys.modules["nki"] = face
+    for name in _MODULES:
+        sys.modules[f"nki.{name}"] = importlib.import_module(f"simulate.nki.{name}")
+
+
+def load_everything() -> None:
+    """Import the whole face, so that every rule is registered."""
+    importlib.import_module("simulate.nki")

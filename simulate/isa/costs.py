@@ -1,0 +1,178 @@
+"""Cost of an instruction from the hardware record: issue interval and latency in the engine's cycles.
+
+The formulas are those of the nki.isa reference of release 2.26 (the last to print them) with the overheads fitted to
+published device traces; every constant and its source stands in the hardware record. N is elements per partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import ceil
+
+from simulate.hardware import Hardware
+from simulate.isa.enums import DgeMode, Engine
+from simulate.isa.plan import Cost, DmaCost
+from simulate.memory import MemoryRegion, NkiTensor
+
+_CACHE = 1 << 14
+
+
+@lru_cache(_CACHE)
+def vector(hardware: Hardware, element_cycles: float, extra_cycles: float = 0.0) -> Cost:
+    """Vector engine: `element_cycles` for the elements of one partition, at least the minimum interval."""
+    clock = hardware.vector_clock_ghz
+    busy = max(hardware.vector_min_interval_cycles, element_cycles) + extra_cycles
+    return Cost(
+        interval_cycles=max(busy, element_cycles + hardware.vector_interval_overhead_ns * clock),
+        latency_cycles=element_cycles + extra_cycles + hardware.vector_latency_overhead_ns * clock,
+    )
+
+
+@lru_cache(_CACHE)
+def scalar(hardware: Hardware, elements: int, table: str | None, accumulates: bool = False) -> Cost:
+    """Scalar engine: one element per lane and cycle; functions from a table have a longer pipeline than a copy."""
+    clock = hardware.scalar_clock_ghz
+    extra = hardware.activation_accumulate_extra_cycles if accumulates else 0
+    plain = table is None or table == "copy"
+    latency_ns = hardware.scalar_latency_overhead_ns if plain else hardware.scalar_table_function_latency_ns
+    busy = max(hardware.scalar_min_interval_cycles, elements) + extra
+    return Cost(
+        interval_cycles=max(busy, elements + hardware.scalar_interval_overhead_ns * clock),
+        latency_cycles=elements + extra + latency_ns * clock,
+        table=table,
+    )
+
+
+@lru_cache(_CACHE)
+def gpsimd(hardware: Hardware, elements: float) -> Cost:
+    """GpSimd: a fixed start and then one element per partition and cycle at best."""
+    cycles = hardware.gpsimd_fixed_cycles + elements * hardware.gpsimd_cycles_per_element
+    return Cost(interval_cycles=cycles, latency_cycles=cycles)
+
+
+@lru_cache(_CACHE)
+def matmul(
+    hardware: Hardware, contraction: int, columns: int, rows: int, fp32: bool, transpose: bool = False
+) -> Cost:
+    """Tensor engine: `columns` of the stationary tile, `rows` streamed; float32 takes several passes."""
+    passes = 1
+    if fp32:
+        passes = hardware.transpose_fp32_passes if transpose else hardware.matmul_fp32_passes
+    streamed = max(min(hardware.matmul_min_interval_cycles, columns), rows)
+    interval = passes * (streamed + hardware.matmul_issue_overhead_cycles)
+    return Cost(
+        interval_cycles=interval,
+        latency_cycles=passes * streamed + hardware.matmul_latency_ns * hardware.tensor_clock_ghz,
+        flops=0 if transpose else 2 * contraction * columns * rows,
+    )
+
+
+def copy_cycles(hardware: Hardware, dst: NkiTensor, src: NkiTensor) -> float:
+    """Vector cycles of a copy or tensor_scalar: later chips do 16-bit tiles at 4x and 32-bit ones at 2x in SBUF."""
+    elements = src.free_size
+    if dst.buffer is not MemoryRegion.sbuf or src.buffer is not MemoryRegion.sbuf:
+        return elements
+    if dst.dtype.itemsize == 2 and src.dtype.itemsize == 2:
+        contiguous = dst.is_contiguous() and src.is_contiguous()
+        return elements / (hardware.vector_fast_mode_16bit if contiguous else hardware.vector_fast_mode_fp32)
+    return elements / (hardware.vector_fast_mode_fp32 if 0 not in src.strides[1:] else 1)
+
+
+def tensor_tensor_cycles(hardware: Hardware, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor) -> float:
+    """Vector cycles of a two-operand instruction: two SBUF inputs share a port on the first generation."""
+    elements = data1.free_size
+    if data1.buffer is MemoryRegion.psum or data2.buffer is MemoryRegion.psum:
+        return elements
+    if (
+        dst.dtype.itemsize == data1.dtype.itemsize == data2.dtype.itemsize == 2
+        and dst.buffer is MemoryRegion.sbuf
+    ):
+        return elements / hardware.vector_tensor_tensor_16bit
+    return elements * hardware.vector_tensor_tensor_sbuf_cycles_per_element
+
+
+@lru_cache(_CACHE)
+def dma(
+    hardware: Hardware, engine: Engine, mode: DgeMode, total_bytes: int, piece_bytes: int, load: bool
+) -> Cost:
+    """One DMA: triggered on `engine`'s stream, cut into descriptors, spread over the core's DMA engines.
+
+    `mode` tells who writes the descriptors: nobody (a static ring prepared at load time), the hardware, or GpSimd.
+    `piece_bytes` is the length of contiguous runs. Runs are cut at the descriptor limit; short runs share a
+    descriptor as long as it stays below the efficient minimum (traces show eight pieces in one).
+    """
+    piece = max(min(piece_bytes, hardware.dma_descriptor_bytes_max), 1)
+    shared = min(max(hardware.dma_min_piece_bytes // piece, 1), 8)
+    descriptors = ceil(total_bytes / (piece * shared))
+    each_ns = (
+        hardware.dma_descriptor_ns * shared + total_bytes / descriptors / hardware.dma_engine_bytes_per_ns
+    )
+    gpsimd_ns = 0.0
+    if mode is DgeMode.swdge:
+        trigger_ns, first_ns = hardware.dma_swdge_trigger_ns, hardware.dma_swdge_first_ns
+        gpsimd_ns = hardware.dma_swdge_gpsimd_ns + descriptors * hardware.dma_swdge_descriptor_ns
+    elif mode is DgeMode.hwdge:
+        beyond = max(descriptors - hardware.dma_hwdge_descriptors_free, 0)
+        trigger_ns = hardware.dma_hwdge_trigger_ns + beyond * hardware.dma_hwdge_descriptor_ns
+        first_ns = hardware.dma_hwdge_first_ns
+    else:
+        trigger_ns, first_ns = hardware.dma_static_trigger_ns, hardware.dma_static_first_ns
+    used = min(descriptors, hardware.dma_engines)
+    skew_ns = hardware.dma_load_skew_ns if load else hardware.dma_store_skew_ns
+    parts = DmaCost(
+        bytes=total_bytes,
+        descriptors=descriptors,
+        trigger_ns=trigger_ns,
+        first_byte_ns=first_ns,
+        busy_ns=descriptors * each_ns / hardware.dma_engines,
+        transfer_ns=skew_ns * (used - 1) / hardware.dma_engines
+        + ceil(descriptors / hardware.dma_engines) * each_ns
+        + hardware.dma_descriptor_latency_ns,
+        completion_ns=hardware.dma_completion_ns,
+        gpsimd_ns=gpsimd_ns,
+    )
+    clock = clock_ghz(hardware, engine)
+    issue_ns = trigger_ns + gpsimd_ns
+    whole_ns = issue_ns + first_ns + parts.transfer_ns + parts.completion_ns
+    return Cost(interval_cycles=issue_ns * clock, latency_cycles=whole_ns * clock, dma=parts)
+
+
+@lru_cache(_CACHE)
+def collective(hardware: Hardware, ranks: int, total_bytes: int, hops: float) -> Cost:
+    """A collective over `ranks` ranks: small-message latency plus bytes over the rate of its size range.
+
+    `hops` scales the payload: 1 for an all-reduce (reduce-scatter and all-gather together), one half for either.
+    """
+    latency_ns = _nearest(hardware.collective_latency_ns, ranks)
+    if total_bytes <= _nearest(hardware.collective_switch_bytes, ranks):
+        wire_ns = total_bytes / _nearest(hardware.collective_mesh_gb_per_s, ranks)
+    else:
+        wire_ns = 2 * (ranks - 1) / ranks * total_bytes / _nearest(hardware.collective_bus_gb_per_s, ranks)
+    whole_ns = latency_ns + hops * wire_ns if ranks > 1 else 0.0
+    trigger_ns = hardware.dma_static_trigger_ns
+    clock = hardware.sync_clock_ghz
+    return Cost(
+        interval_cycles=trigger_ns * clock,
+        latency_cycles=(trigger_ns + whole_ns) * clock,
+        meeting_ns=whole_ns,
+    )
+
+
+def _nearest(by_ranks: Mapping[int, float], ranks: int) -> float:
+    """The entry for the smallest published rank count that is at least `ranks`, else for the largest."""
+    enough = [known for known in by_ranks if known >= ranks]
+    return by_ranks[min(enough) if enough else max(by_ranks)]
+
+
+def clock_ghz(hardware: Hardware, engine: Engine) -> float:
+    """The clock of an engine's instruction stream."""
+    if engine is Engine.tensor:
+        return hardware.tensor_clock_ghz
+    if engine is Engine.vector:
+        return hardware.vector_clock_ghz
+    if engine is Engine.scalar:
+        return hardware.scalar_clock_ghz
+    if engine is Engine.gpsimd:
+        return hardware.gpsimd_clock_ghz
+    return hardware.sync_clock_ghz

@@ -1,0 +1,80 @@
+"""The enums of `nki.isa`, with the documented member values; the face exports them under their NKI names."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Engine(Enum):
+    """`nki.isa.engine`: the five instruction streams of a core, the DMA engines, and `unknown` for "choose"."""
+
+    unknown = 0
+    tensor = 1
+    scalar = 2
+    gpsimd = 3
+    dma = 4
+    vector = 5
+    sync = 6
+
+    def __repr__(self) -> str:
+        return f"nisa.engine.{self.name}"
+
+
+class ReduceCmd(Enum):
+    """`nki.isa.reduce_cmd`: what happens to the accumulator registers before and with an instruction."""
+
+    idle = 0
+    reset = 1
+    reduce = 2
+    reset_reduce = 3
+    load_reduce = 4
+
+
+class DgeMode(Enum):
+    """`nki.isa.dge_mode`: who writes the descriptors of a DMA."""
+
+    unknown = 0
+    swdge = 1
+    hwdge = 2
+    none = 3
+
+
+class OobMode(Enum):
+    """`nki.isa.oob_mode`: whether a run-time index out of range is an error or skips its elements."""
+
+    error = 0
+    skip = 1
+
+
+class MatmulPerfMode(Enum):
+    """`nki.isa.matmul_perf_mode`."""
+
+    none = "none"
+    double_row = "double_row"
+
+
+class NcVersion(Enum):
+    """`nki.isa.nc_version`: the NeuronCore generations."""
+
+    gen2 = 2
+    gen3 = 3
+    gen4 = 4
+
+
+class DmaEngine(Enum):
+    """`nki.isa.dma_engine`: the DMA engines of the core, or the one inside GpSimd."""
+
+    dma = 1
+    gpsimd_dma = 2
+
+
+EXPORTED = {
+    "engine": Engine,
+    "reduce_cmd": ReduceCmd,
+    "dge_mode": DgeMode,
+    "oob_mode": OobMode,
+    "matmul_perf_mode": MatmulPerfMode,
+    "nc_version": NcVersion,
+    "dma_engine": DmaEngine,
+}
+"""NKI's names for these enums."""

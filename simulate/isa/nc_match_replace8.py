@@ -1,0 +1,71 @@
+"""nc_match_replace8: replace one occurrence of each of eight values in every partition."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.hardware import Hardware
+from simulate.isa import costs, rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import Engine
+from simulate.isa.immediates import float32_number
+from simulate.isa.plan import Domain, Plan
+from simulate.isa.search8 import INDEX_DTYPES, all_ones, is_eight_wide, take_matches
+from simulate.isa.shapes import flat
+from simulate.memory import NkiTensor
+
+
+@instruction
+def nc_match_replace8(
+    hardware: Hardware,
+    dst: NkiTensor,
+    data: NkiTensor,
+    vals: NkiTensor,
+    imm: float,
+    dst_idx: NkiTensor | None = None,
+    name: str | None = None,
+) -> Plan:
+    """dst = data with one occurrence of each of vals replaced by imm; their positions in dst_idx; on the Vector engine.
+
+    dst, data: [P, ...] @ SBUF or PSUM. vals: [P, 8]. imm: a float32 number. dst_idx: None or [P, 8] uint16 or uint32.
+
+    Slots are served from 7 down to 0 and each takes the first occurrence that is left, so of equal values the lowest
+    position lands in the highest slot. The notes are silent on three points. A slot without a match gives all ones
+    in dst_idx, as in nc_find_index8. An element once replaced is not matched again, even if imm equals a value. NaN
+    equals nothing. Elements go through float32, replaced or not.
+
+    Raises RuleViolation. Cost: one element per cycle (the published formula prints min where max must be meant).
+    """
+    rules.check_tile(hardware, "dst", dst)
+    rules.check_tile(hardware, "data", data)
+    rules.same_elements("dst", dst, "data", data)
+    rules.check_tile(hardware, "vals", vals)
+    is_eight_wide("vals", vals, data)
+    for operand, tile in (("dst", dst), ("data", data), ("vals", vals)):
+        rules.not_packed(operand, tile)
+    replacement = float32_number("imm", imm)
+    missing = np.float32(0)
+    if dst_idx is not None:
+        rules.check_tile(hardware, "dst_idx", dst_idx)
+        is_eight_wide("dst_idx", dst_idx, data)
+        rules.dtype_among("dst_idx", dst_idx, *INDEX_DTYPES)
+        missing = all_ones(dst_idx)
+
+    def compute(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, ...]:
+        rows = flat(values)
+        replaced = rows.copy()
+        positions = np.full((rows.shape[0], 8), missing, np.float32)
+        for slot, found, at in take_matches(rows, flat(wanted), range(7, -1, -1)):
+            replaced[found, at[found]] = replacement
+            positions[found, slot] = at[found]
+        return (replaced,) if dst_idx is None else (replaced, positions)
+
+    return Plan(
+        engine=Engine.vector,
+        reads=(data, vals),
+        writes=(dst,) if dst_idx is None else (dst, dst_idx),
+        domain=Domain.float32,
+        compute=compute,
+        cost=costs.vector(hardware, data.free_size),
+        name=name,
+    )

@@ -1,0 +1,134 @@
+"""What one instruction is going to do: the result of planning, and the only thing `issue` acts upon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from simulate.isa.enums import Engine
+from simulate.memory import NkiTensor
+from simulate.numerics import random
+
+
+class Domain(Enum):
+    """How operands reach `compute` and results leave it.
+
+    float32: operands are converted to float32, results are float32 and rounded once into the destination's dtype.
+    bits: operands come in their storage dtype, and results already are in the destination's.
+    """
+
+    float32 = "float32"
+    bits = "bits"
+
+
+class Accumulate(Enum):
+    """What a matmul does with PSUM: overwrite it, add to it, or decide per element by what was written before."""
+
+    overwrite = "overwrite"
+    add = "add"
+    first_write_overwrites = "first_write_overwrites"
+
+
+class State(Enum):
+    """State of a core that survives between instructions, outside SBUF and PSUM; one row per partition."""
+
+    scalar_accumulator = "scalar_accumulator"
+    vector_accumulator = "vector_accumulator"
+    vector_lfsr = "vector_lfsr"
+    vector_xorwow = "vector_xorwow"
+    gpsimd_xorwow = "gpsimd_xorwow"
+
+    def initial(self, partitions: int) -> np.ndarray:
+        """What a kernel finds before it has set this state.
+
+        Nothing is documented. The Scalar accumulators are zero; the Vector ones count as undefined (NaN), as they do
+        after every instruction that leaves them idle; generators are seeded with 0, so that runs repeat.
+        """
+        if self is State.scalar_accumulator:
+            return np.zeros((partitions, 1), np.float32)
+        if self is State.vector_accumulator:
+            return np.full((partitions, 1), np.nan, np.float32)
+        words = {State.vector_lfsr: 1, State.vector_xorwow: 4 * random.XORWOW_WORDS, State.gpsimd_xorwow: random.XORWOW_WORDS}
+        return random.seeded(0, partitions, words[self])
+
+
+@dataclass(frozen=True, slots=True)
+class DmaCost:
+    """The phases of one DMA; see `simulate.isa.costs` for their sources."""
+
+    bytes: int
+    descriptors: int
+    trigger_ns: float  # on the stream that triggers it
+    first_byte_ns: float  # from the trigger to the first descriptor
+    busy_ns: float  # share of the 16 DMA engines' time, all engines together
+    transfer_ns: float  # from the first descriptor to the last one's end
+    completion_ns: float  # until a waiting engine restarts
+    gpsimd_ns: float  # descriptor generation in software
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time on the instruction's engine, in that engine's cycles.
+
+    `interval_cycles` is start to start of independent instructions on one engine, `latency_cycles` issue to result
+    usable. `flops` counts multiply and add as two; `table` names the activation table the instruction needs.
+    """
+
+    interval_cycles: float
+    latency_cycles: float
+    flops: int = 0
+    table: str | None = None
+    dma: DmaCost | None = None
+    meeting_ns: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A result of which only the elements that `chosen` selects are written."""
+
+    values: np.ndarray
+    chosen: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """An instruction that several cores carry out together.
+
+    Members are those that name the same `place`. They must agree on `terms`; then `exchange` turns the operands of
+    all members, in member order, into the results of each.
+    """
+
+    place: Hashable
+    by_rank: bool  # members are ranks of the world, else cores of one rank
+    members: tuple[int, ...]
+    terms: dict[str, Any]
+    exchange: Callable[[list[list[np.ndarray]]], Sequence[Sequence[np.ndarray | Masked]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One instruction, planned: engine, what it reads and writes, how to compute it, and what it costs.
+
+    Engine, footprint, meaning and cost have no defaults, so none can be forgotten. `compute` takes the operands of
+    `reads` in order (after the core's state, if `state` is set) and returns one array per entry of `writes` (and then
+    the new state).
+    """
+
+    engine: Engine
+    reads: tuple[NkiTensor, ...]
+    writes: tuple[NkiTensor, ...]
+    domain: Domain
+    compute: Callable[..., Any]
+    cost: Cost
+    name: str | None
+    accumulate: Accumulate | None = None
+    state: State | None = None
+    meeting: Meeting | None = None
+    trigger: Engine | None = None
+    """The stream that triggers a DMA or a collective, whose own engine is `dma`."""
+    skip_out_of_range: bool = False
+    """Whether run-time indices out of range leave their elements untouched instead of being refused."""

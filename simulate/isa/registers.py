@@ -1,0 +1,114 @@
+"""register_move, register_load, register_store: 32-bit integers of an instruction stream."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Cost, Domain, Plan
+from simulate.memory import MemoryRegion, NkiTensor
+from simulate.memory.registers import VirtualRegister
+
+_LOW, _HIGH = -(2**31), 2**32 - 1
+
+
+@instruction
+def register_move(hardware: Hardware, dst: VirtualRegister, src: VirtualRegister | int) -> Plan:
+    """dst = src, a register or a number of 32 bits.
+
+    The 0.3 notes allow only a register as src, the 0.6 stub a number too; both are taken. On the Sync stream.
+    """
+    is_register("dst", dst)
+    writable(dst)
+    if isinstance(src, VirtualRegister):
+        return _plan(hardware, (src.cell,), dst.cell, _unchanged)
+    word = immediate(src)
+    return _plan(hardware, (), dst.cell, lambda: (np.array([[word]], np.int32),))
+
+
+@instruction
+def register_load(hardware: Hardware, dst: VirtualRegister, src: NkiTensor) -> Plan:
+    """dst = the one element of src, an int32 or uint32 tensor in SBUF or HBM."""
+    is_register("dst", dst)
+    writable(dst)
+    one_integer("src", src)
+    return _plan(hardware, (src,), dst.cell, _as_words)
+
+
+@instruction
+def register_store(hardware: Hardware, dst: NkiTensor, src: VirtualRegister) -> Plan:
+    """The one element of dst, an int32 or uint32 tensor in SBUF or HBM, = src."""
+    is_register("src", src)
+    one_integer("dst", dst)
+    element = dst.dtype.storage
+    return _plan(hardware, (src.cell,), dst, lambda value: (value.view(element),))
+
+
+def _plan(hardware: Hardware, reads: tuple[NkiTensor, ...], dst: NkiTensor, compute: Any) -> Plan:
+    in_hbm = any(not t.buffer.on_chip and t.buffer is not MemoryRegion.register for t in (*reads, dst))
+    nanoseconds = hardware.register_load_hbm_ns if in_hbm else hardware.semaphore_ns
+    cycles = nanoseconds * hardware.sync_clock_ghz
+    return Plan(
+        engine=Engine.sync,
+        reads=reads,
+        writes=(dst,),
+        domain=Domain.bits,
+        compute=compute,
+        cost=Cost(interval_cycles=cycles, latency_cycles=cycles),
+        name=None,
+    )
+
+
+def _unchanged(value: np.ndarray) -> tuple[np.ndarray]:
+    return (value,)
+
+
+def _as_words(value: np.ndarray) -> tuple[np.ndarray]:
+    return (value.view(np.int32),)
+
+
+def immediate(value: Any) -> int:
+    """A number as the 32-bit word of a register, two's complement."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not _LOW <= number <= _HIGH:
+        raise RuleViolation(immediate_is_32_bit, f"{value!r:.40}", limit="a register or a 32-bit integer")
+    return (number + 2**31) % 2**32 - 2**31
+
+
+@rule("NKW-REGISTER-IMMEDIATE")
+def immediate_is_32_bit() -> None:
+    """A number moved to a register has 32 bits."""
+
+
+@rule("NKW-REGISTER")
+def is_register(operand: str, value: Any) -> None:
+    """A register operand comes from nisa.register_alloc or is the counter of a device loop."""
+    if not isinstance(value, VirtualRegister):
+        raise RuleViolation(is_register, f"{operand} is {type(value).__name__}", hint="nisa.register_alloc()")
+
+
+@rule("NKW-REGISTER-FROZEN")
+def writable(register: VirtualRegister) -> None:
+    """The counter of a device loop is read-only."""
+    if register.frozen:
+        raise RuleViolation(writable, "a write to a loop counter", hint="keep a register of your own")
+
+
+@rule("NKW-REGISTER-TILE")
+def one_integer(operand: str, tile: Any) -> None:
+    """A register exchanges one int32 or uint32 element with memory."""
+    rules.is_tensor(operand, tile)
+    if tile.size != 1 or tile.dtype not in ("int32", "uint32") or tile.buffer is MemoryRegion.psum:
+        raise RuleViolation(
+            one_integer, f"{operand} is {tile.describe()}", limit="one int32 or uint32 element"
+        )

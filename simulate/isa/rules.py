@@ -1,0 +1,300 @@
+"""The rules that more than one instruction obeys; each is a small function that carries the sentence it enforces.
+
+Rules ask the hardware record for a limit and never for a chip by name. Sources: the layout rules of the Trainium
+architecture guides and the parameter notes of the nki.isa reference (NKI 0.6.0).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa.enums import Engine
+from simulate.memory import MemoryRegion, NkiTensor
+from simulate.numerics import AluOperator, OperatorFamily
+
+SBUF, PSUM = MemoryRegion.sbuf, MemoryRegion.psum
+
+
+@rule("NKW-OPERAND")
+def is_tensor(operand: str, value: Any) -> None:
+    """A tensor operand is an NkiTensor."""
+    if not isinstance(value, NkiTensor):
+        raise RuleViolation(
+            is_tensor,
+            f"{operand} is {type(value).__name__} {value!r:.60}",
+            hint="allocate it with nl.ndarray, or pass arrays as kernel arguments",
+        )
+
+
+@rule("NKW-PARTITION-COUNT")
+def partitions_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
+    """The partition dimension of a tile has at most as many partitions as the chip's SBUF."""
+    if tile.shape[0] > hardware.partitions:
+        raise RuleViolation(
+            partitions_within_limit,
+            f"{operand} partition dimension {tile.shape[0]} exceeds maximum {hardware.partitions}",
+            limit=f"{hardware.partitions} partitions on {hardware.name}",
+            hint="loop over tiles of at most 128 rows",
+        )
+
+
+@rule("NKW-PARTITION-START")
+def starts_on_quadrant(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
+    """More than 64 partitions start at partition 0, 33 to 64 at 0 or 64, up to 32 at 0, 32, 64 or 96."""
+    start = first_partition(tile)
+    count = tile.shape[0]
+    step = 128 if count > 64 else 64 if count > 32 else 32
+    if start % step or start + count > hardware.partitions:
+        raise RuleViolation(
+            starts_on_quadrant,
+            f"{operand} covers partitions {start} to {start + count - 1}",
+            limit=f"start partition a multiple of {step} for {count} partitions",
+            hint="move the rows to an allowed start partition with nc_stream_shuffle, a matmul or a DMA",
+        )
+
+
+@rule("NKW-FREE-SIZE")
+def free_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
+    """An operand has at most 64K elements per partition in SBUF and 4K in PSUM."""
+    limit = hardware.free_elements_max_psum if tile.buffer is PSUM else hardware.free_elements_max_sbuf
+    if tile.free_size > limit:
+        raise RuleViolation(
+            free_size_within_limit,
+            f"{operand} has {tile.free_size} elements per partition",
+            limit=f"{limit} in {tile.buffer.value}",
+            hint="split the free dimension over several instructions",
+        )
+
+
+@rule("NKW-DIMS")
+def dims_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
+    """A tensor has at most five dimensions."""
+    if tile.ndim > hardware.dims_max:
+        raise RuleViolation(
+            dims_within_limit, f"{operand} has {tile.ndim} dims", limit=f"{hardware.dims_max} dims"
+        )
+
+
+@rule("NKW-BUFFER")
+def lies_in(operand: str, tile: NkiTensor, *allowed: MemoryRegion) -> None:
+    """An operand lies in a memory that the instruction's engine reaches."""
+    if tile.buffer not in allowed:
+        names = " or ".join(region.value for region in allowed)
+        raise RuleViolation(
+            lies_in,
+            f"{operand} lies in {tile.buffer.value}",
+            limit=names,
+            hint=_way_into(tile.buffer, allowed),
+        )
+
+
+def _way_into(actual: MemoryRegion, allowed: tuple[MemoryRegion, ...]) -> str:
+    if not actual.on_chip:
+        return "load it into SBUF with nisa.dma_copy first"
+    if actual is PSUM:
+        return "copy it to SBUF with nisa.tensor_copy first"
+    return "allocate it with buffer=" + " or ".join(f"nl.{region.value}" for region in allowed)
+
+
+@rule("NKW-INDIRECT")
+def not_indirect(operand: str, tile: NkiTensor) -> None:
+    """Only the operands that the documentation lists may be addressed at run time."""
+    if tile.dynamic is not None:
+        raise RuleViolation(
+            not_indirect,
+            f"{operand} has an address that is read at run time",
+            hint="gather it with nisa.dma_copy",
+        )
+
+
+def check_tile(hardware: Hardware, operand: str, tile: Any, *allowed: MemoryRegion) -> None:
+    """The layout rules of one on-chip operand."""
+    is_tensor(operand, tile)
+    if tile.buffer not in (allowed or (SBUF, PSUM)):
+        lies_in(operand, tile, *(allowed or (SBUF, PSUM)))
+    partitions_within_limit(hardware, operand, tile)
+    starts_on_quadrant(hardware, operand, tile)
+    free_size_within_limit(hardware, operand, tile)
+    if tile.ndim > hardware.dims_max:
+        dims_within_limit(hardware, operand, tile)
+    if tile.dynamic is not None:
+        not_indirect(operand, tile)
+
+
+@rule("NKW-ENGINE")
+def engine_can(engine: Engine, *allowed: Engine) -> None:
+    """An instruction runs on one of the engines that implement it on this chip."""
+    if engine not in allowed:
+        raise RuleViolation(
+            engine_can,
+            f"engine={engine.name if isinstance(engine, Engine) else engine!r}",
+            limit=", ".join(e.name for e in allowed),
+            hint="leave engine=nisa.engine.unknown, or name one of these",
+        )
+
+
+@rule("NKW-GPSIMD-PSUM")
+def gpsimd_stays_in_sbuf(engine: Engine, **tiles: Any) -> None:
+    """GpSimd reaches SBUF only."""
+    if engine is Engine.gpsimd:
+        for operand, tile in tiles.items():
+            if isinstance(tile, NkiTensor) and tile.buffer is PSUM:
+                raise RuleViolation(
+                    gpsimd_stays_in_sbuf,
+                    f"{operand} lies in psum",
+                    hint="copy it to SBUF first, or let the Vector engine do it",
+                )
+
+
+@rule("NKW-PARTITIONS-AGREE")
+def same_partitions(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
+    """All operands of an instruction have the same number of partitions."""
+    if tile.shape[0] != other.shape[0]:
+        raise RuleViolation(
+            same_partitions,
+            f"{first} has {tile.shape[0]} partitions, {second} has {other.shape[0]}",
+            hint="slice both operands to the same rows; there is no broadcasting over partitions",
+        )
+
+
+@rule("NKW-ELEMENTS-AGREE")
+def same_free_size(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
+    """Operands are streamed element by element, so they have the same number of elements per partition."""
+    if tile.free_size != other.free_size:
+        raise RuleViolation(
+            same_free_size,
+            f"{first} has {tile.free_size} elements per partition, {second} has {other.free_size}",
+            hint="slice or broadcast the free dims so that the counts agree",
+        )
+
+
+def same_elements(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
+    """Same partitions and same elements per partition."""
+    if tile.shape != other.shape:
+        same_partitions(first, tile, second, other)
+        same_free_size(first, tile, second, other)
+
+
+@rule("NKW-VECTOR-OPERAND")
+def is_column(operand: str, tile: NkiTensor, like: NkiTensor) -> None:
+    """A vector operand is a (P, 1) tile: one value per partition, repeated along the free dims."""
+    if tile.free_size != 1 or tile.shape[0] != like.shape[0]:
+        raise RuleViolation(
+            is_column,
+            f"{operand} has shape {tile.shape}, data has {like.shape[0]} partitions",
+            limit=f"({like.shape[0]}, 1)",
+            hint="take a column t[:, i:i+1] or reduce the free dim to one element",
+        )
+
+
+@rule("NKW-ONE-PSUM-INPUT")
+def at_most_one_in_psum(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
+    """Two streamed inputs may not both lie in PSUM."""
+    if tile.buffer is PSUM and other.buffer is PSUM:
+        raise RuleViolation(
+            at_most_one_in_psum,
+            f"{first} and {second} both lie in psum",
+            hint="copy one of them to SBUF first",
+        )
+
+
+@rule("NKW-SAME-DTYPE")
+def same_dtype(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
+    """The instruction moves bits, so source and destination have the same dtype."""
+    if tile.dtype != other.dtype:
+        raise RuleViolation(
+            same_dtype,
+            f"{first} is {tile.dtype}, {second} is {other.dtype}",
+            hint="cast with nisa.tensor_copy before or after",
+        )
+
+
+@rule("NKW-DTYPE-ALLOWED")
+def dtype_among(operand: str, tile: NkiTensor, *allowed: str) -> None:
+    """An operand has one of the dtypes that the instruction takes."""
+    if tile.dtype not in allowed:
+        raise RuleViolation(
+            dtype_among,
+            f"{operand} is {tile.dtype}",
+            limit=", ".join(allowed),
+            hint="cast it with nisa.tensor_copy",
+        )
+
+
+@rule("NKW-PACKED-DTYPE")
+def not_packed(operand: str, tile: NkiTensor) -> None:
+    """The x4 dtypes are legal only for nc_matmul_mx, quantize_mx, memset to zero, plain copies and views."""
+    if tile.dtype.is_packed:
+        raise RuleViolation(
+            not_packed, f"{operand} is {tile.dtype}", hint="view it as an integer dtype to move bits"
+        )
+
+
+@rule("NKW-BITVEC-INTEGER")
+def bitvec_takes_integers(operator: AluOperator, **tiles: NkiTensor) -> None:
+    """Bitvec operators work on integer dtypes only, on the bits as they are and without a cast."""
+    dtypes = {operand: tile.dtype for operand, tile in tiles.items()}
+    if (
+        any(not dtype.is_integer for dtype in dtypes.values())
+        or len({d.itemsize for d in dtypes.values()}) > 1
+    ):
+        raise RuleViolation(
+            bitvec_takes_integers,
+            f"{operator.name} with " + ", ".join(f"{operand} {dtype}" for operand, dtype in dtypes.items()),
+            limit="integer dtypes of one size",
+            hint="view float tiles as an integer dtype with .view",
+        )
+
+
+@rule("NKW-OPERATOR-FAMILY")
+def one_operator_family(op0: AluOperator, op1: AluOperator) -> None:
+    """op0 and op1 of one instruction are both arithmetic or both bitvec."""
+    if op0.family is not op1.family:
+        raise RuleViolation(
+            one_operator_family,
+            f"op0={op0.name} is {op0.family.value}, op1={op1.name} is {op1.family.value}",
+            hint="use two instructions",
+        )
+
+
+@rule("NKW-OPERATOR-CHIP")
+def operator_on_chip(hardware: Hardware, operand: str, operator: AluOperator) -> None:
+    """Some operators exist on later generations only."""
+    if hardware.generation not in operator.generations:
+        known = ", ".join(f"gen{g}" for g in sorted(operator.generations))
+        raise RuleViolation(
+            operator_on_chip,
+            f"{operand}={operator.name} on {hardware.name}",
+            limit=known,
+            hint="compose it from operators this chip has",
+        )
+
+
+@rule("NKW-REDUCTION-OPERATOR")
+def reduces(operand: str, operator: AluOperator) -> None:
+    """A reduction uses add, subtract, multiply, maximum, minimum or a logical or bitwise and, or, xor."""
+    if not operator.reducible:
+        raise RuleViolation(reduces, f"{operand}={operator.name}", hint="nl.add, nl.maximum or nl.minimum")
+
+
+@rule("NKW-DEVICE-OPERATOR")
+def binary(operand: str, operator: AluOperator) -> None:
+    """A two-operand slot takes a two-operand operator."""
+    if operator.arity != 2:
+        raise RuleViolation(
+            binary, f"{operand}={operator.name} takes one operand", hint="use nisa.activation"
+        )
+
+
+def is_bitvec(operator: AluOperator) -> bool:
+    """Whether an operator works on raw bits."""
+    return operator.family is OperatorFamily.bitvec
+
+
+def first_partition(tile: NkiTensor) -> int:
+    """The partition at which an on-chip view starts."""
+    storage = tile.storage
+    per_partition = storage.nbytes // storage.shape[0]
+    return tile.offset * tile.dtype.storage.itemsize // per_partition

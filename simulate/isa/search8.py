@@ -1,0 +1,68 @@
+"""What the searches for eight values per partition share: max8, nc_find_index8, nc_match_replace8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import rules
+from simulate.memory import NkiTensor
+
+INDEX_DTYPES = ("uint16", "uint32")
+
+
+def take_matches(
+    rows: np.ndarray, wanted: np.ndarray, slots: Iterable[int]
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """For each slot in turn: the slot, whether each partition has its value left, and where it stands first.
+
+    A position is taken once. Comparison is float32 equality: -0 equals 0, and NaN equals nothing, so that a taken
+    position can be marked with it.
+    """
+    left = rows.copy()
+    partitions = np.arange(rows.shape[0])
+    for slot in slots:
+        matches = left == wanted[:, slot : slot + 1]
+        at = matches.argmax(axis=1)
+        found = matches[partitions, at]
+        left[partitions[found], at[found]] = np.nan
+        yield slot, found, at
+
+
+def all_ones(index: NkiTensor) -> np.float32:
+    """What an index tile gets where a value is missing. For 32 bits it is 2**32 - 1 after saturation."""
+    return np.float32(np.iinfo(index.dtype.storage).max)
+
+
+def check_searched(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
+    """The rules of the tile that max8 and nc_find_index8 search."""
+    rules.check_tile(hardware, operand, tile)
+    rules.not_packed(operand, tile)
+    searchable(hardware, operand, tile)
+
+
+@rule("NKW-SEARCH-SIZE")
+def searchable(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
+    """A searched tile has up to three dims and 8 to 16384 elements per partition."""
+    low, high = hardware.max8_free_min, hardware.max8_free_max
+    if tile.ndim > 3 or not low <= tile.free_size <= high:
+        raise RuleViolation(
+            searchable,
+            f"{operand} of shape {tile.shape}: {tile.ndim} dims, {tile.free_size} elements per partition",
+            limit=f"3 dims, {low} to {high} elements",
+            hint="search blocks of the row and combine their results",
+        )
+
+
+@rule("NKW-SEARCH-EIGHT")
+def is_eight_wide(operand: str, tile: NkiTensor, data: NkiTensor) -> None:
+    """Values and indices of a search are eight per partition."""
+    if tile.shape[0] != data.shape[0] or tile.free_size != 8:
+        raise RuleViolation(
+            is_eight_wide,
+            f"{operand} has shape {tile.shape}, data has {data.shape[0]} partitions",
+            limit=f"({data.shape[0]}, 8)",
+        )

@@ -1,0 +1,28 @@
+"""Array shaping that planners share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.memory import NkiTensor
+
+
+def column(values: np.ndarray, ndim: int) -> np.ndarray:
+    """A (P, 1) operand shaped so that numpy repeats it along the free dims of an `ndim`-dimensional tile."""
+    return values.reshape(values.shape[0], *(1,) * (ndim - 1))
+
+
+def flat(values: np.ndarray) -> np.ndarray:
+    """A tile as (partitions, elements per partition), in streaming order."""
+    return values if values.ndim == 2 else values.reshape(values.shape[0], -1)
+
+
+def contiguous_bytes(view: NkiTensor) -> int:
+    """Length of the contiguous runs of a view; on chip a run ends with its partition."""
+    run = 1
+    first = 1 if view.buffer.on_chip else 0
+    for extent, stride in zip(reversed(view.shape[first:]), reversed(view.strides[first:])):
+        if extent != 1 and stride != run:
+            break
+        run *= extent
+    return run * view.dtype.itemsize

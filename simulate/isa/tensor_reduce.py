@@ -1,0 +1,130 @@
+"""tensor_reduce: reduce the trailing free dims of a tile."""
+
+from __future__ import annotations
+
+import operator as python_operator
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import costs, rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Domain, Plan
+from simulate.memory import NkiTensor
+from simulate.numerics import AluOperator, alu_operator
+
+
+@instruction
+def tensor_reduce(
+    hardware: Hardware,
+    dst: NkiTensor,
+    op: Any,
+    data: NkiTensor,
+    axis: int | tuple[int, ...],
+    negate: bool = False,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> Plan:
+    """dst = op over the trailing dims `axis` of data, on the Vector engine.
+
+    data: [P, ...] @ SBUF or PSUM. dst: [P, ...] @ SBUF or PSUM with one element per partition and element not
+    reduced. axis: dims as written, 0 being the partition dim, which cannot be reduced; one dim or several that follow
+    each other up to the last; negative ones count from the end. keepdims decides whether dst keeps dims of size 1;
+    as operands are matched by element counts, both kinds of dst are taken either way.
+
+    Arithmetic operators compute in float32 (numpy's order of summation; the hardware's is not documented) and round
+    once; `negate` multiplies by -1 before. Bitvec operators work on raw bits of integers of one size, without
+    negate. `subtract` gives the first element minus the rest, as folding does [not documented].
+
+    Raises RuleViolation. Cost: one element per cycle; bfloat16 add and maximum at the record's rate.
+    """
+    rules.check_tile(hardware, "dst", dst)
+    rules.check_tile(hardware, "data", data)
+    rules.same_partitions("dst", dst, "data", data)
+    rules.not_packed("dst", dst)
+    rules.not_packed("data", data)
+    operator = alu_operator(op)
+    rules.operator_on_chip(hardware, "op", operator)
+    vector_reduces(operator)
+    axes = _axes(data, axis)
+    keeps_unreduced(dst, data, axes)
+    bitvec = rules.is_bitvec(operator)
+    if bitvec:
+        rules.bitvec_takes_integers(operator, dst=dst, data=data)
+        no_negated_bits(operator, negate)
+    reduce, element = operator.reduce, dst.dtype.storage
+    assert reduce is not None
+
+    def compute(values: np.ndarray) -> tuple[np.ndarray]:
+        result = reduce(values, axes)
+        if bitvec:
+            return (result.view(element),)
+        return (np.negative(result) if negate else result,)
+
+    return Plan(
+        engine=Engine.vector,
+        reads=(data,),
+        writes=(dst,),
+        domain=Domain.bits if bitvec else Domain.float32,
+        compute=compute,
+        cost=costs.vector(hardware, _cycles(hardware, dst, data, operator)),
+        name=name,
+    )
+
+
+def _cycles(hardware: Hardware, dst: NkiTensor, data: NkiTensor, operator: AluOperator) -> float:
+    bfloat16 = dst.dtype == "bfloat16" and data.dtype == "bfloat16"
+    fast = bfloat16 and operator.name in ("add", "maximum")
+    return data.free_size / (hardware.vector_reduce_16bit if fast else 1)
+
+
+def _axes(data: NkiTensor, axis: Any) -> tuple[int, ...]:
+    try:
+        given = [python_operator.index(a) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))]
+    except TypeError:
+        given = []
+    axes = tuple(sorted(a + data.ndim if a < 0 else a for a in given))
+    trailing_dims(data, axis, axes)
+    return axes
+
+
+@rule("NKW-REDUCE-AXIS")
+def trailing_dims(data: NkiTensor, axis: Any, axes: tuple[int, ...]) -> None:
+    """tensor_reduce reduces a run of free dims that ends with the last; the partition dim cannot be reduced."""
+    if not axes or 0 in axes or axes != tuple(range(data.ndim - len(axes), data.ndim)):
+        allowed = [tuple(range(start, data.ndim)) for start in range(data.ndim - 1, 0, -1)]
+        raise RuleViolation(
+            trailing_dims,
+            f"axis={axis!r:.40} of data {data.shape}",
+            limit=" or ".join(str(a) for a in allowed),
+            hint="permute the view so that the reduced dims come last; reduce partitions with a matmul",
+        )
+
+
+@rule("NKW-REDUCE-COUNT")
+def keeps_unreduced(dst: NkiTensor, data: NkiTensor, axes: tuple[int, ...]) -> None:
+    """dst has one element per partition for each element that is not reduced."""
+    kept = int(np.prod(data.shape[1 : axes[0]], dtype=np.int64))
+    if dst.free_size != kept:
+        raise RuleViolation(
+            keeps_unreduced,
+            f"dst has {dst.free_size} elements per partition, data {data.shape} without dims {axes} has {kept}",
+            hint=f"dst of shape ({data.shape[0]}, {kept})",
+        )
+
+
+@rule("NKW-REDUCE-OPERATOR")
+def vector_reduces(operator: AluOperator) -> None:
+    """tensor_reduce takes add, subtract, multiply, maximum, minimum or a logical or bitwise and, or, xor."""
+    if not operator.reducible or "vector" not in operator.engines:
+        raise RuleViolation(vector_reduces, f"op={operator.name}", hint="nl.add, nl.maximum or nl.minimum")
+
+
+@rule("NKW-REDUCE-NEGATE")
+def no_negated_bits(operator: AluOperator, negate: bool) -> None:
+    """negate multiplies by -1, which bitvec operators do not do."""
+    if negate:
+        raise RuleViolation(no_negated_bits, f"negate=True with {operator.name}", hint="negate=False")

@@ -1,0 +1,66 @@
+"""Registers: 32-bit integers of an engine's instruction stream, as `nisa.register_alloc` hands them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulate.errors import RuleViolation, rule
+from simulate.memory.regions import MemoryRegion
+from simulate.memory.storage import Storage
+from simulate.memory.tensor import NKIObject, NkiTensor
+from simulate.numerics import as_dtype
+
+_INT32 = as_dtype("int32")
+
+
+class VirtualRegister(NKIObject):
+    """A 32-bit signed register.
+
+    It is a (1, 1) int32 cell in a memory of its own, so instructions read and write it like any operand and the
+    stream knows what depends on it. `frozen` marks the counter of a device loop, which a body may not write.
+    """
+
+    __slots__ = ("cell", "frozen")
+
+    def __init__(self, state: Any = None, frozen: bool = False) -> None:
+        storage = (
+            state
+            if isinstance(state, Storage)
+            else Storage((1, 1), _INT32, MemoryRegion.register, "register")
+        )
+        self.cell = NkiTensor((1, 1), _INT32, storage)
+        self.frozen = frozen
+
+    @property
+    def value(self) -> int:
+        """What the register holds now."""
+        if not self.cell.storage.validity.written(*self.cell.byte_view()):
+            raise RuleViolation(register_was_set, "a register that was allocated without a value")
+        return int(self.cell.array[0, 0])
+
+    def __bool__(self) -> bool:
+        return self.value != 0
+
+    def _refuse(self, *_: Any) -> Any:
+        raise RuleViolation(
+            no_python_on_registers,
+            "Python arithmetic or conversion of a register",
+            hint="compute in a tile and register_load it; loop with nl.fori_loop or nl.while_loop",
+        )
+
+    for _name in "add radd sub rsub mul rmul floordiv mod lt le gt ge index int float neg".split():
+        locals()[f"__{_name}__"] = _refuse
+    del _name
+
+    def __repr__(self) -> str:
+        return "<register>" if self.cell.storage.array.size == 0 else f"<register {self.cell.array[0, 0]}>"
+
+
+@rule("NKW-REGISTER-UNSET")
+def register_was_set() -> None:
+    """A register is read only after it was given a value."""
+
+
+@rule("NKW-REGISTER-PYTHON")
+def no_python_on_registers() -> None:
+    """A register has a value at run time only: no Python arithmetic, conversion or range() on it."""

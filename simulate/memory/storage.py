@@ -1,0 +1,69 @@
+"""One allocation: its bytes, their validity, and what a report needs to name it.
+
+Each tensor has bytes of its own, whatever `address=` says, as in the official simulator; where tensors lie and
+whether they overlap is worked out from the stream (`simulate.memory.placement`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.errors import Location
+from simulate.memory.regions import MemoryRegion
+from simulate.memory.validity import EMPTY, WRITTEN, Validity
+from simulate.numerics import DType
+
+
+class Storage:
+    """An allocation of `shape` elements of `dtype` in `buffer`; on chip, dim 0 runs over the partitions."""
+
+    __slots__ = (
+        "address",
+        "array",
+        "buffer",
+        "dtype",
+        "float_views",
+        "free_size",
+        "host",
+        "name",
+        "nbytes",
+        "serial",
+        "shape",
+        "size",
+        "validity",
+        "where",
+    )
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        buffer: MemoryRegion,
+        name: str,
+        array: np.ndarray | None = None,
+        address: tuple[int, int] | None = None,
+        where: Location | None = None,
+        fresh: bool = False,
+    ) -> None:
+        """`array` gives the bytes of a kernel argument, or stands in for them in a dry run (`fresh`)."""
+        size = 1
+        for extent in shape:
+            size *= extent
+        self.shape = shape
+        self.dtype = dtype
+        self.buffer = buffer
+        self.name = name
+        self.size = size
+        self.free_size = size // shape[0] if shape[0] else 0
+        self.address = address
+        self.where = where
+        self.serial = -1
+        self.nbytes = size * dtype.storage.itemsize
+        self.host = None if fresh else array
+        # Fresh bytes are deliberately not zeroed: the validity map, not a fill value, tells what may be read.
+        self.array = np.empty(self.nbytes, np.uint8) if array is None else array.reshape(-1).view(np.uint8)
+        self.validity = Validity(self.nbytes, EMPTY if fresh or array is None else WRITTEN)
+        self.float_views: dict[tuple[object, ...], np.ndarray] = {}
+
+    def __repr__(self) -> str:
+        return f"{self.name or 'tensor'} {self.shape} {self.dtype} {self.buffer.value}"

@@ -1,0 +1,82 @@
+"""Which bytes of an allocation have been written, and by whom.
+
+A byte is EMPTY, WRITTEN, or ACCUMULATED (written by the Tensor engine, so that a later matmul may add to it). Most
+allocations are in one state throughout: then no mask exists at all. A mask of one byte per byte appears with the
+first partial write, and goes again when a write covers everything.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+EMPTY, WRITTEN, ACCUMULATED = 0, 1, 3
+
+# A state repeated over the bytes of one element, so that a mask is read and written element-wise.
+_WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_REPEAT = {1: 0x01, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
+
+
+class Validity:
+    """The state of every byte of one allocation of `nbytes` bytes."""
+
+    __slots__ = ("mask", "nbytes", "uniform")
+
+    def __init__(self, nbytes: int, state: int) -> None:
+        self.nbytes = nbytes
+        self.uniform: int | None = state
+        self.mask: np.ndarray | None = None
+
+    def _view(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
+    ) -> np.ndarray:
+        if self.mask is None:
+            self.mask = np.full(self.nbytes, self.uniform, np.uint8)
+            self.uniform = None
+        return np.ndarray(shape, _WORD[itemsize], self.mask, offset, strides)
+
+    def mark(
+        self,
+        state: int,
+        whole: bool,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int,
+        itemsize: int,
+    ) -> None:
+        """Put a view (byte strides, byte offset) into `state`; `whole` tells that the view covers every byte."""
+        if whole:
+            self.uniform, self.mask = state, None
+        elif self.uniform != state:
+            self._view(shape, strides, offset, itemsize)[...] = state * _REPEAT[itemsize]
+
+    def mark_where(
+        self, chosen: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
+    ) -> None:
+        """Mark as WRITTEN those elements of a view that `chosen`, of the view's shape, selects."""
+        if self.uniform != WRITTEN:
+            np.copyto(self._view(shape, strides, offset, itemsize), WRITTEN * _REPEAT[itemsize], where=chosen)
+
+    def written(
+        self, whole: bool, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
+    ) -> bool:
+        """Whether every byte of a view has been written."""
+        if self.uniform is not None:
+            return self.uniform != EMPTY
+        ones = _REPEAT[itemsize]
+        states = self._view(shape, strides, offset, itemsize)
+        lowest = states.min()
+        if lowest == ones or lowest == ACCUMULATED * ones:
+            if whole and states.max() == lowest:
+                self.uniform, self.mask = int(lowest) // ones, None
+            return True
+        return bool(((states & ones) == ones).all())
+
+    def states(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
+    ) -> int | np.ndarray:
+        """The one state of all elements of a view, or an array with the state of each one."""
+        if self.uniform is not None:
+            return self.uniform
+        states = self._view(shape, strides, offset, itemsize) // _REPEAT[itemsize]
+        first = int(states.flat[0])
+        return first if (states == first).all() else states.astype(np.uint8)

@@ -1,0 +1,70 @@
+"""The rules of views: what an index, a reshape or an access pattern may do."""
+
+from __future__ import annotations
+
+from simulate.errors import rule
+
+
+@rule("NKW-INDEX")
+def index_within_tensor() -> None:
+    """An index or slice stays inside the dim it names."""
+
+
+@rule("NKW-BOUNDS")
+def view_within_storage() -> None:
+    """An access pattern stays inside the tensor's storage."""
+
+
+@rule("NKW-MUTATION")
+def no_mutation_by_assignment() -> None:
+    """Memory is written by instructions only; a tensor cannot be assigned to."""
+
+
+@rule("NKW-TENSOR-OPERATOR")
+def no_python_on_tensors() -> None:
+    """Python operators and conversions are not supported on tensors; use nki.isa instructions."""
+
+
+@rule("NKW-PARTITION-FIRST")
+def partition_dim_stays_first() -> None:
+    """On chip, dim 0 is the partition dim and keeps its place and size in every view."""
+
+
+@rule("NKW-BROADCAST")
+def broadcast_free_unit_dim() -> None:
+    """Only a dim of size 1 can be broadcast, and on chip never the partition dim."""
+
+
+@rule("NKW-SQUEEZE")
+def squeeze_unit_dim() -> None:
+    """Only a dim of size 1 can be squeezed; on chip two dims remain and the partition dim stays."""
+
+
+@rule("NKW-RESHAPE-SIZE")
+def reshape_keeps_elements() -> None:
+    """A reshape keeps the number of elements."""
+
+
+@rule("NKW-RESHAPE-LAYOUT")
+def reshape_is_a_view() -> None:
+    """A reshape copies nothing, so strides must be able to express the new shape."""
+
+
+@rule("NKW-VIEW-DTYPE")
+def view_needs_contiguous_bytes() -> None:
+    """A view in another dtype needs a contiguous last dim whose bytes, and the offset, divide by the new size."""
+
+
+@rule("NKW-AP-PARTITION")
+def ap_steps_one_partition() -> None:
+    """On chip, the first pair of an access pattern steps over partitions by the storage's free size."""
+
+
+@rule("NKW-VECTOR-OFFSET")
+def vector_select_in_hbm() -> None:
+    """Row numbers in a (P, 1) tile index dim 0 of a tensor in HBM."""
+
+
+@rule("NKW-ONE-DYNAMIC")
+def one_dynamic_offset() -> None:
+    """An access has at most one part that is read at run time."""

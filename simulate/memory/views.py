@@ -1,0 +1,120 @@
+"""Arithmetic of shapes and strides, in elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def count(shape: tuple[int, ...]) -> int:
+    """Number of elements of a shape."""
+    total = 1
+    for extent in shape:
+        total *= extent
+    return total
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor, last dim fastest."""
+    strides = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def is_row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether strides are contiguous, dims of size 1 aside."""
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides)):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+def touches_each_once(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a view, in some order of its dims, walks a contiguous block without repeating an element."""
+    if is_row_major(shape, strides):
+        return True
+    pairs = sorted(zip(strides, shape), reverse=True)
+    return is_row_major(tuple(extent for _, extent in pairs), tuple(stride for stride, _ in pairs))
+
+
+def put(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
+    """A tuple with one entry replaced."""
+    return values[:at] + (value,) + values[at + 1 :]
+
+
+def without(
+    shape: tuple[int, ...], strides: tuple[int, ...], dim: int, least_rank: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides less one dim, which stays with size 1 where the rank would fall too low."""
+    if len(shape) <= least_rank:
+        return put(shape, dim, 1), strides
+    return shape[:dim] + shape[dim + 1 :], strides[:dim] + strides[dim + 1 :]
+
+
+def resolve_sizes(sizes: tuple[int, ...], total: int) -> tuple[int, ...] | None:
+    """Sizes with at most one -1 filled in so that they multiply to `total`, or None."""
+    if sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
+        return None
+    if -1 in sizes:
+        known = -count(sizes)
+        if total % known:
+            return None
+        return tuple(total // known if s == -1 else s for s in sizes)
+    return sizes if count(sizes) == total else None
+
+
+def regroup(
+    shape: tuple[int, ...], strides: tuple[int, ...], new_shape: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Strides with which `new_shape` walks the same elements in the same order, or None if there are none."""
+    # Runs of old dims that are contiguous with each other act as one dim; each new dim must lie within one run.
+    runs: list[list[int]] = []
+    for extent, stride in zip(shape, strides):
+        if extent == 1:
+            continue
+        if runs and runs[-1][1] == extent * stride:
+            runs[-1] = [runs[-1][0] * extent, stride]
+        else:
+            runs.append([extent, stride])
+    result: list[int] = []
+    run_index, left = 0, runs[0][0] if runs else 1
+    for extent in new_shape:
+        if extent == 1:
+            result.append(0)
+            continue
+        while left == 1:
+            run_index += 1
+            left = runs[run_index][0]
+        if left % extent:
+            return None
+        left //= extent
+        result.append(runs[run_index][1] * left)
+    # A dim of size 1 gets the stride a contiguous tensor would have, which keeps printed patterns readable.
+    step = 1
+    for dim in range(len(new_shape) - 1, -1, -1):
+        if new_shape[dim] == 1:
+            result[dim] = step
+        step = result[dim] * new_shape[dim]
+    return tuple(result)
+
+
+def named_sizes(
+    pattern: tuple[Any, ...], shape: tuple[int, ...], fixed: dict[str, int]
+) -> dict[str, int] | None:
+    """The size of each name of a rearrange pattern; in a group, one name may be left to be worked out."""
+    if len(pattern) != len(shape):
+        return None
+    sizes: dict[str, int] = {}
+    for group, extent in zip(pattern, shape):
+        if isinstance(group, str):
+            sizes[group] = extent
+            continue
+        known = resolve_sizes(tuple(fixed.get(name, -1) for name in group), extent)
+        if known is None:
+            return None
+        sizes.update(zip(group, known))
+    return sizes

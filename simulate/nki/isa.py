@@ -1,0 +1,67 @@
+"""`nki.isa`: every instruction of the book under its name, with the documented signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from simulate.errors import NkiValidationError
+from simulate.isa.book import INSTRUCTIONS, Planner, documented_signature
+from simulate.isa.enums import DgeMode, DmaEngine, Engine, MatmulPerfMode, NcVersion, OobMode, ReduceCmd
+from simulate.memory.registers import VirtualRegister
+from simulate.nki.missing import not_yet
+from simulate.run import NkiInstruction, current_core
+from simulate.run.issue import call
+
+engine = Engine
+reduce_cmd = ReduceCmd
+dge_mode = DgeMode
+oob_mode = OobMode
+matmul_perf_mode = MatmulPerfMode
+nc_version = NcVersion
+dma_engine = DmaEngine
+tensor_engine = Engine.tensor
+vector_engine = Engine.vector
+scalar_engine = Engine.scalar
+gpsimd_engine = Engine.gpsimd
+unknown_engine = Engine.unknown
+
+
+def get_nc_version() -> NcVersion:
+    """The generation of the core that the kernel is specialised for."""
+    return NcVersion(current_core().hardware.generation)
+
+
+def register_alloc(x: int | None = None) -> VirtualRegister:
+    """A 32-bit register, with a value or without one."""
+    register = current_core().allocate_register()
+    if x is not None:
+        call(INSTRUCTIONS["register_move"], (register, x), {})
+    return register
+
+
+def _instruction(planner: Planner) -> Callable[..., NkiInstruction]:
+    def instruction(*args: Any, **kwargs: Any) -> NkiInstruction:
+        return call(planner, args, kwargs)
+
+    instruction.__name__ = instruction.__qualname__ = planner.__name__
+    instruction.__doc__ = planner.__doc__
+    instruction.__signature__ = documented_signature(planner)  # type: ignore[attr-defined]
+    return instruction
+
+
+globals().update({name: _instruction(planner) for name, planner in INSTRUCTIONS.items()})
+
+
+def __getattr__(name: str) -> Any:
+    return not_yet("nki.isa", name)
+
+
+__all__ = [
+    "NkiInstruction",
+    "NkiValidationError",
+    "VirtualRegister",
+    "register_alloc",
+    "get_nc_version",
+    *INSTRUCTIONS,
+]

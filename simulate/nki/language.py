@@ -1,0 +1,287 @@
+"""`nki.language`: dtypes, memories, allocation, loops, and functions that stand for operators.
+
+A function such as `nl.add` is two things: the operator argument of instructions (`op=nl.add`), and, called with
+tiles, a short form that allocates a result and issues one instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import InvalidArgument, RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.memory import MemoryRegion, NKIObject, NkiTensor
+from simulate.nki import isa
+from simulate.nki.loops import dynamic_range, fori_loop, while_loop
+from simulate.nki.missing import not_yet
+from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS, DTYPES, DType
+from simulate.run import current_core
+
+globals().update(DTYPES)
+
+sbuf = MemoryRegion.sbuf
+psum = MemoryRegion.psum
+private_hbm = MemoryRegion.private_hbm
+shared_hbm = MemoryRegion.shared_hbm
+hbm = MemoryRegion.private_hbm
+
+
+class _TileSize(NKIObject):
+    """Limits of the chip that the running kernel is specialised for (outside of a kernel: the target's)."""
+
+    @property
+    def _hardware(self) -> Hardware:
+        from simulate.run.launch import target_hardware
+        from simulate.run.machine import running_core
+
+        core = running_core()
+        return core.hardware if core is not None else target_hardware()
+
+    @property
+    def pmax(self) -> int:
+        return self._hardware.partitions
+
+    @property
+    def psum_bank_fmax(self) -> int:
+        return self._hardware.psum_bank_bytes // 4
+
+    @property
+    def psum_fmax(self) -> int:
+        return self.psum_bank_fmax
+
+    @property
+    def psum_bank_fmax_bytes(self) -> int:
+        return self._hardware.psum_bank_bytes
+
+    @property
+    def gemm_stationary_fmax(self) -> int:
+        return self._hardware.stationary_free_max
+
+    @property
+    def gemm_moving_fmax(self) -> int:
+        return self._hardware.moving_free_max
+
+    @property
+    def bn_stats_fmax(self) -> int:
+        return self._hardware.bn_stats_free_max
+
+    @property
+    def total_available_sbuf_size(self) -> int:
+        return self._hardware.sbuf_usable_bytes_per_partition
+
+
+tile_size = _TileSize()
+
+
+def is_hbm(buffer: Any) -> bool:
+    """Whether a memory is HBM."""
+    return buffer in (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
+
+
+def is_on_chip(buffer: Any) -> bool:
+    """Whether a memory is SBUF or PSUM."""
+    return is_sbuf(buffer) or is_psum(buffer)
+
+
+def is_psum(buffer: Any) -> bool:
+    """Whether a memory is PSUM."""
+    return buffer is MemoryRegion.psum
+
+
+def is_sbuf(buffer: Any) -> bool:
+    """Whether a memory is SBUF."""
+    return buffer is MemoryRegion.sbuf
+
+
+def ndarray(
+    shape: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "", address: Any = None
+) -> NkiTensor:
+    """An uninitialised tensor; reading an element before it is written is refused."""
+    return current_core().allocate(shape, dtype, buffer, name, address)
+
+
+def zeros(shape: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "") -> NkiTensor:
+    """A tile of zeros."""
+    return full(shape, 0, dtype, buffer, name)
+
+
+def ones(shape: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "") -> NkiTensor:
+    """A tile of ones."""
+    return full(shape, 1, dtype, buffer, name)
+
+
+def full(shape: Any, fill_value: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "") -> NkiTensor:
+    """A tile filled with one value, by memset."""
+    tile = ndarray(shape, dtype, buffer, name)
+    if not is_on_chip(buffer):
+        on_chip_fill(tile)
+    isa.memset(dst=tile, value=fill_value)
+    return tile
+
+
+def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
+    """A tile of zeros of the shape (and dtype and memory, unless given) of another."""
+    return zeros(x.shape, dtype or x.dtype, buffer or x.buffer, name)
+
+
+def empty_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
+    """An uninitialised tensor of the shape (and dtype and memory, unless given) of another."""
+    return ndarray(x.shape, dtype or x.dtype, buffer or x.buffer, name)
+
+
+def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """Copy from HBM into a new SBUF tile."""
+    tile = ndarray(src.shape, dtype or src.dtype)
+    isa.dma_copy(dst=tile, src=src)
+    return tile
+
+
+def store(dst: NkiTensor, value: NkiTensor) -> None:
+    """Copy an SBUF tile to HBM."""
+    isa.dma_copy(dst=dst, src=value)
+
+
+def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
+    """A view with a dim of size 1 before `axis`."""
+    return x.expand_dim(axis if axis >= 0 else x.ndim + 1 + axis)
+
+
+def ds(start: int, size: int) -> slice:
+    """The slice start … start+size."""
+    return slice(start, start + size)
+
+
+def affine_range(start: int, stop: int | None = None, step: int = 1) -> range:
+    """A loop without carried dependences; unrolled, like `range`."""
+    return range(start) if stop is None else range(start, stop, step)
+
+
+def sequential_range(start: int, stop: int | None = None, step: int = 1) -> range:
+    """A loop with carried dependences; unrolled, like `range`."""
+    return affine_range(start, stop, step)
+
+
+def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
+    """An unrolled loop, like `range`."""
+    return affine_range(start, stop, step)
+
+
+def program_id(axis: int = 0) -> int:
+    """The number of this physical core in its logical core."""
+    if axis != 0:
+        raise InvalidArgument("NKW-GRID", f"program_id(axis={axis}); the launch grid has one dim, axis 0")
+    return current_core().number
+
+
+def num_programs(axes: int = 0) -> int:
+    """The number of physical cores that run this kernel together."""
+    if axes not in (0, (0,), None):
+        raise InvalidArgument("NKW-GRID", f"num_programs(axes={axes}); the launch grid has one dim, axis 0")
+    return current_core().rank.logical_core_size
+
+
+def program_ndim() -> int:
+    """1 if the kernel was launched with a grid, else 0."""
+    return 1 if current_core().has_grid else 0
+
+
+def shared_identity_matrix(n: int, dtype: Any = DTYPES["uint8"], dst: NkiTensor | None = None) -> NkiTensor:
+    """An n x n identity matrix in SBUF, written on the chip: ones, then zeros off the diagonal by affine_select."""
+    tile = dst if dst is not None else ndarray((n, n), dtype)
+    fill = ones((n, n), tile.dtype)
+    isa.affine_select(
+        dst=tile, pattern=[[-1, n]], channel_multiplier=1, on_true_tile=fill, on_false_value=0.0
+    )
+    return tile
+
+
+def device_print(print_prefix: str, tensor: NkiTensor) -> None:
+    """Print a tensor's values to stdout while the kernel runs."""
+    if current_core().dry:
+        print(f"{print_prefix} {tensor.describe()} (dry run: no values)")
+    else:
+        print(f"{print_prefix} {tensor!r}")
+
+
+@rule("NKW-FILL")
+def on_chip_fill(tile: NkiTensor) -> None:
+    """zeros, ones and full fill tiles in SBUF or PSUM; HBM is filled by a DMA from such a tile."""
+    raise RuleViolation(
+        on_chip_fill, f"buffer={tile.buffer!r}", hint="fill an SBUF tile and nisa.dma_copy it"
+    )
+
+
+def _binary(name: str) -> Callable[..., NkiTensor]:
+    def operator(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
+        tile = x if isinstance(x, NkiTensor) else y
+        result = ndarray(tile.shape, dtype or tile.dtype)
+        if isinstance(x, NkiTensor) and isinstance(y, NkiTensor):
+            same_shape(x, y)
+            isa.tensor_tensor(dst=result, data1=x, data2=y, op=operator)
+        else:
+            number = y if isinstance(x, NkiTensor) else x
+            isa.tensor_scalar(dst=result, data=tile, op0=operator, operand0=number, reverse0=tile is y)
+        return result
+
+    return _named(
+        operator, name, f"x {name} y element by element, into a new SBUF tile; also an operator argument."
+    )
+
+
+def _unary(name: str) -> Callable[..., NkiTensor]:
+    def operator(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+        result = ndarray(x.shape, dtype or x.dtype)
+        isa.activation(dst=result, op=operator, data=x)
+        return result
+
+    return _named(
+        operator, name, f"{name}(x) on the Scalar engine, into a new SBUF tile; also an operator argument."
+    )
+
+
+def _named(operator: Callable[..., NkiTensor], name: str, doc: str) -> Callable[..., NkiTensor]:
+    operator.__name__ = operator.__qualname__ = name
+    operator.__doc__ = doc
+    operator.nki_operator = name  # type: ignore[attr-defined]
+    return operator
+
+
+@rule("NKW-NL-SHAPES")
+def same_shape(x: NkiTensor, y: NkiTensor) -> None:
+    """nki.language operators take tiles of one shape; there is no broadcasting."""
+    if x.shape != y.shape:
+        raise RuleViolation(
+            same_shape,
+            f"{x.shape} and {y.shape}",
+            hint="nisa.tensor_scalar for a (P, 1) operand, or .broadcast",
+        )
+
+
+globals().update(
+    {name: _binary(name) for name, op in ALU_OPERATORS.items() if op.arity == 2 and name != "average"}
+)
+globals().update({name: _unary(name) for name in (*ACTIVATION_FUNCTIONS, "invert") if name != "prelu"})
+
+
+def __getattr__(name: str) -> Any:
+    return not_yet("nki.language", name)
+
+
+__all__ = [
+    "DType",
+    "MemoryRegion",
+    "NKIObject",
+    "NkiTensor",
+    "ds",
+    "dynamic_range",
+    "fori_loop",
+    "load",
+    "ndarray",
+    "np",
+    "store",
+    "tile_size",
+    "while_loop",
+]

@@ -1,0 +1,119 @@
+"""Device loops: bodies that run under a counter or a condition that only the device knows.
+
+The simulator runs a body once per iteration, eagerly, with the values the registers hold.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, Unsupported, rule
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Cost, Domain, Plan
+from simulate.memory.registers import VirtualRegister
+from simulate.run import current_core
+from simulate.run.issue import issue
+
+
+def fori_loop(
+    lower: int | VirtualRegister,
+    upper: int | VirtualRegister,
+    body_fun: Callable[[VirtualRegister], Any],
+    step: int = 1,
+) -> None:
+    """body_fun(i) for i in lower, lower+step, … below upper, on the device; i is a read-only register."""
+    positive_step(step)
+    for value in range(_bound(lower), _bound(upper), operator.index(step)):
+        body_returns_nothing(body_fun(_counter(value)))
+
+
+def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
+    """r = init; while r is not 0: r = body_fun(r). The body returns the next register."""
+    _known_at_run_time()
+    condition: Any = init
+    body_returns_register(condition)
+    while condition.value != 0:
+        _iteration()
+        condition = body_fun(condition)
+        body_returns_register(condition)
+
+
+def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[VirtualRegister]:
+    """Deprecated since 0.6: a loop over a register range; use fori_loop."""
+    warnings.warn("nl.dynamic_range is deprecated; use nl.fori_loop", DeprecationWarning, stacklevel=2)
+    positive_step(step)
+    lower, upper = (0, start) if stop is None else (start, stop)
+    for value in range(_bound(lower), _bound(upper), operator.index(step)):
+        yield _counter(value)
+
+
+def _bound(value: Any) -> int:
+    if isinstance(value, VirtualRegister):
+        _known_at_run_time()
+        return value.value
+    return operator.index(value)
+
+
+def _known_at_run_time() -> None:
+    if current_core().dry:
+        raise Unsupported(
+            "NKW-DRY-CONTROL",
+            "a dry run computes no numbers, so it cannot follow a loop whose bounds are registers",
+        )
+
+
+def _counter(value: int) -> VirtualRegister:
+    core = current_core()
+    counter = core.allocate_register(frozen=True)
+    _issue_step(lambda: (np.array([[value]], np.int32),), (counter.cell,))
+    return counter
+
+
+def _iteration() -> None:
+    _issue_step(lambda: (), ())
+
+
+def _issue_step(compute: Callable[[], tuple[Any, ...]], writes: tuple[Any, ...]) -> None:
+    core = current_core()
+    cycles = core.hardware.device_loop_iteration_ns * core.hardware.sync_clock_ghz
+    issue(
+        core,
+        "loop_iteration",
+        Plan(
+            engine=Engine.sync,
+            reads=(),
+            writes=writes,
+            domain=Domain.bits,
+            compute=compute,
+            cost=Cost(interval_cycles=cycles, latency_cycles=cycles),
+            name=None,
+        ),
+    )
+
+
+@rule("NKW-LOOP-STEP")
+def positive_step(step: Any) -> None:
+    """The step of a device loop is a positive compile-time integer."""
+    if isinstance(step, VirtualRegister) or operator.index(step) < 1:
+        raise RuleViolation(positive_step, f"step={step!r}", hint="keep the step a Python int, 1 or more")
+
+
+@rule("NKW-LOOP-BODY")
+def body_returns_nothing(result: Any) -> None:
+    """The body of fori_loop returns nothing; what it carries lives in SBUF, HBM or registers of its own."""
+    if result is not None:
+        raise RuleViolation(body_returns_nothing, f"the body returned {type(result).__name__}")
+
+
+@rule("NKW-LOOP-CONDITION")
+def body_returns_register(result: Any) -> None:
+    """while_loop starts from a register, and its body returns the next one."""
+    if not isinstance(result, VirtualRegister):
+        raise RuleViolation(
+            body_returns_register, f"{type(result).__name__}", hint="return the register to test next"
+        )

@@ -1,0 +1,185 @@
+"""Kernel arguments and results: numpy arrays and torch tensors become HBM tensors without a copy, and come back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from simulate.errors import InvalidArgument, RuleViolation, rule
+from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
+from simulate.memory.validity import EMPTY
+from simulate.numerics import DType, as_dtype
+from simulate.run.machine import Rank
+
+_TORCH_AS_BITS = {
+    "torch.bfloat16": ("uint16", ml_dtypes.bfloat16),
+    "torch.float8_e5m2": ("uint8", ml_dtypes.float8_e5m2),
+}
+_TORCH_AS_BITS["torch.float8_e4m3fn"] = ("uint8", ml_dtypes.float8_e4m3fn)
+
+
+class Arguments:
+    """Turns the arguments of one rank into tensors, and what the kernel returns into arrays.
+
+    Arrays are used in place, so what the kernel writes to an input is seen by the caller; one that is not
+    contiguous is copied and written back by `finish`.
+    """
+
+    def __init__(self, rank: Rank, stored: Callable[[DType], DType], dry: bool) -> None:
+        self._rank = rank
+        self._stored = stored
+        self._dry = dry
+        self._tensors: dict[int, tuple[Any, NkiTensor]] = {}
+        self._copies: list[tuple[np.ndarray, np.ndarray, DType]] = []
+        self.torch_seen = False
+
+    def take(self, value: Any, name: str = "") -> Any:
+        """A kernel argument with every array in it replaced by an HBM tensor; other values pass unchanged."""
+        if isinstance(value, np.ndarray):
+            return self._tensor(value, value, name)
+        if _is_torch(value):
+            self.torch_seen = True
+            return self._tensor(value, _torch_to_numpy(value), name)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self.take(part, f"{name}.{key}") for key, part in zip(value._fields, value)))
+        if isinstance(value, (tuple, list)):
+            return type(value)(self.take(part, f"{name}[{i}]") for i, part in enumerate(value))
+        if isinstance(value, dict):
+            return {key: self.take(part, f"{name}[{key!r}]") for key, part in value.items()}
+        if (
+            isinstance(value, NKIObject)
+            and not isinstance(value, NkiTensor)
+            and dataclasses.is_dataclass(value)
+        ):
+            changes = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+            taken = {key: self.take(part, f"{name}.{key}") for key, part in changes.items()}
+            if any(taken[key] is not changes[key] for key in changes):
+                return dataclasses.replace(value, **taken)  # type: ignore[type-var]
+        return value
+
+    def _tensor(self, key: Any, array: np.ndarray, name: str) -> NkiTensor:
+        known = self._tensors.get(id(key))
+        if known is not None:
+            return known[1]
+        try:
+            given = as_dtype(array.dtype)
+        except InvalidArgument as error:
+            raise InvalidArgument(error.code, f"argument {name or '?'}: {error.message}") from None
+        if array.size == 0:
+            raise InvalidArgument(
+                "NKW-SHAPE", f"argument {name or '?'} of shape {array.shape} has no elements"
+            )
+        shape = array.shape or (1,)
+        dtype = self._stored(given)
+        if self._dry:
+            held = np.empty(0, np.uint8)
+        elif dtype.storage != array.dtype or not array.flags.c_contiguous:
+            held = np.ascontiguousarray(array).astype(dtype.storage)
+            self._copies.append((array, held.reshape(array.shape), given))
+        else:
+            held = array
+        shared = self._rank.logical_core_size > 1
+        region = MemoryRegion.shared_hbm if shared else MemoryRegion.private_hbm
+        storage = Storage(shape, dtype, region, name, array=held)
+        self._rank.tensors.add(storage)
+        tensor = NkiTensor(shape, dtype, storage)
+        self._tensors[id(key)] = (key, tensor)
+        return tensor
+
+    def give(self, value: Any) -> Any:
+        """What a kernel returned with every tensor replaced by an array (or a torch tensor, if torch came in)."""
+        if isinstance(value, NkiTensor):
+            array = self._array(value)
+            return _numpy_to_torch(array) if self.torch_seen else array
+        if isinstance(value, (tuple, list)):
+            return type(value)(self.give(part) for part in value)
+        if isinstance(value, dict):
+            return {key: self.give(part) for key, part in value.items()}
+        return value
+
+    def _array(self, tensor: NkiTensor) -> np.ndarray:
+        output_in_hbm(tensor)
+        if self._dry:
+            return np.zeros(tensor.shape, _element(tensor.dtype))
+        if tensor.whole and tensor.storage.host is not None:
+            for key, known in self._tensors.values():
+                if (
+                    known.storage is tensor.storage
+                    and isinstance(key, np.ndarray)
+                    and key.shape == tensor.shape
+                ):
+                    return key
+        output_was_written(tensor)
+        validity = tensor.storage.validity
+        if not validity.written(*tensor.byte_view()):
+            self._rank.warnings.append(
+                f"[NKW-OUTPUT-PARTIAL] some bytes of the returned {tensor.describe()} were never written"
+            )
+        values = tensor.array
+        return (
+            values.astype(_element(tensor.dtype), copy=False)
+            if values.dtype != _element(tensor.dtype)
+            else values
+        )
+
+    def finish(self) -> None:
+        """Write back to arrays that could not be used in place."""
+        for array, held, _ in self._copies:
+            if array.flags.writeable:
+                array[...] = held.astype(array.dtype)
+
+
+def _element(dtype: DType) -> np.dtype:
+    """The numpy type in which a caller gets a dtype: bool for bool_, else the storage type."""
+    if dtype == "bool_":
+        return np.dtype(bool)
+    return as_dtype(str(dtype)).storage
+
+
+def _is_torch(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
+
+
+def _torch_to_numpy(tensor: Any) -> np.ndarray:
+    import torch
+
+    plain = tensor.detach().cpu()
+    bits = _TORCH_AS_BITS.get(str(plain.dtype))
+    if bits is None:
+        return plain.numpy()
+    return plain.view(getattr(torch, bits[0])).numpy().view(bits[1])
+
+
+def _numpy_to_torch(array: np.ndarray) -> Any:
+    import torch
+
+    for name, (bits, element) in _TORCH_AS_BITS.items():
+        if array.dtype == element:
+            return torch.from_numpy(array.view(bits)).view(getattr(torch, name.removeprefix("torch.")))
+    return torch.from_numpy(array)
+
+
+@rule("NKW-OUTPUT-MEMORY")
+def output_in_hbm(tensor: NkiTensor) -> None:
+    """A kernel returns tensors in HBM, allocated with buffer=nl.shared_hbm."""
+    if tensor.buffer.on_chip:
+        raise RuleViolation(
+            output_in_hbm,
+            f"the kernel returns {tensor.describe()}",
+            hint="dma_copy it to an nl.shared_hbm tensor and return that",
+        )
+
+
+@rule("NKW-OUTPUT-UNWRITTEN")
+def output_was_written(tensor: NkiTensor) -> None:
+    """Every output of a kernel is written before it is returned."""
+    if tensor.storage.validity.uniform == EMPTY:
+        raise RuleViolation(
+            output_was_written,
+            f"nothing was written to the returned {tensor.describe()}",
+            hint="dma_copy to it",
+        )

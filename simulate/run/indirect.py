@@ -1,0 +1,70 @@
+"""Addresses that are read at run time: what a dynamic view means once its index is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulate.errors import OutOfBounds, RuleViolation, rule
+from simulate.memory import Dynamic, NkiTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Element numbers in the storage, of the view's shape, and which of them lie inside (None: all)."""
+
+    elements: np.ndarray
+    inside: np.ndarray | None
+
+
+def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
+    """Work out where a dynamic view leads. Raises OutOfBounds unless out-of-range indices are to be skipped."""
+    dynamic = view.dynamic
+    assert dynamic is not None
+    index_tile(dynamic, view)
+    indices = dynamic.index.array.reshape(-1).astype(np.int64)
+    inside = (indices >= 0) & (indices < dynamic.extent)
+    if not inside.all() and not skip_out_of_range:
+        at = int(np.flatnonzero(~inside)[0])
+        raise OutOfBounds(
+            run_time_index_inside,
+            f"index {indices[at]} is out of bounds for axis 0 with size {dynamic.extent} ({view.describe()})",
+            limit=f"0 to {dynamic.extent - 1}",
+            hint="clip the indices, or pass oob_mode=nisa.oob_mode.skip",
+        )
+    shift = (indices * dynamic.step).reshape(-1, *(1,) * (len(view.shape) - 1))
+    elements = np.full((1,) * len(view.shape), view.offset, np.int64) + shift
+    for dim, (extent, stride) in enumerate(zip(view.shape, view.strides)):
+        steps = np.arange(extent, dtype=np.int64) * stride
+        elements = elements + steps.reshape(tuple(extent if d == dim else 1 for d in range(len(view.shape))))
+    limit = view.storage.nbytes // view.dtype.storage.itemsize
+    within = (elements >= 0) & (elements < limit)
+    if dynamic.per_partition or not inside.all():
+        within &= inside.reshape(-1, *(1,) * (len(view.shape) - 1))
+    if within.all():
+        return Resolved(elements, None)
+    if not skip_out_of_range:
+        raise OutOfBounds(
+            run_time_index_inside,
+            f"elements {elements.min()} to {elements.max()} of {view.describe()}",
+            limit=f"0 to {limit - 1}",
+        )
+    return Resolved(elements, within)
+
+
+@rule("NKW-OOB")
+def run_time_index_inside() -> None:
+    """An index read at run time stays inside the dim it addresses."""
+
+
+@rule("NKW-INDEX-TILE")
+def index_tile(dynamic: Dynamic, view: NkiTensor) -> None:
+    """Row numbers are an int32 or uint32 SBUF tile with one element per partition of the view."""
+    tile = dynamic.index
+    rows = view.shape[0] if dynamic.per_partition else 1
+    if not (isinstance(tile, NkiTensor) and tile.dtype in ("int32", "uint32") and tile.size == rows):
+        seen = tile.describe() if isinstance(tile, NkiTensor) else repr(tile)
+        raise RuleViolation(
+            index_tile, f"{seen} for {rows} rows", limit=f"({rows}, 1) int32 or uint32 in sbuf"
+        )

@@ -1,0 +1,194 @@
+"""Launching a kernel on the ranks of a world, and what a launch leaves behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import InvalidArgument, NkwError
+from simulate.hardware import DEFAULT_TARGET, Hardware, hardware
+from simulate.memory import MemoryRegion
+from simulate.memory.placement import Placement, Tile, live_tiles_fit, place
+from simulate.run.arguments import Arguments
+from simulate.run.machine import Mode, NeuronCore, Rank, capacity_bytes, enter
+from simulate.run.stream import Stream
+from simulate.run.turns import Turns, check_world
+
+TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
+PRECISE_VARIABLE = "NKI_PRECISE_FP"
+
+_observers: list[list[Launch]] = []
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: what it returned, the stream of every core, and its warnings.
+
+    `outputs` has one entry per rank; `streams` one per core, rank by rank.
+    """
+
+    kernel: str
+    hardware: Hardware
+    mode: Mode
+    outputs: list[Any]
+    streams: tuple[Stream, ...]
+    warnings: tuple[str, ...]
+
+    @cached_property
+    def placements(self) -> tuple[dict[MemoryRegion, Placement], ...]:
+        """SBUF and PSUM placement of every stream."""
+        return tuple(_placements(stream, self.hardware) for stream in self.streams)
+
+    def high_water_bytes(self, buffer: MemoryRegion) -> int:
+        """The highest byte per partition in use on any core."""
+        return max(placements[buffer].high_water_bytes for placements in self.placements)
+
+
+def target_hardware(target: str | None = None) -> Hardware:
+    """The chip to simulate: `target`, else NEURON_PLATFORM_TARGET_OVERRIDE, else trn2."""
+    return hardware(target or os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET)
+
+
+def launch(
+    kernel: Callable[..., Any],
+    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+    chip: Hardware | None = None,
+    logical_core_size: int = 1,
+    mode: Mode = Mode.eager,
+    has_grid: bool = False,
+) -> Launch:
+    """Run `kernel`, a plain function of the NKI language, once per rank with that rank's (args, kwargs).
+
+    `logical_core_size` is the number of physical cores of each rank (LNC). Values exist when the call returns; arrays
+    that a kernel writes to are updated in place. Raises what the kernel raises, RuleViolation for a broken rule (also
+    where live tiles exceed SBUF or PSUM), Deadlock and MeetingMismatch.
+    """
+    chip = chip or target_hardware()
+    check_world(len(arguments))
+    _check_logical_core(chip, logical_core_size)
+    precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
+    turns = Turns(len(arguments) * logical_core_size)
+    ranks = [Rank(number, chip, logical_core_size) for number in range(len(arguments))]
+    cores: list[NeuronCore] = []
+    for rank in ranks:
+        for number in range(logical_core_size):
+            core = NeuronCore(rank, number, len(cores), turns, mode, precise)
+            core.has_grid = has_grid
+            cores.append(core)
+    held: list[Arguments] = []
+    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    names = _parameter_names(kernel)
+    for rank, (args, kwargs) in zip(ranks, arguments):
+        taker = Arguments(rank, cores[0].stored, mode is Mode.dry)
+        taken = tuple(taker.take(a, names[i] if i < len(names) else f"arg{i}") for i, a in enumerate(args))
+        given.append((taken, {key: taker.take(a, key) for key, a in kwargs.items()}))
+        held.append(taker)
+    returned: list[Any] = [None] * len(ranks)
+
+    def body(core: NeuronCore) -> None:
+        args, kwargs = given[core.rank.number]
+        before = enter(core)
+        try:
+            with np.errstate(all="ignore"):
+                result = kernel(*args, **kwargs)
+        finally:
+            enter(before)
+        if core.number == 0:
+            returned[core.rank.number] = result
+
+    turns.run([lambda core=core: body(core) for core in cores])  # type: ignore[misc]
+    outputs = [taker.give(value) for taker, value in zip(held, returned)]
+    for taker in held:
+        taker.finish()
+    done = Launch(
+        getattr(kernel, "__name__", "kernel"),
+        chip,
+        mode,
+        outputs,
+        tuple(core.stream for core in cores),
+        tuple(warning for rank in ranks for warning in rank.warnings),
+    )
+    for placements in done.placements:
+        for buffer, placement in placements.items():
+            live_tiles_fit(placement, buffer, capacity_bytes(chip, buffer), chip.name)
+    for observer in _observers:
+        observer.append(done)
+    return done
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Collect the launches made inside a `with` block, for instance to time a kernel that was called plainly."""
+    launches: list[Launch] = []
+    _observers.append(launches)
+    try:
+        yield launches
+    finally:
+        _observers.remove(launches)
+
+
+class World:
+    """Ranks that carry out the same kernels together, each with its own arguments."""
+
+    def __init__(self, target: str | None = None, ranks: int = 1, logical_core_size: int = 1) -> None:
+        """A world of `ranks` ranks of the chip `target`. Raises InvalidArgument for values it cannot have."""
+        check_world(ranks)
+        self.hardware = target_hardware(target)
+        _check_logical_core(self.hardware, logical_core_size)
+        self.ranks = ranks
+        self.logical_core_size = logical_core_size
+
+    def launch(
+        self,
+        kernel: Any,
+        arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+        mode: Mode = Mode.eager,
+    ) -> Launch:
+        """Launch a kernel (jitted or plain) on every rank; `arguments` has one (args, kwargs) per rank."""
+        if len(arguments) != self.ranks:
+            raise InvalidArgument(
+                "NKW-WORLD", f"{len(arguments)} sets of arguments for a world of {self.ranks} ranks"
+            )
+        function = getattr(kernel, "func", kernel)
+        return launch(function, arguments, self.hardware, self.logical_core_size, mode)
+
+
+def _check_logical_core(chip: Hardware, size: int) -> None:
+    if size not in chip.logical_core_sizes:
+        raise InvalidArgument(
+            "NKW-LNC",
+            f"a logical core of {size} physical cores; {chip.name} has "
+            + " or ".join(map(str, chip.logical_core_sizes)),
+        )
+
+
+def _parameter_names(kernel: Callable[..., Any]) -> tuple[str, ...]:
+    code = getattr(kernel, "__code__", None)
+    return code.co_varnames[: code.co_argcount] if code is not None else ()
+
+
+def _placements(stream: Stream, chip: Hardware) -> dict[MemoryRegion, Placement]:
+    tiles: dict[MemoryRegion, list[Tile]] = {MemoryRegion.sbuf: [], MemoryRegion.psum: []}
+    for serial, first in stream.first_use.items():
+        record = stream.tensors[serial]
+        if record.buffer.on_chip:
+            label = f"{record.name} {record.shape} {record.dtype}" + (
+                f" at {record.where}" if record.where else ""
+            )
+            address = record.address[1] if record.address is not None else None
+            tiles[record.buffer].append(
+                Tile(serial, label, record.row_bytes, first, stream.last_use[serial], address)
+            )
+    return {
+        MemoryRegion.sbuf: place(tiles[MemoryRegion.sbuf]),
+        MemoryRegion.psum: place(tiles[MemoryRegion.psum], chip.psum_bank_bytes),
+    }
+
+
+__all__ = ["Launch", "NkwError", "World", "launch", "recorded", "target_hardware"]

@@ -1,0 +1,41 @@
+"""Which line of the user's kernel is running."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType
+
+from simulate.errors import Location
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent) + "/"
+_ours: dict[CodeType, bool] = {}
+
+
+def kernel_line() -> tuple[CodeType, int]:
+    """The innermost frame outside this package: its code and line number."""
+    frame = sys._getframe(1)
+    while True:
+        code = frame.f_code
+        ours = _ours.get(code)
+        if ours is None:
+            ours = _ours[code] = code.co_filename.startswith(_PACKAGE)
+        if not ours or frame.f_back is None:
+            return code, frame.f_lineno
+        frame = frame.f_back
+
+
+def location(line: tuple[CodeType, int]) -> Location:
+    """A line as reports name it: the path is relative to the working directory where it lies below it."""
+    code, number = line
+    path = Path(code.co_filename)
+    try:
+        file = str(path.relative_to(Path.cwd()))
+    except ValueError:
+        file = str(path)
+    return Location(file, number, code.co_name)
+
+
+def here() -> Location:
+    """The line of the user's kernel that is running now."""
+    return location(kernel_line())

@@ -1,0 +1,249 @@
+"""A NeuronCore while a kernel runs on it, and the rank and world it belongs to."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa.plan import State
+from simulate.memory import MemoryRegion, NkiTensor, Storage
+from simulate.memory.registers import VirtualRegister
+from simulate.numerics import DType, as_dtype
+from simulate.run.location import here
+from simulate.run.stream import Stream, TensorTable
+from simulate.run.turns import Turns
+
+
+class Mode(Enum):
+    """eager: every instruction is checked, executed and recorded. dry: the same without computing numbers."""
+
+    eager = "eager"
+    dry = "dry"
+
+
+@dataclass
+class Rank:
+    """What the cores of one rank share: the tensor table and the shared HBM allocated so far."""
+
+    number: int
+    hardware: Hardware
+    logical_core_size: int
+    tensors: TensorTable = field(default_factory=TensorTable)
+    shared: list[NkiTensor] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+class NeuronCore:
+    """One physical core: its memories are the tensors it allocates, its history is its stream."""
+
+    def __init__(self, rank: Rank, number: int, index: int, turns: Turns, mode: Mode, precise: bool) -> None:
+        self.rank = rank
+        self.number = number
+        self.index = index
+        self.hardware = rank.hardware
+        self.turns = turns
+        self.dry = mode is Mode.dry
+        self.precise = precise
+        self.stream = Stream(rank.number, number, rank.tensors)
+        self.has_grid = False
+        self._state: dict[State, np.ndarray] = {}
+        self._shared_taken = 0
+
+    def state(self, which: State) -> np.ndarray:
+        """A register file of the core, or the state of a random generator."""
+        found = self._state.get(which)
+        if found is None:
+            found = self._state[which] = which.initial(self.hardware.partitions)
+        return found
+
+    def set_state(self, which: State, values: np.ndarray) -> None:
+        """Replace a register file; only `issue` calls this."""
+        self._state[which] = values
+
+    def allocate(
+        self,
+        shape: Sequence[int] | int,
+        dtype: Any,
+        buffer: MemoryRegion = MemoryRegion.sbuf,
+        name: str = "",
+        address: tuple[int, int] | None = None,
+    ) -> NkiTensor:
+        """A fresh, uninitialised tensor; shared HBM is the same tensor for all cores of the rank.
+
+        Raises RuleViolation for a shape or an address that the memory cannot hold.
+        """
+        element = self.stored(as_dtype(dtype))
+        sizes = _shape(shape)
+        is_region(buffer)
+        if buffer.on_chip:
+            on_chip_shape(self.hardware, sizes)
+            tile_fits(self.hardware, sizes, element, buffer)
+            if address is not None:
+                address_fits(self.hardware, sizes, element, buffer, address)
+        if buffer is MemoryRegion.shared_hbm and self.rank.logical_core_size > 1:
+            return self._allocate_shared(sizes, element, name)
+        return self._fresh(sizes, element, buffer, name, address)
+
+    def allocate_register(self, frozen: bool = False) -> VirtualRegister:
+        """A register without a value."""
+        register = VirtualRegister(frozen=frozen)
+        self.rank.tensors.add(register.cell.storage)
+        return register
+
+    def _fresh(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        buffer: MemoryRegion,
+        name: str,
+        address: tuple[int, int] | None = None,
+    ) -> NkiTensor:
+        array = np.empty(0, np.uint8) if self.dry else None
+        storage = Storage(shape, dtype, buffer, name, array=array, address=address, where=here(), fresh=True)
+        self.rank.tensors.add(storage)
+        return NkiTensor(shape, dtype, storage)
+
+    def _allocate_shared(self, shape: tuple[int, ...], dtype: DType, name: str) -> NkiTensor:
+        taken, self._shared_taken = self._shared_taken, self._shared_taken + 1
+        if taken == len(self.rank.shared):
+            self.rank.shared.append(self._fresh(shape, dtype, MemoryRegion.shared_hbm, name))
+        tensor = self.rank.shared[taken]
+        if tensor.shape != shape or tensor.dtype != dtype:
+            raise RuleViolation(
+                shared_allocations_agree,
+                f"core {self.number} allocates {shape} {dtype}, the other core {tensor.describe()}",
+                hint="make both cores run the same allocations in the same order",
+            )
+        return tensor
+
+    def stored(self, dtype: DType) -> DType:
+        """The dtype as this run stores it: NKI_PRECISE_FP=0 keeps bf16 and fp8 values as float32."""
+        if self.precise or not dtype.is_float or dtype.is_packed or dtype.itemsize >= 4 or dtype == "float16":
+            return dtype
+        return dtype.stored_as_float32()
+
+    def warn(self, message: str) -> None:
+        """Add a line to the launch's warnings, once."""
+        text = f"{message} at {here()}"
+        if text not in self.rank.warnings:
+            self.rank.warnings.append(text)
+
+
+class _Here(threading.local):
+    core: NeuronCore | None = None
+
+
+_here = _Here()
+
+
+def current_core() -> NeuronCore:
+    """The core that the calling thread runs; raises outside of a kernel."""
+    core = _here.core
+    if core is None:
+        raise NkwError(
+            "NKW-NO-KERNEL",
+            "an nki call outside of a kernel: nothing is running on a NeuronCore; call a function decorated with "
+            "@nki.jit, or nki.simulate(function)(...)",
+        )
+    return core
+
+
+def running_core() -> NeuronCore | None:
+    """The core that the calling thread runs, if any."""
+    return _here.core
+
+
+def enter(core: NeuronCore | None) -> NeuronCore | None:
+    """Make `core` the calling thread's core; returns the one before."""
+    before, _here.core = _here.core, core
+    return before
+
+
+def _shape(shape: Sequence[int] | int) -> tuple[int, ...]:
+    try:
+        sizes = tuple(
+            operator.index(size) for size in (shape if isinstance(shape, (tuple, list)) else (shape,))
+        )
+    except TypeError:
+        raise InvalidArgument("NKW-SHAPE", f"shape {shape!r:.80} is not a tuple of integers") from None
+    if not sizes or min(sizes) < 1:
+        raise InvalidArgument("NKW-SHAPE", f"shape {sizes} has an empty dim; every size is 1 or more")
+    return sizes
+
+
+@rule("NKW-REGION")
+def is_region(buffer: Any) -> None:
+    """buffer is nl.sbuf, nl.psum, nl.hbm, nl.private_hbm or nl.shared_hbm."""
+    if not isinstance(buffer, MemoryRegion):
+        raise RuleViolation(is_region, f"buffer={buffer!r:.40}", hint="buffer=nl.sbuf")
+
+
+@rule("NKW-TILE-SHAPE")
+def on_chip_shape(hardware: Hardware, shape: tuple[int, ...]) -> None:
+    """A tile on chip has two to five dims and at most 128 partitions."""
+    if not 2 <= len(shape) <= hardware.dims_max or shape[0] > hardware.partitions:
+        raise RuleViolation(
+            on_chip_shape,
+            f"shape {shape}",
+            limit=f"2 to {hardware.dims_max} dims, {hardware.partitions} partitions on {hardware.name}",
+            hint="make dim 0 the partition dim, (128, free)",
+        )
+
+
+@rule("NKW-TILE-SIZE")
+def tile_fits(hardware: Hardware, shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> None:
+    """A single tile fits into the usable bytes of a partition."""
+    needed = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+    limit = capacity_bytes(hardware, buffer)
+    if needed > limit:
+        raise RuleViolation(
+            tile_fits,
+            f"shape {shape} {dtype} needs {needed} bytes per partition of {buffer.value}",
+            limit=f"{limit} usable bytes per partition on {hardware.name}",
+            hint=f"at most {limit // dtype.itemsize} {dtype} elements per partition fit",
+        )
+
+
+@rule("NKW-ADDRESS")
+def address_fits(
+    hardware: Hardware, shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion, address: tuple[int, int]
+) -> None:
+    """address=(partition, byte) lies inside the memory with the whole tile; in PSUM it starts on a bank.
+
+    One paragraph of the reference calls the second number elements, its examples use bytes; bytes are meant here.
+    """
+    needed = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+    limit = capacity_bytes(hardware, buffer)
+    well_formed = isinstance(address, (tuple, list)) and len(address) == 2
+    inside = (
+        well_formed
+        and 0 <= address[0] <= hardware.partitions - shape[0]
+        and 0 <= address[1] <= limit - needed
+    )
+    on_bank = well_formed and (buffer is not MemoryRegion.psum or address[1] % hardware.psum_bank_bytes == 0)
+    if not (inside and on_bank):
+        raise RuleViolation(
+            address_fits,
+            f"address={address} for shape {shape} {dtype} in {buffer.value}",
+            limit=f"{hardware.partitions} partitions, {limit} bytes; PSUM banks of {hardware.psum_bank_bytes} bytes",
+        )
+
+
+@rule("NKW-SHARED-ALLOCATION")
+def shared_allocations_agree() -> None:
+    """Both cores of a logical core allocate the same shared HBM tensors in the same order."""
+
+
+def capacity_bytes(hardware: Hardware, buffer: MemoryRegion) -> int:
+    """Usable bytes per partition of an on-chip memory."""
+    if buffer is MemoryRegion.psum:
+        return hardware.psum_bytes_per_partition
+    return hardware.sbuf_usable_bytes_per_partition

@@ -1,0 +1,265 @@
+"""The instruction stream: what one core did, in program order, in columns of plain numbers.
+
+An event takes some 140 bytes: operator, engine, cost, line, and one row per operand. A row names a tensor and a
+box in it: rows (partitions on chip; in HBM all dims but the last) by bytes within a row. Everything else about
+a run, dependences, time, placement, hazards, is worked out from the stream afterwards.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+
+from simulate.errors import Location
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Accumulate, Cost, Plan
+from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
+from simulate.run.location import location
+
+READ, WRITE, ACCUMULATE = 0, 1, 2
+_ROW = 5  # tensor * 4 + kind, first row, end row, first byte, end byte
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """What reports need to know of an allocation after its bytes are gone."""
+
+    serial: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    buffer: MemoryRegion
+    row_bytes: int  # bytes per partition on chip, bytes of the last dim in HBM
+    nbytes: int
+    address: tuple[int, int] | None
+    where: Location | None
+
+
+class TensorTable:
+    """The allocations of one rank, in order; shared by the rank's cores."""
+
+    def __init__(self) -> None:
+        self.records: list[TensorRecord] = []
+
+    def add(self, storage: Storage) -> None:
+        """Give a storage its serial number and keep its record."""
+        storage.serial = len(self.records)
+        width = storage.dtype.itemsize
+        row = storage.free_size if storage.buffer.on_chip else storage.shape[-1]
+        self.records.append(
+            TensorRecord(
+                storage.serial,
+                storage.name or f"t{storage.serial}",
+                storage.shape,
+                str(storage.dtype),
+                storage.buffer,
+                row * width,
+                storage.size * width,
+                storage.address,
+                storage.where,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One operand of an event: a box of rows by bytes in a tensor, and whether it is read, written or added to."""
+
+    tensor: int
+    kind: int
+    first_row: int
+    end_row: int
+    first_byte: int
+    end_byte: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One instruction of a stream."""
+
+    index: int
+    op: str
+    name: str | None
+    engine: Engine
+    trigger: Engine
+    cost: Cost
+    where: Location
+    accesses: tuple[Access, ...]
+    meeting: int | None
+
+
+class NkiInstruction(NKIObject):
+    """The handle an instruction returns to the kernel; opaque but for ordering requests."""
+
+    __slots__ = ("_stream", "index")
+
+    def __init__(self, handle: Stream, index: int = -1) -> None:
+        self._stream = handle
+        self.index = index
+
+    def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
+        """Ask that this instruction runs after `producers`; values never change by it, only time does."""
+        for producer in producers:
+            self._stream.requested.append((producer.index, self.index))
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{self._stream.op_names[self._stream.ops[self.index]]} #{self.index}>"
+
+
+class Stream:
+    """The events of one core."""
+
+    def __init__(self, rank: int, core: int, tensors: TensorTable) -> None:
+        self.rank = rank
+        self.core = core
+        self.tensors = tensors.records
+        self.ops = array("H")
+        self.engines = array("B")
+        self.triggers = array("B")
+        self.cost_ids = array("I")
+        self.line_ids = array("I")
+        self.row_ends = array("Q")
+        self.rows = array("q")
+        self.op_names: list[str] = []
+        self.costs: list[Cost] = []
+        self.lines: list[tuple[CodeType, int]] = []
+        self.names: dict[int, str] = {}
+        self.meetings: dict[int, int] = {}
+        self.requested: list[tuple[int, int]] = []
+        self.first_use: dict[int, int] = {}
+        self.last_use: dict[int, int] = {}
+        self._op_ids: dict[str, int] = {}
+        self._cost_ids: dict[int, int] = {}
+        self._line_ids: dict[tuple[CodeType, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the columns."""
+        columns = (
+            self.ops,
+            self.engines,
+            self.triggers,
+            self.cost_ids,
+            self.line_ids,
+            self.row_ends,
+            self.rows,
+        )
+        return sum(len(column) * column.itemsize for column in columns)
+
+    def append(self, op: str, plan: Plan, line: tuple[CodeType, int], meeting: int | None) -> NkiInstruction:
+        """Record one instruction; only `issue` calls this."""
+        index = len(self.ops)
+        op_id = self._op_ids.get(op)
+        if op_id is None:
+            op_id = self._op_ids[op] = len(self.op_names)
+            self.op_names.append(op)
+        cost_id = self._cost_ids.get(id(plan.cost))
+        if cost_id is None:
+            cost_id = self._cost_ids[id(plan.cost)] = len(self.costs)
+            self.costs.append(plan.cost)  # kept alive here, so that its id stays its own
+        line_id = self._line_ids.get(line)
+        if line_id is None:
+            line_id = self._line_ids[line] = len(self.lines)
+            self.lines.append(line)
+        self.ops.append(op_id)
+        self.engines.append(plan.engine.value)
+        self.triggers.append((plan.trigger or plan.engine).value)
+        self.cost_ids.append(cost_id)
+        self.line_ids.append(line_id)
+        rows = self.rows
+        for tile in plan.reads:
+            rows.extend(self._box(tile, READ, index))
+            if tile.dynamic is not None:
+                rows.extend(self._box(tile.dynamic.index, READ, index))
+        adds = plan.accumulate is not None and plan.accumulate is not Accumulate.overwrite
+        for tile in plan.writes:
+            rows.extend(self._box(tile, ACCUMULATE if adds else WRITE, index))
+            if tile.dynamic is not None:
+                rows.extend(self._box(tile.dynamic.index, READ, index))
+        self.row_ends.append(len(rows))
+        if plan.name is not None:
+            self.names[index] = plan.name
+        if meeting is not None:
+            self.meetings[index] = meeting
+        return NkiInstruction(self, index)
+
+    def _box(self, tile: NkiTensor, kind: int, index: int) -> tuple[int, int, int, int, int]:
+        storage = tile.storage
+        serial = storage.serial
+        self.last_use[serial] = index
+        if serial not in self.first_use:
+            self.first_use[serial] = index
+        width = tile.dtype.itemsize
+        shape, strides = tile.shape, tile.strides
+        if tile.dynamic is not None:
+            # Where a run-time index leads is not known before the run: the whole tensor is the footprint.
+            record = self.tensors[serial]
+            return serial * 4 + kind, 0, record.nbytes // record.row_bytes, 0, record.row_bytes
+        if storage.buffer.on_chip:
+            row = self.tensors[serial].row_bytes // width
+            first, start = divmod(tile.offset, row) if row else (0, 0)
+            reach = start
+            for dim in range(1, len(shape)):
+                reach += (shape[dim] - 1) * strides[dim]
+            return serial * 4 + kind, first, first + shape[0], start * width, (reach + 1) * width
+        row = self.tensors[serial].row_bytes // width
+        first, start = divmod(tile.offset, row) if row else (0, 0)
+        last, reach = first, start
+        for extent, stride in zip(shape, strides):
+            if stride % row == 0:
+                last += (extent - 1) * (stride // row)
+            else:
+                reach += (extent - 1) * stride
+        if reach >= row:
+            # The pattern wraps over the end of a row: take all of the rows it touches.
+            last, start, reach = last + reach // row, 0, row - 1
+        return serial * 4 + kind, first, last + 1, start * width, (reach + 1) * width
+
+    def accesses(self, index: int) -> tuple[Access, ...]:
+        """The operands of one event."""
+        rows = self.rows
+        start = self.row_ends[index - 1] if index else 0
+        return tuple(
+            Access(rows[at] >> 2, rows[at] & 3, rows[at + 1], rows[at + 2], rows[at + 3], rows[at + 4])
+            for at in range(start, self.row_ends[index], _ROW)
+        )
+
+    def event(self, index: int) -> Event:
+        """One event with its numbers spelled out."""
+        return Event(
+            index,
+            self.op_names[self.ops[index]],
+            self.names.get(index),
+            Engine(self.engines[index]),
+            Engine(self.triggers[index]),
+            self.costs[self.cost_ids[index]],
+            location(self.lines[self.line_ids[index]]),
+            self.accesses(index),
+            self.meetings.get(index),
+        )
+
+    def __iter__(self) -> Iterator[Event]:
+        return (self.event(index) for index in range(len(self)))
+
+    def text(self) -> str:
+        """The stream as text, one event a line; the same kernel and shapes give the same bytes."""
+        marks = {READ: "", WRITE: "=", ACCUMULATE: "+="}
+        lines = []
+        for event in self:
+            operands = " ".join(
+                f"{marks[a.kind]}{self.tensors[a.tensor].name}"
+                f"[{a.first_row}:{a.end_row},{a.first_byte}:{a.end_byte}]"
+                for a in event.accesses
+            )
+            cost = event.cost
+            lines.append(
+                f"{event.index:6d} {event.engine.name:7s} {event.op:20s} "
+                f"{cost.interval_cycles:10.1f} {cost.latency_cycles:10.1f}  {operands}  @{event.where.line}"
+            )
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,181 @@
+"""Turns and meetings: how the cores of a world run one at a time and wait for each other.
+
+Each core runs the kernel's Python in a thread of its own, but exactly one holds the turn; it gives it up at a
+meeting or at its end. So runs are deterministic, a deadlock is a state that is seen at once, and the first error is the
+one shown.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import Deadlock, InvalidArgument, Location, MeetingMismatch
+from simulate.isa.plan import Meeting
+
+
+class _Abandoned(BaseException):
+    """Unwinds the thread of a core after another one has failed."""
+
+
+@dataclass
+class _Gathering:
+    """The members of one meeting that have arrived."""
+
+    serial: int
+    arrived: dict[int, tuple[Meeting, list[np.ndarray], Location]] = field(default_factory=dict)
+    cores: list[int] = field(default_factory=list)
+    results: dict[int, list[np.ndarray]] = field(default_factory=dict)
+
+
+class Turns:
+    """The order in which the cores of a world run; cores are numbered 0 … count-1."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._gatherings: dict[Hashable, _Gathering] = {}
+        self._meetings_held = 0
+        self._waiting: dict[int, str] = {}
+        self._done: set[int] = set()
+        self._error: BaseException | None = None
+        self._go = [threading.Semaphore(0) for _ in range(count)]
+        self._finished = threading.Event()
+
+    def run(self, bodies: list[Callable[[], None]]) -> None:
+        """Run one body per core to the end of all; raises the first error of any."""
+        if self.count == 1:
+            bodies[0]()
+            return
+        threads = [
+            threading.Thread(target=self._thread, args=(core, body), name=f"core-{core}")
+            for core, body in enumerate(bodies)
+        ]
+        for thread in threads:
+            thread.start()
+        self._go[0].release()
+        try:
+            self._finished.wait()
+        except BaseException as interrupt:
+            # A keyboard interrupt reaches the main thread only: let the cores unwind before passing it on.
+            self._error = interrupt
+            self._release_all()
+        for thread in threads:
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _thread(self, core: int, body: Callable[[], None]) -> None:
+        self._go[core].acquire()
+        try:
+            if self._error is None:
+                body()
+        except _Abandoned:
+            pass
+        except BaseException as error:
+            if self._error is None:
+                self._error = error
+        self._done.add(core)
+        self._pass_turn(core)
+
+    def _pass_turn(self, core: int) -> None:
+        if self._error is not None:
+            self._release_all()
+            if len(self._done) == self.count:
+                self._finished.set()
+            return
+        for step in range(1, self.count + 1):
+            candidate = (core + step) % self.count
+            if candidate not in self._done and candidate not in self._waiting:
+                self._go[candidate].release()
+                return
+        if len(self._done) == self.count:
+            self._finished.set()
+            return
+        self._error = self._deadlock()
+        self._pass_turn(core)
+
+    def _release_all(self) -> None:
+        for core, semaphore in enumerate(self._go):
+            if core not in self._done:
+                semaphore.release()
+
+    def _deadlock(self) -> Deadlock:
+        lines = [f"core {core} waits {what}" for core, what in sorted(self._waiting.items())]
+        lines += [f"core {core} has ended" for core in sorted(self._done)]
+        return Deadlock(
+            "NKW-DEADLOCK",
+            "every core that has not ended waits for another one\n  " + "\n  ".join(lines),
+        )
+
+    def meet(
+        self,
+        core: int,
+        member: int,
+        meeting: Meeting,
+        operands: list[np.ndarray],
+        where: Location,
+        dry: bool = False,
+    ) -> tuple[list[np.ndarray], int]:
+        """Wait until every member has come; returns this member's results and the meeting's serial number.
+
+        Raises MeetingMismatch where members disagree, Deadlock where one can never come.
+        """
+        gathering = self._gatherings.get(meeting.place)
+        if gathering is None:
+            gathering = self._gatherings[meeting.place] = _Gathering(self._meetings_held)
+            self._meetings_held += 1
+        gathering.arrived[member] = (meeting, operands, where)
+        if len(gathering.arrived) == len(meeting.members):
+            del self._gatherings[meeting.place]
+            self._hold(gathering, meeting, dry)
+            for waiting in gathering.cores:
+                del self._waiting[waiting]
+        else:
+            missing = [m for m in meeting.members if m not in gathering.arrived]
+            self._waiting[core] = (
+                f"in {meeting.terms.get('operation', 'a meeting')} at {where} for {', '.join(map(str, missing))}"
+            )
+            gathering.cores.append(core)
+            if self.count == 1:
+                raise self._deadlock()
+            self._pass_turn(core)
+            self._go[core].acquire()
+            if self._error is not None:
+                raise _Abandoned
+        return gathering.results[member], gathering.serial
+
+    @staticmethod
+    def _hold(gathering: _Gathering, meeting: Meeting, dry: bool) -> None:
+        arrived = [gathering.arrived[member] for member in meeting.members]
+        disagreement = _disagreement(meeting.members, arrived)
+        if disagreement:
+            raise MeetingMismatch("NKW-MEETING", disagreement, arrived[0][2])
+        if dry:
+            gathering.results = {member: [] for member in meeting.members}
+            return
+        results = meeting.exchange([operands for _, operands, _ in arrived])
+        gathering.results = dict(zip(meeting.members, results))
+
+
+def _disagreement(members: tuple[int, ...], arrived: list[tuple[Meeting, list[Any], Location]]) -> str:
+    """Every term on which the members of a meeting differ, with who says what and where; empty if none."""
+    lines = []
+    keys = list(dict.fromkeys(key for meeting, _, _ in arrived for key in meeting.terms))
+    for key in keys:
+        said = [meeting.terms.get(key) for meeting, _, _ in arrived]
+        if any(value != said[0] for value in said):
+            lines += [
+                f"  {key}: member {member} says {value} ({where})"
+                for member, value, (_, _, where) in zip(members, said, arrived)
+            ]
+    return "\n".join(["the members of a meeting disagree", *lines]) if lines else ""
+
+
+def check_world(ranks: int) -> None:
+    """Refuse a world without ranks."""
+    if ranks < 1:
+        raise InvalidArgument("NKW-WORLD", f"a world of {ranks} ranks; give 1 or more")

@@ -1,0 +1,179 @@
+"""Registers and device loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import simulate
+from simulate.errors import OutOfBounds, RuleViolation, Unsupported
+
+simulate.install("simulate")
+
+import nki  # noqa: E402
+import nki.isa as nisa  # noqa: E402
+import nki.language as nl  # noqa: E402
+
+
+def run(kernel, *arrays):
+    return nki.simulate(kernel)(*arrays)
+
+
+def numbers(values, shape=(1, 1)):
+    return np.array(values, np.int32).reshape(shape)
+
+
+def test_a_register_carries_a_word_from_tile_to_tile() -> None:
+    def kernel(x):
+        out = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.shared_hbm)
+        first = nisa.register_alloc()
+        second = nisa.register_alloc(7)
+        nisa.register_load(first, nl.load(x))
+        nisa.register_move(second, first)
+        nisa.register_store(out, second)
+        return out
+
+    for word in (-(2**31), -1, 0, 2**31 - 1):
+        assert run(kernel, numbers([word]))[0, 0] == word
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"), [(2**32 - 1, True), (2**32, False), (-(2**31), True), (-(2**31) - 1, False)]
+)
+def test_an_immediate_has_32_bits(value: int, fits: bool) -> None:
+    def kernel(x):
+        nisa.register_store(x, nisa.register_alloc(value))
+        return x
+
+    if fits:
+        assert int(run(kernel, numbers([0]))[0, 0]) % 2**32 == value % 2**32
+    else:
+        with pytest.raises(RuleViolation, match="NKW-REGISTER-IMMEDIATE"):
+            run(kernel, numbers([0]))
+
+
+def test_a_register_is_set_before_it_is_read() -> None:
+    def kernel(x):
+        nisa.register_store(x, nisa.register_alloc())
+        return x
+
+    with pytest.raises(RuleViolation, match="NKW-UNWRITTEN"):
+        run(kernel, numbers([0]))
+
+
+@pytest.mark.parametrize("use", [lambda r: r + 1, lambda r: range(r), lambda r: int(r), lambda r: r * 128])
+def test_refuses_python_on_registers(use) -> None:
+    def kernel(x):
+        use(nisa.register_alloc(1))
+        return x
+
+    with pytest.raises(RuleViolation, match="NKW-REGISTER-PYTHON"):
+        run(kernel, numbers([0]))
+
+
+def copy_row(x, rows):
+    """Rows of x named by a device loop, through an address that is read at run time."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    count = nisa.register_alloc()
+    nisa.register_load(count, nl.load(rows))
+    tile = nl.ndarray(x.shape, dtype=x.dtype)
+    nisa.dma_copy(dst=tile, src=x)
+    nisa.dma_copy(dst=out, src=tile)
+
+    def body(i):
+        row = nl.ndarray((1, x.shape[1]), dtype=x.dtype)
+        nisa.dma_copy(dst=row, src=x.ap([[x.shape[1], 1], [1, x.shape[1]]], scalar_offset=i))
+        nisa.tensor_tensor(dst=row, data1=row, data2=row, op=nl.add)
+        nisa.dma_copy(dst=out.ap([[x.shape[1], 1], [1, x.shape[1]]], scalar_offset=i), src=row)
+
+    nl.fori_loop(0, count, body)
+    return out
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_a_loop_runs_as_often_as_its_register_says(rows: int) -> None:
+    x = np.arange(15, dtype=np.float32).reshape(5, 3)
+    expected = x.copy()
+    expected[:rows] *= 2
+    assert np.array_equal(run(copy_row, x, numbers([rows])), expected)
+
+
+def test_a_loop_that_runs_over_the_end_is_refused() -> None:
+    with pytest.raises(OutOfBounds, match="index 5 is out of bounds for axis 0 with size 5"):
+        run(copy_row, np.ones((5, 3), np.float32), numbers([6]))
+
+
+def test_fori_loop_counts_by_step() -> None:
+    def kernel(x):
+        def body(i):
+            nisa.register_store(x.ap([[1, 1], [1, 1]], scalar_offset=i), i)
+
+        nl.fori_loop(1, 9, body, 3)
+        return x
+
+    assert run(kernel, numbers([-1] * 9, (9, 1)))[:, 0].tolist() == [-1, 1, -1, -1, 4, -1, -1, 7, -1]
+
+
+def test_while_loop_runs_until_its_register_is_zero() -> None:
+    def kernel(x, steps):
+        tile = nl.load(steps)
+        total = nl.load(x)
+        one = nl.ones((1, 1), dtype=nl.int32)
+        condition = nisa.register_alloc()
+        nisa.register_load(condition, tile)
+
+        def body(register):
+            nisa.tensor_tensor(dst=tile, data1=tile, data2=one, op=nl.subtract)
+            nisa.tensor_tensor(dst=total, data1=total, data2=total, op=nl.add)
+            nisa.register_load(register, tile)
+            return register
+
+        nl.while_loop(condition, body)
+        nisa.dma_copy(dst=x, src=total)
+        return x
+
+    assert run(kernel, numbers([1]), numbers([10]))[0, 0] == 1024
+    assert run(kernel, numbers([1]), numbers([0]))[0, 0] == 1
+
+
+def test_a_body_keeps_to_what_loops_allow() -> None:
+    def writes_counter(x):
+        nl.fori_loop(0, 2, lambda i: nisa.register_move(i, 0))
+        return x
+
+    def returns_something(x):
+        nl.fori_loop(0, 2, lambda i: i)
+        return x
+
+    def loses_register(x):
+        nl.while_loop(nisa.register_alloc(1), lambda r: None)
+        return x
+
+    def zero_step(x):
+        nl.fori_loop(0, 2, lambda i: None, 0)
+        return x
+
+    for kernel, code in (
+        (writes_counter, "NKW-REGISTER-FROZEN"),
+        (returns_something, "NKW-LOOP-BODY"),
+        (loses_register, "NKW-LOOP-CONDITION"),
+        (zero_step, "NKW-LOOP-STEP"),
+    ):
+        with pytest.raises(RuleViolation, match=code):
+            run(kernel, numbers([0]))
+
+
+def test_a_dry_run_cannot_follow_a_register() -> None:
+    x = np.ones((5, 3), np.float32)
+    with pytest.raises(Unsupported, match="NKW-DRY-CONTROL"):
+        simulate.launch(copy_row, [((x, numbers([1])), {})], mode=simulate.Mode.dry)
+
+
+def test_dynamic_range_warns_that_it_is_deprecated() -> None:
+    def kernel(x):
+        for i in nl.dynamic_range(3):
+            nisa.register_store(x.ap([[1, 1], [1, 1]], scalar_offset=i), i)
+        return x
+
+    with pytest.warns(DeprecationWarning, match="fori_loop"):
+        assert run(kernel, numbers([9] * 3, (3, 1)))[:, 0].tolist() == [0, 1, 2]
