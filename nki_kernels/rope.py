@@ -1,0 +1,98 @@
+"""rope: rotary position embedding, half-split as in Hugging Face's Llama.
+
+With a head's row cut in halves a and b, and c, s the cosines and sines of the row's position:
+
+    a' = a * c - b * s        b' = b * c + a * s
+
+Dimensions
+    T   tokens; heads; D head size (even); S positions that the tables hold.
+
+Arguments
+    x          [T, heads * D] @ HBM, float32 or bfloat16
+    positions  [T, 1] @ HBM, int32, 0 <= position < S
+    cos, sin   [S, D/2] @ HBM, float32
+    heads      compile-time int
+    returns y  [T, heads * D] @ HBM, x's dtype
+
+Layout
+    Tokens on the partitions, so that every partition needs one row of each table, which an indirect DMA fetches by
+    position. Heads and halves lie along the free dim, where the table rows are repeated by stride 0.
+
+Tiling
+    for 128 tokens: x times cos, x times sin, then one half less, the other half plus the sines of its opposite.
+
+Limits
+    heads * D up to 8192: three float32 tiles and the result lie in SBUF together.
+
+Cost
+    HBM: x and y once, one row of each table per token. Four Vector instructions and five DMAs for 128 tokens.
+    Bound: DMA.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.precision import widened
+from nki_kernels.tiles import PARTITIONS, expect_dims, load
+
+MAX_WIDTH = 8192
+
+
+@nki.jit
+def rope(x, positions, cos, sin, heads):
+    """Every head of every row, turned by the angles of the row's position."""
+    expect_dims(2, x, "x [T, heads * D]")
+    expect_dims(2, cos, "cos [S, D/2]")
+    tokens, width = x.shape
+    half = cos.shape[1]
+    assert width == heads * 2 * half, (
+        f"{heads} heads with tables of width {half} need x of {2 * heads * half}, not {width}"
+    )
+    assert width <= MAX_WIDTH, f"rope takes rows of at most {MAX_WIDTH}, not {width}"
+    assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}"
+    assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
+    y = nl.ndarray((tokens, width), dtype=x.dtype, buffer=nl.shared_hbm)
+    for first in range(0, tokens, PARTITIONS):
+        last = min(tokens, first + PARTITIONS)
+        rows = last - first
+        row_numbers = load(positions[first:last, :], nl.int32)
+        shape = (rows, heads, 2, half)
+        tile = load(x[first:last, :], x.dtype).reshape(shape)
+        with_cos = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=with_cos, data1=tile, data2=gather(cos, row_numbers, heads), op=nl.multiply)
+        with_sin = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=with_sin, data1=tile, data2=gather(sin, row_numbers, heads), op=nl.multiply)
+        result = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.tensor_tensor(
+            dst=result[:, :, 0, :], data1=with_cos[:, :, 0, :], data2=with_sin[:, :, 1, :], op=nl.subtract
+        )
+        nisa.tensor_tensor(
+            dst=result[:, :, 1, :], data1=with_cos[:, :, 1, :], data2=with_sin[:, :, 0, :], op=nl.add
+        )
+        nisa.dma_copy(dst=y[first:last, :], src=result)
+    return y
+
+
+def gather(table, row_numbers, heads):
+    """Rows of a table [S, half] by number, seen as [rows, heads, 2, half]: the same for every head and both halves."""
+    rows = row_numbers.shape[0]
+    half = table.shape[1]
+    tile = nl.ndarray((rows, half), dtype=table.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=table.ap(pattern=[[half, rows], [1, half]], vector_offset=row_numbers))
+    return tile.reshape((rows, 1, 1, half)).broadcast(1, heads).broadcast(2, 2)
+
+
+def rope_reference(
+    x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray, heads: int
+) -> np.ndarray:
+    """Hugging Face's form, x * cos + rotate_half(x) * sin, in float32."""
+    wide = widened(x).reshape(x.shape[0], heads, -1)
+    cosines = np.tile(widened(cos)[positions], 2)
+    sines = np.tile(widened(sin)[positions], 2)
+    first, second = np.split(wide, 2, axis=2)
+    rotated = np.concatenate([-second, first], axis=2)
+    return (wide * cosines + rotated * sines).reshape(x.shape).astype(x.dtype)

@@ -1,0 +1,210 @@
+"""Tile helpers that the kernels share: loading, transposing, normalising and multiplying blocks of a matrix.
+
+A matrix product contracts over partitions, so both of its operands lie in SBUF as *blocks*: a matrix [K, columns] is a
+tile [row in block, block, column] of ceil(K / 128) blocks, the last of which may be short. Activations arrive row by
+row, [T, K], and are brought into the same form, [k in block, block, t], by transposes on the Tensor engine.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+PARTITIONS = 128
+"""Partitions of SBUF and PSUM, and rows and columns of the PE array, on every chip (nl.tile_size.pmax)."""
+
+BANK = 512
+"""float32 per partition of a PSUM bank, and columns of the widest moving tile that every chip takes."""
+
+ACCUMULATOR_BANKS = 4
+"""PSUM banks of one product: half of the eight, so that the next product can start while these are read out."""
+
+WEIGHT_ELEMENTS = 8192
+"""Elements per partition of one loaded weight tile: 32 KiB in float32, DMAs of up to 4 MiB."""
+
+RESIDENT_ELEMENTS = 16384
+"""Elements per partition of transposed activations that stay in SBUF during a product: 64 KiB in float32."""
+
+MASKED = -1.0e30
+"""Added to scores that must not count: far below any score, and far from the end of float32."""
+
+
+def expect_dims(dims, tensor, form):
+    """Refuse a tensor that has not the dims that `form` shows, as in "x [T, H]", before its shape is unpacked."""
+    assert len(tensor.shape) == dims, f"expected {form}, not a tensor of shape {tensor.shape}"
+
+
+def blocks(size, height=PARTITIONS):
+    """Number of blocks of `height` rows that cover `size` rows."""
+    return (size + height - 1) // height
+
+
+def rows_at_once(depth):
+    """Rows that share one pass over the weights: at most 512, fewer if [depth] x rows outgrows its share of SBUF."""
+    tiles = min(ACCUMULATOR_BANKS, RESIDENT_ELEMENTS // (blocks(depth) * PARTITIONS))
+    return PARTITIONS * max(1, tiles)
+
+
+def columns_at_once(rows):
+    """Columns of one product, so that all of its rows accumulate in ACCUMULATOR_BANKS banks."""
+    return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows))
+
+
+def cast(tile, dtype):
+    """The tile itself if it has the dtype, else a copy in it."""
+    if tile.dtype == dtype:
+        return tile
+    result = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=tile)
+    return result
+
+
+def load(source, dtype):
+    """A tile of at most 128 rows from HBM, cast on chip if need be."""
+    tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=source)
+    return cast(tile, dtype)
+
+
+def load_repeated(row, rows):
+    """A row [1, n] of HBM on each of `rows` partitions: [rows, n]; operands do not broadcast over partitions."""
+    columns = row.shape[1]
+    tile = nl.ndarray((rows, columns), dtype=row.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=row.ap(pattern=[[0, rows], [1, columns]]))
+    return tile
+
+
+def load_blocks(matrix, dtype, height=PARTITIONS):
+    """A matrix [K, columns] (or [K, a, b], columns = a * b) of HBM as blocks [height, ceil(K / height), columns].
+
+    One DMA brings all full blocks, a second one the short block. A cast is an instruction of its own.
+    """
+    depth = matrix.shape[0]
+    columns = matrix.shape[1] if len(matrix.shape) == 2 else matrix.shape[1] * matrix.shape[2]
+    shape = (min(height, depth), blocks(depth, height), columns)
+    raw = nl.ndarray(shape, dtype=matrix.dtype, buffer=nl.sbuf)
+    result = raw if matrix.dtype == dtype else nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+    full = depth // height
+    if full > 0:
+        order = (1, 0, 2) if len(matrix.shape) == 2 else (1, 0, 2, 3)
+        source = matrix[0 : full * height].reshape_dim(0, (full, height)).permute(order)
+        nisa.dma_copy(dst=raw[:, 0:full, :], src=source)
+        if matrix.dtype != dtype:
+            nisa.tensor_copy(dst=result[:, 0:full, :], src=raw[:, 0:full, :])
+    short = depth - full * height
+    if short > 0:
+        nisa.dma_copy(dst=raw[0:short, full, :], src=matrix[full * height : depth])
+        if matrix.dtype != dtype:
+            nisa.tensor_copy(dst=result[0:short, full, :], src=raw[0:short, full, :])
+    return result
+
+
+def transpose_into(result, first_block, first_row, tile):
+    """Write a tile [rows, n] as blocks [width, ., rows] of `result` [width, blocks, all rows], from the given corner.
+
+    As many transposes as fit share a PSUM bank and leave it by one copy.
+    """
+    rows, columns = tile.shape
+    width = result.shape[0]
+    full = columns // width
+    per_bank = BANK // rows
+    end_row = first_row + rows
+    for first in range(0, full, per_bank):
+        count = min(per_bank, full - first)
+        bank = nl.ndarray((width, count, rows), dtype=tile.dtype, buffer=nl.psum)
+        for i in range(count):
+            start = (first + i) * width
+            nisa.nc_transpose(dst=bank[:, i, :], data=tile[:, start : start + width])
+        at = first_block + first
+        nisa.tensor_copy(dst=result[:, at : at + count, first_row:end_row], src=bank)
+    short = columns - full * width
+    if short > 0:
+        bank = nl.ndarray((short, rows), dtype=tile.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=bank, data=tile[:, full * width : columns])
+        nisa.tensor_copy(dst=result[0:short, first_block + full, first_row:end_row], src=bank)
+
+
+def transposed(tile, width=PARTITIONS):
+    """A tile [rows, n] as blocks [width, ceil(n / width), rows]."""
+    rows, columns = tile.shape
+    shape = (min(width, columns), blocks(columns, width), rows)
+    result = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
+    transpose_into(result, 0, 0, tile)
+    return result
+
+
+def rms_normalised(tile, weight, eps):
+    """A tile [rows, H] divided by the root mean square of each row and multiplied by `weight` [rows, H].
+
+    The squares go where the result will be: only their sum, taken in float32, is wanted.
+    """
+    rows, columns = tile.shape
+    result = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
+    squares = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(
+        dst=result,
+        op=nl.square,
+        data=tile,
+        reduce_op=nl.add,
+        reduce_res=squares,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
+    bias = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=bias, value=eps)
+    scale = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=scale, op=nl.rsqrt, data=squares, scale=1.0 / columns, bias=bias)
+    nisa.scalar_tensor_tensor(
+        dst=result, data=tile, op0=nl.multiply, operand0=scale, op1=nl.multiply, operand1=weight
+    )
+    return result
+
+
+def load_transposed(x, first, rows, norm_weight=None, eps=0.0):
+    """Rows first … first + rows of x [T, K] as blocks [k in block, block, row], RMS-normalised if a weight is given.
+
+    norm_weight: [at least min(rows, 128), K] @ SBUF, see load_repeated.
+    """
+    depth = x.shape[1]
+    shape = (min(depth, PARTITIONS), blocks(depth), rows)
+    result = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
+    for row in range(0, rows, PARTITIONS):
+        count = min(PARTITIONS, rows - row)
+        tile = load(x[first + row : first + row + count, :], x.dtype)
+        if norm_weight is not None:
+            tile = rms_normalised(tile, norm_weight[0:count, :], eps)
+        transpose_into(result, 0, row, tile)
+    return result
+
+
+def multiply(x, matrix, height=PARTITIONS):
+    """The product of transposed rows x [k in block, block, row] and a matrix [K, columns] of HBM, in PSUM.
+
+    Returns one float32 tile [rows, columns] for each 128 rows, of at most ACCUMULATOR_BANKS banks in all. The matrix
+    is read once, cast to x's dtype; a loaded tile serves all rows, and a stationary tile all columns.
+    """
+    rows = x.shape[2]
+    depth = matrix.shape[0]
+    columns = matrix.shape[1] if len(matrix.shape) == 2 else matrix.shape[1] * matrix.shape[2]
+    sums = []
+    for row in range(0, rows, PARTITIONS):
+        count = min(PARTITIONS, rows - row)
+        sums.append(nl.ndarray((count, columns), dtype=nl.float32, buffer=nl.psum))
+    per_load = max(1, WEIGHT_ELEMENTS // columns)
+    for first in range(0, blocks(depth, height), per_load):
+        start = first * height
+        end = min(depth, start + per_load * height)
+        weights = load_blocks(matrix[start:end], x.dtype, height)
+        for block in range(blocks(end - start, height)):
+            used = min(height, end - start - block * height)
+            for tile in range(len(sums)):
+                row = tile * PARTITIONS
+                stationary = x[0:used, first + block, row : min(rows, row + PARTITIONS)]
+                for column in range(0, columns, BANK):
+                    last = min(columns, column + BANK)
+                    nisa.nc_matmul(
+                        dst=sums[tile][:, column:last],
+                        stationary=stationary,
+                        moving=weights[0:used, block, column:last],
+                        accumulate=first + block > 0,
+                    )
+    return sums

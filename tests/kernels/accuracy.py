@@ -1,0 +1,101 @@
+"""How far a kernel may be from the truth: no more than twice as far as plain numpy in the same storage dtypes.
+
+The truth is the kernel's reference evaluated in float64. One unit in the last place of the largest output is allowed
+on top, for the cases where numpy happens to be exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import simulate
+
+TARGETS = ("trn1", "trn2", "trn3")
+ODD_SIZES = (8, 64, 127, 128, 129, 172)
+"""Around one tile of 128 partitions, below it, and ragged above it."""
+
+_FRACTION_BITS = {"float32": 23, "bfloat16": 7, "float16": 10}
+
+
+def last_place(dtype: np.dtype, magnitude: float) -> float:
+    """The distance of neighbouring values of `dtype` at `magnitude`."""
+    exponent = math.frexp(magnitude)[1] - 1 if magnitude else 0
+    return 2.0 ** (exponent - _FRACTION_BITS[dtype.name])
+
+
+def compare(kernel_output: np.ndarray, reference_float64: np.ndarray, numpy_same_dtype: np.ndarray) -> None:
+    """Assert that the kernel's largest error is at most twice numpy's plus one last place; prints both errors."""
+    assert kernel_output.shape == reference_float64.shape
+    assert kernel_output.dtype == numpy_same_dtype.dtype
+    errors = np.abs(kernel_output.astype(np.float64) - reference_float64)
+    numpy_error = float(np.abs(numpy_same_dtype.astype(np.float64) - reference_float64).max())
+    place = last_place(kernel_output.dtype, float(np.abs(reference_float64).max()))
+    bound = 2 * numpy_error + place
+    worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(errors)), errors.shape))
+    beyond = int(np.count_nonzero(~(errors <= bound)))
+    report = (
+        f"kernel error {errors.max():.3g}, numpy error {numpy_error:.3g}, last place {place:.3g}; worst at {worst}: "
+        f"{float(kernel_output[worst]):.9g} for {reference_float64[worst]:.9g}; "
+        f"{beyond} of {errors.size} beyond {bound:.3g}"
+    )
+    print(report)
+    assert beyond == 0, report
+
+
+def run(kernel: Any, arguments: Sequence[Any], target: str = "trn1") -> Any:
+    """What a kernel returns on one rank of a chip; the arguments are copied, so in-place updates stay inside."""
+    return simulate.World(target).launch(kernel, [(copied(arguments), {})]).outputs[0]
+
+
+def check(
+    kernel: Any, reference: Callable[..., Any], arguments: Sequence[Any], target: str = "trn1"
+) -> tuple[np.ndarray, ...]:
+    """Run a kernel, compare every float output with its reference in float64, and return the outputs."""
+    outputs = as_tuple(run(kernel, arguments, target))
+    compare_all(outputs, reference, arguments)
+    return outputs
+
+
+def compare_all(
+    outputs: Sequence[np.ndarray], reference: Callable[..., Any], arguments: Sequence[Any]
+) -> None:
+    """Compare outputs with the reference of the arguments; integer outputs have to be equal."""
+    plain = as_tuple(reference(*copied(arguments)))
+    exact = as_tuple(reference(*(in_float64(argument) for argument in arguments)))
+    assert len(outputs) == len(plain)
+    for output, truth, same_dtype in zip(outputs, exact, plain):
+        if output.dtype.kind in "iu":
+            assert np.array_equal(output, same_dtype)
+        else:
+            compare(output, truth, same_dtype)
+
+
+def copied(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Arguments with every array copied."""
+    return tuple(a.copy() if isinstance(a, np.ndarray) else a for a in arguments)
+
+
+def in_float64(argument: Any) -> Any:
+    """An array of floats in float64; anything else as it is."""
+    if isinstance(argument, np.ndarray) and argument.dtype.kind not in "iu":
+        return argument.astype(np.float64)
+    return argument
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """The outputs of a kernel as a tuple, also if there is one."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def normal(seed: int, *shape: int, dtype: Any = np.float32, scale: float = 1.0) -> np.ndarray:
+    """Normally distributed values of a fixed seed, stored in `dtype`."""
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(dtype)
+
+
+def whole_numbers(seed: int, *shape: int, largest: int = 8) -> np.ndarray:
+    """float32 whole numbers so small that sums of products of them are exact."""
+    return np.random.default_rng(seed).integers(-largest, largest + 1, shape).astype(np.float32)

@@ -1,0 +1,50 @@
+"""The accuracy judge itself: it speaks on a kernel that is too far off and is silent on one that is not."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.kernels.accuracy import compare, last_place
+
+TRUTH = np.array([[1.0, 2.0], [3.0, 4.0]])
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def test_last_place_is_the_spacing_of_the_dtype() -> None:
+    for magnitude in (0.75, 1.0, 5.0, 1e10):
+        assert last_place(np.dtype(np.float32), magnitude) == np.spacing(np.float32(magnitude))
+        assert last_place(BF16, magnitude) == float(np.spacing(BF16.type(magnitude)))
+
+
+def test_accepts_an_error_of_one_last_place_where_numpy_is_exact() -> None:
+    plain = TRUTH.astype(np.float32)
+    compare(plain + last_place(plain.dtype, 4.0) * np.float32([[0, 1], [0, 0]]), TRUTH, plain)
+
+
+def test_refuses_an_error_of_two_last_places_where_numpy_is_exact() -> None:
+    plain = TRUTH.astype(np.float32)
+    with pytest.raises(AssertionError, match=r"worst at \(0, 1\).*1 of 4 beyond"):
+        compare(plain + 2 * last_place(plain.dtype, 4.0) * np.float32([[0, 1], [0, 0]]), TRUTH, plain)
+
+
+def test_accepts_twice_the_error_of_numpy_and_refuses_thrice() -> None:
+    off = np.full((2, 2), 2.0**-10, np.float32)
+    plain = TRUTH.astype(np.float32) + off
+    compare(TRUTH.astype(np.float32) + 2 * off, TRUTH, plain)
+    with pytest.raises(AssertionError, match="4 of 4 beyond"):
+        compare(TRUTH.astype(np.float32) + 3 * off, TRUTH, plain)
+
+
+def test_refuses_nan() -> None:
+    plain = TRUTH.astype(np.float32)
+    sick = plain.copy()
+    sick[1, 0] = np.nan
+    with pytest.raises(AssertionError, match="1 of 4 beyond"):
+        compare(sick, TRUTH, plain)
+
+
+def test_refuses_another_dtype_than_numpys() -> None:
+    with pytest.raises(AssertionError):
+        compare(TRUTH.astype(BF16), TRUTH, TRUTH.astype(np.float32))

@@ -1,0 +1,142 @@
+"""Kernels keep to the Python that the NKI language guide lists; what the public kernel library never uses is out."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import nki_kernels
+
+FOLDER = Path(nki_kernels.__file__).parent
+FILES = sorted(path for path in FOLDER.rglob("*.py") if path.name != "__init__.py")
+DEVICE = {"nisa", "nl", "ncc", "nki"}
+ALLOWED_IMPORTS = {"__future__", "nki", "nki_kernels", "numpy"}
+FORBIDDEN_NODES = (
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+    ast.Lambda,
+    ast.Try,
+    ast.Raise,
+    ast.With,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Global,
+    ast.Nonlocal,
+    ast.Starred,
+    ast.NamedExpr,
+    ast.Import,
+    ast.ImportFrom,
+    ast.Yield,
+    ast.YieldFrom,
+    ast.Await,
+    ast.Match,
+    ast.Delete,
+    ast.Set,
+)
+FORBIDDEN_CALLS = set(
+    "enumerate zip sum any all sorted reversed map filter getattr setattr hasattr isinstance eval exec open".split()
+)
+
+
+def runs_on_device(function: ast.FunctionDef) -> bool:
+    """References are plain numpy; every other function of a kernel file is specialised with the kernel."""
+    return not function.name.endswith("_reference")
+
+
+def offences(function: ast.FunctionDef) -> list[str]:
+    """What a kernel function uses that the language subset lacks, with the line."""
+    found = []
+    arguments = function.args
+    if arguments.kwonlyargs:
+        found.append(f"{function.lineno}: keyword-only arguments")
+    for default in arguments.defaults:
+        if isinstance(default, (ast.List, ast.Dict)):
+            found.append(f"{default.lineno}: a list or dict as default")
+    for node in ast.walk(function):
+        if isinstance(node, FORBIDDEN_NODES) or (isinstance(node, ast.FunctionDef) and node is not function):
+            found.append(f"{node.lineno}: {type(node).__name__}")
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS
+        ):
+            found.append(f"{node.lineno}: {node.func.id}()")
+        elif isinstance(node, ast.Compare):
+            for operator, right in zip(node.ops, node.comparators):
+                against_none = isinstance(right, ast.Constant) and right.value is None
+                if isinstance(operator, (ast.Is, ast.IsNot)) and not against_none:
+                    found.append(f"{node.lineno}: is, against something else than None")
+        elif isinstance(node, ast.Name) and node.id == "np":
+            found.append(f"{node.lineno}: numpy")
+    return found
+
+
+def functions(source: str) -> list[ast.FunctionDef]:
+    return [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_kernels_keep_to_the_language_subset(path: Path) -> None:
+    if path.stem == "precision":
+        return
+    found = [
+        f"{path.name}:{line}"
+        for function in functions(path.read_text())
+        if runs_on_device(function)
+        for line in offences(function)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_kernel_files_import_nki_and_numpy_only(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            roots = {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            roots = {str(node.module).split(".")[0]}
+        else:
+            continue
+        assert roots <= ALLOWED_IMPORTS, f"{path.name}:{node.lineno}"
+
+
+def test_only_kernels_are_decorated_and_each_has_its_reference() -> None:
+    for name in nki_kernels.__all__:
+        if name.endswith("_reference"):
+            continue
+        here = functions((FOLDER / f"{name}.py").read_text())
+        decorated = [function.name for function in here if function.decorator_list]
+        assert decorated == [name]
+        by_name = {function.name: [a.arg for a in function.args.args] for function in here}
+        assert by_name[f"{name}_reference"] == by_name[name]
+
+
+@pytest.mark.parametrize(
+    ("line", "offence"),
+    [
+        ("a = [b for b in range(3)]", "ListComp"),
+        ("f = lambda x: x", "Lambda"),
+        ("for i, b in enumerate(a): pass", "enumerate()"),
+        ("if a is b: pass", "is, against something else than None"),
+        ("a = np.zeros(3)", "numpy"),
+        ("a = f(*b)", "Starred"),
+    ],
+)
+def test_the_check_speaks_on_what_is_out(line: str, offence: str) -> None:
+    (function,) = functions(f"def kernel(a):\n    {line}\n")
+    assert offence in [found.split(": ", 1)[1] for found in offences(function)]
+
+
+def test_the_check_is_silent_on_what_is_in() -> None:
+    (function,) = functions(
+        "def kernel(a, b=None):\n"
+        "    assert a.shape == (1, 1), f'a is {a.shape}'\n"
+        "    tiles = []\n"
+        "    for i in range(0, 4, 2):\n"
+        "        tiles.append(a[i : min(4, i + 2)] if b is None else b)\n"
+        "    return tiles, len(tiles)\n"
+    )
+    assert offences(function) == []

@@ -1,0 +1,94 @@
+"""matmul at ragged sizes, in both dtypes, on every chip."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nki_kernels as kernels
+import simulate
+from tests.kernels.accuracy import ODD_SIZES, TARGETS, check, normal, run, whole_numbers
+
+BF16 = ml_dtypes.bfloat16
+CASE = (kernels.matmul, kernels.matmul_reference)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("a_dtype", "b_dtype"), [(np.float32, np.float32), (np.float32, BF16), (BF16, BF16)])
+def test_dtypes_on_every_chip(target: str, a_dtype: type, b_dtype: type) -> None:
+    check(*CASE, (normal(1, 129, 172, dtype=a_dtype), normal(2, 172, 72, dtype=b_dtype)), target)
+
+
+@pytest.mark.parametrize("size", ODD_SIZES)
+def test_ragged_rows_contraction_and_columns(size: int) -> None:
+    check(*CASE, (normal(1, size, 40), normal(2, 40, 24)))
+    check(*CASE, (normal(1, 24, size), normal(2, size, 40)))
+    check(*CASE, (normal(1, 24, 40), normal(2, 40, size)))
+
+
+@pytest.mark.parametrize("rows", [1, 511, 512, 513])
+def test_rows_that_share_one_pass_over_the_weights(rows: int) -> None:
+    check(*CASE, (normal(1, rows, 136), normal(2, 136, 20)))
+
+
+@pytest.mark.parametrize("columns", [511, 512, 513, 2049])
+def test_columns_around_a_bank_and_around_a_column_group(columns: int) -> None:
+    check(*CASE, (normal(1, 5, 130), normal(2, 130, columns)))
+
+
+def test_contraction_over_several_weight_tiles() -> None:
+    check(*CASE, (normal(1, 3, 1300), normal(2, 1300, 2048, dtype=BF16)))
+
+
+@pytest.mark.parametrize("depth", [127, 128, 129])
+def test_a_given_transposed(depth: int) -> None:
+    check(*CASE, (normal(1, depth, 130), normal(2, depth, 20), True))
+
+
+def test_whole_numbers_are_exact() -> None:
+    a, b = whole_numbers(1, 130, 200), whole_numbers(2, 200, 600)
+    assert np.array_equal(run(kernels.matmul, (a, b)), a @ b)
+
+
+def test_target_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = whole_numbers(1, 8, 8), whole_numbers(2, 8, 8)
+    for target in TARGETS:
+        monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
+        with simulate.recorded() as launches:
+            assert np.array_equal(kernels.matmul(a, b), a @ b)
+        assert launches[0].hardware.name == target
+
+
+def test_refuses_contractions_that_differ() -> None:
+    run(kernels.matmul, (normal(1, 4, 8), normal(2, 8, 4)))
+    with pytest.raises(AssertionError, match="matmul contracts 8 columns of a with 9 rows of b"):
+        run(kernels.matmul, (normal(1, 4, 8), normal(2, 9, 4)))
+
+
+def test_refuses_a_contraction_beyond_sbuf() -> None:
+    ones = np.ones((1, 16384), np.float32)
+    assert run(kernels.matmul, (ones, ones.T.copy()))[0, 0] == 16384
+    with pytest.raises(AssertionError, match="matmul contracts at most 16384, not 16385"):
+        run(kernels.matmul, (np.ones((1, 16385), np.float32), np.ones((16385, 1), np.float32)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("rows", [1, 512])
+def test_the_largest_contraction_fits_on_the_smallest_chip(rows: int, dtype: type) -> None:
+    """Planned and placed without computing numbers; a launch refuses tiles that do not fit."""
+    arguments = np.empty((rows, 16384), dtype), np.empty((16384, 2600), BF16)
+    simulate.World("trn1").launch(kernels.matmul, [(arguments, {})], mode=simulate.Mode.dry)
+
+
+def test_a_loaded_weight_tile_serves_all_rows() -> None:
+    """512 rows read the weights as often as one row does."""
+    loads = []
+    for rows in (1, 512):
+        launch = simulate.World("trn1").launch(
+            kernels.matmul, [((normal(1, rows, 256), normal(2, 256, 512)), {})]
+        )
+        stream = launch.streams[0]
+        weights = next(t.serial for t in stream.tensors if t.name == "b")
+        loads.append(sum(event.op == "dma_copy" and event.accesses[0].tensor == weights for event in stream))
+    assert loads == [1, 1]

@@ -1,0 +1,142 @@
+"""embedding, rmsnorm and rope: kernels that work row by row."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nki_kernels as kernels
+from simulate.errors import OutOfBounds
+from tests.kernels.accuracy import ODD_SIZES, TARGETS, check, compare, normal, run
+
+BF16 = ml_dtypes.bfloat16
+EPS = 1e-5
+
+
+def row_numbers(seed: int, rows: int, limit: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, limit, (rows, 1)).astype(np.int32)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_embedding_is_exact(target: str, dtype: type) -> None:
+    table, ids = normal(1, 50, 72, dtype=dtype), row_numbers(2, 9, 50)
+    x = run(kernels.embedding, (ids, table), target)
+    assert x.dtype == np.float32
+    assert np.array_equal(x, kernels.embedding_reference(ids, table))
+
+
+@pytest.mark.parametrize("tokens", [1, *ODD_SIZES])
+def test_embedding_of_any_number_of_tokens(tokens: int) -> None:
+    table, ids = normal(1, 300, 12), row_numbers(2, tokens, 300)
+    assert np.array_equal(run(kernels.embedding, (ids, table)), table[ids[:, 0]])
+
+
+def test_embedding_takes_the_last_id_and_refuses_the_next() -> None:
+    table = normal(1, 20, 8)
+    assert np.array_equal(run(kernels.embedding, (np.int32([[19]]), table)), table[19:])
+    with pytest.raises(OutOfBounds, match="index 20 is out of bounds for axis 0 with size 20"):
+        run(kernels.embedding, (np.int32([[20]]), table))
+
+
+def test_embedding_refuses_ids_in_a_row() -> None:
+    run(kernels.embedding, (np.int32([[1], [2]]), normal(1, 4, 8)))
+    with pytest.raises(AssertionError, match=r"ids are \[T, 1\], not \(1, 2\)"):
+        run(kernels.embedding, (np.int32([[1, 2]]), normal(1, 4, 8)))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("x_dtype", "w_dtype"), [(np.float32, np.float32), (np.float32, BF16), (BF16, BF16)])
+def test_rmsnorm_dtypes_on_every_chip(target: str, x_dtype: type, w_dtype: type) -> None:
+    arguments = (normal(1, 129, 172, dtype=x_dtype), normal(2, 1, 172, dtype=w_dtype), EPS)
+    check(kernels.rmsnorm, kernels.rmsnorm_reference, arguments, target)
+
+
+@pytest.mark.parametrize("size", [1, *ODD_SIZES])
+def test_rmsnorm_of_any_rows_and_width(size: int) -> None:
+    check(kernels.rmsnorm, kernels.rmsnorm_reference, (normal(1, size, 24), normal(2, 1, 24), EPS))
+    check(kernels.rmsnorm, kernels.rmsnorm_reference, (normal(1, 24, size), normal(2, 1, size), EPS))
+
+
+def test_rmsnorm_of_a_zero_row_is_zero() -> None:
+    x = normal(1, 3, 16)
+    x[1] = 0
+    assert not run(kernels.rmsnorm, (x, normal(2, 1, 16), EPS))[1].any()
+
+
+def test_rmsnorm_of_a_row_is_independent_of_the_others() -> None:
+    x, weight = normal(1, 130, 40), normal(2, 1, 40)
+    order = np.random.default_rng(3).permutation(130)
+    assert np.array_equal(
+        run(kernels.rmsnorm, (x, weight, EPS))[order], run(kernels.rmsnorm, (x[order], weight, EPS))
+    )
+
+
+def test_rmsnorm_refuses_a_weight_of_another_width() -> None:
+    with pytest.raises(AssertionError, match=r"weight is \[1, 16\] for rows of 16, not \(1, 17\)"):
+        run(kernels.rmsnorm, (normal(1, 3, 16), normal(2, 1, 17), EPS))
+
+
+def test_rmsnorm_takes_its_widest_row_and_refuses_the_next() -> None:
+    check(kernels.rmsnorm, kernels.rmsnorm_reference, (normal(1, 2, 8192), normal(2, 1, 8192), EPS))
+    with pytest.raises(AssertionError, match="rmsnorm takes rows of at most 8192, not 8193"):
+        run(kernels.rmsnorm, (normal(1, 2, 8193), normal(2, 1, 8193), EPS))
+
+
+def rotary_tables(positions: int, half: int) -> tuple[np.ndarray, np.ndarray]:
+    angles = np.arange(positions)[:, None] / 10000 ** (np.arange(half) / half)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_rope_dtypes_on_every_chip(target: str, dtype: type) -> None:
+    arguments = (normal(1, 129, 6 * 24, dtype=dtype), row_numbers(2, 129, 60), *rotary_tables(60, 12), 6)
+    check(kernels.rope, kernels.rope_reference, arguments, target)
+
+
+@pytest.mark.parametrize("tokens", [1, *ODD_SIZES])
+def test_rope_of_any_number_of_tokens(tokens: int) -> None:
+    positions = np.arange(tokens, dtype=np.int32)[:, None]
+    arguments = (normal(1, tokens, 3 * 8), positions, *rotary_tables(200, 4), 3)
+    check(kernels.rope, kernels.rope_reference, arguments)
+
+
+def test_rope_at_position_0_changes_nothing() -> None:
+    x = normal(1, 5, 4 * 16)
+    assert np.array_equal(run(kernels.rope, (x, np.zeros((5, 1), np.int32), *rotary_tables(9, 8), 4)), x)
+
+
+def test_references_agree_with_other_forms_of_the_formulas() -> None:
+    """rope turns the complex number made of a head's halves; rmsnorm scales rows to the length sqrt(width)."""
+    x, positions = normal(1, 7, 3 * 8).astype(np.float64), row_numbers(2, 7, 30)
+    cos, sin = (table.astype(np.float64) for table in rotary_tables(30, 4))
+    heads = x.reshape(7, 3, 8)
+    turned = (heads[..., :4] + 1j * heads[..., 4:]) * (cos + 1j * sin)[positions]
+    truth = np.concatenate([turned.real, turned.imag], axis=2).reshape(x.shape)
+    reference = kernels.rope_reference(x, positions, cos, sin, 3)
+    compare(reference.astype(np.float32), truth, truth.astype(np.float32))
+    truth = x / np.linalg.norm(x, axis=1, keepdims=True) * np.sqrt(24)
+    reference = kernels.rmsnorm_reference(x, np.ones((1, 24)), 0.0)
+    compare(reference.astype(np.float32), truth, truth.astype(np.float32))
+
+
+def test_rope_takes_its_widest_row_and_refuses_the_next() -> None:
+    check(
+        kernels.rope,
+        kernels.rope_reference,
+        (normal(1, 128, 8192), row_numbers(2, 128, 9), *rotary_tables(9, 64), 64),
+    )
+    with pytest.raises(AssertionError, match="rope takes rows of at most 8192, not 8194"):
+        run(kernels.rope, (normal(1, 2, 8194), row_numbers(2, 2, 9), *rotary_tables(9, 1), 4097))
+
+
+def test_rope_refuses_heads_that_do_not_fit_the_tables() -> None:
+    cos, sin = rotary_tables(9, 8)
+    with pytest.raises(AssertionError, match="4 heads with tables of width 8 need x of 64, not 48"):
+        run(kernels.rope, (normal(1, 2, 48), np.zeros((2, 1), np.int32), cos, sin, 4))
+    with pytest.raises(AssertionError, match=r"cos is \(9, 8\), sin is \(8, 8\)"):
+        run(kernels.rope, (normal(1, 2, 64), np.zeros((2, 1), np.int32), cos, sin[1:], 4))
+    with pytest.raises(AssertionError, match=r"positions are \[2, 1\], not \(1, 2\)"):
+        run(kernels.rope, (normal(1, 2, 64), np.zeros((1, 2), np.int32), cos, sin, 4))

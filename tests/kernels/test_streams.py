@@ -1,0 +1,62 @@
+"""The instruction stream of a kernel: the same twice, and short enough for a decode step of a small model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nki_kernels as kernels
+import simulate
+from tests.kernels.accuracy import copied, normal
+
+HIDDEN, INNER, HEADS, KV_HEADS, DEPTH, POSITIONS, VOCABULARY = 256, 512, 4, 2, 64, 256, 4096
+Q, KV = HEADS * DEPTH, KV_HEADS * DEPTH
+EPS, SCALE = 1e-5, DEPTH**-0.5
+
+
+def layer(tokens: int) -> dict[str, tuple[Any, ...]]:
+    """The kernels of one layer of a small Llama with their arguments."""
+    x, norm = normal(1, tokens, HIDDEN), normal(2, 1, HIDDEN)
+    q, k, v = normal(3, tokens, Q), normal(4, tokens, KV), normal(5, tokens, KV)
+    cos, sin = normal(6, POSITIONS, DEPTH // 2), normal(7, POSITIONS, DEPTH // 2)
+    positions = np.arange(tokens, dtype=np.int32)[:, None]
+    cache = normal(8, KV_HEADS, DEPTH, POSITIONS), normal(9, KV_HEADS, POSITIONS, DEPTH)
+    wide = normal(10, HIDDEN, INNER), normal(11, HIDDEN, INNER), normal(12, INNER, HIDDEN)
+    calls = {
+        "qkv_projection": (x, norm, normal(13, HIDDEN, Q + 2 * KV), EPS, Q, KV),
+        "rope": (q, positions, cos, sin, HEADS),
+        "output_projection": (q, normal(14, Q, HIDDEN), x),
+        "mlp": (x, norm, *wide, EPS),
+        "attention_prefill": (q, k, v, *cache, SCALE),
+    }
+    if tokens == 1:
+        calls["attention_decode"] = (q, k, v, *cache, positions, SCALE)
+        del calls["attention_prefill"]
+    return calls
+
+
+def stream(name: str, arguments: tuple[Any, ...], mode: simulate.Mode = simulate.Mode.eager) -> Any:
+    launch = simulate.World("trn1").launch(getattr(kernels, name), [(copied(arguments), {})], mode=mode)
+    return launch.streams[0]
+
+
+@pytest.mark.parametrize("name", sorted({**layer(1), **layer(2)}))
+def test_the_same_twice_and_without_numbers(name: str) -> None:
+    arguments = {**layer(130), **layer(1)}[name]
+    first = stream(name, arguments).text()
+    assert stream(name, arguments).text() == first
+    assert stream(name, arguments, simulate.Mode.dry).text() == first
+
+
+def test_a_decode_step_stays_under_150_instructions_per_layer() -> None:
+    calls = layer(1)
+    counts = {name: len(stream(name, arguments)) for name, arguments in calls.items()}
+    assert sum(counts.values()) + counts["rope"] < 150, counts
+
+
+def test_lm_head_of_a_decode_step_does_not_depend_on_the_offset() -> None:
+    x, norm, head = normal(1, 1, HIDDEN), normal(2, 1, HIDDEN), normal(3, HIDDEN, VOCABULARY)
+    texts = {stream("lm_head", (x, norm, head, EPS, 8, np.int32([[first]]))).text() for first in (0, 4096)}
+    assert len(texts) == 1
