@@ -9,7 +9,7 @@ but never one whose live bytes alone exceed the memory.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from simulate.errors import RuleViolation, rule
@@ -21,7 +21,6 @@ class Tile:
     """An on-chip allocation as placement sees it; `bytes` per partition, uses as event numbers."""
 
     serial: int
-    label: str
     bytes: int
     first_use: int
     last_use: int
@@ -91,7 +90,9 @@ def _aligned(start: int, size: int, bank_bytes: int | None) -> int:
 
 
 @rule("NKW-CAPACITY")
-def live_tiles_fit(placement: Placement, buffer: MemoryRegion, limit: int, chip: str) -> None:
+def live_tiles_fit(
+    placement: Placement, buffer: MemoryRegion, limit: int, chip: str, label: Callable[[int], str]
+) -> None:
     """The tiles that are live at one time fit into the usable bytes of a partition."""
     if placement.live_bytes > limit:
         largest = sorted(placement.peak, key=lambda tile: -tile.bytes)[:4]
@@ -99,7 +100,7 @@ def live_tiles_fit(placement: Placement, buffer: MemoryRegion, limit: int, chip:
             live_tiles_fit,
             f"{len(placement.peak)} live tiles take {placement.live_bytes} bytes per partition of {buffer.value}, "
             f"{placement.live_bytes - limit} too many; the largest: "
-            + "; ".join(f"{tile.label} {tile.bytes} bytes" for tile in largest),
+            + "; ".join(f"{label(tile.serial)} {tile.bytes} bytes" for tile in largest),
             limit=f"{limit} usable bytes per partition on {chip}",
             hint="make tiles smaller, or end the use of one before the next is filled",
         )

@@ -6,9 +6,10 @@ whether they overlap is worked out from the stream (`simulate.memory.placement`)
 
 from __future__ import annotations
 
+from types import CodeType
+
 import numpy as np
 
-from simulate.errors import Location
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.validity import EMPTY, WRITTEN, Validity
 from simulate.numerics import DType
@@ -25,13 +26,13 @@ class Storage:
         "float_views",
         "free_size",
         "host",
+        "line",
         "name",
         "nbytes",
         "serial",
         "shape",
         "size",
         "validity",
-        "where",
     )
 
     def __init__(
@@ -42,7 +43,7 @@ class Storage:
         name: str,
         array: np.ndarray | None = None,
         address: tuple[int, int] | None = None,
-        where: Location | None = None,
+        line: tuple[CodeType, int] | None = None,
         fresh: bool = False,
     ) -> None:
         """`array` gives the bytes of a kernel argument, or stands in for them in a dry run (`fresh`)."""
@@ -56,7 +57,7 @@ class Storage:
         self.size = size
         self.free_size = size // shape[0] if shape[0] else 0
         self.address = address
-        self.where = where
+        self.line = line
         self.serial = -1
         self.nbytes = size * dtype.storage.itemsize
         self.host = None if fresh else array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,21 @@ from simulate.run.machine import NeuronCore, current_core
 from simulate.run.stream import NkiInstruction
 
 
-def call(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
-    """Plan one instruction of `nki.isa` for the running core and carry it out."""
+def call(
+    planner: book.Planner,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    line: tuple[CodeType, int] | None = None,
+) -> NkiInstruction:
+    """Plan one instruction of `nki.isa` for the running core and carry it out.
+
+    `line` is the kernel's line where that is not the one that is running now.
+    """
     core = current_core()
     try:
-        return issue(core, planner.__name__, book.plan(planner, (core.hardware,), args, kwargs))
+        return issue(core, planner.__name__, book.plan(planner, (core.hardware,), args, kwargs), line)
     except NkwError as error:
-        raise _located(error, planner) from None
+        raise _located(error, planner, line) from None
 
 
 def call_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
@@ -38,20 +47,24 @@ def call_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[s
         raise _located(error, planner) from None
 
 
-def _located(error: NkwError, planner: book.Planner) -> NkwError:
+def _located(
+    error: NkwError, planner: book.Planner, line: tuple[CodeType, int] | None = None
+) -> NkwError:
     if error.where is None:
-        error.where = location(kernel_line())
+        error.where = location(line or kernel_line())
     if isinstance(error, RuleViolation) and not error.instruction:
         error.instruction = planner.__name__
     return error
 
 
-def issue(core: NeuronCore, op: str, plan: Plan) -> NkiInstruction:
+def issue(
+    core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | None = None
+) -> NkiInstruction:
     """Check every read, compute, round once into the destination, update validity, record the event.
 
     Raises RuleViolation for a read of bytes that were never written.
     """
-    line = kernel_line()
+    line = line or kernel_line()
     as_float = plan.domain is Domain.float32
     dry = core.dry
     operands: list[np.ndarray] = []

@@ -114,9 +114,9 @@ def launch(
         tuple(core.stream for core in cores),
         tuple(warning for rank in ranks for warning in rank.warnings),
     )
-    for placements in done.placements:
+    for stream, placements in zip(done.streams, done.placements):
         for buffer, placement in placements.items():
-            live_tiles_fit(placement, buffer, capacity_bytes(chip, buffer), chip.name)
+            live_tiles_fit(placement, buffer, capacity_bytes(chip, buffer), chip.name, stream.label)
     for observer in _observers:
         observer.append(done)
     return done
@@ -130,7 +130,8 @@ def recorded() -> Iterator[list[Launch]]:
     try:
         yield launches
     finally:
-        _observers.remove(launches)
+        # By identity: nested observers hold the same launches, and lists compare by content.
+        _observers[:] = [observer for observer in _observers if observer is not launches]
 
 
 class World:
@@ -178,12 +179,9 @@ def _placements(stream: Stream, chip: Hardware) -> dict[MemoryRegion, Placement]
     for serial, first in stream.first_use.items():
         record = stream.tensors[serial]
         if record.buffer.on_chip:
-            label = f"{record.name} {record.shape} {record.dtype}" + (
-                f" at {record.where}" if record.where else ""
-            )
             address = record.address[1] if record.address is not None else None
             tiles[record.buffer].append(
-                Tile(serial, label, record.row_bytes, first, stream.last_use[serial], address)
+                Tile(serial, record.row_bytes, first, stream.last_use[serial], address)
             )
     return {
         MemoryRegion.sbuf: place(tiles[MemoryRegion.sbuf]),

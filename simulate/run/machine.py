@@ -14,10 +14,10 @@ import numpy as np
 from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa.plan import State
-from simulate.memory import MemoryRegion, NkiTensor, Storage
+from simulate.memory import MemoryRegion, NkiTensor, Storage, views
 from simulate.memory.registers import VirtualRegister
 from simulate.numerics import DType, as_dtype
-from simulate.run.location import here
+from simulate.run.location import here, kernel_line
 from simulate.run.stream import Stream, TensorTable
 from simulate.run.turns import Turns
 
@@ -107,7 +107,9 @@ class NeuronCore:
         address: tuple[int, int] | None = None,
     ) -> NkiTensor:
         array = np.empty(0, np.uint8) if self.dry else None
-        storage = Storage(shape, dtype, buffer, name, array=array, address=address, where=here(), fresh=True)
+        storage = Storage(
+            shape, dtype, buffer, name, array=array, address=address, line=kernel_line(), fresh=True
+        )
         self.rank.tensors.add(storage)
         return NkiTensor(shape, dtype, storage)
 
@@ -201,7 +203,7 @@ def on_chip_shape(hardware: Hardware, shape: tuple[int, ...]) -> None:
 @rule("NKW-TILE-SIZE")
 def tile_fits(hardware: Hardware, shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> None:
     """A single tile fits into the usable bytes of a partition."""
-    needed = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+    needed = views.count(shape[1:]) * dtype.itemsize
     limit = capacity_bytes(hardware, buffer)
     if needed > limit:
         raise RuleViolation(
@@ -220,7 +222,7 @@ def address_fits(
 
     One paragraph of the reference calls the second number elements, its examples use bytes; bytes are meant here.
     """
-    needed = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+    needed = views.count(shape[1:]) * dtype.itemsize
     limit = capacity_bytes(hardware, buffer)
     well_formed = isinstance(address, (tuple, list)) and len(address) == 2
     inside = (

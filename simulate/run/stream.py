@@ -34,7 +34,12 @@ class TensorRecord:
     row_bytes: int  # bytes per partition on chip, bytes of the last dim in HBM
     nbytes: int
     address: tuple[int, int] | None
-    where: Location | None
+    line: tuple[CodeType, int] | None
+
+    @property
+    def where(self) -> Location | None:
+        """The line that allocated it; None for a kernel argument."""
+        return None if self.line is None else location(self.line)
 
 
 class TensorTable:
@@ -58,7 +63,7 @@ class TensorTable:
                 row * width,
                 storage.size * width,
                 storage.address,
-                storage.where,
+                storage.line,
             )
         )
 
@@ -220,6 +225,12 @@ class Stream:
             # The pattern wraps over the end of a row: take all of the rows it touches.
             last, start, reach = last + reach // row, 0, row - 1
         return serial * 4 + kind, first, last + 1, start * width, (reach + 1) * width
+
+    def label(self, serial: int) -> str:
+        """An allocation as error messages name it."""
+        record = self.tensors[serial]
+        place = f" at {record.where}" if record.where else ""
+        return f"{record.name} {record.shape} {record.dtype}{place}"
 
     def accesses(self, index: int) -> tuple[Access, ...]:
         """The operands of one event."""

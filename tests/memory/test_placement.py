@@ -14,9 +14,7 @@ def random_tiles(rng: np.random.Generator, count: int) -> list[Tile]:
     tiles = []
     for serial in range(count):
         first = int(rng.integers(100))
-        tiles.append(
-            Tile(serial, f"t{serial}", int(rng.integers(1, 600)), first, first + int(rng.integers(20)), None)
-        )
+        tiles.append(Tile(serial, int(rng.integers(1, 600)), first, first + int(rng.integers(20)), None))
     return tiles
 
 
@@ -42,7 +40,7 @@ def test_live_tiles_never_share_bytes() -> None:
 
 
 def test_bytes_are_reused_after_the_last_use() -> None:
-    tiles = [Tile(0, "a", 100, 0, 3, None), Tile(1, "b", 100, 4, 6, None), Tile(2, "c", 100, 3, 5, None)]
+    tiles = [Tile(0, 100, 0, 3, None), Tile(1, 100, 4, 6, None), Tile(2, 100, 3, 5, None)]
     placement = place(tiles)
     assert placement.offsets[1] == placement.offsets[0] == 0
     assert placement.offsets[2] == 100
@@ -50,21 +48,19 @@ def test_bytes_are_reused_after_the_last_use() -> None:
 
 
 def test_an_address_stays_and_others_go_around_it() -> None:
-    tiles = [Tile(0, "a", 64, 0, 9, None), Tile(1, "fixed", 64, 5, 9, 32)]
+    tiles = [Tile(0, 64, 0, 9, None), Tile(1, 64, 5, 9, 32)]
     assert place(tiles).offsets == {0: 96, 1: 32}
 
 
 @pytest.mark.parametrize(("excess", "fits"), [(-1, True), (0, True), (1, False)])
 def test_refuses_more_live_bytes_than_usable(excess: int, fits: bool) -> None:
     limit = 1000
-    placement: Placement = place(
-        [Tile(0, "big", limit - 100, 0, 1, None), Tile(1, "small", 100 + excess, 0, 1, None)]
-    )
+    placement: Placement = place([Tile(0, limit - 100, 0, 1, None), Tile(1, 100 + excess, 0, 1, None)])
     if fits:
-        live_tiles_fit(placement, MemoryRegion.sbuf, limit, "trn1")
+        live_tiles_fit(placement, MemoryRegion.sbuf, limit, "trn1", ("big", "small").__getitem__)
         return
     with pytest.raises(RuleViolation) as refused:
-        live_tiles_fit(placement, MemoryRegion.sbuf, limit, "trn1")
+        live_tiles_fit(placement, MemoryRegion.sbuf, limit, "trn1", ("big", "small").__getitem__)
     assert refused.value.code == "NKW-CAPACITY"
     assert (
         "2 live tiles take 1001 bytes per partition of sbuf, 1 too many; the largest: big 900 bytes"

@@ -12,6 +12,7 @@ import pytest
 import simulate
 from simulate.errors import InvalidArgument, NkwError, RuleViolation, Unsupported
 from simulate.memory import MemoryRegion
+from simulate.nki.missing import NOT_YET
 
 simulate.install("simulate")
 
@@ -185,9 +186,10 @@ def test_a_call_outside_of_a_kernel_is_refused() -> None:
         nl.ndarray((4, 4), dtype=nl.float32)
 
 
-def test_names_that_are_not_there_yet_say_so() -> None:
-    with pytest.raises(Unsupported, match=r"nki\.isa\.nc_matmul_mx cannot be simulated"):
-        nisa.nc_matmul_mx()
+def test_names_that_are_not_there_yet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NOT_YET["nki.isa"], "future", "nobody documents it")
+    with pytest.raises(Unsupported, match=r"nki\.isa\.future cannot be simulated: nobody documents it"):
+        nisa.future()
     with pytest.raises(AttributeError):
         _ = nisa.no_such_instruction
 
@@ -202,6 +204,15 @@ def test_the_environment_chooses_the_chip(
     with simulate.recorded() as launches:
         double(np.ones((4, 4), np.float32))
     assert launches[0].hardware.generation == generation
+
+
+def test_recordings_nest() -> None:
+    x = np.ones((4, 4), np.float32)
+    with simulate.recorded() as outer:
+        with simulate.recorded() as inner:
+            double(x)
+        double(x)
+    assert (len(inner), len(outer)) == (1, 2)
 
 
 def test_the_default_chip_is_trn2_and_an_unknown_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

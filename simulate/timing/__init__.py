@@ -1,0 +1,26 @@
+"""Time: a stream is placed on the engines it ran on, and shown as a timeline, a trace or a report."""
+
+from simulate.timing.dependences import Dependences, Wait, dependences
+from simulate.timing.readings import Reading
+from simulate.timing.report import listing, report
+from simulate.timing.schedule import Bracket, bracket, schedule
+from simulate.timing.timeline import Kind, PathStep, Reason, Slice, Timeline
+from simulate.timing.trace import write_trace
+
+__all__ = [
+    "Bracket",
+    "Dependences",
+    "Kind",
+    "PathStep",
+    "Reading",
+    "Reason",
+    "Slice",
+    "Timeline",
+    "Wait",
+    "bracket",
+    "dependences",
+    "listing",
+    "report",
+    "schedule",
+    "write_trace",
+]

@@ -1,0 +1,265 @@
+"""Which event must wait for which: worked out from the boxes that events read and write.
+
+Two events conflict where they touch a common byte of one tensor and at least one writes. Serial numbers
+belong to a rank, so its cores meet only in shared HBM. Boxes enclose what an access pattern touches, which
+can overstate: rows that two patterns interleave conflict although no byte is common, like the compiler's
+tracking per tensor.
+
+Kept are the dependences on the last writer and on the reads since. Of the reads of one engine the last is
+enough, because an engine reads in program order (the dataflow reading, which has no engines, may overwrite a
+place before an earlier read: it is a lower bound); DMAs of one queue overlap, so each of them counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+
+import numpy as np
+
+from simulate.errors import InvalidArgument
+from simulate.isa.enums import Engine
+from simulate.run.stream import READ, Stream
+from simulate.timing.order import Step, as_streams, run_order
+
+
+class Wait(IntEnum):
+    """Until when an event waits for another one.
+
+    result: until its result is usable (read after write, write after write, a requested order).
+    read: until it has read its operands (write after read). An engine has when its issue interval is over, a
+    DMA or a collective when it is complete, since only its completion tells.
+    issue: until its issue interval is over, and the later result is ready no earlier than the first. This is
+    enough between writes of one engine, whose pipeline delivers in order ("each stream is issued and
+    completed in order"), and between matmuls that accumulate into one place: the Tensor engine adds as the
+    columns arrive in PSUM, and traces show back-to-back accumulation at the full issue rate.
+    """
+
+    result = 0
+    read = 1
+    issue = 2
+
+
+@dataclass(frozen=True)
+class Dependences:
+    """For every event, the events it waits for.
+
+    Events of all streams are numbered through: event i of stream s is `bases[s] + i`. `before[event]` holds
+    producer * 4 + Wait for each dependence.
+    """
+
+    bases: tuple[int, ...]
+    order: tuple[Step, ...]
+    before: list[tuple[int, ...]]
+
+    def of(self, event: int) -> Iterator[tuple[int, Wait]]:
+        """The (producer, Wait) pairs of one event."""
+        return ((packed >> 2, Wait(packed & 3)) for packed in self.before[event])
+
+
+def dependences(streams: Stream | Sequence[Stream]) -> Dependences:
+    """The dependences among the events of `streams`.
+
+    Raises InvalidArgument for a requested order, or for meetings, that cannot be kept.
+    """
+    streams = as_streams(streams)
+    bases = tuple(int(base) for base in np.cumsum([0, *map(len, streams)]))
+    order = run_order(streams)
+    tracker = _Tracker(streams, bases)
+    for step in order:
+        if step.meeting:
+            # Members act at the same time: none of them sees the others' effects.
+            found = [tracker.waits(stream, event) for stream, event, _ in step.members]
+            for (stream, event, _), waits in zip(step.members, found):
+                tracker.before[bases[stream] + event] = waits
+                tracker.remember(stream, event)
+            continue
+        for stream, first, end in step.members:
+            tracker.run(stream, first, end)
+    _add_requested(streams, bases, tracker.before)
+    return Dependences(bases, order, tracker.before)
+
+
+class _Tracker:
+    """The last writer and the reads since, of every distinct box."""
+
+    def __init__(self, streams: tuple[Stream, ...], bases: tuple[int, ...]) -> None:
+        self.bases = bases
+        self.before: list[tuple[int, ...]] = [()] * bases[-1]
+        boxes = _Boxes(streams)
+        self.cells = boxes.cells
+        self.kinds = boxes.kinds
+        self.ends = boxes.ends
+        self.near = boxes.near
+        self.writer = [-1] * len(boxes.near)
+        self.readers: list[dict[int, int]] = [{} for _ in boxes.near]
+        # What an event is ordered with: its engine, or nothing but itself for what runs on the DMA engines.
+        self.lanes = [
+            [-1 if engine == Engine.dma.value else number * 8 + engine for engine in stream.engines]
+            for number, stream in enumerate(streams)
+        ]
+        self.lane_of: list[int] = [lane for lanes in self.lanes for lane in lanes]
+
+    def run(self, stream: int, first: int, end: int) -> None:
+        base, before = self.bases[stream], self.before
+        for event in range(first, end):
+            before[base + event] = self.waits(stream, event)
+            self.remember(stream, event)
+
+    def waits(self, stream: int, event: int) -> tuple[int, ...]:
+        """What an event waits for."""
+        cells, kinds, ends = self.cells[stream], self.kinds[stream], self.ends[stream]
+        writer, near, lane_of = self.writer, self.near, self.lane_of
+        lane = self.lanes[stream][event]
+        found: list[int] = []
+        for at in range(ends[event - 1] if event else 0, ends[event]):
+            cell = cells[at]
+            if cell < 0:
+                continue
+            if kinds[at] == READ:
+                last = writer[cell]
+                if last >= 0:
+                    found.append(last * 4)
+                for other, _ in near[cell]:
+                    last = writer[other]
+                    if last >= 0:
+                        found.append(last * 4)
+                continue
+            self._before_write(cell, lane, lane_of, found)
+            for other, _ in near[cell]:
+                self._before_write(other, lane, lane_of, found)
+        if len(found) > 1:
+            return tuple(dict.fromkeys(found))
+        return tuple(found)
+
+    def _before_write(self, cell: int, lane: int, lane_of: list[int], found: list[int]) -> None:
+        last = self.writer[cell]
+        if last >= 0:
+            in_order = lane >= 0 and lane_of[last] == lane
+            found.append(last * 4 + (2 if in_order else 0))
+        readers = self.readers[cell]
+        if readers:
+            found.extend([reader * 4 + 1 for reader in readers.values()])
+
+    def remember(self, stream: int, event: int) -> None:
+        """Note what an event has read and written."""
+        cells, kinds, ends = self.cells[stream], self.kinds[stream], self.ends[stream]
+        this = self.bases[stream] + event
+        start, end = ends[event - 1] if event else 0, ends[event]
+        for at in range(start, end):
+            cell = cells[at]
+            if cell < 0 or kinds[at] == READ:
+                continue
+            self.writer[cell] = this
+            if self.readers[cell]:
+                self.readers[cell] = {}
+            for other, covered in self.near[cell]:
+                if covered:
+                    self.writer[other] = -1
+                    self.readers[other] = {}
+        lane = self.lanes[stream][event]
+        key = lane if lane >= 0 else -1 - this
+        for at in range(start, end):
+            if kinds[at] == READ and cells[at] >= 0:
+                self.readers[cells[at]][key] = this
+
+
+class _Boxes:
+    """The distinct boxes ("cells") of all streams, and which of them overlap.
+
+    `cells[stream]` and `kinds[stream]` have one entry per operand, `ends[stream]` the end of each event's
+    operands. Operands in tensors that no event writes get cell -1: they order nothing. `near[cell]` lists the
+    other cells that overlap it, and whether it covers them.
+    """
+
+    def __init__(self, streams: tuple[Stream, ...]) -> None:
+        tables = [np.frombuffer(stream.rows, np.int64).reshape(-1, 5) for stream in streams]
+        self.kinds = [(table[:, 0] & 3).tolist() for table in tables]
+        self.ends = [
+            (np.frombuffer(stream.row_ends, np.uint64) // 5).astype(np.int64).tolist() for stream in streams
+        ]
+        whole = np.concatenate(tables) if tables else np.zeros((0, 5), np.int64)
+        ranks = np.repeat([stream.rank for stream in streams], [len(table) for table in tables])
+        rank_keys = np.unique(ranks, return_inverse=True)[1].reshape(-1)
+        serial = whole[:, 0] >> 2
+        tensor = rank_keys * (int(serial.max(initial=0)) + 1) + serial
+        written = np.isin(tensor, np.unique(tensor[(whole[:, 0] & 3) != READ]))
+        cells = np.full(len(whole), -1)
+        keys = np.column_stack([tensor, whole[:, 1:]])[written]
+        boxes, cells[written] = _distinct(keys)
+        bounds = np.cumsum([0, *map(len, tables)])
+        self.cells = [cells[a:b].tolist() for a, b in pairwise(bounds.tolist())]
+        self.near = _neighbours(boxes)
+
+
+def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct rows in lexicographic order, and for every row the number of its like."""
+    if not len(rows):
+        return rows, np.zeros(0, np.int64)
+    order = np.lexsort(rows.T[::-1])
+    ordered = rows[order]
+    first = np.ones(len(rows), bool)
+    first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    numbers = np.empty(len(rows), np.int64)
+    numbers[order] = np.cumsum(first) - 1
+    return ordered[first], numbers
+
+
+def _neighbours(boxes: np.ndarray) -> list[list[tuple[int, bool]]]:
+    """For every box (tensor, rows, bytes) the others that it overlaps, and whether it covers them."""
+    near: list[list[tuple[int, bool]]] = [[] for _ in boxes]
+    if not len(boxes):
+        return near
+    bounds = np.flatnonzero(np.diff(boxes[:, 0], prepend=-1)).tolist() + [len(boxes)]
+    for start, end in pairwise(bounds):
+        if end - start > 1:
+            _overlaps(boxes[start:end, 1:], start, near)
+    return near
+
+
+def _overlaps(boxes: np.ndarray, start: int, near: list[list[tuple[int, bool]]]) -> None:
+    """Compare the boxes of one tensor, each with those that can reach it along its more divided side."""
+    low, high = (0, 1) if len(np.unique(boxes[:, 0])) >= len(np.unique(boxes[:, 2])) else (2, 3)
+    order = np.argsort(boxes[:, low], kind="stable")
+    boxes = boxes[order]
+    widest = int((boxes[:, high] - boxes[:, low]).max())
+    begin = np.searchsorted(boxes[:, low], boxes[:, low] - widest, side="right").tolist()
+    until = np.searchsorted(boxes[:, low], boxes[:, high], side="left").tolist()
+    names = (order + start).tolist()
+    for i, (first_row, end_row, first_byte, end_byte) in enumerate(boxes.tolist()):
+        there = boxes[begin[i] : until[i]]
+        meets = (
+            (there[:, 0] < end_row)
+            & (there[:, 1] > first_row)
+            & (there[:, 2] < end_byte)
+            & (there[:, 3] > first_byte)
+        )
+        for j in np.flatnonzero(meets).tolist():
+            if begin[i] + j == i:
+                continue
+            row_low, row_high, byte_low, byte_high = there[j].tolist()
+            covers = (
+                first_row <= row_low
+                and end_row >= row_high
+                and first_byte <= byte_low
+                and end_byte >= byte_high
+            )
+            near[names[i]].append((names[begin[i] + j], covers))
+
+
+def _add_requested(
+    streams: tuple[Stream, ...], bases: tuple[int, ...], before: list[tuple[int, ...]]
+) -> None:
+    for stream, base in zip(streams, bases):
+        for producer, consumer in stream.requested:
+            if producer >= consumer:
+                raise InvalidArgument(
+                    "NKW-TIMING-ORDER",
+                    f"event {consumer} ({stream.event(consumer).where}) depends_on event {producer}, which "
+                    "is issued later; call depends_on on the later instruction",
+                )
+            edge = (base + producer) * 4 + Wait.result
+            if edge not in before[base + consumer]:
+                before[base + consumer] += (edge,)

@@ -1,0 +1,19 @@
+"""The readings of a stream: how much of the hardware's concurrency is taken for granted."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Reading(Enum):
+    """What may overlap when a stream is placed in time.
+
+    serial: nothing; each core carries out one event after another, each for its whole duration. An upper
+    bound.
+    program: engines and DMA queues run concurrently, each in program order.
+    dataflow: everything that no dependence forbids, on unlimited engines and DMA bandwidth. A lower bound.
+    """
+
+    serial = "serial"
+    program = "program"
+    dataflow = "dataflow"

@@ -1,0 +1,296 @@
+"""Placing a stream in time: when each event starts, leaves its engine, and has its result ready.
+
+    start        = max(engine free, operands ready, destination free, DMA queue slot free, meeting complete)
+    engine free  = start + issue interval
+    result ready = start + latency
+
+as `Cost` states them, in the clock of the engine. Decisions where the documentation leaves room:
+
+- A wait for another engine costs a semaphore (`semaphore_ns`). A wait for a DMA costs none on top, because
+  its completion time already reaches to the restart of the waiting engine.
+- A destination is free when its readers have taken in their operands, at the end of their issue interval
+  (`Wait`).
+- The trigger of a DMA is an instruction of its stream and waits there for the operands; so does the
+  descriptor generation of GpSimd. Then: first-byte time, data phase on the shared `DmaPool`, completion. Data
+  phases of one queue start in order. At most `dma_outstanding_per_queue` DMAs of a queue are under way; slots
+  are freed in order, and the stream stalls at the trigger until one is free.
+- Members of a meeting start together and are ready together.
+- An activation whose function is in another table than the one loaded is preceded by a table load, which
+  waits for nothing but the engine. The table of `copy` forces none: published traces show loads on changes to
+  the other sets only. The first table is loaded in the kernel as well.
+- The serial reading keeps all of these rules and adds one: an event of a core starts when everything before
+  it on that core is finished, and a semaphore later where the engine changes. So no modelled delay (shared
+  DMA engines, full queues) can make the program reading longer than the serial one.
+
+Not modelled: ports shared by engines, PSUM bank conflicts, and the activity throttle of the Tensor engine.
+
+The order in which DMAs of different queues take the pool follows from when they are triggered. Like every
+server that takes whoever comes, it has scheduling anomalies: a faster instruction can let a store slip in
+front of a load that matters more. With the DMAs of each core in one queue, and in the serial and dataflow
+readings always, a lower cost or a dependence less never makes a schedule longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from simulate.errors import InvalidArgument
+from simulate.hardware import Hardware
+from simulate.isa.costs import clock_ghz
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Cost
+from simulate.numerics import ACTIVATION_FUNCTIONS
+from simulate.run.stream import Stream
+from simulate.timing.dependences import Dependences, dependences
+from simulate.timing.order import as_streams
+from simulate.timing.pool import DmaPool
+from simulate.timing.readings import Reading
+from simulate.timing.timeline import ENGINES, Placed, Reason, Timeline, build
+
+_WAITED_FOR = (Reason.operands, Reason.destination, Reason.order)  # by Wait
+_RESIDENT_TABLE = ACTIVATION_FUNCTIONS["copy"].table
+_LANES = {engine: lane for lane, engine in enumerate(ENGINES)}
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """The lengths of the three readings of one launch: dataflow <= program <= serial."""
+
+    dataflow_ns: float
+    program_ns: float
+    serial_ns: float
+
+
+def schedule(
+    streams: Stream | Sequence[Stream],
+    hardware: Hardware,
+    reading: Reading = Reading.program,
+    waits: Dependences | None = None,
+) -> Timeline:
+    """Place the events of one or several cores in time.
+
+    `streams` are those of one launch; `waits` are their dependences, if already known. Raises InvalidArgument
+    for meetings or requested orders that contradict the streams, and for what is neither stream nor reading.
+    """
+    if not isinstance(reading, Reading):
+        raise InvalidArgument(
+            "NKW-TIMING-READING", f"{reading!r:.60} is no reading; there are {', '.join(map(str, Reading))}"
+        )
+    streams = as_streams(streams)
+    waits = waits or dependences(streams)
+    placed = Placed.of(waits.bases[-1])
+    cores = [
+        _Core(number, stream, hardware, reading, waits, placed, base)
+        for number, (stream, base) in enumerate(zip(streams, waits.bases))
+    ]
+    for step in waits.order:
+        if not step.meeting:
+            for core, first, end in step.members:
+                cores[core].run(first, end)
+            continue
+        events = [waits.bases[core] + first for core, first, _ in step.members]
+        starts = [cores[core].earliest(event) for (core, _, _), event in zip(step.members, events)]
+        together = max(starts)
+        last = events[starts.index(together)]
+        for (core, _, _), event, start in zip(step.members, events, starts):
+            if start < together:
+                placed.cause[event], placed.reason[event] = last, Reason.meeting
+            cores[core].place(event, together)
+        ready = max(placed.ready[event] for event in events)
+        for (core, _, _), event in zip(step.members, events):
+            cores[core].settle(event, ready)
+    return build(streams, hardware, reading, waits.bases, placed)
+
+
+def bracket(
+    streams: Stream | Sequence[Stream], hardware: Hardware, waits: Dependences | None = None
+) -> Bracket:
+    """How long a launch takes at best and at worst, and in program order."""
+    streams = as_streams(streams)
+    waits = waits or dependences(streams)
+    dataflow, program, serial = (
+        schedule(streams, hardware, reading, waits).length_ns
+        for reading in (Reading.dataflow, Reading.program, Reading.serial)
+    )
+    return Bracket(dataflow, program, serial)
+
+
+class _Phases(NamedTuple):
+    """One cost on one engine, in nanoseconds."""
+
+    lane: int
+    on_dma: bool  # runs on the DMA engines, after its trigger
+    transfers: bool  # has the phases of a DMA
+    interval_ns: float
+    latency_ns: float
+    table: str | None
+    first_byte_ns: float
+    busy_ns: float
+    drain_ns: float
+    completion_ns: float
+
+
+def _phases(hardware: Hardware, engine: Engine, trigger: Engine, cost: Cost) -> _Phases:
+    """A collective or a DMA without a stream of its own is triggered on the Sync stream."""
+    issuer = trigger if trigger in _LANES else Engine.sync
+    table = cost.table if cost.table != _RESIDENT_TABLE else None
+    on_dma = engine is Engine.dma
+    dma = cost.dma
+    if dma is not None:
+        issue_ns = dma.trigger_ns + dma.gpsimd_ns
+        drain_ns = max(dma.transfer_ns - dma.busy_ns, 0.0)
+        data = dma.first_byte_ns, dma.busy_ns, drain_ns, dma.completion_ns
+        return _Phases(_LANES[issuer], on_dma, True, issue_ns, 0.0, None, *data)
+    clock = clock_ghz(hardware, issuer)
+    interval_ns, latency_ns = cost.interval_cycles / clock, cost.latency_cycles / clock
+    return _Phases(_LANES[issuer], on_dma, False, interval_ns, latency_ns, table, 0.0, 0.0, 0.0, 0.0)
+
+
+class _Core:
+    """The engines, DMA queues and DMA engines of one core while its stream is placed."""
+
+    def __init__(
+        self,
+        number: int,
+        stream: Stream,
+        hardware: Hardware,
+        reading: Reading,
+        waits: Dependences,
+        placed: Placed,
+        base: int,
+    ) -> None:
+        self.base = base
+        self.stream_lane = number * 8
+        self.ordered = reading is not Reading.dataflow
+        self.serial = reading is Reading.serial
+        self.semaphore_ns = hardware.semaphore_ns
+        self.table_load_ns = hardware.activation_table_load_ns
+        self.slots = hardware.dma_outstanding_per_queue
+        self.before = waits.before
+        self.placed = placed
+        self.phases = _phases_of(stream, hardware)
+        self.free_ns = [0.0] * len(ENGINES)
+        self.last = [-1] * len(ENGINES)
+        self.loaded: str | None = None
+        self.finished_ns = 0.0
+        self.finished_last = -1
+        self.finished_lane = -1
+        self.result_floor_ns = 0.0
+        self.pool = DmaPool()
+        self.queue_start_ns = [0.0] * len(ENGINES)
+        self.queues: list[list[int]] = [[] for _ in ENGINES]
+
+    def run(self, first: int, end: int) -> None:
+        """Place events that meet nobody."""
+        for event in range(self.base + first, self.base + end):
+            self.place(event, self.earliest(event))
+
+    def earliest(self, event: int) -> float:
+        """The first moment at which an event may start."""
+        phases, placed = self.phases[event - self.base], self.placed
+        lane = phases.lane
+        start, cause, reason = 0.0, -1, Reason.begin
+        if self.serial:
+            start, cause = self.finished_ns, self.finished_last
+            if cause >= 0:
+                reason = Reason.turn
+                if lane != self.finished_lane:
+                    start += self.semaphore_ns
+        elif self.ordered:
+            start, cause = self.free_ns[lane], self.last[lane]
+            if cause >= 0:
+                reason = Reason.engine
+        if self.ordered:
+            if phases.table is not None and phases.table != self.loaded:
+                placed.table_load[event] = start
+                start += self.table_load_ns
+                reason = Reason.table_load
+            queue = self.queues[lane]
+            if phases.transfers and len(queue) >= self.slots:
+                blocker = queue[-self.slots]
+                if placed.ready[blocker] > start:
+                    start, cause, reason = placed.ready[blocker], blocker, Reason.outstanding
+        floor = 0.0
+        mine = self.stream_lane + lane
+        ready, read, origin = placed.ready, placed.read, placed.origin
+        for packed in self.before[event]:
+            producer, wait = packed >> 2, packed & 3
+            if wait == 0:
+                moment = ready[producer]
+            else:
+                moment = read[producer]
+                if wait == 2 and ready[producer] > floor:
+                    floor = ready[producer]
+            source = origin[producer]
+            if source != mine and source >= 0:
+                moment += self.semaphore_ns
+            if moment > start:
+                start, cause, reason = moment, producer, _WAITED_FOR[wait]
+        self.result_floor_ns = floor
+        placed.cause[event], placed.reason[event] = cause, reason
+        return start
+
+    def place(self, event: int, start: float) -> None:
+        """Let an event start; its engine, queue and result follow."""
+        phases, placed = self.phases[event - self.base], self.placed
+        lane = phases.lane
+        end = start + phases.interval_ns
+        placed.start[event], placed.end[event] = start, end
+        placed.origin[event] = self.stream_lane + lane
+        if self.ordered:
+            self.free_ns[lane], self.last[lane] = end, event
+            if phases.table is not None:
+                self.loaded = phases.table
+        if phases.transfers:
+            placed.origin[event] = -1
+            self._transfer(event, end + phases.first_byte_ns, phases)
+        else:
+            ready = start + phases.latency_ns
+            if ready < self.result_floor_ns:
+                ready = self.result_floor_ns
+            placed.ready[event] = ready
+            placed.read[event] = end
+            if phases.on_dma:
+                placed.data_start[event], placed.data_end[event] = min(end, ready), ready
+                placed.read[event] = max(end, ready)
+        if self.serial:
+            self.finished_ns = max(self.finished_ns, end, placed.ready[event])
+            self.finished_last, self.finished_lane = event, lane
+
+    def _transfer(self, event: int, arrival: float, phases: _Phases) -> None:
+        placed, lane = self.placed, phases.lane
+        if self.ordered:
+            arrival = max(arrival, self.queue_start_ns[lane])
+            begin, served, blocker = self.pool.take(arrival, phases.busy_ns, event)
+            placed.data_cause[event] = blocker
+            self.queue_start_ns[lane] = begin
+        else:
+            begin, served = arrival, arrival + phases.busy_ns
+        end = served + phases.drain_ns
+        ready = end + phases.completion_ns
+        placed.data_start[event], placed.data_end[event] = begin, end
+        placed.ready[event] = placed.read[event] = ready
+        if self.ordered:
+            self.queues[lane].append(event)
+
+    def settle(self, event: int, ready: float) -> None:
+        """The end of a meeting: all members are ready when the last one is."""
+        placed = self.placed
+        placed.ready[event] = ready
+        placed.read[event] = max(placed.read[event], ready)
+        if placed.data_end[event] >= 0.0 and not self.phases[event - self.base].transfers:
+            placed.data_end[event] = ready
+        self.finished_ns = max(self.finished_ns, ready)
+
+
+def _phases_of(stream: Stream, hardware: Hardware) -> list[_Phases]:
+    known: dict[tuple[int, int, int], _Phases] = {}
+    out = []
+    for key in zip(stream.cost_ids, stream.engines, stream.triggers):
+        phases = known.get(key)
+        if phases is None:
+            phases = known[key] = _phases(hardware, Engine(key[1]), Engine(key[2]), stream.costs[key[0]])
+        out.append(phases)
+    return out

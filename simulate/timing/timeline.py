@@ -1,0 +1,311 @@
+"""A schedule as data: one slice per use of an engine or of the DMA engines, in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulate.hardware import Hardware
+from simulate.isa.enums import Engine
+from simulate.run.stream import Stream
+from simulate.timing.readings import Reading
+
+ENGINES = (Engine.tensor, Engine.vector, Engine.scalar, Engine.gpsimd, Engine.sync)
+"""The instruction streams of a core, in the order in which reports show them."""
+
+_ENGINE_TRACKS = ("Tensor", "Vector", "Scalar", "GpSimd", "Sync")
+TRACKS = (*_ENGINE_TRACKS, *(f"DMA q {name}" for name in _ENGINE_TRACKS))
+"""The tracks of a core: its engines, and the DMA queue that each of them triggers."""
+
+FloatColumn = NDArray[np.float64]
+IntColumn = NDArray[np.int64]
+
+
+class Kind(IntEnum):
+    """What a slice is: a table load before an activation, an instruction, a DMA's trigger or data phase."""
+
+    table_load = 0
+    instruction = 1
+    trigger = 2
+    transfer = 3
+
+
+class Reason(IntEnum):
+    """Why an event starts no earlier."""
+
+    begin = 0  # nothing before it
+    engine = 1  # its engine is busy
+    operands = 2  # an operand is not ready
+    destination = 3  # its destination is still read
+    order = 4  # an earlier write of the same engine to the same place
+    table_load = 5
+    outstanding = 6  # its DMA queue is full
+    pool = 7  # the DMA engines are taken
+    meeting = 8  # another member comes later
+    turn = 9  # serial reading: what is before it on its core is not finished
+
+    def __str__(self) -> str:
+        return _SAID[self]
+
+
+_WAITS_FOR_ISSUE = (Reason.engine, Reason.table_load, Reason.meeting)
+
+_SAID = {
+    Reason.begin: "at the beginning",
+    Reason.engine: "after its engine's",
+    Reason.operands: "operand of",
+    Reason.destination: "destination read by",
+    Reason.order: "same place as",
+    Reason.table_load: "table load after",
+    Reason.outstanding: "queue full until",
+    Reason.pool: "DMA engines taken by",
+    Reason.meeting: "meets",
+    Reason.turn: "in turn after",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One use of a track: event `event` of stream `stream` holds it from `start_ns` to `end_ns`.
+
+    `ready_ns` is when the event's result is usable.
+    """
+
+    stream: int
+    event: int
+    track: str
+    kind: Kind
+    start_ns: float
+    end_ns: float
+    ready_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class PathStep:
+    """One event of the critical path and why it starts no earlier than it does."""
+
+    stream: int
+    event: int
+    reason: Reason
+    start_ns: float
+
+
+@dataclass(slots=True)
+class Placed:
+    """Moments of every event, by its number over all streams, while a schedule is made; -1: there is none."""
+
+    start: list[float]
+    end: list[float]  # the engine is free
+    read: list[float]  # its operands may be overwritten
+    ready: list[float]
+    table_load: list[float]
+    data_start: list[float]
+    data_end: list[float]
+    origin: list[int]  # stream and engine that signal its end; -1 for the DMA engines
+    cause: list[int]
+    reason: list[int]
+    data_cause: list[int]
+
+    @classmethod
+    def of(cls, events: int) -> Placed:
+        """Room for `events` events."""
+        start, end, read, ready = ([0.0] * events for _ in range(4))
+        table_load, data_start, data_end = ([-1.0] * events for _ in range(3))
+        origin, cause, reason, data_cause = ([-1] * events for _ in range(4))
+        return cls(
+            start, end, read, ready, table_load, data_start, data_end, origin, cause, reason, data_cause
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Causes:
+    """What each event waited for last, by its number over all streams: an event or -1, and why.
+
+    `pool` is the DMA that kept a data phase from starting.
+    """
+
+    event: NDArray[np.int32]
+    reason: NDArray[np.int8]
+    pool: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """When everything happened.
+
+    Columns have one entry per slice, ordered by stream, event and kind. `length_ns` reaches from the first
+    start to the last result; starting and ending a kernel takes `overhead_ns` on top. A track is busy while
+    at least one slice is on it: an engine's issue interval, for a DMA queue the data phase of any of its
+    DMAs.
+    """
+
+    reading: Reading
+    tracks: tuple[str, ...]
+    stream: IntColumn
+    event: IntColumn
+    track: IntColumn
+    kind: IntColumn
+    start_ns: FloatColumn
+    end_ns: FloatColumn
+    ready_ns: FloatColumn
+    length_ns: float
+    overhead_ns: float
+    bases: tuple[int, ...]
+    causes: Causes
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def slices(self) -> Iterator[Slice]:
+        """The slices, one by one."""
+        columns = (self.stream, self.event, self.track, self.kind, self.start_ns, self.end_ns, self.ready_ns)
+        for stream, event, track, kind, start, end, ready in zip(*(column.tolist() for column in columns)):
+            yield Slice(stream, event, self.tracks[track], Kind(kind), start, end, ready)
+
+    def by_start(self) -> list[Slice]:
+        """The slices in order of start; those that start together in the order of stream and event."""
+        return sorted(
+            self.slices(), key=lambda piece: (piece.start_ns, piece.stream, piece.event, piece.kind)
+        )
+
+    @cached_property
+    def busy_ns(self) -> dict[str, float]:
+        """For every track, the time during which something is on it."""
+        return {
+            name: _covered(self.start_ns[self.track == number], self.end_ns[self.track == number])
+            for number, name in enumerate(self.tracks)
+        }
+
+    @cached_property
+    def idle_ns(self) -> dict[str, float]:
+        """For every track, the rest of the length."""
+        return {name: self.length_ns - busy for name, busy in self.busy_ns.items()}
+
+    @property
+    def busiest(self) -> str:
+        """The track that is busy longest; the first of equals."""
+        return max(self.tracks, key=lambda name: self.busy_ns[name])
+
+    @cached_property
+    def critical_path(self) -> tuple[PathStep, ...]:
+        """The chain of events that ends last, first event first: none of them could start earlier."""
+        if not len(self):
+            return ()
+        own = (self.kind == Kind.instruction) | (self.kind == Kind.trigger)
+        start, end, ready = self.start_ns[own], self.end_ns[own], self.ready_ns[own]
+        causes = self.causes
+        at = int(np.argmax(np.maximum(end, ready)))
+        by_data = bool(ready[at] >= end[at])
+        steps = []
+        while at >= 0:
+            stream = int(np.searchsorted(self.bases, at, side="right")) - 1
+            reason, cause = Reason(int(causes.reason[at])), int(causes.event[at])
+            if by_data and causes.pool[at] >= 0:
+                reason, cause = Reason.pool, int(causes.pool[at])
+            steps.append(PathStep(stream, at - self.bases[stream], reason, float(start[at])))
+            # An engine is free after the trigger of a DMA; every other wait is for the DMA's data phase.
+            by_data = reason not in _WAITS_FOR_ISSUE
+            at = cause
+        return tuple(reversed(steps))
+
+
+def build(
+    streams: Sequence[Stream], hardware: Hardware, reading: Reading, bases: tuple[int, ...], placed: Placed
+) -> Timeline:
+    """The timeline of what has been placed."""
+    start, end, ready = np.array(placed.start), np.array(placed.end), np.array(placed.ready)
+    load, data_start, data_end = (
+        np.array(placed.table_load),
+        np.array(placed.data_start),
+        np.array(placed.data_end),
+    )
+    numbers = np.arange(len(start))
+    owner = np.repeat(np.arange(len(streams)), [len(stream) for stream in streams])
+    on_dma = np.concatenate([np.zeros(0, bool), *(_column(s.engines) == Engine.dma.value for s in streams)])
+    lane = _lanes(np.concatenate([np.zeros(0, np.uint8), *(_column(stream.triggers) for stream in streams)]))
+    engine_track = owner * len(TRACKS) + lane
+    loads, transfers = np.flatnonzero(load >= 0.0), np.flatnonzero(data_start >= 0.0)
+    rows = np.concatenate([numbers, loads, transfers])
+    kinds = np.concatenate(
+        [
+            np.where(on_dma, Kind.trigger, Kind.instruction),
+            np.full(len(loads), int(Kind.table_load)),
+            np.full(len(transfers), int(Kind.transfer)),
+        ]
+    )
+    track = np.concatenate([engine_track, engine_track[loads], engine_track[transfers] + len(ENGINES)])
+    begin = np.concatenate([start, load[loads], data_start[transfers]])
+    until = np.concatenate([end, load[loads] + hardware.activation_table_load_ns, data_end[transfers]])
+    order = np.lexsort((kinds, rows))
+    names, renumbered = _tracks(streams, track)
+    length = max(float(end.max(initial=0.0)), float(ready.max(initial=0.0)))
+    return Timeline(
+        reading=reading,
+        tracks=names,
+        stream=owner[rows][order],
+        event=(rows - np.array(bases)[owner[rows]])[order],
+        track=renumbered[track][order],
+        kind=kinds[order],
+        start_ns=begin[order],
+        end_ns=until[order],
+        ready_ns=ready[rows][order],
+        length_ns=length,
+        overhead_ns=hardware.kernel_start_ns + hardware.kernel_end_ns,
+        bases=bases,
+        causes=Causes(
+            np.array(placed.cause, np.int32),
+            np.array(placed.reason, np.int8),
+            np.array(placed.data_cause, np.int32),
+        ),
+    )
+
+
+def core_label(streams: Sequence[Stream], number: int) -> str:
+    """How reports name a core: empty where there is one only."""
+    if len(streams) == 1:
+        return ""
+    stream = streams[number]
+    shared = sum(other.rank == stream.rank for other in streams) > 1
+    return f"rank {stream.rank}" + (f" core {stream.core}" if shared else "")
+
+
+def _column(column: object) -> NDArray[np.uint8]:
+    return np.frombuffer(column, np.uint8)  # type: ignore[call-overload, no-any-return]
+
+
+def _lanes(triggers: NDArray[np.uint8]) -> IntColumn:
+    table = np.full(max(engine.value for engine in Engine) + 1, ENGINES.index(Engine.sync))
+    for lane, engine in enumerate(ENGINES):
+        table[engine.value] = lane
+    return table[triggers]
+
+
+def _tracks(streams: Sequence[Stream], used: IntColumn) -> tuple[tuple[str, ...], IntColumn]:
+    """Names of the tracks, every engine and the DMA queues in use, and the new number of each raw one."""
+    present = set(np.unique(used).tolist())
+    names: list[str] = []
+    renumbered = np.full(len(streams) * len(TRACKS), -1)
+    for core in range(len(streams)):
+        label = core_label(streams, core)
+        prefix = f"{label} " if label else ""
+        for slot in range(len(TRACKS)):
+            raw = core * len(TRACKS) + slot
+            if slot < len(ENGINES) or raw in present:
+                renumbered[raw] = len(names)
+                names.append(prefix + TRACKS[slot])
+    return tuple(names), renumbered
+
+
+def _covered(start: FloatColumn, end: FloatColumn) -> float:
+    """The length of the union of intervals."""
+    if not len(start):
+        return 0.0
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    reached = np.concatenate([[start[0]], np.maximum.accumulate(end)[:-1]])
+    return float(np.maximum(end - np.maximum(start, reached), 0.0).sum())

@@ -1,0 +1,185 @@
+"""Traces in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+One process per core, one thread per engine and DMA queue. A queue whose data phases overlap gets several
+threads of one name, because slices of a thread may not overlap. Timestamps are microseconds with three
+decimals. One event stands on each line, so traces can be compared as text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any
+
+from simulate.errors import InvalidArgument
+from simulate.run.location import location
+from simulate.run.stream import READ, Stream
+from simulate.timing.order import as_streams
+from simulate.timing.timeline import TRACKS, Kind, Slice, Timeline, core_label
+
+_CATEGORIES = {
+    Kind.table_load: "table load",
+    Kind.instruction: "instruction",
+    Kind.trigger: "DMA trigger",
+    Kind.transfer: "DMA",
+}
+_KERNELS = "Kernels"
+_LANES_MAX = 1_000_000  # thread numbers set aside for one track
+
+
+def write_trace(
+    path: str | os.PathLike[str], parts: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]]
+) -> None:
+    """Write launches one after another: parts are (label, streams, timeline).
+
+    The file appears complete or not at all, and equal launches give equal bytes. Raises InvalidArgument where
+    it cannot be written.
+    """
+    target = Path(path)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with open(partial, "w", encoding="utf-8", newline="\n") as file:
+            file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
+            for number, event in enumerate(_events(parts)):
+                file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
+            file.write("\n]}\n")
+        os.replace(partial, target)
+    except OSError as error:
+        raise InvalidArgument(
+            "NKW-TRACE-PATH", f"the trace cannot be written to {target}: {error.strerror or error}"
+        ) from None
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def _events(parts: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]]) -> Iterator[dict[str, Any]]:
+    named: set[tuple[int, int]] = set()
+    offset = 0
+    for label, given, timeline in parts:
+        streams = as_streams(given)
+        length = round(timeline.length_ns)
+        processes = [stream.rank * 2 + stream.core + 1 for stream in streams]
+        for number, process in enumerate(processes):
+            if (process, 0) not in named:
+                yield _name("process_name", process, 0, core_label(streams, number) or "NeuronCore")
+            yield from _thread(named, process, 0, _KERNELS)
+            yield _complete(label, "kernel", process, 0, offset, offset + length, {})
+        yield from _slices(streams, timeline, processes, offset, named)
+        offset += length
+
+
+def _slices(
+    streams: Sequence[Stream],
+    timeline: Timeline,
+    processes: Sequence[int],
+    offset: int,
+    named: set[tuple[int, int]],
+) -> Iterator[dict[str, Any]]:
+    lanes = [_Lanes() for _ in timeline.tracks]
+    number_of = {track: number for number, track in enumerate(timeline.tracks)}
+    names = [_Names(stream) for stream in streams]
+    labels = [core_label(streams, number) for number in range(len(streams))]
+    for piece in timeline.by_start():
+        start, end = offset + round(piece.start_ns), offset + round(piece.end_ns)
+        lane = lanes[number_of[piece.track]].take(start, end)
+        process = processes[piece.stream]
+        short = piece.track.removeprefix(f"{labels[piece.stream]} ")
+        thread = 1 + TRACKS.index(short) * _LANES_MAX + lane
+        yield from _thread(named, process, thread, short)
+        called = names[piece.stream]
+        yield _complete(*called.title(piece), process, thread, start, end, called.details(piece))
+
+
+class _Lanes:
+    """Threads of one track: a slice takes the first on which the slices before it have ended."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[int, int]] = []  # heap of (end, lane)
+        self._free: list[int] = []  # heap of lanes
+        self._count = 0
+
+    def take(self, start: int, end: int) -> int:
+        """The lane for a slice; slices come in order of start."""
+        while self._taken and self._taken[0][0] <= start:
+            heappush(self._free, heappop(self._taken)[1])
+        if self._free:
+            lane = heappop(self._free)
+        else:
+            lane, self._count = self._count, self._count + 1
+        heappush(self._taken, (end, lane))
+        return lane
+
+
+class _Names:
+    """What slices of one stream are called; texts of lines and operands are made once."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.lines = [f"{where.file}:{where.line}" for where in map(location, stream.lines)]
+
+    def title(self, piece: Slice) -> tuple[str, str]:
+        """Name and category of a slice."""
+        stream = self.stream
+        name = stream.names.get(piece.event) or stream.op_names[stream.ops[piece.event]]
+        if piece.kind is Kind.table_load:
+            name = f"load table {stream.costs[stream.cost_ids[piece.event]].table}"
+        return name, _CATEGORIES[piece.kind]
+
+    def details(self, piece: Slice) -> dict[str, Any]:
+        """What a viewer shows of a slice when it is selected."""
+        stream, event = self.stream, piece.event
+        cost = stream.costs[stream.cost_ids[event]]
+        names = [(access.kind, stream.tensors[access.tensor].name) for access in stream.accesses(event)]
+        details: dict[str, Any] = {
+            "event": event,
+            "op": stream.op_names[stream.ops[event]],
+            "line": self.lines[stream.line_ids[event]],
+            "reads": " ".join(name for kind, name in names if kind == READ),
+            "writes": " ".join(name for kind, name in names if kind != READ),
+            "ready_us": round(piece.ready_ns) / 1000,
+        }
+        if cost.dma is not None:
+            details["bytes"] = cost.dma.bytes
+            details["descriptors"] = cost.dma.descriptors
+        else:
+            details["interval_cycles"] = round(cost.interval_cycles, 3)
+            details["latency_cycles"] = round(cost.latency_cycles, 3)
+        return details
+
+
+def _complete(
+    name: str, category: str, process: int, thread: int, start: int, end: int, details: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "pid": process,
+        "tid": thread,
+        "ts": start / 1000,
+        "dur": (end - start) / 1000,
+        "args": details,
+    }
+
+
+def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _thread(named: set[tuple[int, int]], process: int, thread: int, name: str) -> Iterator[dict[str, Any]]:
+    if (process, thread) in named:
+        return
+    named.add((process, thread))
+    yield _name("thread_name", process, thread, name)
+    yield {
+        "name": "thread_sort_index",
+        "ph": "M",
+        "pid": process,
+        "tid": thread,
+        "args": {"sort_index": thread},
+    }

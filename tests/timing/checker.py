@@ -1,0 +1,205 @@
+"""An independent judge of timelines: compares every pair of events, by the letter of the rules.
+
+It reads the stream and the slices of a timeline, and shares no code with what made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+
+from simulate.hardware import Hardware
+from simulate.isa.enums import Engine
+from simulate.run.stream import READ, Stream
+from simulate.timing import Kind, Reading, Slice, Timeline
+
+_CLOCK = {
+    Engine.tensor: "tensor_clock_ghz",
+    Engine.vector: "vector_clock_ghz",
+    Engine.scalar: "scalar_clock_ghz",
+    Engine.gpsimd: "gpsimd_clock_ghz",
+    Engine.sync: "sync_clock_ghz",
+}
+
+
+def violations(
+    streams: Sequence[Stream], hardware: Hardware, timeline: Timeline, slack_ns: float = 0.0
+) -> list[str]:
+    """Every rule that a timeline breaks by more than `slack_ns`; empty for a legal schedule."""
+    found: list[str] = []
+    pieces = list(timeline.slices())
+    for number, stream in enumerate(streams):
+        own = [piece for piece in pieces if piece.stream == number]
+        core = _Core(stream, hardware, timeline.reading, own, slack_ns)
+        found += [f"stream {number}: {text}" for text in core.violations()]
+    found += _meetings(streams, pieces, slack_ns)
+    last = max((max(piece.end_ns, piece.ready_ns) for piece in pieces), default=0.0)
+    if timeline.length_ns != last:
+        found.append(f"length {timeline.length_ns}, the last slice ends at {last}")
+    return found
+
+
+class _Core:
+    def __init__(
+        self, stream: Stream, hardware: Hardware, reading: Reading, pieces: list[Slice], slack: float
+    ) -> None:
+        self.hardware, self.reading, self.slack = hardware, reading, slack
+        self.requested = stream.requested
+        self.events = list(stream)
+        self.issue = {p.event: p for p in pieces if p.kind in (Kind.instruction, Kind.trigger)}
+        self.data = {p.event: p for p in pieces if p.kind is Kind.transfer}
+        self.loads = {p.event: p for p in pieces if p.kind is Kind.table_load}
+
+    def violations(self) -> list[str]:
+        if sorted(self.issue) != list(range(len(self.events))):
+            return ["an event is missing or placed twice"]
+        found = [*self._durations(), *self._conflicts(), *self._requested()]
+        if self.reading is not Reading.dataflow:
+            found += [*self._engines(), *self._queues(), *self._pool(), *self._tables()]
+        if self.reading is Reading.serial:
+            found += self._one_by_one()
+        return found
+
+    def _durations(self):
+        for event in self.events:
+            piece, dma = self.issue[event.index], event.cost.dma
+            clock = getattr(self.hardware, _CLOCK[event.trigger])
+            interval = event.cost.interval_cycles / clock if dma is None else dma.trigger_ns + dma.gpsimd_ns
+            if abs(piece.end_ns - piece.start_ns - interval) > self.slack:
+                yield f"#{event.index} holds its engine for {piece.end_ns - piece.start_ns}, not {interval}"
+            if dma is None:
+                if piece.ready_ns < piece.start_ns + event.cost.latency_cycles / clock - self.slack:
+                    yield f"#{event.index} is ready before its latency is over"
+                continue
+            data = self.data[event.index]
+            if data.start_ns < piece.end_ns + dma.first_byte_ns - self.slack:
+                yield f"#{event.index} moves data before its first byte can come"
+            if data.end_ns < data.start_ns + dma.transfer_ns - self.slack:
+                yield f"#{event.index} moves its data too fast"
+            if abs(data.ready_ns - data.end_ns - dma.completion_ns) > self.slack:
+                yield f"#{event.index} completes {data.ready_ns - data.end_ns} after its data"
+
+    def _conflicts(self):
+        for first, second in combinations(self.events, 2):
+            for a in first.accesses:
+                for b in second.accesses:
+                    meet = (
+                        a.tensor == b.tensor
+                        and a.first_row < b.end_row
+                        and b.first_row < a.end_row
+                        and a.first_byte < b.end_byte
+                        and b.first_byte < a.end_byte
+                    )
+                    if not meet or (a.kind == READ and b.kind == READ):
+                        continue
+                    if (
+                        a.kind == READ
+                        and self.reading is Reading.dataflow
+                        and self._reads_later(first, second, a)
+                    ):
+                        continue
+                    needed = self._released(first, second, a.kind == READ, b.kind == READ)
+                    if self.issue[second.index].start_ns < needed - self.slack:
+                        yield f"#{second.index} starts before {needed}, when #{first.index} lets it"
+
+    def _reads_later(self, first, second, access) -> bool:
+        """Without engine order only the last read of an engine is waited for."""
+        between = self.events[first.index + 1 : second.index]
+        return first.engine is not Engine.dma and any(
+            event.engine is first.engine
+            and any(a.tensor == access.tensor and a.kind == READ for a in event.accesses)
+            for event in between
+        )
+
+    def _released(self, first, second, reads: bool, read: bool) -> float:
+        piece = self.issue[first.index]
+        same_engine = first.engine is second.engine and first.engine is not Engine.dma
+        semaphore = 0.0
+        if first.cost.dma is None and first.trigger is not second.trigger:
+            semaphore = self.hardware.semaphore_ns
+        if reads:
+            done = max(piece.end_ns, piece.ready_ns) if first.engine is Engine.dma else piece.end_ns
+        elif same_engine and not read:
+            done = min(piece.end_ns, piece.ready_ns)
+            if self.issue[second.index].ready_ns < piece.ready_ns - self.slack:
+                return float("inf")
+        else:
+            done = piece.ready_ns
+        return done + semaphore
+
+    def _requested(self):
+        for before, after in self.requested:
+            if self.issue[after].start_ns < self.issue[before].ready_ns - self.slack:
+                yield f"#{after} does not wait for #{before}, as asked"
+
+    def _engines(self):
+        for engine in _CLOCK:
+            held = [p for p in self.issue.values() if self.events[p.event].trigger is engine]
+            if engine is Engine.scalar:
+                held += self.loads.values()
+            held.sort(key=lambda p: (p.event, p.kind is not Kind.table_load))
+            for before, after in pairwise(held):
+                if after.start_ns < before.end_ns - self.slack:
+                    yield f"#{after.event} starts on {engine} before #{before.event} has left it"
+
+    def _queues(self):
+        limit = self.hardware.dma_outstanding_per_queue
+        for engine in _CLOCK:
+            queue = [e.index for e in self.events if e.cost.dma is not None and e.trigger is engine]
+            for before, after in pairwise(queue):
+                if self.data[after].start_ns < self.data[before].start_ns - self.slack:
+                    yield f"#{after} overtakes #{before} in the queue of {engine}"
+            for place, event in enumerate(queue):
+                start = self.issue[event].start_ns
+                under_way = sum(self.issue[other].ready_ns > start + self.slack for other in queue[:place])
+                if under_way >= limit:
+                    yield f"#{event} is triggered while {under_way} DMAs of its queue are under way"
+
+    def _pool(self):
+        """A shared server can serve its jobs exactly if no stretch of time is asked for more than its length."""
+        jobs = []
+        for event in self.events:
+            if event.cost.dma is not None:
+                data, dma = self.data[event.index], event.cost.dma
+                jobs.append((data.start_ns, data.end_ns - (dma.transfer_ns - dma.busy_ns), dma.busy_ns))
+        for begin in {job[0] for job in jobs}:
+            for end in {job[1] for job in jobs}:
+                asked = sum(busy for start, stop, busy in jobs if start >= begin and stop <= end)
+                if asked > max(end - begin, 0.0) + self.slack:
+                    yield f"the DMA engines give {asked} between {begin} and {end}"
+
+    def _tables(self):
+        loaded = None
+        for event in self.events:
+            table = event.cost.table
+            if event.engine is not Engine.scalar or table in (None, "copy"):
+                continue
+            load = self.loads.get(event.index)
+            if table != loaded:
+                if load is None:
+                    yield f"#{event.index} runs without table {table}"
+                elif abs(load.end_ns - load.start_ns - self.hardware.activation_table_load_ns) > self.slack:
+                    yield f"#{event.index} loads its table in {load.end_ns - load.start_ns}"
+            elif load is not None:
+                yield f"#{event.index} loads table {table} again"
+            loaded = table
+
+    def _one_by_one(self):
+        done = 0.0
+        for event in self.events:
+            piece = self.loads.get(event.index) or self.issue[event.index]
+            if piece.start_ns < done - self.slack:
+                yield f"#{event.index} starts at {piece.start_ns}, before {done}"
+            piece = self.issue[event.index]
+            done = max(done, piece.end_ns, piece.ready_ns)
+
+
+def _meetings(streams: Sequence[Stream], pieces: list[Slice], slack: float):
+    starts: dict[int, list[tuple[float, float]]] = {}
+    for piece in pieces:
+        serial = streams[piece.stream].meetings.get(piece.event)
+        if serial is not None and piece.kind in (Kind.instruction, Kind.trigger):
+            starts.setdefault(serial, []).append((piece.start_ns, piece.ready_ns))
+    for serial, times in starts.items():
+        if any(abs(a - b) > slack for time in times for a, b in zip(time, times[0])):
+            yield f"the members of meeting {serial} start and end at {times}"

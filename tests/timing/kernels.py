@@ -1,0 +1,77 @@
+"""Small kernels to time, and their launches without numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from simulate.hardware import hardware
+from simulate.nki import collectives
+from simulate.nki import isa as nisa
+from simulate.nki import language as nl
+from simulate.run import Launch, Mode, launch
+
+BF16 = ml_dtypes.bfloat16
+
+
+def matmul_exp(a, b):
+    """exp(a.T @ b / 100) by tiles of 128 x 512, loading every operand tile when it is needed."""
+    contraction, rows = a.shape
+    columns = b.shape[1]
+    out = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+    for m in range(rows // 128):
+        for n in range(columns // 512):
+            total = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+            for k in range(contraction // 128):
+                stationary = nl.load(a[k * 128 : (k + 1) * 128, m * 128 : (m + 1) * 128])
+                moving = nl.load(b[k * 128 : (k + 1) * 128, n * 512 : (n + 1) * 512])
+                nisa.nc_matmul(dst=total, stationary=stationary, moving=moving, accumulate=k > 0)
+            result = nl.ndarray((128, 512), dtype=nl.float32)
+            nisa.activation(dst=result, op=nl.exp, data=total, scale=0.01)
+            nisa.dma_copy(dst=out[m * 128 : (m + 1) * 128, n * 512 : (n + 1) * 512], src=result)
+    return out
+
+
+def same_tiles(a):
+    """matmuls of one pair of tiles already in SBUF, each into a PSUM tile of its own."""
+    out = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+    stationary, moving = nl.load(a[:, 0:128]), nl.load(a)
+    for _ in range(64):
+        total = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(dst=total, stationary=stationary, moving=moving)
+    result = nl.ndarray((128, 512), dtype=nl.float32)
+    nisa.tensor_copy(dst=result, src=total)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+def summed(a):
+    """The sum of a over two ranks."""
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    own = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=own, src=a)
+    collectives.all_reduce([own], [out], collectives.ReplicaGroup([[0, 1]]), nl.add)
+    return out
+
+
+def halves(a):
+    """a, copied by the two cores of one rank, each its own rows."""
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    first = nl.program_id(0) * 128
+    nisa.dma_copy(dst=out[first : first + 128, :], src=nl.load(a[first : first + 128, :]))
+    return out
+
+
+def dry(
+    kernel: Callable[..., Any], *arrays: np.ndarray, target: str = "trn2", ranks: int = 1, cores: int = 1
+) -> Launch:
+    """A launch that computes no numbers."""
+    return launch(kernel, [(arrays, {})] * ranks, hardware(target), cores, Mode.dry)
+
+
+def zeros(rows: int, columns: int, dtype: Any = np.float32) -> np.ndarray:
+    """An argument of which only shape and dtype matter."""
+    return np.zeros((rows, columns), dtype)

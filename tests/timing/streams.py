@@ -1,0 +1,186 @@
+"""Streams made by hand or at random, event by event, on a chip whose arithmetic is exact.
+
+All clocks of `EXACT` are 1 GHz and all costs are multiples of 1/4 ns, so every moment of a schedule is a float without
+rounding and tests compare with ==.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simulate.hardware import guessed, hardware
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Accumulate, Cost, DmaCost, Domain, Plan
+from simulate.memory import MemoryRegion, NkiTensor, Storage
+from simulate.numerics import DTYPES
+from simulate.run.stream import Stream, TensorTable
+
+_CLOCKS = ("tensor", "vector", "scalar", "gpsimd", "sync")
+EXACT = hardware("trn2").with_numbers(
+    **{f"{name}_clock_ghz": guessed(1.0, "tests", "cycles are nanoseconds") for name in _CLOCKS}
+)
+COMPUTE = (Engine.tensor, Engine.vector, Engine.scalar, Engine.gpsimd)
+TRIGGERS = (Engine.sync, Engine.gpsimd, Engine.scalar)
+
+_LINE = 100
+
+
+@dataclass
+class Builder:
+    """One core's stream under construction."""
+
+    rank: int = 0
+    core: int = 0
+    table: TensorTable | None = None
+
+    def __post_init__(self) -> None:
+        self.table = self.table or TensorTable()
+        self.stream = Stream(self.rank, self.core, self.table)
+
+    def tensor(
+        self, name: str, rows: int = 128, row_bytes: int = 64, buffer: MemoryRegion = MemoryRegion.sbuf
+    ) -> NkiTensor:
+        """A tensor of bytes."""
+        dtype = DTYPES["uint8"]
+        storage = Storage((rows, row_bytes), dtype, buffer, name, array=np.empty(0, np.uint8), fresh=True)
+        self.table.add(storage)
+        return NkiTensor((rows, row_bytes), dtype, storage)
+
+    def event(
+        self,
+        engine: Engine,
+        reads: tuple[NkiTensor, ...] = (),
+        writes: tuple[NkiTensor, ...] = (),
+        cost: Cost = Cost(1.0, 1.0),  # noqa: B008
+        trigger: Engine | None = None,
+        accumulate: bool = False,
+        meeting: int | None = None,
+        op: str = "op",
+    ) -> int:
+        """Append an event; returns its index."""
+        plan = Plan(
+            engine=engine,
+            reads=reads,
+            writes=writes,
+            domain=Domain.bits,
+            compute=lambda *operands: operands,
+            cost=copy.copy(cost),  # a record of its own, so that one event's cost can be changed alone
+            name=None,
+            accumulate=Accumulate.add if accumulate else None,
+            trigger=trigger,
+        )
+        line = (Builder.event.__code__, _LINE + len(self.stream))
+        return self.stream.append(op, plan, line, meeting).index
+
+    def dma(
+        self, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...], cost: Cost, trigger: Engine
+    ) -> int:
+        """Append a DMA."""
+        return self.event(Engine.dma, reads, writes, cost, trigger, op="dma_copy")
+
+
+def box(tensor: NkiTensor, rows: tuple[int, int], columns: tuple[int, int]) -> NkiTensor:
+    """A box of rows by bytes in a whole tensor of bytes."""
+    width = tensor.shape[1]
+    shape = (rows[1] - rows[0], columns[1] - columns[0])
+    return NkiTensor(shape, tensor.dtype, tensor.storage, (width, 1), rows[0] * width + columns[0])
+
+
+def dma_cost(
+    busy: float, transfer: float = 0.0, trigger: float = 8.0, first: float = 100.0, completion: float = 64.0,
+    gpsimd: float = 0.0,
+) -> Cost:  # fmt: skip
+    """The cost of a DMA from its phases."""
+    parts = DmaCost(4096, 16, trigger, first, busy, max(transfer, busy), completion, gpsimd)
+    whole = trigger + gpsimd + first + parts.transfer_ns + completion
+    return Cost(trigger + gpsimd, whole, dma=parts)
+
+
+def random_streams(seed: int, events: int = 24, ranks: int = 1, queues: int = 3) -> tuple[Stream, ...]:
+    """Streams of events on few tensors, with boxes that often meet; `queues` DMA queues per core."""
+    generator = np.random.default_rng(seed)
+    builders = [Builder(rank=rank) for rank in range(ranks)]
+    meetings = 0
+    for builder in builders:
+        for name in "abcd":
+            builder.tensor(name, 8, 8, MemoryRegion.private_hbm if name == "d" else MemoryRegion.sbuf)
+    tensors = [_tensors(builder) for builder in builders]
+    for _ in range(events):
+        if ranks > 1 and generator.random() < 0.15:
+            cost = Cost(_quarters(generator, 40), _quarters(generator, 400), meeting_ns=100.0)
+            for builder, own in zip(builders, tensors):
+                reads, writes = (_box(generator, own),), (_box(generator, own),)
+                builder.event(Engine.dma, reads, writes, cost, Engine.sync, meeting=meetings, op="all_reduce")
+            meetings += 1
+            continue
+        at = int(generator.integers(ranks))
+        _random_event(generator, builders[at], tensors[at], queues)
+    return tuple(builder.stream for builder in builders)
+
+
+def halved(stream: Stream, generator: np.random.Generator) -> Stream:
+    """The same stream with one number of one event's cost halved."""
+    changed = copy.copy(stream)
+    changed.costs = list(stream.costs)
+    number = int(generator.integers(len(stream.costs)))
+    cost = stream.costs[number]
+    part = cost if cost.dma is None else cost.dma
+    names = ["interval_cycles", "latency_cycles"]
+    if cost.dma is not None:
+        names = ["trigger_ns", "first_byte_ns", "busy_ns", "transfer_ns", "completion_ns", "gpsimd_ns"]
+    name = names[int(generator.integers(len(names)))]
+    cheaper = replace(part, **{name: getattr(part, name) / 2})
+    changed.costs[number] = cheaper if cost.dma is None else replace(cost, dma=cheaper)
+    return changed
+
+
+def _random_event(
+    generator: np.random.Generator, builder: Builder, tensors: list[NkiTensor], queues: int
+) -> None:
+    reads = tuple(_box(generator, tensors) for _ in range(int(generator.integers(0, 3))))
+    writes = (_box(generator, tensors),)
+    if generator.random() < 0.4:
+        cost = dma_cost(
+            busy=_quarters(generator, 300),
+            transfer=_quarters(generator, 600),
+            trigger=_quarters(generator, 60),
+            first=_quarters(generator, 300),
+            completion=EXACT.semaphore_ns + _quarters(generator, 100),
+            gpsimd=_quarters(generator, 100) * float(generator.random() < 0.3),
+        )
+        builder.dma(reads, writes, cost, TRIGGERS[int(generator.integers(queues))])
+        return
+    engine = COMPUTE[int(generator.integers(len(COMPUTE)))]
+    table = (None, "copy", "exp", "silu")[int(generator.integers(4))] if engine is Engine.scalar else None
+    cost = Cost(_quarters(generator, 200), _quarters(generator, 400), table=table)
+    adds = engine is Engine.tensor and generator.random() < 0.6
+    index = builder.event(engine, reads, writes, cost, accumulate=adds)
+    if index and generator.random() < 0.1:
+        builder.stream.requested.append((int(generator.integers(index)), index))
+
+
+def _quarters(generator: np.random.Generator, most: int) -> float:
+    return float(generator.integers(4, 4 * most)) / 4
+
+
+def _tensors(builder: Builder) -> list[NkiTensor]:
+    dtype = DTYPES["uint8"]
+    out = []
+    for record in builder.table.records:
+        storage = Storage(
+            record.shape, dtype, record.buffer, record.name, array=np.empty(0, np.uint8), fresh=True
+        )
+        storage.serial = record.serial
+        out.append(NkiTensor(record.shape, dtype, storage))
+    return out
+
+
+def _box(generator: np.random.Generator, tensors: list[NkiTensor]) -> NkiTensor:
+    tensor = tensors[int(generator.integers(len(tensors)))]
+    if generator.random() < 0.4:
+        return tensor
+    rows, columns = (tuple(sorted(generator.choice(9, 2, replace=False).tolist())) for _ in range(2))
+    return box(tensor, rows, columns)

@@ -1,0 +1,152 @@
+"""Laws that hold for every stream, tried on random ones; NKW_DEEP=1 tries many more."""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simulate.hardware import guessed
+from simulate.run.stream import Stream
+from simulate.timing import Reading, bracket, dependences, schedule
+from tests.timing.checker import violations
+from tests.timing.streams import EXACT, halved, random_streams
+
+SEEDS = range(1000 if os.environ.get("NKW_DEEP") == "1" else 20)
+CASES = [(ranks, queues) for ranks in (1, 2, 3) for queues in (1, 3)]
+
+
+@pytest.mark.parametrize("reading", Reading)
+@pytest.mark.parametrize(("ranks", "queues"), CASES)
+def test_every_timeline_is_a_legal_schedule(reading: Reading, ranks: int, queues: int) -> None:
+    for seed in SEEDS:
+        streams = random_streams(seed, 40, ranks, queues)
+        assert violations(streams, EXACT, schedule(streams, EXACT, reading)) == [], seed
+
+
+def test_short_queues_are_never_overfull_and_keep_the_bracket() -> None:
+    short = EXACT.with_numbers(dma_outstanding_per_queue=guessed(2, "tests", "so that queues fill up"))
+    for seed in SEEDS:
+        streams = random_streams(seed, 40, 2, queues=1)
+        assert violations(streams, short, schedule(streams, short)) == [], seed
+        found = bracket(streams, short)
+        assert found.dataflow_ns <= found.program_ns <= found.serial_ns, seed
+
+
+@pytest.mark.parametrize(("ranks", "queues"), CASES)
+def test_dataflow_is_no_longer_than_program_and_program_no_longer_than_serial(
+    ranks: int, queues: int
+) -> None:
+    for seed in SEEDS:
+        found = bracket(random_streams(seed, 40, ranks, queues), EXACT)
+        assert found.dataflow_ns <= found.program_ns <= found.serial_ns, seed
+
+
+@pytest.mark.parametrize("reading", [Reading.program, Reading.serial])
+def test_no_reading_is_shorter_than_its_busiest_engine(reading: Reading) -> None:
+    for seed in SEEDS:
+        streams = random_streams(seed, 40, 2)
+        timeline = schedule(streams, EXACT, reading)
+        for stream in streams:
+            held: dict[int, float] = {}
+            pool = 0.0
+            for event in stream:
+                dma = event.cost.dma
+                interval = event.cost.interval_cycles if dma is None else dma.trigger_ns + dma.gpsimd_ns
+                held[event.trigger.value] = held.get(event.trigger.value, 0.0) + interval
+                pool += dma.busy_ns if dma is not None else 0.0
+            assert max([pool, *held.values()]) <= timeline.length_ns, seed
+
+
+@pytest.mark.parametrize("reading", Reading)
+def test_the_critical_path_is_a_chain_that_ends_last(reading: Reading) -> None:
+    for seed in SEEDS:
+        streams = random_streams(seed, 40, 2)
+        timeline = schedule(streams, EXACT, reading)
+        path = timeline.critical_path
+        last = path[-1].stream, path[-1].event
+        ends = [max(p.end_ns, p.ready_ns) for p in timeline.slices() if (p.stream, p.event) == last]
+        assert path[0].reason.name in ("begin", "table_load")
+        assert all(step.reason.name != "begin" for step in path[1:])
+        assert max(ends) == timeline.length_ns, seed
+        assert len({(step.stream, step.event) for step in path}) == len(path)
+
+
+@pytest.mark.parametrize("reading", Reading)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_halved_cost_never_lengthens(reading: Reading, ranks: int) -> None:
+    generator = np.random.default_rng(1)
+    for seed in SEEDS:
+        streams = random_streams(seed, 40, ranks, queues=1)
+        before = schedule(streams, EXACT, reading).length_ns
+        for _ in range(6):
+            cheaper = tuple(halved(stream, generator) if len(stream) else stream for stream in streams)
+            assert schedule(cheaper, EXACT, reading).length_ns <= before, seed
+
+
+@pytest.mark.parametrize("reading", [Reading.serial, Reading.dataflow])
+def test_a_halved_cost_never_lengthens_with_several_queues(reading: Reading) -> None:
+    generator = np.random.default_rng(2)
+    for seed in SEEDS:
+        streams = random_streams(seed, 40, 2, queues=3)
+        before = schedule(streams, EXACT, reading).length_ns
+        for _ in range(6):
+            cheaper = tuple(halved(stream, generator) if len(stream) else stream for stream in streams)
+            assert schedule(cheaper, EXACT, reading).length_ns <= before, seed
+
+
+def test_queues_that_share_the_dma_engines_delay_each_other_by_no_more_than_their_work() -> None:
+    """The bound on the anomalies of a shared server: what all DMAs take of it, on top of a schedule without it."""
+    for seed in SEEDS:
+        streams = random_streams(seed, 40, 2, queues=3)
+        work = sum(event.cost.dma.busy_ns for stream in streams for event in stream if event.cost.dma)
+        unshared = tuple(_without_sharing(stream) for stream in streams)
+        alone = schedule(unshared, EXACT).length_ns
+        assert alone <= schedule(streams, EXACT).length_ns <= alone + work, seed
+
+
+@pytest.mark.parametrize("reading", Reading)
+def test_a_dependence_less_never_lengthens(reading: Reading) -> None:
+    generator = np.random.default_rng(3)
+    for seed in SEEDS:
+        streams = random_streams(seed, 40, 2, queues=1)
+        waits = dependences(streams)
+        before = schedule(streams, EXACT, reading, waits).length_ns
+        waiting = [event for event, found in enumerate(waits.before) if found]
+        for _ in range(6):
+            event = waiting[int(generator.integers(len(waiting)))]
+            dropped = int(generator.integers(len(waits.before[event])))
+            fewer = list(waits.before)
+            fewer[event] = fewer[event][:dropped] + fewer[event][dropped + 1 :]
+            after = schedule(streams, EXACT, reading, replace(waits, before=fewer)).length_ns
+            assert after <= before, seed
+
+
+@pytest.mark.parametrize("reading", Reading)
+def test_busy_and_idle_make_the_length(reading: Reading) -> None:
+    for seed in SEEDS:
+        timeline = schedule(random_streams(seed, 40, 2), EXACT, reading)
+        for track in timeline.tracks:
+            assert timeline.busy_ns[track] + timeline.idle_ns[track] == timeline.length_ns
+            assert 0.0 <= timeline.busy_ns[track] <= timeline.length_ns
+        assert timeline.busy_ns[timeline.busiest] == max(timeline.busy_ns.values())
+
+
+def test_one_core_of_several_can_be_timed_alone() -> None:
+    for seed in SEEDS:
+        streams = random_streams(seed, 40, 3, queues=1)
+        together = schedule(streams, EXACT).length_ns
+        for stream in streams:
+            assert schedule(stream, EXACT).length_ns <= together, seed
+
+
+def _without_sharing(stream: Stream) -> Stream:
+    free = copy.copy(stream)
+    free.costs = [
+        cost if cost.dma is None else replace(cost, dma=replace(cost.dma, busy_ns=0.0))
+        for cost in stream.costs
+    ]
+    return free
