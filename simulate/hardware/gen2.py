@@ -24,6 +24,7 @@ _GEN3_TRACES = "traces of gen3"
 _IDENTITY = {
     "name": documented("trn1", ISA),
     "generation": documented(2, GUIDE_GEN2),
+    "sub_version": guessed(0, ISA, "public kernels ask for it on gen4 only"),
     "core": documented("NeuronCore-v2", GUIDE_GEN2),
     "chip": documented("Trainium", _DEVICE_PAGE),
     "physical_cores_per_chip": documented(2, _DEVICE_PAGE),

@@ -25,6 +25,7 @@ _SWEEP = "published nccom-test sweep on trn1"
 _IDENTITY = {
     "name": documented("trn2", ISA),
     "generation": documented(3, GUIDE_GEN3),
+    "sub_version": guessed(0, ISA, "public kernels ask for it on gen4 only"),
     "core": documented("NeuronCore-v3", GUIDE_GEN3),
     "chip": documented("Trainium2", _DEVICE_PAGE),
     "physical_cores_per_chip": documented(8, _DEVICE_PAGE),

@@ -33,6 +33,9 @@ def _vector_cycles(name: str) -> Number:
 _IDENTITY = {
     "name": documented("trn3", ISA),
     "generation": documented(4, GUIDE_GEN4),
+    "sub_version": derived(
+        1, "nki-library kernels", "B0 parts, which have nisa.exponential; 0 is the A0 stepping"
+    ),
     "core": documented("NeuronCore-v4", GUIDE_GEN4),
     "chip": documented("Trainium3", _DEVICE_PAGE),
     "physical_cores_per_chip": documented(8, _DEVICE_PAGE),

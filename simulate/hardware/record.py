@@ -64,6 +64,7 @@ class Hardware:
     # Identity
     name: str
     generation: int
+    sub_version: int
     core: str
     chip: str
     physical_cores_per_chip: int

@@ -11,6 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
+from simulate.isa.immediates import float32_number
 from simulate.isa.plan import Domain, Plan, State
 from simulate.isa.shapes import column, flat
 from simulate.memory import NkiTensor
@@ -55,13 +56,17 @@ def activation(
         rules.is_column("scale", scale, data)
         rules.dtype_among("scale", scale, "float32")
         reads.append(scale)
+    else:
+        scale = float(float32_number("scale", scale))
     if isinstance(bias, NkiTensor):
         rules.check_tile(hardware, "bias", bias)
         rules.is_column("bias", bias, data)
         bias_not_tfloat32(bias)
         reads.append(bias)
-    elif bias is not None and bias != 0.0:
-        immediate_bias_on_chip(hardware, bias)
+    elif bias is not None:
+        bias = float(float32_number("bias", bias))
+        if bias != 0.0:
+            immediate_bias_on_chip(hardware, bias)
     if bias is not None:
         reciprocal_bias_on_chip(hardware, function.name)
     reduces = reduce_cmd is not ReduceCmd.idle
@@ -77,11 +82,11 @@ def activation(
         if isinstance(scale, NkiTensor):
             values = values * column(next(operand), values.ndim)
         elif scale != 1.0:
-            values = values * np.float32(scale)
+            values = values * scale
         if isinstance(bias, NkiTensor):
             values = values + column(next(operand), values.ndim)
         elif bias:
-            values = values + np.float32(bias)
+            values = values + bias
         result = apply(values)
         if registers is None:
             return (result,)

@@ -35,7 +35,7 @@ def affine(
         first = int(cells[0].reshape(())) if cells else start
         row = np.zeros((1,), np.int64)
         for step, num in pairs:
-            row = (row[:, None] + step * np.arange(num)).reshape(-1)
+            row = (row[:, None] + step * np.arange(num, dtype=np.int64)).reshape(-1)
         column = first + multiplier * np.arange(partitions, dtype=np.int64)
         return column.astype(np.int32)[:, None] + row.astype(np.int32)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import numpy as np
 
 from simulate.errors import RuleViolation, rule
@@ -46,6 +48,12 @@ def dma_copy(
         rules.lies_in(operand, tile, *_HBM_AND_SBUF)
         if tile.buffer.on_chip:
             rules.partitions_within_limit(hardware, operand, tile)
+    for parameter, value, members in (
+        ("oob_mode", oob_mode, OobMode),
+        ("dge_mode", dge_mode, DgeMode),
+        ("engine", engine, Engine),
+    ):
+        is_member(parameter, value, members)
     counts_agree(dst, src)
     same = dst.dtype == src.dtype
     if not same:
@@ -89,6 +97,15 @@ def dma_copy(
 
 def _unchanged(values: np.ndarray) -> tuple[np.ndarray]:
     return (values,)
+
+
+@rule("NKW-ENUM")
+def is_member(parameter: str, value: object, members: type[Enum]) -> None:
+    """An enum parameter takes a member of its enum, not a string or a number."""
+    if not isinstance(value, members):
+        raise RuleViolation(
+            is_member, f"{parameter}={value!r:.40}", limit=", ".join(member.name for member in members)
+        )
 
 
 @rule("NKW-DMA-COUNT")

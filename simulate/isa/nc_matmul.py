@@ -56,6 +56,7 @@ def nc_matmul(
     rules.check_tile(hardware, "stationary", stationary, MemoryRegion.sbuf)
     rules.check_tile(hardware, "moving", moving, MemoryRegion.sbuf)
     rules.same_partitions("stationary", stationary, "moving", moving)
+    known_perf_mode(perf_mode)
     double_row = perf_mode in (MatmulPerfMode.double_row, "double_row")
     rows_per_partition = 1
     if double_row:
@@ -211,7 +212,9 @@ def array_tile(
     """tile_position and tile_size come together; positions are multiples of sizes, and the operand fits."""
     sizes = hardware.matmul_tile_sizes
     fits = (
-        len(position) == 2
+        isinstance(position, (tuple, list))
+        and isinstance(size, (tuple, list))
+        and len(position) == 2
         and len(size) == 2
         and all(s in sizes and p % s == 0 and 0 <= p <= 128 - s for p, s in zip(position, size))
         and stationary.shape[0] <= size[0]
@@ -236,6 +239,17 @@ def double_row_inputs(
             double_row_inputs,
             f"stationary {stationary.shape} {stationary.dtype}, moving {moving.shape} {moving.dtype}",
             limit=f"fp8 (K, 2, free); {'available' if hardware.matmul_double_row else 'not'} on {hardware.name}",
+        )
+
+
+@rule("NKW-MATMUL-PERF-MODE")
+def known_perf_mode(perf_mode: Any) -> None:
+    """perf_mode is a member of nisa.matmul_perf_mode, or its value as a string."""
+    if perf_mode not in (*MatmulPerfMode, *(mode.value for mode in MatmulPerfMode)):
+        raise RuleViolation(
+            known_perf_mode,
+            f"perf_mode={perf_mode!r:.40}",
+            limit=", ".join(mode.name for mode in MatmulPerfMode),
         )
 
 

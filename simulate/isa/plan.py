@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -52,7 +52,11 @@ class State(Enum):
             return np.zeros((partitions, 1), np.float32)
         if self is State.vector_accumulator:
             return np.full((partitions, 1), np.nan, np.float32)
-        words = {State.vector_lfsr: 1, State.vector_xorwow: 4 * random.XORWOW_WORDS, State.gpsimd_xorwow: random.XORWOW_WORDS}
+        words = {
+            State.vector_lfsr: 1,
+            State.vector_xorwow: 4 * random.XORWOW_WORDS,
+            State.gpsimd_xorwow: random.XORWOW_WORDS,
+        }
         return random.seeded(0, partitions, words[self])
 
 
@@ -106,7 +110,7 @@ class Meeting:
     by_rank: bool  # members are ranks of the world, else cores of one rank
     members: tuple[int, ...]
     terms: dict[str, Any]
-    exchange: Callable[[list[list[np.ndarray]]], Sequence[Sequence[np.ndarray | Masked]]]
+    exchange: Callable[[list[list[np.ndarray]]], list[list[Any]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,12 @@ def starts_on_quadrant(hardware: Hardware, operand: str, tile: NkiTensor) -> Non
 
 @rule("NKW-FREE-SIZE")
 def free_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
-    """An operand has at most 64K elements per partition in SBUF and 4K in PSUM."""
-    limit = hardware.free_elements_max_psum if tile.buffer is PSUM else hardware.free_elements_max_sbuf
+    """An operand has at most 64K elements per partition in SBUF and 4K in PSUM (gen4: 8K of 16 bits)."""
+    limit = hardware.free_elements_max_sbuf
+    if tile.buffer is PSUM:
+        limit = hardware.free_elements_max_psum
+        if hardware.matmul_bf16_destination and tile.dtype.itemsize == 2:
+            limit = hardware.psum_bytes_per_partition // 2
     if tile.free_size > limit:
         raise RuleViolation(
             free_size_within_limit,

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
 from simulate.memory import MemoryRegion, NkiTensor
-from simulate.numerics import alu_operator
+from simulate.numerics import AluOperator, alu_operator
 
 _EXACT_INTEGERS = ("int32", "uint32")
 _INTEGER_FUNCTIONS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -60,6 +61,7 @@ def tensor_tensor(
     if engine is Engine.unknown:
         exact = integers and in_sbuf and operator.name in _INTEGER_FUNCTIONS
         engine = Engine.gpsimd if exact or operator.name == "power" else Engine.vector
+    element_wise(operator)
     if operator.name == "power":
         rules.engine_can(engine, Engine.gpsimd)
     else:
@@ -102,3 +104,12 @@ def tensor_tensor(
 
 def _like(values: np.ndarray, other: np.ndarray) -> np.ndarray:
     return values if values.shape == other.shape else values.reshape(other.shape)
+
+
+@rule("NKW-ELEMENT-OPERATOR")
+def element_wise(operator: AluOperator) -> None:
+    """An element-wise operator is one that the Vector engine has, or power on GpSimd."""
+    if "vector" not in operator.engines and operator.name != "power":
+        raise RuleViolation(
+            element_wise, f"op={operator.name}", hint="nl.average belongs to tensor_partition_reduce"
+        )

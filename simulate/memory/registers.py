@@ -7,7 +7,7 @@ from typing import Any
 from simulate.errors import RuleViolation, rule
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
-from simulate.memory.tensor import NKIObject, NkiTensor
+from simulate.memory.tensor import LOOKS, NKIObject, NkiTensor
 from simulate.numerics import as_dtype
 
 _INT32 = as_dtype("int32")
@@ -34,6 +34,7 @@ class VirtualRegister(NKIObject):
     @property
     def value(self) -> int:
         """What the register holds now."""
+        LOOKS.count += 1
         if not self.cell.storage.validity.written(*self.cell.byte_view()):
             raise RuleViolation(register_was_set, "a register that was allocated without a value")
         return int(self.cell.array[0, 0])

@@ -36,6 +36,15 @@ from simulate.memory.view_rules import (
 from simulate.numerics import DType, as_dtype, to_float32
 
 
+class Looks:
+    """Counts how often Python looked at a value; a kernel that does may depend on data."""
+
+    count = 0
+
+
+LOOKS = Looks()
+
+
 class NKIObject:
     """Base of the objects a kernel may carry: tensors, instructions, and the user's own parameter classes."""
 
@@ -145,6 +154,10 @@ class NkiTensor(NKIObject):
             )
             self._array = array
         return array
+
+    def forget_array(self) -> None:
+        """Look at the storage's bytes anew: they have become another array's."""
+        self._array = None
 
     def float32(self) -> np.ndarray:
         """The elements as float32, not to be written to.
@@ -492,6 +505,7 @@ class NkiTensor(NKIObject):
     def __repr__(self) -> str:
         if self.dynamic is not None:
             return f"<{self.describe()}, address read at run time>"
+        LOOKS.count += 1
         values = self.array
         if not self.storage.validity.written(*self.byte_view()):
             return f"<{self.describe()}, not fully written>"

@@ -32,6 +32,14 @@ def get_nc_version() -> NcVersion:
     return NcVersion(current_core().hardware.generation)
 
 
+def get_nc_sub_version() -> int:
+    """The stepping of the core's generation: 0 is the first; on gen4, 1 is the one that has `exponential`.
+
+    The reference prints no meaning; this is how public kernels use it.
+    """
+    return current_core().hardware.sub_version
+
+
 def register_alloc(x: int | None = None) -> VirtualRegister:
     """A 32-bit register, with a value or without one."""
     register = current_core().allocate_register()
@@ -62,6 +70,7 @@ __all__ = [
     "NkiValidationError",
     "VirtualRegister",
     "register_alloc",
+    "get_nc_sub_version",
     "get_nc_version",
     *INSTRUCTIONS,
 ]

@@ -6,7 +6,6 @@ tiles, a short form that allocates a result and issues one instruction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,22 @@ from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.nki import isa
 from simulate.nki.loops import dynamic_range, fori_loop, while_loop
 from simulate.nki.missing import not_yet
-from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS, DTYPES, DType
+from simulate.nki.operators import OPERATORS
+from simulate.nki.reductions import all, max, mean, min, prod, rms_norm, softmax, sum, var
+from simulate.nki.tile_functions import (
+    broadcast_to,
+    dropout,
+    gather_flattened,
+    load_transpose2d,
+    matmul,
+    no_reorder,
+    rand,
+    random_seed,
+    shared_constant,
+    transpose,
+    where,
+)
+from simulate.numerics import DTYPES, DType
 from simulate.run import current_core
 
 globals().update(DTYPES)
@@ -214,56 +228,7 @@ def on_chip_fill(tile: NkiTensor) -> None:
     )
 
 
-def _binary(name: str) -> Callable[..., NkiTensor]:
-    def operator(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-        tile = x if isinstance(x, NkiTensor) else y
-        result = ndarray(tile.shape, dtype or tile.dtype)
-        if isinstance(x, NkiTensor) and isinstance(y, NkiTensor):
-            same_shape(x, y)
-            isa.tensor_tensor(dst=result, data1=x, data2=y, op=operator)
-        else:
-            number = y if isinstance(x, NkiTensor) else x
-            isa.tensor_scalar(dst=result, data=tile, op0=operator, operand0=number, reverse0=tile is y)
-        return result
-
-    return _named(
-        operator, name, f"x {name} y element by element, into a new SBUF tile; also an operator argument."
-    )
-
-
-def _unary(name: str) -> Callable[..., NkiTensor]:
-    def operator(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-        result = ndarray(x.shape, dtype or x.dtype)
-        isa.activation(dst=result, op=operator, data=x)
-        return result
-
-    return _named(
-        operator, name, f"{name}(x) on the Scalar engine, into a new SBUF tile; also an operator argument."
-    )
-
-
-def _named(operator: Callable[..., NkiTensor], name: str, doc: str) -> Callable[..., NkiTensor]:
-    operator.__name__ = operator.__qualname__ = name
-    operator.__doc__ = doc
-    operator.nki_operator = name  # type: ignore[attr-defined]
-    return operator
-
-
-@rule("NKW-NL-SHAPES")
-def same_shape(x: NkiTensor, y: NkiTensor) -> None:
-    """nki.language operators take tiles of one shape; there is no broadcasting."""
-    if x.shape != y.shape:
-        raise RuleViolation(
-            same_shape,
-            f"{x.shape} and {y.shape}",
-            hint="nisa.tensor_scalar for a (P, 1) operand, or .broadcast",
-        )
-
-
-globals().update(
-    {name: _binary(name) for name, op in ALU_OPERATORS.items() if op.arity == 2 and name != "average"}
-)
-globals().update({name: _unary(name) for name in (*ACTIVATION_FUNCTIONS, "invert") if name != "prelu"})
+globals().update(OPERATORS)
 
 
 def __getattr__(name: str) -> Any:
@@ -275,13 +240,35 @@ __all__ = [
     "MemoryRegion",
     "NKIObject",
     "NkiTensor",
+    "all",
+    "broadcast_to",
     "ds",
+    "dropout",
     "dynamic_range",
     "fori_loop",
+    "gather_flattened",
     "load",
+    "load_transpose2d",
+    "matmul",
+    "max",
+    "mean",
+    "min",
     "ndarray",
+    "no_reorder",
     "np",
+    "prod",
+    "rand",
+    "random_seed",
+    "rms_norm",
+    "shared_constant",
+    "softmax",
     "store",
+    "sum",
     "tile_size",
+    "transpose",
+    "var",
+    "where",
     "while_loop",
+    *DTYPES,
+    *OPERATORS,
 ]

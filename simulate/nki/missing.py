@@ -7,34 +7,10 @@ from typing import Any, NoReturn
 
 from simulate.errors import Unsupported
 
-_REASON = "its semantics are not in the instruction book yet"
-
 NOT_YET: dict[str, dict[str, str]] = {
-    "nki.isa": dict.fromkeys(
-        (
-            "get_nc_sub_version tensor_copy_predicated nc_matmul_mx dma_transpose tensor_partition_reduce "
-            "tensor_scalar_cumulative activate2 local_gather nc_n_gather bn_stats bn_aggr tensor_tensor_scan "
-            "nc_stream_shuffle rng dropout set_rng_seed rand_set_state rand_get_state rand2 exponential "
-            "sequence_bounds tensor_scalar_reduce dma_compute quantize_mx range_select select_reduce sendrecv "
-            "nonzero_with_count topk"
-        ).split(),
-        _REASON,
-    ),
-    "nki.language": dict.fromkeys(
-        (
-            "sum max min mean prod var all softmax rms_norm where dropout random_seed broadcast_to transpose matmul "
-            "no_reorder load_transpose2d gather_flattened shared_constant rand "
-            "ceil floor trunc cos tan fmod mod divide negative logical_not prelu bypass average"
-        ).split(),
-        _REASON,
-    ),
-    "nki.collectives": dict.fromkeys(
-        (
-            "all_gather_v all_to_all all_to_all_v collective_permute collective_permute_implicit "
-            "collective_permute_implicit_reduce collective_permute_implicit_current_processing_rank_id rank_id"
-        ).split(),
-        _REASON,
-    ),
+    "nki.isa": {},
+    "nki.language": {},
+    "nki.collectives": {},
 }
 """By module: the name and why it cannot be had."""
 

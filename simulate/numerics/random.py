@@ -1,8 +1,9 @@
 """The random generators of the Vector and GpSimd engines: one per partition, advanced word by word.
 
-Which generators the chips have is documented (a linear feedback shift register in the Vector engine before gen4,
-XORWOW in GpSimd and in gen4's Vector engine); their bit streams, the way one seed reaches 128 lanes and the power-on
-state are not. So published generators of these names are used, and only distribution and repeatability carry over:
+Which generators the chips have is documented (a linear feedback shift register in the Vector engine before
+gen4, XORWOW in GpSimd and in gen4's Vector engine); their bit streams, the way one seed reaches 128 lanes and
+the power-on state are not. So published generators of these names are used, and only distribution and
+repeatability carry over:
 
 - LFSR: 32 bits, x^32 + x^22 + x^2 + x + 1 (maximal, Xilinx XAPP 052), 32 steps per word.
 - XORWOW: G. Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8 (2003), section 3.1: five words of
@@ -40,8 +41,8 @@ def seeded(seed: int, lanes: int, words: int) -> Words:
 def lfsr(state: Words, count: int) -> tuple[Words, Words]:
     """`count` words per lane from the shift registers (lanes, 1); returns them and the registers afterwards.
 
-    A step is linear over GF(2), so 32·2^k steps are one table lookup per byte: the words are made by doubling the
-    stretch that is known instead of one after the other.
+    A step is linear over GF(2), so 32·2^k steps are one table lookup per byte: the words are made by doubling
+    the stretch that is known instead of one after the other.
     """
     words = np.empty((state.shape[0], count + 1), np.uint32)
     words[:, :1] = state
@@ -56,7 +57,7 @@ def lfsr(state: Words, count: int) -> tuple[Words, Words]:
 
 @quiet
 def xorwow(state: Words, count: int) -> tuple[Words, Words]:
-    """`count` words per lane from (lanes, 6·g) words of state, g generators taking turns; returns them and the state."""
+    """`count` words per lane from (lanes, 6·g) words of state, g generators in turn; and the state after."""
     lanes, generators = state.shape[0], state.shape[1] // XORWOW_WORDS
     x, y, z, w, v, counter = np.moveaxis(state.reshape(lanes, generators, XORWOW_WORDS), 2, 0).copy()
     rounds = -(-count // generators)

@@ -126,6 +126,10 @@ class Arguments:
             else values
         )
 
+    def storages(self) -> list[Storage]:
+        """The storage of every array, in the order in which the arguments name them."""
+        return [tensor.storage for _, tensor in self._tensors.values()]
+
     def finish(self) -> None:
         """Write back to arrays that could not be used in place."""
         for array, held, _ in self._copies:

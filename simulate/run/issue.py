@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import CodeType
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 
 from simulate.errors import NkwError, RuleViolation, rule
 from simulate.isa import book
-from simulate.isa.plan import Accumulate, Domain, Masked, Plan
+from simulate.isa.plan import Accumulate, Domain, Meeting, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.validity import ACCUMULATED, EMPTY, WRITTEN
-from simulate.numerics import from_float32
-from simulate.run.indirect import Resolved, resolve
+from simulate.run.carry_out import accumulated, flat, gather, put
+from simulate.run.indirect import resolve
 from simulate.run.location import kernel_line, location
 from simulate.run.machine import NeuronCore, current_core
 from simulate.run.stream import NkiInstruction
@@ -47,9 +48,7 @@ def call_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[s
         raise _located(error, planner) from None
 
 
-def _located(
-    error: NkwError, planner: book.Planner, line: tuple[CodeType, int] | None = None
-) -> NkwError:
+def _located(error: NkwError, planner: book.Planner, line: tuple[CodeType, int] | None = None) -> NkwError:
     if error.where is None:
         error.where = location(line or kernel_line())
     if isinstance(error, RuleViolation) and not error.instruction:
@@ -57,9 +56,7 @@ def _located(
     return error
 
 
-def issue(
-    core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | None = None
-) -> NkiInstruction:
+def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | None = None) -> NkiInstruction:
     """Check every read, compute, round once into the destination, update validity, record the event.
 
     Raises RuleViolation for a read of bytes that were never written.
@@ -67,161 +64,118 @@ def issue(
     line = line or kernel_line()
     as_float = plan.domain is Domain.float32
     dry = core.dry
-    operands: list[np.ndarray] = []
+    operands: list[Any] = []
     for tile in plan.reads:
         if tile.dynamic is not None:
             if not dry:
-                operands.append(_gather(tile, as_float, plan.skip_out_of_range))
+                _check_gathered(tile, plan.skip_out_of_range)
+                operands.append(gather(tile, as_float, plan.skip_out_of_range))
             continue
         validity = tile.storage.validity
-        if (validity.uniform is None or validity.uniform == EMPTY) and not validity.written(
-            *tile.byte_view()
-        ):
-            _refuse_unwritten(tile)
+        if validity.uniform is None or validity.uniform == EMPTY:
+            _check_written(tile)
         if not dry:
             operands.append(tile.float32() if as_float else tile.array)
     meeting_serial: int | None = None
+    results: Sequence[Any] = ()
     if plan.meeting is not None:
-        member = _member(core, plan)
-        results: Sequence[Any]
+        member = core.rank.number if plan.meeting.by_rank else core.number
         results, meeting_serial = core.turns.meet(
-            core.index, member, plan.meeting, operands, location(line), dry
+            core.index, member, _of_this_core(core, plan.meeting), operands, location(line), dry
         )
     elif dry:
-        results = ()
+        pass
     elif plan.state is not None:
         *results, state = plan.compute(core.state(plan.state), *operands)
         core.set_state(plan.state, state)
     else:
         results = plan.compute(*operands)
+    keeps: Any = None
     if dry:
         for tile in plan.writes:
-            _mark(tile, ACCUMULATED if plan.accumulate else WRITTEN)
+            _mark(tile, None, ACCUMULATED if plan.accumulate else WRITTEN)
+    elif plan.accumulate is not None:
+        keeps = _accumulate(core, plan.writes[0], results[0], plan.accumulate)
     else:
         for tile, result in zip(plan.writes, results):
-            if plan.accumulate is not None:
-                _accumulate(core, tile, result, plan.accumulate)
-            elif tile.dynamic is not None:
-                _scatter(tile, result, as_float, plan.skip_out_of_range)
-            else:
-                _write(tile, result, as_float, WRITTEN)
+            if tile.dynamic is not None:
+                _check_written(tile.dynamic.index)
+            touched = put(tile, result, as_float, plan.skip_out_of_range)
+            _mark(tile, touched, WRITTEN)
+            if touched is not None and core.recorder is not None:
+                core.recorder.wrote_in_part(tile)
+    if core.recorder is not None:
+        core.recorder.add(plan, keeps)
+    if core.witness is not None:
+        core.witness.issued(core.stream, plan, operands)
     return core.stream.append(op, plan, line, meeting_serial)
 
 
-def _member(core: NeuronCore, plan: Plan) -> int:
-    assert plan.meeting is not None
-    return core.rank.number if plan.meeting.by_rank else core.number
+def _of_this_core(core: NeuronCore, meeting: Meeting) -> Meeting:
+    """Cores of one rank meet apart from those of others; the n-th cores of all ranks meet apart from the others."""
+    apart = core.number if meeting.by_rank else core.rank.number
+    return replace(meeting, place=(meeting.by_rank, apart, meeting.place))
 
 
-def _rounded(tile: NkiTensor, values: np.ndarray) -> np.ndarray:
-    """float32 results in the destination's storage type; one rounding."""
-    dtype = tile.dtype
-    if values.dtype == dtype.storage and dtype != "tfloat32":
-        return values
-    return from_float32(values, dtype) if dtype.storage != np.float32 or dtype == "tfloat32" else values
+def _check_written(tile: NkiTensor) -> None:
+    if not tile.storage.validity.written(*tile.byte_view()):
+        _refuse_unwritten(tile)
 
 
-def _write(tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, state: int) -> None:
-    masked = isinstance(result, Masked)
-    values = result.values if isinstance(result, Masked) else result
-    if values.shape != tile.shape:
-        values = values.reshape(tile.shape)
-    if as_float:
-        values = _rounded(tile, values)
-    storage = tile.storage
-    if storage.host is not None and not tile.array.flags.writeable:
-        raise RuleViolation(input_is_writable, f"a write to {tile.describe()}")
-    if storage.float_views:
-        storage.float_views.clear()
-    if masked:
-        chosen = result.chosen.reshape(tile.shape)  # type: ignore[union-attr]
-        np.copyto(tile.array, values, where=chosen)
-        storage.validity.mark_where(chosen, *tile.byte_view()[1:])
-        return
-    tile.array[...] = values
-    _mark(tile, state)
-
-
-def _mark(tile: NkiTensor, state: int) -> None:
+def _check_gathered(tile: NkiTensor, skip_out_of_range: bool) -> None:
+    """Refuse a gather of elements that were never written."""
+    assert tile.dynamic is not None
+    _check_written(tile.dynamic.index)
     validity = tile.storage.validity
-    if validity.uniform != state and tile.dynamic is None:
-        validity.mark(state, *tile.byte_view())
-
-
-def _accumulate(core: NeuronCore, tile: NkiTensor, product: np.ndarray, how: Accumulate) -> None:
-    if product.shape != tile.shape:
-        product = product.reshape(tile.shape)
-    if how is Accumulate.overwrite:
-        _write(tile, product, product.dtype == np.float32, ACCUMULATED)
+    if validity.uniform is not None and validity.uniform != EMPTY:
         return
-    states = tile.storage.validity.states(*tile.byte_view()[1:])
-    started = states if isinstance(states, int) else None
-    if how is Accumulate.add and np.any(np.equal(states, EMPTY)):
-        raise RuleViolation(
-            accumulation_was_started,
-            f"accumulate=True on {tile.describe()}, which no matmul has written",
-            hint="accumulate=(k > 0), or accumulate=None",
-        )
-    if not core.hardware.psum_accumulate_after_other_write and np.any(np.equal(states, WRITTEN)):
-        core.warn(
-            f"[NKW-PSUM-INIT] matmul accumulates onto {tile.describe()}, which another instruction initialised: "
-            f"undefined on {core.hardware.name}"
-        )
-    if started == EMPTY:
-        _write(tile, product, True, ACCUMULATED)
-        return
-    total = tile.float32() + product
-    if started is None:
-        total = np.where(states == EMPTY, product, total)
-    _write(tile, total, True, ACCUMULATED)
-
-
-def _gather(tile: NkiTensor, as_float: bool, skip: bool) -> Any:
-    index = tile.dynamic.index  # type: ignore[union-attr]
-    if not index.storage.validity.written(*index.byte_view()):
-        _refuse_unwritten(index)
-    where = resolve(tile, skip)
-    storage = tile.storage
-    flat = NkiTensor((storage.nbytes // tile.dtype.storage.itemsize,), tile.dtype, storage, (1,), 0)
-    elements = where.elements if where.inside is None else np.where(where.inside, where.elements, 0)
-    if storage.validity.uniform is None or storage.validity.uniform == EMPTY:
-        _check_gathered(flat, tile, elements, where)
-    source = flat.float32() if as_float else flat.array
-    values = source[elements]
-    return values if where.inside is None else Masked(values, where.inside)
-
-
-def _check_gathered(flat: NkiTensor, tile: NkiTensor, elements: np.ndarray, where: Resolved) -> None:
-    states = flat.storage.validity.states(*flat.byte_view()[1:])
+    where = resolve(tile, skip_out_of_range)
+    states = validity.states(*flat(tile).byte_view()[1:])
     if isinstance(states, int):
         missing = states == EMPTY
     else:
-        empty = states[elements] == EMPTY
-        missing = bool((empty if where.inside is None else empty & where.inside).any())
+        gathered = where.elements if where.inside is None else where.elements[where.inside]
+        missing = bool((states[gathered] == EMPTY).any())
     if missing:
         _refuse_unwritten(tile)
 
 
-def _scatter(tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, skip: bool) -> None:
-    index = tile.dynamic.index  # type: ignore[union-attr]
-    if not index.storage.validity.written(*index.byte_view()):
-        _refuse_unwritten(index)
-    where = resolve(tile, skip)
-    values = (result.values if isinstance(result, Masked) else result).reshape(tile.shape)
-    if as_float:
-        values = _rounded(tile, values)
-    storage = tile.storage
-    storage.float_views.clear()
-    flat = NkiTensor((storage.nbytes // tile.dtype.storage.itemsize,), tile.dtype, storage, (1,), 0)
-    inside = slice(None) if where.inside is None else where.inside
-    elements = where.elements[inside]
-    if not flat.array.flags.writeable:
-        raise RuleViolation(input_is_writable, f"a write to {tile.describe()}")
-    flat.array[elements] = values[inside]
-    chosen = np.zeros(flat.shape, bool)
-    if storage.validity.uniform != WRITTEN:
-        chosen[elements] = True
-        storage.validity.mark_where(chosen, *flat.byte_view()[1:])
+def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
+    """Enter into the validity map what `put` wrote."""
+    validity = tile.storage.validity
+    if validity.uniform == state:
+        return
+    if tile.dynamic is None and touched is None:
+        validity.mark(state, *tile.byte_view())
+    elif tile.dynamic is None:
+        validity.mark_where(touched, *tile.byte_view()[1:])
+    elif touched is not None:
+        whole = flat(tile)
+        chosen = np.zeros(whole.shape, bool)
+        chosen[touched] = True
+        validity.mark_where(chosen, *whole.byte_view()[1:])
+
+
+def _accumulate(core: NeuronCore, tile: NkiTensor, product: np.ndarray, how: Accumulate) -> Any:
+    """Write a matmul's product into PSUM, or add it where matmuls wrote before; returns where it was added."""
+    keeps: Any = False
+    if how is not Accumulate.overwrite:
+        states = tile.storage.validity.states(*tile.byte_view()[1:])
+        keeps = states != EMPTY
+        if how is Accumulate.add and not np.all(keeps):
+            raise RuleViolation(
+                accumulation_was_started,
+                f"accumulate=True on {tile.describe()}, which no matmul has written",
+                hint="accumulate=(k > 0), or accumulate=None",
+            )
+        if not core.hardware.psum_accumulate_after_other_write and np.any(np.equal(states, WRITTEN)):
+            core.warn(
+                f"[NKW-PSUM-INIT] matmul accumulates onto {tile.describe()}, which another instruction "
+                f"initialised: undefined on {core.hardware.name}"
+            )
+    put(tile, accumulated(tile, product, keeps), product.dtype == np.float32, False)
+    _mark(tile, None, ACCUMULATED)
+    return keeps
 
 
 def _refuse_unwritten(tile: NkiTensor) -> None:
@@ -241,8 +195,3 @@ def reads_what_was_written() -> None:
 @rule("NKW-PSUM-UNSTARTED")
 def accumulation_was_started() -> None:
     """accumulate=True adds to what an earlier matmul wrote; on a location never written it is undefined."""
-
-
-@rule("NKW-READ-ONLY")
-def input_is_writable() -> None:
-    """A kernel that writes to its input needs an array that can be written."""

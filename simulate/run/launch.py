@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +13,15 @@ import numpy as np
 
 from simulate.errors import InvalidArgument, NkwError
 from simulate.hardware import DEFAULT_TARGET, Hardware, hardware
-from simulate.memory import MemoryRegion
+from simulate.memory import MemoryRegion, Storage
 from simulate.memory.placement import Placement, Tile, live_tiles_fit, place
+from simulate.memory.tensor import LOOKS
 from simulate.run.arguments import Arguments
-from simulate.run.machine import Mode, NeuronCore, Rank, capacity_bytes, enter
+from simulate.run.machine import Mode, NeuronCore, Rank, Recorder, capacity_bytes, enter
+from simulate.run.replay import REPLAYS, Program
 from simulate.run.stream import Stream
 from simulate.run.turns import Turns, check_world
+from simulate.run.witness import present
 
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 PRECISE_VARIABLE = "NKI_PRECISE_FP"
@@ -71,6 +74,59 @@ def launch(
     """
     chip = chip or target_hardware()
     check_world(len(arguments))
+    if mode is Mode.replay and present() is None:
+        return _replayed(kernel, arguments, chip, logical_core_size)
+    mode = Mode.eager if mode is Mode.replay else mode
+    return _launch(kernel, arguments, chip, logical_core_size, mode, has_grid)[0]
+
+
+def _replayed(
+    kernel: Callable[..., Any],
+    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+    chip: Hardware,
+    logical_core_size: int,
+) -> Launch:
+    """Replay a launch that was recorded before; else launch eagerly, and keep it if it can be replayed."""
+    found = None
+    if logical_core_size == 1:
+        precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
+        found = REPLAYS.key(kernel, arguments, (chip, len(arguments), precise))
+    if found is None:
+        return _launch(kernel, arguments, chip, logical_core_size, Mode.eager)[0]
+    key, arrays = found
+    known = REPLAYS.find(key)
+    if known is not None:
+        recorded, program = known
+        done = replace(recorded, mode=Mode.replay, outputs=program.run(arrays))
+        for observer in _observers:
+            observer.append(done)
+        return done
+    looked_before = LOOKS.count
+    recorders = [Recorder() for _ in arguments]
+    done, inputs, returned = _launch(kernel, arguments, chip, 1, Mode.eager, recorders=recorders)
+    reasons = [recorder.refusal for recorder in recorders if recorder.refusal]
+    if LOOKS.count != looked_before:
+        reasons.append("the kernel looks at values")
+    if done.warnings:
+        reasons.append("the launch has warnings")
+    if reasons:
+        REPLAYS.report.refuse(reasons[0])
+    else:
+        program = Program([recorder.plans for recorder in recorders], inputs, returned)
+        REPLAYS.keep(key, kernel, replace(done, outputs=[]), program)
+    return done
+
+
+def _launch(
+    kernel: Callable[..., Any],
+    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+    chip: Hardware,
+    logical_core_size: int,
+    mode: Mode,
+    has_grid: bool = False,
+    recorders: Sequence[Recorder | None] = (),
+) -> tuple[Launch, list[list[Storage]], list[Any]]:
+    """Run the kernel's Python; returns the launch, the storage of every input, and what each rank returned."""
     _check_logical_core(chip, logical_core_size)
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
     turns = Turns(len(arguments) * logical_core_size)
@@ -80,6 +136,7 @@ def launch(
         for number in range(logical_core_size):
             core = NeuronCore(rank, number, len(cores), turns, mode, precise)
             core.has_grid = has_grid
+            core.recorder = recorders[rank.number] if recorders else None
             cores.append(core)
     held: list[Arguments] = []
     given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -114,12 +171,14 @@ def launch(
         tuple(core.stream for core in cores),
         tuple(warning for rank in ranks for warning in rank.warnings),
     )
+    if cores[0].witness is not None:
+        cores[0].witness.ended(done, returned)
     for stream, placements in zip(done.streams, done.placements):
         for buffer, placement in placements.items():
             live_tiles_fit(placement, buffer, capacity_bytes(chip, buffer), chip.name, stream.label)
     for observer in _observers:
         observer.append(done)
-    return done
+    return done, [taker.storages() for taker in held], returned
 
 
 @contextmanager

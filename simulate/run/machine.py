@@ -13,20 +13,27 @@ import numpy as np
 
 from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa.plan import State
+from simulate.isa.plan import Plan, State
 from simulate.memory import MemoryRegion, NkiTensor, Storage, views
 from simulate.memory.registers import VirtualRegister
+from simulate.memory.validity import EMPTY
 from simulate.numerics import DType, as_dtype
 from simulate.run.location import here, kernel_line
 from simulate.run.stream import Stream, TensorTable
 from simulate.run.turns import Turns
+from simulate.run.witness import present
 
 
 class Mode(Enum):
-    """eager: every instruction is checked, executed and recorded. dry: the same without computing numbers."""
+    """How a launch runs.
+
+    eager: every instruction is checked, executed and recorded. dry: the same without computing numbers. replay: a
+    launch like one recorded before runs its plans again on new data, with the same bytes as eager; the first is eager.
+    """
 
     eager = "eager"
     dry = "dry"
+    replay = "replay"
 
 
 @dataclass
@@ -39,6 +46,30 @@ class Rank:
     tensors: TensorTable = field(default_factory=TensorTable)
     shared: list[NkiTensor] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+
+class Recorder:
+    """The plans of one core's launch as they are carried out, and the first reason why they cannot be replayed."""
+
+    def __init__(self) -> None:
+        self.plans: list[tuple[Plan, Any]] = []
+        self.refusal: str | None = None
+
+    def add(self, plan: Plan, keeps: Any) -> None:
+        """Keep a plan that was carried out; `keeps` tells to which PSUM elements a matmul was added."""
+        self.plans.append((plan, keeps))
+        for tile in plan.reads:
+            if tile.dynamic is not None and tile.storage.validity.uniform in (None, EMPTY):
+                self.refuse("a run-time index reads a tensor that is written in part")
+
+    def wrote_in_part(self, tile: NkiTensor) -> None:
+        """A write left some elements of its destination alone; which ones may depend on data."""
+        if tile.storage.validity.uniform in (None, EMPTY):
+            self.refuse("which bytes of a tensor are written depends on data")
+
+    def refuse(self, reason: str) -> None:
+        """Say why this launch cannot be replayed; the first reason counts."""
+        self.refusal = self.refusal or reason
 
 
 class NeuronCore:
@@ -54,6 +85,8 @@ class NeuronCore:
         self.precise = precise
         self.stream = Stream(rank.number, number, rank.tensors)
         self.has_grid = False
+        self.recorder: Recorder | None = None
+        self.witness = None if self.dry else present()
         self._state: dict[State, np.ndarray] = {}
         self._shared_taken = 0
 

@@ -54,17 +54,18 @@ class Turns:
             threading.Thread(target=self._thread, args=(core, body), name=f"core-{core}")
             for core, body in enumerate(bodies)
         ]
-        for thread in threads:
-            thread.start()
-        self._go[0].release()
         try:
+            for thread in threads:
+                thread.start()
+            self._go[0].release()
             self._finished.wait()
         except BaseException as interrupt:
             # A keyboard interrupt reaches the main thread only: let the cores unwind before passing it on.
             self._error = interrupt
             self._release_all()
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
         if self._error is not None:
             raise self._error
 

@@ -154,3 +154,24 @@ def test_dry_runs_meet_too() -> None:
     done = world.launch(reduce_kernel, [((x, group, nl.add), {})] * 2, mode=simulate.Mode.dry)
     assert [len(stream) for stream in done.streams] == [3, 3]
     assert done.streams[0].meetings == done.streams[1].meetings == {1: 0}
+
+
+def barrier_unless(x, skipped):
+    """Both physical cores of a rank meet at a barrier, unless the second one skips it."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    if nl.program_id(0) == 0:
+        nisa.dma_copy(dst=out, src=nl.load(x))
+    if not (skipped and nl.program_id(0) == 1):
+        nisa.core_barrier(out, (0, 1))
+    return out
+
+
+@pytest.mark.parametrize(("skipped", "healthy"), [((False, False), True), ((True, False), False)])
+def test_a_barrier_is_met_by_the_cores_of_its_own_rank(skipped: tuple[bool, bool], healthy: bool) -> None:
+    world = simulate.World("trn2", ranks=2, logical_core_size=2)
+    arguments = [((np.ones((2, 2), np.float32), each), {}) for each in skipped]
+    if healthy:
+        assert all((out == 1).all() for out in world.launch(barrier_unless, arguments).outputs)
+    else:
+        with pytest.raises(Deadlock, match="core_barrier"):
+            world.launch(barrier_unless, arguments)

@@ -1,0 +1,99 @@
+"""The Vector engine's accumulator registers: one float32 per partition, shared by five instructions.
+
+After an instruction with reduce_cmd `idle` they are documented as possibly modified, so they then hold NaN
+here: a later `reduce` or `reduce_res` without a reset shows it. reduce_res gets the registers as they are
+after the instruction, hence NaN with `idle`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import rules
+from simulate.isa.enums import ReduceCmd
+from simulate.isa.shapes import flat
+from simulate.memory import NkiTensor
+from simulate.numerics import AluOperator
+
+FLOATS = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "tfloat32")
+
+
+def started(
+    registers: np.ndarray,
+    rows: int,
+    command: ReduceCmd,
+    operator: AluOperator,
+    initial: np.ndarray | np.float32 | float,
+) -> np.ndarray:
+    """The registers (rows, 1) with which an instruction begins to accumulate."""
+    if command is ReduceCmd.reduce:
+        return registers[:rows]
+    if command is ReduceCmd.load_reduce:
+        return np.broadcast_to(np.asarray(initial, np.float32).reshape(-1, 1), (rows, 1))
+    return np.full((rows, 1), operator.identity, np.float32)
+
+
+def accumulated(
+    registers: np.ndarray,
+    command: ReduceCmd,
+    operator: AluOperator,
+    results: np.ndarray,
+    initial: np.ndarray | np.float32 | float = 0.0,
+) -> np.ndarray:
+    """All registers after an instruction with float32 `results`: op(before, op over a partition)."""
+    rows = results.shape[0]
+    if command is ReduceCmd.idle:
+        return replaced(registers, np.full((rows, 1), np.nan, np.float32))
+    assert operator.reduce is not None
+    reduced = operator.reduce(flat(results), 1).reshape(rows, 1)
+    return replaced(
+        registers, operator.function(started(registers, rows, command, operator, initial), reduced)
+    )
+
+
+def replaced(registers: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The registers with those of the first partitions replaced."""
+    updated = registers.copy()
+    updated[: rows.shape[0]] = rows
+    return updated
+
+
+@rule("NKW-VECTOR-REDUCE-CMD")
+def command_among(command: ReduceCmd, *allowed: ReduceCmd) -> None:
+    """reduce_cmd is one of the commands that the instruction takes."""
+    if command not in allowed:
+        raise RuleViolation(
+            command_among,
+            f"reduce_cmd={command.name if isinstance(command, ReduceCmd) else command!r}",
+            limit=", ".join(one.name for one in allowed),
+            hint=f"nisa.reduce_cmd.{allowed[0].name}",
+        )
+
+
+@rule("NKW-VECTOR-REDUCE-INIT")
+def initial_with_load_only(operand: str, given: bool, command: ReduceCmd) -> None:
+    """The initial value of the registers is given with reduce_cmd load_reduce and with no other."""
+    if given != (command is ReduceCmd.load_reduce):
+        raise RuleViolation(
+            initial_with_load_only,
+            f"{operand} is {'given' if given else 'missing'}, reduce_cmd={command.name}",
+            hint="reduce_cmd=nisa.reduce_cmd.load_reduce and an initial value, or neither",
+        )
+
+
+@rule("NKW-VECTOR-REDUCE-OPERATOR")
+def reduction_among(operator: AluOperator, *allowed: str) -> None:
+    """The instruction accumulates with one of the operators documented for it."""
+    if operator.name not in allowed:
+        raise RuleViolation(reduction_among, f"operator {operator.name}", limit=", ".join(allowed))
+
+
+def check_result(hardware: Hardware, reduce_res: NkiTensor, data: NkiTensor, *dtypes: str) -> None:
+    """The rules of the (P, 1) tile that receives the registers."""
+    rules.check_tile(hardware, "reduce_res", reduce_res)
+    rules.is_column("reduce_res", reduce_res, data)
+    rules.not_packed("reduce_res", reduce_res)
+    if dtypes:
+        rules.dtype_among("reduce_res", reduce_res, *dtypes)

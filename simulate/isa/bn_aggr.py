@@ -1,0 +1,72 @@
+"""bn_aggr: mean and variance of each partition from the statistics of its parts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import costs, rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Domain, Plan
+from simulate.memory import NkiTensor
+
+
+@instruction
+def bn_aggr(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Plan:
+    """Per partition: mean and population variance from (count, mean, count * variance) triples, on Vector.
+
+    data: [P, 3 n] @ SBUF or PSUM, what n / 2 bn_stats wrote. dst: [P, 2] @ SBUF or PSUM: mean, variance.
+    Float32.
+
+    The formula is not printed; with C = sum c it is mean = sum(c m) / C, variance = (sum v + sum c (m -
+    mean)^2) / C, the only one that gives the variance of the parts joined. Triples of count 0 add nothing; if
+    all are, NaN.
+
+    Raises RuleViolation. Cost: 13 cycles per triple.
+    """
+    rules.check_tile(hardware, "dst", dst)
+    rules.check_tile(hardware, "data", data)
+    rules.not_packed("dst", dst)
+    rules.not_packed("data", data)
+    rules.same_partitions("dst", dst, "data", data)
+    whole_triples(data)
+    mean_and_variance(dst)
+    return Plan(
+        engine=Engine.vector,
+        reads=(data,),
+        writes=(dst,),
+        domain=Domain.float32,
+        compute=_compute,
+        cost=costs.vector(hardware, data.free_size * hardware.vector_bn_aggr_cycles_per_element),
+        name=name,
+    )
+
+
+def _compute(values: np.ndarray) -> tuple[np.ndarray]:
+    triples = values.reshape(values.shape[0], -1, 3)
+    counts, means, spreads = triples[..., 0], triples[..., 1], triples[..., 2]
+    total = np.add.reduce(counts, axis=1, dtype=np.float32, keepdims=True)
+    mean = np.add.reduce(counts * means, axis=1, dtype=np.float32, keepdims=True) / total
+    away = means - mean
+    variance = np.add.reduce(spreads + counts * away * away, axis=1, dtype=np.float32, keepdims=True) / total
+    return (np.concatenate((mean, variance), axis=1),)
+
+
+@rule("NKW-BN-AGGR-TRIPLES")
+def whole_triples(data: NkiTensor) -> None:
+    """bn_aggr takes whole triples, so a multiple of three elements per partition."""
+    if data.free_size % 3:
+        raise RuleViolation(
+            whole_triples,
+            f"data has {data.free_size} elements per partition",
+            hint="let every bn_stats write its six columns of data",
+        )
+
+
+@rule("NKW-BN-AGGR-OUTPUT")
+def mean_and_variance(dst: NkiTensor) -> None:
+    """bn_aggr writes two elements per partition."""
+    if dst.free_size != 2:
+        raise RuleViolation(mean_and_variance, f"dst has {dst.free_size} elements per partition", limit="2")

@@ -1,0 +1,65 @@
+"""all_gather: every rank gets the tensors of all, one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa.book import collective
+from simulate.isa.collectives.group import ReplicaGroup
+from simulate.isa.collectives.planning import expect_shape, members, planned, signature
+from simulate.isa.plan import Plan
+from simulate.memory import NkiTensor
+from simulate.numerics import cast
+
+
+@collective
+def all_gather(
+    hardware: Hardware,
+    rank: int,
+    srcs: list[NkiTensor],
+    dsts: list[NkiTensor],
+    replica_group: ReplicaGroup,
+    collective_dim: int,
+    priority: int | None = None,
+    name: str | None = None,
+) -> Plan:
+    """dst = the group's srcs one after the other along collective_dim (HBM: 0; SBUF: 0 or 1)."""
+    group = members(hardware, rank, "all_gather", srcs, dsts, replica_group, priority)
+    gathers_along(srcs[0], collective_dim)
+    for src, dst in zip(srcs, dsts):
+        whole = list(src.shape)
+        whole[collective_dim] *= len(group)
+        expect_shape("all_gather", len(group), src, dst, whole)
+
+    def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        gathered = [
+            cast(np.concatenate(parts, axis=collective_dim), src.dtype, dst.dtype)
+            for parts, src, dst in zip(zip(*operands), srcs, dsts)
+        ]
+        return [gathered] * len(operands)
+
+    return planned(
+        hardware,
+        "all_gather",
+        group,
+        srcs,
+        dsts,
+        exchange,
+        0.5,
+        name,
+        collective_dim=collective_dim,
+        srcs=signature(srcs),
+        dsts=signature(dsts),
+    )
+
+
+@rule("NKW-COLLECTIVE-GATHER-DIM")
+def gathers_along(src: NkiTensor, dim: Any) -> None:
+    """all_gather concatenates HBM tensors along dim 0 and SBUF tensors along dim 0 or 1."""
+    allowed = (0, 1) if src.buffer.on_chip else (0,)
+    if dim not in allowed:
+        raise RuleViolation(gathers_along, f"collective_dim={dim} in {src.buffer.value}", limit=f"{allowed}")

@@ -1,0 +1,56 @@
+"""all_reduce: every rank gets the reduction of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulate.hardware import Hardware
+from simulate.isa.book import collective
+from simulate.isa.collectives.group import ReplicaGroup
+from simulate.isa.collectives.planning import expect_shape, members, planned, reduced, reduction, signature
+from simulate.isa.plan import Plan
+from simulate.memory import NkiTensor
+
+
+@collective
+def all_reduce(
+    hardware: Hardware,
+    rank: int,
+    srcs: list[NkiTensor],
+    dsts: list[NkiTensor],
+    replica_group: ReplicaGroup,
+    op: Any,
+    priority: int | None = None,
+    name: str | None = None,
+) -> Plan:
+    """dst = op over the group's ranks of src, the same on every rank.
+
+    Reduces in the order of the rank list, floats in float32 with one rounding at the end, integers exactly
+    (the order on hardware depends on the algorithm chosen for the size). op: add, minimum or maximum.
+    """
+    group = members(hardware, rank, "all_reduce", srcs, dsts, replica_group, priority)
+    operator = reduction(op)
+    for src, dst in zip(srcs, dsts):
+        expect_shape("all_reduce", len(group), src, dst, src.shape)
+
+    def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        whole = [
+            reduced(operator, parts, s.dtype, d.dtype) for parts, s, d in zip(zip(*operands), srcs, dsts)
+        ]
+        return [whole] * len(operands)
+
+    return planned(
+        hardware,
+        "all_reduce",
+        group,
+        srcs,
+        dsts,
+        exchange,
+        1.0,
+        name,
+        op=operator.name,
+        srcs=signature(srcs),
+        dsts=signature(dsts),
+    )

@@ -1,0 +1,67 @@
+"""all_to_all: rank s sends its chunk r to rank r."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.hardware import Hardware
+from simulate.isa.book import collective
+from simulate.isa.collectives.group import ReplicaGroup
+from simulate.isa.collectives.planning import (
+    divided,
+    expect_shape,
+    in_hbm,
+    members,
+    planned,
+    signature,
+    splits_along,
+)
+from simulate.isa.plan import Plan
+from simulate.memory import NkiTensor
+from simulate.numerics import cast
+
+
+@collective
+def all_to_all(
+    hardware: Hardware,
+    rank: int,
+    srcs: list[NkiTensor],
+    dsts: list[NkiTensor],
+    replica_group: ReplicaGroup,
+    collective_dim: int,
+    priority: int | None = None,
+    name: str | None = None,
+) -> Plan:
+    """dst's chunk s, along dim 0, = this rank's chunk of the src of the group's rank s. HBM only.
+
+    dst has src's shape, whose dim 0 divides by the number of ranks. Different dtypes go through float32.
+    """
+    group = members(hardware, rank, "all_to_all", srcs, dsts, replica_group, priority)
+    in_hbm("all_to_all", srcs, dsts)
+    splits_along(collective_dim)
+    for src, dst in zip(srcs, dsts):
+        divided(src, len(group), 0)
+        expect_shape("all_to_all", len(group), src, dst, src.shape)
+
+    def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        results: list[list[np.ndarray]] = [[] for _ in operands]
+        for parts, src, dst in zip(zip(*operands), srcs, dsts):
+            chunks = [np.split(part, len(operands), axis=0) for part in parts]
+            for position, result in enumerate(results):
+                mine = np.concatenate([chunk[position] for chunk in chunks], axis=0)
+                result.append(cast(mine, src.dtype, dst.dtype))
+        return results
+
+    return planned(
+        hardware,
+        "all_to_all",
+        group,
+        srcs,
+        dsts,
+        exchange,
+        0.5,
+        name,
+        collective_dim=collective_dim,
+        srcs=signature(srcs),
+        dsts=signature(dsts),
+    )

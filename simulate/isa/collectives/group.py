@@ -1,0 +1,55 @@
+"""Replica groups: which ranks carry out a collective with each other, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from simulate.errors import RuleViolation, rule
+from simulate.memory import NKIObject
+
+
+@dataclass(frozen=True)
+class ReplicaGroup(NKIObject):
+    """Disjoint lists of ranks; each list carries out a collective of its own, in the order of the list."""
+
+    groups: Any
+
+    def __post_init__(self) -> None:
+        well_formed_group(self.groups)
+        object.__setattr__(self, "groups", tuple(tuple(int(rank) for rank in group) for group in self.groups))
+
+    def of(self, rank: int) -> tuple[int, ...]:
+        """The list that holds `rank`."""
+        for group in self.groups:
+            if rank in group:
+                return group
+        raise RuleViolation(
+            rank_in_group, f"rank {rank} calls, the groups are {[list(g) for g in self.groups]}"
+        )
+
+
+@rule("NKW-GROUP-FORM")
+def well_formed_group(groups: Any) -> None:
+    """A replica group is a list of disjoint, non-empty lists of ranks."""
+    try:
+        ranks = [int(rank) for group in groups for rank in group]
+        sizes = [len(group) for group in groups]
+    except (TypeError, ValueError):
+        raise RuleViolation(
+            well_formed_group, f"{groups!r:.80}", hint="nki.collectives.ReplicaGroup([[0, 1, 2, 3]])"
+        ) from None
+    if not sizes or 0 in sizes or len(set(ranks)) != len(ranks) or min(ranks) < 0:
+        raise RuleViolation(well_formed_group, f"{groups!r:.80}", hint="every rank once, no empty list")
+
+
+@rule("NKW-GROUP-TYPE")
+def is_replica_group(group: Any) -> None:
+    """replica_group is a ReplicaGroup."""
+    if not isinstance(group, ReplicaGroup):
+        raise RuleViolation(is_replica_group, f"{group!r:.60}", hint="nki.collectives.ReplicaGroup([[0, 1]])")
+
+
+@rule("NKW-GROUP-MEMBER")
+def rank_in_group() -> None:
+    """A rank that calls a collective is in one of the replica group's lists."""

@@ -1,0 +1,100 @@
+"""collective_permute: data moves along explicit (source, target) pairs of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import costs
+from simulate.isa.book import collective
+from simulate.isa.collectives.planning import (
+    check_tensors,
+    expect_shape,
+    in_hbm,
+    planned,
+    signature,
+    single_tensors,
+)
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Domain, Plan
+from simulate.memory import NkiTensor
+from simulate.numerics import cast
+
+
+@collective
+def collective_permute(
+    hardware: Hardware,
+    rank: int,
+    srcs: list[NkiTensor],
+    dsts: list[NkiTensor],
+    source_target_pairs: list[tuple[int, int]],
+    priority: int | None = None,
+    name: str | None = None,
+) -> Plan:
+    """The target of each (source, target) pair gets the source's src in its dst.
+
+    One src and one dst of one shape @ HBM. A rank that is no target keeps its dst, one that is in no pair
+    takes no part (neither is documented). No rank is twice a source or twice a target, as in XLA's
+    instruction of this name.
+    """
+    check_tensors(hardware, "collective_permute", srcs, dsts, priority)
+    single_tensors("collective_permute", srcs, dsts)
+    in_hbm("collective_permute", srcs, dsts)
+    src, dst = srcs[0], dsts[0]
+    pairs = _pairs(source_target_pairs)
+    source_of = {target: source for source, target in pairs}
+    ranks = tuple(sorted({end for pair in pairs for end in pair}))
+    expect_shape("collective_permute", len(ranks), src, dst, src.shape)
+    if rank not in ranks:
+        return Plan(
+            engine=Engine.dma,
+            reads=(),
+            writes=(),
+            domain=Domain.bits,
+            compute=lambda: (),
+            cost=costs.collective(hardware, 1, 0, 0.0),
+            name=name,
+            trigger=Engine.sync,
+        )
+
+    def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        held = dict(zip(ranks, operands))
+        return [
+            [cast(held[source_of[member]][0].copy(), src.dtype, dst.dtype)] if member in source_of else []
+            for member in ranks
+        ]
+
+    sources = {source for source, _ in pairs}
+    return planned(
+        hardware,
+        "collective_permute",
+        ranks,
+        srcs if rank in sources else (),
+        dsts if rank in source_of else (),
+        exchange,
+        0.5,
+        name,
+        place=("collective_permute", pairs),
+        srcs=signature(srcs),
+        dsts=signature(dsts),
+    )
+
+
+def _pairs(given: Any) -> tuple[tuple[int, int], ...]:
+    try:
+        pairs = tuple((int(source), int(target)) for source, target in given)
+    except (TypeError, ValueError):
+        pairs = ()
+    distinct_ends(pairs, given)
+    return pairs
+
+
+@rule("NKW-PERMUTE-PAIRS")
+def distinct_ends(pairs: tuple[tuple[int, int], ...], given: Any) -> None:
+    """source_target_pairs lists (source, target) ranks, no source and no target twice."""
+    flat = [end for pair in pairs for end in pair]
+    if not pairs or min(flat) < 0 or any(len({pair[at] for pair in pairs}) != len(pairs) for at in (0, 1)):
+        raise RuleViolation(distinct_ends, f"source_target_pairs={given!r:.80}", hint="[(0, 1), (1, 0)]")

@@ -1,0 +1,64 @@
+"""reduce_scatter: every rank gets its chunk of the reduction of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulate.hardware import Hardware
+from simulate.isa.book import collective
+from simulate.isa.collectives.group import ReplicaGroup
+from simulate.isa.collectives.planning import (
+    divided,
+    expect_shape,
+    members,
+    planned,
+    reduced,
+    reduction,
+    signature,
+    splits_along,
+)
+from simulate.isa.plan import Plan
+from simulate.memory import NkiTensor
+
+
+@collective
+def reduce_scatter(
+    hardware: Hardware,
+    rank: int,
+    srcs: list[NkiTensor],
+    dsts: list[NkiTensor],
+    replica_group: ReplicaGroup,
+    collective_dim: int,
+    op: Any,
+    priority: int | None = None,
+    name: str | None = None,
+) -> Plan:
+    """dst = this rank's chunk, along dim 0, of op over the group's ranks of src, reduced as in all_reduce."""
+    group = members(hardware, rank, "reduce_scatter", srcs, dsts, replica_group, priority)
+    operator = reduction(op)
+    splits_along(collective_dim)
+    for src, dst in zip(srcs, dsts):
+        expect_shape("reduce_scatter", len(group), src, dst, divided(src, len(group), 0))
+
+    def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        whole = [
+            reduced(operator, parts, s.dtype, d.dtype) for parts, s, d in zip(zip(*operands), srcs, dsts)
+        ]
+        return [list(chunks) for chunks in zip(*(np.split(w, len(operands), axis=0) for w in whole))]
+
+    return planned(
+        hardware,
+        "reduce_scatter",
+        group,
+        srcs,
+        dsts,
+        exchange,
+        0.5,
+        name,
+        op=operator.name,
+        collective_dim=collective_dim,
+        srcs=signature(srcs),
+        dsts=signature(dsts),
+    )

@@ -1,0 +1,169 @@
+"""collective_permute_implicit and its reducing form: every rank sends to its successor in a ring.
+
+The documents leave the order of the ring to the topology. Here it is the order of the group's list, whose
+last rank is followed by the first; that is also the order for groups that follow the physical ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa.book import collective
+from simulate.isa.collectives.group import ReplicaGroup, is_replica_group
+from simulate.isa.collectives.planning import (
+    check_tensors,
+    expect_shape,
+    planned,
+    reduced,
+    reduction,
+    signature,
+    single_tensors,
+)
+from simulate.isa.plan import Plan
+from simulate.memory import NkiTensor
+from simulate.numerics import cast
+
+Channels = Sequence[Sequence[NkiTensor]]
+
+_CHANNELS_MAX = 4
+
+
+@collective
+def collective_permute_implicit(
+    hardware: Hardware,
+    rank: int,
+    srcs_by_channel: list[list[NkiTensor]],
+    dsts_by_channel: list[list[NkiTensor]],
+    replica_group: ReplicaGroup,
+    channel_ids: list[int] = [0],  # noqa: B006  (the documented default, never changed)
+    priority: int | None = None,
+    name: str | None = None,
+) -> Plan:
+    """On every channel: src goes to the successor in the ring, the predecessor's src comes to dst.
+
+    One src and one dst of one shape per channel, @ HBM or 2D @ SBUF. channel_ids: 0, 1, ..., at most 4 (2 for
+    groups that are not all devices of a node, which a simulated group cannot know).
+    """
+    kind = "collective_permute_implicit"
+    group = _group(
+        hardware, rank, kind, (srcs_by_channel,), dsts_by_channel, replica_group, channel_ids, priority
+    )
+    srcs, dsts = _first(srcs_by_channel), _first(dsts_by_channel)
+
+    def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        held = [
+            [cast(part.copy(), src.dtype, dst.dtype) for part, src, dst in zip(parts, srcs, dsts)]
+            for parts in operands
+        ]
+        return held[-1:] + held[:-1]
+
+    return planned(
+        hardware, kind, group, srcs, dsts, exchange, 0.5, name, srcs=signature(srcs), dsts=signature(dsts)
+    )
+
+
+@collective
+def collective_permute_implicit_reduce(
+    hardware: Hardware,
+    rank: int,
+    srcs0_by_channel: list[list[NkiTensor]],
+    srcs1_by_channel: list[list[NkiTensor]],
+    dsts_by_channel: list[list[NkiTensor]],
+    replica_group: ReplicaGroup,
+    op: Any,
+    channel_ids: list[int] = [0],  # noqa: B006  (the documented default, never changed)
+    priority: int | None = None,
+    name: str | None = None,
+) -> Plan:
+    """On every channel: op(src0, src1) goes to the successor, the predecessor's result comes to dst.
+
+    As collective_permute_implicit, with op add, minimum or maximum: floats in float32 with one rounding,
+    integers exactly.
+    """
+    kind = "collective_permute_implicit_reduce"
+    sources = (srcs0_by_channel, srcs1_by_channel)
+    group = _group(hardware, rank, kind, sources, dsts_by_channel, replica_group, channel_ids, priority)
+    operator = reduction(op)
+    left, right, dsts = (_first(channels) for channels in (*sources, dsts_by_channel))
+    for first, second in zip(left, right):
+        one_source_dtype(first, second)
+
+    def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        count = len(dsts)
+        held = [
+            [
+                reduced(operator, (parts[at], parts[count + at]), left[at].dtype, dsts[at].dtype)
+                for at in range(count)
+            ]
+            for parts in operands
+        ]
+        return held[-1:] + held[:-1]
+
+    return planned(
+        hardware,
+        kind,
+        group,
+        (*left, *right),
+        dsts,
+        exchange,
+        0.5,
+        name,
+        op=operator.name,
+        srcs=signature((*left, *right)),
+        dsts=signature(dsts),
+    )
+
+
+def _group(
+    hardware: Hardware,
+    rank: int,
+    kind: str,
+    sources: tuple[Channels, ...],
+    dsts: Channels,
+    replica_group: Any,
+    channel_ids: Any,
+    priority: int | None,
+) -> tuple[int, ...]:
+    consecutive_channels(channel_ids, *sources, dsts)
+    is_replica_group(replica_group)
+    group = replica_group.of(rank)
+    for channels in sources:
+        for srcs, targets in zip(channels, dsts):
+            check_tensors(hardware, kind, srcs, targets, priority)
+            single_tensors(kind, srcs, targets)
+            expect_shape(kind, len(group), srcs[0], targets[0], srcs[0].shape)
+    return group
+
+
+def _first(channels: Channels) -> tuple[NkiTensor, ...]:
+    return tuple(tensors[0] for tensors in channels)
+
+
+@rule("NKW-RING-CHANNELS")
+def consecutive_channels(channel_ids: Any, *by_channel: Any) -> None:
+    """channel_ids is 0, 1, ... up to 3, and every list by channel has one entry for each."""
+    count = len(channel_ids) if isinstance(channel_ids, (list, tuple)) else 0
+    lists = all(isinstance(channels, (list, tuple)) and len(channels) == count for channels in by_channel)
+    if not (1 <= count <= _CHANNELS_MAX and lists and list(channel_ids) == list(range(count))):
+        raise RuleViolation(
+            consecutive_channels,
+            f"channel_ids={channel_ids!r:.40}, lists of "
+            + ", ".join(
+                str(len(c)) if isinstance(c, (list, tuple)) else type(c).__name__ for c in by_channel
+            ),
+            hint="channel_ids=[0], srcs_by_channel=[[src]], dsts_by_channel=[[dst]]",
+        )
+
+
+@rule("NKW-RING-DTYPE")
+def one_source_dtype(first: NkiTensor, second: NkiTensor) -> None:
+    """The two sources of a channel have one dtype."""
+    if first.dtype != second.dtype:
+        raise RuleViolation(
+            one_source_dtype, f"src0 is {first.dtype}, src1 is {second.dtype}", hint="cast one of them"
+        )

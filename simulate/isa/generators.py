@@ -1,0 +1,58 @@
+"""Which random generator an instruction draws from, and what several of them share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import rules
+from simulate.isa.enums import Engine
+from simulate.isa.plan import State
+from simulate.memory import NkiTensor
+from simulate.numerics import random
+
+
+def vector_generator(hardware: Hardware) -> State:
+    """The Vector engine's: shift registers, and from gen4 on four XORWOW generators per lane."""
+    return State.vector_xorwow if hardware.vector_random_state else State.vector_lfsr
+
+
+def draw(generator: State, state: np.ndarray, tile: NkiTensor) -> tuple[np.ndarray, np.ndarray]:
+    """32 random bits per element (P, elements) for the lanes of a tile, and all lanes' state after it."""
+    rows = tile.shape[0]
+    advance = random.lfsr if generator is State.vector_lfsr else random.xorwow
+    words, lanes = advance(state[:rows], tile.free_size)
+    after = state.copy()
+    after[:rows] = lanes
+    return words, after
+
+
+def stateful(hardware: Hardware, engine: Engine) -> tuple[Engine, State]:
+    """The engine whose generator state is moved; unknown means GpSimd, which has one wherever any has."""
+    generator_state_on_chip(hardware)
+    if engine is Engine.unknown:
+        engine = Engine.gpsimd
+    rules.engine_can(engine, Engine.gpsimd, *((Engine.vector,) if hardware.vector_random_state else ()))
+    return engine, State.vector_xorwow if engine is Engine.vector else State.gpsimd_xorwow
+
+
+@rule("NKW-RANDOM-STATE-CHIP")
+def generator_state_on_chip(hardware: Hardware) -> None:
+    """rand_set_state and rand_get_state exist from gen3 on."""
+    if not hardware.random_state:
+        raise RuleViolation(
+            generator_state_on_chip, f"generator state on {hardware.name}", hint="nisa.set_rng_seed"
+        )
+
+
+@rule("NKW-RANDOM-STATE-SHAPE")
+def state_words(operand: str, tile: NkiTensor, engine: Engine) -> None:
+    """Generator state is a 2D uint32 tile with 6 words per partition for GpSimd, 24 for Vector."""
+    words = random.XORWOW_WORDS * (4 if engine is Engine.vector else 1)
+    if tile.ndim != 2 or tile.shape[1] != words or tile.dtype != "uint32":
+        raise RuleViolation(
+            state_words,
+            f"{operand} is {tile.shape} {tile.dtype} for engine {engine.name}",
+            limit=f"({tile.shape[0]}, {words}) uint32",
+        )

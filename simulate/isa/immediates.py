@@ -1,0 +1,55 @@
+"""Compile-time numbers as the engines get them: float32, or integers of a given range."""
+
+from __future__ import annotations
+
+import operator
+from math import isfinite
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.numerics import float32 as _FLOAT32
+
+
+def float32_number(operand: str, value: Any) -> np.float32:
+    """A number as float32."""
+    is_number(operand, value)
+    if _finite(value) and abs(value) > _FLOAT32.max:
+        raise RuleViolation(
+            fits_float32, f"{operand}={value!r:.60}", limit=f"{_FLOAT32.max}", hint="use float('inf')"
+        )
+    return np.float32(value)
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return isfinite(value)
+    except OverflowError:  # a Python integer beyond float64
+        return True
+
+
+def integer_within(value: Any, low: int, high: int) -> int | None:
+    """The value as a Python integer, or None if it is none or lies outside low … high."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return None
+    return number if low <= number <= high else None
+
+
+@rule("NKW-FLOAT32-RANGE")
+def fits_float32() -> None:
+    """A compile-time number reaches an engine as float32: infinite, NaN, or within float32's range."""
+
+
+@rule("NKW-NUMBER")
+def is_number(operand: str, value: Any) -> None:
+    """An operand that is no tile is a compile-time number."""
+    if not isinstance(value, Real):
+        raise RuleViolation(
+            is_number,
+            f"{operand} is {type(value).__name__} {value!r:.60}",
+            hint="a Python number or a (P, 1) tile",
+        )

@@ -1,0 +1,111 @@
+"""MX formats: four values packed into one element, one power-of-two scale per 8 partitions x 4 values.
+
+The scale of partition group g lies in row 32 (g // 4) + g % 4 of the scale tile, whose view starts at
+partition 0, 4, 8 or 12 of a quadrant: every quadrant of data uses four rows of the same quadrant of scales.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import rules
+from simulate.memory import MemoryRegion, NkiTensor
+from simulate.numerics import DType
+
+PACKED = 4
+GROUP_PARTITIONS = 8
+SCALE_BIAS = 127
+SCALE_NAN = 255
+_SCALE_DTYPES = ("float8_e8m0fnu", "uint8")
+_SCALE_STARTS = (0, 4, 8, 12)
+
+
+def check_scale(hardware: Hardware, operand: str, scale: NkiTensor, data: NkiTensor, columns: int) -> None:
+    """The rules of the scale tile that belongs to `data` with `columns` packed elements per partition."""
+    rules.is_tensor(operand, scale)
+    rules.lies_in(operand, scale, MemoryRegion.sbuf)
+    rules.partitions_within_limit(hardware, operand, scale)
+    rules.dtype_among(operand, scale, *_SCALE_DTYPES)
+    rules.not_indirect(operand, scale)
+    scale_start(hardware, operand, scale)
+    scale_shape(hardware, operand, scale, data, columns)
+
+
+def scale_rows(hardware: Hardware, scale: NkiTensor, data: NkiTensor, columns: int) -> tuple[NkiTensor, ...]:
+    """The parts of a scale tile that hold scales of `data`: one per quadrant, (4, columns) or fewer rows."""
+    width = hardware.partitions_per_quadrant
+    groups = data.shape[0] // GROUP_PARTITIONS
+    per_quadrant = width // GROUP_PARTITIONS
+    return tuple(
+        scale[width * q : width * q + per_quadrant, :columns] for q in range(-(-groups // per_quadrant))
+    )
+
+
+def scale_bytes(rows: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Biased exponents (groups, columns) from the rows of a scale tile, as int32."""
+    joined = np.concatenate(rows, axis=0)
+    if joined.dtype == np.float32:  # NKI_PRECISE_FP=0, see stored_scale
+        exponents = np.frexp(joined)[1] - 1 + SCALE_BIAS
+        return np.where(np.isnan(joined), SCALE_NAN, exponents).astype(np.int32)
+    return joined.view(np.uint8).astype(np.int32)
+
+
+def scale_values(biased: np.ndarray) -> np.ndarray:
+    """The float32 scales that biased exponents stand for."""
+    powers = np.ldexp(np.float32(1), biased - SCALE_BIAS)
+    return np.where(biased == SCALE_NAN, np.float32(np.nan), powers)
+
+
+def stored_scale(biased: np.ndarray, dtype: DType) -> np.ndarray:
+    """Biased exponents as the scale tile stores them."""
+    if dtype.storage == np.float32:  # how NKI_PRECISE_FP=0 keeps float8_e8m0fnu
+        return scale_values(biased)
+    return biased.astype(np.uint8).view(dtype.storage)
+
+
+@rule("NKW-MX-SCALE-START")
+def scale_start(hardware: Hardware, operand: str, scale: NkiTensor) -> None:
+    """A scale tile starts at partition 0, 4, 8 or 12 of a quadrant."""
+    start = rules.first_partition(scale)
+    if start % hardware.partitions_per_quadrant not in _SCALE_STARTS:
+        raise RuleViolation(
+            scale_start, f"{operand} starts at partition {start}", limit="0, 4, 8 or 12 of a quadrant"
+        )
+
+
+@rule("NKW-MX-SCALE-SHAPE")
+def scale_shape(hardware: Hardware, operand: str, scale: NkiTensor, data: NkiTensor, columns: int) -> None:
+    """A scale tile has two dims, a column per packed element, row 32 (g // 4) + g % 4 for each group g."""
+    last = data.shape[0] // GROUP_PARTITIONS - 1
+    per_quadrant = hardware.partitions_per_quadrant // GROUP_PARTITIONS
+    needed = hardware.partitions_per_quadrant * (last // per_quadrant) + last % per_quadrant + 1
+    if scale.ndim != 2 or scale.shape[0] < needed or scale.shape[1] < columns:
+        raise RuleViolation(
+            scale_shape,
+            f"{operand} has shape {scale.shape} for {data.shape[0]} partitions of data",
+            limit=f"at least ({needed}, {columns})",
+            hint="allocate it like the data, (P, columns)",
+        )
+
+
+@rule("NKW-MX-CHIP")
+def mx_on_chip(hardware: Hardware) -> None:
+    """MX instructions exist from gen4 on."""
+    if not hardware.mx:
+        raise RuleViolation(
+            mx_on_chip, f"an MX instruction on {hardware.name}", hint="nisa.nc_matmul with fp8 operands"
+        )
+
+
+@rule("NKW-MX-PARTITIONS")
+def whole_quadrants(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
+    """MX data covers whole quadrants: 32, 64, 96 or 128 partitions."""
+    if tile.shape[0] % hardware.partitions_per_quadrant:
+        raise RuleViolation(
+            whole_quadrants,
+            f"{operand} has {tile.shape[0]} partitions",
+            limit=f"a multiple of {hardware.partitions_per_quadrant}",
+            hint="pad the contraction dim with zeros",
+        )

@@ -1,0 +1,61 @@
+"""nc_n_gather: gather within each partition."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.errors import OutOfBounds, rule
+from simulate.hardware import Hardware
+from simulate.isa import costs, rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Domain, Plan
+from simulate.isa.shapes import flat
+from simulate.memory import MemoryRegion, NkiTensor
+
+_GROUP = 512
+
+
+@instruction
+def nc_n_gather(
+    hardware: Hardware, dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str | None = None
+) -> Plan:
+    """dst[p, j] = data[p, indices[p, j]] over flattened free dims, on the GpSimd engine; bits are kept.
+
+    data: [P, ...] @ SBUF. indices: [P, ...] uint32 @ SBUF. dst: [P, ...] @ SBUF, data's dtype, as many
+    elements as indices. An index beyond data's elements is documented as invalid and refused when the
+    instruction runs.
+
+    Raises RuleViolation, OutOfBounds. Cost: documented as one group of instructions per 512 elements; each is
+    taken with GpSimd's fixed start, and one element per cycle.
+    """
+    for operand, tile in (("dst", dst), ("data", data), ("indices", indices)):
+        rules.check_tile(hardware, operand, tile, MemoryRegion.sbuf)
+    rules.same_dtype("dst", dst, "data", data)
+    rules.dtype_among("indices", indices, "uint32")
+    rules.same_partitions("data", data, "indices", indices)
+    rules.same_elements("dst", dst, "indices", indices)
+    limit = data.free_size
+
+    def compute(values: np.ndarray, places: np.ndarray) -> tuple[np.ndarray]:
+        indices_inside(int(places.max()), limit)
+        return (np.take_along_axis(flat(values), flat(places).astype(np.int64), axis=1),)
+
+    starts = -(-dst.free_size // _GROUP) - 1
+    start_elements = hardware.gpsimd_fixed_cycles / hardware.gpsimd_cycles_per_element
+    return Plan(
+        engine=Engine.gpsimd,
+        reads=(data, indices),
+        writes=(dst,),
+        domain=Domain.bits,
+        compute=compute,
+        cost=costs.gpsimd(hardware, dst.free_size + starts * start_elements),
+        name=name,
+    )
+
+
+@rule("NKW-N-GATHER-INDEX")
+def indices_inside(highest: int, elements: int) -> None:
+    """Every index names an element of data's partition."""
+    if highest >= elements:
+        raise OutOfBounds(indices_inside, f"index {highest}", limit=f"0 to {elements - 1}")

@@ -1,0 +1,54 @@
+"""rand_get_state: store the state of a random generator."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import costs, rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import Engine
+from simulate.isa.generators import state_words, stateful
+from simulate.isa.plan import Domain, Plan
+from simulate.memory import MemoryRegion, NkiTensor
+
+
+@instruction
+def rand_get_state(
+    hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.gpsimd, name: str | None = None
+) -> Plan:
+    """Store the XORWOW state of the lanes of dst, from GpSimd (gen3 on) or the Vector engine (gen4 on).
+
+    dst: [P, 6] (GpSimd) or [P, 24] (Vector) uint32 @ SBUF; from gen4 on also PSUM, but never with GpSimd.
+    Loading the same words again with rand_set_state continues the same sequence of numbers.
+
+    Raises RuleViolation. Cost: none is published; one word per cycle.
+    """
+    rules.check_tile(hardware, "dst", dst)
+    engine, generator = stateful(hardware, engine)
+    rules.gpsimd_stays_in_sbuf(engine, dst=dst)
+    state_into_psum(hardware, dst)
+    state_words("dst", dst, engine)
+
+    def compute(state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return state[: dst.shape[0]], state
+
+    on_vector = engine is Engine.vector
+    return Plan(
+        engine=engine,
+        reads=(),
+        writes=(dst,),
+        domain=Domain.bits,
+        compute=compute,
+        cost=costs.vector(hardware, dst.free_size) if on_vector else costs.gpsimd(hardware, dst.free_size),
+        name=name,
+        state=generator,
+    )
+
+
+@rule("NKW-RANDOM-STATE-PSUM")
+def state_into_psum(hardware: Hardware, dst: NkiTensor) -> None:
+    """Generator state is stored to SBUF, and from gen4 on also to PSUM."""
+    if dst.buffer is MemoryRegion.psum and not hardware.vector_random_state:
+        raise RuleViolation(state_into_psum, f"dst lies in psum on {hardware.name}", limit="sbuf before gen4")

@@ -1,0 +1,54 @@
+"""rng: random bits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.hardware import Hardware
+from simulate.isa import costs, rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import Engine
+from simulate.isa.generators import draw, vector_generator
+from simulate.isa.plan import Domain, Plan, State
+from simulate.memory import NkiTensor
+
+_INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
+
+
+@instruction
+def rng(hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.vector, name: str | None = None) -> Plan:
+    """dst = random bits: of 32 per element the lowest that fit dst's dtype, on the Vector or GpSimd engine.
+
+    dst: [P, ...] @ SBUF or PSUM, an integer dtype. GpSimd from gen3 on and into SBUF only; engine=unknown
+    means Vector. Each lane has a generator of its own, which keeps its state until the kernel ends. Its bit
+    stream is not documented; `simulate.numerics.random` says which one is used.
+
+    Raises RuleViolation. Cost: none is published; on Vector gen4's rate of rand2, else one element per cycle.
+    """
+    rules.check_tile(hardware, "dst", dst)
+    rules.dtype_among("dst", dst, *_INTEGERS)
+    if engine is Engine.unknown:
+        engine = Engine.vector
+    rules.engine_can(engine, Engine.vector, *((Engine.gpsimd,) if hardware.gpsimd_random else ()))
+    rules.gpsimd_stays_in_sbuf(engine, dst=dst)
+    element = dst.dtype.storage
+    generator = vector_generator(hardware) if engine is Engine.vector else State.gpsimd_xorwow
+
+    def compute(state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        words, state = draw(generator, state, dst)
+        return words.astype(f"u{element.itemsize}").view(element), state
+
+    if engine is Engine.vector:
+        cost = costs.vector(hardware, dst.free_size / hardware.vector_random_elements_per_cycle)
+    else:
+        cost = costs.gpsimd(hardware, dst.free_size)
+    return Plan(
+        engine=engine,
+        reads=(),
+        writes=(dst,),
+        domain=Domain.bits,
+        compute=compute,
+        cost=cost,
+        name=name,
+        state=generator,
+    )

@@ -1,0 +1,187 @@
+"""Functions of `nki.language` that select, move, transpose, multiply or fill tiles, and `no_reorder`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import InvalidArgument, RuleViolation, Unsupported, rule
+from simulate.memory import MemoryRegion, NkiTensor, Storage
+from simulate.nki import isa
+from simulate.nki.operators import new_tile, same_shape
+from simulate.numerics import ALU_OPERATORS, as_dtype, cast
+from simulate.run import current_core
+
+_SBUF, _PSUM = MemoryRegion.sbuf, MemoryRegion.psum
+
+
+def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
+    """x where the condition tile is not zero, else y; x and y are tiles or numbers."""
+    tiles = [value for value in (x, y) if isinstance(value, NkiTensor)]
+    kind = dtype or (tiles[0].dtype if tiles else condition.dtype)
+    for tile in tiles:
+        same_shape(condition, tile)
+    chosen = new_tile(condition, "uint8")
+    isa.tensor_scalar(dst=chosen, data=condition, op0=ALU_OPERATORS["not_equal"], operand0=0.0)
+    result = new_tile(condition, kind)
+    if isinstance(y, NkiTensor):
+        isa.tensor_copy(dst=result, src=y)
+    else:
+        isa.memset(dst=result, value=y)
+    if isinstance(x, NkiTensor):
+        x = _cast(x, kind)
+    isa.tensor_copy_predicated(dst=result, src=x, predicate=chosen)
+    return result
+
+
+def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
+    """x with elements replaced by zero with probability `rate`, not scaled."""
+    result = new_tile(x)
+    isa.dropout(dst=result, data=x, prob=rate)
+    return _cast(result, dtype or x.dtype)
+
+
+def random_seed(seed: NkiTensor) -> None:
+    """Seed the Vector engine's generator with a (1, 1) tile of 32 bits; `rand` draws from it."""
+    isa.set_rng_seed(src_seeds=seed)
+
+
+def rand(shape: Any, dtype: Any, buffer: MemoryRegion = _SBUF, name: str = "") -> NkiTensor:
+    """A tile of uniform numbers, float32 in [0, 1) before the cast to dtype.
+
+    rand2 where the chip has it, else 24 of rng's bits; both in the Vector engine, so that random_seed has an effect on
+    every chip.
+    """
+    core = current_core()
+    result = core.allocate(shape, dtype, buffer, name)
+    if core.hardware.rand2:
+        isa.rand2(dst=result, min=0.0, max=1.0)
+        return result
+    bits = new_tile(result, "uint32")
+    isa.rng(dst=bits)
+    isa.tensor_scalar(dst=bits, data=bits, op0=ALU_OPERATORS["right_shift"], operand0=8)
+    isa.tensor_scalar(dst=result, data=bits, op0=ALU_OPERATORS["multiply"], operand0=2.0**-24)
+    return result
+
+
+def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTensor:
+    """x with dims of size 1 repeated to `shape`, of the same rank; x itself if nothing changes.
+
+    A single partition is repeated by nc_stream_shuffle, a quadrant at a time.
+    """
+    sizes, kind = tuple(shape), as_dtype(dtype or x.dtype)
+    repeatable(x, sizes)
+    if sizes == x.shape:
+        return _cast(x, kind)
+    view = x
+    for dim in range(1, x.ndim):
+        if x.shape[dim] != sizes[dim]:
+            view = view.broadcast(dim, sizes[dim])
+    if x.shape[0] == sizes[0]:
+        result = new_tile(x, kind, sizes)
+        isa.tensor_copy(dst=result, src=view)
+        return result
+    rows, quadrant = new_tile(x, None, sizes), current_core().hardware.partitions_per_quadrant
+    for start in range(0, sizes[0], quadrant):
+        end = min(start + quadrant, sizes[0])
+        isa.nc_stream_shuffle(dst=rows[start:end], src=view, shuffle_mask=[0] * quadrant)
+    return _cast(rows, kind)
+
+
+def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """A 2D SBUF tile with partitions and free dim swapped, in PSUM, on the Tensor engine."""
+    core = current_core()
+    shape = (x.shape[-1], x.shape[0])
+    turned = core.allocate(shape, x.dtype, _PSUM)
+    isa.nc_transpose(dst=turned, data=x, engine=isa.engine.tensor)
+    if dtype is None or as_dtype(dtype) == x.dtype:
+        return turned
+    result = core.allocate(shape, dtype, _PSUM)
+    isa.tensor_copy(dst=result, src=turned)
+    return result
+
+
+def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
+    """x @ y in PSUM; x is (M, K), or (K, M) with `transpose_x`, which saves the transpose."""
+    stationary = x
+    if not transpose_x:
+        stationary = new_tile(x, None, (x.shape[-1], x.shape[0]))
+        isa.tensor_copy(dst=stationary, src=transpose(x))
+    result = current_core().allocate((stationary.free_size, y.free_size), "float32", _PSUM)
+    isa.nc_matmul(dst=result, stationary=stationary, moving=y)
+    return result
+
+
+@contextmanager
+def no_reorder() -> Iterator[None]:
+    """Instructions of a `with` block run in program order; values never depend on it, only time does."""
+    stream = current_core().stream
+    first = len(stream)
+    yield
+    stream.requested.extend((index - 1, index) for index in range(first + 1, len(stream)))
+
+
+def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """A 2D HBM tensor, transposed on its way into a new SBUF tile."""
+    tile = current_core().allocate((src.shape[-1], src.shape[0]), src.dtype)
+    isa.dma_transpose(dst=tile, src=src)
+    return _cast(tile, dtype or src.dtype)
+
+
+def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: Any = None) -> NkiTensor:
+    """data[p, indices[p, ...]] over flattened free dims, by nc_n_gather; indices are uint32, or int32 bits.
+
+    What an `axis` other than 0 means is not documented.
+    """
+    if axis != 0:
+        raise Unsupported("NKW-UNSUPPORTED", f"nl.gather_flattened(axis={axis!r}): only axis=0 is documented")
+    result = new_tile(data, None, indices.shape)
+    numbers = indices.view("uint32") if indices.dtype == "int32" else indices
+    isa.nc_n_gather(dst=result, data=data, indices=numbers)
+    return _cast(result, dtype or data.dtype)
+
+
+def shared_constant(constant: Any) -> NkiTensor:
+    """A shared HBM tensor that holds a numpy array, or the array in a .npy file, from the start of the kernel."""
+    core = current_core()
+    array = _array(constant)
+    dtype = as_dtype(array.dtype)
+    kept = core.stored(dtype)
+    shape = array.shape or (1,)
+    held = np.array(cast(np.ascontiguousarray(array), dtype, kept)) if not core.dry else np.empty(0, np.uint8)
+    storage = Storage(shape, kept, MemoryRegion.shared_hbm, "constant", array=held)
+    core.rank.tensors.add(storage)
+    return NkiTensor(shape, kept, storage)
+
+
+def _array(constant: Any) -> np.ndarray:
+    if isinstance(constant, (str, Path)):
+        try:
+            return np.load(constant, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise InvalidArgument("NKW-CONSTANT", f"shared_constant of {constant}: {error}") from None
+    if not isinstance(constant, np.ndarray) or constant.size == 0:
+        raise InvalidArgument(
+            "NKW-CONSTANT",
+            f"shared_constant of {type(constant).__name__}; give a numpy array with elements, or a .npy path",
+        )
+    return constant
+
+
+def _cast(x: NkiTensor, dtype: Any) -> NkiTensor:
+    if as_dtype(dtype) == x.dtype:
+        return x
+    result = new_tile(x, dtype)
+    isa.tensor_copy(dst=result, src=x)
+    return result
+
+
+@rule("NKW-NL-BROADCAST")
+def repeatable(x: NkiTensor, shape: tuple[int, ...]) -> None:
+    """broadcast_to keeps the rank, and every dim keeps its size or is repeated from size 1."""
+    if len(shape) != x.ndim or any(have not in (1, want) for have, want in zip(x.shape, shape)):
+        raise RuleViolation(repeatable, f"{x.shape} to {shape}", hint="expand_dims first, or reshape")

@@ -1,0 +1,92 @@
+"""Carrying out a plan on simulated memory: operands in, results rounded once and written.
+
+`issue` calls this after its checks, `replay` without them. Nothing else writes simulated memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.isa.plan import Masked
+from simulate.memory import NkiTensor
+from simulate.numerics import from_float32, to_float32
+from simulate.run.indirect import resolve
+
+
+def gather(tile: NkiTensor, as_float: bool, skip_out_of_range: bool) -> np.ndarray | Masked:
+    """The elements of a view whose address is read at run time; Masked where some are skipped."""
+    where = resolve(tile, skip_out_of_range)
+    elements = where.elements if where.inside is None else np.where(where.inside, where.elements, 0)
+    values = flat(tile).array[elements]
+    if as_float:
+        values = to_float32(values, tile.dtype)
+    return values if where.inside is None else Masked(values, where.inside)
+
+
+def put(tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, skip_out_of_range: bool) -> Any:
+    """Write a result. Returns which elements were written: None for all, a mask of the view, or flat positions."""
+    masked = isinstance(result, Masked)
+    values = result.values if isinstance(result, Masked) else result
+    if values.shape != tile.shape:
+        values = values.reshape(tile.shape)
+    if as_float:
+        values = _rounded(tile, values)
+    storage = tile.storage
+    if storage.float_views:
+        storage.float_views.clear()
+    if tile.dynamic is not None:
+        return _scatter(tile, values, skip_out_of_range)
+    array = tile.array
+    if storage.host is not None and not array.flags.writeable:
+        raise RuleViolation(input_is_writable, f"a write to {tile.describe()}")
+    if masked:
+        chosen = result.chosen.reshape(tile.shape)  # type: ignore[union-attr]
+        np.copyto(array, values, where=chosen)
+        return chosen
+    array[...] = values
+    return None
+
+
+def accumulated(tile: NkiTensor, product: np.ndarray, keeps: Any) -> np.ndarray:
+    """A product added to the PSUM elements that `keeps` selects: all (True), none (False), or a mask."""
+    if product.shape != tile.shape:
+        product = product.reshape(tile.shape)
+    if keeps is False:
+        return product
+    total = tile.float32() + product
+    return total if keeps is True else np.where(keeps, total, product)
+
+
+def flat(tile: NkiTensor) -> NkiTensor:
+    """The whole storage behind a view, as one dim of the view's dtype."""
+    storage = tile.storage
+    return NkiTensor((storage.nbytes // tile.dtype.storage.itemsize,), tile.dtype, storage, (1,), 0)
+
+
+def _scatter(tile: NkiTensor, values: np.ndarray, skip_out_of_range: bool) -> np.ndarray:
+    where = resolve(tile, skip_out_of_range)
+    array = flat(tile).array
+    if not array.flags.writeable:
+        raise RuleViolation(input_is_writable, f"a write to {tile.describe()}")
+    if where.inside is None:
+        array[where.elements] = values
+        return where.elements
+    elements = where.elements[where.inside]
+    array[elements] = values[where.inside]
+    return elements
+
+
+def _rounded(tile: NkiTensor, values: np.ndarray) -> np.ndarray:
+    """float32 results in the destination's storage type; one rounding."""
+    dtype = tile.dtype
+    if values.dtype == dtype.storage and dtype != "tfloat32":
+        return values
+    return from_float32(values, dtype) if dtype.storage != np.float32 or dtype == "tfloat32" else values
+
+
+@rule("NKW-READ-ONLY")
+def input_is_writable() -> None:
+    """A kernel that writes to its input needs an array that can be written."""

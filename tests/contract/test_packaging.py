@@ -1,0 +1,226 @@
+"""What is distributed, and what may be installed with it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+import simulate
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"simulate", "nki_kernels", "model"}
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+
+# The newest versions on the public index that are placeholders: they install, and their import raises ImportError.
+PLACEHOLDERS = {
+    "nki": "0.0.1",
+    "neuronx-cc": "1.0.post1",
+    "torch-neuronx": "1.0",
+    "libneuronxla": "1.0",
+    "transformers-neuronx": "0.1",
+    "neuronx-distributed": "0.1",
+}
+# Versions of the vendor's own repository, as they are written there, that the extra must admit.
+GENUINE = {
+    "nki": ("0.6.0", "0.7.0"),
+    "neuronx-cc": ("2.20.9961.0+0acef03a", "2.22.12471.0+b4a00d10"),
+    "torch-neuronx": ("2.7.0.2.12.22436+0f1dac25", "2.9.0.2.11.19912"),
+    "libneuronxla": ("2.2.12677.0+5e4cd9ec",),
+}
+
+# Files that need an extra as soon as they are imported; everything else must import with the base install.
+NEED_AN_EXTRA = {"model/pretrained/train.py", "model/server.py"}
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    """The [project] table."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    """The wheel that `pip install .` would install."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    (path,) = folder.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+def requirements(project: dict[str, Any], *extras: str) -> list[Requirement]:
+    lines = list(project["dependencies"])
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    return [Requirement(line) for line in lines]
+
+
+def neuron_extra(project: dict[str, Any]) -> dict[str, SpecifierSet]:
+    lines = map(Requirement, project["optional-dependencies"]["neuron"])
+    return {canonicalize_name(line.name): line.specifier for line in lines}
+
+
+def constraints() -> list[Requirement]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def applies(requirement: Requirement, python: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"python_version": python})
+
+
+def third_party_imports_at_import(path: Path) -> set[str]:
+    """Top-level names that importing a file needs, apart from the standard library and our own packages."""
+    names: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"), str(path))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+        waiting += ast.iter_child_nodes(node)
+    return names - set(sys.stdlib_module_names) - PACKAGES
+
+
+def test_neuron_extra_admits_no_placeholder(project: dict[str, Any]) -> None:
+    for name, specifier in neuron_extra(project).items():
+        assert name in PLACEHOLDERS, f"{name}: note which versions of it the public index carries"
+        assert not specifier.contains(PLACEHOLDERS[name], prereleases=True), name
+
+
+def test_neuron_extra_admits_the_genuine_packages(project: dict[str, Any]) -> None:
+    extra = neuron_extra(project)
+    assert set(extra) == set(GENUINE)
+    for name, versions in GENUINE.items():
+        for version in versions:
+            assert extra[name].contains(version), f"{name} {version}"
+
+
+def test_no_other_extra_names_a_neuron_package(project: dict[str, Any]) -> None:
+    others = requirements(project, *set(project["optional-dependencies"]) - {"neuron"})
+    assert not {canonicalize_name(line.name) for line in others} & set(PLACEHOLDERS)
+
+
+def test_extras_are_those_of_the_design_and_none_is_empty(project: dict[str, Any]) -> None:
+    extras = project["optional-dependencies"]
+    assert set(extras) == {"serve", "notebooks", "speed", "neuron", "dev"}
+    assert all(extras.values())
+
+
+def test_nkw_is_the_only_command(project: dict[str, Any]) -> None:
+    assert project["scripts"] == {"nkw": "model.cli:main"}
+
+
+def test_python_3_9_is_refused_and_its_successors_accepted(project: dict[str, Any]) -> None:
+    requires = SpecifierSet(project["requires-python"])
+    assert "3.9" not in requires
+    assert all(python in requires for python in PYTHONS)
+
+
+def test_numpy_1_25_is_refused_and_1_26_accepted(project: dict[str, Any]) -> None:
+    (numpy,) = (line.specifier for line in requirements(project) if line.name == "numpy")
+    assert "1.25.2" not in numpy
+    assert "1.26.0" in numpy
+    assert "2.4.6" in numpy
+
+
+def test_version_heads_the_changelog() -> None:
+    headings = [
+        line
+        for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("## ")
+    ]
+    assert headings[0].startswith(f"## {simulate.__version__}")
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_development_versions_are_pinned_within_the_ranges(project: dict[str, Any], python: str) -> None:
+    pins: dict[str, str] = {}
+    for line in constraints():
+        (specifier,) = line.specifier
+        assert specifier.operator == "==", f"{line} is no pin"
+        if applies(line, python):
+            name = canonicalize_name(line.name)
+            assert name not in pins, f"{name} is pinned twice for Python {python}"
+            pins[name] = specifier.version
+    for line in requirements(project, "dev", "speed"):
+        if applies(line, python):
+            assert line.specifier.contains(pins[canonicalize_name(line.name)]), f"{line}, Python {python}"
+
+
+def test_base_install_suffices_to_import_everything(project: dict[str, Any]) -> None:
+    base = {line.name for line in requirements(project)} | {"nki"}
+    surplus = {
+        name: sorted(third_party_imports_at_import(path) - base)
+        for package in sorted(PACKAGES)
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if (name := path.relative_to(ROOT).as_posix()) not in NEED_AN_EXTRA
+        and third_party_imports_at_import(path) - base
+    }
+    assert surplus == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import torch.nn", {"torch"}),
+        ("try:\n    from torch import nn\nexcept ImportError:\n    nn = None", {"torch"}),
+        ("class A:\n    import torch", {"torch"}),
+        ("def late():\n    import torch", set()),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", set()),
+        ("import json\nimport simulate.run\nfrom . import sibling", set()),
+    ],
+)
+def test_finds_what_a_file_needs_when_imported(tmp_path: Path, text: str, found: set[str]) -> None:
+    file = tmp_path / "file.py"
+    file.write_text(text, encoding="utf-8")
+    assert third_party_imports_at_import(file) == found
+
+
+def test_wheel_holds_the_three_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    top = {name.split("/")[0] for name in wheel.namelist()}
+    assert top == PACKAGES | {f"nki_workbench-{simulate.__version__}.dist-info"}
+
+
+def test_wheel_holds_every_module_and_the_shipped_model(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    modules = {
+        path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+    }
+    weights = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "model" / "pretrained").iterdir()
+        if path.suffix in (".json", ".safetensors")
+    }
+    assert modules <= names
+    assert "model/pretrained/model.safetensors" in weights
+    assert weights <= names
+
+
+def test_wheel_carries_licence_and_command(wheel: zipfile.ZipFile) -> None:
+    info = f"nki_workbench-{simulate.__version__}.dist-info"
+    assert b"nkw = model.cli:main" in wheel.read(f"{info}/entry_points.txt")
+    assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")

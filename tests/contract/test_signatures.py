@@ -1,0 +1,82 @@
+"""The public face against the documented API: every function of NKI has its name, parameters and defaults here.
+
+`nki_api.json` holds the documented signatures; its header names their source. A documented function that is not
+simulated yet is listed in `simulate.nki.missing` and says so when it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulate.errors import NkwError, Unsupported
+from simulate.nki.missing import NOT_YET
+
+_API = json.loads((Path(__file__).parent / "nki_api.json").read_text(encoding="utf-8"))
+_MODULES: dict[str, dict[str, list[list[str | None]]]] = _API["modules"]
+_FACE = {module: importlib.import_module(f"simulate.{module}") for module in _MODULES}
+_FUNCTIONS = [(module, name) for module, functions in _MODULES.items() for name in functions]
+_IMPLEMENTED = [(module, name) for module, name in _FUNCTIONS if name not in NOT_YET.get(module, {})]
+_MISSING = [(module, name) for module, name in _FUNCTIONS if name in NOT_YET.get(module, {})]
+_HIDDEN = "..."
+
+
+def _text(default: Any) -> str | None:
+    """A default value as the stubs write it: an enum member by its NKI name, an operator or dtype by its own."""
+    if default is inspect.Parameter.empty:
+        return None
+    if isinstance(default, Enum):
+        exported = [
+            name for name, kind in vars(_FACE["nki.isa"]).items() if kind is type(default) and name.islower()
+        ]
+        return f"{exported[0]}.{default.name}" if exported else default.name
+    name = getattr(default, "name", None) or getattr(default, "__name__", None)
+    if isinstance(name, str):
+        return name
+    return str(default) if type(default).__name__ == "DType" else repr(default)
+
+
+def _signature(function: Any) -> list[list[str | None]]:
+    parameters = inspect.signature(function).parameters.values()
+    return [[p.name, p.kind.name.lower(), _text(p.default)] for p in parameters]
+
+
+@pytest.mark.parametrize(("module", "name"), _IMPLEMENTED)
+def test_a_function_has_the_documented_signature(module: str, name: str) -> None:
+    documented = _MODULES[module][name]
+    actual = _signature(getattr(_FACE[module], name))
+    hidden = {parameter for parameter, _, default in documented if default == _HIDDEN}
+    assert [[p, kind, _HIDDEN if p in hidden else text] for p, kind, text in actual] == documented
+
+
+@pytest.mark.parametrize(("module", "name"), _MISSING)
+def test_a_function_that_is_missing_says_so(module: str, name: str) -> None:
+    function = getattr(_FACE[module], name)
+    with pytest.raises(Unsupported, match=rf"^\[NKW-UNSUPPORTED\] {module}\.{name} cannot be simulated: "):
+        function()
+
+
+def test_what_is_implemented_is_not_listed_as_missing() -> None:
+    for module, names in NOT_YET.items():
+        assert not set(names) & set(vars(_FACE[module])), module
+
+
+@pytest.mark.parametrize("module", sorted(NOT_YET))
+def test_an_undocumented_name_is_an_attribute_error(module: str) -> None:
+    with pytest.raises(AttributeError, match=rf"module '{module}' has no attribute 'tensor_frobnicate'"):
+        _ = _FACE[module].tensor_frobnicate
+
+
+def test_the_face_reports_the_version_it_was_compared_with() -> None:
+    assert _FACE["nki"].__version__ == _API["nki_version"]
+
+
+def test_an_instruction_outside_of_a_kernel_is_refused() -> None:
+    with pytest.raises(NkwError, match="NKW-NO-KERNEL"):
+        _FACE["nki.isa"].memset(None, 0)

@@ -1,0 +1,215 @@
+"""The layout rules of on-chip operands, tried on every tile operand of every instruction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulate.errors import RuleViolation, sentence_of
+from simulate.hardware import hardware
+from simulate.isa import plan_for, rules
+from simulate.memory import Dynamic, MemoryRegion, NkiTensor
+from simulate.nki import isa as nisa
+from simulate.nki import language as nl
+from simulate.run import launch
+from tests.isa.tiles import (
+    HBM,
+    HEALTHY,
+    PARTITIONS,
+    PSUM,
+    SBUF,
+    TARGETS,
+    TILE_OPERANDS,
+    healthy,
+    plan,
+    refuses,
+    tile,
+)
+
+# Operands that may be a number as well, or None.
+_OR_A_NUMBER = {
+    *((name, operand) for name in ("activation", "activation_reduce") for operand in ("bias", "scale")),
+    ("scalar_tensor_tensor", "operand0"),
+    ("tensor_scalar", "operand0"),
+    ("tensor_scalar", "operand1"),
+}
+_PACKED_CODES = {
+    "nc_matmul": {"stationary": "NKW-MATMUL-DTYPE", "moving": "NKW-MATMUL-DTYPE"},
+    "nc_find_index8": {"dst": "NKW-DTYPE-ALLOWED"},
+    "nc_match_replace8": {"dst_idx": "NKW-DTYPE-ALLOWED"},
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("partitions", PARTITIONS)
+@pytest.mark.parametrize("name", HEALTHY)
+def test_accepts_a_healthy_call(target: str, partitions: int, name: str) -> None:
+    made = plan(target, name, **HEALTHY[name](partitions))
+    assert made.writes and made.cost.interval_cycles > 0 and made.cost.latency_cycles > 0
+
+
+def _like(value: NkiTensor, **changes: Any) -> NkiTensor:
+    given = {"shape": value.shape, "dtype": str(value.dtype), "buffer": value.buffer, **changes}
+    return tile(given.pop("shape"), **given)
+
+
+@pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
+def test_refuses_an_operand_of_129_partitions(name: str, operand: str) -> None:
+    value = healthy(name, 128)[operand]
+    wide = _like(value, shape=(129, *value.shape[1:]))
+    refuses("NKW-PARTITION-COUNT", "trn2", name, **healthy(name, 128, **{operand: wide}))
+
+
+@pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
+def test_refuses_an_operand_between_quadrants(name: str, operand: str) -> None:
+    value = healthy(name)[operand]
+    refuses("NKW-PARTITION-START", "trn2", name, **healthy(name, **{operand: _like(value, at=16)}))
+    plan("trn2", name, **healthy(name, **{operand: _like(value, at=32)}))
+
+
+@pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
+def test_refuses_an_operand_in_hbm(name: str, operand: str) -> None:
+    value = healthy(name)[operand]
+    refuses("NKW-BUFFER", "trn2", name, **healthy(name, **{operand: _like(value, buffer=HBM)}))
+
+
+@pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
+def test_refuses_an_operand_of_six_dims(name: str, operand: str) -> None:
+    value = healthy(name)[operand]
+    p, free = value.shape[0], value.free_size
+    six = _like(value, shape=(p, 1, 1, 1, 1, free))
+    refuses("NKW-DIMS", "trn2", name, **healthy(name, **{operand: six}))
+    five = _like(value, shape=(p, 1, 1, 1, free))
+    if (name, operand) not in (("max8", "src"), ("nc_find_index8", "data"), ("tensor_reduce", "data")):
+        plan("trn2", name, **healthy(name, **{operand: five}))
+
+
+@pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
+def test_refuses_a_run_time_address(name: str, operand: str) -> None:
+    value = healthy(name)[operand]
+    dynamic = NkiTensor(
+        value.shape, value.dtype, value.storage, value.strides, 0, Dynamic(tile((1, 1), "int32"), 1, 1, False)
+    )
+    refuses("NKW-INDIRECT", "trn2", name, **healthy(name, **{operand: dynamic}))
+
+
+@pytest.mark.parametrize(("name", "operand"), [o for o in TILE_OPERANDS if o not in _OR_A_NUMBER])
+def test_refuses_what_is_no_tensor(name: str, operand: str) -> None:
+    error = refuses("NKW-OPERAND", "trn2", name, **healthy(name, **{operand: 3}))
+    assert f"{operand} is int 3" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "operand"),
+    [
+        o
+        for o in TILE_OPERANDS
+        if o not in (*_OR_A_NUMBER, ("memset", "dst"), ("nc_matmul", "dst")) and o[1] != "reduce_res"
+    ],
+)
+def test_refuses_packed_elements_where_values_count(name: str, operand: str) -> None:
+    packed = _like(healthy(name)[operand], dtype="float8_e4m3fn_x4")
+    code = _PACKED_CODES.get(name, {}).get(operand, "NKW-PACKED-DTYPE")
+    if name == "nc_transpose":
+        code = "NKW-PACKED-DTYPE" if operand == "data" else "NKW-SAME-DTYPE"
+    refuses(code, "trn3", name, **healthy(name, **{operand: packed}))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("partitions", "starts"),
+    [
+        (1, (0, 32, 64, 96)),
+        (31, (0, 32, 64, 96)),
+        (32, (0, 32, 64, 96)),
+        (33, (0, 64)),
+        (64, (0, 64)),
+        (65, (0,)),
+        (127, (0,)),
+        (128, (0,)),
+    ],
+)
+def test_start_partitions_by_the_number_of_partitions(
+    target: str, partitions: int, starts: tuple[int, ...]
+) -> None:
+    chip = hardware(target)
+    for start in range(129 - partitions):
+        operand = tile((partitions, 4), at=start)
+        if start in starts:
+            rules.starts_on_quadrant(chip, "dst", operand)
+        else:
+            with pytest.raises(RuleViolation, match="NKW-PARTITION-START"):
+                rules.starts_on_quadrant(chip, "dst", operand)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("buffer", "limit"), [(SBUF, 65536), (PSUM, 4096)])
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_free_size_has_a_limit(target: str, buffer: MemoryRegion, limit: int, beyond: int) -> None:
+    arguments = {"dst": tile((2, limit + beyond), "uint8", buffer), "value": 1}
+    if beyond <= 0:
+        plan(target, "memset", **arguments)
+    else:
+        refuses("NKW-FREE-SIZE", target, "memset", **arguments)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_refuses_bytes_that_were_never_written(name: str) -> None:
+    chip = hardware("trn2")
+    arguments = healthy(name)
+    planned = plan("trn2", name, **arguments)
+    read = [key for key, value in arguments.items() if any(value is r for r in planned.reads)]
+
+    def run(unwritten: str | None) -> None:
+        def kernel() -> None:
+            made = {}
+            for key, value in arguments.items():
+                made[key] = value
+                if isinstance(value, NkiTensor):
+                    made[key] = nl.ndarray(value.shape, value.dtype, value.buffer)
+                    # All but the last partition: a part that is missing is enough.
+                    written = made[key] if key != unwritten else made[key][0 : value.shape[0] - 1]
+                    if key in read:
+                        nisa.memset(dst=written, value=1)
+            getattr(nisa, name)(**made)
+
+        launch(kernel, [((), {})], chip)
+
+    run(None)
+    for key in read:
+        with pytest.raises(RuleViolation, match="NKW-UNWRITTEN"):
+            run(key)
+
+
+def test_the_message_of_a_broken_rule_says_what_where_and_what_would_work() -> None:
+    error = refuses(
+        "NKW-PARTITION-COUNT",
+        "trn2",
+        "tensor_tensor",
+        dst=tile((129, 4)),
+        data1=tile((128, 4)),
+        data2=tile((128, 4), "bfloat16", PSUM),
+        op=nl.add,
+    )
+    assert str(error) == (
+        "[NKW-PARTITION-COUNT] tensor_tensor: The partition dimension of a tile has at most as many partitions as the "
+        "chip's SBUF.\n"
+        "  seen:  dst partition dimension 129 exceeds maximum 128\n"
+        "  limit: 128 partitions on trn2\n"
+        "  dst = (129, 4) float32 in sbuf\n"
+        "  data1 = (128, 4) float32 in sbuf\n"
+        "  data2 = (128, 4) bfloat16 in psum\n"
+        "  op = add\n"
+        "  try:   loop over tiles of at most 128 rows"
+    )
+    assert sentence_of(rules.partitions_within_limit) in str(error)
+    assert isinstance(error, AssertionError)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_refuses_a_call_that_does_not_fit_the_signature(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"{name}: .*nonsense.*its parameters are .*name$"):
+        plan_for(name, hardware("trn2"), **healthy(name), nonsense=1)
+    with pytest.raises(TypeError, match=f"{name}: missing"):
+        plan_for(name, hardware("trn2"))

@@ -1,0 +1,333 @@
+"""Replay: eager's bytes without planning, and never a stale program."""
+
+from __future__ import annotations
+
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import simulate
+from simulate.run.replay import REPLAYS, ReplayCache
+
+simulate.install("simulate")
+
+import nki.collectives as ncc  # noqa: E402
+import nki.isa as nisa  # noqa: E402
+import nki.language as nl  # noqa: E402
+
+LAUNCH = sys.modules["simulate.run.launch"]  # the package exports a function of this name
+SCALE = 2.0
+STEPS = [1.0, 2.0]
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache(monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
+    cache = ReplayCache()
+    monkeypatch.setattr(LAUNCH, "REPLAYS", cache)
+    return cache
+
+
+def replayed(kernel, *arguments, ranks: int = 1, target: str = "trn2"):
+    """One launch in replay mode; `arguments` are those of the one rank, or a list of them for several."""
+    world = simulate.World(target, ranks=ranks)
+    given = [(tuple(arguments), {})] if ranks == 1 else [(tuple(each), {}) for each in arguments]
+    done = world.launch(kernel, given, mode=simulate.Mode.replay)
+    return done.outputs[0] if ranks == 1 else done.outputs
+
+
+def scaled(x, factor=1.0):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=factor)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+def floats(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def test_a_second_launch_is_replayed_on_its_own_data(fresh_cache) -> None:
+    first, second = floats(1, 128, 9), floats(2, 128, 9)
+    a, b = replayed(scaled, first, 3.0), replayed(scaled, second, 3.0)
+    assert (fresh_cache.report.recorded, fresh_cache.report.hits) == (1, 1)
+    assert np.array_equal(a, 3 * first) and np.array_equal(b, 3 * second)
+
+
+def attention_like(x, w, cache, position):
+    """Matmuls that accumulate, narrow weights, a reduction, a gather and a scatter by a run-time number."""
+    rows, hidden = x.shape
+    out = nl.ndarray((rows, hidden), dtype=nl.float32, buffer=nl.shared_hbm)
+    at = nl.load(position)
+    data, weights = nl.load(x), nl.load(w)
+    wide = nl.ndarray(weights.shape, dtype=nl.float32)
+    nisa.tensor_copy(dst=wide, src=weights)
+    turned = nl.ndarray((hidden, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=turned, data=data)
+    stationary = nl.ndarray((hidden, rows), dtype=nl.float32)
+    nisa.tensor_copy(dst=stationary, src=turned)
+    total = nl.ndarray((rows, hidden), dtype=nl.float32, buffer=nl.psum)
+    for step in range(3):
+        nisa.nc_matmul(dst=total, stationary=stationary, moving=wide, accumulate=step > 0)
+    sums = nl.ndarray((rows, 1), dtype=nl.float32)
+    result = nl.ndarray((rows, hidden), dtype=nl.float32)
+    nisa.activation_reduce(dst=result, op=nl.exp, data=total, reduce_op=nl.add, reduce_res=sums, scale=0.01)
+    nisa.tensor_scalar(dst=result, data=result, op0=nl.multiply, operand0=sums)
+    row = nl.ndarray((1, hidden), dtype=nl.float32)
+    nisa.dma_copy(dst=row, src=cache.ap([[hidden, 1], [1, hidden]], scalar_offset=at))
+    nisa.tensor_tensor(dst=result[0:1], data1=result[0:1], data2=row, op=nl.add)
+    nisa.dma_copy(dst=cache.ap([[hidden, 1], [1, hidden]], scalar_offset=at), src=result[0:1])
+    nisa.dma_copy(dst=out, src=result)
+    return out, cache
+
+
+def attention_arguments(seed: int):
+    weights = floats(seed + 1, 32, 32).astype(ml_dtypes.bfloat16)
+    return floats(seed, 16, 32), weights, floats(seed + 2, 8, 32), np.array([[seed % 8]], np.int32)
+
+
+def test_replay_gives_eagers_bytes(fresh_cache) -> None:
+    for seed in range(12):
+        eager, again = attention_arguments(seed), attention_arguments(seed)
+        wanted = simulate.World("trn2").launch(attention_like, [(eager, {})]).outputs[0]
+        got = replayed(attention_like, *again)
+        assert got[0].tobytes() == wanted[0].tobytes()
+        assert got[1] is again[2] and got[1].tobytes() == wanted[1].tobytes()
+    assert fresh_cache.report.hits == 11
+
+
+def test_results_of_earlier_launches_stay_as_they_are() -> None:
+    results = [replayed(scaled, floats(seed, 4, 4), 2.0) for seed in range(4)]
+    for seed, result in enumerate(results):
+        assert np.array_equal(result, 2 * floats(seed, 4, 4))
+
+
+def test_the_same_array_with_new_content_is_read_anew() -> None:
+    x = floats(0, 4, 4)
+    replayed(scaled, x, 2.0)
+    x += 1
+    assert np.array_equal(replayed(scaled, x, 2.0), 2 * x)
+
+
+def test_ranks_meet_in_a_replay(fresh_cache) -> None:
+    group = ncc.ReplicaGroup([[0, 1, 2]])
+
+    def total(x, group):
+        inside = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.hbm)
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=inside, src=x)
+        ncc.all_reduce(srcs=[inside], dsts=[out], replica_group=group, op=nl.add)
+        ncc.all_reduce(srcs=[out], dsts=[inside], replica_group=group, op=nl.maximum)
+        return out
+
+    for seed in range(3):
+        parts = [floats(seed * 3 + rank, 4, 4).round() for rank in range(3)]
+        for out in replayed(total, *[(part, group) for part in parts], ranks=3):
+            assert np.array_equal(out, sum(parts))
+    assert fresh_cache.report.hits == 2
+
+
+def test_the_stream_of_a_replay_is_the_recorded_one() -> None:
+    world = simulate.World("trn1")
+    launches = [
+        world.launch(scaled, [((floats(seed, 4, 4), 2.0), {})], mode=simulate.Mode.replay)
+        for seed in range(2)
+    ]
+    assert [launch.mode for launch in launches] == [simulate.Mode.eager, simulate.Mode.replay]
+    assert launches[0].streams[0].text() == launches[1].streams[0].text()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("shape", lambda x: (x[:3].copy(), 2.0)),
+        ("dtype", lambda x: (x.astype(np.float16), 2.0)),
+        ("static argument", lambda x: (x, 3.0)),
+        ("type of a static argument", lambda x: (x, 2)),
+    ],
+)
+def test_another_argument_is_another_program(fresh_cache, name, change) -> None:
+    x = floats(0, 4, 4)
+    replayed(scaled, x, 2.0)
+    changed, factor = change(x)
+    result = replayed(scaled, changed, factor)
+    assert fresh_cache.report.hits == 0, name
+    assert np.array_equal(result, changed * changed.dtype.type(factor))
+
+
+def test_another_target_precision_or_number_of_ranks_is_another_program(fresh_cache, monkeypatch) -> None:
+    x = floats(0, 4, 4)
+    replayed(scaled, x, 2.0)
+    replayed(scaled, x, 2.0, target="trn1")
+    replayed(scaled, (x, 2.0), (x, 2.0), ranks=2)
+    monkeypatch.setenv("NKI_PRECISE_FP", "0")
+    replayed(scaled, x, 2.0)
+    assert fresh_cache.report.hits == 0
+
+
+def test_one_array_twice_is_not_two_arrays(fresh_cache) -> None:
+    def both(a, b):
+        tile = nl.load(a)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+        nisa.dma_copy(dst=a, src=tile)
+        return b
+
+    x, y = np.zeros((2, 2), np.float32), np.zeros((2, 2), np.float32)
+    assert replayed(both, x, y).max() == 0
+    assert replayed(both, x, x).min() == 2
+    assert fresh_cache.report.hits == 0
+
+
+def global_scale(x):
+    return scaled(x, SCALE)
+
+
+def listed_scale(x):
+    return scaled(x, STEPS[0])
+
+
+def default_scale(x, factor=2.0):
+    return scaled(x, factor)
+
+
+def test_a_changed_global_is_never_served_by_a_stale_program(fresh_cache, monkeypatch) -> None:
+    x = floats(0, 4, 4)
+    assert np.array_equal(replayed(global_scale, x), 2 * x)
+    monkeypatch.setitem(globals(), "SCALE", 5.0)
+    assert np.array_equal(replayed(global_scale, x), 5 * x)
+    assert fresh_cache.report.dropped == 1
+
+
+def test_a_changed_list_is_never_served_by_a_stale_program() -> None:
+    x = floats(0, 4, 4)
+    before = STEPS[0]
+    try:
+        assert np.array_equal(replayed(listed_scale, x), before * x)
+        STEPS[0] = 7.0
+        assert np.array_equal(replayed(listed_scale, x), 7 * x)
+    finally:
+        STEPS[0] = before
+
+
+def test_a_changed_default_is_never_served_by_a_stale_program(monkeypatch) -> None:
+    x = floats(0, 4, 4)
+    assert np.array_equal(replayed(default_scale, x), 2 * x)
+    monkeypatch.setattr(default_scale, "__defaults__", (9.0,))
+    assert np.array_equal(replayed(default_scale, x), 9 * x)
+
+
+def test_a_changed_closure_is_never_served_by_a_stale_program() -> None:
+    factor = 2.0
+
+    def kernel(x):
+        return scaled(x, factor)
+
+    x = floats(0, 4, 4)
+    assert np.array_equal(replayed(kernel, x), 2 * x)
+    factor = 4.0
+    assert np.array_equal(replayed(kernel, x), 4 * x)
+
+
+def test_a_changed_function_is_never_served_by_a_stale_program(monkeypatch) -> None:
+    x = floats(0, 4, 4)
+    assert np.array_equal(replayed(global_scale, x), 2 * x)
+    monkeypatch.setitem(globals(), "scaled", lambda x, factor: x)
+    assert replayed(global_scale, x) is x
+
+
+def test_what_depends_on_data_is_not_replayed_and_says_why(fresh_cache) -> None:
+    def loops(x, rows):
+        count = nisa.register_alloc()
+        nisa.register_load(count, nl.load(rows))
+        tile = nl.load(x)
+
+        def body(i):
+            nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)
+
+        nl.fori_loop(0, count, body)
+        nisa.dma_copy(dst=x, src=tile)
+        return x
+
+    for times in (1, 3):
+        x = np.ones((2, 2), np.float32)
+        assert replayed(loops, x, np.array([[times]], np.int32))[0, 0] == 2**times
+    assert fresh_cache.report.refusals == {"the kernel looks at values": 2}
+
+
+def test_a_kernel_that_prints_prints_every_time(fresh_cache, capsys) -> None:
+    def prints(x):
+        tile = nl.load(x)
+        print(tile)
+        nisa.dma_copy(dst=x, src=tile)
+        return x
+
+    for value in (1.0, 2.0):
+        replayed(prints, np.full((1, 1), value, np.float32))
+    assert "[[1.]]" in (shown := capsys.readouterr().out) and "[[2.]]" in shown
+    assert fresh_cache.report.hits == 0
+
+
+def test_writes_that_depend_on_data_are_not_replayed(fresh_cache) -> None:
+    def gathers(table, rows):
+        out = nl.ndarray((4, 3), dtype=table.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out[0:2], src=nl.load(table[0:2]))
+        nisa.dma_copy(
+            dst=out[2:4],
+            src=table.ap([[3, 2], [1, 3]], vector_offset=nl.load(rows)),
+            oob_mode=nisa.oob_mode.skip,
+        )
+        return out
+
+    table = floats(0, 8, 3)
+    replayed(gathers, table, np.array([[1], [2]], np.int32))
+    assert fresh_cache.report.recorded == 1
+    skipped = np.array([[1], [99]], np.int32)
+    fresh_cache.clear()
+    replayed(gathers, table, skipped)
+    assert "which bytes of a tensor are written depends on data" in fresh_cache.report.refusals
+
+
+def test_a_kernel_over_an_unknown_object_is_launched_eagerly(fresh_cache) -> None:
+    class Settings:
+        factor = 2.0
+
+    settings = Settings()
+
+    def kernel(x):
+        return scaled(x, settings.factor)
+
+    x = floats(0, 4, 4)
+    replayed(kernel, x)
+    settings.factor = 3.0
+    assert np.array_equal(replayed(kernel, x), 3 * x)
+    assert list(fresh_cache.report.refusals) == [
+        "the closure of kernel is a Settings, which may change unseen"
+    ]
+
+
+def test_the_cache_is_bounded(monkeypatch) -> None:
+    cache = ReplayCache(capacity=2)
+    monkeypatch.setattr(LAUNCH, "REPLAYS", cache)
+    for columns in (1, 2, 3, 1):
+        replayed(scaled, floats(0, 4, columns), 2.0)
+    assert (cache.report.recorded, cache.report.dropped, cache.report.hits) == (4, 2, 0)
+
+
+def test_random_numbers_start_over_with_every_launch(fresh_cache) -> None:
+    def noise(x):
+        tile = nl.ndarray((4, 4), dtype=nl.uint32)
+        nisa.rng(dst=tile)
+        out = nl.ndarray((4, 4), dtype=nl.uint32, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=tile)
+        return out
+
+    x = floats(0, 1, 1)
+    first, second = replayed(noise, x), replayed(noise, x)
+    assert fresh_cache.report.hits == 1
+    assert np.array_equal(first, second)
+
+
+def test_the_process_keeps_one_cache() -> None:
+    assert isinstance(REPLAYS, ReplayCache)
