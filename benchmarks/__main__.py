@@ -1,0 +1,42 @@
+"""`make bench`: measure the simulator on this machine and print the table of benchmarks/README.md."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+import numpy as np
+
+from benchmarks import kernels, simulator
+from benchmarks.measure import Row
+
+
+def main() -> int:
+    """Print every row as it is measured."""
+    print(
+        f"Python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}, {_processor()}\n"
+    )
+    print("| work | measured | ratio | against |")
+    print("|---|---:|---:|---|")
+    for source in (simulator, kernels):
+        for row in source.rows():
+            print(_line(row), flush=True)
+    return 0
+
+
+def _line(row: Row) -> str:
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+    return f"| {row.work} | {row.measured:.1f} {row.unit} | {ratio} | {row.reference} |"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as info:
+            names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+        return f"{len(names)} x {names[0]}"
+    except (OSError, IndexError):
+        return platform.processor()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Predicted times of kernels against published measurements: `python -m benchmarks.fidelity --measurements FILE`."""

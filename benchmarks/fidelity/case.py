@@ -1,0 +1,140 @@
+"""A measurement rebuilt: the kernels to run, and what of their timeline the measurement speaks of."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from benchmarks.fidelity.entry import Entry
+from simulate.hardware import Hardware, hardware
+
+
+class NotCovered(Exception):
+    """No builder can stand for an entry; the message says why."""
+
+
+class Schedule(enum.Enum):
+    """Who decided the order of a kernel's instructions; the accuracy that can be expected follows from it.
+
+    primitive: one instruction or DMA. explicit: the kernel's author. compiler: the kernel leaves it to the compiler.
+    collective: the collective engine.
+    """
+
+    primitive = "primitive"
+    explicit = "explicit"
+    compiler = "compiler"
+    collective = "collective"
+
+
+class Quantity(enum.Enum):
+    """What of a launch was timed.
+
+    interval, latency: of the last occurrence of one instruction, start to start and start to result. table_load,
+    trigger, first_byte, data, completion: the phases of a DMA or an activation. data_phase: first data of the kernel to
+    last. length: first start to last result. benchmark, profiler: with the parts of starting and ending a kernel that
+    such a figure holds. host: a synchronous call from the host.
+    """
+
+    interval = "interval"
+    latency = "latency"
+    table_load = "table load"
+    trigger = "trigger"
+    first_byte = "first byte"
+    data = "data"
+    completion = "completion"
+    data_phase = "data phase"
+    length = "length"
+    benchmark = "benchmark"
+    profiler = "profiler"
+    host = "host"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch: a kernel and, per rank, its arguments."""
+
+    kernel: Callable[..., Any]
+    arguments: tuple[tuple[Any, ...], ...]
+    cores_per_rank: int = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """What stands for an entry. Times of several runs add; `divisor` is how many times the timed thing occurs.
+
+    `of` names the operator that an instruction's quantity is read from.
+    """
+
+    chip: Hardware
+    runs: tuple[Run, ...]
+    quantity: Quantity
+    schedule: Schedule
+    of: str = ""
+    divisor: float = 1.0
+
+
+_DTYPES = {
+    "fp32": np.dtype(np.float32),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp16": np.dtype(np.float16),
+    "fp32 with bf16 matmul": np.dtype(np.float32),
+    "fp8": np.dtype(ml_dtypes.float8_e4m3),
+    "fp8 weights": np.dtype(ml_dtypes.float8_e4m3),
+    "-": np.dtype(np.float32),
+}
+
+
+def dtype_of(entry: Entry) -> np.dtype:
+    """The dtype of the operands of an entry."""
+    found = _DTYPES.get(entry.dtype.lower())
+    if found is None:
+        raise NotCovered(f"dtype {entry.dtype!r} is not one the builders know")
+    return found
+
+
+def chip_of(entry: Entry) -> Hardware:
+    """The chip of an entry: by its instance where that names one, else by its generation."""
+    if entry.instance.startswith("inf2"):
+        return hardware("inf2")
+    if entry.target not in ("gen2", "gen3", "gen4"):
+        raise NotCovered(f"target {entry.target!r} names no single generation")
+    return hardware(entry.target)
+
+
+_MEASURED = (
+    ("first user dma", Quantity.data_phase),
+    ("first descriptor start to last end", Quantity.data),
+    ("phase length", Quantity.length),
+    ("packet sums", Quantity.data),
+    ("profiler total_time", Quantity.profiler),
+    ("nki.benchmark", Quantity.benchmark),
+    ("device benchmark", Quantity.benchmark),
+    ("derived from the reported mfu", Quantity.benchmark),
+    ("device mfu", Quantity.benchmark),
+    ("profiling service", Quantity.benchmark),
+    ("upper bound asserted", Quantity.benchmark),
+    ("grading threshold", Quantity.benchmark),
+    ("synchronous call", Quantity.host),
+    ("host wall clock minus", Quantity.length),
+    ("per layer", Quantity.length),
+    ("device profile", Quantity.length),
+)
+
+
+def quantity_of(entry: Entry) -> Quantity:
+    """What a kernel's measurement holds, from how it was taken."""
+    text = entry.measured.lower()
+    for words, quantity in _MEASURED:
+        if words in text:
+            return quantity
+    raise NotCovered(f"measured as {entry.measured!r}, which is no time of a kernel on the device")
+
+
+def array(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """An argument of a dry run: its shape and dtype count, its pages are never touched."""
+    return np.empty(shape, dtype)

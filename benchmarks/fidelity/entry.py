@@ -1,0 +1,122 @@
+"""One published measurement, as a file of them states it, and what its text fields say.
+
+A file is a JSON list of objects with `id`, `family`, `kernel`, `shapes`, `dtype`, `target`, `instance`, `cores`,
+`latency_us` (or null), `measured`, `source`, `confidence` and, where known, `metrics` and `notes`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from simulate.errors import InvalidArgument
+
+CONFIDENCES = ("high", "medium", "low")
+_TEXTS = (
+    "id",
+    "family",
+    "kernel",
+    "shapes",
+    "dtype",
+    "target",
+    "instance",
+    "measured",
+    "source",
+    "confidence",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was measured: one kernel on one chip."""
+
+    id: str
+    family: str
+    kernel: str
+    shapes: str
+    dtype: str
+    target: str
+    instance: str
+    cores: int
+    latency_us: float | None
+    measured: str
+    source: str
+    confidence: str
+    metrics: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    notes: str = ""
+
+    def says(self, *words: str) -> bool:
+        """All words occur in the description of the kernel, whatever their case."""
+        text = self.kernel.lower()
+        return all(word.lower() in text for word in words)
+
+    def sizes(self) -> dict[str, int]:
+        """Sizes that `shapes` names: `M=4096 K=8192`, `{K: 1024, M: 4096}`, `seqlen 512`, `adamw_M10944_N2048`."""
+        found = re.findall(r"([A-Za-z]+)\s*[=: ]\s*(\d+)(?![\d.])", self.shapes)
+        found += re.findall(r"_([A-Z]+)(\d+)(?=_|$)", self.shapes)
+        return {name: int(size) for name, size in found}
+
+    def product(self) -> tuple[int, ...]:
+        """The first sizes of `shapes` that are joined by `x`: `2048 x 2048 x 2048`, `128x512`."""
+        found = re.search(r"\d+(?:\s*x\s*\d+)+", self.shapes)
+        return tuple(map(int, re.findall(r"\d+", found.group()))) if found else ()
+
+    def brackets(self) -> list[tuple[int, ...]]:
+        """The shapes in brackets: `X[1,256,224,224], W[256,256,3,3]`."""
+        return [tuple(map(int, group.split(","))) for group in re.findall(r"\[(\d+(?:,\d+)*)\]", self.shapes)]
+
+    def integer(self, pattern: str) -> int | None:
+        """The integer that the group of `pattern` finds in `shapes`, else in the description of the kernel."""
+        found = re.search(pattern, self.shapes) or re.search(pattern, self.kernel)
+        return int(found.group(1)) if found else None
+
+
+def read_entries(path: str | Path) -> list[Entry]:
+    """The entries of a file. Raises InvalidArgument with the place for what is no list of measurements."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} cannot be read: {error}") from None
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} is no JSON: {error}") from None
+    if not isinstance(content, list):
+        raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} holds a {type(content).__name__}, not a list")
+    return [_entry(path, number, item) for number, item in enumerate(content)]
+
+
+def _entry(path: str | Path, number: int, item: Any) -> Entry:
+    where = f"{path}, entry {number}"
+    if not isinstance(item, dict):
+        raise InvalidArgument("NKW-FIDELITY-ENTRY", f"{where} is a {type(item).__name__}, not an object")
+    for name in _TEXTS:
+        if not isinstance(item.get(name), str):
+            raise InvalidArgument("NKW-FIDELITY-ENTRY", f"{where}: {name} is {item.get(name)!r}, not a text")
+    cores, latency = item.get("cores"), item.get("latency_us")
+    if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
+        raise InvalidArgument("NKW-FIDELITY-ENTRY", f"{where}: cores is {cores!r}, not a count")
+    if latency is not None and (
+        isinstance(latency, bool) or not isinstance(latency, (int, float)) or not 0 < latency < float("inf")
+    ):
+        raise InvalidArgument("NKW-FIDELITY-ENTRY", f"{where}: latency_us is {latency!r}, not a time or null")
+    if item["confidence"] not in CONFIDENCES:
+        raise InvalidArgument(
+            "NKW-FIDELITY-ENTRY",
+            f"{where}: confidence is {item['confidence']!r}, not {', '.join(CONFIDENCES)}",
+        )
+    metrics = item.get("metrics") or {}
+    if not isinstance(metrics, dict):
+        raise InvalidArgument("NKW-FIDELITY-ENTRY", f"{where}: metrics is {metrics!r}, not an object")
+    return Entry(
+        **{name: item[name] for name in _TEXTS},
+        cores=cores,
+        latency_us=None if latency is None else float(latency),
+        metrics=MappingProxyType(metrics),
+        notes=str(item.get("notes") or ""),
+    )

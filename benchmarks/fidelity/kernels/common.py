@@ -1,0 +1,48 @@
+"""Steps that the kernels share: a load, a store, and a copy out of PSUM on the Scalar engine."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+PARTITIONS = 128
+BANK = 512
+
+
+def load(source):
+    """A tile of HBM in SBUF."""
+    tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=source)
+    return tile
+
+
+def load_repeated(row, rows):
+    """A row [1, n] of HBM on each of `rows` partitions."""
+    columns = row.shape[1]
+    tile = nl.ndarray((rows, columns), dtype=row.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=row.ap(pattern=[[0, rows], [1, columns]]))
+    return tile
+
+
+def evacuate(source, dtype):
+    """A PSUM tile in SBUF, copied by the Scalar engine, as public traces show it."""
+    tile = nl.ndarray(source.shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.activation(dst=tile, op=nl.copy, data=source)
+    return tile
+
+
+def sbuf(shape, dtype):
+    """A new tile in SBUF."""
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+
+
+def psum(shape, dtype=nl.float32):
+    """A new tile in PSUM."""
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.psum)
+
+
+def constant(shape, value):
+    """A float32 tile of one value: a bias that every chip takes."""
+    tile = sbuf(shape, nl.float32)
+    nisa.memset(dst=tile, value=value)
+    return tile

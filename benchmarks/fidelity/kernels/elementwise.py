@@ -1,0 +1,92 @@
+"""Kernels without a contraction: vector addition, SiLU, the update step of AdamW."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from benchmarks.fidelity.kernels.common import PARTITIONS, constant, load, sbuf
+
+
+def add_column_chunks(a, b, chunk):
+    """a + b of vectors [N, 1], `chunk` elements at a time, one per partition; b as the scalar operand."""
+    total = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    for first in range(0, a.shape[0], chunk):
+        left = load(a[first : first + chunk, :])
+        right = load(b[first : first + chunk, :])
+        result = sbuf((chunk, 1), a.dtype)
+        nisa.tensor_scalar(dst=result, data=left, op0=nl.add, operand0=right)
+        nisa.dma_copy(dst=total[first : first + chunk, :], src=result)
+    return total
+
+
+def add_streams(a, b, width):
+    """a + b of [128, N / 128], `width` columns at a time."""
+    total = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    for first in range(0, a.shape[1], width):
+        left = load(a[:, first : first + width])
+        right = load(b[:, first : first + width])
+        result = sbuf((PARTITIONS, width), a.dtype)
+        nisa.tensor_tensor(dst=result, data1=left, data2=right, op=nl.add)
+        nisa.dma_copy(dst=total[:, first : first + width], src=result)
+    return total
+
+
+def silu(x, width=1024, part=512):
+    """x / (1 + exp(-x)) in tiles of 128 x 1024: exp on the Scalar engine, the rest on the Vector engine."""
+    rows, columns = x.shape
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    zero = constant((PARTITIONS, 1), 0.0)
+    for row in range(0, rows, PARTITIONS):
+        for column in range(0, columns, width):
+            tile = load(x[row : row + PARTITIONS, column : column + width])
+            result = sbuf(tile.shape, x.dtype)
+            for first in range(0, width, part):
+                data = tile[:, first : first + part]
+                curve = sbuf((PARTITIONS, part), nl.float32)
+                nisa.activation(dst=curve, op=nl.exp, data=data, scale=-1.0, bias=zero)
+                nisa.tensor_scalar(dst=curve, data=curve, op0=nl.add, operand0=1.0)
+                nisa.reciprocal(dst=curve, data=curve)
+                nisa.tensor_tensor(dst=result[:, first : first + part], data1=data, data2=curve, op=nl.multiply)
+            nisa.dma_copy(dst=out[row : row + PARTITIONS, column : column + width], src=result)
+    return out
+
+
+def adamw(theta, gradient, mean, square, width=1024, part=512):
+    """One AdamW step of a matrix: every multiply and add an instruction, the sums and scales where there is room."""
+    rows, columns = theta.shape
+    out = nl.ndarray(theta.shape, dtype=theta.dtype, buffer=nl.shared_hbm)
+    zero = constant((PARTITIONS, 1), 0.0)
+    for row in range(0, rows, PARTITIONS):
+        high = min(PARTITIONS, rows - row)
+        for column in range(0, columns, width):
+            box = (slice(row, row + high), slice(column, column + width))
+            tiles = [load(each[box]) for each in (theta, mean, square, gradient)]
+            result = sbuf((high, width), theta.dtype)
+            for first in range(0, width, part):
+                last = first + part
+                _adamw_step(result[:, first:last], [tile[:, first:last] for tile in tiles], zero[0:high, :])
+            nisa.dma_copy(dst=out[box], src=result)
+    return out
+
+
+def _adamw_step(result, tiles, zero):
+    theta, mean, square, gradient = tiles
+    shape = theta.shape
+    decayed, step, moment, part, inverse = [sbuf(shape, nl.float32) for _ in range(5)]
+    nisa.activation(dst=decayed, op=nl.copy, data=theta, scale=1.0e-5)
+    nisa.tensor_tensor(dst=decayed, data1=theta, data2=decayed, op=nl.subtract)
+    nisa.activation(dst=step, op=nl.copy, data=mean, scale=0.9)
+    nisa.activation(dst=part, op=nl.copy, data=gradient, scale=0.1)
+    nisa.tensor_tensor(dst=step, data1=step, data2=part, op=nl.add)
+    nisa.activation(dst=step, op=nl.copy, data=step, scale=0.01)
+    nisa.activation(dst=moment, op=nl.copy, data=square, scale=0.999)
+    squares = sbuf(shape, nl.float32)
+    nisa.activation(dst=squares, op=nl.copy, data=gradient, scale=0.001)
+    nisa.tensor_tensor(dst=squares, data1=squares, data2=gradient, op=nl.multiply)
+    nisa.tensor_tensor(dst=moment, data1=moment, data2=squares, op=nl.add)
+    nisa.activation(dst=inverse, op=nl.sqrt, data=moment, scale=1000.0, bias=zero)
+    nisa.tensor_scalar(dst=inverse, data=inverse, op0=nl.add, operand0=1.0e-8)
+    nisa.reciprocal(dst=inverse, data=inverse)
+    nisa.tensor_tensor(dst=step, data1=step, data2=inverse, op=nl.multiply)
+    nisa.tensor_tensor(dst=result, data1=decayed, data2=step, op=nl.subtract)

@@ -1,0 +1,273 @@
+"""Matrix products c [M, N] = a [M, K] b [K, N] in tiles of 128 x 128 x 512, by where their operands wait.
+
+`a` is given as a_t [K, M] except where its transposes are the point.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, constant, evacuate, load, load_repeated, psum, sbuf
+
+
+def hoisted(a_t, b):
+    """Operands of a row of output tiles loaded before the inner loops: a_t's column block once, b per row."""
+    depth, rows = a_t.shape
+    columns = b.shape[1]
+    c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
+    for m in range(0, rows, PARTITIONS):
+        left = [load(a_t[k : k + PARTITIONS, m : m + PARTITIONS]) for k in range(0, depth, PARTITIONS)]
+        for n in range(0, columns, BANK):
+            right = [load(b[k : k + PARTITIONS, n : n + BANK]) for k in range(0, depth, PARTITIONS)]
+            _product(c, left, right, m, n)
+    return c
+
+
+def free_blocked(a_t, b, block_rows=256, block_columns=1024):
+    """Blocks along both free dims: every operand tile of a block is loaded once for the block."""
+    depth, rows = a_t.shape
+    columns = b.shape[1]
+    c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
+    for m0 in range(0, rows, block_rows):
+        left = [load(a_t[k : k + PARTITIONS, m0 : m0 + block_rows]) for k in range(0, depth, PARTITIONS)]
+        for n0 in range(0, columns, block_columns):
+            right = [load(b[k : k + PARTITIONS, n0 : n0 + block_columns]) for k in range(0, depth, PARTITIONS)]
+            for m in range(0, block_rows, PARTITIONS):
+                for n in range(0, block_columns, BANK):
+                    tiles = [tile[:, m : m + PARTITIONS] for tile in left]
+                    _product(c, tiles, [tile[:, n : n + BANK] for tile in right], m0 + m, n0 + n)
+    return c
+
+
+def blocked(a_t, b, block_m=4, block_n=1, block_k=8, banks=4):
+    """Blocks of all three dims, in tiles; the operands of a block are loaded before its products.
+
+    Sums over the blocks of K stay in `banks` PSUM banks where a block of output tiles fits, else each block of K is
+    added to the sum in SBUF by the Vector engine.
+    """
+    depth, rows = a_t.shape
+    columns = b.shape[1]
+    c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
+    step_m, step_n, step_k = block_m * PARTITIONS, block_n * BANK, block_k * PARTITIONS
+    for n0 in range(0, columns, step_n):
+        width = min(step_n, columns - n0)
+        for m0 in range(0, rows, step_m):
+            high = min(step_m, rows - m0)
+            sums = [sbuf((PARTITIONS, width), nl.float32) for m in range(0, high, PARTITIONS)]
+            for k0 in range(0, depth, step_k):
+                deep = range(k0, min(depth, k0 + step_k), PARTITIONS)
+                left = [load(a_t[k : k + PARTITIONS, m0 : m0 + high]) for k in deep]
+                right = [load(b[k : k + PARTITIONS, n0 : n0 + width]) for k in deep]
+                for m in range(len(sums)):
+                    for n in range(0, width, BANK):
+                        bank = psum((PARTITIONS, min(BANK, width - n)))
+                        for k in range(len(left)):
+                            nisa.nc_matmul(
+                                dst=bank,
+                                stationary=left[k][:, m * PARTITIONS : (m + 1) * PARTITIONS],
+                                moving=right[k][:, n : n + BANK],
+                                accumulate=k > 0,
+                            )
+                        part = sums[m][:, n : n + BANK]
+                        if k0 == 0:
+                            nisa.tensor_copy(dst=part, src=bank, engine=nisa.vector_engine)
+                        else:
+                            nisa.tensor_tensor(dst=part, data1=part, data2=bank, op=nl.add)
+            for m in range(len(sums)):
+                result = sbuf((PARTITIONS, width), c.dtype)
+                nisa.activation(dst=result, op=nl.copy, data=sums[m])
+                first = m0 + m * PARTITIONS
+                nisa.dma_copy(dst=c[first : first + PARTITIONS, n0 : n0 + width], src=result)
+    return c
+
+
+def single_bank(a_t, b):
+    """As blocked, but all accumulation groups take turns in one PSUM bank, each waiting for the last to be read."""
+    depth, rows = a_t.shape
+    columns = b.shape[1]
+    c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
+    bank = psum((PARTITIONS, BANK))
+    for m0 in range(0, rows, 4 * PARTITIONS):
+        left = [load(a_t[k : k + PARTITIONS, m0 : m0 + 4 * PARTITIONS]) for k in range(0, depth, PARTITIONS)]
+        for n in range(0, columns, BANK):
+            right = [load(b[k : k + PARTITIONS, n : n + BANK]) for k in range(0, depth, PARTITIONS)]
+            for m in range(0, 4 * PARTITIONS, PARTITIONS):
+                for k in range(len(left)):
+                    stationary = left[k][:, m : m + PARTITIONS]
+                    nisa.nc_matmul(dst=bank, stationary=stationary, moving=right[k], accumulate=k > 0)
+                result = sbuf((PARTITIONS, BANK), c.dtype)
+                nisa.tensor_copy(dst=result, src=bank, engine=nisa.vector_engine)
+                nisa.dma_copy(dst=c[m0 + m : m0 + m + PARTITIONS, n : n + BANK], src=result)
+    return c
+
+
+def transposing(a, b, resident, norm=None, residual=None, transposed_b=False):
+    """a [M, K] times b [K, N], with a's tiles transposed on the Tensor engine.
+
+    norm: rows of a are divided by their root mean square and multiplied by norm [1, K]. residual is added to a before.
+    resident: b waits in SBUF for all rows; else it is loaded again for every 128 rows. transposed_b: b is [N, K], and
+    is transposed as well.
+    """
+    rows, depth = a.shape
+    columns = b.shape[0] if transposed_b else b.shape[1]
+    c = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
+    weight = load_repeated(norm, PARTITIONS) if norm is not None else None
+    epsilon = constant((PARTITIONS, 1), 1.0e-6) if norm is not None else None
+    right = _right(b, transposed_b) if resident else None
+    for m in range(0, rows, PARTITIONS):
+        tile = load(a[m : m + PARTITIONS, :])
+        if residual is not None:
+            nisa.tensor_tensor(dst=tile, data1=tile, data2=load(residual[m : m + PARTITIONS, :]), op=nl.add)
+        if norm is not None:
+            tile = _normalised(tile, weight, epsilon)
+        left = transposed(tile)
+        for n in range(0, columns, BANK):
+            if resident:
+                tiles = [tile[:, n : n + BANK] for tile in right]
+            else:
+                tiles = [load(b[k : k + PARTITIONS, n : n + BANK]) for k in range(0, depth, PARTITIONS)]
+            _product(c, left, tiles, m, n)
+    return c
+
+
+def column_blocks(a, b, block_columns=1024, resident=False):
+    """a [M, K] times b [K, N] by blocks of columns: a's tiles are loaded and transposed again for every block.
+
+    resident: a block of b waits in SBUF for all rows, else it does not fit and is loaded again for every 128 rows.
+    """
+    rows, depth = a.shape
+    columns = b.shape[1]
+    c = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
+    for n0 in range(0, columns, block_columns):
+        right = None
+        if resident:
+            right = [load(b[k : k + PARTITIONS, n0 : n0 + block_columns]) for k in range(0, depth, PARTITIONS)]
+        for m in range(0, rows, PARTITIONS):
+            left = transposed(load(a[m : m + PARTITIONS, :]))
+            wide = sbuf((PARTITIONS, block_columns), c.dtype)
+            banks = [psum((PARTITIONS, BANK)) for n in range(0, block_columns, BANK)]
+            for k in range(len(left)):
+                tile = right[k] if resident else load(
+                    b[k * PARTITIONS : (k + 1) * PARTITIONS, n0 : n0 + block_columns]
+                )
+                for i in range(len(banks)):
+                    moving = tile[:, i * BANK : (i + 1) * BANK]
+                    nisa.nc_matmul(dst=banks[i], stationary=left[k], moving=moving, accumulate=k > 0)
+            for i in range(len(banks)):
+                nisa.activation(dst=wide[:, i * BANK : (i + 1) * BANK], op=nl.copy, data=banks[i])
+            nisa.dma_copy(dst=c[m : m + PARTITIONS, n0 : n0 + block_columns], src=wide)
+    return c
+
+
+def contraction_first(a_t, b, block_rows=1024, block_columns=1024):
+    """a_t [K, M] times b [K, N] by blocks of rows, whose a waits in SBUF, and columns, whose b is loaded per block."""
+    depth, rows = a_t.shape
+    columns = b.shape[1]
+    c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
+    for m0 in range(0, rows, block_rows):
+        left = [load(a_t[k : k + PARTITIONS, m0 : m0 + block_rows]) for k in range(0, depth, PARTITIONS)]
+        for n0 in range(0, columns, block_columns):
+            width = min(block_columns, columns - n0)
+            right = [load(b[k : k + PARTITIONS, n0 : n0 + width]) for k in range(0, depth, PARTITIONS)]
+            for m in range(0, block_rows, PARTITIONS):
+                wide = sbuf((PARTITIONS, width), c.dtype)
+                for n in range(0, width, BANK):
+                    last = min(width, n + BANK)
+                    bank = psum((PARTITIONS, last - n))
+                    for k in range(len(left)):
+                        stationary = left[k][:, m : m + PARTITIONS]
+                        nisa.nc_matmul(dst=bank, stationary=stationary, moving=right[k][:, n:last], accumulate=k > 0)
+                    nisa.activation(dst=wide[:, n:last], op=nl.copy, data=bank)
+                nisa.dma_copy(dst=c[m0 + m : m0 + m + PARTITIONS, n0 : n0 + width], src=wide)
+    return c
+
+
+def batched(a, b):
+    """a [B, M, K] times b [B, K, N] with K at most 128; a's tiles are transposed again for every 1024 columns."""
+    batches, rows, depth = a.shape
+    columns = b.shape[2]
+    c = nl.ndarray((batches, rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
+    for batch in range(batches):
+        for n0 in range(0, columns, 1024):
+            right = load(b[batch, :, n0 : n0 + 1024])
+            for m in range(0, rows, PARTITIONS):
+                tile = load(a[batch, m : m + PARTITIONS, :])
+                bank = psum((depth, PARTITIONS), a.dtype)
+                nisa.nc_transpose(dst=bank, data=tile)
+                left = evacuate(bank, a.dtype)
+                wide = sbuf((PARTITIONS, 1024), c.dtype)
+                for n in range(0, 1024, BANK):
+                    product = psum((PARTITIONS, BANK))
+                    nisa.nc_matmul(dst=product, stationary=left, moving=right[:, n : n + BANK])
+                    nisa.activation(dst=wide[:, n : n + BANK], op=nl.copy, data=product)
+                nisa.dma_copy(dst=c[batch, m : m + PARTITIONS, n0 : n0 + 1024], src=wide)
+    return c
+
+
+def double_row(a_t, b):
+    """fp8: two rows of the contraction in one instruction; a_t [K, M], b [K, N]."""
+    depth, rows = a_t.shape
+    columns = b.shape[1]
+    c = nl.ndarray((rows, columns), dtype=nl.bfloat16, buffer=nl.shared_hbm)
+    pairs = depth // (2 * PARTITIONS)
+    left = load(a_t.reshape((PARTITIONS, pairs, 2, rows)))
+    for n in range(0, columns, BANK):
+        right = load(b.reshape((PARTITIONS, pairs, 2, columns))[:, :, :, n : n + BANK])
+        for m in range(0, rows, PARTITIONS):
+            bank = psum((PARTITIONS, BANK))
+            for k in range(pairs):
+                nisa.nc_matmul(
+                    dst=bank,
+                    stationary=left[:, k, :, m : m + PARTITIONS],
+                    moving=right[:, k, :, :],
+                    accumulate=k > 0,
+                    perf_mode=nisa.matmul_perf_mode.double_row,
+                )
+            nisa.dma_copy(dst=c[m : m + PARTITIONS, n : n + BANK], src=evacuate(bank, c.dtype))
+    return c
+
+
+def transposed(tile):
+    """The 128 x 128 blocks of a tile [128, K], each transposed."""
+    out = []
+    for k in range(0, tile.shape[1], PARTITIONS):
+        bank = psum((PARTITIONS, PARTITIONS), tile.dtype)
+        nisa.nc_transpose(dst=bank, data=tile[:, k : k + PARTITIONS])
+        out.append(evacuate(bank, tile.dtype))
+    return out
+
+
+def _right(b, transposed_b):
+    if not transposed_b:
+        return [load(b[k : k + PARTITIONS, :]) for k in range(0, b.shape[0], PARTITIONS)]
+    columns, depth = b.shape
+    right = [sbuf((PARTITIONS, columns), b.dtype) for k in range(0, depth, PARTITIONS)]
+    for n in range(0, columns, PARTITIONS):
+        tile = load(b[n : n + PARTITIONS, :])
+        for k in range(len(right)):
+            bank = psum((PARTITIONS, PARTITIONS), b.dtype)
+            nisa.nc_transpose(dst=bank, data=tile[:, k * PARTITIONS : (k + 1) * PARTITIONS])
+            nisa.activation(dst=right[k][:, n : n + PARTITIONS], op=nl.copy, data=bank)
+    return right
+
+
+def _normalised(tile, weight, epsilon):
+    rows, columns = tile.shape
+    squares = sbuf(tile.shape, nl.float32)
+    total = sbuf((rows, 1), nl.float32)
+    nisa.activation_reduce(dst=squares, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=total)
+    scale = sbuf((rows, 1), nl.float32)
+    nisa.activation(dst=scale, op=nl.rsqrt, data=total, scale=1.0 / columns, bias=epsilon)
+    result = sbuf(tile.shape, tile.dtype)
+    nisa.activation(dst=result, op=nl.copy, data=tile, scale=scale)
+    nisa.tensor_tensor(dst=result, data1=result, data2=weight, op=nl.multiply)
+    return result
+
+
+def _product(c, left, right, m, n):
+    columns = right[0].shape[1]
+    bank = psum((PARTITIONS, columns))
+    for k in range(len(left)):
+        nisa.nc_matmul(dst=bank, stationary=left[k], moving=right[k], accumulate=k > 0)
+    nisa.dma_copy(dst=c[m : m + PARTITIONS, n : n + columns], src=evacuate(bank, c.dtype))

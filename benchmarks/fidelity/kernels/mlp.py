@@ -1,0 +1,73 @@
+"""z = GELU(x w + bias): in one launch with the activation on chip, or in two with y = x w + bias in HBM between."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, constant, evacuate, load, load_repeated, psum, sbuf
+
+
+def gemm(x_t, w, bias, activation, resident):
+    """x_t [K, M], w [K, N], bias [1, N]; activation "gelu", "tanh" (GELU from multiplies and one sigmoid) or None.
+
+    resident: w waits in SBUF for all rows, and x's tiles for a row of output tiles; else both are loaded per tile.
+    """
+    depth, rows = x_t.shape
+    columns = w.shape[1]
+    z = nl.ndarray((rows, columns), dtype=x_t.dtype, buffer=nl.shared_hbm)
+    zero = constant((PARTITIONS, 1), 0.0)
+    kept = {}
+    biases = {}
+    for m in range(0, rows, PARTITIONS):
+        left = None
+        if resident:
+            left = [load(x_t[k : k + PARTITIONS, m : m + PARTITIONS]) for k in range(0, depth, PARTITIONS)]
+        for n in range(0, columns, BANK):
+            bank = psum((PARTITIONS, BANK))
+            for k in range(0, depth, PARTITIONS):
+                stationary = left[k // PARTITIONS] if resident else load(x_t[k : k + PARTITIONS, m : m + PARTITIONS])
+                if not resident or (k, n) not in kept:
+                    kept[k, n] = load(w[k : k + PARTITIONS, n : n + BANK])
+                nisa.nc_matmul(dst=bank, stationary=stationary, moving=kept[k, n], accumulate=k > 0)
+            y = evacuate(bank, z.dtype)
+            if n not in biases:
+                biases[n] = load_repeated(bias[0:1, n : n + BANK], PARTITIONS)
+            nisa.tensor_tensor(dst=y, data1=y, data2=biases[n], op=nl.add)
+            if activation == "gelu":
+                nisa.activation(dst=y, op=nl.gelu, data=y, bias=zero)
+            if activation == "tanh":
+                y = tanh_gelu(y, zero)
+            nisa.dma_copy(dst=z[m : m + PARTITIONS, n : n + BANK], src=y)
+    return z
+
+
+def gelu(y):
+    """z = GELU(y), tile by tile through HBM."""
+    rows, columns = y.shape
+    z = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)
+    zero = constant((PARTITIONS, 1), 0.0)
+    for m in range(0, rows, PARTITIONS):
+        for n in range(0, columns, BANK):
+            tile = load(y[m : m + PARTITIONS, n : n + BANK])
+            nisa.activation(dst=tile, op=nl.gelu, data=tile, bias=zero)
+            nisa.dma_copy(dst=z[m : m + PARTITIONS, n : n + BANK], src=tile)
+    return z
+
+
+def tanh_gelu(x, zero):
+    """0.5 x (1 + tanh(0.798 (x + 0.0447 x^3))) step by step, tanh(v) as 2 sigmoid(2 v) - 1."""
+    cube = sbuf(x.shape, x.dtype)
+    nisa.tensor_tensor(dst=cube, data1=x, data2=x, op=nl.multiply)
+    nisa.tensor_tensor(dst=cube, data1=cube, data2=x, op=nl.multiply)
+    nisa.tensor_scalar(dst=cube, data=cube, op0=nl.multiply, operand0=0.044715)
+    nisa.tensor_tensor(dst=cube, data1=cube, data2=x, op=nl.add)
+    nisa.tensor_scalar(dst=cube, data=cube, op0=nl.multiply, operand0=0.7978845608)
+    curve = sbuf(x.shape, x.dtype)
+    nisa.activation(dst=curve, op=nl.sigmoid, data=cube, scale=2.0, bias=zero)
+    nisa.tensor_scalar(dst=curve, data=curve, op0=nl.multiply, operand0=2.0, op1=nl.add, operand1=-1.0)
+    half = sbuf(x.shape, x.dtype)
+    nisa.tensor_scalar(dst=half, data=x, op0=nl.multiply, operand0=0.5)
+    nisa.tensor_scalar(dst=curve, data=curve, op0=nl.add, operand0=1.0)
+    nisa.tensor_tensor(dst=curve, data1=half, data2=curve, op=nl.multiply)
+    return curve

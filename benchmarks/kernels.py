@@ -1,0 +1,68 @@
+"""Each kernel's simulated wall time against the same work in plain numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import nki_kernels
+from benchmarks.measure import Row, against
+
+_RNG = np.random.default_rng(0)
+
+
+def _floats(*shape: int) -> np.ndarray:
+    return _RNG.standard_normal(shape, np.float32)
+
+
+def _narrow(*shape: int) -> np.ndarray:
+    return _floats(*shape).astype(ml_dtypes.bfloat16)
+
+
+def rows() -> Iterator[Row]:
+    """The matmul at 1024 and every kernel of a layer of the shape of a 1B Llama, shrunk to 128 tokens."""
+    a, b = _narrow(1024, 1024), _narrow(1024, 1024)
+    wide_a, wide_b = a.astype(np.float32), b.astype(np.float32)
+    yield against(
+        "matmul 1024x1024x1024, bf16",
+        "numpy float32 A @ B",
+        lambda: nki_kernels.matmul(a, b),
+        lambda: wide_a @ wide_b,
+    )
+    tokens, hidden, heads, kv_heads, size, inner, length = 128, 512, 8, 4, 64, 1024, 256
+    x, norm = _floats(tokens, hidden), _floats(1, hidden)
+    q_width, kv_width = heads * size, kv_heads * size
+    w_qkv, w_o = _narrow(hidden, q_width + 2 * kv_width), _narrow(q_width, hidden)
+    w_gate, w_up, w_down = _narrow(hidden, inner), _narrow(hidden, inner), _narrow(inner, hidden)
+    head, table = _narrow(hidden, 4096), _narrow(4096, hidden)
+    ids = _RNG.integers(0, 4096, (tokens, 1)).astype(np.int32)
+    positions = np.arange(tokens, dtype=np.int32)[:, None]
+    angles = _floats(length, size // 2)
+    q, k, v = _floats(tokens, q_width), _floats(tokens, kv_width), _floats(tokens, kv_width)
+    keys, values = (
+        np.zeros((kv_heads, size, length), np.float32),
+        np.zeros((kv_heads, length, size), np.float32),
+    )
+    last, first_id = np.array([[tokens]], np.int32), np.zeros((1, 1), np.int32)
+    work: list[tuple[str, tuple[Any, ...]]] = [
+        ("embedding", (ids, table)),
+        ("rmsnorm", (x, norm, 1e-5)),
+        ("qkv_projection", (x, norm, w_qkv, 1e-5, q_width, kv_width)),
+        ("rope", (q, positions, np.cos(angles), np.sin(angles), heads)),
+        ("attention_prefill", (q, k, v, keys, values, size**-0.5)),
+        ("attention_decode", (q[:1], k[:1], v[:1], keys, values, last, size**-0.5)),
+        ("output_projection", (q, w_o, x, None)),
+        ("mlp", (x, norm, w_gate, w_up, w_down, 1e-5, None)),
+        ("lm_head", (x[:1], norm, head, 1e-5, 8, first_id, None)),
+    ]
+    for name, arguments in work:
+        yield _against_reference(name, arguments)
+
+
+def _against_reference(name: str, arguments: tuple[Any, ...]) -> Row:
+    kernel: Callable[..., Any] = getattr(nki_kernels, name)
+    reference: Callable[..., Any] = getattr(nki_kernels, f"{name}_reference")
+    return against(name, f"{name}_reference", lambda: kernel(*arguments), lambda: reference(*arguments))

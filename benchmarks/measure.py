@@ -1,0 +1,45 @@
+"""Timing helpers: medians of several runs, taken in turn so that a drift of the machine hits both sides."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what was measured against what."""
+
+    work: str
+    reference: str
+    measured: float
+    unit: str
+    ratio: float | None = None
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def medians(actions: list[Callable[[], object]], runs: int = 7) -> list[float]:
+    """Median wall time in seconds of each action; one warm-up, then all actions in turn, `runs` times."""
+    for action in actions:
+        action()
+    samples: list[list[float]] = [[] for _ in actions]
+    for _ in range(runs):
+        for kept, action in zip(samples, actions):
+            kept.append(seconds(action))
+    return [statistics.median(kept) for kept in samples]
+
+
+def against(
+    work: str, reference: str, action: Callable[[], object], other: Callable[[], object], runs: int = 7
+) -> Row:
+    """A row that holds `action` against `other`, in milliseconds and as a ratio."""
+    mine, theirs = medians([action, other], runs)
+    return Row(work, reference, mine * 1e3, "ms", mine / theirs)

@@ -1,0 +1,75 @@
+"""What the simulator itself costs: import, one instruction, one recorded event."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+import simulate
+from benchmarks.measure import Row, medians, seconds
+
+simulate.install("simulate")
+
+import nki.isa as nisa  # noqa: E402
+import nki.language as nl  # noqa: E402
+
+_INSTRUCTIONS = 2000
+_SHAPE = (128, 8)
+
+
+def rows() -> Iterator[Row]:
+    """Import time, cost of an instruction on a small tile, and bytes per event."""
+    yield _import_time("simulate", "import simulate")
+    yield _import_time("model.cli", "import model.cli")
+    yield _per_instruction("tensor_tensor", _adds, lambda tile: np.add(tile, tile, out=tile))
+    yield _per_instruction("activation", _exps, lambda tile: np.exp(tile, out=tile))
+    yield _per_event()
+
+
+def _import_time(module: str, label: str) -> Row:
+    bare = [sys.executable, "-c", "pass"]
+    loaded = [sys.executable, "-c", f"import {module}"]
+    times = [
+        seconds(lambda: subprocess.run(loaded, check=True))
+        - seconds(lambda: subprocess.run(bare, check=True))
+        for _ in range(7)
+    ]
+    return Row(label, "a bare interpreter's start, subtracted", statistics.median(times) * 1e3, "ms")
+
+
+def _adds(x):
+    tile = nl.load(x)
+    for _ in range(_INSTRUCTIONS):
+        nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)
+    nisa.dma_copy(dst=x, src=tile)
+    return x
+
+
+def _exps(x):
+    tile = nl.load(x)
+    for _ in range(_INSTRUCTIONS):
+        nisa.activation(dst=tile, op=nl.exp, data=tile)
+    nisa.dma_copy(dst=x, src=tile)
+    return x
+
+
+def _per_instruction(op: str, kernel, plain) -> Row:
+    x = np.zeros(_SHAPE, np.float32)
+
+    def numpy_alone() -> None:
+        tile = x.copy()
+        for _ in range(_INSTRUCTIONS):
+            plain(tile)
+
+    simulated, alone = medians([lambda: simulate.launch(kernel, [((x.copy(),), {})]), numpy_alone])
+    overhead = (simulated - alone) / _INSTRUCTIONS * 1e6
+    return Row(f"{op} on a {_SHAPE} tile, overhead", "numpy's own call, subtracted", overhead, "us")
+
+
+def _per_event() -> Row:
+    stream = simulate.launch(_adds, [((np.zeros(_SHAPE, np.float32),), {})]).streams[0]
+    return Row("memory per recorded event", "", stream.nbytes / len(stream), "bytes")

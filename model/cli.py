@@ -1,0 +1,188 @@
+"""The command `nkw`: its options and exit statuses. What it does is in `command.py`, imported when it is needed.
+
+Exit status: 0 done, 2 wrong input (one line on stderr), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from model.errors import ModelError
+
+PRETRAINED = Path(__file__).resolve().parent / "pretrained"
+TARGETS = ("trn1", "inf2", "trn2", "trn3")
+BACKENDS = ("simulate", "numpy", "neuron")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments[:1] == ["sim"]:
+            from simulate.cli import main as simulator
+
+            return simulator(arguments[1:])
+        options = _parser().parse_args(arguments)
+        if options.version:
+            from model.version import DISTRIBUTION, version
+
+            print(f"{DISTRIBUTION} {version()}")
+            return 0
+        if options.command is None:
+            _parser().error("a command is needed: generate or sim")
+        from model.command import generate_command
+
+        return generate_command(options)
+    except ModelError as error:
+        print(f"nkw: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nnkw: interrupted", file=sys.stderr)
+        if argv is None:
+            _leave(130)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone; nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process at once: an interrupt can leave simulated cores' threads waiting, which a plain exit joins."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="nkw", description="NKI Workbench: a Llama made of NKI kernels, on simulated NeuronCores."
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_generate(
+        commands.add_parser("generate", help="continue a prompt, check every token, predict the time")
+    )
+    commands.add_parser("sim", add_help=False, help="run, time and explain kernels (nkw sim --help)")
+    return parser
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Continue a prompt with a Llama whose layers are NKI kernels. Every token is compared with a plain numpy "
+        "model, and the time on each chip is predicted."
+    )
+    parser.add_argument(
+        "--model",
+        metavar="DIR",
+        type=Path,
+        default=PRETRAINED,
+        help="Hugging Face folder (default: a small story writer)",
+    )
+    parser.add_argument(
+        "--prompt", metavar="TEXT", default="Once upon a time", help="text to continue (default: %(default)r)"
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        metavar="N",
+        type=_count,
+        default=48,
+        help="at most so many tokens (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="CHIP",
+        choices=TARGETS,
+        default="trn1",
+        help="trn1, inf2, trn2 or trn3 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tp",
+        metavar="N",
+        type=_count,
+        default=1,
+        help="tensor-parallel ranks, one core each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--backend",
+        metavar="NAME",
+        choices=BACKENDS,
+        default="simulate",
+        help="simulate, numpy or neuron (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--temperature",
+        metavar="T",
+        type=_temperature,
+        default=0.0,
+        help="0 takes the most likely token (default: 0)",
+    )
+    parser.add_argument("--top-k", metavar="K", type=_count, help="sample from the K most likely tokens only")
+    parser.add_argument(
+        "--top-p",
+        metavar="P",
+        type=_probability,
+        default=1.0,
+        help="sample from the likeliest tokens of joint probability P",
+    )
+    parser.add_argument("--seed", metavar="S", type=_seed, default=0, help="of the sampler (default: 0)")
+    parser.add_argument(
+        "--trace", metavar="FILE", type=Path, help="write the predicted timeline; opens in Perfetto"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write ids, checks and predictions as JSON")
+
+
+def _count(text: str) -> int:
+    value = _whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return value
+
+
+def _seed(text: str) -> int:
+    value = _whole(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative")
+    return value
+
+
+def _temperature(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 0 nor a positive number")
+    return value
+
+
+def _probability(text: str) -> float:
+    value = _number(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most 1")
+    return value
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

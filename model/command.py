@@ -1,0 +1,151 @@
+"""`nkw generate`: puts config, weights, tokenizer, backend and outputs together."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cached_property
+
+from model.cache import bucket_length
+from model.checkpoint import Checkpoint, open_checkpoint
+from model.config import LlamaConfig, load_config
+from model.errors import ModelError
+from model.families.llama import Device, KernelModel, RankWeights, shard_weights
+from model.generate import Backend, Generation, encode_prompt, generate, positions_needed
+from model.layers import check_ranks
+from model.output import OutputFile
+from model.reference import ReferenceLlama
+from model.report import Run, TargetPrediction, document, summary
+from model.sampling import SamplingOptions
+from model.tokenizer import Tokenizer
+
+Progress = Callable[[int, int], None]
+COMPARED_TARGETS = ("trn1", "inf2", "trn2")
+
+
+def generate_command(options: argparse.Namespace) -> int:
+    """Generate, check, predict, report. Everything that can be refused is refused before the first token."""
+    if options.trace is not None and options.backend != "simulate":
+        raise ModelError(f"--trace needs the simulate backend; {options.backend} predicts no timeline")
+    config = load_config(options.model)
+    check_ranks(config, options.tp)
+    tokenizer = Tokenizer(options.model, config.vocab_size)
+    prompt_ids = encode_prompt(options.prompt, tokenizer, config)
+    with ExitStack() as files:
+        trace = files.enter_context(OutputFile(options.trace)) if options.trace else None
+        results = files.enter_context(OutputFile(options.json)) if options.json else None
+        weights = open_checkpoint(options.model, config)
+        job = _Job(options, config, weights, prompt_ids)
+        generation = _generate(job, tokenizer)
+        run = Run(
+            model=str(options.model),
+            prompt=options.prompt,
+            backend=options.backend,
+            target=options.target,
+            ranks=options.tp,
+            sampling=job.sampling,
+            trace=None if trace is None else str(options.trace),
+        )
+        predictions = _predict(job, generation, trace) if options.backend == "simulate" else []
+        if results is not None:
+            text = json.dumps(document(run, generation, predictions), indent=2, ensure_ascii=False)
+            # A path that is not UTF-8 holds lone surrogates, whose backslash form is an escape of JSON as well.
+            results.temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+            results.commit()
+        print(summary(run, generation, predictions))
+    return 0
+
+
+class _Job:
+    """What generating and predicting share: one model, cut for its ranks, and one prompt."""
+
+    def __init__(
+        self, options: argparse.Namespace, config: LlamaConfig, weights: Checkpoint, prompt_ids: list[int]
+    ) -> None:
+        self.options = options
+        self.config = config
+        self.weights = weights
+        self.prompt_ids = prompt_ids
+        self.sampling = SamplingOptions(options.temperature, options.top_k, options.top_p, options.seed)
+        needed = positions_needed(len(prompt_ids), options.max_new_tokens, config)
+        self._cache_length = bucket_length(needed, config.max_position_embeddings)
+
+    @cached_property
+    def _shards(self) -> tuple[RankWeights, ...]:
+        return shard_weights(self.config, self.weights, self.options.tp)
+
+    def kernel_model(self, device: Device, progress: Progress = lambda done, layers: None) -> KernelModel:
+        """The model on a device."""
+        candidates = self.sampling.candidates_needed or 1
+        return KernelModel(self.config, self._shards, device, self._cache_length, candidates, progress)
+
+
+def _generate(job: _Job, tokenizer: Tokenizer) -> Generation:
+    """Stream the prompt's continuation to stdout."""
+    options = job.options
+    reference = ReferenceLlama(job.config, job.weights)
+    backend: Backend = reference
+    if options.backend == "simulate":
+        from model.device import SimulatedDevice
+
+        backend = job.kernel_model(SimulatedDevice(options.target, options.tp), _progress())
+    elif options.backend == "neuron":
+        from model.neuron import NeuronDevice
+
+        backend = job.kernel_model(NeuronDevice(options.tp), _progress())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without this character shows a question mark
+    generation = generate(
+        backend,
+        tokenizer,
+        job.config,
+        job.prompt_ids,
+        options.max_new_tokens,
+        job.sampling,
+        None if backend is reference else reference,
+        emit=lambda text: print(text, end="", flush=True),
+        prompt_done=lambda: print(options.prompt, end="", flush=True),
+    )
+    print("\n")
+    return generation
+
+
+def _predict(job: _Job, generation: Generation, trace: OutputFile | None) -> list[TargetPrediction]:
+    """Predicted times of the prompt and of the last decode step on each compared target; the chosen one's trace."""
+    from model.device import DryDevice, write_passes
+
+    options = job.options
+    last_position = len(generation.prompt_ids) + max(1, len(generation.generated_ids) - 1) - 1
+    predictions = []
+    for target in dict.fromkeys((*COMPARED_TARGETS, options.target)):
+        device = DryDevice(target, options.tp)
+        model = job.kernel_model(device)
+        model.prefill(job.prompt_ids)
+        prompt = device.take_pass()
+        model.decode(generation.generated_ids[-1], last_position)
+        token = device.take_pass()
+        predictions.append(TargetPrediction(prompt.prediction(), token.prediction()))
+        if trace is not None and target == options.target:
+            write_passes(trace.temporary, [("prompt", prompt), ("token", token)])
+            trace.commit()
+    return predictions
+
+
+def _progress() -> Progress:
+    """A line on a terminal's stderr that counts the prompt's layers and is wiped out after them; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return lambda done, layers: None
+    first_pass = True
+
+    def show(done: int, layers: int) -> None:
+        nonlocal first_pass
+        if first_pass:
+            text = f"prompt: layer {done} of {layers}" if done < layers else ""
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        first_pass = first_pass and done < layers
+
+    return show

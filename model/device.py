@@ -1,0 +1,202 @@
+"""The only file that touches the simulator: launching kernels on simulated ranks, and predicting their time.
+
+A predicted time is the sum over a pass's kernels, one after another, plus starting and ending a kernel once: a model
+is compiled into one graph, which has no such overhead between its parts. Overlap between neighbouring kernels, which
+a compiler may find, is not counted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import simulate
+from model.errors import ModelError
+from simulate.bind import real_package
+from simulate.memory import MemoryRegion
+from simulate.timing import Reading, Timeline, bracket, schedule, write_trace
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a pass is predicted to take on one target: its bracket, busy tracks and high-water marks.
+
+    `program_ns` runs engines and DMA queues concurrently, each in program order; the true time should lie between
+    `dataflow_ns` and `serial_ns`. `busy_share` is of `program_ns`, per engine and DMA queue, averaged over the ranks.
+    Marks are the highest of any kernel, in bytes per partition.
+    """
+
+    target: str
+    dataflow_ns: float
+    program_ns: float
+    serial_ns: float
+    busy_share: dict[str, float]
+    sbuf_bytes: int
+    sbuf_usable_bytes: int
+    psum_bytes: int
+    psum_usable_bytes: int
+
+    @property
+    def busiest(self) -> str:
+        """The engine or DMA queue that is busy longest."""
+        return max(self.busy_share, key=lambda name: self.busy_share[name])
+
+
+class SimulatedDevice:
+    """Ranks of one chip that compute: every launch runs eagerly, and its numbers are exact."""
+
+    def __init__(self, target: str, ranks: int) -> None:
+        _bind_kernels()
+        self.ranks = ranks
+        self.replica_group = _replica_group(ranks)
+        self._world = _typed(lambda: simulate.World(target=target, ranks=ranks))
+
+    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Launch a kernel on all ranks; returns each rank's outputs."""
+        return _launch(self._world, kernel, arguments, simulate.Mode.replay).outputs
+
+
+class DryDevice:
+    """Ranks of one chip that only plan: kernels are checked, placed and timed, and return zeros.
+
+    Launches that are equal (kernel, shapes, dtypes, static arguments) are planned and scheduled once.
+    """
+
+    def __init__(self, target: str, ranks: int) -> None:
+        _bind_kernels()
+        self.ranks = ranks
+        self.replica_group = _replica_group(ranks)
+        self._world = _typed(lambda: simulate.World(target=target, ranks=ranks))
+        self._launches: dict[tuple[Any, ...], _Timed] = {}
+        self._sequence: list[_Timed] = []
+
+    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Plan a kernel on all ranks; returns zeros of the shapes and dtypes that each rank would return."""
+        key = (kernel, *(_signature(each) for rank in arguments for each in rank))
+        if key not in self._launches:
+            launch = _launch(self._world, kernel, arguments, simulate.Mode.dry)
+            self._launches[key] = _typed(lambda: _Timed.of(launch))
+        self._sequence.append(self._launches[key])
+        return self._launches[key].launch.outputs
+
+    def take_pass(self) -> Pass:
+        """The launches since the last call, as one pass of the model."""
+        done, self._sequence = Pass(tuple(self._sequence)), []
+        return done
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The planned launches of one pass of a model."""
+
+    launches: tuple[_Timed, ...]
+
+    def prediction(self) -> Prediction:
+        """Their time, one after another, and what they use."""
+        chip = self.launches[0].launch.hardware
+        overhead = self.launches[0].timeline.overhead_ns
+        program = overhead + sum(each.timeline.length_ns for each in self.launches)
+        busy: defaultdict[str, float] = defaultdict(float)
+        for each in self.launches:
+            for track, time_ns in each.timeline.busy_ns.items():
+                busy[_without_rank(track)] += time_ns / len(each.launch.streams)
+        return Prediction(
+            target=chip.name,
+            dataflow_ns=overhead + sum(each.dataflow_ns for each in self.launches),
+            program_ns=program,
+            serial_ns=overhead + sum(each.serial_ns for each in self.launches),
+            busy_share={track: time_ns / program for track, time_ns in busy.items()},
+            sbuf_bytes=max(each.launch.high_water_bytes(MemoryRegion.sbuf) for each in self.launches),
+            sbuf_usable_bytes=chip.sbuf_usable_bytes_per_partition,
+            psum_bytes=max(each.launch.high_water_bytes(MemoryRegion.psum) for each in self.launches),
+            psum_usable_bytes=chip.psum_bytes_per_partition,
+        )
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """One planned launch and its times."""
+
+    launch: simulate.Launch
+    timeline: Timeline
+    dataflow_ns: float
+    serial_ns: float
+
+    @classmethod
+    def of(cls, launch: simulate.Launch) -> _Timed:
+        bounds = bracket(launch.streams, launch.hardware)
+        timeline = schedule(launch.streams, launch.hardware, Reading.program)
+        return cls(launch, timeline, bounds.dataflow_ns, bounds.serial_ns)
+
+
+def write_passes(path: Path, passes: Sequence[tuple[str, Pass]]) -> None:
+    """Write a trace for Perfetto in which the launches of labelled passes follow each other."""
+    parts = [
+        (f"{label}: {each.launch.kernel}", each.launch.streams, each.timeline)
+        for label, done in passes
+        for each in done.launches
+    ]
+    _typed(lambda: write_trace(path, parts))
+
+
+def neuron_package_installed() -> bool:
+    """Whether the vendor's `nki` is installed, and not a placeholder of that name."""
+    return real_package()
+
+
+def bind_neuron() -> None:
+    """Bind `nki` to the vendor's package for this process."""
+    _typed(lambda: simulate.install("neuron"))
+
+
+def _bind_kernels() -> None:
+    """Bind `nki` to the simulator, before the kernels are imported and decide for themselves."""
+    _typed(lambda: simulate.install("simulate"))
+
+
+def _replica_group(ranks: int) -> Any:
+    """All ranks as one group of a collective; None for a rank alone, which has nobody to meet."""
+    if ranks == 1:
+        return None
+    from nki.collectives import ReplicaGroup
+
+    return ReplicaGroup([list(range(ranks))])
+
+
+def _launch(
+    world: simulate.World, kernel: str, arguments: Sequence[tuple[Any, ...]], mode: simulate.Mode
+) -> simulate.Launch:
+    import nki_kernels
+
+    function = getattr(nki_kernels, kernel)
+    return _typed(
+        lambda: world.launch(function, [(tuple(each), {}) for each in arguments], mode=mode), kernel
+    )
+
+
+def _typed(action: Callable[[], Any], kernel: str = "") -> Any:
+    """Carry out a call into the simulator; what it refuses becomes a ModelError that names the kernel."""
+    try:
+        return action()
+    except (simulate.NkwError, AssertionError) as error:
+        raise ModelError(f"{kernel}: {error}" if kernel else str(error)) from error
+
+
+def _signature(argument: Any) -> Any:
+    """What decides which instructions an argument gives rise to."""
+    if isinstance(argument, np.ndarray):
+        return argument.shape, str(argument.dtype)
+    return repr(argument)
+
+
+def _without_rank(track: str) -> str:
+    """A track's name without the core it belongs to: "rank 1 DMA q Sync" -> "DMA q Sync"."""
+    words = track.split()
+    while len(words) > 1 and words[0] in ("rank", "core"):
+        words = words[2:]
+    return " ".join(words)

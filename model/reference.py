@@ -1,0 +1,99 @@
+"""The Llama in plain numpy: float32 throughout, no kernel and no simulator. The measure for everything else here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from model import rope
+from model.config import LlamaConfig
+from model.sampling import Step
+
+
+class ReferenceLlama:
+    """One sequence at a time, with a key/value cache; bfloat16 weights are widened once, when it is made."""
+
+    def __init__(self, config: LlamaConfig, weights: Mapping[str, np.ndarray]) -> None:
+        self._config = config
+        self._weights = {name: np.asarray(tensor).astype(np.float32) for name, tensor in weights.items()}
+        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+        self._head = self._weights[head]
+        self._cos = self._sin = np.empty((0, config.head_dim // 2), np.float32)
+        self._keys: list[np.ndarray] = []
+        self._values: list[np.ndarray] = []
+
+    def prefill(self, ids: Sequence[int]) -> Step:
+        """Start a sequence: what follows `ids`."""
+        config = self._config
+        empty = np.empty((config.num_key_value_heads, 0, config.head_dim), np.float32)
+        self._keys = [empty] * config.num_hidden_layers
+        self._values = [empty] * config.num_hidden_layers
+        return Step(self._forward(ids, 0)[-1])
+
+    def decode(self, token: int, position: int) -> Step:
+        """Append one token at `position`, which is the number of tokens before it."""
+        assert position == self._keys[0].shape[1], (
+            f"position {position} after {self._keys[0].shape[1]} tokens"
+        )
+        return Step(self._forward([token], position)[-1])
+
+    def _forward(self, ids: Sequence[int], start: int) -> np.ndarray:
+        config, weights = self._config, self._weights
+        x = weights["model.embed_tokens.weight"][np.asarray(ids)]
+        cos, sin = self._rotation(start, len(ids))
+        for layer in range(config.num_hidden_layers):
+            name = f"model.layers.{layer}."
+            x = x + self._attention(layer, self._norm(x, name + "input_layernorm.weight"), cos, sin)
+            x = x + self._mlp(name + "mlp.", self._norm(x, name + "post_attention_layernorm.weight"))
+        return self._norm(x, "model.norm.weight") @ self._head.T
+
+    def _norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        mean_square = np.mean(x * x, axis=-1, keepdims=True)
+        return x / np.sqrt(mean_square + np.float32(self._config.rms_norm_eps)) * self._weights[name]
+
+    def _mlp(self, name: str, x: np.ndarray) -> np.ndarray:
+        gate = x @ self._weights[name + "gate_proj.weight"].T
+        up = x @ self._weights[name + "up_proj.weight"].T
+        with np.errstate(
+            over="ignore"
+        ):  # exp of a large negative gate is inf, and the quotient 0 as it should be
+            gate = gate / (1 + np.exp(-gate))
+        return (gate * up) @ self._weights[name + "down_proj.weight"].T
+
+    def _attention(self, layer: int, x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+        config = self._config
+        name = f"model.layers.{layer}.self_attn."
+        query, key, value = (
+            (x @ self._weights[f"{name}{part}_proj.weight"].T)
+            .reshape(len(x), -1, config.head_dim)
+            .swapaxes(0, 1)
+            for part in "qkv"
+        )
+        keys = self._keys[layer] = np.concatenate([self._keys[layer], _rotated(key, cos, sin)], axis=1)
+        values = self._values[layer] = np.concatenate([self._values[layer], value], axis=1)
+        group = config.num_attention_heads // config.num_key_value_heads
+        scores = _rotated(query, cos, sin) @ np.repeat(keys, group, axis=0).swapaxes(1, 2)
+        scores *= np.float32(config.head_dim**-0.5)
+        tokens, length = scores.shape[1:]
+        future = np.arange(length) > np.arange(length - tokens, length)[:, None]
+        scores[:, future] = -np.inf
+        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        scores /= scores.sum(axis=-1, keepdims=True)
+        mixed = (scores @ np.repeat(values, group, axis=0)).swapaxes(0, 1).reshape(tokens, -1)
+        return mixed @ self._weights[name + "o_proj.weight"].T
+
+    def _rotation(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines and sines of `count` positions, [count, head_dim / 2]; the tables grow as they are needed."""
+        config = self._config
+        if start + count > len(self._cos):
+            limit = config.max_position_embeddings
+            room = max(start + count, min(2 * len(self._cos), limit))
+            self._cos, self._sin = rope.tables(config.rope, config.head_dim, limit, room)
+        return self._cos[start : start + count], self._sin[start : start + count]
+
+
+def _rotated(heads: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Each pair (i, i + head_dim/2) of [heads, tokens, head_dim] turned by its position's angle."""
+    first, second = np.split(heads, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -1,0 +1,136 @@
+"""What a generation leaves behind: the summary on the terminal, and the document of `--json`."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model.generate import Generation
+from model.sampling import SamplingOptions
+from model.version import DISTRIBUTION, version
+
+if TYPE_CHECKING:  # the numpy backend must not load the simulator
+    from model.device import Prediction
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class TargetPrediction:
+    """One target's times: to the first token (prompt and head), and per token (the last decode step)."""
+
+    first_token: Prediction
+    per_token: Prediction
+
+    @property
+    def sbuf_bytes(self) -> int:
+        """The higher of both passes' marks in SBUF, in bytes per partition."""
+        return max(self.first_token.sbuf_bytes, self.per_token.sbuf_bytes)
+
+    @property
+    def psum_bytes(self) -> int:
+        """The higher of both passes' marks in PSUM, in bytes per partition."""
+        return max(self.first_token.psum_bytes, self.per_token.psum_bytes)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was asked for."""
+
+    model: str
+    prompt: str
+    backend: str
+    target: str
+    ranks: int
+    sampling: SamplingOptions
+    trace: str | None
+
+
+def summary(run: Run, generation: Generation, predictions: Sequence[TargetPrediction]) -> str:
+    """Lines of at most 80 columns (but for a long trace path): checks, predicted times, what the chip was busy with."""
+    if generation.tokens_compared:
+        counts = f"{generation.tokens_equal} of {generation.tokens_compared}"
+        lines = [f"{counts} tokens equal to the numpy reference"]
+    else:
+        count = len(generation.generated_ids)
+        noun = "token" if count == 1 else "tokens"
+        lines = [f"{count} {noun} by the numpy reference; nothing was compared or predicted"]
+    if predictions:
+        lines += ["", *_table(predictions, run.ranks)]
+        lines += _use(next(each for each in predictions if each.per_token.target == run.target))
+    if run.trace:
+        lines.append(f"trace: {run.trace}")
+    return "\n".join(lines)
+
+
+def _table(predictions: Sequence[TargetPrediction], ranks: int) -> list[str]:
+    cores = "1 core" if ranks == 1 else f"{ranks} cores"
+    lines = [
+        f"predicted on {cores}, in ms; in brackets dataflow..serial reading",
+        f"{'':6s}{'first token':>34s}{'per token':>34s}",
+    ]
+    for each in predictions:
+        lines.append(
+            f"{each.per_token.target:6s}{_bracketed(each.first_token):>34s}{_bracketed(each.per_token):>34s}"
+        )
+    return lines
+
+
+def _bracketed(prediction: Prediction) -> str:
+    dataflow, program, serial = (
+        f"{time_ns / 1e6:,.3f}"
+        for time_ns in (prediction.dataflow_ns, prediction.program_ns, prediction.serial_ns)
+    )
+    return f"{program} ({dataflow}..{serial})"
+
+
+def _use(prediction: TargetPrediction) -> list[str]:
+    decode = prediction.per_token
+    share = decode.busy_share[decode.busiest]
+    busiest = decode.busiest.replace("DMA q ", "the DMA queue of ")
+    return [
+        f"{decode.target}, predicted: busiest is {busiest}, {share:.0%} of the time per token",
+        f"  SBUF {prediction.sbuf_bytes:,} of {decode.sbuf_usable_bytes:,}, "
+        f"PSUM {prediction.psum_bytes:,} of {decode.psum_usable_bytes:,} bytes per partition",
+    ]
+
+
+def document(run: Run, generation: Generation, predictions: Sequence[TargetPrediction]) -> dict[str, Any]:
+    """The document of `--json`; its schema is in this folder's README."""
+    return {
+        "schema": SCHEMA,
+        "model": run.model,
+        "backend": run.backend,
+        "target": run.target,
+        "tp": run.ranks,
+        "sampling": asdict(run.sampling),
+        "prompt": run.prompt,
+        "prompt_ids": list(generation.prompt_ids),
+        "generated_ids": list(generation.generated_ids),
+        "text": generation.text,
+        "stopped_by": generation.stopped_by.value,
+        "checks": {
+            "reference": "numpy",
+            "tokens_compared": generation.tokens_compared,
+            "tokens_equal": generation.tokens_equal,
+        },
+        "predictions": {
+            each.per_token.target: {
+                "first_token": _prediction(each.first_token),
+                "per_token": _prediction(each.per_token),
+            }
+            for each in predictions
+        },
+        "trace": run.trace,
+        "versions": {DISTRIBUTION: version(), "python": platform.python_version(), "numpy": np.__version__},
+    }
+
+
+def _prediction(prediction: Prediction) -> dict[str, Any]:
+    fields = asdict(prediction)
+    del fields["target"]
+    return {**fields, "busiest": prediction.busiest}

@@ -1,0 +1,215 @@
+"""Weights from one file or from shards, and every way in which they can fail to be a model."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from model.checkpoint import open_checkpoint
+from model.config import load_config
+from model.errors import ModelError
+from model.families.llama import tensor_shapes
+
+NORM = "model.norm.weight"
+FILE = "model.safetensors"
+
+
+def opened(folder: Path) -> dict[str, np.ndarray]:
+    return dict(open_checkpoint(folder, load_config(folder)))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        opened(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> Path:
+    weights = safetensors.numpy.load_file(folder / FILE)
+    change(weights)
+    safetensors.numpy.save_file(weights, folder / FILE)
+    return folder
+
+
+def shard(folder: Path) -> dict[str, str]:
+    """Split the folder's weights over two files with an index; returns the index's map."""
+    weights = safetensors.numpy.load_file(folder / FILE)
+    (folder / FILE).unlink()
+    where = {}
+    for number in (0, 1):
+        file = f"model-0000{number + 1}-of-00002.safetensors"
+        part = {name: weights[name] for name in sorted(weights)[number::2]}
+        safetensors.numpy.save_file(part, folder / file)
+        where |= dict.fromkeys(part, file)
+    write_index(folder, where)
+    return where
+
+
+def write_index(folder: Path, where: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+
+
+def write_raw(path: Path, header: bytes, content: bytes = b"") -> None:
+    path.write_bytes(struct.pack("<Q", len(header)) + header + content)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_reads_what_the_library_wrote(write_model, random_weights, dtype) -> None:
+    folder = write_model(dtype=dtype)
+    wanted = {name: tensor.astype(dtype) for name, tensor in random_weights().items()}
+    held = opened(folder)
+    assert held.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert held[name].dtype == dtype
+        assert held[name].tobytes() == tensor.tobytes()
+
+
+def test_names_and_shapes_are_those_of_transformers(write_model, transformers_llama) -> None:
+    from transformers import AutoConfig
+
+    for number, changes in enumerate(
+        [{}, {"tie_word_embeddings": True}, {"head_dim": 16, "num_key_value_heads": 1}]
+    ):
+        folder = write_model(name=f"model{number}", **changes)
+        oracle = transformers_llama.LlamaForCausalLM(AutoConfig.from_pretrained(folder))
+        wanted = {name: tuple(tensor.shape) for name, tensor in oracle.named_parameters()}
+        assert tensor_shapes(load_config(folder)) == wanted
+
+
+def test_shards_are_one_checkpoint(write_model) -> None:
+    folder = write_model()
+    whole = {name: tensor.copy() for name, tensor in opened(folder).items()}
+    shard(folder)
+    parts = opened(folder)
+    assert parts.keys() == whole.keys()
+    assert all(np.array_equal(parts[name], whole[name]) for name in whole)
+
+
+def test_a_header_of_any_length_is_read(write_model) -> None:
+    folder = write_model()
+    path = folder / FILE
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    wanted = {name: tensor.tobytes() for name, tensor in opened(folder).items()}
+    for blanks in (1, 2, 3):  # then the tensors no longer lie at a multiple of their element's size
+        write_raw(path, data[8 : 8 + length] + b" " * blanks, data[8 + length :])
+        assert {name: tensor.tobytes() for name, tensor in opened(folder).items()} == wanted
+
+
+def test_a_tied_head_may_be_absent_or_stored(write_model) -> None:
+    folder = write_model(tie_word_embeddings=True)
+    assert "lm_head.weight" not in opened(folder)
+    head = np.ones((300, 32), np.float32)
+    assert "lm_head.weight" not in opened(
+        rewrite(folder, lambda weights: weights.update({"lm_head.weight": head}))
+    )
+
+
+def test_old_rotary_buffers_are_ignored(write_model) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    folder = rewrite(write_model(), lambda weights: weights.update({name: np.ones(4, np.float32)}))
+    assert name not in opened(folder)
+
+
+def test_refuses_missing_and_surplus_tensors(write_model) -> None:
+    folder = rewrite(write_model(), lambda weights: weights.pop(NORM))
+    assert refusal(folder) == f"{folder / FILE}: tensor {NORM} is missing"
+    folder = rewrite(write_model(name="untied"), lambda weights: weights.pop("lm_head.weight"))
+    assert refusal(folder) == f"{folder / FILE}: tensor lm_head.weight is missing"
+    folder = rewrite(
+        write_model(name="more"), lambda weights: weights.update({"model.extra": np.ones(1, np.float32)})
+    )
+    assert refusal(folder) == f"{folder / FILE}: model.extra is no tensor of a LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("size", [31, 33])
+def test_refuses_another_shape(write_model, size) -> None:
+    folder = rewrite(write_model(), lambda weights: weights.update({NORM: np.ones(size, np.float32)}))
+    assert refusal(folder) == f"{folder / FILE}: {NORM} has shape ({size},); config.json asks for (32,)"
+
+
+def test_refuses_another_dtype_and_a_mixture(write_model) -> None:
+    folder = rewrite(write_model(), lambda weights: weights.update({NORM: np.ones(32, np.int8)}))
+    assert refusal(folder) == f"{folder / FILE}: {NORM} has dtype 'I8'; known are F32, F16, BF16"
+    rewrite(folder, lambda weights: weights.update({NORM: np.ones(32, np.float16)}))
+    assert "the tensors have several dtypes (float16, float32)" in refusal(folder)
+
+
+def test_refuses_a_truncated_file_wherever_it_is_cut(write_model) -> None:
+    folder = write_model()
+    data = (folder / FILE).read_bytes()
+    header_end = 8 + struct.unpack("<Q", data[:8])[0]
+    for size in (0, 7, 8, header_end - 1, header_end, len(data) - 1):
+        (folder / FILE).write_bytes(data[:size])
+        assert f"{folder / FILE} is truncated" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b"{", "is no safetensors file: the header is not JSON"),
+        (b"\xff\xfe{}", "is no safetensors file: the header is not JSON"),
+        (b"[]", "is no safetensors file: the header is no JSON object"),
+        (b'{"a": 3}', "the header's entry of a is no JSON object"),
+        (
+            b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
+            "a has shape [-1] and data_offsets [0, 4]",
+        ),
+        (
+            b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4]}}',
+            "a has shape [1] and data_offsets [4]",
+        ),
+        (
+            b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+            "a has 4 bytes; (2,) of float32 takes 8",
+        ),
+        (
+            b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}',
+            "a has -4 bytes; (1,) of float32 takes 4",
+        ),
+    ],
+)
+def test_refuses_a_malformed_header(write_model, header, message) -> None:
+    folder = write_model()
+    write_raw(folder / FILE, header, bytes(4))
+    assert message in refusal(folder)
+
+
+def test_refuses_a_file_of_another_format(write_model) -> None:
+    folder = write_model()
+    (folder / FILE).write_bytes(b"PK\x03\x04 a zip archive of some kind, long enough")
+    assert "is no safetensors file: it states a header of" in refusal(folder)
+
+
+def test_refuses_a_folder_without_weights(write_model) -> None:
+    folder = write_model()
+    (folder / FILE).unlink()
+    assert refusal(folder) == f"{folder / FILE} is missing, and so is model.safetensors.index.json"
+
+
+def test_refuses_an_index_that_disagrees_with_its_shards(write_model) -> None:
+    folder = write_model()
+    where = shard(folder)
+    file = where[NORM]
+    other = next(name for name in set(where.values()) if name != file)
+    write_index(folder, {**where, NORM: "gone.safetensors"})
+    assert "weight_map names gone.safetensors, which is missing" in refusal(folder)
+    write_index(folder, {**where, NORM: other})
+    assert f"holds {NORM}, which the index has in {other}" in refusal(folder)
+    write_index(folder, {**where, "model.extra": file})
+    assert f"{folder / file}: tensor model.extra is missing" in refusal(folder)
+    write_index(folder, {**where, NORM: "../model.safetensors"})
+    assert "which is not a file of the same folder" in refusal(folder)
+    write_index(folder, [file])
+    assert "weight_map is no object" in refusal(folder)
+    write_index(folder, where)
+    assert NORM in opened(folder)

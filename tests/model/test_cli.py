@@ -1,0 +1,265 @@
+"""The command line: what it prints and writes, and one line with status 2 for whatever it cannot use."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from model.cli import PRETRAINED, main
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("numpy", "tokenizers", "simulate", "nki_kernels", "torch", "rich")
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def refused(capsys, *arguments: str) -> str:
+    """The one line that a refused command prints."""
+    try:
+        status = main(["generate", *arguments])
+    except SystemExit as left:
+        status = left.code
+    captured = capsys.readouterr()
+    assert status == 2
+    assert captured.out == ""
+    assert captured.err.endswith("\n")
+    assert captured.err.count("\n") == 1
+    return captured.err.strip()
+
+
+@pytest.fixture
+def tiny(write_model) -> str:
+    return str(write_model(eos_token_id=None))
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["generate", "--help"]])
+def test_help_and_version_import_nothing_heavy(arguments) -> None:
+    code = f"""
+import sys
+from model.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as left:
+    assert not left.code
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = python(code, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_version_is_one_line(capsys) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("nki-workbench ")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"]])
+def test_help_fits_80_columns(capsys, monkeypatch, arguments) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_numpy_backend_writes_without_the_simulator(tiny) -> None:
+    code = """
+import sys
+from model.cli import main
+status = main(sys.argv[1:])
+print([name for name in ("simulate", "nki_kernels", "nki", "torch") if name in sys.modules])
+sys.exit(status)
+"""
+    done = python(code, "generate", "--backend", "numpy", "--model", tiny, "--max-new-tokens", "5")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.startswith("Once upon a time")
+    assert "5 tokens by the numpy reference; nothing was compared or predicted" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_simulated_run_is_checked_predicted_and_written(tiny, tmp_path, capsys) -> None:
+    results, trace = tmp_path / "out.json", tmp_path / "trace.json"
+    arguments = ["--model", tiny, "--prompt", "ab", "--max-new-tokens", "4", "--tp", "2", "--target", "trn3"]
+    assert main(["generate", *arguments, "--json", str(results), "--trace", str(trace)]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert captured.err == ""
+    assert lines[0].startswith("ab")
+    assert "4 of 4 tokens equal to the numpy reference" in lines
+    assert any(line.startswith("predicted on 2 cores") for line in lines)
+    assert [line.split()[0] for line in lines if "..0" in line] == ["trn1", "inf2", "trn2", "trn3"]
+    assert lines[-1] == f"trace: {trace}"
+    assert all(len(line) <= 80 for line in lines[2:-1])
+    assert json.loads(trace.read_text())["traceEvents"]
+
+    document = json.loads(results.read_text())
+    assert document["schema"] == 1
+    assert (document["prompt"], document["prompt_ids"][0], len(document["prompt_ids"])) == ("ab", 1, 3)
+    assert len(document["generated_ids"]) == 4
+    assert document["stopped_by"] == "length"
+    assert document["checks"] == {"reference": "numpy", "tokens_compared": 4, "tokens_equal": 4}
+    assert (document["backend"], document["target"], document["tp"]) == ("simulate", "trn3", 2)
+    assert list(document["predictions"]) == ["trn1", "inf2", "trn2", "trn3"]
+    for prediction in document["predictions"].values():
+        for phase in ("first_token", "per_token"):
+            times = prediction[phase]
+            assert 0 < times["dataflow_ns"] <= times["program_ns"] <= times["serial_ns"]
+    assert set(document["versions"]) == {"nki-workbench", "python", "numpy"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out.json", "trace.json"]
+
+
+def test_both_backends_write_the_same_and_a_seed_repeats_it(tiny, tmp_path, capsys) -> None:
+    sampled = [
+        "--temperature",
+        "0.9",
+        "--top-k",
+        "12",
+        "--top-p",
+        "0.95",
+        "--seed",
+        "5",
+        "--max-new-tokens",
+        "6",
+    ]
+    texts = []
+    for number, backend in enumerate(["numpy", "simulate", "numpy"]):
+        path = tmp_path / f"{number}.json"
+        assert main(["generate", "--model", tiny, "--backend", backend, *sampled, "--json", str(path)]) == 0
+        texts.append(json.loads(path.read_text())["generated_ids"])
+    capsys.readouterr()
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_default_model_is_the_shipped_one(capsys) -> None:
+    assert PRETRAINED.name == "pretrained"
+    assert main(["generate", "--backend", "numpy", "--max-new-tokens", "8"]) == 0
+    assert capsys.readouterr().out.startswith("Once upon a time")
+
+
+def test_a_terminal_without_unicode_gets_question_marks(tiny) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "model", "generate", "--backend", "numpy", "--model", tiny, "--prompt", "é"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"?")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "trn9"], "argument --target: invalid choice: 'trn9'"),
+        (["--backend", "gpu"], "argument --backend: invalid choice: 'gpu'"),
+        (["--tp", "0"], "argument --tp: '0' is not a positive whole number"),
+        (["--tp", "two"], "argument --tp: 'two' is not a whole number"),
+        (["--max-new-tokens", "0"], "argument --max-new-tokens: '0' is not a positive whole number"),
+        (["--max-new-tokens", "-3"], "argument --max-new-tokens: '-3' is not a positive whole number"),
+        (["--temperature", "-1"], "argument --temperature: '-1' is neither 0 nor a positive number"),
+        (["--temperature", "nan"], "argument --temperature: 'nan' is neither 0 nor a positive number"),
+        (["--top-k", "0"], "argument --top-k: '0' is not a positive whole number"),
+        (["--top-p", "0"], "argument --top-p: '0' is not above 0 and at most 1"),
+        (["--top-p", "1.1"], "argument --top-p: '1.1' is not above 0 and at most 1"),
+        (["--seed", "-1"], "argument --seed: '-1' is negative"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    ],
+)
+def test_refuses_an_option_in_one_line(capsys, arguments, message) -> None:
+    assert message in refused(capsys, *arguments)
+
+
+def test_refuses_what_the_model_cannot_do(tiny, capsys, tmp_path) -> None:
+    model = ["--model", tiny]
+    assert "3 ranks do not divide num_attention_heads, 4" in refused(capsys, *model, "--tp", "3")
+    assert "8 ranks do not divide num_attention_heads, 4" in refused(capsys, *model, "--tp", "8")
+    assert "leaves no room for a new one" in refused(capsys, *model, "--prompt", "x" * 64)
+    assert "is not a folder" in refused(capsys, "--model", str(tmp_path / "nowhere"))
+    assert "config.json is missing" in refused(capsys, "--model", str(tmp_path))
+    assert "the prompt is not Unicode text" in refused(capsys, *model, "--prompt", "\udcff")
+    unwritable = str(tmp_path / "nowhere" / "file")
+    assert "cannot be written: No such file" in refused(capsys, *model, "--json", unwritable)
+    assert "cannot be written: No such file" in refused(capsys, *model, "--trace", unwritable)
+    assert "cannot be written: it is not a regular file" in refused(capsys, *model, "--json", str(tmp_path))
+    trace = ["--backend", "numpy", "--trace", str(tmp_path / "trace.json")]
+    assert "--trace needs the simulate backend" in refused(capsys, *model, *trace)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_prompt_may_fill_the_context_but_for_one_token(tiny, capsys) -> None:
+    arguments = ["--model", tiny, "--backend", "numpy", "--prompt", "x" * 62]
+    assert main(["generate", *arguments]) == 0
+    assert "\n1 token by" in capsys.readouterr().out
+
+
+def test_neuron_backend_without_its_packages_says_what_is_missing(tiny, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("model.neuron.neuron_package_installed", lambda: False)
+    message = refused(capsys, "--model", tiny, "--backend", "neuron")
+    assert message.startswith("nkw: error: the neuron backend needs nki")
+    assert "pip install 'nki-workbench[neuron]' with AWS Neuron's package repository configured" in message
+
+
+def test_refuses_no_command_in_one_line(capsys) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([])
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "nkw: error: a command is needed: generate or sim\n"
+
+
+def test_sim_hands_over_to_the_simulator(capsys) -> None:
+    assert main(["sim", "targets"]) == 0
+    assert "trn2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_interrupting_ends_with_130_and_leaves_nothing_behind(write_model, tmp_path, ranks) -> None:
+    folder = write_model(max_position_embeddings=4096, eos_token_id=None)
+    command = ["generate", "--model", str(folder), "--max-new-tokens", "4000", "--tp", ranks]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "model", *command, "--json", str(tmp_path / "out.json")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(8) == "Once upo"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "\nnkw: interrupted\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_closed_pipe_is_no_error(tiny) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "model", "generate", "--backend", "numpy", "--model", tiny],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=60) == 0
+    assert errors == ""

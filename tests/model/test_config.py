@@ -1,0 +1,155 @@
+"""config.json and generation_config.json become one checked record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.config import LlamaConfig, load_config
+from model.errors import ModelError
+from model.rope import RopeType
+
+
+def change(folder: Path, **fields: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return folder
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_config(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_reads_every_field(write_model) -> None:
+    config = load_config(write_model(head_dim=16, torch_dtype="bfloat16"))
+    assert isinstance(config, LlamaConfig)
+    assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (32, 48, 300)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 16)
+    assert (config.rms_norm_eps, config.max_position_embeddings, config.dtype) == (1e-5, 64, "bfloat16")
+    assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
+    assert config.rope.rope_type is RopeType.default
+
+
+def test_fields_that_hugging_face_derives_may_be_absent(write_model) -> None:
+    config = load_config(
+        write_model(num_key_value_heads=None, head_dim=None, torch_dtype=None, rope_theta=None)
+    )
+    assert (config.num_key_value_heads, config.head_dim, config.dtype) == (4, 8, None)
+    assert config.rope.theta == 10000.0
+
+
+def test_dtype_is_read_under_its_new_name(write_model) -> None:
+    assert load_config(change(write_model(torch_dtype=None), dtype="float16")).dtype == "float16"
+
+
+@pytest.mark.parametrize("eos", [2, [2, 5]])
+def test_end_tokens_are_one_or_several(write_model, eos) -> None:
+    assert load_config(write_model(eos_token_id=eos)).eos_token_ids == tuple(
+        eos if isinstance(eos, list) else [eos]
+    )
+
+
+def test_generation_config_has_the_last_word_on_end_tokens(write_model) -> None:
+    folder = write_model()
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    assert load_config(folder).eos_token_ids == (7, 8)
+    (folder / "generation_config.json").write_text("{}")
+    assert load_config(folder).eos_token_ids == (2,)
+
+
+def test_rope_scaling_is_read_in_both_spellings(write_model) -> None:
+    fields = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+    old = load_config(write_model(name="old", rope_scaling={"rope_type": "llama3", **fields}))
+    new = load_config(
+        write_model(
+            name="new",
+            rope_theta=None,
+            rope_parameters={"rope_type": "llama3", "rope_theta": 10000.0, **fields},
+        )
+    )
+    legacy = load_config(write_model(name="legacy", rope_scaling={"type": "linear", "factor": 2.0}))
+    assert old.rope == new.rope
+    assert old.rope.rope_type is RopeType.llama3
+    assert old.rope.original_positions == 32
+    assert legacy.rope.rope_type is RopeType.linear
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size: missing"),
+        ({"hidden_size": "32"}, "hidden_size: '32' is not a positive whole number"),
+        ({"hidden_size": True}, "hidden_size: True is not a positive whole number"),
+        ({"vocab_size": 0}, "vocab_size: 0 is not a positive whole number"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers: 2.5 is not a positive whole number"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps: 'small' is not a positive number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: nan is not a positive number"),
+        ({"rope_theta": 10**400}, "rope_theta: 1000"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads, 4"),
+        ({"hidden_size": 34}, "hidden_size: 34 is no multiple of num_attention_heads, 4"),
+        ({"head_dim": 7}, "head_dim: 7 is odd; rotary embedding turns pairs"),
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu'; a Llama's MLP is computed with silu only"),
+        ({"attention_bias": True}, "attention_bias: true; the projection kernels add no bias"),
+        ({"mlp_bias": True}, "mlp_bias: true; the projection kernels add no bias"),
+        ({"mlp_bias": 1}, "mlp_bias: 1 is neither true nor false"),
+        ({"torch_dtype": "int8"}, "torch_dtype: 'int8'; known are bfloat16, float16, float32"),
+        ({"eos_token_id": 300}, "eos_token_id: 300 is no token of a vocabulary of 300"),
+        ({"eos_token_id": "</s>"}, "eos_token_id: '</s>' is neither a token id nor a list of them"),
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            "architectures: MambaForCausalLM is not known; known are Llama",
+        ),
+        ({"architectures": "x"}, "architectures: 'x' is not a list of one name; known are LlamaForCausalLM"),
+        (
+            {"architectures": None, "model_type": "qwen3"},
+            "architectures: missing, and model_type is 'qwen3'; known",
+        ),
+        ({"rope_scaling": 3}, "rope_scaling: 3 is not an object"),
+        (
+            {"rope_scaling": {"rope_type": "longrope"}},
+            "rope_scaling.rope_type: 'longrope' is not computed; known are",
+        ),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor: missing"),
+        ({"rope_theta": 1.0}, "rope_theta: 1.0; must be greater than 1"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: not 1; the rope kernel turns whole heads"),
+        (
+            {"rope_scaling": dict(rope_type="llama3", factor=2.0, low_freq_factor=4.0, high_freq_factor=4.0)},
+            "rope_scaling.high_freq_factor: 4.0; must be greater than low_freq_factor, 4.0",
+        ),
+    ],
+)
+def test_refuses_a_field_by_file_name_and_value(write_model, fields, message) -> None:
+    folder = write_model()
+    assert refusal(change(folder, **fields)).startswith(f"{folder / 'config.json'}: {message}")
+
+
+def test_largest_end_token_is_accepted(write_model) -> None:
+    assert load_config(write_model(eos_token_id=299)).eos_token_ids == (299,)
+
+
+def test_model_type_stands_in_for_absent_architectures(write_model) -> None:
+    assert load_config(write_model(architectures=None)).architecture == "LlamaForCausalLM"
+
+
+def test_refuses_a_missing_folder_and_a_missing_file(tmp_path) -> None:
+    assert "is not a folder" in refusal(tmp_path / "nowhere")
+    assert "is not a folder" in refusal(tmp_path / ("a" * 300))
+    assert refusal(tmp_path) == f"{tmp_path / 'config.json'} is missing"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"hidden_size": 3', "[1]", "\xff", "[" * 100_000, '{"a": ' + "9" * 5000 + "}"],
+    ids=["cut off", "a list", "not UTF-8", "nested too deeply", "a number of 5000 digits"],
+)
+def test_refuses_what_is_not_a_json_object(write_model, text) -> None:
+    folder = write_model()
+    (folder / "config.json").write_bytes(text.encode("latin-1"))
+    assert refusal(folder).startswith(str(folder / "config.json"))

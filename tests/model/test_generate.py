@@ -1,0 +1,140 @@
+"""The loop: where it stops, what it streams, and how it counts agreement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from model.config import LlamaConfig, load_config
+from model.errors import ModelError
+from model.generate import Generation, StopReason, encode_prompt, generate, positions_needed
+from model.sampling import SamplingOptions, Step
+from model.tokenizer import Tokenizer
+
+GREEDY = SamplingOptions()
+
+
+class Script:
+    """A backend that says given tokens one after the other, and remembers what it was asked."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = list(tokens)
+        self.calls: list[tuple[object, ...]] = []
+
+    def prefill(self, ids: Sequence[int]) -> Step:
+        self.calls.append(("prefill", *ids))
+        return self._next()
+
+    def decode(self, token: int, position: int) -> Step:
+        self.calls.append((token, position))
+        return self._next()
+
+    def _next(self) -> Step:
+        logits = np.zeros(300, np.float32)
+        logits[self._tokens.pop(0)] = 1
+        return Step(logits)
+
+
+@pytest.fixture
+def model(write_model) -> tuple[Tokenizer, LlamaConfig]:
+    folder = write_model(max_position_embeddings=16)
+    config = load_config(folder)
+    return Tokenizer(folder, config.vocab_size), config
+
+
+def run(
+    model: tuple[Tokenizer, LlamaConfig], backend: Script, prompt: str, new: int, **options
+) -> Generation:
+    tokenizer, config = model
+    return generate(backend, tokenizer, config, tokenizer.encode(prompt), new, GREEDY, **options)
+
+
+def ids_of(model: tuple[Tokenizer, LlamaConfig], text: str) -> list[int]:
+    return model[0].encode(text)[1:]
+
+
+def test_stops_at_the_length_asked_for(model) -> None:
+    story = ids_of(model, "abcdef")
+    for count in (1, 2, 3):
+        backend = Script(story)
+        done = run(model, backend, "x", count)
+        assert done.generated_ids == tuple(story[:count])
+        assert (done.text, done.stopped_by) == ("abc"[:count], StopReason.length)
+        assert len(backend.calls) == count  # the last token is never fed back
+
+
+def test_feeds_every_token_at_its_position(model) -> None:
+    story = ids_of(model, "abc")
+    backend = Script(story)
+    run(model, backend, "xy", 3)
+    assert backend.calls == [("prefill", 1, *ids_of(model, "xy")), (story[0], 3), (story[1], 4)]
+
+
+def test_stops_at_an_end_token_which_has_no_text(model) -> None:
+    story = [*ids_of(model, "ab"), 2, *ids_of(model, "cd")]
+    done = run(model, Script(story), "x", 10)
+    assert (done.generated_ids, done.text, done.stopped_by) == (tuple(story[:3]), "ab", StopReason.end_token)
+
+
+@pytest.mark.parametrize(("prompt_tokens", "fits"), [(14, 2), (15, 1)])
+def test_stops_where_the_context_ends(model, prompt_tokens, fits) -> None:
+    done = run(model, Script(ids_of(model, "a" * 10)), "x" * (prompt_tokens - 1), 10)
+    assert (len(done.generated_ids), done.stopped_by) == (fits, StopReason.context)
+    exact = run(model, Script(ids_of(model, "a" * 10)), "x" * (prompt_tokens - 1), fits)
+    assert exact.stopped_by is StopReason.length
+
+
+def test_streams_whole_characters(model) -> None:
+    pieces: list[str] = []
+    story = ids_of(model, "é🙂!")
+    done = run(model, Script(story), "x", len(story), emit=pieces.append)
+    assert pieces == ["é", "🙂", "!"]
+    assert done.text == "é🙂!"
+
+
+def test_unfinished_character_is_flushed_at_the_end(model) -> None:
+    pieces: list[str] = []
+    run(model, Script(ids_of(model, "a🙂")), "x", 3, emit=pieces.append)
+    assert pieces == ["a", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_counts_agreement_on_the_tokens_that_were_chosen(model) -> None:
+    story, other = ids_of(model, "abcdef"), ids_of(model, "abXdeY")
+    reference = Script(other)
+    done = run(model, Script(story), "x", 6, reference=reference)
+    assert (done.tokens_compared, done.tokens_equal) == (6, 4)
+    assert [call[0] for call in reference.calls[1:]] == story[:5]
+
+
+def test_nothing_is_compared_without_a_reference(model) -> None:
+    done = run(model, Script(ids_of(model, "ab")), "x", 2)
+    assert (done.tokens_compared, done.tokens_equal) == (0, 0)
+
+
+def test_refuses_no_new_tokens(model) -> None:
+    with pytest.raises(ModelError, match="0 new tokens; at least 1 is needed"):
+        run(model, Script([]), "x", 0)
+
+
+@pytest.mark.parametrize("tokens", [15, 16, 17])
+def test_refuses_a_prompt_that_leaves_no_room(model, tokens) -> None:
+    tokenizer, config = model
+    if tokens < 16:
+        assert len(encode_prompt("x" * (tokens - 1), tokenizer, config)) == tokens
+        return
+    with pytest.raises(ModelError, match=f"has {tokens} tokens; the context of 16 leaves no room"):
+        encode_prompt("x" * (tokens - 1), tokenizer, config)
+
+
+def test_refuses_an_empty_prompt_unless_the_tokenizer_begins_one(model, byte_tokenizer, tmp_path) -> None:
+    tokenizer, config = model
+    assert encode_prompt("", tokenizer, config) == [1]
+    byte_tokenizer(add_bos=False).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelError, match="the prompt has no tokens"):
+        encode_prompt("", Tokenizer(tmp_path, 300), config)
+
+
+def test_positions_are_prompt_and_new_tokens_within_the_context(model) -> None:
+    assert [positions_needed(5, new, model[1]) for new in (1, 10, 11, 12)] == [6, 15, 16, 16]

@@ -1,0 +1,165 @@
+"""The model made of kernels, on simulated ranks: same logits, same tokens, planned without computing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from model.cache import bucket_length
+from model.checkpoint import open_checkpoint
+from model.config import LlamaConfig, load_config
+from model.device import DryDevice, SimulatedDevice, write_passes
+from model.errors import ModelError
+from model.families.llama import KernelModel, shard_weights
+from model.generate import generate
+from model.reference import ReferenceLlama
+from model.sampling import SamplingOptions
+from model.tokenizer import Tokenizer
+from tests.model.reordering import reordered
+
+IDS = np.random.default_rng(3).integers(3, 300, 12).tolist()
+PROMPT = 9
+
+
+def load(folder: Path) -> tuple[LlamaConfig, dict[str, np.ndarray]]:
+    config = load_config(folder)
+    return config, dict(open_checkpoint(folder, config))
+
+
+def logits_of(model, ids: list[int]) -> np.ndarray:
+    rows = [model.prefill(ids[:PROMPT]).logits]
+    rows += [model.decode(ids[place], place).logits for place in range(PROMPT, len(ids))]
+    return np.stack(rows)
+
+
+def noise(config: LlamaConfig, weights: dict[str, np.ndarray], wanted: np.ndarray) -> float:
+    """What the order of float32 sums alone does to the logits: the largest change over 8 reorderings."""
+    others = [logits_of(ReferenceLlama(config, reordered(config, weights, seed)), IDS) for seed in range(8)]
+    return max(float(np.abs(other - wanted).max()) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks"),
+    [
+        ({}, 1),
+        ({}, 2),
+        ({}, 4),
+        ({"tie_word_embeddings": True, "num_key_value_heads": 1, "vocab_size": 301}, 2),
+        ({"head_dim": 16, "intermediate_size": 50, "dtype": ml_dtypes.bfloat16}, 4),
+    ],
+)
+def test_logits_equal_the_numpy_reference(write_model, changes, ranks) -> None:
+    """Kernels take float32 sums in another order and nothing else differs, so reordering noise is the yardstick.
+
+    Both sides carry it, and eight samples need not hold the largest: hence four times.
+    """
+    config, weights = load(write_model(**changes))
+    wanted = logits_of(ReferenceLlama(config, weights), IDS)
+    shards = shard_weights(config, weights, ranks)
+    model = KernelModel(config, shards, SimulatedDevice("trn1", ranks), bucket_length(len(IDS), 64))
+    assert np.abs(logits_of(model, IDS) - wanted).max() <= 4 * noise(config, weights, wanted)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_candidates_are_the_largest_logits_of_all_ranks(write_model, ranks) -> None:
+    config, weights = load(write_model())
+    model = KernelModel(
+        config, shard_weights(config, weights, ranks), SimulatedDevice("trn1", ranks), 128, 12
+    )
+    step = model.prefill(IDS)
+    order = np.argsort(-step.logits, kind="stable")[:16]
+    assert step.ids.tolist() == order.tolist()
+    assert np.array_equal(step.values, step.logits[order])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_stories260k_tells_the_references_story(stories260k, ranks) -> None:
+    config, weights = load(stories260k)
+    tokenizer = Tokenizer(stories260k, config.vocab_size)
+    ids = tokenizer.encode("Once upon a time")
+    model = KernelModel(config, shard_weights(config, weights, ranks), SimulatedDevice("trn1", ranks), 128)
+    done = generate(model, tokenizer, config, ids, 12, SamplingOptions(), ReferenceLlama(config, weights))
+    assert (done.tokens_compared, done.tokens_equal) == (12, 12)
+
+
+@pytest.mark.parametrize("target", ["trn1", "inf2", "trn2", "trn3"])
+def test_a_pass_is_predicted_without_computing(write_model, target) -> None:
+    config, weights = load(write_model())
+    device = DryDevice(target, 2)
+    model = KernelModel(config, shard_weights(config, weights, 2), device, 128)
+    assert not model.prefill(IDS).logits.any()
+    prompt = device.take_pass()
+    model.decode(5, len(IDS))
+    token = device.take_pass()
+    layers = [
+        "qkv_projection",
+        "rope",
+        "rope",
+        "attention_{}",
+        "output_projection",
+        "mlp",
+    ] * config.num_hidden_layers
+    for done, kind in ((prompt, "prefill"), (token, "decode")):
+        kernels = [each.launch.kernel for each in done.launches]
+        assert kernels == ["embedding", *(name.format(kind) for name in layers), "lm_head"]
+        prediction = done.prediction()
+        assert prediction.target == target
+        assert 0 < prediction.dataflow_ns <= prediction.program_ns <= prediction.serial_ns
+        assert prediction.busiest in prediction.busy_share
+        assert all(0 <= share <= 1 for share in prediction.busy_share.values())
+        assert 0 < prediction.sbuf_bytes <= prediction.sbuf_usable_bytes
+        assert 0 < prediction.psum_bytes <= prediction.psum_usable_bytes
+
+
+def test_equal_launches_are_planned_once(write_model) -> None:
+    config, weights = load(write_model(num_hidden_layers=3))
+    device = DryDevice("trn1", 1)
+    KernelModel(config, shard_weights(config, weights, 1), device, 128).prefill(IDS)
+    done = device.take_pass()
+    assert len(done.launches) == 2 + 6 * 3
+    # embedding, lm_head, and of each layer the projection, two ropes (4 and 2 heads), attention, output, mlp
+    assert len({id(each) for each in done.launches}) == 2 + 6
+
+
+def test_time_of_a_pass_is_the_sum_of_its_kernels_and_one_start(write_model) -> None:
+    lengths = []
+    for layers in (1, 2, 3):
+        config, weights = load(write_model(name=f"layers{layers}", num_hidden_layers=layers))
+        device = DryDevice("trn1", 1)
+        KernelModel(config, shard_weights(config, weights, 1), device, 128).prefill(IDS)
+        lengths.append(device.take_pass().prediction().program_ns)
+    rounding = 3 * 20 * np.spacing(lengths[2])  # three sums of at most 20 kernels
+    assert abs((lengths[2] - lengths[1]) - (lengths[1] - lengths[0])) <= rounding
+    assert lengths[0] > lengths[1] - lengths[0]
+
+
+def test_trace_holds_every_kernel_of_both_passes(write_model, tmp_path) -> None:
+    config, weights = load(write_model())
+    device = DryDevice("trn1", 1)
+    model = KernelModel(config, shard_weights(config, weights, 1), device, 128)
+    model.prefill(IDS)
+    prompt = device.take_pass()
+    model.decode(5, len(IDS))
+    write_passes(tmp_path / "trace.json", [("prompt", prompt), ("token", device.take_pass())])
+    text = (tmp_path / "trace.json").read_text()
+    assert json.loads(text)["traceEvents"]
+    for name in ("prompt: attention_prefill", "token: attention_decode", "prompt: lm_head", "token: mlp"):
+        assert name in text
+
+
+def test_what_a_kernel_refuses_is_one_line_that_names_it(write_model) -> None:
+    config, weights = load(write_model(head_dim=130, num_hidden_layers=1))
+    model = KernelModel(config, shard_weights(config, weights, 1), DryDevice("trn1", 1), 128)
+    with pytest.raises(
+        ModelError, match="attention_prefill: attention takes a head size of at most 128, not 130"
+    ):
+        model.prefill(IDS)
+
+
+def test_refuses_an_unknown_target() -> None:
+    with pytest.raises(ModelError, match="trn9"):
+        SimulatedDevice("trn9", 1)

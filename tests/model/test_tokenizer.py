@@ -1,0 +1,140 @@
+"""Text to ids and back, and a stream that gives out complete characters only."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import tokenizers
+
+from model.errors import ModelError
+from model.tokenizer import Tokenizer
+
+TEXTS = [
+    "plain words",
+    "héllo wörld",
+    "日本語 and 中文",
+    "🙂👩‍👩‍👧🏳️‍🌈",
+    " blanks  around ",
+    "line\nbreak\ttab",
+    "a\N{REPLACEMENT CHARACTER}b",
+    "e\u0301 combining",
+]
+
+
+def sentencepiece_like() -> tokenizers.Tokenizer:
+    """BPE with byte fallback, as in Llama 2: a blank is written ▁, a text begins with one that decoding drops."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+    pieces += [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    )
+    decoders = tokenizers.decoders
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+@pytest.fixture(params=["bytes", "byte fallback"])
+def tokenizer(request, tmp_path, byte_tokenizer) -> Tokenizer:
+    made = byte_tokenizer() if request.param == "bytes" else sentencepiece_like()
+    made.save(str(tmp_path / "tokenizer.json"))
+    return Tokenizer(tmp_path, 300)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_decoding_gives_the_text_back(tokenizer, text) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_stream_gives_the_same_text_in_whole_characters(tokenizer, text) -> None:
+    stream = tokenizer.stream()
+    pieces = [stream.push(token) for token in tokenizer.encode(text)]
+    rest = stream.finish()
+    assert "".join([*pieces, rest]) == text
+    assert all("\N{REPLACEMENT CHARACTER}" not in piece or piece in text for piece in pieces)
+    assert rest in ("", "\N{REPLACEMENT CHARACTER}")
+
+
+def test_stream_continues_a_prompt(tokenizer) -> None:
+    ids = tokenizer.encode("once é upon 🙂 time")
+    for cut in range(1, len(ids)):
+        stream = tokenizer.stream(ids[:cut])
+        text = "".join(stream.push(token) for token in ids[cut:]) + stream.finish()
+        before = tokenizer.decode(ids[:cut])
+        if "\N{REPLACEMENT CHARACTER}" not in before:
+            assert before + text == tokenizer.decode(ids)
+
+
+def test_a_character_appears_with_its_last_token(tokenizer) -> None:
+    stream = tokenizer.stream(tokenizer.encode("x"))
+    ids = tokenizer.encode("x🙂")[len(tokenizer.encode("x")) :]
+    assert [stream.push(token) for token in ids] == ["", "", "", "🙂"]
+
+
+def test_unfinished_character_comes_out_as_replacement(tokenizer) -> None:
+    stream = tokenizer.stream(tokenizer.encode("x"))
+    ids = tokenizer.encode("x🙂")[len(tokenizer.encode("x")) :]
+    assert [stream.push(token) for token in ids[:3]] == ["", "", ""]
+    assert set(stream.finish()) == {"\N{REPLACEMENT CHARACTER}"}
+
+
+def test_random_texts_stream_to_themselves(tokenizer) -> None:
+    chooser = random.Random(0)
+    ranges = [(0x20, 0x7E), (0xC0, 0x24F), (0x4E00, 0x9FFF), (0x1F300, 0x1F5FF)]
+    for _ in range(100):
+        text = "".join(chr(chooser.randint(*chooser.choice(ranges))) for _ in range(chooser.randrange(1, 20)))
+        stream = tokenizer.stream()
+        assert "".join(stream.push(token) for token in tokenizer.encode(text)) == text
+        assert stream.finish() == ""
+
+
+def test_special_tokens_are_added_as_the_file_says(tmp_path, byte_tokenizer) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    with_bos = Tokenizer(tmp_path, 300)
+    assert with_bos.encode("") == [1]
+    assert with_bos.decode([1, 2]) == ""
+    byte_tokenizer(add_bos=False).save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer(tmp_path, 300).encode("") == []
+
+
+def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path, byte_tokenizer) -> None:
+    made = byte_tokenizer()
+    made.enable_truncation(4)
+    made.enable_padding(length=8)
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert len(Tokenizer(tmp_path, 300).encode("twelve bytes")) == 13
+    assert len(Tokenizer(tmp_path, 300).encode("a")) == 2
+
+
+@pytest.mark.parametrize("vocab_size", [299, 300, 301])
+def test_refuses_ids_beyond_the_models_vocabulary(tmp_path, byte_tokenizer, vocab_size) -> None:
+    byte_tokenizer(300).save(str(tmp_path / "tokenizer.json"))
+    if vocab_size >= 300:
+        assert Tokenizer(tmp_path, vocab_size).encode("a")
+        return
+    with pytest.raises(ModelError, match=r"has token id 299; config\.json has a vocab_size of 299"):
+        Tokenizer(tmp_path, vocab_size)
+
+
+def test_refuses_a_missing_or_damaged_file(tmp_path) -> None:
+    path = tmp_path / "tokenizer.json"
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
+        Tokenizer(tmp_path, 300)
+    for text in ("{", "{}", "", json.dumps({"version": "1.0", "model": {"type": "unheard of"}})):
+        path.write_text(text)
+        with pytest.raises(ModelError, match="is no tokenizer"):
+            Tokenizer(tmp_path, 300)
+
+
+def test_refuses_a_prompt_that_is_not_unicode(tokenizer) -> None:
+    with pytest.raises(
+        ModelError, match="the prompt is not Unicode text: surrogates not allowed at character 2"
+    ):
+        tokenizer.encode("ab\udc80")

@@ -1,0 +1,112 @@
+"""Whole generations through the kernels: the numpy reference's tokens, at every number of ranks and prompt length.
+
+That the reference's tokens are those of transformers is the business of test_reference.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.cache import bucket_length
+from model.checkpoint import open_checkpoint
+from model.config import LlamaConfig, load_config
+from model.device import SimulatedDevice
+from model.families.llama import KernelModel, shard_weights
+from model.generate import generate
+from model.reference import ReferenceLlama
+from model.sampling import SamplingOptions
+from model.tokenizer import Tokenizer
+from tests.model.reordering import reordered
+
+PROMPTS = ("Once upon a time", "Lily and Tom went to the park.", "The dog", "One day, a little boy named Tim")
+NEW_TOKENS = 64
+
+
+@cache
+def loaded(folder: Path) -> tuple[LlamaConfig, dict[str, np.ndarray], Tokenizer]:
+    config = load_config(folder)
+    return config, dict(open_checkpoint(folder, config)), Tokenizer(folder, config.vocab_size)
+
+
+def kernel_model(folder: Path, ranks: int, positions: int, target: str = "trn1") -> KernelModel:
+    config, weights, _ = loaded(folder)
+    length = bucket_length(positions, config.max_position_embeddings)
+    return KernelModel(config, shard_weights(config, weights, ranks), SimulatedDevice(target, ranks), length)
+
+
+def check_story(
+    folder: Path, prompt: str, ranks: int, tokens: int = NEW_TOKENS, target: str = "trn1"
+) -> None:
+    config, weights, tokenizer = loaded(folder)
+    ids = tokenizer.encode(prompt)
+    model = kernel_model(folder, ranks, len(ids) + tokens, target)
+    own = generate(model, tokenizer, config, ids, tokens, SamplingOptions())
+    plain = generate(ReferenceLlama(config, weights), tokenizer, config, ids, tokens, SamplingOptions())
+    assert own.generated_ids == plain.generated_ids
+    assert own.text == plain.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_default_model_tells_the_references_story(default_model: Path, prompt: str) -> None:
+    check_story(default_model, prompt, ranks=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_stories260k_tells_the_references_story(stories260k: Path, prompt: str) -> None:
+    check_story(stories260k, prompt, ranks=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tensor_parallel_ranks_tell_the_same_story(
+    default_model: Path, stories260k: Path, ranks: int
+) -> None:
+    for folder in (default_model, stories260k):
+        check_story(folder, PROMPTS[0], ranks, tokens=32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+def test_every_generation_tells_the_same_story(default_model: Path, target: str) -> None:
+    check_story(default_model, PROMPTS[1], ranks=2, tokens=16, target=target)
+
+
+def story_ids(folder: Path, count: int) -> list[int]:
+    """`count` tokens of running text: the model's own greedy continuation, by the reference."""
+    config, weights, tokenizer = loaded(folder)
+    model = ReferenceLlama(config, weights)
+    ids = tokenizer.encode(PROMPTS[0])
+    step = model.prefill(ids)
+    while len(ids) < count:
+        ids.append(int(np.argmax(step.logits)))
+        step = model.decode(ids[-1], len(ids) - 1)
+    return ids[:count]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt_tokens", [1, 127, 128, 129, 255])
+def test_prefill_and_one_step_equal_a_longer_prefill(default_model: Path, prompt_tokens: int) -> None:
+    """Two orders of the same float32 sums: four times what eight reorderings of numpy's own sums do to the logits.
+
+    255 tokens and the one after them fill the context of 256.
+    """
+    config, weights, _ = loaded(default_model)
+    ids = story_ids(default_model, prompt_tokens + 1)
+    plain = ReferenceLlama(config, weights).prefill(ids).logits
+    others = [
+        ReferenceLlama(config, reordered(config, weights, seed)).prefill(ids).logits for seed in range(8)
+    ]
+    bound = 4 * max(float(np.abs(other - plain).max()) for other in others)
+
+    model = kernel_model(default_model, 1, prompt_tokens + 1)
+    model.prefill(ids[:-1])
+    stepped = model.decode(ids[-1], prompt_tokens).logits
+    whole = kernel_model(default_model, 1, prompt_tokens + 1).prefill(ids).logits
+    assert np.abs(stepped - whole).max() <= bound
+    assert np.abs(whole - plain).max() <= bound
