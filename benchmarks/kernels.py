@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 import nki_kernels
+import simulate
 from benchmarks.measure import Row, against
 
 _RNG = np.random.default_rng(0)
@@ -24,14 +25,16 @@ def _narrow(*shape: int) -> np.ndarray:
 
 def rows() -> Iterator[Row]:
     """The matmul at 1024 and every kernel of a layer of the shape of a 1B Llama, shrunk to 128 tokens."""
-    a, b = _narrow(1024, 1024), _narrow(1024, 1024)
-    wide_a, wide_b = a.astype(np.float32), b.astype(np.float32)
-    yield against(
-        "matmul 1024x1024x1024, bf16",
-        "numpy float32 A @ B",
-        lambda: nki_kernels.matmul(a, b),
-        lambda: wide_a @ wide_b,
-    )
+    for size in (1024, 2048):
+        a, b = _narrow(size, size), _narrow(size, size)
+        wide_a, wide_b = a.astype(np.float32), b.astype(np.float32)
+        for how, mode in (("eager", simulate.Mode.eager), ("replayed", simulate.Mode.replay)):
+            yield against(
+                f"matmul {size}x{size}x{size}, bf16, {how}",
+                "numpy float32 A @ B",
+                _launch("matmul", (a, b), mode),
+                lambda: wide_a @ wide_b,  # noqa: B023  (called before the next size)
+            )
     tokens, hidden, heads, kv_heads, size, inner, length = 128, 512, 8, 4, 64, 1024, 256
     x, norm = _floats(tokens, hidden), _floats(1, hidden)
     q_width, kv_width = heads * size, kv_heads * size
@@ -59,10 +62,21 @@ def rows() -> Iterator[Row]:
         ("lm_head", (x[:1], norm, head, 1e-5, 8, first_id, None)),
     ]
     for name, arguments in work:
-        yield _against_reference(name, arguments)
+        yield from _against_reference(name, arguments)
 
 
-def _against_reference(name: str, arguments: tuple[Any, ...]) -> Row:
-    kernel: Callable[..., Any] = getattr(nki_kernels, name)
+def _against_reference(name: str, arguments: tuple[Any, ...]) -> Iterator[Row]:
     reference: Callable[..., Any] = getattr(nki_kernels, f"{name}_reference")
-    return against(name, f"{name}_reference", lambda: kernel(*arguments), lambda: reference(*arguments))
+    for how, mode in (("eager", simulate.Mode.eager), ("replayed", simulate.Mode.replay)):
+        yield against(
+            f"{name}, {how}",
+            f"{name}_reference",
+            _launch(name, arguments, mode),
+            lambda: reference(*arguments),
+        )
+
+
+def _launch(name: str, arguments: tuple[Any, ...], mode: simulate.Mode) -> Callable[[], Any]:
+    kernel: Callable[..., Any] = getattr(nki_kernels, name)
+    world = simulate.World()
+    return lambda: world.launch(kernel, [(arguments, {})], mode=mode)

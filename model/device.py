@@ -7,6 +7,7 @@ a compiler may find, is not counted.
 
 from __future__ import annotations
 
+import importlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,24 @@ import numpy as np
 import simulate
 from model.errors import ModelError
 from simulate.bind import real_package
+from simulate.hardware import INSTANCES, Hardware, Instance, hardware
 from simulate.memory import MemoryRegion
 from simulate.timing import Reading, Timeline, bracket, schedule, write_trace
+
+__all__ = [
+    "INSTANCES",
+    "DryDevice",
+    "Hardware",
+    "Instance",
+    "Pass",
+    "Prediction",
+    "SimulatedDevice",
+    "bind_neuron",
+    "chip",
+    "kernel_limit",
+    "neuron_package_installed",
+    "write_passes",
+]
 
 
 @dataclass(frozen=True)
@@ -48,17 +65,22 @@ class Prediction:
 
 
 class SimulatedDevice:
-    """Ranks of one chip that compute: every launch runs eagerly, and its numbers are exact."""
+    """Ranks of one chip that compute.
 
-    def __init__(self, target: str, ranks: int) -> None:
+    The first launch of a kind is checked instruction by instruction; with `replay`, later ones run its recorded plans
+    on new data and give the same bytes as an eager launch.
+    """
+
+    def __init__(self, target: str, ranks: int, replay: bool = True) -> None:
         _bind_kernels()
         self.ranks = ranks
+        self._mode = simulate.Mode.replay if replay else simulate.Mode.eager
         self.replica_group = _replica_group(ranks)
         self._world = _typed(lambda: simulate.World(target=target, ranks=ranks))
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Launch a kernel on all ranks; returns each rank's outputs."""
-        return _launch(self._world, kernel, arguments, simulate.Mode.replay).outputs
+        return _launch(self._world, kernel, arguments, self._mode).outputs
 
 
 class DryDevice:
@@ -96,10 +118,15 @@ class Pass:
 
     launches: tuple[_Timed, ...]
 
+    @property
+    def overhead_ns(self) -> float:
+        """What starting and ending a kernel takes, which a pass pays once."""
+        return self.launches[0].timeline.overhead_ns
+
     def prediction(self) -> Prediction:
         """Their time, one after another, and what they use."""
         chip = self.launches[0].launch.hardware
-        overhead = self.launches[0].timeline.overhead_ns
+        overhead = self.overhead_ns
         program = overhead + sum(each.timeline.length_ns for each in self.launches)
         busy: defaultdict[str, float] = defaultdict(float)
         for each in self.launches:
@@ -142,6 +169,18 @@ def write_passes(path: Path, passes: Sequence[tuple[str, Pass]]) -> None:
         for each in done.launches
     ]
     _typed(lambda: write_trace(path, parts))
+
+
+def chip(target: str) -> Hardware:
+    """The record of one chip, with a core's limits, clocks and bandwidths."""
+    return _typed(lambda: hardware(target))
+
+
+def kernel_limit(kernel: str, name: str) -> int:
+    """A limit that a kernel's file states, such as `MAX_TOKENS` of `attention_prefill`."""
+    _bind_kernels()
+    limit: int = getattr(importlib.import_module(f"nki_kernels.{kernel}"), name)
+    return limit
 
 
 def neuron_package_installed() -> bool:

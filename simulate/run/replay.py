@@ -20,6 +20,7 @@ import numpy as np
 
 from simulate.isa.plan import Domain, Plan, State
 from simulate.memory import NkiTensor, Storage
+from simulate.run.arena import ARENA, Tiles
 from simulate.run.carry_out import accumulated, gather, put
 from simulate.run.fingerprint import NotFixed, Watch, static_key
 
@@ -76,6 +77,7 @@ class Program:
                         external[id(tile.storage)].views.append(tile)
         self._plans = [list(recorded) for recorded in plans]
         self._inputs = [[external[id(storage)] for storage in rank] for rank in inputs]
+        self._tiles = Tiles([[plan for plan, _ in recorded] for recorded in plans])
         given = {id(storage) for rank in inputs for storage in rank}
         self._results = [each for key, each in external.items() if key not in given]
         self._returned = list(returned)
@@ -87,8 +89,10 @@ class Program:
                 external.bind(array)
         for external in self._results:
             external.bind(np.empty(external.storage.nbytes, np.uint8))
+        self._tiles.bind(ARENA)
         with np.errstate(all="ignore"):
             self._carry_out()
+        self._tiles.release()
         return [_given_back(value) for value in self._returned]
 
     def _carry_out(self) -> None:

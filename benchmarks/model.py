@@ -1,0 +1,44 @@
+"""The default model: a decode step replayed, eager and in plain numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.measure import Row, medians
+from model.cache import bucket_length
+from model.checkpoint import open_checkpoint
+from model.config import load_config
+from model.device import SimulatedDevice
+from model.families.llama import KernelModel, shard_weights
+from model.reference import ReferenceLlama
+
+_FOLDER = Path(__file__).resolve().parent.parent / "model" / "pretrained"
+_PROMPT = [0, 100, 200, 300]
+_STEPS = 8
+
+
+def rows() -> Iterator[Row]:
+    """Milliseconds of a decode step on one simulated trn1 core."""
+    config = load_config(_FOLDER)
+    weights = dict(open_checkpoint(_FOLDER, config))
+    length = bucket_length(len(_PROMPT) + _STEPS, config.max_position_embeddings)
+
+    def steps(model: KernelModel | ReferenceLlama) -> Callable[[], None]:
+        def run() -> None:
+            model.prefill(_PROMPT)
+            for step in range(_STEPS):
+                model.decode(7 + step, len(_PROMPT) + step)
+
+        return run
+
+    def simulated(replay: bool) -> Callable[[], None]:
+        device = SimulatedDevice("trn1", 1, replay)
+        return steps(KernelModel(config, shard_weights(config, weights, 1), device, length))
+
+    replayed, eager, plain = medians(
+        [simulated(True), simulated(False), steps(ReferenceLlama(config, weights))], runs=5
+    )
+    each = 1e3 / (_STEPS + 1)
+    yield Row("default model, a step, eager", "the same in plain numpy", eager * each, "ms", eager / plain)
+    yield Row("default model, a step, replayed", "the same, eager", replayed * each, "ms", replayed / eager)
