@@ -128,7 +128,8 @@ def _gathers(src: NkiTensor) -> tuple[NkiTensor, ...]:
 @rule("NKW-DMA-TRANSPOSE-AXES")
 def documented_axes(src: NkiTensor, axes: Sequence[int] | None, order: tuple[int, ...]) -> None:
     """dma_transpose permutes two dims by (1, 0), three by (2, 1, 0) and four by (3, 1, 2, 0)."""
-    if not order or (axes is not None and tuple(axes) != order):
+    given = tuple(axes) if isinstance(axes, (tuple, list)) else axes
+    if not order or given not in (None, order):
         raise RuleViolation(
             documented_axes,
             f"axes={axes} of {src.ndim} dims",

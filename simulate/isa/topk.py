@@ -42,11 +42,8 @@ def topk(
 
     Raises RuleViolation. Cost: 4 n + K cycles.
     """
-    for operand, tile, dtype in (
-        ("val_dst", val_dst, "bfloat16"),
-        ("idx_dst", idx_dst, "uint32"),
-        ("src", src, "bfloat16"),
-    ):
+    operands = (("src", src, "bfloat16"), ("val_dst", val_dst, "bfloat16"), ("idx_dst", idx_dst, "uint32"))
+    for operand, tile, dtype in operands:
         rules.check_tile(hardware, operand, tile, MemoryRegion.sbuf)
         rules.dtype_among(operand, tile, dtype)
         is_matrix(operand, tile)
@@ -62,23 +59,16 @@ def topk(
 
     def compute(tile: np.ndarray) -> tuple[Masked, Masked]:
         lists = tile.reshape(groups, lanes, columns).transpose(0, 2, 1).reshape(groups, -1)[:, :n]
-        order = np.argsort(-to_float32(np.ascontiguousarray(lists), src.dtype), axis=1, kind="stable")[
-            :, count - 1 :: -1
-        ]
+        descending = -to_float32(np.ascontiguousarray(lists), src.dtype)
+        order = np.argsort(descending, axis=1, kind="stable")[:, :count][:, ::-1]
         values = np.take_along_axis(lists, order, axis=1)
-        return _snake(values), _snake(order.astype(np.uint32))
+        chosen = in_snake(np.ones(order.shape, bool))
+        return Masked(in_snake(values), chosen), Masked(in_snake(order.astype(np.uint32)), chosen)
 
-    def _snake(results: np.ndarray) -> Masked:
+    def in_snake(results: np.ndarray) -> np.ndarray:
         laid = np.zeros((groups, filled * lanes), results.dtype)
         laid[:, :count] = results
-        chosen = np.zeros(laid.shape, bool)
-        chosen[:, :count] = True
-        return Masked(
-            *(
-                part.reshape(groups, filled, lanes).transpose(0, 2, 1).reshape(-1, filled)
-                for part in (laid, chosen)
-            )
-        )
+        return laid.reshape(groups, filled, lanes).transpose(0, 2, 1).reshape(-1, filled)
 
     cycles = hardware.gpsimd_topk_cycles_per_element * n + count
     return Plan(

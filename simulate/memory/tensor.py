@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from simulate.errors import OutOfBounds, RuleViolation
+from simulate.errors import OutOfBounds, RuleViolation, Unsupported
 from simulate.memory import views
 from simulate.memory.indexing import fill_ellipsis, index_of, slice_bounds
 from simulate.memory.regions import MemoryRegion
@@ -407,6 +407,14 @@ class NkiTensor(NKIObject):
         )
 
     reinterpret_cast = view
+
+    def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
+        """Free-dim offsets read from an index tile, per group of partitions (gen4)."""
+        raise Unsupported(
+            "NKW-INDIRECT-VIEW",
+            "NkiTensor.indirect is not simulated: the unit and dtype of its offsets are not documented; "
+            "gather with nisa.local_gather, nisa.nc_n_gather or nisa.dma_copy",
+        )
 
     def ap(
         self,

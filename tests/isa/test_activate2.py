@@ -42,7 +42,7 @@ def test_exists_on_gen4_only():
 
 
 @pytest.mark.parametrize(
-    ("op0", "op1"), itertools.product([nl.multiply, nl.add, nl.subtract, BYPASS], repeat=2)
+    ("op0", "op1"), list(itertools.product([nl.multiply, nl.add, nl.subtract, BYPASS], repeat=2))
 )
 def test_takes_six_pairs_of_operators(op0, op1):
     if (op0, op1) in PAIRS:

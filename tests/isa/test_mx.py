@@ -185,6 +185,11 @@ def test_operand_formats_may_be_mixed(left, right):
         ("NKW-MATMUL-STATIONARY", matmul(m=130, dst=tile((128, 16), buffer=PSUM)), matmul(m=128)),
         ("NKW-MATMUL-MOVING", matmul(n=4097, dst=tile((8, 4096), "float32", PSUM)), matmul(n=4096)),
         (
+            "NKW-MATMUL-MOVING",
+            matmul(n=8193, dst=tile((8, 8192), "bfloat16", PSUM)),
+            matmul(n=8192, dst=tile((8, 8192), "bfloat16", PSUM)),
+        ),
+        (
             "NKW-MATMUL-RESULT-DTYPE",
             matmul(dst=tile((8, 16), "float16", PSUM)),
             matmul(dst=tile((8, 16), "bfloat16", PSUM)),
