@@ -59,9 +59,18 @@ class Prediction:
     psum_usable_bytes: int
 
     @property
-    def busiest(self) -> str:
-        """The engine or DMA queue that is busy longest."""
-        return max(self.busy_share, key=lambda name: self.busy_share[name])
+    def busiest_engine(self) -> str:
+        """The engine that is busy longest."""
+        return self._busiest(queue=False)
+
+    @property
+    def busiest_queue(self) -> str:
+        """The DMA queue that is busy longest."""
+        return self._busiest(queue=True)
+
+    def _busiest(self, queue: bool) -> str:
+        names = [name for name in self.busy_share if name.startswith("DMA") == queue]
+        return max(names, key=lambda name: self.busy_share[name])
 
 
 class SimulatedDevice:

@@ -90,10 +90,10 @@ def _bracketed(prediction: Prediction) -> str:
 
 def _use(prediction: TargetPrediction) -> list[str]:
     decode = prediction.per_token
-    share = decode.busy_share[decode.busiest]
-    busiest = decode.busiest.replace("DMA q ", "the DMA queue of ")
+    engine, queue = decode.busiest_engine, decode.busiest_queue
     return [
-        f"{decode.target}, predicted: busiest is {busiest}, {share:.0%} of the time per token",
+        f"{decode.target}, predicted: busiest engine {engine}, {decode.busy_share[engine]:.0%} of the time per token; "
+        f"{queue} {decode.busy_share[queue]:.0%}",
         f"  SBUF {prediction.sbuf_bytes:,} of {decode.sbuf_usable_bytes:,}, "
         f"PSUM {prediction.psum_bytes:,} of {decode.psum_usable_bytes:,} bytes per partition",
     ]
@@ -133,4 +133,4 @@ def document(run: Run, generation: Generation, predictions: Sequence[TargetPredi
 def _prediction(prediction: Prediction) -> dict[str, Any]:
     fields = asdict(prediction)
     del fields["target"]
-    return {**fields, "busiest": prediction.busiest}
+    return {**fields, "busiest_engine": prediction.busiest_engine, "busiest_queue": prediction.busiest_queue}

@@ -109,7 +109,8 @@ def test_a_pass_is_predicted_without_computing(write_model, target) -> None:
         prediction = done.prediction()
         assert prediction.target == target
         assert 0 < prediction.dataflow_ns <= prediction.program_ns <= prediction.serial_ns
-        assert prediction.busiest in prediction.busy_share
+        assert prediction.busiest_engine in ("Tensor", "Vector", "Scalar", "GpSimd", "Sync")
+        assert prediction.busiest_queue.startswith("DMA")
         assert all(0 <= share <= 1 for share in prediction.busy_share.values())
         assert 0 < prediction.sbuf_bytes <= prediction.sbuf_usable_bytes
         assert 0 < prediction.psum_bytes <= prediction.psum_usable_bytes
