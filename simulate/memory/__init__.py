@@ -1,7 +1,8 @@
 """SBUF, PSUM and HBM: allocations as bytes with validity, and the tensors that view them."""
 
+from simulate.memory.objects import Dynamic, NKIObject
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
-from simulate.memory.tensor import Dynamic, NKIObject, NkiTensor
+from simulate.memory.tensor import NkiTensor
 
 __all__ = ["Dynamic", "MemoryRegion", "NKIObject", "NkiTensor", "Storage"]

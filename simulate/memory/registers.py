@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from simulate.errors import RuleViolation, rule
+from simulate.memory.objects import LOOKS, NKIObject
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
-from simulate.memory.tensor import LOOKS, NKIObject, NkiTensor
+from simulate.memory.tensor import NkiTensor
 from simulate.numerics import as_dtype
 
 _INT32 = as_dtype("int32")

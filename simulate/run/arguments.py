@@ -13,6 +13,7 @@ from simulate.errors import InvalidArgument, RuleViolation, rule
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.validity import EMPTY
 from simulate.numerics import DType, as_dtype
+from simulate.run.location import location
 from simulate.run.machine import Rank
 
 _TORCH_AS_BITS = {
@@ -102,7 +103,7 @@ class Arguments:
         return value
 
     def _array(self, tensor: NkiTensor) -> np.ndarray:
-        output_in_hbm(tensor)
+        _checked(output_in_hbm, tensor)
         if self._dry:
             return np.zeros(tensor.shape, _element(tensor.dtype))
         if tensor.whole and tensor.storage.host is not None:
@@ -113,7 +114,7 @@ class Arguments:
                     and key.shape == tensor.shape
                 ):
                     return key
-        output_was_written(tensor)
+        _checked(output_was_written, tensor)
         validity = tensor.storage.validity
         if not validity.written(*tensor.byte_view()):
             self._rank.warnings.append(
@@ -165,6 +166,15 @@ def _numpy_to_torch(array: np.ndarray) -> Any:
         if array.dtype == element:
             return torch.from_numpy(array.view(bits)).view(getattr(torch, name.removeprefix("torch.")))
     return torch.from_numpy(array)
+
+
+def _checked(check: Callable[[NkiTensor], None], tensor: NkiTensor) -> None:
+    """Apply a rule about an output; a violation stands at the line that allocated it."""
+    try:
+        check(tensor)
+    except RuleViolation as error:
+        error.where = location(tensor.storage.line) if tensor.storage.line else None
+        raise
 
 
 @rule("NKW-OUTPUT-MEMORY")

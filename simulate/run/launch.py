@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import InvalidArgument, NkwError
+from simulate.errors import InvalidArgument, NkwError, RuleViolation
 from simulate.hardware import DEFAULT_TARGET, Hardware, hardware
 from simulate.memory import MemoryRegion, Storage
+from simulate.memory.objects import LOOKS
 from simulate.memory.placement import Placement, Tile, live_tiles_fit, place
-from simulate.memory.tensor import LOOKS
 from simulate.run.arguments import Arguments
+from simulate.run.location import raised_at
 from simulate.run.machine import Mode, NeuronCore, Rank, Recorder, capacity_bytes, enter
 from simulate.run.replay import REPLAYS, Program
 from simulate.run.stream import Stream
@@ -154,6 +155,9 @@ def _launch(
         try:
             with np.errstate(all="ignore"):
                 result = kernel(*args, **kwargs)
+        except NkwError as error:
+            error.where = error.where or raised_at(error)
+            raise
         finally:
             enter(before)
         if core.number == 0:
@@ -171,11 +175,16 @@ def _launch(
         tuple(core.stream for core in cores),
         tuple(warning for rank in ranks for warning in rank.warnings),
     )
-    if cores[0].witness is not None:
-        cores[0].witness.ended(done, returned)
     for stream, placements in zip(done.streams, done.placements):
         for buffer, placement in placements.items():
-            live_tiles_fit(placement, buffer, capacity_bytes(chip, buffer), chip.name, stream.label)
+            try:
+                live_tiles_fit(placement, buffer, capacity_bytes(chip, buffer), chip.name, stream.label)
+            except RuleViolation as error:
+                largest = max(placement.peak, key=lambda tile: tile.bytes)
+                error.where = stream.tensors[largest.serial].where
+                raise
+    if cores[0].witness is not None:
+        cores[0].witness.ended(done, returned)
     for observer in _observers:
         observer.append(done)
     return done, [taker.storages() for taker in held], returned

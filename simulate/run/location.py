@@ -36,6 +36,18 @@ def location(line: tuple[CodeType, int]) -> Location:
     return Location(file, number, code.co_name)
 
 
+def raised_at(error: BaseException) -> Location | None:
+    """The innermost line outside this package that an error came through."""
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(_PACKAGE):
+            found = location((code, trace.tb_lineno))
+        trace = trace.tb_next
+    return found
+
+
 def here() -> Location:
     """The line of the user's kernel that is running now."""
     return location(kernel_line())
