@@ -14,7 +14,7 @@ PARALLEL := --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast deep lint format bench wheel hook pre-commit clean
+.PHONY: help demo test test-fast deep lint format docs bench wheel hook pre-commit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,8 +29,9 @@ test: lint ## lint, then all tests but the exhaustive ones
 test-fast: $(VENV)/.dev ## the tests that take seconds
 	$(PYTEST) $(PARALLEL) -m "not slow and not deep"
 
-deep: lint ## lint, then all tests, the exhaustive ones too
+deep: lint ## lint, then all tests, the exhaustive ones too, and a million random instructions
 	$(PYTEST) $(PARALLEL)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.oracle --instructions 1000000
 
 lint: $(VENV)/.dev ## ruff, formatting, types, import contracts
 	$(BIN)/ruff check .
@@ -41,6 +42,9 @@ lint: $(VENV)/.dev ## ruff, formatting, types, import contracts
 format: $(VENV)/.dev ## let ruff mend and format what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.base ## write docs/instructions from the instruction book
+	$(BIN)/python -m tools.instruction_pages
 
 bench: $(VENV)/.dev ## measure the simulator's own speed
 	$(BIN)/python -m benchmarks

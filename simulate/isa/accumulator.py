@@ -42,14 +42,17 @@ def accumulated(
     results: np.ndarray,
     initial: np.ndarray | np.float32 | float = 0.0,
 ) -> np.ndarray:
-    """All registers after an instruction with float32 `results`: op(before, op over a partition)."""
+    """All registers after an instruction with float32 `results`: op(op over a partition, before).
+
+    The later element is the operator's first argument, within an instruction and from one to the next.
+    """
     rows = results.shape[0]
     if command is ReduceCmd.idle:
         return replaced(registers, np.full((rows, 1), np.nan, np.float32))
     assert operator.reduce is not None
     reduced = operator.reduce(flat(results), 1).reshape(rows, 1)
     return replaced(
-        registers, operator.function(started(registers, rows, command, operator, initial), reduced)
+        registers, operator.function(reduced, started(registers, rows, command, operator, initial))
     )
 
 

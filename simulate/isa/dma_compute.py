@@ -70,8 +70,10 @@ def dma_compute(
     def compute(*operands: np.ndarray | Masked) -> tuple[np.ndarray | Masked]:
         parts = [part.values if isinstance(part, Masked) else part for part in operands]
         total = reduce(np.add, [part.reshape(dst.shape) for part in parts])
-        inside = [part.chosen for part in operands if isinstance(part, Masked)]
-        return (Masked(total, np.broadcast_to(inside[0], dst.shape)) if inside else total,)
+        for part in operands:
+            if isinstance(part, Masked):
+                return (Masked(total, np.broadcast_to(part.chosen, part.values.shape)),)
+        return (total,)
 
     mode = DgeMode.swdge if by_row else DgeMode.none
     trigger = Engine.gpsimd

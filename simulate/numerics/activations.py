@@ -70,7 +70,7 @@ def _relu(x: Float32Array) -> Float32Array:
 
 @quiet
 def _prelu(x: Float32Array, relu_param: Any = 0.0) -> Float32Array:
-    return np.maximum(x, _ZERO) + np.multiply(np.minimum(x, _ZERO), relu_param, dtype=np.float32)
+    return np.where(x >= 0, x, np.multiply(x, relu_param, dtype=np.float32))
 
 
 @quiet
@@ -102,7 +102,8 @@ def _gelu_apprx_sigmoid(x: Float32Array) -> Float32Array:
 
 @quiet
 def _gelu_apprx_sigmoid_dx(x: Float32Array) -> Float32Array:
-    u = _GELU_SIGMOID_SLOPE * x
+    # Beyond the clip the derivative is 0 or 1 in float32; without it the product overflows and meets a zero.
+    u = np.clip(_GELU_SIGMOID_SLOPE * x, np.float32(-1e4), np.float32(1e4))
     return _sigmoid(u) * (_ONE + u * _sigmoid(-u))
 
 

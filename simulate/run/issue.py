@@ -95,7 +95,7 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
         for tile in plan.writes:
             _mark(tile, None, ACCUMULATED if plan.accumulate else WRITTEN)
     elif plan.accumulate is not None:
-        keeps = _accumulate(core, plan.writes[0], results[0], plan.accumulate)
+        keeps = _accumulate(core, plan.writes[0], results[0], plan.accumulate, as_float)
     else:
         for tile, result in zip(plan.writes, results):
             if tile.dynamic is not None:
@@ -107,7 +107,7 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
     if core.recorder is not None:
         core.recorder.add(plan, keeps)
     if core.witness is not None:
-        core.witness.issued(core.stream, plan, operands)
+        core.witness.issued(core, plan, operands)
     return core.stream.append(op, plan, line, meeting_serial)
 
 
@@ -156,7 +156,9 @@ def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
         validity.mark_where(chosen, *whole.byte_view()[1:])
 
 
-def _accumulate(core: NeuronCore, tile: NkiTensor, product: np.ndarray, how: Accumulate) -> Any:
+def _accumulate(
+    core: NeuronCore, tile: NkiTensor, product: np.ndarray, how: Accumulate, as_float: bool
+) -> Any:
     """Write a matmul's product into PSUM, or add it where matmuls wrote before; returns where it was added."""
     keeps: Any = False
     if how is not Accumulate.overwrite:
@@ -173,7 +175,7 @@ def _accumulate(core: NeuronCore, tile: NkiTensor, product: np.ndarray, how: Acc
                 f"[NKW-PSUM-INIT] matmul accumulates onto {tile.describe()}, which another instruction "
                 f"initialised: undefined on {core.hardware.name}"
             )
-    put(tile, accumulated(tile, product, keeps), product.dtype == np.float32, False)
+    put(tile, accumulated(tile, product, keeps), as_float, False)
     _mark(tile, None, ACCUMULATED)
     return keeps
 

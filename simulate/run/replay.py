@@ -141,7 +141,7 @@ class _Run:
             if keeps is not None:
                 tile = plan.writes[0]
                 product = plan.compute(*operands)[0]
-                put(tile, accumulated(tile, product, keeps), product.dtype == np.float32, False)
+                put(tile, accumulated(tile, product, keeps), as_float, False)
                 continue
             if plan.state is not None:
                 state = self._state.get(plan.state)

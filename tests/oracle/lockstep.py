@@ -1,0 +1,313 @@
+"""Random instruction streams on the simulator and on the oracle, with all state compared after every instruction."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import NkwError
+from simulate.hardware import hardware
+from simulate.isa.plan import State
+from simulate.nki import isa as nisa
+from simulate.nki import language as nl
+from simulate.run import current_core, launch
+from tests.oracle.draw import Draw, Register, Tile
+from tests.oracle.formats import FORMATS
+from tests.oracle.instructions import INSTRUCTIONS
+from tests.oracle.known import is_known
+from tests.oracle.machine import Core, Memory, Operand, OutOfRange, Range, Rows, Unwritten
+from tests.oracle.streams import DRAWS
+
+TARGETS = ("trn1", "trn2", "trn3")
+PER_KERNEL = 60
+_GENERATION = {"trn1": 2, "trn2": 3, "trn3": 4}
+_BUFFERS = {"sbuf": nl.sbuf, "psum": nl.psum, "hbm": nl.private_hbm}
+_FEED_BYTES = 1 << 18
+_OPERATORS = frozenset("op op0 op1 cmp_op comp_op0 comp_op1 reduce_op".split())
+_ENUMS = {name: getattr(nisa, name) for name in ("engine", "reduce_cmd", "oob_mode", "dge_mode")}
+_ACCUMULATORS = {"scalar": State.scalar_accumulator, "vector": State.vector_accumulator}
+
+
+class Difference(AssertionError):
+    """The simulator and the oracle disagree."""
+
+
+@dataclass
+class Tally:
+    """What a run has tried: instructions compared, and how many of them both sides refused."""
+
+    compared: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    fills: int = 0
+
+    @property
+    def instructions(self) -> int:
+        return sum(self.compared.values()) + sum(self.refused.values())
+
+
+class Lockstep:
+    """One stream inside one kernel; `oracle` maps instruction names to their second implementation."""
+
+    def __init__(
+        self,
+        target: str,
+        seed: int,
+        feed: Any,
+        host: np.ndarray,
+        oracle: Mapping[str, Callable[..., None]],
+        tally: Tally,
+    ) -> None:
+        self.target, self.seed = target, seed
+        self.core = Core(_GENERATION[target])
+        self.oracle = oracle
+        self.tally = tally
+        self.memories: list[tuple[Any, Memory]] = []
+        self.registers: dict[str, Register] = {}
+        self._feed, self._host = feed, host
+        memory = Memory("feed", "hbm", host.copy(), np.ones(host.size, np.uint8))
+        self._feed_memory = memory
+        self.memories.append((feed.storage, memory))
+        self._step = 0
+
+    # -- memory -------------------------------------------------------------------------------------------------
+
+    def allocate(self, shape: tuple[int, ...], dtype: str, buffer: str) -> Tile:
+        """A fresh allocation on both sides."""
+        tensor = nl.ndarray(shape, dtype, _BUFFERS[buffer])
+        storage = tensor.storage
+        name = f"{buffer}{len(self.memories)}"
+        # Bytes that nothing has written are compared as well, so both sides begin with the same ones.
+        memory = Memory(name, buffer, storage.array.copy(), np.zeros(storage.nbytes, np.uint8))
+        self.memories.append((storage, memory))
+        format_ = FORMATS[dtype]
+        at = format_.bytes * np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
+        return Tile(tensor, Operand(memory, format_, at))
+
+    def fill(self, tile: Tile, bits: np.ndarray) -> None:
+        """Bring raw bits into a tile: host array to SBUF or HBM by DMA, on to PSUM by a copy."""
+        format_ = tile.oracle.format
+        raw = np.ascontiguousarray(bits.reshape(-1).astype(format_.unsigned)).view(np.uint8)
+        for memory in (self._host, self._feed_memory.bytes):
+            memory[: raw.size] = raw
+        at = format_.bytes * np.arange(bits.size, dtype=np.int64).reshape(tile.shape)
+        source = Tile(
+            self._feed[: raw.size].view(format_.name).reshape(tile.shape),
+            Operand(self._feed_memory, format_, at),
+        )
+        self.tally.fills += 1
+        if tile.oracle.memory.buffer != "psum":
+            self.step("dma_copy", {"dst": tile, "src": source}, counted=False)
+            return
+        between = self.allocate(tile.shape, format_.name, "sbuf")
+        self.step("dma_copy", {"dst": between, "src": source}, counted=False)
+        self.step("tensor_copy", {"dst": tile, "src": between}, counted=False)
+
+    def register(self, value: int) -> Register:
+        """A register with a value."""
+        register = Register(nisa.register_alloc(), f"register{len(self.registers)}")
+        self.registers[register.name] = register
+        self.step("register_move", {"dst": register, "src": value})
+        return register
+
+    def rows_of(self, tensor: Tile, index: Tile, count: int | None = None) -> Tile:
+        """`count` rows (default: one per partition) of an HBM matrix, named by an index tile column after column."""
+        width, rows = tensor.shape[1], count or index.shape[0]
+        simulated = tensor.simulated.ap([[width, rows], [1, width]], vector_offset=index.simulated)
+        bytes_per_row = width * tensor.oracle.format.bytes
+        listed = index.oracle.addresses.T.reshape(-1)[:rows]
+        at = tensor.oracle.addresses[:1] + np.zeros((rows, 1), np.int64)
+        named = Rows(
+            Operand(index.oracle.memory, index.oracle.format, listed), bytes_per_row, tensor.shape[0]
+        )
+        return Tile(simulated, Operand(tensor.oracle.memory, tensor.oracle.format, at, named))
+
+    def row_of(self, tensor: Tile, index: Tile | Register) -> Tile:
+        """The row of an HBM matrix that a register or a (1, 1) tile names."""
+        width = tensor.shape[1]
+        simulated = tensor.simulated.ap([[width, 1], [1, width]], scalar_offset=index.simulated)
+        number = index.name if isinstance(index, Register) else index.oracle
+        rows = Rows(number, width * tensor.oracle.format.bytes, tensor.shape[0])
+        at = tensor.oracle.addresses[:1]
+        return Tile(simulated, Operand(tensor.oracle.memory, tensor.oracle.format, at, rows))
+
+    # -- one instruction ----------------------------------------------------------------------------------------
+
+    def step(self, name: str, arguments: Mapping[str, Any], counted: bool = True) -> None:
+        """Carry out one instruction on both sides and compare everything."""
+        self._step += 1
+        refusal = expected = None
+        try:
+            getattr(nisa, name)(**{key: _simulated(key, value) for key, value in arguments.items()})
+        except NkwError as error:
+            refusal = error
+        except Exception as error:
+            raise Difference(self._report(name, arguments, f"it raised {error!r}")) from error
+        self.core.ranges.clear()
+        try:
+            with np.errstate(all="ignore"):
+                self.oracle[name](self.core, **{key: _oracle(value) for key, value in arguments.items()})
+        except (Unwritten, OutOfRange) as error:
+            expected = error
+        if counted:
+            (self.tally.compared if refusal is None else self.tally.refused)[name] += 1
+        wanted = (
+            refusal is None
+            if expected is None
+            else refusal is not None and (isinstance(expected, OutOfRange) or refusal.code == "NKW-UNWRITTEN")
+        )
+        found = f"it answered {refusal}, the oracle {expected!r}" if not wanted else self._compare()
+        if found:
+            raise Difference(self._report(name, arguments, found))
+
+    def _report(self, name: str, arguments: Mapping[str, Any], found: str) -> str:
+        head = f"{name} on {self.target}, stream {self.seed}, step {self._step}: {found}"
+        return "\n".join([head, *(f"  {key} = {_shown(value)}" for key, value in arguments.items())])
+
+    def _compare(self) -> str:
+        for each in self.core.ranges:
+            if found := self._settle(each):
+                return found
+        for storage, memory in self.memories:
+            # Comparing bytes objects is several times faster than comparing small arrays.
+            if storage.array.tobytes() != memory.bytes.tobytes():
+                at = int(np.flatnonzero(storage.array != memory.bytes)[0])
+                return f"byte {at} of {memory.name} is {storage.array[at]}, not {memory.bytes[at]}"
+            if found := _compare_states(storage.validity, memory):
+                return found
+        for name, register in self.registers.items():
+            value = register.simulated.value
+            if value != self.core.registers[name]:
+                return f"{name} is {value}, not {self.core.registers[name]}"
+        return self._compare_accumulators()
+
+    def _settle(self, each: Range) -> str:
+        """Check the elements whose last places are open, and take over what the simulator has there."""
+        operand = each.operand
+        storage = next(storage for storage, memory in self.memories if memory is operand.memory)
+        at = operand.every_byte()
+        raw = np.ascontiguousarray(storage.array[at])
+        seen = operand.format.decode(raw.view(operand.format.unsigned)[..., 0])
+        wrong = ~each.free & np.where(
+            each.nan | np.isnan(seen),
+            np.isnan(seen) != (each.nan | each.perhaps),
+            ~_within(seen, each.low, each.high),
+        )
+        if wrong.any():
+            first = tuple(int(i) for i in np.argwhere(wrong)[0])
+            return (
+                f"element {first} written is {seen[first]!r}, not within {each.low[first]!r} to {each.high[first]!r} "
+                f"({int(wrong.sum())} of {wrong.size} differ)"
+            )
+        operand.memory.bytes[at] = raw
+        return ""
+
+    def _compare_accumulators(self) -> str:
+        for name, state in _ACCUMULATORS.items():
+            registers = getattr(self.core, name)
+            seen = current_core().state(state)[:, 0].astype(np.float64)
+            known = ~np.isinf(registers.slack)
+            slack = np.where(known, registers.slack, 0.0)
+            low = np.float32(registers.values - slack).astype(np.float64)
+            high = np.float32(registers.values + slack).astype(np.float64)
+            nan = np.isnan(registers.values)
+            wrong = known & np.where(nan, ~np.isnan(seen), ~_within(seen, low, high))
+            if wrong.any():
+                row = int(np.flatnonzero(wrong)[0])
+                return f"{name} accumulator {row} is {seen[row]!r}, not within {low[row]!r} to {high[row]!r}"
+            registers.values[known] = seen[known]
+            registers.slack[known] = 0.0
+        return ""
+
+
+def _compare_states(validity: Any, memory: Memory) -> str:
+    """Whether both sides agree on which bytes were written, and by a matmul."""
+    expected = memory.state.tobytes()
+    if validity.uniform is not None:
+        seen = bytes((validity.uniform,)) * len(expected)
+    else:
+        seen = validity.mask.tobytes()
+    if seen == expected:
+        return ""
+    at = next(i for i, (one, other) in enumerate(zip(seen, expected)) if one != other)
+    return f"byte {at} of {memory.name} has state {seen[at]}, not {expected[at]}"
+
+
+def _within(seen: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return (seen >= low) & (seen <= high)
+
+
+def _simulated(key: str, value: Any) -> Any:
+    if isinstance(value, (Tile, Register)):
+        return value.simulated
+    if isinstance(value, list) and value and isinstance(value[0], Tile):
+        return [tile.simulated for tile in value]
+    if key in _OPERATORS and isinstance(value, str):
+        return getattr(nl, value)
+    if key in _ENUMS and isinstance(value, str):
+        return _ENUMS[key][value]
+    return value
+
+
+def _oracle(value: Any) -> Any:
+    if isinstance(value, Tile):
+        return value.oracle
+    if isinstance(value, Register):
+        return value.name
+    if isinstance(value, list) and value and isinstance(value[0], Tile):
+        return [tile.oracle for tile in value]
+    return value
+
+
+def _shown(value: Any) -> str:
+    return "; ".join(str(v) for v in value) if isinstance(value, list) else str(value)
+
+
+def run(
+    instructions: int,
+    seed: int,
+    targets: tuple[str, ...] = TARGETS,
+    oracle: Mapping[str, Callable[..., None]] = INSTRUCTIONS,
+    only: frozenset[str] | None = None,
+) -> Tally:
+    """Compare `instructions` random instructions, streams of PER_KERNEL each, on the targets in turn.
+
+    Raises Difference at the first disagreement. `only` restricts what is drawn; ValueError if no target has any of it.
+    """
+    tally, number = Tally(), 0
+    while tally.instructions < instructions:
+        if number >= len(targets) and not tally.instructions:
+            raise ValueError(f"{', '.join(targets)} can draw none of {', '.join(sorted(only or ()))}")
+        target = targets[number % len(targets)]
+        stream(target, zlib.crc32(f"{seed}/{number}".encode()), oracle, tally, only)
+        number += 1
+    return tally
+
+
+def stream(
+    target: str,
+    seed: int,
+    oracle: Mapping[str, Callable[..., None]] = INSTRUCTIONS,
+    tally: Tally | None = None,
+    only: frozenset[str] | None = None,
+) -> Tally:
+    """One kernel of PER_KERNEL random instructions."""
+    tally = tally if tally is not None else Tally()
+    host = np.zeros(_FEED_BYTES, np.uint8)
+
+    def kernel(feed: Any) -> None:
+        lockstep = Lockstep(target, seed, feed, host, oracle, tally)
+        draw = Draw(lockstep, np.random.default_rng(seed))
+        names = [name for name in DRAWS if only is None or name in only]
+        for _ in range(PER_KERNEL):
+            name = draw.pick(names)
+            arguments = DRAWS[name](draw)
+            if arguments is not None and not is_known(name, arguments):
+                lockstep.step(name, arguments)
+
+    launch(kernel, [((host,), {})], hardware(target))
+    return tally

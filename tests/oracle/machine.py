@@ -1,0 +1,184 @@
+"""A toy core: memories as bytes with a written and an accumulated map, and operands as lists of byte addresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.oracle.formats import Format, single
+
+LANES = 128
+EMPTY, WRITTEN, ACCUMULATED = 0, 1, 3
+
+
+class Unwritten(Exception):
+    """An instruction reads bytes that nothing has written."""
+
+
+class OutOfRange(Exception):
+    """A run-time index lies outside the dim it addresses."""
+
+
+@dataclass
+class Memory:
+    """One allocation: its bytes, and of each byte whether it was written, and whether by a matmul."""
+
+    name: str
+    buffer: str
+    bytes: np.ndarray
+    state: np.ndarray
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The run-time part of an address: row numbers, the bytes from row to row, and how many rows there are.
+
+    `index` is a tile with one number per row of the operand, or a register with one for all.
+    """
+
+    index: Operand | str
+    bytes_per_row: int
+    extent: int
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Elements of one format: the byte address of each, in the shape the instruction sees."""
+
+    memory: Memory
+    format: Format
+    addresses: np.ndarray
+    rows: Rows | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.addresses.shape
+
+    def flat(self) -> Operand:
+        """One row per partition, elements in streaming order."""
+        return Operand(self.memory, self.format, self.addresses.reshape(self.shape[0], -1), self.rows)
+
+    def every_byte(self) -> np.ndarray:
+        return self.addresses[..., None] + np.arange(self.format.bytes)
+
+
+@dataclass
+class Range:
+    """Elements of which the written value is known up to rounding errors: any value from low to high is right.
+
+    `nan` elements must be NaN, `perhaps` elements may be, and `free` ones may be anything.
+    """
+
+    operand: Operand
+    low: np.ndarray
+    high: np.ndarray
+    nan: np.ndarray
+    perhaps: np.ndarray
+    free: np.ndarray
+
+
+@dataclass
+class Accumulators:
+    """128 float32 registers, the error each may have, and those of which nothing is known."""
+
+    values: np.ndarray
+    slack: np.ndarray
+
+    @classmethod
+    def holding(cls, value: float, slack: float) -> Accumulators:
+        return cls(np.full(LANES, value), np.full(LANES, slack))
+
+
+@dataclass
+class Core:
+    """What instructions change. `generation` is 2, 3 or 4."""
+
+    generation: int
+    scalar: Accumulators = field(default_factory=lambda: Accumulators.holding(0.0, 0.0))
+    vector: Accumulators = field(default_factory=lambda: Accumulators.holding(np.nan, np.inf))
+    registers: dict[str, int] = field(default_factory=dict)
+    ranges: list[Range] = field(default_factory=list)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def bits(self, operand: Operand) -> np.ndarray:
+        """The raw bits of every element."""
+        at = operand.every_byte()
+        if not operand.memory.state[at].all():
+            raise Unwritten(operand.memory.name)
+        raw = np.ascontiguousarray(operand.memory.bytes[at])
+        return raw.view(operand.format.unsigned)[..., 0]
+
+    def values(self, operand: Operand) -> np.ndarray:
+        """Every element as the float32 an engine computes with."""
+        return single(operand.format.decode(self.bits(operand)))
+
+    def matrix(self, operand: Operand) -> np.ndarray:
+        """float32 values, one row per partition."""
+        return self.values(operand.flat())
+
+    def column(self, operand: Any) -> np.ndarray:
+        """A (P, 1) operand or a number, to stand beside rows."""
+        if isinstance(operand, Operand):
+            return self.matrix(operand)
+        return single(np.array([[float(operand)]]))
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def write_bits(
+        self,
+        operand: Operand,
+        bits: np.ndarray,
+        chosen: np.ndarray | None = None,
+        accumulated: bool = False,
+    ) -> None:
+        """Put raw bits into the elements (or the chosen ones)."""
+        element = operand.format.unsigned
+        raw = np.ascontiguousarray(bits.reshape(operand.shape).astype(element))[..., None].view(np.uint8)
+        at = operand.every_byte()
+        if chosen is not None:
+            chosen = chosen.reshape(operand.shape)
+            at, raw = at[chosen], raw[chosen]
+        operand.memory.bytes[at] = raw
+        operand.memory.state[at] = ACCUMULATED if accumulated else WRITTEN
+
+    def write(
+        self,
+        operand: Operand,
+        values: np.ndarray,
+        slack: np.ndarray | None = None,
+        chosen: np.ndarray | None = None,
+        accumulated: bool = False,
+    ) -> None:
+        """Round float32 values once into the operand's format.
+
+        `slack` is the absolute error that values may have before that rounding, infinite where nothing is known;
+        None means none and also fixes the sign of zeros. NaN is compared by being NaN.
+        """
+        values = np.asarray(values, np.float64).reshape(operand.shape)
+        self.write_bits(operand, operand.format.encode(values), chosen, accumulated)
+        nan = np.isnan(values) if operand.format.is_float else np.zeros(values.shape, np.bool_)
+        overflows_to_nan = operand.format.is_float and not operand.format.infinite
+        if slack is None and not nan.any() and not overflows_to_nan:
+            return
+        width = np.reshape(slack, operand.shape) if slack is not None else np.zeros(operand.shape)
+        free = np.isinf(width)
+        if chosen is not None:
+            free = free & chosen.reshape(operand.shape)
+        finite = np.where(free, 0.0, width)
+        # The sum itself must not round inward: one float64 step outward each.
+        low = np.where(finite == 0, values, np.nextafter(values - finite, -np.inf))
+        high = np.where(finite == 0, values, np.nextafter(values + finite, np.inf))
+        low, high = operand.format.rounded(low), operand.format.rounded(high)
+        # A format without infinity overflows to NaN, so a bound beyond it allows NaN.
+        perhaps = np.isnan(low) | np.isnan(high)
+        low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+        nan = np.isnan(operand.format.rounded(values)) & (finite == 0)
+        parts = [low, high, nan, perhaps, free]
+        if chosen is not None:
+            kept = chosen.reshape(operand.shape)
+            operand = Operand(operand.memory, operand.format, operand.addresses[kept])
+            parts = [part[kept] for part in parts]
+        self.ranges.append(Range(operand, *parts))

@@ -1,0 +1,273 @@
+"""Writes docs/instructions: one page per instruction of the book, and an index.
+
+Everything on a page is taken from the instruction's own file: the signature and docstring of its planner, the rules
+that the planner can reach (found by following the names its code uses), the chips whose hardware record passes the
+rules that ask for nothing but the chip, and the numbers of the hardware record that its cost is made of, each with
+its source.
+
+    python -m tools.instruction_pages [FOLDER]
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from simulate.errors import RuleViolation, code_of, sentence_of
+from simulate.hardware import hardware
+from simulate.isa import INSTRUCTIONS, book, costs
+from simulate.isa.enums import EXPORTED
+from simulate.numerics import AluOperator
+from simulate.run import carry_out, indirect, issue
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "instructions"
+TARGETS = ("trn1", "trn2", "trn3")
+_ISSUING = (issue, carry_out, indirect)
+"""Where an instruction takes effect, with the rules that hold for all."""
+_NOTE = "<!-- Written by `make docs` from {source}; edit that file. -->"
+
+
+@dataclass
+class Reached:
+    """What the code of one function can lead to."""
+
+    rules: dict[str, str] = field(default_factory=dict)
+    """Sentence by code."""
+    limits: set[str] = field(default_factory=set)
+    """Fields of the hardware record that are asked outside the cost formulas."""
+    numbers: set[str] = field(default_factory=set)
+    """Fields of the hardware record that the cost formulas use."""
+
+
+def reached_from(function: Callable[..., Any]) -> Reached:
+    """Follow every name that a function uses, and that of those, through the instruction book."""
+    reached = Reached()
+    seen: set[int] = set()
+    waiting: list[FunctionType] = [_function(function)]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if hasattr(one, "code"):
+            reached.rules[code_of(one)] = sentence_of(one)
+        fields = reached.numbers if one.__module__ == costs.__name__ else reached.limits
+        fields.update(_hardware_fields(one))
+        waiting += _used(one)
+    reached.limits -= reached.numbers
+    return reached
+
+
+def _function(value: Any) -> FunctionType:
+    return inspect.unwrap(value)
+
+
+@lru_cache(None)
+def _tree(function: FunctionType) -> ast.AST:
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))
+
+
+def _hardware_fields(function: FunctionType) -> set[str]:
+    """The fields that a function reads from a variable called `hardware`."""
+    known = hardware(TARGETS[0]).provenance
+    return {
+        node.attr
+        for node in ast.walk(_tree(function))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "hardware"
+        and node.attr in known
+    }
+
+
+def _used(function: FunctionType) -> list[FunctionType]:
+    """The functions of the instruction book that a function names; of a class, its methods."""
+    found: list[FunctionType] = []
+    for node in ast.walk(_tree(function)):
+        value = _named(node, function)
+        members = vars(value).values() if isinstance(value, type) else (value,)
+        for member in members:
+            member = _function(member) if callable(member) else member
+            if isinstance(member, FunctionType) and _written_in_the_book(member):
+                found.append(member)
+    return found
+
+
+def _named(node: ast.AST, function: FunctionType) -> Any:
+    """What a name, or a name of a module, stands for in a function's file; None for anything else."""
+    if isinstance(node, ast.Name):
+        return function.__globals__.get(node.id)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        owner = function.__globals__.get(node.value.id)
+        return getattr(owner, node.attr, None) if isinstance(owner, ModuleType) else None
+    return None
+
+
+def _written_in_the_book(function: FunctionType) -> bool:
+    """Methods that a dataclass generates have no file."""
+    return function.__module__.startswith("simulate.isa.") and Path(function.__code__.co_filename).is_file()
+
+
+def chips_of(planner: Callable[..., Any]) -> tuple[str, ...]:
+    """The targets that pass the rules which every call applies to nothing but the chip."""
+    rules = list(_chip_rules(_function(planner)))
+    return tuple(target for target in TARGETS if all(_passes(rule, target) for rule in rules))
+
+
+def _chip_rules(function: FunctionType) -> Iterator[Callable[..., Any]]:
+    """Rules that a function applies as `rule(hardware)`, whatever its other arguments: not inside an `if` or a loop."""
+    tree = _tree(function)
+    assert isinstance(tree, ast.Module) and isinstance(tree.body[0], ast.FunctionDef)
+    for statement in tree.body[0].body:
+        call = getattr(statement, "value", None)
+        if not isinstance(call, ast.Call):
+            continue
+        called = _named(call.func, function)
+        if not (isinstance(called, FunctionType) and _written_in_the_book(called)):
+            continue
+        if not hasattr(called, "code"):
+            yield from _chip_rules(called)
+        elif [ast.unparse(argument) for argument in call.args] == ["hardware"]:
+            yield called
+
+
+def _passes(rule: Callable[..., Any], target: str) -> bool:
+    try:
+        rule(hardware(target))
+    except RuleViolation:
+        return False
+    return True
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def page(name: str) -> str:
+    """The page of one instruction."""
+    planner = INSTRUCTIONS[name]
+    source = Path(inspect.getsourcefile(_function(planner)) or "").name
+    reached = reached_from(planner)
+    lines = [
+        _NOTE.format(source=f"simulate/isa/{source}"),
+        "",
+        f"# nki.isa.{name}",
+        "",
+        "```python",
+        signature(name),
+        "```",
+        "",
+        f"Chips: {', '.join(chips_of(planner))}.",
+        "",
+        inspect.getdoc(planner) or "",
+        "",
+        "## Rules",
+        "",
+        *(f"- `{code}`: {sentence}" for code, sentence in sorted(reached.rules.items())),
+    ]
+    lines += _numbers("Limits and capabilities", reached.limits)
+    lines += _numbers("Numbers of the cost", reached.numbers)
+    return "\n".join(lines) + "\n"
+
+
+def signature(name: str) -> str:
+    """The documented signature, one parameter a line."""
+    parameters = book.documented_signature(INSTRUCTIONS[name]).parameters.values()
+    lines = [f"    {p.name}{_default(p)}," for p in parameters]
+    return "\n".join([f"nki.isa.{name}(", *lines, ")"])
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    """`=` and the default as a kernel would write it."""
+    value = parameter.default
+    if value is inspect.Parameter.empty:
+        return ""
+    names = {kind: name for name, kind in EXPORTED.items()}
+    if type(value) in names:
+        return f"=nki.isa.{names[type(value)]}.{value.name}"
+    return f"=nki.language.{value.name}" if isinstance(value, AluOperator) else f"={value!r}"
+
+
+def _numbers(title: str, fields: set[str]) -> Iterator[str]:
+    """A table of fields of the hardware record, their value on every chip and where the first value comes from."""
+    if not fields:
+        return
+    yield from ("", f"## {title}", "", f"| field | {' | '.join(TARGETS)} | source |", "|---|---|---|---|---|")
+    for name in sorted(fields):
+        rows = [hardware(target).provenance[name] for target in TARGETS]
+        sources = list(dict.fromkeys(f"{row.confidence.value}: {row.source}" for row in rows))
+        values = " | ".join(_value(row.value) for row in rows)
+        yield f"| `{name}` | {values} | {_cell('; '.join(sources))} |"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _cell(f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def index() -> str:
+    """The list of all pages, and the rules that hold for every instruction when it is issued."""
+    rows = [
+        f"| [{name}]({name}.md) | {_cell(_first_line(planner))} | {', '.join(chips_of(planner))} |"
+        for name, planner in sorted(INSTRUCTIONS.items())
+    ]
+    common = {
+        code_of(rule): sentence_of(rule)
+        for module in _ISSUING
+        for rule in vars(module).values()
+        if hasattr(rule, "code")
+    }
+    return "\n".join(
+        [
+            _NOTE.format(source="simulate/isa"),
+            "",
+            "# Instructions",
+            "",
+            "| instruction | meaning | chips |",
+            "|---|---|---|",
+            *rows,
+            "",
+            "## Rules of every instruction",
+            "",
+            "Checked when an instruction is issued, whatever its own rules are:",
+            "",
+            *(f"- `{code}`: {sentence}" for code, sentence in sorted(common.items())),
+            "",
+        ]
+    )
+
+
+def _first_line(planner: Callable[..., Any]) -> str:
+    return (inspect.getdoc(planner) or "").splitlines()[0]
+
+
+def pages() -> dict[str, str]:
+    """File name to content of the whole folder."""
+    return {"README.md": index(), **{f"{name}.md": page(name) for name in sorted(INSTRUCTIONS)}}
+
+
+def write(folder: Path) -> None:
+    """Bring a folder up to date; pages of instructions that are gone are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = pages()
+    for old in folder.glob("*.md"):
+        if old.name not in wanted:
+            old.unlink()
+    for name, text in wanted.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
