@@ -18,6 +18,7 @@ from model.errors import ModelError
 
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 TARGETS = ("trn1", "inf2", "trn2", "trn3")
+DTYPES = ("bfloat16", "float16", "float32")
 BACKENDS = ("simulate", "numpy", "neuron")
 
 
@@ -36,7 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{DISTRIBUTION} {version()}")
             return 0
         if options.command is None:
-            _parser().error("a command is needed: generate or sim")
+            _parser().error("a command is needed: generate, plan or sim")
+        if options.command == "plan":
+            from model.plan.command import plan_command
+
+            return plan_command(options)
         from model.command import generate_command
 
         return generate_command(options)
@@ -76,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_generate(
         commands.add_parser("generate", help="continue a prompt, check every token, predict the time")
+    )
+    _add_plan(
+        commands.add_parser("plan", help="what a model needs and would do on a chip, from its config.json")
     )
     commands.add_parser("sim", add_help=False, help="run, time and explain kernels (nkw sim --help)")
     return parser
@@ -146,6 +154,55 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", type=Path, help="write ids, checks and predictions as JSON")
 
 
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "From a config.json alone: parameters, bytes, what fits where, and the predicted times of a prompt and of a "
+        "decode step, composed of dry runs of this project's kernels."
+    )
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="config.json, or a folder that holds one")
+    parser.add_argument("--instance", metavar="NAME", help="instance type (default: trn2.48xlarge)")
+    parser.add_argument(
+        "--accelerator",
+        metavar="NAME",
+        help="instead, the roofline of h100, a100 or any peaks given as TFLOPS,TB/s",
+    )
+    parser.add_argument(
+        "--tp",
+        metavar="N",
+        type=_count,
+        help="tensor-parallel ranks, one core each (default: the fewest that hold the model)",
+    )
+    parser.add_argument(
+        "--batch",
+        metavar="N",
+        type=_count,
+        default=1,
+        help="sequences decoded together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt",
+        metavar="N",
+        type=_count,
+        help="tokens of a prompt (default: 896, or what the context leaves)",
+    )
+    parser.add_argument(
+        "--generate", metavar="N", type=_count, help="tokens generated (default: an eighth of 1,024)"
+    )
+    parser.add_argument(
+        "--dtype",
+        metavar="NAME",
+        choices=DTYPES,
+        help="bfloat16, float16 or float32 (default: what the config names)",
+    )
+    parser.add_argument(
+        "--price",
+        metavar="DOLLARS",
+        type=_price,
+        help="of the instance for an hour: adds the price of tokens",
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan as JSON")
+
+
 def _count(text: str) -> int:
     value = _whole(text)
     if value < 1:
@@ -164,6 +221,13 @@ def _temperature(text: str) -> float:
     value = _number(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is neither 0 nor a positive number")
+    return value
+
+
+def _price(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return value
 
 

@@ -47,7 +47,7 @@ def load_config(folder: Path | str) -> LlamaConfig:
     folder = Path(folder)
     if not os.path.isdir(folder):
         raise ModelError(f"{folder} is not a folder; a model is a Hugging Face folder with config.json in it")
-    fields = _Fields(folder / "config.json")
+    fields = Fields(folder / "config.json")
     architecture = _architecture(fields)
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads")
@@ -67,7 +67,7 @@ def load_config(folder: Path | str) -> LlamaConfig:
             raise fields.error(bias, "true; the projection kernels add no bias")
     positions = fields.count("max_position_embeddings")
     vocabulary = fields.count("vocab_size")
-    generation = _Fields(folder / "generation_config.json", optional=True)
+    generation = Fields(folder / "generation_config.json", optional=True)
     ends_in = generation if "eos_token_id" in generation else fields
     starts_in = fields if "bos_token_id" in fields else generation
     return LlamaConfig(
@@ -89,7 +89,7 @@ def load_config(folder: Path | str) -> LlamaConfig:
     )
 
 
-def _architecture(fields: _Fields) -> str:
+def _architecture(fields: Fields) -> str:
     known = ", ".join(ARCHITECTURES)
     named = fields.get("architectures", None)
     if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str):
@@ -104,7 +104,7 @@ def _architecture(fields: _Fields) -> str:
     raise fields.error("architectures", f"missing, and model_type is {model_type!r}; known are {known}")
 
 
-def _dtype(fields: _Fields) -> str | None:
+def _dtype(fields: Fields) -> str | None:
     for name in ("dtype", "torch_dtype"):  # transformers 5 writes the first, earlier versions the second
         value = fields.get(name, None)
         if value is None:
@@ -115,7 +115,7 @@ def _dtype(fields: _Fields) -> str | None:
     return None
 
 
-def _rope(fields: _Fields, positions: int) -> RopeParameters:
+def _rope(fields: Fields, positions: int) -> RopeParameters:
     """Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` beside it."""
     name = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
     scaling = fields.table(name)
@@ -163,7 +163,7 @@ def _rope(fields: _Fields, positions: int) -> RopeParameters:
     )
 
 
-class _Fields:
+class Fields:
     """The fields of one JSON object; every access checks the type, and an error names file, field and value."""
 
     def __init__(self, path: Path, optional: bool = False) -> None:
@@ -171,12 +171,12 @@ class _Fields:
         self._prefix = ""
         self._values = {} if optional and not path.exists() else read_json(path)
 
-    def table(self, name: str) -> _Fields:
+    def table(self, name: str) -> Fields:
         """The object in field `name`; an empty one where the field is absent or null."""
         value = self.get(name, None)
         if value is not None and not isinstance(value, dict):
             raise self.error(name, f"{value!r} is not an object")
-        inner = object.__new__(_Fields)
+        inner = object.__new__(Fields)
         inner._path, inner._prefix, inner._values = self._path, f"{self._prefix}{name}.", value or {}
         return inner
 

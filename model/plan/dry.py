@@ -1,0 +1,107 @@
+"""Times of kernels from dry runs, at few enough sizes that a plan takes seconds.
+
+- Up to 128 rows go through the weights together, with almost the same instructions: between launches at 1, 16 and 128
+  rows, times are taken as linear.
+- Beyond 1,024 rows a kernel repeats itself every 512: the number of instructions is a polynomial in the number of
+  repetitions, linear for products with weights, quadratic for attention. Forward differences of launches at the first
+  sizes with the same remainder continue it; for the serial reading, a sum over instructions, that is nearly exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from math import comb
+from typing import Any
+
+from model.device import DryDevice
+from model.plan.calls import Call, RowCall
+
+ROWS_TOGETHER = 128
+"""Rows of one tile of activations: the partitions."""
+
+_KNOTS = (1, 16, ROWS_TOGETHER)
+_PERIOD = 512
+
+
+@dataclass(frozen=True)
+class Time:
+    """A time by its readings: dataflow and serial are the bounds, program is the prediction."""
+
+    dataflow_ns: float = 0.0
+    program_ns: float = 0.0
+    serial_ns: float = 0.0
+
+    def __add__(self, other: Time) -> Time:
+        return Time(
+            self.dataflow_ns + other.dataflow_ns,
+            self.program_ns + other.program_ns,
+            self.serial_ns + other.serial_ns,
+        )
+
+    def __sub__(self, other: Time) -> Time:
+        return self + other * -1.0
+
+    def __mul__(self, factor: float) -> Time:
+        return Time(self.dataflow_ns * factor, self.program_ns * factor, self.serial_ns * factor)
+
+    def at_least(self, floor_ns: float) -> Time:
+        """Every reading that is shorter than a physical floor raised to it."""
+        return Time(*(max(each, floor_ns) for each in (self.dataflow_ns, self.program_ns, self.serial_ns)))
+
+    @classmethod
+    def exact(cls, time_ns: float) -> Time:
+        """The same in every reading, as a roofline is."""
+        return cls(time_ns, time_ns, time_ns)
+
+
+class DryTimes:
+    """Times of single launches on one core, or on all `tp` ranks, of a chip; ModelError is what a kernel refuses."""
+
+    def __init__(self, target: str, tp: int) -> None:
+        self._alone = DryDevice(target, 1)
+        self._ranks = DryDevice(target, tp)
+        self.overhead_ns = 0.0
+
+    @property
+    def replica_group(self) -> Any:
+        """All ranks as one group; None for one rank."""
+        return self._ranks.replica_group
+
+    def launch(self, call: Call) -> Time:
+        """One launch, without starting and ending the kernel."""
+        device = self._alone if len(call.arguments) == 1 else self._ranks
+        device.run(call.kernel, call.arguments)
+        done = device.take_pass()
+        self.overhead_ns = done.overhead_ns
+        took = done.prediction()
+        whole = Time(took.dataflow_ns, took.program_ns, took.serial_ns)
+        return whole - Time.exact(done.overhead_ns)
+
+    def by_rows(self, call: RowCall, rows: int) -> Time:
+        """A product with weights, which takes the rows of all sequences together."""
+        if rows > ROWS_TOGETHER:
+            return continued(lambda size: self.launch(call(size)), rows, order=1)
+        if rows in _KNOTS:
+            return self.launch(call(rows))
+        low, high = next((low, high) for low, high in pairwise(_KNOTS) if low < rows < high)
+        share = (rows - low) / (high - low)
+        return self.launch(call(low)) * (1 - share) + self.launch(call(high)) * share
+
+    def by_tokens(self, call: RowCall, tokens: int) -> Time:
+        """Attention of a prompt with itself."""
+        return continued(lambda size: self.launch(call(size)), tokens, order=2)
+
+
+def continued(time: Callable[[int], Time], size: int, order: int) -> Time:
+    """The time at `size` rows: launched where that is small, else by forward differences up to `order`."""
+    repeats, rest = divmod(size, _PERIOD)
+    if repeats <= order + 1:
+        return time(size)
+    known = [time(_PERIOD * repeat + rest) for repeat in range(1, order + 2)]
+    total = Time()
+    for degree in range(order + 1):
+        total = total + known[0] * comb(repeats - 1, degree)
+        known = [after - before for before, after in pairwise(known)]
+    return total

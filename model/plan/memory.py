@@ -1,0 +1,81 @@
+"""What a plan fits into: bytes of weights and cache on each core, by the number of ranks, and on each instance.
+
+A rank holds the weights as `model/families/llama.py` cuts them: the embedding table whole, norms whole, and its part of
+everything else. A tied table is held a second time, transposed, for the head; with more ranks than key/value heads, a
+head's projections and cache lie on several ranks. Activations, code and what the runtime keeps for itself are not
+counted, so a plan that fills a core to the brim will not run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model.plan.parameters import Layers, Model
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one of `tp` ranks holds: its weights, and for each sequence of `tokens` tokens its part of the cache."""
+
+    tp: int
+    tokens: int
+    weight_bytes: int
+    cache_bytes_per_sequence: int
+
+    def sequences(self, capacity_bytes: int) -> int:
+        """Sequences whose cache fits beside the weights; 0 where not even one does."""
+        free = capacity_bytes - self.weight_bytes
+        if free < 0:
+            return 0
+        # A model without a cache has no bound of this kind; one byte keeps the division defined.
+        return free // max(1, self.cache_bytes_per_sequence)
+
+
+def footprint(model: Model, dtype: str, tp: int, tokens: int) -> Footprint:
+    """What each rank holds of a model in `dtype`."""
+    size = DTYPE_BYTES[dtype]
+    elements = model.embedding + model.final_norms + _share(model.vocabulary, tp) * model.hidden
+    elements += sum(layers.count * _layer(model, layers, tp) for layers in model.layers)
+    elements += _share(model.aside.parameters, tp) if model.aside else 0
+    copies = kv_ranks(model, tp)
+    cache = sum(
+        layers.count
+        * _share(layers.cache_per_sequence + layers.cache_per_token * layers.seen(tokens), copies)
+        for layers in model.layers
+    )
+    return Footprint(tp, tokens, elements * size, cache * size)
+
+
+def kv_ranks(model: Model, tp: int) -> int:
+    """Into how many parts `tp` ranks divide keys and values."""
+    return min(tp, model.divided_kv_heads)
+
+
+def possible_tp(model: Model, most: int) -> list[int]:
+    """The powers of two up to `most` by which the model divides, and 1."""
+    powers = [2**exponent for exponent in range(most.bit_length()) if 2**exponent <= most]
+    return [tp for tp in powers if model.undivided(tp) is None]
+
+
+def smallest_tp(model: Model, dtype: str, tokens: int, batch: int, cores: int, core_bytes: int) -> int | None:
+    """The fewest ranks that hold the model and `batch` sequences, of those that `cores` cores offer."""
+    for tp in possible_tp(model, cores):
+        if footprint(model, dtype, tp, tokens).sequences(core_bytes) >= batch:
+            return tp
+    return None
+
+
+def _layer(model: Model, layers: Layers, tp: int) -> int:
+    own = layers.attention - layers.attention_shared
+    shared = _share(layers.attention_shared, kv_ranks(model, tp))
+    return (
+        layers.norms
+        + shared
+        + sum(_share(part, tp) for part in (own, layers.mlp, layers.experts, layers.mixer))
+    )
+
+
+def _share(parameters: int, ranks: int) -> int:
+    return -(-parameters // ranks)

@@ -1,0 +1,252 @@
+"""One plan: a model on an instance or an accelerator, for a prompt, a number of tokens to generate, and batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model.device import INSTANCES, Instance, chip
+from model.errors import ModelError
+from model.plan import roofline
+from model.plan.dry import Time
+from model.plan.memory import DTYPE_BYTES, Footprint, footprint, possible_tp, smallest_tp
+from model.plan.parameters import Model
+from model.plan.predict import PassTime, Predictor
+from model.plan.roofline import Accelerator, Work
+
+DEFAULT_INSTANCE = "trn2.48xlarge"
+DEFAULT_TOKENS = 1024
+"""Prompt and generated tokens together, where the model's context allows it; an eighth is generated."""
+
+LARGEST_BATCH = 64
+CHIPS = ("trn1", "inf2", "trn2", "trn3")
+MOST_RANKS = 128
+"""The last row of the table of footprints: the cores of a trn2.48xlarge."""
+
+_MOST_BATCH = 2**20
+_MOST_TOKENS = 2**30
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be planned; None leaves the choice to the planner."""
+
+    instance: str | None = None
+    accelerator: str | None = None
+    tp: int | None = None
+    batch: int = 1
+    prompt: int | None = None
+    generate: int | None = None
+    dtype: str | None = None
+    price: float | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A prompt or a decode step: its work, its roofline, and its prediction where kernels exist."""
+
+    work: Work
+    roofline_ns: float
+    predicted: PassTime | None
+
+    @property
+    def time(self) -> Time:
+        """The predicted time, else the roofline."""
+        return Time.exact(self.roofline_ns) if self.predicted is None else self.predicted.time
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Decoding in batches of one size: the step, and what complete requests come to, prompts included."""
+
+    batch: int
+    fits: bool
+    step: Phase
+    tokens_per_s: float
+    request_tokens_per_s: float
+    dollars_per_million: Time | None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How an instance holds a model: the fewest ranks (None: not at all), copies, and sequences over all copies."""
+
+    instance: Instance
+    tp: int | None
+    copies: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a plan says. `peaks` are those of one core or device; `copies` of the model run side by side."""
+
+    model: Model
+    dtype: str
+    prompt: int
+    generate: int
+    batch: int
+    place: str
+    target: str | None
+    devices: int | None
+    peaks: Accelerator
+    tp: int
+    copies: int
+    price: float | None
+    footprints: tuple[Footprint, ...]
+    fits: tuple[Fit, ...]
+    first_token: Phase
+    rates: tuple[Rate, ...]
+
+    @property
+    def context(self) -> int:
+        """Positions in use at the last token."""
+        return self.prompt + self.generate
+
+    @property
+    def step(self) -> Phase:
+        """A decode step at the batch that was asked for."""
+        return next(rate.step for rate in self.rates if rate.batch == self.batch)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the batch that was asked for fits."""
+        return next(rate.fits for rate in self.rates if rate.batch == self.batch)
+
+
+def make_plan(model: Model, request: Request) -> Plan:
+    """Plan a model; ModelError for what the model, the instance or the options do not allow."""
+    if request.instance is not None and request.accelerator is not None:
+        raise ModelError("a plan is for an instance or for an accelerator, not for both")
+    if request.batch > _MOST_BATCH:
+        raise ModelError(f"a batch of {request.batch}; a plan takes at most {_MOST_BATCH:,}")
+    dtype = request.dtype or model.dtype or "bfloat16"
+    prompt, generate = _tokens(model, request)
+    place = _Place.of(model, request, dtype, prompt + generate)
+    predictor = None
+    if place.target is not None and model.kernels is not None:
+        predictor = Predictor(model, model.kernels, place.target, place.tp, dtype, prompt + generate)
+    peaks = place.peaks.times(place.tp)
+    work = roofline.prefill(model, dtype, 1, prompt)
+    first = Phase(work, 1e9 * work.seconds(peaks), predictor.first_token(prompt) if predictor else None)
+    powers = {2**exponent for exponent in range(LARGEST_BATCH.bit_length())}
+    rates = []
+    for batch in sorted(powers | {request.batch}):
+        work = roofline.decode(model, dtype, batch, prompt + generate)
+        step = Phase(work, 1e9 * work.seconds(peaks), predictor.step(batch) if predictor else None)
+        rates.append(_rate(batch, place, first, step, generate, request.price))
+    return Plan(
+        model=model,
+        dtype=dtype,
+        prompt=prompt,
+        generate=generate,
+        batch=request.batch,
+        place=place.name,
+        target=place.target,
+        devices=place.devices,
+        peaks=place.peaks,
+        tp=place.tp,
+        copies=place.copies,
+        price=request.price,
+        footprints=tuple(
+            footprint(model, dtype, tp, prompt + generate) for tp in possible_tp(model, MOST_RANKS)
+        ),
+        fits=tuple(_fit(model, dtype, prompt + generate, each) for each in INSTANCES.values()),
+        first_token=first,
+        rates=tuple(rates),
+    )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the model runs: peaks of one core or device, how many share one copy, and what one copy can hold."""
+
+    name: str
+    target: str | None
+    devices: int | None
+    peaks: Accelerator
+    tp: int
+    copies: int
+    sequences: int | None
+
+    @classmethod
+    def of(cls, model: Model, request: Request, dtype: str, tokens: int) -> _Place:
+        if request.accelerator is not None:
+            return cls._accelerator(model, request, request.accelerator, dtype, tokens)
+        name = request.instance or DEFAULT_INSTANCE
+        if name not in INSTANCES:
+            raise ModelError(f"instance {name!r} is not known; known are {', '.join(INSTANCES)}")
+        instance = INSTANCES[name]
+        record, cores = chip(instance.target), instance.physical_cores
+        tp = request.tp
+        if tp is None:
+            held = smallest_tp(model, dtype, tokens, request.batch, cores, record.hbm_bytes_per_core)
+            tp = held or possible_tp(model, cores)[-1]
+        if tp > cores:
+            raise ModelError(f"{tp} ranks on {name}, which has {cores} cores")
+        _check_tp(model, tp)
+        room = footprint(model, dtype, tp, tokens).sequences(record.hbm_bytes_per_core)
+        peaks = roofline.core(record, dtype)
+        return cls(name, instance.target, cores, peaks, tp, cores // tp, room)
+
+    @classmethod
+    def _accelerator(cls, model: Model, request: Request, text: str, dtype: str, tokens: int) -> _Place:
+        peaks = roofline.accelerator(text)
+        tp = request.tp or 1
+        _check_tp(model, tp)
+        room = None
+        if peaks.memory_bytes is not None:
+            size = DTYPE_BYTES[dtype]
+            free = peaks.memory_bytes * tp - size * model.total
+            room = max(0, free) // max(1, size * model.cache_elements(tokens))
+        return cls(peaks.name, None, None, peaks, tp, 1, room)
+
+
+def _check_tp(model: Model, tp: int) -> None:
+    undivided = model.undivided(tp)
+    if undivided is not None:
+        raise ModelError(undivided)
+
+
+def _tokens(model: Model, request: Request) -> tuple[int, int]:
+    """Prompt and generated tokens, as asked for or within the model's context."""
+    room = min(DEFAULT_TOKENS, model.context or DEFAULT_TOKENS)
+    generate = request.generate
+    if generate is None:
+        generate = max(1, room // 8)
+    prompt = request.prompt
+    if prompt is None:
+        prompt = max(1, room - room // 8) if request.generate is None else max(1, room - generate)
+    if prompt + generate > _MOST_TOKENS:
+        raise ModelError(f"{prompt + generate} tokens; a plan takes at most {_MOST_TOKENS:,}")
+    if model.context is not None and prompt + generate > model.context:
+        raise ModelError(
+            f"a prompt of {prompt} and {generate} generated tokens exceed the model's context, {model.context}"
+        )
+    return prompt, generate
+
+
+def _rate(batch: int, place: _Place, first: Phase, step: Phase, generate: int, price: float | None) -> Rate:
+    """Prompts go one after another, then the batch decodes together; the first tokens come with the prompts."""
+    requests = first.time * batch + step.time * (generate - 1)
+    tokens = batch * generate * place.copies
+    per_million = None
+    if price is not None:
+        # dollars an hour over tokens an hour, for a million
+        per_million = requests * (price / 3600e9 / tokens * 1e6)
+    return Rate(
+        batch=batch,
+        fits=place.sequences is None or batch <= place.sequences,
+        step=step,
+        tokens_per_s=1e9 * batch / step.time.program_ns,
+        request_tokens_per_s=1e9 * tokens / requests.program_ns,
+        dollars_per_million=per_million,
+    )
+
+
+def _fit(model: Model, dtype: str, tokens: int, instance: Instance) -> Fit:
+    capacity, cores = chip(instance.target).hbm_bytes_per_core, instance.physical_cores
+    tp = smallest_tp(model, dtype, tokens, 1, cores, capacity)
+    if tp is None:
+        return Fit(instance, None, 0, 0)
+    copies = cores // tp
+    return Fit(instance, tp, copies, copies * footprint(model, dtype, tp, tokens).sequences(capacity))

@@ -1,0 +1,155 @@
+"""The roofline: what a phase computes and moves, and the least time that takes on given peaks.
+
+    time = max(operations / peak operations per second, bytes / peak bytes per second)
+
+Two operations are one multiply-add. A phase reads every weight that its tokens pass once, whatever the batch; a decode
+step reads besides the cache of every sequence, a prompt writes it. So for a batch of B sequences of S tokens, as long
+as bytes decide,
+
+    time per token = (weight bytes + B * S * cache bytes per token) / bandwidth,     tokens per second = B / time
+
+Activations are not counted, nor what ranks exchange.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from model.device import Hardware
+from model.errors import ModelError
+from model.plan.memory import DTYPE_BYTES
+from model.plan.parameters import Model
+
+
+class Bound(Enum):
+    """What decides the time of a phase."""
+
+    compute = "compute"
+    bandwidth = "bandwidth"
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One device by its peaks: operations of the dtype per second, bytes per second, and memory where it is known."""
+
+    name: str
+    operations_per_s: float
+    bytes_per_s: float
+    memory_bytes: int | None
+    source: str
+
+    @property
+    def ridge(self) -> float:
+        """Operations per byte above which compute decides."""
+        return self.operations_per_s / self.bytes_per_s
+
+    def times(self, devices: int) -> Accelerator:
+        """So many devices as one."""
+        memory = None if self.memory_bytes is None else self.memory_bytes * devices
+        return Accelerator(
+            self.name, self.operations_per_s * devices, self.bytes_per_s * devices, memory, self.source
+        )
+
+
+ACCELERATORS = {
+    each.name: each
+    for each in (
+        Accelerator(
+            "h100", 989e12, 3.35e12, 80 * 10**9, "NVIDIA H100 data sheet: SXM, fp16 without sparsity"
+        ),
+        Accelerator(
+            "a100", 312e12, 2.039e12, 80 * 10**9, "NVIDIA A100 data sheet: SXM 80 GB, fp16 without sparsity"
+        ),
+    )
+}
+
+
+def accelerator(text: str) -> Accelerator:
+    """A known accelerator by name, or one as TFLOPS,TB/s; ModelError for anything else."""
+    if text.lower() in ACCELERATORS:
+        return ACCELERATORS[text.lower()]
+    try:
+        tera_operations, tera_bytes = (float(part) for part in text.split(","))
+    except ValueError:
+        known = ", ".join(sorted(ACCELERATORS))
+        raise ModelError(
+            f"accelerator {text!r}; known are {known}, or give TFLOPS,TB/s as in 989,3.35"
+        ) from None
+    if not (0 < tera_operations < 1e9 and 0 < tera_bytes < 1e9):
+        raise ModelError(f"accelerator {text!r}; TFLOPS and TB/s are positive numbers")
+    return Accelerator(text, tera_operations * 1e12, tera_bytes * 1e12, None, "as given")
+
+
+def core(chip: Hardware, dtype: str) -> Accelerator:
+    """One NeuronCore of a chip: the whole PE array at its full clock, and the core's part of the HBM bandwidth."""
+    array = chip.contraction_max * chip.stationary_free_max
+    passes = chip.matmul_fp32_passes if dtype == "float32" else 1
+    return Accelerator(
+        chip.name,
+        2e9 * array * chip.tensor_clock_ghz / passes,
+        1e9 * chip.hbm_gb_per_s_per_core,
+        chip.hbm_bytes_per_core,
+        "hardware record",
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a phase computes, and the bytes of weights and cache that it moves."""
+
+    operations: float
+    weight_bytes: float
+    cache_bytes: float
+
+    @property
+    def bytes(self) -> float:
+        """All bytes moved."""
+        return self.weight_bytes + self.cache_bytes
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return self.operations / self.bytes
+
+    def bound(self, peaks: Accelerator) -> Bound:
+        """What decides its time."""
+        return Bound.compute if self.intensity > peaks.ridge else Bound.bandwidth
+
+    def seconds(self, peaks: Accelerator) -> float:
+        """The least time it takes."""
+        return max(self.operations / peaks.operations_per_s, self.bytes / peaks.bytes_per_s)
+
+
+def decode(model: Model, dtype: str, batch: int, context: int) -> Work:
+    """One token for each of `batch` sequences, each the last of `context` tokens."""
+    size = DTYPE_BYTES[dtype]
+    attended = sum(
+        layers.count
+        * (layers.decode_products * (layers.seen(context) + layers.fixed_positions) + layers.token_products)
+        for layers in model.layers
+    )
+    return Work(
+        2.0 * batch * (model.active + model.head_parameters + attended),
+        size * model.passed(batch),
+        size * batch * model.cache_elements(context),
+    )
+
+
+def prefill(model: Model, dtype: str, batch: int, tokens: int) -> Work:
+    """The prompts of `batch` sequences, of `tokens` tokens each; the head for the last token of each only."""
+    size, aside = DTYPE_BYTES[dtype], model.aside
+    attended = sum(
+        layers.count
+        * (
+            layers.prefill_products * (layers.pairs(tokens) + layers.fixed_positions * tokens)
+            + layers.token_products * tokens
+        )
+        for layers in model.layers
+    )
+    products = model.active * tokens + model.head_parameters + attended
+    weights = model.passed(batch * tokens)
+    if aside is not None and aside.positions:
+        products += aside.parameters * aside.positions + aside.products
+        weights += aside.parameters
+    return Work(2.0 * batch * products, size * weights, size * batch * model.cache_elements(tokens))

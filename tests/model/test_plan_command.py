@@ -1,0 +1,202 @@
+"""`nkw plan`: what it prints, writes and chooses by itself, and one line with status 2 for what it cannot use."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from model.cli import main
+from model.plan.families import load_model
+from model.plan.plan import Request, make_plan
+from tests.model.test_plan_parameters import CONFIGS, COUNTS
+from tests.model.test_plan_predict import tiny
+
+ROOFLINE_ONLY = {
+    "deepseek-v3": "latent attention or routed experts",
+    "gemma-3-27b": "norms after the blocks, an MLP with gelu or windows",
+    "gpt-oss-120b": "routed experts",
+    "mamba-130m": "state-space layers",
+    "whisper-tiny": "cross-attention or biases",
+}
+
+
+def printed(capsys, *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert max(map(len, captured.out.splitlines())) <= 80
+    return captured.out
+
+
+def refused(capsys, *arguments: str) -> str:
+    """The one line that a refused command prints."""
+    try:
+        status = main(["plan", *arguments])
+    except SystemExit as left:
+        status = left.code
+    captured = capsys.readouterr()
+    assert (status, captured.out) == (2, "")
+    assert captured.err.endswith("\n")
+    assert captured.err.count("\n") == 1
+    return captured.err.strip()
+
+
+def published(name: str) -> str:
+    return str(CONFIGS / f"{name}.json")
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch) -> str:
+    """A config under a short name, so that lines have the length they have for a user."""
+    tiny(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return "config.json"
+
+
+def test_a_plan_with_kernels_says_where_the_time_goes(small, capsys) -> None:
+    text = printed(capsys, small, "--tp", "2", "--price", "12.5")
+    assert "trn2.48xlarge: tp 2 of 128 cores, 64 copies" in text
+    for kernel in ("qkv_projection", "attention_prefill", "attention_decode", "all_reduce", "lm_head"):
+        assert f"\n{kernel} " in text
+    assert "$/million" in text
+    assert "Times are dry runs of this project's kernels" in text
+    assert "Roofline for a part" not in text
+
+
+@pytest.mark.parametrize("name", sorted(ROOFLINE_ONLY))
+def test_a_family_without_kernels_gets_rooflines_and_one_sentence_why(name, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(CONFIGS)
+    text = printed(capsys, f"{name}.json", "--price", "40", "--batch", "3")
+    sentence = f"Times are rooflines, because no kernel of this project computes {ROOFLINE_ONLY[name]}."
+    assert sentence in " ".join(text.split())
+    assert "dataflow" not in text
+    assert f"{int(COUNTS[name]):,}" in text
+
+
+def test_an_accelerator_is_planned_by_its_peaks(capsys, monkeypatch) -> None:
+    monkeypatch.chdir(CONFIGS)
+    text = printed(capsys, "llama-2-13b.json", "--accelerator", "h100", "--batch", "256")
+    assert "ridge 295.2 op/byte: 989.0 TFLOPS over 3.350 TB/s" in text
+    steps = {line.split()[0]: line.split()[1:3] for line in text.splitlines() if line[:6].strip().isdigit()}
+    assert steps["1"] == ["8.02", "124.7"]
+    assert steps["64"] == ["23.80", "2,689.5"]
+    assert steps["256"] == ["71.87", "3,561.8"]
+    assert "batch 256 does not fit beside the weights here" in text
+
+
+def document(folder, capsys, *arguments: str) -> dict[str, Any]:
+    path = folder / "plan.json"
+    printed(capsys, *arguments, "--json", str(path))
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_document_holds_what_the_text_says(small, tmp_path, capsys) -> None:
+    plan = document(tmp_path, capsys, small, "--tp", "4", "--price", "3", "--batch", "3")
+    assert (plan["schema"], plan["target"], plan["tp"], plan["copies"]) == (1, "trn2", 4, 32)
+    parts = dict(plan["parameters"])
+    total, active = parts.pop("all"), parts.pop("active")
+    assert total == sum(parts.values())
+    assert active == total - parts["embedding"] - 32
+    assert [each["batch"] for each in plan["batches"]] == [1, 2, 3, 4, 8, 16, 32, 64]
+    for phase in (plan["first_token"], plan["step"]):
+        assert phase["dataflow_ns"] <= phase["program_ns"] <= phase["serial_ns"]
+        kernels = sum(kernel["program_ns"] for kernel in phase["kernels"])
+        assert kernels <= phase["program_ns"]
+    assert {each["instance"] for each in plan["instances"]} >= {"trn1.2xlarge", "inf2.48xlarge"}
+
+
+def test_large_times_keep_to_the_columns(capsys, monkeypatch) -> None:
+    monkeypatch.chdir(CONFIGS)
+    arguments = ["--dtype", "float32", "--batch", "100000", "--price", "1000", "--instance", "trn1.32xlarge"]
+    assert "batch 100,000 does not fit" in printed(capsys, "llama-3.1-405b.json", *arguments)
+
+
+def test_prices_are_those_of_complete_requests_on_all_copies(small, tmp_path, capsys) -> None:
+    plan = document(tmp_path, capsys, small, "--price", "36", "--prompt", "40", "--generate", "10")
+    first, copies = plan["first_token"]["program_ns"], plan["copies"]
+    for rate in plan["batches"]:
+        batch = rate["batch"]
+        seconds = (batch * first + 9 * rate["program_ns"]) / 1e9
+        tokens = copies * batch * 10
+        assert rate["request_tokens_per_s"] == pytest.approx(tokens / seconds)
+        assert rate["dollars_per_million"]["program"] == pytest.approx(36 / 3600 * seconds / tokens * 1e6)
+        assert rate["tokens_per_s"] == pytest.approx(batch * 1e9 / rate["program_ns"])
+
+
+def test_the_same_plan_twice_is_the_same_document(small, tmp_path, capsys) -> None:
+    assert document(tmp_path, capsys, small) == document(tmp_path, capsys, small)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tokens"),
+    [
+        ([], (56, 8)),
+        (["--generate", "1"], (63, 1)),
+        (["--prompt", "10"], (10, 8)),
+        (["--prompt", "60", "--generate", "4"], (60, 4)),
+    ],
+)
+def test_tokens_left_open_fill_the_context(small, tmp_path, capsys, arguments, tokens) -> None:
+    plan = document(tmp_path, capsys, small, *arguments)
+    assert (plan["prompt"], plan["generate"]) == tokens
+
+
+def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
+    model = load_model(CONFIGS / "mixtral-8x7b.json")
+    plan = make_plan(model, Request(instance="trn2.48xlarge"))
+    assert (plan.tp, plan.holds) == (8, True)
+    larger = make_plan(model, Request(instance="trn2.48xlarge", batch=100))
+    assert (larger.tp, larger.holds) == (16, True)
+    nowhere = make_plan(model, Request(instance="inf2.xlarge"))
+    assert (nowhere.tp, nowhere.holds) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tp", "3"], "3 ranks do not divide 4 heads"),
+        (["--instance", "p5"], "instance 'p5' is not known; known are trn1.2xlarge, "),
+        (["--instance", "inf2.xlarge", "--tp", "4"], "4 ranks on inf2.xlarge, which has 2 cores"),
+        (["--prompt", "60", "--generate", "5"], "a prompt of 60 and 5 generated tokens exceed the model's"),
+        (["--accelerator", "b9"], "accelerator 'b9'; known are a100, h100, or give TFLOPS,TB/s"),
+        (["--accelerator", "h100", "--instance", "inf2.xlarge"], "for an instance or for an accelerator"),
+        (["--accelerator", "h100", "--tp", "3"], "3 ranks do not divide 4 heads"),
+        (["--batch", "0"], "'0' is not a positive whole number"),
+        (["--batch", "1048577"], "a batch of 1048577; a plan takes at most 1,048,576"),
+        (["--price", "0"], "'0' is not a positive number"),
+        (["--price", "inf"], "'inf' is not a positive number"),
+        (["--dtype", "int8"], "invalid choice: 'int8'"),
+        (["--json", "missing/plan.json"], "missing/plan.json cannot be written: No such file or directory"),
+    ],
+)
+def test_refuses_wrong_options_in_one_line(small, capsys, arguments, message) -> None:
+    assert message in refused(capsys, small, *arguments)
+
+
+@pytest.mark.parametrize("arguments", [["--instance", "inf2.xlarge", "--tp", "2"], ["--tp", "4"]])
+def test_accepts_ranks_up_to_the_cores_and_heads(small, capsys, arguments) -> None:
+    assert printed(capsys, small, *arguments)
+
+
+def test_refuses_more_tokens_than_a_plan_takes(capsys) -> None:
+    assert "a plan takes at most 1,073,741,824" in refused(
+        capsys, published("mamba-130m"), "--prompt", str(2**30), "--generate", "1"
+    )
+    assert main(["plan", published("mamba-130m"), "--prompt", str(2**30 - 1), "--generate", "1"]) == 0
+
+
+@pytest.mark.parametrize("config", ["nothing", "nothing/config.json", "."])
+def test_refuses_a_config_that_is_not_there(config, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "is missing" in refused(capsys, config)
+
+
+def test_llama_3_1_70b_takes_the_fewest_cores_and_ordered_readings(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(CONFIGS)
+    plan = document(tmp_path, capsys, "llama-3.1-70b.json")
+    assert (plan["tp"], plan["copies"], plan["fits"]) == (16, 8, True)
+    assert all(kernel["roofline_because"] is None for kernel in plan["step"]["kernels"])
+    for each in (plan["first_token"], plan["step"], *plan["batches"]):
+        assert each["dataflow_ns"] <= each["program_ns"] <= each["serial_ns"]

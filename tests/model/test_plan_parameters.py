@@ -1,0 +1,205 @@
+"""Parameters, caches and active experts from config.json alone, against models that transformers built."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+
+from model.errors import ModelError
+from model.plan.families import READERS, load_model
+from model.plan.parameters import Layers
+from tests.model.conftest import PRETRAINED, TINY
+
+CONFIGS = Path(__file__).parent / "configs"
+COUNTS = dict(line.split("\t") for line in (CONFIGS / "parameters.tsv").read_text().splitlines())
+
+TOKEN = {"llama-2-7b": 524_288, "llama-2-13b": 819_200, "llama-3-8b": 131_072, "llama-3-70b": 327_680}
+
+
+def config(name: str) -> dict[str, Any]:
+    return json.loads((CONFIGS / f"{name}.json").read_text())
+
+
+def written(folder: Path, fields: dict[str, Any]) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(fields))
+    return path
+
+
+def changed(folder: Path, name: str, **changes: Any) -> Path:
+    """A published config with some fields changed; None leaves one out."""
+    fields = {key: value for key, value in {**config(name), **changes}.items() if value is not None}
+    return written(folder, fields)
+
+
+@pytest.mark.parametrize("name", sorted(COUNTS))
+def test_parameters_of_published_models(name) -> None:
+    model = load_model(CONFIGS / f"{name}.json")
+    assert model.total == int(COUNTS[name])
+    assert sum(model.parameters().values()) == model.total
+
+
+def test_every_published_config_has_its_count_and_every_reader_a_config() -> None:
+    assert set(COUNTS) == {path.stem for path in CONFIGS.glob("*.json")}
+    assert len(COUNTS) == 35
+    assert set(READERS) - {config(name)["model_type"] for name in COUNTS} == {"qwen2"}
+
+
+def test_parameters_of_a_checkpoint_on_disk() -> None:
+    with safetensors.safe_open(PRETRAINED / "model.safetensors", "numpy") as weights:
+        held = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
+    assert load_model(PRETRAINED).total == held
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (
+            "deepseek-v2",
+            {"experts": 148_478_361_600 + 74_239_180_800, "mlp": 3_021_045_760, "head": 524_288_000},
+        ),
+        ("gpt-oss-20b", {"experts": 19_116_933_120, "attention": 637_203_456, "norms": 141_120}),
+        ("gemma-3-1b", {"embedding": 301_989_888, "head": 0, "mlp": 3 * 207_028_224}),
+        ("gemma-3-27b", {"aside": 27_432_406_640 - 27_009_346_304}),
+        ("mamba-130m", {"mixer": 90_501_120, "attention": 0, "norms": 18_432 + 768}),
+        ("whisper-tiny", {"aside": 8_208_384, "embedding": 19_916_160 + 172_032}),
+    ],
+)
+def test_parameters_by_part(name, parts) -> None:
+    counted = load_model(CONFIGS / f"{name}.json").parameters()
+    assert {part: counted[part] for part in parts} == parts
+
+
+@pytest.mark.parametrize("name", sorted(TOKEN))
+def test_cache_of_a_token_in_two_byte_elements(name) -> None:
+    model = load_model(CONFIGS / f"{name}.json")
+    assert 2 * model.cache_elements(1) == TOKEN[name]
+    assert 2 * model.cache_elements(1024) == 1024 * TOKEN[name]
+
+
+def test_latent_attention_caches_one_vector_of_576_elements() -> None:
+    assert load_model(CONFIGS / "deepseek-v3.json").cache_elements(10) == 61 * 10 * (512 + 64)
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(127, 127), (128, 128), (129, 128)])
+def test_layers_with_a_window_cache_no_more_than_it(tokens, kept) -> None:
+    model = load_model(CONFIGS / "gpt-oss-20b.json")
+    assert model.cache_elements(tokens) == 12 * 2 * 512 * (tokens + kept)
+
+
+def test_window_patterns_follow_the_families() -> None:
+    windows = {layers.window: layers.count for layers in load_model(CONFIGS / "gemma-3-27b.json").layers}
+    assert windows == {1024: 52, None: 10}
+    windows = {layers.window: layers.count for layers in load_model(CONFIGS / "gemma-2-2b.json").layers}
+    assert windows == {4096: 13, None: 13}
+
+
+def test_state_of_a_mamba_does_not_grow() -> None:
+    model = load_model(CONFIGS / "mamba-130m.json")
+    assert model.cache_elements(1) == model.cache_elements(100_000) == 24 * 1536 * (16 + 4)
+
+
+def test_decoder_of_whisper_caches_what_the_encoder_left() -> None:
+    model = load_model(CONFIGS / "whisper-tiny.json")
+    assert model.cache_elements(3) == 4 * 2 * 384 * (1500 + 3)
+
+
+def test_active_parameters_are_those_of_the_chosen_experts() -> None:
+    model = load_model(CONFIGS / "mixtral-8x7b.json")
+    expert = 3 * 4096 * 14336
+    dense = model.total - 32 * 8 * expert
+    embedding, head, final = 32000 * 4096, 32000 * 4096, 4096
+    assert model.active == dense + 32 * 2 * expert - embedding - head - final
+
+
+def test_a_large_batch_reaches_every_expert_and_one_token_its_own() -> None:
+    layers = Layers(count=1, experts=800, num_experts=8, experts_per_token=2)
+    assert layers.active_experts(1) == 200
+    assert layers.active_experts(2) == 800 * (1 - 0.75**2)
+    assert 799 < layers.active_experts(64) <= 800
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 8, 9])
+def test_pairs_are_counted_as_one_by_one(window) -> None:
+    layers = Layers(count=1, window=window)
+    counted = sum(
+        1 for query in range(8) for key in range(query + 1) if window is None or query - key < window
+    )
+    assert layers.pairs(8) == counted
+
+
+def test_a_folder_and_its_file_give_the_same_model(tmp_path) -> None:
+    path = written(tmp_path, TINY)
+    assert load_model(tmp_path) == load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type: 'gpt2' is not known; known are "),
+        ({"model_type": None}, "model_type: None is not known; known are "),
+        ({"hidden_size": None}, "hidden_size: missing"),
+        ({"vocab_size": "300"}, "vocab_size: '300' is not a positive whole number"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads, 32"),
+        (
+            {"num_attention_heads": 24, "num_key_value_heads": None},
+            "hidden_size: 4096 is no multiple of num_attention_heads, 24",
+        ),
+        ({"num_hidden_layers": 10_001}, "num_hidden_layers: 10001; a plan takes at most 10,000 layers"),
+        ({"hidden_size": 2**40}, "describes more than 1e+15 parameters; no plan is made for so many"),
+    ],
+)
+def test_refuses_a_config_that_describes_no_model(tmp_path, changes, message) -> None:
+    name = "llama-2-7b"
+    with pytest.raises(ModelError, match=r"config\.json") as refused:
+        load_model(changed(tmp_path, name, **changes))
+    assert message in str(refused.value)
+    assert load_model(changed(tmp_path, name)).total == int(COUNTS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "refused", "message", "accepted"),
+    [
+        ("llama-2-7b", "num_hidden_layers", 10_001, "at most 10,000 layers", 10_000),
+        ("mixtral-8x7b", "num_experts_per_tok", 9, "9 of 8 experts", 8),
+        ("gpt-oss-20b", "layer_types", ["full_attention"], "not a list of 24 names", ["full_attention"] * 24),
+        ("gpt-oss-20b", "layer_types", ["linear"] * 24, "'linear'; known are", ["sliding_attention"] * 24),
+        ("qwen3-30b-a3b", "mlp_only_layers", "all", "'all' is not a list of layers", [0, 1]),
+    ],
+)
+def test_refuses_a_field_beyond_its_limit(tmp_path, name, field, refused, message, accepted) -> None:
+    with pytest.raises(ModelError) as error:
+        load_model(changed(tmp_path, name, **{field: refused}))
+    assert message in str(error.value)
+    assert load_model(changed(tmp_path, name, **{field: accepted})).total > 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
+def test_refuses_a_file_without_an_object(tmp_path, text) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match="JSON"):
+        load_model(tmp_path)
+
+
+def test_refuses_a_missing_file(tmp_path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "extra"),
+    [
+        ({"attention_bias": True}, 32 * (3 * 4096 + 4096)),
+        ({"mlp_bias": True}, 32 * (2 * 11008 + 4096)),
+        ({"model_type": "qwen2"}, 32 * 3 * 4096),
+        ({"tie_word_embeddings": True}, -32000 * 4096),
+    ],
+)
+def test_biases_and_tied_tables_are_counted(tmp_path, changes, extra) -> None:
+    model = load_model(changed(tmp_path, "llama-2-7b", **changes))
+    assert model.total == int(COUNTS["llama-2-7b"]) + extra
+    assert (model.kernels is None) == ("tie_word_embeddings" not in changes)
