@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from simulate.check import commands as checks
 
 _TARGETS = ("trn1", "inf2", "trn2", "trn3")
 
@@ -17,7 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 1 for a kernel that breaks a rule, 2 for bad usage."""
     parser = _parser()
     options, rest = parser.parse_known_args(argv)
-    if rest and options.command != "run":
+    options.rest = rest
+    if rest and options.command not in ("run", "fidelity"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return options.act(options)
@@ -43,9 +47,34 @@ def _parser() -> argparse.ArgumentParser:
     time.add_argument("--trace", metavar="FILE", help="write a trace that opens in Perfetto")
     time.set_defaults(act=_time)
 
-    explain = commands.add_parser("explain", help="print the sentence behind a rule code")
+    check = commands.add_parser("check", help="run a script and look for faults in every kernel launch")
+    checks.add_arguments(check)
+    _script_arguments(check)
+    check.set_defaults(act=_check)
+
+    lint = commands.add_parser(
+        "lint", help="look for Python that the NKI compiler refuses, without running it"
+    )
+    lint.add_argument("path", help="a Python file or a folder")
+    lint.add_argument(
+        "--level", choices=checks.level_names(), default="0.6", help="the release of NKI (default 0.6)"
+    )
+    checks.add_arguments(lint)
+    lint.set_defaults(act=checks.lint)
+
+    doctor = commands.add_parser("doctor", help="print what is installed and what works")
+    doctor.set_defaults(act=checks.doctor)
+
+    explain = commands.add_parser(
+        "explain", help="print the sentence behind a code of a rule, a finding or lint"
+    )
     explain.add_argument("code", nargs="?", help="for example NKW-UNWRITTEN; without it, all codes")
     explain.set_defaults(act=_explain)
+
+    fidelity = commands.add_parser(
+        "fidelity", help="compare predicted with published times, from a checkout", add_help=False
+    )
+    fidelity.set_defaults(act=_fidelity)
 
     targets = commands.add_parser("targets", help="print what is simulated of each chip")
     targets.set_defaults(act=_targets)
@@ -88,7 +117,12 @@ def _time(options: argparse.Namespace) -> int:
     return status
 
 
-def _run_script(options: argparse.Namespace) -> int:
+def _check(options: argparse.Namespace) -> int:
+    return checks.check(options, lambda options: _run_script(options, raises=True))
+
+
+def _run_script(options: argparse.Namespace, raises: bool = False) -> int:
+    """Run the script; an NkwError of its kernels is printed, or passed on with `raises`."""
     from simulate.bind import install
     from simulate.errors import NkwError
     from simulate.run.launch import TARGET_VARIABLE, target_hardware
@@ -113,6 +147,8 @@ def _run_script(options: argparse.Namespace) -> int:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except NkwError as error:
+        if raises:
+            raise
         sys.stdout.flush()
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -123,20 +159,38 @@ def _run_script(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     from simulate.bind import load_everything
+    from simulate.check import KINDS
+    from simulate.check.lint import load_rules
     from simulate.errors import RULES
 
     load_everything()
+    load_rules()
+    sentences = {**RULES, **{code: kind.sentence for code, kind in KINDS.items()}}
     if options.code is None:
-        width = max(map(len, RULES))
-        for code in sorted(RULES):
-            print(f"{code:{width}s}  {RULES[code]}")
+        width = max(map(len, sentences))
+        for code in sorted(sentences):
+            print(f"{code:{width}s}  {sentences[code]}")
         return 0
-    sentence = RULES.get(options.code.upper())
-    if sentence is None:
+    code = options.code.upper()
+    if code not in sentences:
         print(f"error: no rule has the code {options.code}; `explain` alone lists them", file=sys.stderr)
         return 2
-    print(f"{options.code.upper()}: {sentence}")
+    severity = f" ({KINDS[code].severity.value})" if code in KINDS else ""
+    print(f"{code}{severity}: {sentences[code]}")
     return 0
+
+
+def _fidelity(options: argparse.Namespace) -> int:
+    """Handed over by name: the benchmarks are no part of the installed package."""
+    try:
+        command = importlib.import_module("benchmarks.fidelity.__main__")
+    except ModuleNotFoundError as error:
+        if error.name is None or not "benchmarks.fidelity.__main__".startswith(error.name):
+            raise
+        print("error: fidelity runs from a checkout of the repository, in its top folder", file=sys.stderr)
+        return 2
+    status: int = command.main(options.rest)
+    return status
 
 
 def _targets(options: argparse.Namespace) -> int:

@@ -77,6 +77,8 @@ def _operands(planner: Planner, hidden: int, args: tuple[Any, ...], kwargs: dict
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, (list, tuple)) and any(isinstance(part, NkiTensor) for part in value):
+        return f"[{', '.join(p.describe() if isinstance(p, NkiTensor) else _plain(p) for p in value)}]"
     text = getattr(value, "__name__", None) or repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -168,7 +168,7 @@ def _numpy_to_torch(array: np.ndarray) -> Any:
     return torch.from_numpy(array)
 
 
-def _checked(check: Callable[[NkiTensor], None], tensor: NkiTensor) -> None:
+def _checked(check: Callable[[NkiTensor], object], tensor: NkiTensor) -> None:
     """Apply a rule about an output; a violation stands at the line that allocated it."""
     try:
         check(tensor)

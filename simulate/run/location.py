@@ -42,7 +42,8 @@ def raised_at(error: BaseException) -> Location | None:
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if not code.co_filename.startswith(_PACKAGE):
+        generated = code.co_filename == "<string>" and code.co_name == "__init__"  # of a dataclass
+        if not generated and not code.co_filename.startswith(_PACKAGE):
             found = location((code, trace.tb_lineno))
         trace = trace.tb_next
     return found

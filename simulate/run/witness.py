@@ -14,14 +14,14 @@ from simulate.isa.plan import Plan
 
 if TYPE_CHECKING:
     from simulate.run.launch import Launch
-    from simulate.run.stream import Stream
+    from simulate.run.machine import NeuronCore
 
 
 class Witness(Protocol):
     """What is told about a launch while it runs."""
 
-    def issued(self, stream: Stream, plan: Plan, operands: Sequence[Any]) -> None:
-        """An instruction has taken effect and is about to be recorded as event `len(stream)`."""
+    def issued(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        """An instruction has taken effect and is about to be recorded as event `len(core.stream)`."""
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
         """A launch is over; `returned` has what the kernel returned on each rank, as tensors of the simulator."""

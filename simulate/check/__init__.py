@@ -1,0 +1,59 @@
+"""Detectors: what a launch that ran to its end, or that stopped, says about the chip.
+
+A detector is a pure function of a `Launch` and of the `Evidence` that was gathered while it ran. Families, one file
+each: `mem` overlap of tiles with explicit addresses; `race` unordered accesses; `sync` why cores wait in vain; `out`
+inputs and outputs; `device` known divergences between simulation and chip. `lint` looks at source code instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from simulate.check import device, mem, out, race
+from simulate.check.evidence import Evidence, gathered
+from simulate.check.findings import KINDS, Finding, Severity, from_error, in_order, text
+from simulate.check.formats import Format, render
+from simulate.check.sync import explain
+from simulate.errors import Deadlock, MeetingMismatch, NkwError
+from simulate.run import Launch
+
+DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
+    "mem": mem.detect,
+    "race": race.detect,
+    "out": out.detect,
+    "device": device.detect,
+}
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Everything that the detectors find in one launch, in a fixed order."""
+    return in_order(finding for look in DETECTORS.values() for finding in look(launch, evidence))
+
+
+def finding_of(error: NkwError) -> Finding:
+    """What stopped a kernel, as a finding."""
+    if isinstance(error, (Deadlock, MeetingMismatch)):
+        return explain(error)
+    finding = from_error(error)
+    if error.code == "NKW-UNWRITTEN" and "in shared_hbm" in finding.message:
+        # Cores run one at a time: what the other core writes without a barrier may not be there yet.
+        hint = "if the other core writes it, nisa.core_barrier(data=…, cores=(0, 1)) before the read"
+        return replace(finding, hint=hint)
+    return finding
+
+
+__all__ = [
+    "DETECTORS",
+    "KINDS",
+    "Evidence",
+    "Finding",
+    "Format",
+    "Severity",
+    "detect",
+    "finding_of",
+    "gathered",
+    "in_order",
+    "render",
+    "text",
+]

@@ -1,0 +1,169 @@
+"""The commands `check`, `lint` and `doctor`. Each returns 0, 1 (findings) or 2 (could not run)."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+from simulate.check import Finding, Format, Severity, detect, finding_of, gathered, in_order, render
+from simulate.check.lint import LEVELS, lint_file
+from simulate.errors import NkwError
+
+_DEVICES = "neuron*"
+_PACKAGES = {"nki": (0, 2), "neuronx-cc": (2, 20), "torch-neuronx": (2, 7), "libneuronxla": (2, 2)}
+"""The vendor's packages, each with a version that lies above every placeholder of the public index."""
+_PLACEHOLDER_FILES = 3  # a placeholder is a module or two that raise ImportError
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The options that `check` and `lint` share."""
+    command.add_argument("--format", choices=[each.value for each in Format], default=Format.text.value)
+    command.add_argument("--ignore", action="append", default=[], metavar="CODE", help="leave out a code")
+    command.add_argument(
+        "--as-error",
+        action="append",
+        default=[],
+        metavar="CODE",
+        help="count a warning as an error; `all` for every one",
+    )
+
+
+def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int]) -> int:
+    """Run a script and look at every launch it makes; `run_script` raises NkwError where a kernel breaks a rule.
+
+    What the script prints goes to stderr, so that stdout holds the report and nothing else.
+    """
+    findings: list[Finding] = []
+    failed: object = None
+    with gathered() as seen, redirect_stdout(sys.stderr):
+        try:
+            failed = run_script(options)
+        except NkwError as error:
+            findings.append(finding_of(error))
+        except SystemExit as end:
+            failed = end.code
+        except Exception as error:
+            traceback.print_exc()
+            failed = type(error).__name__
+    if failed:
+        print(f"error: {options.script} did not run to its end ({failed})", file=sys.stderr)
+        return 2
+    for launch, evidence in seen.launches:
+        findings += detect(launch, evidence)
+    if not seen.launches and not findings:
+        print("error: no kernel was launched", file=sys.stderr)
+        return 2
+    return 1 if _report(findings, options) else 0
+
+
+def lint(options: argparse.Namespace) -> int:
+    """Look at the source of a file, or of every Python file below a folder."""
+    path = Path(options.path)
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    level = next(each for each in LEVELS if _level_name(each) == options.level)
+    findings: list[Finding] = []
+    try:
+        for file in files:
+            findings += lint_file(file, level)
+    except NkwError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    # Warnings of lint are advice on source that compiles; only errors make it fail.
+    return 1 if any(finding.severity is Severity.error for finding in _report(findings, options)) else 0
+
+
+def level_names() -> list[str]:
+    """The NKI levels that `lint` knows."""
+    return [_level_name(level) for level in LEVELS]
+
+
+def _level_name(level: tuple[int, int]) -> str:
+    return ".".join(map(str, level))
+
+
+def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Finding]:
+    ignored, raised = ({code.upper() for code in codes} for codes in (options.ignore, options.as_error))
+    kept = [
+        replace(finding, severity=Severity.error) if finding.code in raised or "ALL" in raised else finding
+        for finding in findings
+        if finding.code not in ignored
+    ]
+    print(render(in_order(kept), Format(options.format)), end="")
+    return kept
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Say what is installed, which backend `import nki` would get, and whether a small kernel runs."""
+    works = True
+    print(f"Python       {platform.python_version()}")
+    for name in ("numpy", "ml_dtypes", "torch"):
+        print(f"{name:12s} {_version(name) or 'not installed'}")
+    for name in _PACKAGES:
+        print(f"{name:12s} {_vendor_package(name)}")
+    devices = sorted(path.name for path in Path("/dev").glob(_DEVICES))
+    print(f"chip         {', '.join(devices) if devices else 'no Neuron device files'}")
+    try:
+        total = _trial()
+        print(f"simulator    a small kernel ran and returned {'the right' if total else 'a wrong'} answer")
+        works = works and total
+    except Exception as error:
+        print(f"simulator    a small kernel failed: {type(error).__name__}: {error}")
+        works = False
+    return 0 if works else 1
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _vendor_package(name: str) -> str:
+    """Whether a package is the vendor's or a placeholder of the public index; nothing of it is executed."""
+    version = _version(name)
+    if version is None:
+        return "not installed"
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    code = [file for file in metadata.files(name) or [] if file.suffix in (".py", ".so")]
+    if numbers < _PACKAGES[name] and len(code) <= _PLACEHOLDER_FILES:
+        return f"{version}, a placeholder that cannot be imported; uninstall it"
+    return version
+
+
+def _trial() -> bool:
+    """Run one matmul and compare it with numpy; small integers, so that both are exact."""
+    import numpy as np
+
+    from simulate.hardware import DEFAULT_TARGET, hardware
+    from simulate.isa import INSTRUCTIONS
+    from simulate.memory import MemoryRegion, NkiTensor
+    from simulate.numerics import as_dtype
+    from simulate.run import current_core, launch
+    from simulate.run.issue import call
+
+    def kernel(stationary: NkiTensor, moving: NkiTensor) -> NkiTensor:
+        core = current_core()
+        float32 = as_dtype("float32")
+        tiles = [core.allocate(each.shape, float32) for each in (stationary, moving)]
+        sums = core.allocate((4, 3), float32, MemoryRegion.psum)
+        copied = core.allocate((4, 3), float32)
+        out = core.allocate((4, 3), float32, MemoryRegion.shared_hbm)
+        for tile, source in zip(tiles, (stationary, moving)):
+            call(INSTRUCTIONS["dma_copy"], (), {"dst": tile, "src": source})
+        call(INSTRUCTIONS["nc_matmul"], (), {"dst": sums, "stationary": tiles[0], "moving": tiles[1]})
+        call(INSTRUCTIONS["tensor_copy"], (), {"dst": copied, "src": sums})
+        call(INSTRUCTIONS["dma_copy"], (), {"dst": out, "src": copied})
+        return out
+
+    a = np.arange(20, dtype=np.float32).reshape(5, 4)
+    b = np.arange(15, dtype=np.float32).reshape(5, 3)
+    result = launch(kernel, [((a, b), {})], hardware(DEFAULT_TARGET)).outputs[0]
+    return bool(np.array_equal(result, a.T @ b))

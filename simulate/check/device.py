@@ -1,0 +1,149 @@
+"""`device`: patterns that are right in simulation and known to go wrong on the chip."""
+
+from __future__ import annotations
+
+from simulate.check.evidence import Evidence, Note
+from simulate.check.findings import Finding, Kind, Severity, found, kind, touch
+from simulate.hardware import Hardware
+from simulate.memory import MemoryRegion
+from simulate.run import Launch
+from simulate.run.stream import ACCUMULATE, READ, WRITE, Access, Stream
+
+PSUM_INIT = kind(
+    "NKW-PSUM-INIT",
+    Severity.warning,
+    "Before gen4 a matmul accumulates only onto what a matmul wrote, not onto a memset or a copy.",
+)
+REOPENED = kind(
+    "NKW-PSUM-REOPENED",
+    Severity.warning,
+    "A PSUM tile that was read as finished is accumulated to again with accumulate=None, which never resets it.",
+)
+INTEGERS = kind(
+    "NKW-INT-FLOAT32",
+    Severity.warning,
+    "Integers above 2**24 are not exact on the float32 path of the engines.",
+)
+FP8 = kind(
+    "NKW-FP8-RANGE",
+    Severity.warning,
+    "Before gen4 float8_e4m3fn becomes the chip's float8_e4m3, whose largest value is 240.",
+)
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Known divergences between simulation and chip that the stream proves."""
+    findings: list[Finding] = []
+    for stream in launch.streams:
+        seen = evidence.of(stream)
+        findings += _psum(stream, evidence.accesses(stream), launch.hardware, seen.automatic)
+        findings += _notes(
+            stream,
+            INTEGERS,
+            seen.large_integers,
+            "all operands and the result int32 or uint32 in SBUF, where GpSimd's tensor_tensor is exact",
+        )
+        if not launch.hardware.matmul_e4m3fn:
+            findings += _notes(stream, FP8, seen.wide_fp8, "scale the data to 240 before the cast")
+    return findings
+
+
+def _notes(stream: Stream, what: Kind, notes: list[Note], hint: str) -> list[Finding]:
+    findings = []
+    lines: set[int] = set()
+    for note in notes:
+        if stream.line_ids[note.event] in lines:
+            continue
+        lines.add(stream.line_ids[note.event])
+        record = stream.tensors[note.tensor]
+        access = next(a for a in stream.accesses(note.event) if a.tensor == note.tensor and a.kind == READ)
+        findings.append(
+            found(
+                what,
+                f"{record.name} {record.shape} {record.dtype}: {note.seen}",
+                stream.event(note.event).where,
+                (touch(stream, note.event, access),),
+                hint=hint,
+            )
+        )
+    return findings
+
+
+def _psum(
+    stream: Stream, accesses: list[tuple[Access, ...]], chip: Hardware, automatic: set[int]
+) -> list[Finding]:
+    """Follow every PSUM tile: who started it, and whether it was read before more was added.
+
+    Of equal accesses the first accumulation and the last read and write tell enough.
+    """
+    findings: list[Finding] = []
+    lines: set[int] = set()
+    tiles: dict[int, dict[Access, int]] = {}
+    for index, operands in enumerate(accesses):
+        for access in operands:
+            if stream.tensors[access.tensor].buffer is not MemoryRegion.psum:
+                continue
+            history = tiles.setdefault(access.tensor, {})
+            if access.kind == ACCUMULATE:
+                if stream.line_ids[index] not in lines:
+                    finding = _accumulation(stream, history, index, access, chip, index in automatic)
+                    if finding is not None:
+                        lines.add(stream.line_ids[index])
+                        findings.append(finding)
+                history.setdefault(access, index)
+                continue
+            if access.kind == WRITE:
+                history = tiles[access.tensor] = {a: i for a, i in history.items() if not _covers(access, a)}
+            history[access] = index
+    return findings
+
+
+def _accumulation(
+    stream: Stream, history: dict[Access, int], index: int, access: Access, chip: Hardware, automatic: bool
+) -> Finding | None:
+    record = stream.tensors[access.tensor]
+    before = sorted(((i, a) for a, i in history.items() if _meet(access, a)), key=lambda each: each[0])
+    foreign = [
+        (i, a)
+        for i, a in before
+        if a.kind == WRITE and not stream.op_names[stream.ops[i]].startswith("nc_matmul")
+    ]
+    if foreign and not chip.psum_accumulate_after_other_write:
+        return found(
+            PSUM_INIT,
+            f"a matmul accumulates onto {record.name} {record.shape} of PSUM, which another instruction initialised: "
+            f"undefined on {chip.name}",
+            stream.event(index).where,
+            (touch(stream, *foreign[-1]), touch(stream, index, access)),
+            hint="accumulate=False for the first matmul, and add the initial value afterwards",
+        )
+    started = [(i, a) for i, a in before if a.kind == ACCUMULATE]
+    reads = [(i, a) for i, a in before if a.kind == READ and started and i > started[0][0]]
+    if automatic and reads:
+        return found(
+            REOPENED,
+            f"{record.name} {record.shape} of PSUM was read, and is accumulated to again: the sum goes on from the "
+            "old value",
+            stream.event(index).where,
+            (touch(stream, *reads[-1]), touch(stream, index, access)),
+            hint="accumulate=(k > 0), or allocate the tile inside the outer loop",
+        )
+    return None
+
+
+def _meet(one: Access, other: Access) -> bool:
+    return (
+        one.first_row < other.end_row
+        and other.first_row < one.end_row
+        and one.first_byte < other.end_byte
+        and other.first_byte < one.end_byte
+    )
+
+
+def _covers(one: Access, other: Access) -> bool:
+    return (
+        one.first_row <= other.first_row
+        and one.end_row >= other.end_row
+        and one.first_byte <= other.first_byte
+        and one.end_byte >= other.end_byte
+    )

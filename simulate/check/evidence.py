@@ -1,0 +1,235 @@
+"""What the detectors need beyond the stream: exact footprints, run-time indices, value ranges, and what was returned.
+
+The stream keeps a box per operand. A box can overstate what a strided pattern touches, so whatever has to be exact
+(accesses of shared HBM by two cores, a DMA within one tensor) is noted here by its pattern while the kernel runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Accumulate, Domain, Plan
+from simulate.memory import MemoryRegion, NkiTensor
+from simulate.run import Launch
+from simulate.run.indirect import resolve
+from simulate.run.machine import NeuronCore
+from simulate.run.stream import Access, Stream
+from simulate.run.witness import witnessed
+
+_EXACT_INTEGERS = 2**24  # every integer up to this magnitude is a float32
+_FP8_E4M3_MAX = 240.0  # of the chip's own e4m3, to which chips without e4m3fn convert it
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The bytes that one operand touches: a pattern of elements in the storage, or their numbers."""
+
+    tensor: int
+    width: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    elements: np.ndarray | None = None
+    digest: int | None = field(default=None, compare=False)  # of the bytes that a write left there
+
+    def numbers(self) -> np.ndarray:
+        """The elements in the storage, in units of the width, each once."""
+        if self.elements is not None:
+            return np.unique(self.elements)
+        numbers = np.array([self.offset], np.int64)
+        for extent, stride in zip(self.shape, self.strides):
+            numbers = np.add.outer(numbers, np.arange(extent, dtype=np.int64) * stride).reshape(-1)
+        return np.unique(numbers)
+
+    def bytes(self) -> np.ndarray:
+        """The byte offsets in the storage, each once."""
+        return np.add.outer(self.numbers() * self.width, np.arange(self.width)).reshape(-1)
+
+    def meets(self, other: Footprint) -> bool:
+        """Whether a byte is common to both."""
+        if self.tensor != other.tensor:
+            return False
+        if self.width == other.width:
+            return np.intersect1d(self.numbers(), other.numbers(), assume_unique=True).size > 0
+        return np.intersect1d(self.bytes(), other.bytes(), assume_unique=True).size > 0
+
+
+def footprint(tile: NkiTensor, skip_out_of_range: bool) -> Footprint:
+    """What a view touches; the elements themselves where an index was read at run time."""
+    width = tile.dtype.storage.itemsize
+    serial = tile.storage.serial
+    if tile.dynamic is None:
+        return Footprint(serial, width, tile.offset, tile.shape, tile.strides)
+    where = resolve(tile, skip_out_of_range)
+    elements = where.elements if where.inside is None else where.elements[where.inside]
+    return Footprint(serial, width, 0, (), (), elements.reshape(-1))
+
+
+def _written(tile: NkiTensor, plan: Plan) -> Footprint:
+    made = footprint(tile, plan.skip_out_of_range)
+    if tile.dynamic is not None:
+        return made
+    return replace(made, digest=crc32(np.ascontiguousarray(tile.array).tobytes()))
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something about the values of one operand of an event: the operand's tensor and what was seen."""
+
+    event: int
+    tensor: int
+    seen: str
+
+
+@dataclass
+class CoreEvidence:
+    """What was seen of one core's stream."""
+
+    shared: dict[int, tuple[tuple[Footprint, bool], ...]] = field(
+        default_factory=dict
+    )  # event: (where, writes)
+    overlapping_dmas: list[tuple[int, int]] = field(default_factory=list)  # event, tensor
+    repeated_rows: list[Note] = field(default_factory=list)
+    large_integers: list[Note] = field(default_factory=list)
+    wide_fp8: list[Note] = field(default_factory=list)
+    automatic: set[int] = field(default_factory=set)  # matmuls with accumulate=None
+    accesses: list[tuple[Access, ...]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """One tensor that a rank's kernel returned."""
+
+    rank: int
+    tensor: int
+    unwritten_bytes: int
+
+
+class Evidence:
+    """A witness of one launch."""
+
+    def __init__(self) -> None:
+        self._cores: dict[int, CoreEvidence] = {}
+        self._kept: list[Stream] = []
+        self.returned: list[Returned] = []
+
+    def of(self, stream: Stream) -> CoreEvidence:
+        """What was seen of a stream; empty for one that ran without this witness."""
+        known = self._cores.get(id(stream))
+        if known is None:
+            known = self._cores[id(stream)] = CoreEvidence()
+            self._kept.append(stream)  # so that its id stays its own
+        return known
+
+    def accesses(self, stream: Stream) -> list[tuple[Access, ...]]:
+        """The operands of every event of a stream that has ended, spelled out once for all detectors."""
+        core = self.of(stream)
+        if len(core.accesses) != len(stream):
+            core.accesses = [stream.accesses(index) for index in range(len(stream))]
+        return core.accesses
+
+    def issued(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        """Note what an instruction touches and which values it reads."""
+        core = self.of(running.stream)
+        event = len(running.stream)
+        if plan.accumulate is Accumulate.first_write_overwrites:
+            core.automatic.add(event)
+        if plan.engine is Engine.dma and plan.meeting is None:
+            self._transfer(core, event, plan)
+        if running.rank.logical_core_size > 1 and plan.meeting is None:
+            touched = [
+                (_written(tile, plan) if writes else footprint(tile, plan.skip_out_of_range), writes)
+                for tiles, writes in ((plan.reads, False), (plan.writes, True))
+                for tile in tiles
+                if tile.buffer is MemoryRegion.shared_hbm
+            ]
+            if touched:
+                core.shared[event] = tuple(touched)
+        if plan.domain is Domain.float32 and len(operands) == len(plan.reads):
+            self._values(core, event, plan, operands)
+
+    @staticmethod
+    def _transfer(core: CoreEvidence, event: int, plan: Plan) -> None:
+        for tile in plan.writes:
+            if tile.dynamic is not None:
+                elements = footprint(tile, plan.skip_out_of_range).elements
+                assert elements is not None
+                repeated = elements.size - np.unique(elements).size
+                if repeated:
+                    seen = f"{repeated} of {elements.size} elements are written more than once"
+                    core.repeated_rows.append(Note(event, tile.storage.serial, seen))
+            for source in plan.reads:
+                if source.storage is not tile.storage:
+                    continue
+                there, here = (footprint(each, plan.skip_out_of_range) for each in (source, tile))
+                same = there == here if there.elements is None else source is tile
+                if not same and there.meets(here):
+                    core.overlapping_dmas.append((event, tile.storage.serial))
+
+    @staticmethod
+    def _values(core: CoreEvidence, event: int, plan: Plan, operands: Sequence[Any]) -> None:
+        written = [tile.storage for tile in plan.writes]
+        for tile, operand in zip(plan.reads, operands):
+            if tile.dynamic is not None or tile.storage in written:
+                continue
+            if tile.dtype in ("int32", "uint32"):
+                lost = int((tile.array.astype(np.int64) != operand.astype(np.int64)).sum())
+                if lost:
+                    seen = f"{lost} integers above {_EXACT_INTEGERS} lose bits as float32"
+                    core.large_integers.append(Note(event, tile.storage.serial, seen))
+            elif tile.dtype == "float8_e4m3fn":
+                most = float(np.nanmax(np.abs(operand))) if operand.size else 0.0
+                if most > _FP8_E4M3_MAX:
+                    core.wide_fp8.append(Note(event, tile.storage.serial, f"a value of magnitude {most:g}"))
+
+    def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
+        """Note which tensors were returned and how much of each was written."""
+        for rank, value in enumerate(returned):
+            for tensor in _tensors(value):
+                _, shape, strides, offset, width = tensor.byte_view()
+                states = tensor.storage.validity.states(shape, strides, offset, width)
+                missing = int((np.broadcast_to(states, shape) == 0).sum()) * width
+                self.returned.append(Returned(rank, tensor.storage.serial, missing))
+
+
+def _tensors(value: Any) -> Iterator[NkiTensor]:
+    if isinstance(value, NkiTensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+class Gatherer:
+    """A witness of many launches: one Evidence for each."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Launch, Evidence]] = []
+        self._now = Evidence()
+
+    def issued(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        """Pass on to the evidence of the running launch."""
+        self._now.issued(running, plan, operands)
+
+    def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
+        """Close the evidence of a launch and begin the next."""
+        self._now.ended(launch, returned)
+        self.launches.append((launch, self._now))
+        self._now = Evidence()
+
+
+@contextmanager
+def gathered() -> Iterator[Gatherer]:
+    """Gather evidence of the launches made inside a `with` block."""
+    gatherer = Gatherer()
+    with witnessed(gatherer):
+        yield gatherer

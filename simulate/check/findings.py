@@ -1,0 +1,143 @@
+"""A finding: what is wrong, how badly, the accesses that collide with their bytes and lines, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from simulate.errors import Location, NkwError, RuleViolation
+from simulate.run.stream import ACCUMULATE, READ, Access, Stream
+
+
+class Severity(Enum):
+    """error: wrong on the chip, or refused by the compiler. warning: legal, and rarely what was meant."""
+
+    error = "error"
+    warning = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One thing that can be found: its stable code, its usual severity and the sentence behind it."""
+
+    code: str
+    severity: Severity
+    sentence: str
+
+
+KINDS: dict[str, Kind] = {}
+"""Every code that a detector or a lint rule can report; `explain` prints from it."""
+
+
+def kind(code: str, severity: Severity, sentence: str) -> Kind:
+    """Register what a detector or a lint rule can find."""
+    assert code not in KINDS, f"code {code} is used twice"
+    made = KINDS[code] = Kind(code, severity, sentence)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """One access in a finding: who touches which bytes of which tensor, and where in the kernel."""
+
+    rank: int
+    core: int
+    event: int
+    op: str
+    verb: str
+    tensor: str
+    memory: str
+    rows: tuple[int, int]
+    bytes: tuple[int, int]
+    where: Location
+
+    def __str__(self) -> str:
+        rows = "partitions" if self.memory in ("sbuf", "psum") else "rows"
+        box = f"{rows} {self.rows[0]}:{self.rows[1]} bytes {self.bytes[0]}:{self.bytes[1]} of {self.memory}"
+        who = f"rank {self.rank} core {self.core} #{self.event} {self.op}"
+        return f"{who} {self.verb} {self.tensor} {box} at {self.where}"
+
+
+def touch(stream: Stream, index: int, access: Access) -> Touch:
+    """An access of a stream as a finding names it."""
+    event = stream.event(index)
+    record = stream.tensors[access.tensor]
+    verb = "reads" if access.kind == READ else "adds to" if access.kind == ACCUMULATE else "writes"
+    return Touch(
+        stream.rank,
+        stream.core,
+        index,
+        event.op,
+        verb,
+        record.name,
+        record.buffer.value,
+        (access.first_row, access.end_row),
+        (access.first_byte, access.end_byte),
+        event.where,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding; `where` is the line to blame, which need not be one of the accesses' lines."""
+
+    code: str
+    severity: Severity
+    message: str
+    where: Location | None
+    touches: tuple[Touch, ...] = ()
+    hint: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"{self.severity.value}[{self.code}] {self.message}"]
+        lines += [f"  {each}" for each in self.touches]
+        if self.hint:
+            lines.append(f"  try: {self.hint}")
+        if self.where:
+            lines.append(f"  at {self.where}")
+        return "\n".join(lines)
+
+
+def found(
+    what: Kind,
+    message: str,
+    where: Location | None,
+    touches: Iterable[Touch] = (),
+    hint: str = "",
+    severity: Severity | None = None,
+) -> Finding:
+    """A finding of a registered kind, of that kind's severity unless another one is given."""
+    return Finding(what.code, severity or what.severity, message, where, tuple(touches), hint)
+
+
+def from_error(error: NkwError) -> Finding:
+    """A rule that a kernel broke while it ran, as a finding."""
+    hint = error.hint if isinstance(error, RuleViolation) else ""
+    head, *rest = str(error).removeprefix(f"[{error.code}] ").split("\n")
+    said = [line for line in rest if not line.startswith(("  at ", "  try: "))]
+    return Finding(error.code, Severity.error, "\n".join([head, *said]), error.where, (), hint)
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings without repetitions, errors first, then by line, code and text; the same in every run."""
+
+    def key(finding: Finding) -> tuple[object, ...]:
+        where = finding.where or Location("", 0, "")
+        return (
+            finding.severity is not Severity.error,
+            where.file,
+            where.line,
+            finding.code,
+            str(finding),
+        )
+
+    return sorted(dict.fromkeys(findings), key=key)
+
+
+def text(findings: Sequence[Finding]) -> str:
+    """Findings as text, one after another and then their number; the same bytes in every run."""
+    errors = sum(finding.severity is Severity.error for finding in findings)
+    count = f"{errors} error{'' if errors == 1 else 's'}, {len(findings) - errors} warning"
+    total = f"{count}{'' if len(findings) - errors == 1 else 's'}"
+    return "\n".join([*map(str, findings), total]) + "\n"

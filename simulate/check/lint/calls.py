@@ -1,0 +1,143 @@
+"""Lint rules about calls of nki: what was removed or renamed, with the replacement, and arguments of the wrong kind."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+
+from simulate.check.findings import Severity
+from simulate.check.lint.rules import Spot, lint_rule
+from simulate.check.lint.source import Scope, Source, argument
+from simulate.isa import INSTRUCTIONS
+
+_REMOVED = {
+    "nl.arange": "a slice, t[0:128, 0:64]",
+    "nl.mgrid": "a slice, t[0:128, 0:64]",
+    "nl.par_dim": "dim 0 is the partition dim; give the plain shape",
+    "nl.spmd_dim": "kernel[2](…)",
+    "nl.nc": "kernel[2](…)",
+}
+_PLAIN_RANGES = frozenset({"nl.affine_range", "nl.sequential_range", "nl.static_range"})
+_NOT_ON_DEVICE = {
+    "nl.divide": "nl.multiply(a, nl.reciprocal(b))",
+    "nl.fmod": "nisa on integers",
+    "nl.mod": "nisa on integers",
+}
+_DEPRECATED = {
+    "nisa.vector_engine": "nisa.engine.vector",
+    "nisa.scalar_engine": "nisa.engine.scalar",
+    "nisa.tensor_engine": "nisa.engine.tensor",
+    "nisa.gpsimd_engine": "nisa.engine.gpsimd",
+    "nisa.unknown_engine": "nisa.engine.unknown",
+    "nl.tile_size.psum_fmax": "nl.tile_size.psum_bank_fmax",
+    "nl.tile_size.total_available_sbuf_size": "nl.tile_size and the chip's documented size",
+}
+_ENUM_ARGUMENTS = {
+    "engine": "nisa.engine.vector",
+    "dge_mode": "nisa.dge_mode.hwdge",
+    "reduce_cmd": "nisa.reduce_cmd.reset_reduce",
+    "oob_mode": "nisa.oob_mode.skip",
+    "dma_engine": "nisa.dma_engine.dma",
+}
+
+
+@lint_rule("NKI006", Severity.error)
+def buffers_are_objects(source: Source, scope: Scope) -> Iterator[Spot]:
+    """buffer= is an object of nl, not a string."""
+    for call, name in source.calls(scope):
+        value = argument(call, 99, "buffer")
+        if name.startswith("nl.") and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield Spot(call, f"buffer={value.value!r}", f"buffer=nl.{value.value}")
+
+
+@lint_rule("NKI007", Severity.error)
+def enums_are_members(source: Source, scope: Scope) -> Iterator[Spot]:
+    """An argument that is an enum gets a member of it, not a number."""
+    for call, name in source.calls(scope):
+        for keyword in call.keywords if name.startswith("nisa.") else []:
+            value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+            if keyword.arg in _ENUM_ARGUMENTS and isinstance(value, int):
+                member = _ENUM_ARGUMENTS[keyword.arg]
+                yield Spot(call, f"{keyword.arg}={value}", f"{keyword.arg}={member}")
+
+
+@lint_rule("NKI021", Severity.error)
+def removed_arguments(source: Source, scope: Scope) -> Iterator[Spot]:
+    """mask= and dtype= of instructions were removed.
+
+    Public samples of the first 0.x releases still give dst and a dtype that repeats it: a warning.
+    """
+    for call, name in source.calls(scope):
+        planner = INSTRUCTIONS.get(name.removeprefix("nisa.")) if name.startswith("nisa.") else None
+        known = inspect.signature(planner).parameters if planner is not None else {}
+        for keyword in call.keywords:
+            if keyword.arg == "mask" and (planner is not None or name.startswith("nl.")):
+                yield Spot(call, f"{name}(mask=…)", "slice the operands to the elements that are meant")
+            elif keyword.arg == "dtype" and planner is not None and "dtype" not in known:
+                repeated = Severity.warning if argument(call, 0, "dst") is not None else None
+                yield Spot(call, f"{name}(dtype=…)", "the dtype of dst decides", repeated)
+
+
+@lint_rule("NKI023", Severity.error)
+def removed_names(source: Source, scope: Scope) -> Iterator[Spot]:
+    """Index tiles and block dims were removed: tensors are sliced, and dim 0 is the partition dim."""
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.Attribute):
+            name = source.name_of(node)
+            if name in _REMOVED:
+                yield Spot(node, name, _REMOVED[name])
+
+
+@lint_rule("NKI026", Severity.warning)
+def plain_ranges(source: Source, scope: Scope) -> Iterator[Spot]:
+    """affine_range, sequential_range and static_range are range."""
+    for call, name in source.calls(scope):
+        if name in _PLAIN_RANGES:
+            yield Spot(call, name, "range")
+
+
+@lint_rule("NKI027", Severity.error, since=(0, 5))
+def simulated_operators(source: Source, scope: Scope) -> Iterator[Spot]:
+    """nl.divide, nl.fmod and nl.mod exist in simulation only."""
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.Attribute):
+            name = source.name_of(node)
+            if name in _NOT_ON_DEVICE:
+                yield Spot(node, name, _NOT_ON_DEVICE[name])
+
+
+@lint_rule("NKI028", Severity.error)
+def power_of_tiles(source: Source, scope: Scope) -> Iterator[Spot]:
+    """nl.power takes two tiles of one shape."""
+    for call, name in source.calls(scope):
+        if name == "nl.power" and any(isinstance(a, ast.Constant) for a in call.args):
+            yield Spot(call, ast.unparse(call), "nisa.tensor_scalar(op0=nl.power, operand0=…)")
+
+
+@lint_rule("NKI029", Severity.error)
+def matmul_is_transposed(source: Source, scope: Scope) -> Iterator[Spot]:
+    """nl.matmul works with transpose_x=True only."""
+    for call, name in source.calls(scope):
+        flag = argument(call, 2, "transpose_x")
+        if name == "nl.matmul" and not (isinstance(flag, ast.Constant) and flag.value is True):
+            yield Spot(call, "nl.matmul without transpose_x=True", "nl.matmul(xT, y, transpose_x=True)")
+
+
+@lint_rule("NKI030", Severity.error)
+def seed_is_a_tile(source: Source, scope: Scope) -> Iterator[Spot]:
+    """nl.random_seed takes a (1, 1) tile."""
+    for call, name in source.calls(scope):
+        value = argument(call, 0, "seed")
+        if name == "nl.random_seed" and isinstance(value, ast.Constant):
+            yield Spot(call, f"nl.random_seed({ast.unparse(value)})", "a (1, 1) int32 tile with the seed")
+
+
+@lint_rule("NKI039", Severity.warning)
+def deprecated_names(source: Source, scope: Scope) -> Iterator[Spot]:
+    """Names that are deprecated for others."""
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.Attribute):
+            name = source.name_of(node)
+            if name in _DEPRECATED:
+                yield Spot(node, name, _DEPRECATED[name])

@@ -1,0 +1,128 @@
+"""Lint rules about a kernel's interface: decorator, imports, inputs and outputs, and its grid."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from simulate.check.findings import Severity
+from simulate.check.lint.rules import TRACER, Spot, lint_rule
+from simulate.check.lint.source import Holds, Scope, Source
+
+_NOT_SHARED = frozenset({"nl.hbm", "nl.private_hbm", "nl.sbuf", "nl.psum"})
+
+
+def _own_returns(scope: Scope) -> Iterator[ast.Return]:
+    """The return statements of the function itself, not those of functions inside it."""
+    waiting: list[ast.AST] = list(scope.node.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Return):
+            yield node
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+@lint_rule("NKI004", Severity.error, since=(0, 3))
+def outputs_are_shared(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A kernel returns tensors that were allocated with buffer=nl.shared_hbm."""
+    if not scope.is_kernel:
+        return
+    for node in _own_returns(scope):
+        values = node.value.elts if isinstance(node.value, (ast.Tuple, ast.List)) else [node.value]
+        for value in values:
+            tensor = scope.tensors.get(value.id) if isinstance(value, ast.Name) else None
+            if tensor is not None and tensor.buffer in _NOT_SHARED:
+                assert isinstance(value, ast.Name)
+                yield Spot(value, f"returns {value.id}, allocated in {tensor.buffer}", "buffer=nl.shared_hbm")
+
+
+@lint_rule("NKI005", Severity.error)
+def outputs_are_returned(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A kernel returns its outputs."""
+    if scope.is_kernel and not any(node.value is not None for node in _own_returns(scope)):
+        yield Spot(
+            scope.node, f"{scope.node.name} returns nothing", "return the nl.shared_hbm tensors it writes"
+        )
+
+
+@lint_rule("NKI008", Severity.error)
+def no_nested_kernels(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A function under @nki.jit is not called from another one; helpers stay undecorated."""
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in source.kernels:
+            yield Spot(node, f"calls the kernel {node.func.id}", f"remove @nki.jit from {node.func.id}")
+
+
+@lint_rule("NKI024", Severity.error, since=(0, 4))
+def no_old_package(source: Source, scope: Scope) -> Iterator[Spot]:
+    """The package neuronxcc.nki is not available to kernels; its successor is nki."""
+    if source.scopes[0] is scope:  # an import belongs to the file: say it once
+        for node in source.old_imports:
+            yield Spot(node, ast.unparse(node), ast.unparse(node).replace("neuronxcc.nki", "nki"))
+
+
+@lint_rule("NKI025", Severity.warning)
+def jit_options(source: Source, scope: Scope) -> Iterator[Spot]:
+    """nki.jit takes no platform_target, and ignores mode.
+
+    Warnings both: samples of the first 0.x releases that compile name a platform.
+    """
+    for decorator in source.decorators(scope.node):
+        for keyword in decorator.keywords if isinstance(decorator, ast.Call) else []:
+            if keyword.arg == "platform_target":
+                yield Spot(decorator, "platform_target=", "set NEURON_PLATFORM_TARGET_OVERRIDE")
+            elif keyword.arg == "mode":
+                yield Spot(decorator, "mode= is ignored", "@nki.jit, and nki.simulate(kernel)")
+
+
+_MEETINGS = frozenset(
+    {"nisa.core_barrier", "nisa.sendrecv", "nl.fori_loop", "nl.while_loop", "nl.dynamic_range"}
+)
+
+
+@lint_rule("NKI035", Severity.error, since=(0, 3))
+def same_control_flow(source: Source, scope: Scope) -> Iterator[Spot]:
+    """Both cores of a logical core run the same barriers, sendrecvs and device loops."""
+    for node in ast.walk(scope.node):
+        if not isinstance(node, ast.If) or not _names_core(source, scope, node.test):
+            continue
+        here, there = ([*_meetings(source, branch)] for branch in (node.body, node.orelse))
+        if [name for _, name in here] == [name for _, name in there]:
+            continue
+        for call, name in here or there:
+            yield Spot(
+                call, f"{name} in one branch of `if {ast.unparse(node.test)}`", "call it on both cores"
+            )
+
+
+def _names_core(source: Source, scope: Scope, test: ast.expr) -> bool:
+    return any(
+        (isinstance(part, ast.Name) and scope.holds.get(part.id) is Holds.core_number)
+        or (isinstance(part, ast.Call) and source.name_of(part.func) == "nl.program_id")
+        for part in ast.walk(test)
+    )
+
+
+def _meetings(source: Source, statements: list[ast.stmt]) -> Iterator[tuple[ast.Call, str]]:
+    for statement in statements:
+        for part in ast.walk(statement):
+            if isinstance(part, ast.Call) and source.name_of(part.func) in _MEETINGS:
+                yield part, source.name_of(part.func)
+
+
+@lint_rule("NKI042", Severity.warning, until=TRACER)
+def grid_of_cores(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A kernel is launched on a grid of 1 or 2, the number of physical cores of a logical core."""
+    for node in ast.walk(source.tree):
+        if (
+            source.scopes[0] is scope
+            and isinstance(node, ast.Subscript)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in source.kernels
+            and isinstance(node.slice, (ast.Tuple, ast.Constant))
+            and not (isinstance(node.slice, ast.Constant) and node.slice.value in (1, 2))
+        ):
+            yield Spot(
+                node, f"the grid {ast.unparse(node.slice)}", f"{node.value.id}[2] or {node.value.id}[1]"
+            )

@@ -1,0 +1,169 @@
+"""Lint rules about device loops and registers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from simulate.check.findings import Severity
+from simulate.check.lint.rules import TRACER, Spot, lint_rule
+from simulate.check.lint.source import Function, Holds, Scope, Source, argument
+
+_STEPS = {"nl.fori_loop": 3, "nl.dynamic_range": 2}
+_REGISTER_WRITERS = frozenset({"nisa.register_move", "nisa.register_load"})
+
+
+def _is_register(scope: Scope, node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Name) and scope.holds.get(node.id) is Holds.register
+
+
+def _functions(scope: Scope, source: Source) -> dict[str, Function]:
+    named = {n.name: n for n in source.tree.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    inner = {
+        n.name: n for n in ast.walk(scope.node) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    return {**named, **inner}
+
+
+def _body(source: Source, scope: Scope, call: ast.Call, position: int) -> Function | None:
+    node = argument(call, position, "body_fun")
+    return _functions(scope, source).get(node.id) if isinstance(node, ast.Name) else None
+
+
+@lint_rule("NKI011", Severity.warning, since=(0, 6), until=TRACER)
+def old_device_loops(source: Source, scope: Scope) -> Iterator[Spot]:
+    """nl.dynamic_range and `while register:` are deprecated for nl.fori_loop and nl.while_loop."""
+    for call, name in source.calls(scope):
+        if name == "nl.dynamic_range":
+            yield Spot(call, "nl.dynamic_range", "nl.fori_loop(lower, upper, body)")
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.While) and _is_register(scope, node.test):
+            yield Spot(node, f"while {ast.unparse(node.test)}:", "nl.while_loop(register, body)")
+
+
+@lint_rule("NKI012", Severity.error)
+def register_control(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A register has a value on the device only: no `if`, int() or range() on it."""
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.If) and _is_register(scope, node.test):
+            yield Spot(node, f"if {ast.unparse(node.test)}:", "nl.while_loop, or a predicate tile")
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("int", "range")
+            and any(_is_register(scope, each) for each in node.args)
+        ):
+            yield Spot(node, ast.unparse(node), "nl.fori_loop takes registers as bounds")
+
+
+@lint_rule("NKI013", Severity.error, until=TRACER)
+def register_arithmetic(source: Source, scope: Scope) -> Iterator[Spot]:
+    """There is no Python arithmetic on registers."""
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.BinOp) and (
+            _is_register(scope, node.left) or _is_register(scope, node.right)
+        ):
+            yield Spot(
+                node,
+                ast.unparse(node),
+                "compute in an SBUF tile with nisa.tensor_scalar, then nisa.register_load",
+            )
+
+
+@lint_rule("NKI014", Severity.error)
+def counter_is_read_only(source: Source, scope: Scope) -> Iterator[Spot]:
+    """The counter of a device loop is read-only."""
+    regions: list[tuple[str, list[ast.stmt]]] = []
+    for node in ast.walk(scope.node):
+        if (
+            isinstance(node, ast.For)
+            and isinstance(node.target, ast.Name)
+            and isinstance(node.iter, ast.Call)
+        ):
+            if source.name_of(node.iter.func) == "nl.dynamic_range":
+                regions.append((node.target.id, node.body))
+        elif isinstance(node, ast.Call) and source.name_of(node.func) == "nl.fori_loop":
+            body = _body(source, scope, node, 2)
+            if body is not None and body.args.args:
+                regions.append((body.args.args[0].arg, body.body))
+    for counter, statements in regions:
+        for part in (part for statement in statements for part in ast.walk(statement)):
+            if isinstance(part, ast.Call) and source.name_of(part.func) in _REGISTER_WRITERS:
+                target = argument(part, 0, "dst")
+                if isinstance(target, ast.Name) and target.id == counter:
+                    yield Spot(part, f"writes the counter {counter}", "keep a register of your own")
+
+
+@lint_rule("NKI015", Severity.error)
+def constant_step(source: Source, scope: Scope) -> Iterator[Spot]:
+    """The step of a device loop is a positive compile-time integer."""
+    for call, name in source.calls(scope):
+        if name not in _STEPS:
+            continue
+        step = argument(call, _STEPS[name], "step")
+        value = step.operand if isinstance(step, ast.UnaryOp) and isinstance(step.op, ast.USub) else step
+        number = value.value if isinstance(value, ast.Constant) else 1
+        wrong = isinstance(number, (int, float)) and (
+            number < 1 or number != int(number) or value is not step
+        )
+        if _is_register(scope, step) or (step is not None and wrong):
+            assert step is not None
+            yield Spot(step, f"step {ast.unparse(step)}", "a Python int, 1 or more")
+
+
+@lint_rule("NKI016", Severity.error)
+def body_tensors_stay_inside(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A tensor made in the body of a device loop is not used after the loop."""
+    for node in ast.walk(scope.node):
+        if not (isinstance(node, ast.For) and isinstance(node.iter, ast.Call)):
+            continue
+        if source.name_of(node.iter.func) != "nl.dynamic_range":
+            continue
+        end = node.end_lineno or node.lineno
+        inside = {name for name, tensor in scope.tensors.items() if node.lineno <= tensor.line <= end}
+        for part in ast.walk(scope.node):
+            if (
+                isinstance(part, ast.Name)
+                and part.id in inside
+                and part.lineno > end
+                and isinstance(part.ctx, ast.Load)
+            ):
+                yield Spot(part, f"{part.id} was made inside the loop", "allocate it before the loop")
+
+
+@lint_rule("NKI017", Severity.error)
+def no_reorder_holds_no_loop(source: Source, scope: Scope) -> Iterator[Spot]:
+    """There is no device loop inside nl.no_reorder()."""
+    for node in ast.walk(scope.node):
+        if not isinstance(node, ast.With):
+            continue
+        names = [
+            source.name_of(i.context_expr.func) for i in node.items if isinstance(i.context_expr, ast.Call)
+        ]
+        if "nl.no_reorder" not in names:
+            continue
+        for part in (part for statement in node.body for part in ast.walk(statement)):
+            if isinstance(part, ast.Call) and source.name_of(part.func) in (*_STEPS, "nl.while_loop"):
+                yield Spot(
+                    part,
+                    f"{source.name_of(part.func)} inside nl.no_reorder()",
+                    "put no_reorder into the body",
+                )
+
+
+@lint_rule("NKI018", Severity.error)
+def what_bodies_return(source: Source, scope: Scope) -> Iterator[Spot]:
+    """The body of fori_loop returns nothing, that of while_loop the next register."""
+    for call, name in source.calls(scope):
+        if name not in ("nl.fori_loop", "nl.while_loop"):
+            continue
+        body = _body(source, scope, call, 2 if name == "nl.fori_loop" else 1)
+        if body is None:
+            continue
+        returns = [n for n in ast.walk(body) if isinstance(n, ast.Return) and n.value is not None]
+        if name == "nl.fori_loop" and returns:
+            yield Spot(
+                returns[0], f"the body {body.name} returns a value", "write to a tile that outlives the body"
+            )
+        elif name == "nl.while_loop" and not returns:
+            yield Spot(call, f"the body {body.name} returns nothing", "return the register to test next")

@@ -1,0 +1,142 @@
+"""Lint rules about Python itself: what the parser of the compiler knows, up to the tracer of 0.7."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from simulate.check.findings import Severity
+from simulate.check.lint.rules import TRACER, Spot, lint_rule
+from simulate.check.lint.source import Scope, Source
+
+_CONSTRUCTS: dict[type[ast.AST], str] = {
+    ast.ListComp: "a list comprehension",
+    ast.SetComp: "a set comprehension",
+    ast.DictComp: "a dict comprehension",
+    ast.GeneratorExp: "a generator expression",
+    ast.Lambda: "a lambda",
+    ast.Try: "try",
+    ast.Raise: "raise",
+    ast.Yield: "yield",
+    ast.YieldFrom: "yield",
+    ast.Global: "global",
+    ast.Nonlocal: "nonlocal",
+    ast.Starred: "a starred expression",
+    ast.NamedExpr: "an assignment expression",
+    ast.Match: "match",
+    ast.Import: "an import",
+    ast.ImportFrom: "an import",
+    ast.ClassDef: "a class",
+    ast.Await: "await",
+}
+_BUILTINS = frozenset(
+    "enumerate zip sum any all sorted reversed map filter getattr setattr hasattr eval exec".split()
+)
+_LIBRARY_BASES = frozenset({"NKIObject", "Enum", "IntEnum"})
+
+
+@lint_rule("NKI001", Severity.error, until=TRACER)
+def identity(source: Source, scope: Scope) -> Iterator[Spot]:
+    """`is` and `is not` are not supported; public kernels that compile use them against None only."""
+    for node in ast.walk(scope.node):
+        if not isinstance(node, ast.Compare):
+            continue
+        for operator, right in zip(node.ops, node.comparators):
+            if isinstance(operator, (ast.Is, ast.IsNot)):
+                word, sign = ("is", "==") if isinstance(operator, ast.Is) else ("is not", "!=")
+                against_none = isinstance(right, ast.Constant) and right.value is None
+                yield Spot(
+                    node,
+                    f"`{word} {ast.unparse(right)}`",
+                    f"{sign} {ast.unparse(right)}",
+                    Severity.warning if against_none else None,
+                )
+
+
+@lint_rule("NKI002", Severity.error, until=TRACER)
+def keyword_only(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A kernel signature has no `*` that makes arguments keyword-only."""
+    names = [argument.arg for argument in scope.node.args.kwonlyargs]
+    if scope.is_kernel and names:
+        yield Spot(scope.node, f"keyword-only arguments {', '.join(names)}", "leave out the `*`")
+
+
+@lint_rule("NKI003", Severity.error)
+def list_arguments(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A kernel takes no lists, as arguments or defaults; tuples are hashable."""
+    if not scope.is_kernel:
+        return
+    for default in [*scope.node.args.defaults, *filter(None, scope.node.args.kw_defaults)]:
+        if isinstance(default, ast.List):
+            yield Spot(default, f"the default {ast.unparse(default)}", f"({ast.unparse(default)[1:-1]},)")
+
+
+@lint_rule("NKI009", Severity.error, until=TRACER)
+def user_classes(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A class that a kernel makes instances of inherits from nl.NKIObject and nothing else."""
+    for node in ast.walk(scope.node):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            continue
+        known = source.classes.get(node.func.id)
+        if known is None:
+            continue
+        bases = [ast.unparse(base) for base in known.bases]
+        if len(bases) != 1 or bases[0].split(".")[-1] not in _LIBRARY_BASES:
+            seen = (
+                f"class {known.name}({', '.join(bases)})" if bases else f"class {known.name} without a base"
+            )
+            yield Spot(node, seen, f"class {known.name}(nl.NKIObject)")
+
+
+@lint_rule("NKI010", Severity.error, until=TRACER)
+def dict_keys(source: Source, scope: Scope) -> Iterator[Spot]:
+    """The keys of a dict are strings."""
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.Dict):
+            for key in node.keys:
+                if isinstance(key, ast.Constant) and not isinstance(key.value, str):
+                    yield Spot(key, f"the key {ast.unparse(key)}", f'"{ast.unparse(key)}"')
+
+
+@lint_rule("NKI031", Severity.warning)
+def mutable_globals(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A kernel reads no mutable global: a compiled kernel is reused when the global has changed."""
+    mutable = {
+        target.id
+        for node in source.tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, (ast.List, ast.Dict, ast.Set))
+        for target in node.targets
+        if isinstance(target, ast.Name) and not target.id.startswith("__")
+    }
+    own = {argument.arg for argument in scope.node.args.args} | {
+        node.id
+        for node in ast.walk(scope.node)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.Name) and node.id in mutable - own and isinstance(node.ctx, ast.Load):
+            yield Spot(node, f"reads the global {node.id}", "pass it as an argument, or make it a tuple")
+
+
+@lint_rule("NKI032", Severity.warning, until=TRACER)
+def full_python(source: Source, scope: Scope) -> Iterator[Spot]:
+    """Constructs that no public kernel uses, of undocumented support in the parser, need the tracer of 0.7."""
+    decorators = {id(part) for each in scope.node.decorator_list for part in ast.walk(each)}
+    for node in ast.walk(scope.node):
+        if id(node) in decorators:
+            continue
+        if type(node) in _CONSTRUCTS:
+            yield Spot(node, _CONSTRUCTS[type(node)], "write a plain loop, `if` or assert")
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if node is not scope.node and node.name not in scope.bodies:
+                yield Spot(
+                    node, f"the function {node.name} inside {scope.node.name}", "move it to the module"
+                )
+        elif isinstance(node, ast.With):
+            for item in node.items:
+                call = item.context_expr
+                name = source.name_of(call.func) if isinstance(call, ast.Call) else ""
+                if name != "nl.no_reorder":
+                    yield Spot(node, f"with {ast.unparse(call)}", "only `with nl.no_reorder():` is listed")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _BUILTINS:
+            yield Spot(node, f"{node.func.id}()", "use range(len(…)) and an explicit loop")

@@ -1,0 +1,95 @@
+"""Running the lint rules over a file: which of them apply at a level, and where a finding stands."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulate.check.findings import Finding, Kind, Severity, found, in_order, kind
+from simulate.check.lint.source import Scope, Source
+from simulate.errors import InvalidArgument, Location
+
+Level = tuple[int, int]
+LEVELS: tuple[Level, ...] = tuple((0, minor) for minor in range(2, 8))
+DEFAULT_LEVEL: Level = (0, 6)
+TRACER: Level = (0, 7)
+"""From this level on kernels are traced, not parsed, so that all of Python is available while specialising."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """What a rule reports: a node, what is wrong there, what to write instead."""
+
+    node: ast.AST
+    message: str
+    hint: str = ""
+    severity: Severity | None = None
+
+
+Look = Callable[[Source, Scope], Iterator[Spot]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A lint rule and the levels at which it holds."""
+
+    kind: Kind
+    look: Look
+    since: Level
+    until: Level | None
+
+
+RULES: list[Rule] = []
+
+
+def lint_rule(
+    code: str, severity: Severity, since: Level = LEVELS[0], until: Level | None = None
+) -> Callable[[Look], Look]:
+    """Register a rule under its id, for the levels `since` up to but without `until`."""
+
+    def register(look: Look) -> Look:
+        assert look.__doc__, f"rule {look.__name__} states no sentence"
+        RULES.append(Rule(kind(code, severity, look.__doc__.strip().splitlines()[0]), look, since, until))
+        return look
+
+    return register
+
+
+def load_rules() -> None:
+    """Import the rule files, which register themselves."""
+    for name in ("calls", "interface", "loops", "python", "values"):
+        importlib.import_module(f"simulate.check.lint.{name}")
+
+
+def lint_source(text: str, file: str, level: Level = DEFAULT_LEVEL) -> list[Finding]:
+    """The findings in one source text. Raises InvalidArgument for a text that is no Python."""
+    load_rules()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's own remarks on the text are not ours
+            source = Source(ast.parse(text))
+    except (SyntaxError, ValueError) as error:
+        raise InvalidArgument("NKW-LINT-SYNTAX", f"{file} is not Python: {error}") from None
+    findings = []
+    for rule in RULES:
+        if level < rule.since or (rule.until is not None and level >= rule.until):
+            continue
+        for scope in source.scopes:
+            for spot in rule.look(source, scope):
+                line = getattr(spot.node, "lineno", scope.node.lineno)
+                where = Location(file, line, scope.node.name)
+                findings.append(found(rule.kind, spot.message, where, (), spot.hint, spot.severity))
+    return in_order(findings)
+
+
+def lint_file(path: Path, level: Level = DEFAULT_LEVEL) -> list[Finding]:
+    """The findings in one file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument("NKW-LINT-FILE", f"{path} cannot be read: {error}") from None
+    return lint_source(text, str(path), level)

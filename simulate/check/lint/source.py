@@ -1,0 +1,232 @@
+"""A source file as the lint rules see it: which names mean NKI, which functions are kernels, what variables hold."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+_NEW = {"nki": "nki", "nki.language": "nl", "nki.isa": "nisa", "nki.collectives": "ncc", "nki.typing": "nt"}
+_OLD = "neuronxcc.nki"
+
+
+class Holds(Enum):
+    """What a local variable is known to hold."""
+
+    tensor = "tensor"
+    register = "register"
+    core_number = "core number"
+    instruction = "instruction"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What the source says of an allocation."""
+
+    buffer: str | None
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    line: int
+
+
+@dataclass
+class Scope:
+    """A kernel function and what its variables hold."""
+
+    node: Function
+    is_kernel: bool
+    holds: dict[str, Holds] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    bodies: set[str] = field(default_factory=set)  # functions handed to fori_loop or while_loop
+
+
+class Source:
+    """One parsed file."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.aliases: dict[str, str] = {}
+        self.old_imports: list[ast.stmt] = []
+        self._imports()
+        self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        self.kernels = {
+            node.name for node in tree.body if isinstance(node, ast.FunctionDef) and self.decorators(node)
+        }
+        self.scopes = [
+            Scope(node, bool(self.decorators(node)))
+            for node in tree.body
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and self._on_device(node)
+        ]
+        for scope in self.scopes:
+            _Variables(self, scope).visit(scope.node)
+
+    def _imports(self) -> None:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self._bind(
+                        alias.name, alias.asname or alias.name.split(".")[0], node, alias.asname is None
+                    )
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                for alias in node.names:
+                    self._bind(f"{node.module}.{alias.name}", alias.asname or alias.name, node, False)
+
+    def _bind(self, module: str, name: str, node: ast.stmt, root: bool) -> None:
+        if module == _OLD or module.startswith(_OLD + "."):
+            self.old_imports.append(node)
+            module = module.removeprefix("neuronxcc.")
+        if module in _NEW:
+            self.aliases[name] = "nki" if root else _NEW[module]
+        elif module == "nki.jit":
+            self.aliases[name] = "nki.jit"
+
+    def name_of(self, node: ast.expr) -> str:
+        """The dotted name of an expression with NKI's modules under their usual names; empty if it has none."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return ""
+        root = self.aliases.get(node.id, "")
+        if not root:
+            return ""
+        dotted = ".".join([root, *reversed(parts)])
+        for module, short in _NEW.items():
+            if dotted.startswith(module + ".") and module != "nki":
+                return short + dotted[len(module) :]
+        return dotted
+
+    def decorators(self, node: Function) -> list[ast.expr]:
+        """The `@nki.jit` decorators of a function, with or without arguments."""
+        return [
+            d
+            for d in node.decorator_list
+            if self.name_of(d.func if isinstance(d, ast.Call) else d) == "nki.jit"
+        ]
+
+    def _on_device(self, node: Function) -> bool:
+        return bool(self.decorators(node)) or any(
+            isinstance(part, ast.Call) and self.name_of(part.func).startswith(("nl.", "nisa.", "ncc."))
+            for part in ast.walk(node)
+        )
+
+    def calls(self, scope: Scope) -> Iterator[tuple[ast.Call, str]]:
+        """The calls of NKI names in a function."""
+        for node in ast.walk(scope.node):
+            if isinstance(node, ast.Call):
+                name = self.name_of(node.func)
+                if name:
+                    yield node, name
+
+
+_ALLOCATES = frozenset(
+    "nl.ndarray nl.zeros nl.ones nl.full nl.zeros_like nl.empty_like nl.load nl.shared_identity_matrix".split()
+)
+
+
+class _Variables(ast.NodeVisitor):
+    """Works out what the names of one function hold; a name that is bound to different things holds nothing known."""
+
+    def __init__(self, source: Source, scope: Scope) -> None:
+        self.source = source
+        self.scope = scope
+        self.unknown: set[str] = set()
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """`name = value`."""
+        for target in node.targets:
+            self._bind(target, node.value)
+        self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        """`name: type = value`."""
+        if node.value is not None:
+            self._bind(node.target, node.value)
+        self.generic_visit(node)
+
+    def visit_For(self, node: ast.For) -> None:
+        """The counter of a device loop is a register, any other loop variable is a value."""
+        over = self.source.name_of(node.iter.func) if isinstance(node.iter, ast.Call) else ""
+        if isinstance(node.target, ast.Name):
+            self._hold(node.target.id, Holds.register if over == "nl.dynamic_range" else None)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """The bodies of device loops."""
+        name = self.source.name_of(node.func)
+        where = {"nl.fori_loop": 2, "nl.while_loop": 1}.get(name)
+        if where is not None:
+            body = argument(node, where, "body_fun")
+            if isinstance(body, ast.Name):
+                self.scope.bodies.add(body.id)
+        self.generic_visit(node)
+
+    def _bind(self, target: ast.expr, value: ast.expr) -> None:
+        if not isinstance(target, ast.Name):
+            for part in ast.walk(target):
+                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                    self._hold(part.id, None)
+            return
+        name = target.id
+        called = self.source.name_of(value.func) if isinstance(value, ast.Call) else ""
+        if called in _ALLOCATES:
+            assert isinstance(value, ast.Call)
+            self._hold(name, Holds.tensor)
+            self.scope.tensors[name] = self._tensor(called, value)
+        elif called == "nisa.register_alloc":
+            self._hold(name, Holds.register)
+        elif called == "nl.program_id":
+            self._hold(name, Holds.core_number)
+        elif called.startswith("nisa.") and not called.startswith("nisa.get_"):
+            self._hold(name, Holds.instruction)
+        elif isinstance(value, ast.Subscript) and isinstance(value.value, ast.Name):
+            same = value.value.id
+            self._hold(name, self.scope.holds.get(same) if same in self.scope.tensors else None)
+        else:
+            self._hold(name, None)
+
+    def _hold(self, name: str, what: Holds | None) -> None:
+        before = self.scope.holds.get(name)
+        if what is None or name in self.unknown or (before is not None and before is not what):
+            self.unknown.add(name)
+            self.scope.holds.pop(name, None)
+            self.scope.tensors.pop(name, None)
+        else:
+            self.scope.holds[name] = what
+
+    def _tensor(self, called: str, call: ast.Call) -> Tensor:
+        if called in ("nl.load", "nl.zeros_like", "nl.empty_like", "nl.shared_identity_matrix"):
+            return Tensor(None, None, None, call.lineno)
+        position = 3 if called == "nl.full" else 2
+        buffer = argument(call, position, "buffer")
+        dtype = argument(call, position - 1, "dtype")
+        shape = argument(call, 0, "shape")
+        return Tensor(
+            "nl.sbuf" if buffer is None else self.source.name_of(buffer) or None,
+            self.source.name_of(dtype) or None if dtype is not None else None,
+            _integers(shape),
+            call.lineno,
+        )
+
+
+def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
+    """An argument of a call by position or name; None if it is not given."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    if position < len(call.args) and not any(isinstance(a, ast.Starred) for a in call.args[: position + 1]):
+        return call.args[position]
+    return None
+
+
+def _integers(node: ast.expr | None) -> tuple[int, ...] | None:
+    if not isinstance(node, (ast.Tuple, ast.List)):
+        return None
+    values = [
+        part.value for part in node.elts if isinstance(part, ast.Constant) and isinstance(part.value, int)
+    ]
+    return tuple(values) if len(values) == len(node.elts) else None

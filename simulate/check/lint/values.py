@@ -1,0 +1,180 @@
+"""Lint rules about tensors used as Python values, and about PSUM tiles that outlive a loop."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+
+from simulate.check.findings import Severity
+from simulate.check.lint.rules import Spot, lint_rule
+from simulate.check.lint.source import Holds, Scope, Source, argument
+from simulate.isa import INSTRUCTIONS
+
+_OPERATORS: dict[type[ast.operator], str] = {
+    ast.Add: "nl.add",
+    ast.Sub: "nl.subtract",
+    ast.Mult: "nl.multiply",
+    ast.Pow: "nl.power",
+}
+_CONVERSIONS = frozenset({"int", "float", "bool"})
+
+
+def _is_tensor(scope: Scope, node: ast.expr | None) -> bool:
+    if isinstance(node, ast.Subscript):
+        return _is_tensor(scope, node.value)
+    return isinstance(node, ast.Name) and scope.holds.get(node.id) is Holds.tensor
+
+
+@lint_rule("NKI019", Severity.error)
+def no_operators(source: Source, scope: Scope) -> Iterator[Spot]:
+    """There are no Python operators and no assignments on tensors."""
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.BinOp) and (_is_tensor(scope, node.left) or _is_tensor(scope, node.right)):
+            op = _OPERATORS.get(type(node.op), "…")
+            yield Spot(node, ast.unparse(node), f"nisa.tensor_tensor or nisa.tensor_scalar with op={op}")
+        elif isinstance(node, ast.UnaryOp) and _is_tensor(scope, node.operand):
+            yield Spot(node, ast.unparse(node), "nisa.tensor_scalar")
+        elif isinstance(node, ast.AugAssign) and _is_tensor(scope, node.target):
+            yield Spot(node, ast.unparse(node), "nisa.tensor_tensor(dst=tile, data1=tile, …)")
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Subscript) and _is_tensor(scope, target.value):
+                    yield Spot(node, f"{ast.unparse(target)} = …", "nisa.tensor_copy(dst=…, src=…)")
+
+
+@lint_rule("NKI020", Severity.error)
+def no_values_into_python(source: Source, scope: Scope) -> Iterator[Spot]:
+    """Python cannot look at the values of a tensor."""
+    for node in ast.walk(scope.node):
+        if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+            parts = [node.test, *(node.test.values if isinstance(node.test, ast.BoolOp) else [])]
+            for part in parts:
+                compared = [part.left, *part.comparators] if isinstance(part, ast.Compare) else [part]
+                identity = isinstance(part, ast.Compare) and any(
+                    isinstance(c, ast.Constant) and c.value is None for c in part.comparators
+                )
+                if not identity and any(_is_tensor(scope, each) for each in compared):
+                    yield Spot(
+                        node,
+                        f"decides by {ast.unparse(part)}",
+                        "nisa.tensor_copy_predicated or nisa.select_reduce",
+                    )
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in _CONVERSIONS
+            and node.args
+            and _is_tensor(scope, node.args[0])
+        ):
+            yield Spot(node, ast.unparse(node), "keep the value in a tile")
+
+
+@lint_rule("NKI022", Severity.error)
+def results_are_not_tiles(source: Source, scope: Scope) -> Iterator[Spot]:
+    """An instruction returns a handle, not a tile; its result is in dst."""
+    for call, name in source.calls(scope):
+        if not name.startswith(("nisa.", "nl.")):
+            continue
+        planner = INSTRUCTIONS.get(name.removeprefix("nisa.")) if name.startswith("nisa.") else None
+        starred = any(isinstance(each, ast.Starred) for each in call.args) or None in [
+            k.arg for k in call.keywords
+        ]
+        if planner is not None and "dst" in inspect.signature(planner).parameters and not starred:
+            position = (
+                list(inspect.signature(planner).parameters).index("dst") - 1
+            )  # after the hardware record
+            if argument(call, position, "dst") is None:
+                yield Spot(
+                    call, f"{name} without dst", f"allocate the result with nl.ndarray, and {name}(dst=…)"
+                )
+        for value in [*call.args, *(keyword.value for keyword in call.keywords)]:
+            if isinstance(value, ast.Name) and scope.holds.get(value.id) is Holds.instruction:
+                yield Spot(
+                    value, f"{value.id} is what an instruction returned", "pass the tile that was its dst"
+                )
+
+
+@lint_rule("NKI033", Severity.error, since=(0, 3))
+def dma_from_psum(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A DMA does not read PSUM."""
+    for call, name in source.calls(scope):
+        position, keyword = {"nisa.dma_copy": (1, "src"), "nl.store": (1, "value")}.get(name, (0, ""))
+        value = argument(call, position, keyword) if keyword else None
+        base = value.value if isinstance(value, ast.Subscript) else value
+        tensor = scope.tensors.get(base.id) if isinstance(base, ast.Name) else None
+        if tensor is not None and tensor.buffer == "nl.psum":
+            assert isinstance(base, ast.Name)
+            yield Spot(call, f"{name} from {base.id} in PSUM", "nisa.tensor_copy it to SBUF first")
+
+
+@lint_rule("NKI034", Severity.error)
+def integer_memset(source: Source, scope: Scope) -> Iterator[Spot]:
+    """An integer tile is filled with an integer."""
+    for call, name in source.calls(scope):
+        if name != "nisa.memset":
+            continue
+        target, value = argument(call, 0, "dst"), argument(call, 1, "value")
+        base = target.value if isinstance(target, ast.Subscript) else target
+        tensor = scope.tensors.get(base.id) if isinstance(base, ast.Name) else None
+        if tensor is None or not (tensor.dtype or "").removeprefix("nl.").startswith(("int", "uint")):
+            continue
+        if isinstance(value, ast.Constant) and isinstance(value.value, float):
+            yield Spot(call, f"value={value.value} for {tensor.dtype}", f"value={int(value.value)}")
+
+
+@lint_rule("NKI036", Severity.warning)
+def psum_over_outer_loops(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A PSUM tile that lives across outer iterations goes on accumulating unless accumulate= says when to start."""
+    loops = [n for n in ast.walk(scope.node) if isinstance(n, ast.For)]
+    for call, name in source.calls(scope):
+        if name != "nisa.nc_matmul" or argument(call, 3, "accumulate") is not None:
+            continue
+        target = argument(call, 0, "dst")
+        base = target if isinstance(target, ast.Name) else None
+        tensor = scope.tensors.get(base.id) if base is not None else None
+        if tensor is None or tensor.buffer != "nl.psum":
+            continue
+        around = [n for n in loops if n.lineno <= call.lineno <= (n.end_lineno or n.lineno)]
+        outside = [n for n in around if not n.lineno <= tensor.line <= (n.end_lineno or n.lineno)]
+        if len(outside) > 1:
+            assert base is not None
+            yield Spot(
+                call,
+                f"{base.id} lives across {len(outside)} loops",
+                "accumulate=(k > 0), or allocate it inside",
+            )
+
+
+@lint_rule("NKI037", Severity.error)
+def partition_step(source: Source, scope: Scope) -> Iterator[Spot]:
+    """The first pair of an access pattern on chip steps by the free size of the tile."""
+    for node in ast.walk(scope.node):
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "ap"
+        ):
+            continue
+        owner = node.func.value
+        tensor = scope.tensors.get(owner.id) if isinstance(owner, ast.Name) else None
+        pattern = argument(node, 0, "pattern")
+        if tensor is None or tensor.shape is None or tensor.buffer not in ("nl.sbuf", "nl.psum"):
+            continue
+        if (
+            argument(node, 6, "dtype") is not None
+            or not isinstance(pattern, (ast.List, ast.Tuple))
+            or not pattern.elts
+        ):
+            continue
+        first = pattern.elts[0]
+        pair = (
+            [e.value for e in first.elts if isinstance(e, ast.Constant) and isinstance(e.value, int)]
+            if isinstance(first, (ast.List, ast.Tuple))
+            else []
+        )
+        free = 1
+        for extent in tensor.shape[1:]:
+            free *= extent
+        if len(pair) == 2 and pair[1] != 1 and pair[0] != free:
+            yield Spot(
+                node, f"first pair {pair} on a tile of {free} elements per partition", f"[{free}, {pair[1]}]"
+            )

@@ -1,0 +1,175 @@
+"""`mem`: tiles that an `address=` puts over each other, and placements that may not fit.
+
+Simulated tiles have bytes of their own. Where two explicit addresses overlap, the chip has one set of bytes for both:
+a value read after the other tile was written is lost there and intact here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import combinations
+
+from simulate.check.evidence import Evidence
+from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.memory import MemoryRegion
+from simulate.run import Launch
+from simulate.run.machine import capacity_bytes
+from simulate.run.stream import READ, Access, Stream, TensorRecord
+
+CLOBBERED = kind(
+    "NKW-MEM-CLOBBER",
+    Severity.error,
+    "A tile is read after another tile was written to the same bytes; address= puts both there.",
+)
+PLACEMENT = kind(
+    "NKW-MEM-PLACEMENT",
+    Severity.warning,
+    "First fit around the explicit addresses passes the end of the memory, although the live bytes alone would fit.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Partitions by bytes of the memory itself."""
+
+    rows: tuple[int, int]
+    bytes: tuple[int, int]
+
+    def common(self, other: _Box) -> _Box | None:
+        rows = max(self.rows[0], other.rows[0]), min(self.rows[1], other.rows[1])
+        span = max(self.bytes[0], other.bytes[0]), min(self.bytes[1], other.bytes[1])
+        return _Box(rows, span) if rows[0] < rows[1] and span[0] < span[1] else None
+
+    def covers(self, other: _Box) -> bool:
+        return (
+            self.rows[0] <= other.rows[0]
+            and self.rows[1] >= other.rows[1]
+            and self.bytes[0] <= other.bytes[0]
+            and self.bytes[1] >= other.bytes[1]
+        )
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Reads of clobbered tiles, and placements beyond the memory."""
+    findings: list[Finding] = []
+    for stream in launch.streams:
+        findings += _clobbered(stream, evidence.accesses(stream))
+    findings += _placements(launch)
+    return findings
+
+
+def _clobbered(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
+    addressed = [
+        record
+        for serial in stream.first_use
+        if (record := stream.tensors[serial]).address is not None and record.buffer.on_chip
+    ]
+    pairs = [
+        (one, other)
+        for one, other in combinations(addressed, 2)
+        if one.buffer is other.buffer
+        and _whole(one).common(_whole(other))
+        and _overlap_in_time(stream, one, other)
+    ]
+    if not pairs:
+        return []
+    wanted = {record.serial for pair in pairs for record in pair}
+    uses: dict[int, list[tuple[int, Access]]] = defaultdict(list)
+    for index, operands in enumerate(accesses):
+        for access in operands:
+            if access.tensor in wanted:
+                uses[access.tensor].append((index, access))
+    findings = []
+    for one, other in pairs:
+        for victim, intruder in ((one, other), (other, one)):
+            findings += _lost_reads(stream, victim, intruder, uses)
+    return findings
+
+
+def _lost_reads(
+    stream: Stream,
+    victim: TensorRecord,
+    intruder: TensorRecord,
+    uses: dict[int, list[tuple[int, Access]]],
+) -> list[Finding]:
+    """The first read of `victim` that finds bytes of `intruder`."""
+    own = [(i, a, _physical(victim, a)) for i, a in uses[victim.serial] if a.kind != READ]
+    foreign = [(i, a, _physical(intruder, a)) for i, a in uses[intruder.serial] if a.kind != READ]
+    for index, access in uses[victim.serial]:
+        if access.kind != READ:
+            continue
+        wanted = _physical(victim, access)
+        for at, write, box in reversed(foreign):
+            lost = box.common(wanted)
+            before = [b for i, _, b in own if i < at and lost is not None and b.common(lost)]
+            renewed = [b for i, _, b in own if at < i < index and lost is not None and b.covers(lost)]
+            if at < index and lost is not None and before and not renewed:
+                return [_lost(stream, victim, intruder, (index, access), (at, write), lost)]
+    return []
+
+
+def _lost(
+    stream: Stream,
+    victim: TensorRecord,
+    intruder: TensorRecord,
+    read: tuple[int, Access],
+    write: tuple[int, Access],
+    lost: _Box,
+) -> Finding:
+    memory = victim.buffer.value
+    return found(
+        CLOBBERED,
+        f"{victim.name} {victim.shape} at address {victim.address} is read after {intruder.name} "
+        f"{intruder.shape} at address {intruder.address} was written over partitions {lost.rows[0]}:{lost.rows[1]}, "
+        f"bytes {lost.bytes[0]}:{lost.bytes[1]} of {memory}",
+        stream.event(read[0]).where,
+        (touch(stream, *write), touch(stream, *read)),
+        hint=f"put {intruder.name} at byte {_whole(victim).bytes[1]} or later, or end the use of {victim.name} first",
+    )
+
+
+def _whole(record: TensorRecord) -> _Box:
+    assert record.address is not None
+    first, start = record.address
+    return _Box((first, first + record.shape[0]), (start, start + record.row_bytes))
+
+
+def _physical(record: TensorRecord, access: Access) -> _Box:
+    assert record.address is not None
+    first, start = record.address
+    return _Box(
+        (first + access.first_row, first + access.end_row),
+        (start + access.first_byte, start + access.end_byte),
+    )
+
+
+def _overlap_in_time(stream: Stream, one: TensorRecord, other: TensorRecord) -> bool:
+    return (
+        stream.first_use[one.serial] < stream.last_use[other.serial]
+        and stream.first_use[other.serial] < stream.last_use[one.serial]
+    )
+
+
+def _placements(launch: Launch) -> list[Finding]:
+    findings = []
+    for stream, placements in zip(launch.streams, launch.placements):
+        for buffer in (MemoryRegion.sbuf, MemoryRegion.psum):
+            placement, limit = placements[buffer], capacity_bytes(launch.hardware, buffer)
+            if not placement.live_bytes <= limit < placement.high_water_bytes:
+                continue
+            records = [stream.tensors[serial] for serial in placement.offsets]
+            if all(record.address is None for record in records):
+                continue  # the compiler may pack better than first fit, and nothing stands in its way
+            last = max(records, key=lambda record: placement.offsets[record.serial] + record.row_bytes)
+            findings.append(
+                found(
+                    PLACEMENT,
+                    f"rank {stream.rank} core {stream.core}: {last.name} {last.shape} ends at byte "
+                    f"{placement.high_water_bytes} of {buffer.value}, {placement.high_water_bytes - limit} beyond "
+                    f"the usable {limit} on {launch.hardware.name}, because of the gaps between explicit addresses",
+                    last.where,
+                    hint="move the explicit addresses together, or give every tile an address",
+                )
+            )
+    return findings

@@ -1,0 +1,178 @@
+"""`out`: what a kernel returns: written in part, private, untouched, independent of the inputs, or forgotten."""
+
+from __future__ import annotations
+
+from simulate.check.evidence import Evidence
+from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
+from simulate.errors import Location
+from simulate.memory import MemoryRegion
+from simulate.run import Launch
+from simulate.run.location import location
+from simulate.run.stream import READ, Access, Stream, TensorRecord
+
+PARTIAL = kind(
+    "NKW-OUTPUT-PARTIAL", Severity.warning, "Every byte of an output is written before it is returned."
+)
+PRIVATE = kind(
+    "NKW-OUTPUT-PRIVATE",
+    Severity.warning,
+    "An output is allocated with buffer=nl.shared_hbm; private HBM (also nl.hbm) does not compile since 0.3.",
+)
+UNTOUCHED = kind(
+    "NKW-OUTPUT-INPUT", Severity.warning, "A returned tensor is an input that the kernel never wrote."
+)
+CONSTANT = kind("NKW-OUTPUT-CONSTANT", Severity.warning, "An output depends on at least one input tensor.")
+FORGOTTEN = kind(
+    "NKW-OUTPUT-FORGOTTEN",
+    Severity.warning,
+    "A shared HBM tensor that the kernel writes is returned or read.",
+)
+UNUSED = kind("NKW-INPUT-UNUSED", Severity.warning, "Every input tensor is read or written.")
+
+_RANDOM = frozenset({"rng", "rand2", "dropout"})  # what they write varies without any input
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """What is odd about inputs and outputs, rank by rank; what all ranks share is said once."""
+    findings: list[Finding] = []
+    depends = _depends_on_inputs(launch, evidence)
+    for rank in sorted({stream.rank for stream in launch.streams}):
+        streams = [stream for stream in launch.streams if stream.rank == rank]
+        findings += _rank(streams, evidence, depends[rank], _definition(launch))
+    return findings
+
+
+def _definition(launch: Launch) -> Location | None:
+    """The line where the kernel begins, if an instruction stands in it."""
+    for stream in launch.streams:
+        for code, _ in stream.lines:
+            if code.co_name == launch.kernel:
+                return location((code, code.co_firstlineno))
+    return None
+
+
+def _rank(
+    streams: list[Stream], evidence: Evidence, depends: set[int], definition: Location | None
+) -> list[Finding]:
+    records = streams[0].tensors
+    reads, writes = _uses(streams, evidence)
+    returned = {each.tensor: each for each in evidence.returned if each.rank == streams[0].rank}
+    inputs = [record for record in records if _is_input(record)]
+    findings = [
+        found(
+            UNUSED,
+            f"input {record.name} {record.shape} {record.dtype} is neither read nor written",
+            definition,
+            hint="drop the parameter, or use it",
+        )
+        for record in inputs
+        if record.serial not in reads and record.serial not in writes and record.serial not in returned
+    ]
+    for serial, output in sorted(returned.items()):
+        record = records[serial]
+        last = writes.get(serial)
+        touches = (last,) if last else ()
+        if _is_input(record):
+            if last is None:
+                findings.append(
+                    found(
+                        UNTOUCHED,
+                        f"the kernel returns its input {record.name} {record.shape} as it came",
+                        definition,
+                        hint="return the tensor that holds the result",
+                    )
+                )
+            continue
+        if output.unwritten_bytes:
+            findings.append(
+                found(
+                    PARTIAL,
+                    f"{output.unwritten_bytes} of {record.nbytes} bytes of the output {record.name} {record.shape} "
+                    f"{record.dtype} were never written",
+                    record.where,
+                    touches,
+                    hint="write the rest, often the last, ragged tile",
+                )
+            )
+        if record.buffer is MemoryRegion.private_hbm:
+            findings.append(
+                found(
+                    PRIVATE,
+                    f"the output {record.name} {record.shape} lies in private HBM",
+                    record.where,
+                    touches,
+                    hint="buffer=nl.shared_hbm",
+                )
+            )
+        if inputs and serial not in depends:
+            findings.append(
+                found(
+                    CONSTANT,
+                    f"no input reaches the output {record.name} {record.shape}",
+                    record.where,
+                    touches,
+                    hint="check which tile is copied out",
+                )
+            )
+    findings += [
+        found(
+            FORGOTTEN,
+            f"{record.name} {record.shape} {record.dtype} is written, but neither returned nor read",
+            record.where,
+            (writes[record.serial],),
+            hint="return it, or allocate scratch space with buffer=nl.private_hbm",
+        )
+        for record in records
+        if record.buffer is MemoryRegion.shared_hbm
+        and not _is_input(record)
+        and record.serial in writes
+        and record.serial not in reads
+        and record.serial not in returned
+    ]
+    return findings
+
+
+def _is_input(record: TensorRecord) -> bool:
+    return record.line is None and not record.buffer.on_chip and record.buffer is not MemoryRegion.register
+
+
+def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int, Touch]]:
+    """The tensors that are read, and the last write of every tensor in HBM that is written."""
+    reads: set[int] = set()
+    writes: dict[int, tuple[Stream, int, Access]] = {}
+    for stream in streams:
+        for index, operands in enumerate(evidence.accesses(stream)):
+            for access in operands:
+                if access.kind == READ:
+                    reads.add(access.tensor)
+                elif not (
+                    stream.tensors[access.tensor].buffer.on_chip
+                    or stream.op_names[stream.ops[index]] == "core_barrier"
+                ):
+                    writes[access.tensor] = stream, index, access
+    return reads, {tensor: touch(*write) for tensor, write in writes.items()}
+
+
+def _depends_on_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]]:
+    """The tensors of every rank whose contents depend on an input; a meeting passes on what any member reads."""
+    ranks = {stream.rank: stream for stream in launch.streams}
+    depends = {
+        rank: {record.serial for record in stream.tensors if _is_input(record)}
+        for rank, stream in ranks.items()
+    }
+    meetings: set[int] = set()
+    while True:
+        before = sum(map(len, depends.values())), len(meetings)
+        for stream in launch.streams:
+            reached = depends[stream.rank]
+            for index, accesses in enumerate(evidence.accesses(stream)):
+                meeting = stream.meetings.get(index)
+                random = stream.op_names[stream.ops[index]] in _RANDOM
+                if random or any(access.kind == READ and access.tensor in reached for access in accesses):
+                    if meeting is not None:
+                        meetings.add(meeting)
+                elif meeting is None or meeting not in meetings:
+                    continue
+                reached.update(access.tensor for access in accesses if access.kind != READ)
+        if len(launch.streams) == 1 or (sum(map(len, depends.values())), len(meetings)) == before:
+            return depends

@@ -1,0 +1,224 @@
+"""`race`: accesses that nothing orders: two cores on shared HBM, a DMA within one tensor, rows scattered twice.
+
+The cores of a rank are ordered by what both take part in: core_barrier and sendrecv. Every meeting takes both cores,
+so the vector clock of an access comes down to one number, the meetings its core had passed; two accesses are
+concurrent where the numbers are equal. A core_barrier orders only the accesses to the tensor it names.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulate.check.evidence import Evidence, Footprint
+from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.run import Launch
+from simulate.run.stream import READ, Access, Stream
+
+RACE = kind(
+    "NKW-RACE",
+    Severity.error,
+    "Two cores access the same bytes of shared HBM, at least one writes, and no barrier or sendrecv lies between.",
+)
+WRONG_BARRIER = kind(
+    "NKW-RACE-BARRIER",
+    Severity.warning,
+    "Only barriers that name other tensors lie between two accesses; core_barrier orders accesses to its data.",
+)
+DMA_OVERLAP = kind(
+    "NKW-DMA-OVERLAP",
+    Severity.error,
+    "The source and the destination of a DMA overlap; its descriptors run in any order.",
+)
+SCATTER_TWICE = kind(
+    "NKW-SCATTER-TWICE",
+    Severity.warning,
+    "A scatter writes an element twice; which of the values stays is not defined.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One access of shared HBM by one core."""
+
+    event: int
+    access: Access
+    passed: int
+    footprint: Footprint
+
+    @property
+    def writes(self) -> bool:
+        return self.access.kind != READ
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Races between the two cores of a rank, and hazards inside one DMA."""
+    findings: list[Finding] = []
+    by_rank: dict[int, list[Stream]] = defaultdict(list)
+    for stream in launch.streams:
+        by_rank[stream.rank].append(stream)
+        findings += _inside_dmas(stream, evidence)
+    for streams in by_rank.values():
+        if len(streams) == 2:
+            findings += _between(streams[0], streams[1], evidence)
+    return findings
+
+
+def _between(one: Stream, other: Stream, evidence: Evidence) -> list[Finding]:
+    both = sorted(set(one.meetings.values()) & set(other.meetings.values()))
+    barriers = _barrier_tensors(one, both)
+    first, second = (_uses(stream, evidence, set(both)) for stream in (one, other))
+    findings: list[Finding] = []
+    seen: set[tuple[object, ...]] = set()
+    for tensor in sorted(first.keys() & second.keys()):
+        rights = second[tensor]
+        boxes = np.array([_box(use.access) for use in rights])
+        writes = np.array([use.writes for use in rights])
+        for left in first[tensor]:
+            near = _meet(_box(left.access), boxes) & (writes | left.writes)
+            for right in [rights[at] for at in np.flatnonzero(near)]:
+                low, high = sorted((left.passed, right.passed))
+                between = barriers[low:high]
+                if any(named is None or named == tensor for named in between):
+                    continue
+                key = (
+                    one.line_ids[left.event],
+                    other.line_ids[right.event],
+                    left.writes,
+                    right.writes,
+                    bool(between),
+                    _same_values(left, right),
+                )
+                if key in seen or not left.footprint.meets(right.footprint):
+                    continue
+                seen.add(key)
+                findings.append(_race(one, left, other, right, bool(between)))
+    return findings
+
+
+def _same_values(left: _Use, right: _Use) -> bool:
+    """Whether both cores write the same bytes to the same place, so that their order does not matter."""
+    one, other = left.footprint, right.footprint
+    return (
+        left.writes
+        and right.writes
+        and one.digest is not None
+        and one.digest == other.digest
+        and one == other
+    )
+
+
+def _race(one: Stream, left: _Use, other: Stream, right: _Use, barrier: bool) -> Finding:
+    record = one.tensors[left.access.tensor]
+    later = (other, right) if right.writes <= left.writes else (one, left)
+    touches = (touch(one, left.event, left.access), touch(other, right.event, right.access))
+    where = later[0].event(later[1].event).where
+    what = "write" if left.writes and right.writes else "write and read"
+    if barrier:
+        return found(
+            WRONG_BARRIER,
+            f"both cores {what} {record.name} {record.shape}, and the barrier between names another tensor",
+            where,
+            touches,
+            hint=f"nisa.core_barrier(data={record.name}, cores=(0, 1))",
+        )
+    if _same_values(left, right):
+        return found(
+            RACE,
+            f"both cores write the same values to {record.name} {record.shape} in {record.buffer.value}",
+            where,
+            touches,
+            hint="let each core compute and write a part of its own",
+            severity=Severity.warning,
+        )
+    return found(
+        RACE,
+        f"both cores {what} {record.name} {record.shape} in {record.buffer.value} in no order",
+        where,
+        touches,
+        hint=f"nisa.core_barrier(data={record.name}, cores=(0, 1)) between, or different parts for each core",
+    )
+
+
+def _uses(stream: Stream, evidence: Evidence, meetings: set[int]) -> dict[int, list[_Use]]:
+    """What a core accesses in shared HBM, one use per line, box and number of meetings passed."""
+    found_uses: dict[int, dict[tuple[object, ...], _Use]] = defaultdict(dict)
+    passed = 0
+    shared = evidence.of(stream).shared
+    for event in range(len(stream)):
+        if stream.meetings.get(event) in meetings:
+            passed += 1
+            continue
+        for where, writes in shared.get(event, ()):
+            access = next(
+                a for a in stream.accesses(event) if a.tensor == where.tensor and (a.kind != READ) == writes
+            )
+            itself = where if where.elements is None else event
+            key = (stream.line_ids[event], access, passed, itself, where.digest)
+            found_uses[where.tensor].setdefault(key, _Use(event, access, passed, where))
+    return {tensor: list(uses.values()) for tensor, uses in found_uses.items()}
+
+
+def _barrier_tensors(stream: Stream, meetings: list[int]) -> list[int | None]:
+    """For every meeting of the two cores the tensor it orders; None for a sendrecv, which orders everything."""
+    named: list[int | None] = []
+    event_of = {serial: event for event, serial in stream.meetings.items()}
+    for serial in sorted(meetings, key=lambda serial: event_of[serial]):
+        event = event_of[serial]
+        is_barrier = stream.op_names[stream.ops[event]] == "core_barrier"
+        named.append(stream.accesses(event)[0].tensor if is_barrier else None)
+    return named
+
+
+def _box(access: Access) -> tuple[int, int, int, int]:
+    return access.first_row, access.end_row, access.first_byte, access.end_byte
+
+
+def _meet(box: tuple[int, int, int, int], boxes: np.ndarray) -> np.ndarray:
+    """Which of the boxes have a byte in common with one."""
+    return (boxes[:, 0] < box[1]) & (box[0] < boxes[:, 1]) & (boxes[:, 2] < box[3]) & (box[2] < boxes[:, 3])
+
+
+def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
+    seen = evidence.of(stream)
+    findings = []
+    lines: set[int] = set()
+    for event, tensor in seen.overlapping_dmas:
+        if stream.line_ids[event] in lines:
+            continue
+        lines.add(stream.line_ids[event])
+        record = stream.tensors[tensor]
+        findings.append(
+            found(
+                DMA_OVERLAP,
+                f"{stream.op_names[stream.ops[event]]} reads and writes the same bytes of {record.name} {record.shape}",
+                stream.event(event).where,
+                [touch(stream, event, a) for a in stream.accesses(event) if a.tensor == tensor],
+                hint="copy by way of a second tensor",
+            )
+        )
+    for note in seen.repeated_rows:
+        if stream.line_ids[note.event] in lines:
+            continue
+        lines.add(stream.line_ids[note.event])
+        record = stream.tensors[note.tensor]
+        op = stream.op_names[stream.ops[note.event]]
+        promised = op == "dma_compute"
+        findings.append(
+            found(
+                SCATTER_TWICE,
+                f"{op} scatters to {record.name} {record.shape}: {note.seen}"
+                + (", though unique_indices=True promises that none is" if promised else ""),
+                stream.event(note.event).where,
+                [
+                    touch(stream, note.event, a)
+                    for a in stream.accesses(note.event)
+                    if a.tensor == note.tensor
+                ],
+                hint="make the row numbers unique, or send surplus rows out of range with oob_mode skip",
+                severity=Severity.error if promised else None,
+            )
+        )
+    return findings

@@ -1,0 +1,49 @@
+"""`sync`: why cores wait for each other in vain.
+
+Deadlocks and disagreements end a launch, so there is no stream to look at; what the cores said when they stopped is
+turned into a finding that names the likely cause.
+"""
+
+from __future__ import annotations
+
+import re
+
+from simulate.check.findings import Finding, Severity, found, kind
+from simulate.errors import RULES, Deadlock, Location, MeetingMismatch
+
+_PLACE = re.compile(r" at (?P<file>.+):(?P<line>\d+) in (?P<function>\S+) for ")
+
+DEADLOCK = kind("NKW-DEADLOCK", Severity.error, "Every core that has not ended waits for another one.")
+MISMATCH = kind(
+    "NKW-MEETING",
+    Severity.error,
+    "The members of a collective, a sendrecv or a barrier agree on operation, shapes, dtypes and groups.",
+)
+assert not {DEADLOCK.code, MISMATCH.code} & RULES.keys()
+
+
+def explain(error: Deadlock | MeetingMismatch) -> Finding:
+    """A deadlock or a disagreement as a finding."""
+    if isinstance(error, MeetingMismatch):
+        return found(MISMATCH, error.message, error.where, hint="give every member the same call")
+    lines = error.message.split("\n")[1:]
+    ended = [line for line in lines if line.endswith("has ended")]
+    waits = [line for line in lines if " waits in " in line]
+    if ended and waits:
+        hint = (
+            "take the call out of the branch or loop that only some cores pass, so that all of them make it"
+        )
+    elif len({line.split(" waits in ")[1].split(" ")[0] for line in waits}) > 1:
+        hint = "let all cores make the same calls in the same order"
+    else:
+        hint = "let the calls that belong together name the same members and the same pipe_id"
+    return found(DEADLOCK, error.message, error.where or _first_place(waits), hint=hint)
+
+
+def _first_place(waits: list[str]) -> Location | None:
+    """The line at which the first waiting core stopped."""
+    for line in waits:
+        place = _PLACE.search(line)
+        if place is not None:
+            return Location(place["file"], int(place["line"]), place["function"])
+    return None

@@ -1,0 +1,153 @@
+"""The commands check, lint, doctor and explain: exit status, formats, and switches for codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from simulate.cli import main
+
+SCRIPT = """import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+@nki.jit
+def kernel(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm, name="out")
+    rows = {rows}
+    nisa.dma_copy(dst=out[0:rows], src=nl.load(x)[0:rows])
+    return out
+
+kernel(np.ones((4, 4), np.float32))
+"""
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def simulate(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a command of `python -m simulate` in the folder with the scripts."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
+
+    def run(*arguments: str) -> Done:
+        status = main(arguments)
+        return Done(status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "good.py").write_text(SCRIPT.format(rows=4))
+    (tmp_path / "half.py").write_text(SCRIPT.format(rows=3))
+    (tmp_path / "past.py").write_text(SCRIPT.format(rows=5))
+    (tmp_path / "raises.py").write_text("raise ValueError('no kernel here')\n")
+    (tmp_path / "empty.py").write_text("")
+    return tmp_path
+
+
+def test_check_is_silent_on_a_healthy_script(simulate: Any) -> None:
+    done = simulate("check", "good.py")
+    assert (done.returncode, done.stdout) == (0, "0 errors, 0 warnings\n")
+
+
+def test_check_reports_what_a_launch_leaves(simulate: Any) -> None:
+    done = simulate("check", "half.py")
+    assert done.returncode == 1
+    assert done.stdout == (
+        "warning[NKW-OUTPUT-PARTIAL] 16 of 64 bytes of the output out (4, 4) float32 were never written\n"
+        "  rank 0 core 0 #1 dma_copy writes out rows 0:3 bytes 0:16 of shared_hbm at half.py:10 in kernel\n"
+        "  try: write the rest, often the last, ragged tile\n"
+        "  at half.py:8 in kernel\n"
+        "0 errors, 1 warning\n"
+    )
+
+
+def test_check_reports_what_stops_a_launch(simulate: Any) -> None:
+    done = simulate("check", "--format", "json", "past.py")
+    assert done.returncode == 1
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (finding["code"], finding["severity"]) == ("NKW-INDEX", "error")
+    assert finding["where"] == {"file": "past.py", "line": 10, "function": "kernel"}
+
+
+@pytest.mark.parametrize("script", ["empty.py", "missing.py", "raises.py"])
+def test_check_says_when_it_could_not_run(simulate: Any, script: str) -> None:
+    done = simulate("check", script)
+    assert done.returncode == 2
+    assert "error: " in done.stderr
+    assert done.stdout == ""
+
+
+def test_what_a_script_prints_is_not_mixed_with_the_report(simulate: Any, folder: Path) -> None:
+    (folder / "prints.py").write_text("print('hello')\n" + SCRIPT.format(rows=4) + "\nraise SystemExit(0)\n")
+    done = simulate("check", "--format", "json", "prints.py")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"findings": []})
+    assert "hello" in done.stderr
+
+
+def test_codes_can_be_left_out_and_raised(simulate: Any) -> None:
+    assert simulate("check", "--ignore", "NKW-OUTPUT-PARTIAL", "half.py").returncode == 0
+    for raised in ("NKW-OUTPUT-PARTIAL", "all"):
+        done = simulate("check", "--as-error", raised, "half.py")
+        assert done.stdout.endswith("1 error, 0 warnings\n")
+
+
+def test_sarif_names_rules_and_places(simulate: Any) -> None:
+    done = simulate("check", "--format", "sarif", "half.py")
+    (run,) = json.loads(done.stdout)["runs"]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["NKW-OUTPUT-PARTIAL"]
+    (result,) = run["results"]
+    place = result["locations"][0]["physicalLocation"]
+    assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == ("half.py", 8)
+    assert result["relatedLocations"][0]["physicalLocation"]["region"]["startLine"] == 10
+
+
+def test_lint_reads_a_file_or_a_folder(simulate: Any, folder: Path) -> None:
+    (folder / "bad.py").write_text(
+        "import nki.language as nl\n\ndef k(x):\n    return nl.load(x, mask=None)\n"
+    )
+    assert simulate("lint", "good.py").returncode == 0
+    assert simulate("lint", "bad.py").returncode == 1
+    done = simulate("lint", ".", "--level", "0.7")
+    assert done.returncode == 1
+    assert "error[NKI021] nl.load(mask=…)" in done.stdout
+    assert simulate("lint", "missing.py").returncode == 2
+
+
+def test_doctor_finds_a_working_simulator(simulate: Any) -> None:
+    done = simulate("doctor")
+    assert done.returncode == 0
+    assert "a small kernel ran and returned the right answer" in done.stdout
+
+
+@pytest.mark.parametrize(("files", "seen"), [(1, "a placeholder that cannot be imported"), (9, "0.0.1\n")])
+def test_doctor_tells_a_placeholder_by_its_metadata(
+    simulate: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, files: int, seen: str
+) -> None:
+    about = folder / "site" / "neuronx_cc-0.0.1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: neuronx-cc\nVersion: 0.0.1\n")
+    (about / "RECORD").write_text("".join(f"neuronxcc/part{i}.py,,\n" for i in range(files)))
+    monkeypatch.syspath_prepend(str(folder / "site"))
+    (line,) = [each for each in simulate("doctor").stdout.splitlines(True) if each.startswith("neuronx-cc")]
+    assert seen in line
+
+
+@pytest.mark.parametrize("code", ["NKW-RACE", "nki019", "NKW-UNWRITTEN"])
+def test_explain_knows_findings_lint_and_rules(simulate: Any, code: str) -> None:
+    done = simulate("explain", code)
+    assert done.returncode == 0
+    assert done.stdout.startswith(code.upper())
+    assert simulate("explain", code + "X").returncode == 2

@@ -1,0 +1,229 @@
+"""Detectors at their limits: exact footprints, order by meetings, what stays silent, and reports that never change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import simulate
+from simulate.check import Finding, detect, gathered
+from simulate.check.evidence import Footprint
+
+simulate.install("simulate")
+
+import nki.isa as nisa  # noqa: E402
+import nki.language as nl  # noqa: E402
+
+
+def findings(
+    kernel: Callable[..., Any], *arguments: Any, target: str = "trn2", cores: int = 1
+) -> list[Finding]:
+    with gathered() as seen:
+        simulate.World(target, 1, cores).launch(kernel, [(arguments, {})])
+    ((launch, evidence),) = seen.launches
+    return detect(launch, evidence)
+
+
+def codes(*arguments: Any, **options: Any) -> list[str]:
+    return [finding.code for finding in findings(*arguments, **options)]
+
+
+def stored(tile: Any) -> Any:
+    out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm, name="out")
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+X = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+
+@pytest.mark.parametrize(("start", "expected"), [(28, ["NKW-MEM-CLOBBER"]), (32, []), (36, [])])
+def test_tiles_overlap_up_to_their_last_byte(start: int, expected: list[str]) -> None:
+    def kernel(x):
+        a = nl.ndarray((8, 8), dtype=nl.float32, name="a", address=(0, 0))
+        b = nl.ndarray((8, 8), dtype=nl.float32, name="b", address=(0, start))
+        nisa.dma_copy(dst=a, src=x)
+        nisa.dma_copy(dst=b, src=x)
+        nisa.tensor_tensor(dst=b, data1=a, data2=b, op=nl.add)
+        return stored(b)
+
+    assert codes(kernel, X) == expected
+
+
+@pytest.mark.parametrize(("partition", "expected"), [(0, ["NKW-MEM-CLOBBER"]), (32, [])])
+def test_tiles_in_other_partitions_do_not_overlap(partition: int, expected: list[str]) -> None:
+    def kernel(x):
+        a = nl.ndarray((8, 8), dtype=nl.float32, name="a", address=(0, 0))
+        b = nl.ndarray((8, 8), dtype=nl.float32, name="b", address=(partition, 0))
+        nisa.dma_copy(dst=a, src=x)
+        nisa.dma_copy(dst=b, src=x)
+        total = nl.ndarray((8, 8), dtype=nl.float32)
+        nisa.tensor_tensor(dst=total, data1=a, data2=nl.load(x), op=nl.add)
+        nisa.dma_copy(dst=b, src=total)
+        return stored(b)
+
+    assert codes(kernel, X) == expected
+
+
+def test_bytes_handed_on_from_tile_to_tile_are_no_overlap() -> None:
+    def kernel(x):
+        previous = nl.ndarray((8, 8), dtype=nl.float32, address=(0, 0))
+        nisa.dma_copy(dst=previous, src=x)
+        for _ in range(3):
+            following = nl.ndarray((8, 8), dtype=nl.float32, address=(0, 0))
+            nisa.tensor_tensor(dst=following, data1=previous, data2=previous, op=nl.add)
+            previous = following
+        return stored(previous)
+
+    assert codes(kernel, X) == []
+
+
+def test_a_tile_filled_anew_after_the_intruder_is_not_clobbered() -> None:
+    def kernel(x):
+        a = nl.ndarray((8, 8), dtype=nl.float32, address=(0, 0))
+        b = nl.ndarray((8, 8), dtype=nl.float32, address=(0, 0))
+        out = nl.ndarray((4, 8, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        for i in range(4):
+            tile = a if i % 2 else b
+            nisa.dma_copy(dst=tile, src=x)
+            nisa.dma_copy(dst=out[i], src=tile)
+        return out
+
+    assert codes(kernel, X) == []
+
+
+@pytest.mark.parametrize(("first", "expected"), [(0, ["NKW-RACE"]), (1, []), (2, ["NKW-RACE"])])
+def test_cores_race_by_bytes_and_not_by_boxes(first: int, expected: list[str]) -> None:
+    def kernel(x):
+        core = nl.program_id(0)
+        out = nl.ndarray((8, 10), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        if core == 0:
+            nisa.dma_copy(dst=out[:, 8:10], src=nl.load(x[:, 0:2]))
+        columns = slice(first * core, first * core + 7, 2)
+        tile = nl.load(x[:, 0:8:2])
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=float(core))
+        nisa.dma_copy(dst=out[:, columns], src=tile)
+        return out
+
+    found = [code for code in codes(kernel, X, cores=2) if code != "NKW-OUTPUT-PARTIAL"]
+    assert sorted(set(found)) == expected
+
+
+@pytest.mark.parametrize("meeting", ["barrier", "sendrecv"])
+def test_a_meeting_between_two_accesses_orders_them(meeting: str) -> None:
+    def kernel(x):
+        core = nl.program_id(0)
+        shared = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.shared_hbm, name="shared")
+        tile = nl.load(x)
+        if core == 0:
+            nisa.dma_copy(dst=shared, src=tile)
+        if meeting == "barrier":
+            nisa.core_barrier(data=shared, cores=(0, 1))
+        else:
+            other = nl.ndarray((8, 8), dtype=nl.float32)
+            nisa.sendrecv(src=tile, dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+        out = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        rows = nl.ds(core * 4, 4)
+        nisa.dma_copy(dst=out[rows], src=nl.load(shared[rows]))
+        return out
+
+    assert codes(kernel, X, cores=2) == []
+
+
+def test_two_cores_may_read_the_same_input() -> None:
+    def kernel(x):
+        core = nl.program_id(0)
+        out = nl.ndarray((2, 8, 8), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        nisa.dma_copy(dst=out[core], src=nl.load(x))
+        return out
+
+    assert codes(kernel, X, cores=2) == []
+
+
+@pytest.mark.parametrize(("top", "expected"), [(240, []), (256, ["NKW-FP8-RANGE"])])
+def test_the_largest_fp8_value_of_the_chip(top: float, expected: list[str]) -> None:
+    def kernel(x):
+        wide = nl.ndarray((4, 4), dtype=nl.float32)
+        nisa.tensor_copy(dst=wide, src=nl.load(x))
+        return stored(wide)
+
+    values = np.full((4, 4), top, ml_dtypes.float8_e4m3fn)
+    assert codes(kernel, values) == expected
+    assert codes(kernel, values, target="trn3") == []
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(2**24, []), (2**24 + 1, ["NKW-INT-FLOAT32"]), (2**24 + 2, [])]
+)
+def test_integers_are_reported_where_float32_loses_them(value: int, expected: list[str]) -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        result = nl.ndarray((4, 4), dtype=nl.int32)
+        nisa.tensor_scalar(dst=result, data=tile, op0=nl.add, operand0=0.0)
+        return stored(result)
+
+    assert codes(kernel, np.full((4, 4), value, np.int32)) == expected
+
+
+@pytest.mark.parametrize(("target", "expected"), [("trn2", ["NKW-PSUM-INIT"]), ("trn3", [])])
+def test_accumulating_onto_a_memset_depends_on_the_generation(target: str, expected: list[str]) -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        sums = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.psum)
+        nisa.memset(dst=sums, value=0.0)
+        nisa.nc_matmul(dst=sums, stationary=tile, moving=tile)
+        result = nl.ndarray((8, 8), dtype=nl.float32)
+        nisa.tensor_copy(dst=result, src=sums)
+        return stored(result)
+
+    assert codes(kernel, X, target=target) == expected
+
+
+def test_random_outputs_are_not_constant() -> None:
+    def kernel(x):
+        noise = nl.ndarray((8, 8), dtype=nl.uint32)
+        nisa.rng(dst=noise)
+        nl.load(x)
+        return stored(noise)
+
+    assert codes(kernel, X) == []
+
+
+def test_reports_are_the_same_in_every_run() -> None:
+    def kernel(x, unused, unread):
+        core = nl.program_id(0)
+        out = nl.ndarray((9, 8), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        tile = nl.load(x)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=float(core))
+        nisa.dma_copy(dst=out[0:8], src=tile)
+        return out
+
+    reports = {"\n".join(map(str, findings(kernel, X, X + 1, X + 2, cores=2))) for _ in range(5)}
+    assert len(reports) == 1
+    assert [line.split("]")[0] for line in reports.pop().split("\n") if line[0] != " "] == [
+        "error[NKW-RACE",
+        "warning[NKW-INPUT-UNUSED",
+        "warning[NKW-INPUT-UNUSED",
+        "warning[NKW-OUTPUT-PARTIAL",
+    ]
+
+
+def test_launches_without_a_witness_are_not_gathered() -> None:
+    def kernel(x):
+        return stored(nl.load(x))
+
+    simulate.World("trn2").launch(kernel, [((X,), {})])
+    with gathered() as seen:
+        pass
+    assert seen.launches == []
+
+
+@pytest.mark.parametrize(("offset", "meets"), [(3, True), (4, False)])
+def test_footprints_of_different_widths_meet_by_bytes(offset: int, meets: bool) -> None:
+    words = Footprint(0, 4, 1, (1,), (1,))
+    assert words.meets(Footprint(0, 2, offset, (1,), (1,))) is meets
+    assert not words.meets(Footprint(1, 2, offset, (1,), (1,)))

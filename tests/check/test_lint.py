@@ -1,0 +1,225 @@
+"""Lint rules: each speaks on the bad line and is silent on the good one; levels; what it leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import nki_kernels
+from simulate.check import KINDS, Severity
+from simulate.check.lint import LEVELS, lint_file, lint_source, load_rules
+from simulate.errors import InvalidArgument
+
+HEAD = """import nki
+import nki.isa as nisa
+import nki.language as nl
+"""
+
+BODY = """
+@nki.jit
+def kernel(x, n=4):
+    t = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.sbuf)
+    i = nl.ndarray((128, 8), dtype=nl.int32)
+    p = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.psum)
+    r = nisa.register_alloc(0)
+    c = nl.program_id(0)
+    out = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+    {}
+    return out
+"""
+
+LINES = [
+    ("NKI001", "if n is True: pass", "if n == True: pass"),
+    (
+        "NKI006",
+        "a = nl.ndarray((4, 4), dtype=nl.float32, buffer='sbuf')",
+        "a = nl.ndarray((4, 4), nl.float32)",
+    ),
+    (
+        "NKI007",
+        "nisa.dma_copy(dst=out, src=t, dge_mode=2)",
+        "nisa.dma_copy(out, t, dge_mode=nisa.dge_mode.hwdge)",
+    ),
+    ("NKI008", "other(x)", "helper(x)"),
+    ("NKI009", "a = Plain()", "a = Sizes()"),
+    ("NKI010", "a = {0: 1}", "a = {'p': 1}"),
+    ("NKI011", "for j in nl.dynamic_range(r): pass", "nl.fori_loop(0, r, step)"),
+    ("NKI012", "a = int(r)", "a = int(n)"),
+    ("NKI013", "a = r * 128", "a = n * 128"),
+    ("NKI014", "nl.fori_loop(0, 4, writes_counter)", "nl.fori_loop(0, 4, step)"),
+    ("NKI015", "nl.fori_loop(0, 4, step, r)", "nl.fori_loop(0, 4, step, 2)"),
+    ("NKI015", "nl.fori_loop(0, 4, step, 0)", "nl.fori_loop(0, 4, step, 1)"),
+    ("NKI015", "nl.fori_loop(0, 4, step, -1)", "nl.fori_loop(0, 4, step)"),
+    ("NKI017", "with nl.no_reorder(): nl.fori_loop(0, 4, step)", "with nl.no_reorder(): nl.load(x)"),
+    ("NKI018", "nl.fori_loop(0, 4, returns)", "nl.while_loop(r, returns)"),
+    ("NKI018", "nl.while_loop(r, step)", "nl.fori_loop(0, 4, step)"),
+    ("NKI019", "a = t + t", "a = nl.add(t, t)"),
+    ("NKI019", "t[:, 0:4] = x", "nisa.tensor_copy(t[:, 0:4], x)"),
+    ("NKI019", "t += 1", "n += 1"),
+    ("NKI020", "a = float(t[0:1, 0:1])", "a = float(n)"),
+    ("NKI020", "if t[0:1, 0:1] > 0: pass", "if t.shape[0] > 0: pass"),
+    ("NKI021", "nisa.reciprocal(dst=t, data=t, mask=n)", "nisa.reciprocal(dst=t[0:5], data=t[0:5])"),
+    ("NKI022", "a = nisa.reciprocal(data=t)", "a = nisa.reciprocal(dst=t, data=t)"),
+    ("NKI023", "a = nl.arange(128)", "a = range(128)"),
+    ("NKI026", "for j in nl.affine_range(4): pass", "for j in range(4): pass"),
+    ("NKI027", "a = nl.divide(t, t)", "a = nl.multiply(t, nl.reciprocal(t))"),
+    ("NKI028", "a = nl.power(t, 2)", "a = nl.power(t, t)"),
+    ("NKI029", "a = nl.matmul(t, t)", "a = nl.matmul(t, t, transpose_x=True)"),
+    ("NKI030", "nl.random_seed(42)", "nl.random_seed(i[0:1, 0:1])"),
+    ("NKI031", "a = TABLE[0]", "a = ROWS[0]"),
+    ("NKI032", "a = [j for j in range(4)]", "a = list(range(4))"),
+    ("NKI032", "for j, k in enumerate(range(4)): pass", "for j in range(4): pass"),
+    ("NKI033", "nisa.dma_copy(dst=out, src=p)", "nisa.dma_copy(dst=out, src=t)"),
+    ("NKI034", "nisa.memset(dst=i, value=1.0)", "nisa.memset(dst=i, value=1)"),
+    ("NKI034", "nisa.memset(i[:, 0:4], 1.0)", "nisa.memset(t[:, 0:4], 1.0)"),
+    (
+        "NKI035",
+        "if c == 0: nisa.core_barrier(data=out, cores=(0, 1))",
+        "nisa.core_barrier(data=out, cores=(0, 1))",
+    ),
+    ("NKI037", "a = t.ap(pattern=[[16, 8], [1, 8]])", "a = t.ap(pattern=[[8, 8], [1, 8]])"),
+    ("NKI039", "a = nisa.vector_engine", "a = nisa.engine.vector"),
+]
+
+AROUND = """
+TABLE = [1, 2]
+ROWS = (1, 2)
+
+class Plain:
+    rows = 4
+
+class Sizes(nl.NKIObject):
+    rows = 4
+
+@nki.jit
+def other(x):
+    return helper(x)
+
+def helper(x):
+    return x
+
+def step(i):
+    pass
+
+def returns(i):
+    return i
+
+def writes_counter(i):
+    nisa.register_move(i, 0)
+"""
+
+WHOLE = [
+    (
+        "NKI002",
+        "@nki.jit\ndef k(x, *, a=1):\n    return nl.load(x)\n",
+        "@nki.jit\ndef k(x, a=1):\n    return nl.load(x)\n",
+    ),
+    (
+        "NKI003",
+        "@nki.jit\ndef k(x, a=[1]):\n    return nl.load(x)\n",
+        "@nki.jit\ndef k(x, a=(1,)):\n    return nl.load(x)\n",
+    ),
+    (
+        "NKI004",
+        "@nki.jit\ndef k(x):\n    y = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.hbm)\n    return y\n",
+        "@nki.jit\ndef k(x):\n    y = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.shared_hbm)\n    return y\n",
+    ),
+    ("NKI005", "@nki.jit\ndef k(x):\n    nl.load(x)\n", "def helper(x):\n    nl.load(x)\n"),
+    (
+        "NKI016",
+        "def k(x, n):\n    for i in nl.dynamic_range(n):\n        t = nl.load(x)\n    nl.store(x, t)\n",
+        "def k(x, n):\n    for i in range(n):\n        t = nl.load(x)\n    nl.store(x, t)\n",
+    ),
+    (
+        "NKI024",
+        "import neuronxcc.nki.language as old\n\ndef k(x):\n    return nl.load(x)\n",
+        "def k(x):\n    return nl.load(x)\n",
+    ),
+    (
+        "NKI025",
+        "@nki.jit(platform_target='trn2')\ndef k(x):\n    return nl.load(x)\n",
+        "@nki.jit()\ndef k(x):\n    return nl.load(x)\n",
+    ),
+    (
+        "NKI036",
+        "def k(s, v):\n    acc = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)\n    for m in range(2):\n"
+        "        for k in range(4):\n            nisa.nc_matmul(dst=acc, stationary=s[k], moving=v[k])\n",
+        "def k(s, v):\n    for m in range(2):\n        acc = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)\n"
+        "        for k in range(4):\n            nisa.nc_matmul(dst=acc, stationary=s[k], moving=v[k])\n",
+    ),
+    (
+        "NKI042",
+        "@nki.jit\ndef k(x):\n    return nl.load(x)\n\nk[4](1)\n",
+        "@nki.jit\ndef k(x):\n    return nl.load(x)\n\nk[2](1)\n",
+    ),
+]
+
+
+def codes(text: str, level: tuple[int, int] = (0, 6)) -> list[str]:
+    return [finding.code for finding in lint_source(HEAD + text, "kernel.py", level)]
+
+
+@pytest.mark.parametrize(("code", "bad", "good"), LINES)
+def test_speaks_on_the_bad_line_and_not_on_the_good_one(code: str, bad: str, good: str) -> None:
+    assert codes(AROUND + BODY.format(bad)).count(code) == 1
+    assert code not in codes(AROUND + BODY.format(good))
+
+
+@pytest.mark.parametrize(("code", "bad", "good"), WHOLE, ids=[code for code, _, _ in WHOLE])
+def test_speaks_on_the_bad_kernel_and_not_on_the_good_one(code: str, bad: str, good: str) -> None:
+    assert codes(bad).count(code) == 1
+    assert code not in codes(good)
+
+
+def test_every_rule_has_a_bad_and_a_good_example() -> None:
+    load_rules()
+    assert {code for code in KINDS if code.startswith("NKI")} == {code for code, _, _ in [*LINES, *WHOLE]}
+
+
+def test_a_finding_says_where_and_what_to_write() -> None:
+    (finding,) = lint_source(HEAD + BODY.format("nisa.memset(dst=i, value=2.0)"), "kernel.py")
+    assert str(finding) == (
+        "error[NKI034] value=2.0 for nl.int32\n  try: value=2\n  at kernel.py:13 in kernel"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "first", "last"),
+    [
+        ("NKI011", "for j in nl.dynamic_range(r): pass", (0, 6), (0, 6)),
+        ("NKI027", "a = nl.divide(t, t)", (0, 5), (0, 7)),
+        ("NKI032", "a = [j for j in range(4)]", (0, 2), (0, 6)),
+        ("NKI033", "nisa.dma_copy(dst=out, src=p)", (0, 3), (0, 7)),
+    ],
+)
+def test_a_rule_holds_at_its_levels(
+    code: str, line: str, first: tuple[int, int], last: tuple[int, int]
+) -> None:
+    speaking = [level for level in LEVELS if code in codes(AROUND + BODY.format(line), level)]
+    assert speaking == [level for level in LEVELS if first <= level <= last]
+
+
+def test_a_comparison_with_none_is_a_warning() -> None:
+    (finding,) = lint_source(HEAD + BODY.format("a = n is not None"), "kernel.py")
+    assert (finding.code, finding.severity) == ("NKI001", Severity.warning)
+
+
+def test_plain_python_around_kernels_is_left_alone() -> None:
+    assert codes("def reference(x):\n    return [y is x for y in x]\n") == []
+
+
+def test_the_kernels_of_this_project_have_no_errors() -> None:
+    for path in sorted(Path(nki_kernels.__file__).parent.rglob("*.py")):
+        findings = lint_file(path)
+        assert {finding.code for finding in findings} <= {"NKI001"}, path.name
+        assert all(finding.severity is Severity.warning for finding in findings)
+
+
+def test_refuses_what_is_no_python(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"kernel\.py is not Python"):
+        lint_source("def k(:\n", "kernel.py")
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        lint_file(tmp_path / "missing.py")
+    (tmp_path / "empty.py").write_text("")
+    assert lint_file(tmp_path / "empty.py") == []

@@ -1,0 +1,28 @@
+"""trn2 multiplies float8_e4m3, not float8_e4m3fn."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from tests.faults.data import copied_out, ramp
+
+CODE = "NKW-MATMUL-DTYPE"
+
+
+def kernel(a, b, sick):
+    kind = nl.float8_e4m3fn if sick else nl.float8_e4m3
+    left, right = nl.load(a, dtype=kind), nl.load(b, dtype=kind)
+    sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=sums, stationary=left, moving=right)  # blamed
+    result = nl.ndarray((4, 6), dtype=nl.float32)
+    nisa.tensor_copy(dst=result, src=sums)
+    return copied_out(result)
+
+
+def inputs():
+    return ramp(5, 4) % 8, ramp(5, 6) % 8
+
+
+def answer(a, b):
+    return a.T @ b

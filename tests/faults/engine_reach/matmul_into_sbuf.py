@@ -1,0 +1,27 @@
+"""The Tensor engine is to write SBUF."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from tests.faults.data import copied_out, ramp
+
+CODE = "NKW-BUFFER"
+
+
+def kernel(a, b, sick):
+    left, right = nl.load(a), nl.load(b)
+    result = nl.ndarray((4, 6), dtype=nl.float32)
+    sums = result if sick else nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=sums, stationary=left, moving=right)  # blamed
+    nisa.tensor_copy(dst=result, src=sums)
+    return copied_out(result)
+
+
+def inputs():
+    return ramp(5, 4), ramp(5, 6)
+
+
+def answer(a, b):
+    return a.T @ b

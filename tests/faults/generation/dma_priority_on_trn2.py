@@ -1,0 +1,27 @@
+"""DMA traffic classes exist on gen4."""
+
+from __future__ import annotations
+
+import nki.collectives as ncc
+import nki.language as nl
+
+from tests.faults.data import copied_out, inner, ramp
+
+CODE = "NKW-DMA-PRIORITY"
+RANKS = 2
+
+
+def kernel(x, rank, sick):
+    source = inner(x)
+    total = nl.ndarray((4, 4), dtype=x.dtype, buffer=nl.private_hbm, name="total")
+    group, first = ncc.ReplicaGroup([[0, 1]]), 0 if sick else None
+    ncc.all_reduce(srcs=[source], dsts=[total], replica_group=group, op=nl.add, priority=first)  # blamed
+    return copied_out(total)
+
+
+def inputs():
+    return [(ramp(4, 4), 0), (ramp(4, 4) + 1, 1)]
+
+
+def answer(given):
+    return [given[0][0] + given[1][0]] * 2

@@ -1,0 +1,28 @@
+"""A matmul writes to columns that straddle two banks."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from tests.faults.data import copied_out, ramp
+
+CODE = "NKW-PSUM-BANK"
+
+
+def kernel(a, b, sick):
+    left, right = nl.load(a), nl.load(b)
+    sums = nl.ndarray((4, 1024), dtype=nl.float32, buffer=nl.psum)
+    start = 256 if sick else 512
+    nisa.nc_matmul(dst=sums[:, start : start + 512], stationary=left, moving=right)  # blamed
+    result = nl.ndarray((4, 512), dtype=nl.float32)
+    nisa.tensor_copy(dst=result, src=sums[:, start : start + 512])
+    return copied_out(result)
+
+
+def inputs():
+    return ramp(5, 4), ramp(5, 512)
+
+
+def answer(a, b):
+    return a.T @ b

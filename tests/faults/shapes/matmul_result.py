@@ -1,0 +1,27 @@
+"""The result of a matmul has the dims of the transposed one."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from tests.faults.data import copied_out, ramp
+
+CODE = "NKW-MATMUL-SHAPE"
+
+
+def kernel(a, b, sick):
+    left, right = nl.load(a), nl.load(b)
+    sums = nl.ndarray((6, 4) if sick else (4, 6), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=sums, stationary=left, moving=right)  # blamed
+    result = nl.ndarray((4, 6), dtype=nl.float32)
+    nisa.tensor_copy(dst=result, src=sums)
+    return copied_out(result)
+
+
+def inputs():
+    return ramp(5, 4), ramp(5, 6)
+
+
+def answer(a, b):
+    return a.T @ b

@@ -1,0 +1,25 @@
+"""The destination of a transpose has the shape of its source."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from tests.faults.data import copied_out, ramp
+
+CODE = "NKW-TRANSPOSE-SHAPE"
+
+
+def kernel(x, sick):
+    tile = nl.load(x)
+    turned = nl.ndarray((4, 6) if sick else (6, 4), dtype=nl.float32)
+    nisa.nc_transpose(dst=turned, data=tile, engine=nisa.engine.vector)  # blamed
+    return copied_out(turned)
+
+
+def inputs():
+    return (ramp(4, 6),)
+
+
+def answer(x):
+    return x.T
