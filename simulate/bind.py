@@ -12,11 +12,13 @@ import importlib.util
 import os
 import sys
 from importlib import metadata
+from types import ModuleType
 
 from simulate.errors import InvalidArgument, Unsupported
 
 BACKEND_VARIABLE = "NKI_BACKEND"
 _MODULES = ("language", "isa", "collectives", "typing")
+_BETA1_MODULES = ("language", "isa", "typing", "compiler")
 _FIRST_REAL_VERSION = (0, 2)
 _decided: str | None = None
 
@@ -70,6 +72,29 @@ def _bind_face() -> None:
     sys.modules["nki"] = face
     for name in _MODULES:
         sys.modules[f"nki.{name}"] = importlib.import_module(f"simulate.nki.{name}")
+    if not _beta1_package():
+        _bind_beta1()
+
+
+def _beta1_package() -> bool:
+    """Whether a `neuronxcc` is installed or loaded; it is never shadowed, nor executed to find out."""
+    if "neuronxcc" in sys.modules:
+        return True
+    try:
+        return importlib.util.find_spec("neuronxcc") is not None
+    except ValueError:
+        return False
+
+
+def _bind_beta1() -> None:
+    face = importlib.import_module("simulate.beta1")
+    package = ModuleType("neuronxcc", "The package of Beta 1; of it, the simulator has `neuronxcc.nki`.")
+    package.__path__ = []
+    package.nki = face  # type: ignore[attr-defined]
+    sys.modules["neuronxcc"] = package
+    sys.modules["neuronxcc.nki"] = face
+    for name in _BETA1_MODULES:
+        sys.modules[f"neuronxcc.nki.{name}"] = importlib.import_module(f"simulate.beta1.{name}")
 
 
 def load_everything() -> None:

@@ -10,6 +10,7 @@ from simulate.isa.book import INSTRUCTIONS, Planner, documented_signature
 from simulate.isa.enums import DgeMode, DmaEngine, Engine, MatmulPerfMode, NcVersion, OobMode, ReduceCmd
 from simulate.memory.registers import VirtualRegister
 from simulate.nki.missing import not_yet
+from simulate.nki.older import modern
 from simulate.run import NkiInstruction, current_core
 from simulate.run.issue import call
 
@@ -49,12 +50,17 @@ def register_alloc(x: int | None = None) -> VirtualRegister:
 
 
 def _instruction(planner: Planner) -> Callable[..., NkiInstruction]:
+    signature = documented_signature(planner)
+    known = frozenset(signature.parameters)
+
     def instruction(*args: Any, **kwargs: Any) -> NkiInstruction:
+        if not kwargs.keys() <= known:
+            kwargs = modern(planner.__name__, args, kwargs, known)
         return call(planner, args, kwargs)
 
     instruction.__name__ = instruction.__qualname__ = planner.__name__
     instruction.__doc__ = planner.__doc__
-    instruction.__signature__ = documented_signature(planner)  # type: ignore[attr-defined]
+    instruction.__signature__ = signature  # type: ignore[attr-defined]
     return instruction
 
 

@@ -1,0 +1,79 @@
+"""The face of Beta 1, `neuronxcc.nki`: instructions return tiles, indices are affine, masks skip elements.
+
+It translates: every effect on data is an instruction of the same book that `nki` rests on, issued, checked,
+recorded and timed in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from simulate.beta1 import compiler, isa, language, typing
+from simulate.beta1.kernel import Benchmarked, Kernel
+from simulate.beta1.typing import mutable_tensor, tensor
+
+__version__ = "2.26 (Beta 1)"
+
+
+def jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Make a kernel of a function: `@nki.jit`, or `@nki.jit(mode=…)`. Options of the compiler are accepted.
+
+    The target comes from NEURON_PLATFORM_TARGET_OVERRIDE, as for `nki`.
+    """
+    return as_kernel if func is None else as_kernel(func)
+
+
+def baremetal(func: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """As `jit`: a run on the simulated core."""
+    return jit(func, **options)
+
+
+def trace(func: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """As `jit`; the oldest name."""
+    return jit(func, **options)
+
+
+def nki_jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """As `jit`, under the name of torch_neuronx."""
+    return jit(func, **options)
+
+
+def profile(func: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """As `jit`; no files are written. Time a kernel with `python -m simulate time`."""
+    return jit(func, **options)
+
+
+def benchmark(func: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """A kernel that also predicts its latency, in `benchmark_result`."""
+    if func is None:
+        return benchmark
+    kernel = as_kernel(func)
+    return Benchmarked(kernel.function, kernel.grid)
+
+
+def simulate_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a kernel, or a plain function as one: `nki.simulate_kernel(kernel[4, 2], a, b)`."""
+    return as_kernel(kernel)(*args, **kwargs)
+
+
+def as_kernel(func: Any) -> Kernel:
+    """A kernel as it is, a plain function wrapped."""
+    return func if isinstance(func, Kernel) else Kernel(func)
+
+
+__all__ = [
+    "baremetal",
+    "benchmark",
+    "compiler",
+    "isa",
+    "jit",
+    "language",
+    "mutable_tensor",
+    "nki_jit",
+    "profile",
+    "simulate_kernel",
+    "tensor",
+    "trace",
+    "typing",
+]

@@ -1,0 +1,151 @@
+"""Arithmetic between tiles and numbers, as `nki.language` and the operators of a tile have it."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+from simulate.beta1.elementwise import elementwise, partition_broadcast
+from simulate.beta1.masks import normalised
+from simulate.beta1.operators import BINARY, UNARY
+from simulate.beta1.program import current, defer, issue
+from simulate.beta1.region import Region
+from simulate.beta1.tile import Tile, assign
+from simulate.errors import RuleViolation, rule
+from simulate.memory import MemoryRegion
+from simulate.numerics import ALU_OPERATORS, DTYPES, DType, OperatorFamily
+
+_COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+_TRUTH = (*_COMPARISONS, "logical_and", "logical_or", "logical_xor")
+
+
+def binary(name: str, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Tile:
+    """x `name` y. Tiles broadcast by numpy's rule, over the partitions by a copy.
+
+    The result has the dtype of the wider operand, float before integer (bfloat16 with float16: float32); a
+    number counts only if it is a fraction beside an integer tile, then as float32. Quotients of integers are
+    float32, comparisons bool.
+    """
+    op = BINARY[name]
+    two_operands(name, x, y)
+    if not isinstance(x, Tile) or not isinstance(y, Tile):
+        tile, number = (x, y) if isinstance(x, Tile) else (y, x)
+        fraction = tile.dtype.is_integer and not isinstance(number, Integral)
+        natural = _result_dtype(name, tile.dtype, *([DTYPES["float32"]] if fraction else []))
+        attributes = {"op0": op, "reverse0": tile is y and x is not y}
+        return elementwise(
+            "tensor_scalar", {"data": tile}, {"operand0": number}, attributes, dtype, mask, natural
+        )
+    if x.shape[0] != y.shape[0]:
+        rows = max(x.shape[0], y.shape[0])
+        x, y = (partition_broadcast(tile, rows) if tile.shape[0] == 1 < rows else tile for tile in (x, y))
+    natural = _result_dtype(name, x.dtype, y.dtype)
+    if _is_column(y, x) and _streams_with_column(name, y):
+        attributes = {"op0": op}
+        return elementwise("tensor_scalar", {"data": x}, {"operand0": y}, attributes, dtype, mask, natural)
+    if _is_column(x, y) and _streams_with_column(name, x):
+        attributes = {"op0": op, "reverse0": True}
+        return elementwise("tensor_scalar", {"data": y}, {"operand0": x}, attributes, dtype, mask, natural)
+    if x.buffer is MemoryRegion.psum and y.buffer is MemoryRegion.psum:
+        y = in_sbuf(y)
+    return elementwise("tensor_tensor", {"data1": x, "data2": y}, {}, {"op": op}, dtype, mask, natural)
+
+
+def unary(name: str, x: Tile, dtype: Any = None, mask: Any = None) -> Tile:
+    """name(x), on the Scalar engine; `invert` on the Vector engine."""
+    if name in UNARY:
+        return elementwise("activation", {"data": x}, {}, {"op": UNARY[name]}, dtype, mask)
+    attributes = {"op0": ALU_OPERATORS[name], "operand0": None}
+    return elementwise("tensor_scalar", {"data": x}, {}, attributes, dtype, mask)
+
+
+def update(name: str, target: Tile, value: Any) -> Tile:
+    """`target += value` in place. A matmul's result adds to a PSUM tile inside the matmul."""
+    program = current()
+    if isinstance(value, Tile) and value is program.waiting and name == "add":
+        adds = value.pending is not None and value.pending.accumulate is not None
+        region = target.region.reshaped(value.shape) if target.pending is None else None
+        if adds and target.buffer is MemoryRegion.psum and region is not None:
+            value.complete(region, accumulate=True)
+            return target
+    region = target.region
+    assign(region, binary(name, target, value))
+    return target
+
+
+def where(condition: Tile, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Tile:
+    """x where the condition is not 0, else y: a copy of y, and tensor_copy_predicated from x."""
+    program = current()
+    condition = _predicate(condition)
+    tiles = [value for value in (x, y) if isinstance(value, Tile)]
+    natural = _wider(*(tile.dtype for tile in tiles)) if tiles else "float32"
+    selected = normalised(mask)
+
+    def emit(dst: Region) -> None:
+        program.divide(selected, dst, run)
+
+    def run(part: Region, box: Any) -> None:
+        chosen, first, second = (
+            program.readable(value.region.repeated(condition.shape).cut(box))
+            if isinstance(value, Tile)
+            else value
+            for value in (condition, x, y)
+        )
+        if isinstance(y, Tile):
+            issue("tensor_copy", dst=part.view(), src=second)
+        else:
+            issue("memset", dst=part.view(), value=second)
+        issue("tensor_copy_predicated", dst=part.view(), src=first, predicate=chosen)
+
+    return defer(condition.shape, natural, emit, dtype_given=dtype, mask=selected)
+
+
+def _predicate(condition: Tile) -> Tile:
+    """A condition in a dtype that predicates have: the bits of an integer one, else whether it is not 0."""
+    if condition.dtype.is_integer:
+        return condition.bitcast({1: "uint8", 2: "uint16", 4: "uint32"}[condition.itemsize])
+    return binary("not_equal", condition, 0.0, "uint8")
+
+
+def in_sbuf(tile: Tile) -> Tile:
+    """The tile itself, or a copy of one that lies in PSUM."""
+    if tile.buffer is not MemoryRegion.psum:
+        return tile
+    return elementwise("tensor_copy", {"src": tile}, {}, {})
+
+
+def _is_column(tile: Tile, other: Tile) -> bool:
+    return tile.size == tile.shape[0] and other.size > other.shape[0]
+
+
+def _streams_with_column(name: str, column: Tile) -> bool:
+    arithmetic = BINARY[name].family is not OperatorFamily.bitvec
+    return arithmetic and column.dtype == "float32" and name != "power"
+
+
+def _result_dtype(name: str, dtype: DType, *others: DType) -> DType:
+    if name in _TRUTH:
+        return DTYPES["bool_"]
+    integers = dtype.is_integer and all(other.is_integer for other in others)
+    return DTYPES["float32"] if name == "divide" and integers else _wider(dtype, *others)
+
+
+def _wider(first: DType, *others: DType) -> DType:
+    widest = first
+    for dtype in others:
+        if dtype == widest:
+            continue
+        if dtype.is_float != widest.is_float:
+            widest = dtype if dtype.is_float else widest
+        elif dtype.itemsize == widest.itemsize and dtype.is_float:
+            return DTYPES["float32"]
+        else:
+            widest = dtype if dtype.itemsize > widest.itemsize else widest
+    return widest
+
+
+@rule("NKW-BETA1-OPERANDS")
+def two_operands(name: str, x: Any, y: Any) -> None:
+    """An operator of two operands takes two tiles, or a tile and a number."""
+    if not isinstance(x, Tile) and not isinstance(y, Tile):
+        raise RuleViolation(two_operands, f"{name} of {type(x).__name__} and {type(y).__name__}")

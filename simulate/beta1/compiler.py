@@ -1,0 +1,76 @@
+"""`neuronxcc.nki.compiler`: manual allocation and hints for the compiler, which a simulation accepts.
+
+A placement names a memory; where the tiles lie and whether they fit is worked out from the stream as for all
+tensors, so the addresses given here are not used and their overlaps are not errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from simulate.errors import InvalidArgument
+from simulate.memory import MemoryRegion
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A memory, and how the kernel wants tiles to lie in it."""
+
+    memory: MemoryRegion
+    wanted: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """`nki.compiler.sbuf` or `.psum`."""
+
+    memory: MemoryRegion
+    base: str
+
+    def alloc(self, func: Callable[..., Any]) -> Placement:
+        """Placement by a function of block, partitions and bytes."""
+        if not callable(func):
+            raise InvalidArgument("NKW-PLACEMENT", f"alloc({func!r:.60}); it takes a function")
+        return Placement(self.memory, {"alloc": func})
+
+    def mod_alloc(self, **wanted: Any) -> Placement:
+        """Placement in tiles that are used in turn, from a base on."""
+        base = wanted.get(self.base)
+        if not isinstance(base, int) or base < 0:
+            raise InvalidArgument("NKW-PLACEMENT", f"mod_alloc({self.base}={base!r:.60}); it is 0 or more")
+        return Placement(self.memory, wanted)
+
+    def auto_alloc(self) -> Placement:
+        """Placement by the compiler."""
+        return Placement(self.memory, {})
+
+
+sbuf = _Memory(MemoryRegion.sbuf, "base_addr")
+psum = _Memory(MemoryRegion.psum, "base_bank")
+
+
+def skip_middle_end_transformations(func: F) -> F:
+    """A hint for the compiler; the kernel as it is."""
+    return func
+
+
+def enable_stack_allocator(func: Any = None, **_: Any) -> Any:
+    """A hint for the compiler; the kernel as it is."""
+    return (lambda kernel: kernel) if func is None else func
+
+
+def force_auto_alloc(func: F) -> F:
+    """A hint for the compiler; the kernel as it is."""
+    return func
+
+
+def no_reorder() -> None:
+    """A hint for a loop: program order is the meaning anyway."""
+
+
+def multi_buffer(*_: Any) -> None:
+    """A hint for a loop: how many iterations may overlap."""

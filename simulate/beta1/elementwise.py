@@ -1,0 +1,104 @@
+"""Instructions with one result element for each element of their tiles: broadcasting, masks, many dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simulate.beta1.indices import broadcast
+from simulate.beta1.masks import Box, normalised
+from simulate.beta1.program import current, defer, issue
+from simulate.beta1.region import Region, pieces
+from simulate.beta1.tile import Tile
+from simulate.errors import RuleViolation, rule
+from simulate.memory import MemoryRegion
+
+_QUADRANT = 32
+
+
+def elementwise(
+    instruction: str,
+    tiles: Mapping[str, Any],
+    columns: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    dtype: Any = None,
+    mask: Any = None,
+    natural: Any = None,
+    buffer: MemoryRegion = MemoryRegion.sbuf,
+) -> Tile:
+    """The result of an instruction that streams `tiles`, with (P, 1) operands or numbers in `columns`.
+
+    `tiles` are repeated along free dims of size 1. The dtype is `dtype`, else `natural`, else the first
+    tile's.
+    """
+    for name, tile in tiles.items():
+        is_tile(name, tile)
+    shape: tuple[int, ...] = ()
+    for tile in tiles.values():
+        shape = broadcast(shape, tile.shape) if shape else tile.shape
+    first = next(iter(tiles.values()))
+    selected = normalised(mask)
+    program = current()
+
+    def emit(dst: Region) -> None:
+        streams = {name: tile.region.repeated(shape) for name, tile in tiles.items()}
+        program.divide(selected, dst, lambda part, box: run(part, streams, box))
+
+    def run(part: Region, streams: dict[str, Region], box: Box) -> None:
+        rows = {name: _rows(value, box) for name, value in columns.items()}
+        dims_max = program.core.hardware.dims_max
+        if len(part.shape) > dims_max:
+            one_pass(instruction, rows)
+        for dst, *sources in pieces((part, *(region.cut(box) for region in streams.values())), dims_max):
+            operands = {name: program.readable(region) for name, region in zip(streams, sources)}
+            issue(instruction, dst=dst.view(), **operands, **rows, **attributes)
+
+    return defer(
+        shape, first.dtype if natural is None else natural, emit, buffer, dtype_given=dtype, mask=selected
+    )
+
+
+def _rows(value: Any, box: Box) -> Any:
+    """A (P, 1) operand of the partitions of a box."""
+    if not isinstance(value, Tile):
+        return value
+    region = value.region
+    if region.shape[0] > 1:
+        region = region.cut((box[0], *((0, size) for size in region.shape[1:])))
+    return current().readable(region)
+
+
+def partition_broadcast(tile: Tile, partitions: int) -> Tile:
+    """A (1, …) tile on all partitions: nc_stream_shuffle with a mask of zeros, quadrant by quadrant."""
+
+    def emit(dst: Region) -> None:
+        source = tile.operand
+        for start in range(0, partitions, _QUADRANT):
+            end = min(start + _QUADRANT, partitions)
+            part = dst.cut(((start, end), *((0, size) for size in dst.shape[1:])))
+            issue("nc_stream_shuffle", dst=part.view(), src=source, shuffle_mask=[0] * _QUADRANT)
+
+    shape = (partitions, *tile.shape[1:])
+    return defer(shape, tile.dtype, emit, memories=(MemoryRegion.sbuf,), dtype_given=tile.dtype)
+
+
+def broadcast_to(tile: Tile, shape: tuple[int, ...]) -> Tile:
+    """A tile repeated to `shape`: free dims by stride 0, partitions by `partition_broadcast`."""
+    if tile.shape[0] == 1 and shape[0] > 1:
+        tile = partition_broadcast(tile, shape[0])
+    return Tile.at(tile.region.repeated(tuple(shape)))
+
+
+@rule("NKW-BETA1-TILE")
+def is_tile(name: str, value: Any) -> None:
+    """An operand that is streamed is a tile in SBUF or PSUM."""
+    if not isinstance(value, Tile) or not value.buffer.on_chip:
+        seen = f"{value.shape} in {value.buffer.value}" if isinstance(value, Tile) else f"{value!r:.60}"
+        raise RuleViolation(is_tile, f"{name} is {seen}", hint="nl.load it first")
+
+
+@rule("NKW-BETA1-PASSES")
+def one_pass(instruction: str, rows: Mapping[str, Any]) -> None:
+    """An access of more than five dims takes several instructions, which must not depend on each other."""
+    if rows.get("reduce_res") is not None or instruction == "tensor_tensor_scan":
+        raise RuleViolation(one_pass, f"{instruction} over more dims", hint="use at most five dims")

@@ -1,0 +1,182 @@
+"""Index expressions of Beta 1: affine functions of the positions in an access (`nl.arange`, `nl.mgrid`).
+
+They follow numpy's advanced indexing: the indices of one access are broadcast together, and the result has
+the shape that comes out. As every index is affine, such an access is an access pattern of the hardware and
+nothing is gathered.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from simulate.beta1.masks import Condition, Mask
+from simulate.errors import RuleViolation, rule
+from simulate.memory import NKIObject
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Index(NKIObject):
+    """offset + sum over the axes j of steps[j] * (position on axis j), on a grid of `shape`."""
+
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    offset: int
+
+    def aligned(self, rank: int) -> tuple[int, ...]:
+        """The steps on a grid of more axes; numpy adds axes in front."""
+        return (0,) * (rank - len(self.steps)) + self.steps
+
+    def __getitem__(self, key: Any) -> Index:
+        parts = key if isinstance(key, tuple) else (key,)
+        kept = [part for part in parts if part is not None]
+        if any(part != slice(None) for part in kept) or len(kept) != len(self.shape):
+            raise RuleViolation(new_axes_only, f"index [{key!r:.60}]", hint="nl.arange(n)[:, None]")
+        sizes, steps = iter(self.shape), iter(self.steps)
+        return Index(
+            tuple(1 if part is None else next(sizes) for part in parts),
+            tuple(0 if part is None else next(steps) for part in parts),
+            self.offset,
+        )
+
+    def __add__(self, other: Any) -> Index:
+        if not isinstance(other, Index):
+            return Index(self.shape, self.steps, self.offset + _integer(other))
+        rank = max(len(self.shape), len(other.shape))
+        return Index(
+            broadcast(self.shape, other.shape),
+            tuple(a + b for a, b in zip(self.aligned(rank), other.aligned(rank))),
+            self.offset + other.offset,
+        )
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Index:
+        return self * -1
+
+    def __sub__(self, other: Any) -> Index:
+        return self + (-other if isinstance(other, Index) else -_integer(other))
+
+    def __rsub__(self, other: Any) -> Index:
+        return -self + other
+
+    def __mul__(self, factor: Any) -> Index:
+        times = _integer(factor)
+        return Index(self.shape, tuple(step * times for step in self.steps), self.offset * times)
+
+    __rmul__ = __mul__
+
+    def _not_affine(self, *_: Any) -> NoReturn:
+        raise RuleViolation(
+            affine_only,
+            "a division, remainder or conversion of an index",
+            hint="add a dim to the index and step over it",
+        )
+
+    for _name in ("floordiv rfloordiv truediv mod rmod pow and or lshift rshift int bool index iter").split():
+        locals()[f"__{_name}__"] = _not_affine
+    del _name
+
+    def _compare(name: str) -> Callable[[Index, Any], Mask]:  # type: ignore[misc]
+        def compare(self: Index, other: Any) -> Mask:
+            difference = self - other
+            return Mask((Condition(difference.shape, difference.steps, difference.offset, name),))
+
+        return compare
+
+    __lt__, __le__ = _compare("less"), _compare("less_equal")
+    __gt__, __ge__ = _compare("greater"), _compare("greater_equal")
+    __eq__, __ne__ = _compare("equal"), _compare("not_equal")  # type: ignore[assignment]
+    __hash__ = object.__hash__
+    del _compare
+
+
+def broadcast(shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that two shapes have together, by numpy's rule."""
+    rank = max(len(shape), len(other))
+    pairs = zip((1,) * (rank - len(shape)) + shape, (1,) * (rank - len(other)) + other)
+    sizes = []
+    for a, b in pairs:
+        if a != b and 1 not in (a, b):
+            raise RuleViolation(shapes_broadcast, f"{shape} and {other}")
+        sizes.append(max(a, b))
+    return tuple(sizes)
+
+
+def arange(*bounds: int) -> Index:
+    """The numbers start … stop in steps, as a 1-D index: give it its axes with `[:, None]` or `[None, :]`."""
+    start, stop, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}.get(len(bounds), (0, 0, 1))
+    return _axis(slice(start, stop, step), "nl.arange", 1, 0)
+
+
+class Grid(tuple[Index, ...]):
+    """The indices of one `nl.mgrid`, one per axis; `p`, `x`, `y`, `z`, `w` name them."""
+
+    p = property(lambda self: self[0])
+    x = property(lambda self: self[1])
+    y = property(lambda self: self[2])
+    z = property(lambda self: self[3])
+    w = property(lambda self: self[4])
+
+
+class _MeshGrid:
+    """`nl.mgrid[0:128, 0:512]`: dense indices over all axes, as `numpy.mgrid` has them."""
+
+    def __getitem__(self, key: Any) -> Grid:
+        parts = key if isinstance(key, tuple) else (key,)
+        axes = [_axis(part, "nl.mgrid", len(parts), axis) for axis, part in enumerate(parts)]
+        shape = tuple(index.shape[axis] for axis, index in enumerate(axes))
+        return Grid(Index(shape, index.steps, index.offset) for index in axes)
+
+
+mgrid = _MeshGrid()
+
+
+def _axis(part: Any, where: str, rank: int, axis: int) -> Index:
+    well_formed = isinstance(part, slice) and part.stop is not None
+    start, stop, step = (
+        (_integer(part.start or 0), _integer(part.stop), _integer(part.step or 1))
+        if well_formed
+        else (0, 0, 1)
+    )
+    count = len(range(start, stop, step)) if step else 0
+    if not count:
+        raise RuleViolation(
+            axis_has_elements, f"{where} over {part!r:.60}", hint="nl.mgrid[0:128, 0:512], nl.arange(128)"
+        )
+    return Index(
+        tuple(count if j == axis else 1 for j in range(rank)),
+        tuple(step if j == axis else 0 for j in range(rank)),
+        start,
+    )
+
+
+def _integer(value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise RuleViolation(
+            affine_only, f"{type(value).__name__} {value!r:.60} in an index", hint="use integers"
+        ) from None
+
+
+@rule("NKW-INDEX-AFFINE")
+def affine_only() -> None:
+    """An index is an affine expression: aranges times integers, plus integers."""
+
+
+@rule("NKW-INDEX-AXES")
+def new_axes_only() -> None:
+    """An index is given its axes with `:` and None, one `:` for each axis it has."""
+
+
+@rule("NKW-INDEX-BROADCAST")
+def shapes_broadcast() -> None:
+    """Shapes broadcast by numpy's rule: sizes agree, or one of them is 1."""
+
+
+@rule("NKW-INDEX-EMPTY")
+def axis_has_elements() -> None:
+    """An index axis is start:stop or start:stop:step with at least one element."""

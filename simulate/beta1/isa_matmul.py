@@ -1,0 +1,124 @@
+"""Instructions of the Tensor engine in the returning form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulate.beta1.arithmetic import in_sbuf
+from simulate.beta1.elementwise import is_tile
+from simulate.beta1.masks import normalised
+from simulate.beta1.program import current, defer, issue
+from simulate.beta1.reductions import transpose
+from simulate.beta1.region import Region
+from simulate.beta1.tile import Tile
+from simulate.errors import Unsupported
+from simulate.isa.enums import Engine, MatmulPerfMode
+from simulate.memory import MemoryRegion
+
+_PERF_MODES = {"double_row_gen3": MatmulPerfMode.double_row}
+
+
+def nc_matmul(
+    stationary: Tile,
+    moving: Tile,
+    *,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    tile_position: tuple[int, ...] = (),
+    tile_size: tuple[int, ...] = (),
+    perf_mode: Any = MatmulPerfMode.none,
+    mask: Any = None,
+    dtype: Any = None,
+    name: str | None = None,
+    **_: Any,
+) -> Tile:
+    """stationary.T @ moving in PSUM, float32. Assigned it overwrites, with `+=` it adds.
+
+    The first `+=` to a location overwrites it. The Tensor engine reads SBUF: an operand in PSUM is copied
+    before, as the compiler did. With is_transpose into a PSUM tile of another dtype than the data's, which
+    the transpose mode of later chips does not write, the product with the identity is an ordinary matmul.
+    """
+    is_tile("stationary", stationary)
+    is_tile("moving", moving)
+    skip = _skipped("nc_matmul", mask)
+    mode = _PERF_MODES.get(perf_mode, perf_mode) or MatmulPerfMode.none
+    double = mode in (MatmulPerfMode.double_row, "double_row")
+    first = 2 if double else 1
+    held, moved = in_sbuf(stationary), in_sbuf(moving)
+    shape = (_count(stationary.shape[first:]), _count(moving.shape[first:]))
+    exact = current().core.hardware.matmul_transpose_mode
+
+    def matmul(dst: Region, accumulate: bool | None) -> None:
+        if skip:
+            return
+        moves_bits = is_transpose and (dst.tensor.dtype == held.dtype or not exact)
+        issue(
+            "nc_matmul",
+            dst=dst.view(),
+            stationary=held.operand,
+            moving=moved.operand,
+            is_stationary_onezero=is_stationary_onezero,
+            is_moving_onezero=is_moving_onezero,
+            is_transpose=moves_bits,
+            accumulate=accumulate,
+            tile_position=tile_position,
+            tile_size=tile_size,
+            perf_mode=mode,
+            name=name,
+        )
+
+    return defer(
+        shape,
+        "float32",
+        lambda dst: matmul(dst, False),
+        MemoryRegion.psum,
+        (MemoryRegion.psum,),
+        dtype_given=dtype,
+        mask=True if skip else None,
+        accumulate=lambda dst: matmul(dst, None),
+    )
+
+
+def nc_transpose(
+    data: Tile,
+    *,
+    mask: Any = None,
+    dtype: Any = None,
+    engine: Engine = Engine.unknown,
+    name: str | None = None,
+    **_: Any,
+) -> Tile:
+    """data transposed: by the Tensor engine into PSUM, or with engine=vector into SBUF."""
+    is_tile("data", data)
+    shape = (_count(data.shape[1:]), data.shape[0])
+    if _skipped("nc_transpose", mask):
+        return defer(shape, data.dtype, lambda dst: None, MemoryRegion.psum, dtype_given=dtype, mask=mask)
+    if engine is not Engine.vector:
+        return transpose(data, dtype, name)
+
+    def emit(dst: Region) -> None:
+        issue("nc_transpose", dst=dst.view(), data=data.operand, engine=engine, name=name)
+
+    return defer(shape, data.dtype, emit, dtype_given=data.dtype)
+
+
+def _skipped(instruction: str, mask: Any) -> bool:
+    """Whether a mask of loop variables only, as `mask=i * 128 < n`, leaves the instruction out."""
+    selected = normalised(mask)
+    if selected is None:
+        return False
+    if any(any(condition.steps) for condition in selected.conditions):
+        raise Unsupported(
+            "NKW-BETA1-TENSOR-ENGINE-MASK",
+            f"{instruction} with a mask over its operands cannot be simulated: which of their axes it means "
+            "is not documented; slice the operands",
+        )
+    return not selected.boxes((1,))
+
+
+def _count(sizes: tuple[int, ...]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total

@@ -1,0 +1,276 @@
+"""`neuronxcc.nki.language`: dtypes, memories, index expressions, loops, and functions on tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simulate.beta1 import arithmetic, elementwise, reductions
+from simulate.beta1.indices import arange, mgrid
+from simulate.beta1.loops import (
+    affine_range,
+    nc,
+    num_programs,
+    program_id,
+    program_ndim,
+    sequential_range,
+    spmd_dim,
+    static_range,
+)
+from simulate.beta1.missing import not_in_beta1
+from simulate.beta1.movement import (
+    copy,
+    load,
+    load_transpose2d,
+    loop_reduce,
+    matmul,
+    mean_square_norm,
+    shared_constant,
+    store,
+)
+from simulate.beta1.operators import BINARY, UNARY
+from simulate.beta1.program import current
+from simulate.beta1.tile import BlockTensor, Tile, make
+from simulate.errors import InvalidArgument
+from simulate.memory import MemoryRegion
+from simulate.nki.language import tile_size
+from simulate.numerics import ALU_OPERATORS, DTYPES, as_dtype
+
+globals().update(DTYPES)
+
+sbuf = MemoryRegion.sbuf
+psum = MemoryRegion.psum
+private_hbm = MemoryRegion.private_hbm
+shared_hbm = MemoryRegion.shared_hbm
+hbm = MemoryRegion.private_hbm
+rms_norm = mean_square_norm
+where = arithmetic.where
+softmax = reductions.softmax
+var = reductions.variance
+
+
+class par_dim(int):
+    """Marks the partition dim of a shape; the dims before it are block dims."""
+
+
+def ds(start: int, size: int) -> slice:
+    """The slice start … start+size."""
+    return slice(start, start + size)
+
+
+def ndarray(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
+    """An uninitialised tensor.
+
+    A placement made with `nki.compiler` counts as its memory; where it lies is worked out from the stream.
+    """
+    memory = getattr(buffer, "memory", buffer)
+    try:
+        sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+        marked = [dim for dim, size in enumerate(sizes) if isinstance(size, par_dim)]
+        numbers = tuple(int(size) for size in sizes)
+    except (TypeError, ValueError):
+        raise InvalidArgument("NKW-SHAPE", f"shape {shape!r:.80} is not a tuple of integers") from None
+    if len(marked) > 1:
+        raise InvalidArgument("NKW-SHAPE", f"shape {shape!r:.80} has more than one nl.par_dim")
+    on_chip = isinstance(memory, MemoryRegion) and memory.on_chip
+    at = marked[0] if marked and on_chip else 0
+    program = current()
+    program.settle()
+    return make(numbers, at, lambda tile: program.allocate(tile, dtype, memory, name))
+
+
+def zeros(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
+    """A tensor of zeros. In PSUM it is the start of an accumulation: the first matmul overwrites it."""
+    tensor = ndarray(shape, dtype, buffer=buffer, name=name)
+    if tensor.buffer is not MemoryRegion.psum:
+        return _filled(tensor, 0)
+    for tile in tensor.tiles if isinstance(tensor, BlockTensor) else [tensor]:
+        current().start_at_zero(tile.view)
+    return tensor
+
+
+def ones(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
+    """A tensor of ones."""
+    return full(shape, 1, dtype, buffer=buffer, name=name)
+
+
+def full(
+    shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any
+) -> Tile | BlockTensor:
+    """A tensor filled with one value, by memset."""
+    return _filled(ndarray(shape, dtype, buffer=buffer, name=name), fill_value)
+
+
+def _filled(tensor: Tile | BlockTensor, value: Any) -> Tile | BlockTensor:
+    tensor[...] = value
+    return tensor
+
+
+def zeros_like(a: Any, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Any:
+    """A tensor of zeros of the shape (and dtype and memory, unless given) of another."""
+    return zeros(_shape_of(a), dtype or a.dtype, buffer=buffer or a.buffer, name=name)
+
+
+def empty_like(a: Any, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Any:
+    """An uninitialised tensor of the shape (and dtype and memory, unless given) of another."""
+    return ndarray(_shape_of(a), dtype or a.dtype, buffer=buffer or a.buffer, name=name)
+
+
+def _shape_of(a: Any) -> tuple[int, ...]:
+    if not isinstance(a, BlockTensor):
+        return a.shape
+    at = len(a.blocks)
+    return (*a.shape[:at], par_dim(a.shape[at]), *a.shape[at + 1 :])
+
+
+def expand_dims(data: Tile, axis: int) -> Tile:
+    """A view with a dim of size 1 before `axis`."""
+    return data.expand_dims(axis)
+
+
+def broadcast_to(src: Tile, *, shape: Any, **_: Any) -> Tile:
+    """A tile repeated to `shape`, over partitions too."""
+    return elementwise.broadcast_to(src, tuple(shape))
+
+
+def transpose(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
+    """A 2-D tile transposed, in PSUM."""
+    from simulate.beta1.isa_matmul import nc_transpose
+
+    return nc_transpose(x, mask=mask, dtype=dtype)
+
+
+def dropout(x: Tile, rate: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
+    """x, with each element set to 0 with probability `rate`."""
+    return elementwise.elementwise("dropout", {"data": x}, {"prob": rate}, {}, dtype, mask)
+
+
+def static_cast(value: Any, dtype: Any) -> Any:
+    """A numpy array in a dtype of this module; used outside of kernels."""
+    if isinstance(value, Tile):
+        return value.astype(dtype)
+    return np.asarray(value).astype(as_dtype(dtype).storage)
+
+
+def shared_identity_matrix(n: int, dtype: Any = "uint8", **_: Any) -> Tile:
+    """An n x n identity matrix in HBM."""
+    return shared_constant(np.identity(n, np.float32), dtype)
+
+
+def device_print(prefix: str, x: Any, **_: Any) -> None:
+    """Print a tensor's values to stdout while the kernel runs."""
+    current().settle()
+    print(f"{prefix} {x!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class FloatLimits:
+    """The smallest and the largest finite value of a dtype."""
+
+    min: float
+    max: float
+
+
+def finfo(dtype: Any) -> FloatLimits:
+    """The limits of a floating-point dtype."""
+    element = as_dtype(dtype)
+    if not element.is_float:
+        raise InvalidArgument("NKW-DTYPE", f"nl.finfo({element}); it takes a floating-point dtype")
+    return FloatLimits(-element.max, element.max)
+
+
+fp32 = finfo("float32")
+
+
+def _binary(name: str) -> Callable[..., Tile]:
+    def function(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
+        return arithmetic.binary(name, x, y, dtype, mask)
+
+    return _named(
+        function, name, f"x {name} y, element by element with broadcasting; also an operator argument."
+    )
+
+
+def _unary(name: str) -> Callable[..., Tile]:
+    def function(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
+        return arithmetic.unary(name, x, dtype, mask)
+
+    return _named(function, name, f"{name}(x), element by element; also an operator argument.")
+
+
+def _reduction(name: str, operator: str) -> Callable[..., Tile]:
+    def function(
+        x: Tile, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_: Any
+    ) -> Tile:
+        return reductions.reduce(ALU_OPERATORS[operator], x, axis, dtype, mask, keepdims=keepdims)
+
+    return _named(function, operator, f"The {name} over free dims; also an operator argument.")
+
+
+def _named(function: Callable[..., Tile], name: str, doc: str) -> Callable[..., Tile]:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    function.nki_operator = name  # type: ignore[attr-defined]
+    return function
+
+
+def mean(
+    x: Tile, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_: Any
+) -> Tile:
+    """The mean over free dims, summed in float32."""
+    return reductions.mean(x, axis, dtype, mask, keepdims)
+
+
+def negative(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
+    """-x."""
+    return arithmetic.binary("multiply", x, -1.0, dtype, mask)
+
+
+def logical_not(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
+    """1 where x is 0, else 0."""
+    return arithmetic.binary("equal", x, 0, dtype, mask)
+
+
+globals().update({name: _binary(name) for name in BINARY})
+globals().update({name: _unary(name) for name in (*UNARY, "invert") if name != "copy"})
+copy.nki_operator = "copy"  # type: ignore[attr-defined]
+sum = _reduction("sum", "add")
+prod = _reduction("product", "multiply")
+max = _reduction("maximum", "maximum")
+min = _reduction("minimum", "minimum")
+all = _reduction("logical and", "logical_and")
+
+
+def __getattr__(name: str) -> Any:
+    return not_in_beta1("neuronxcc.nki.language", name)
+
+
+__all__ = [
+    "BlockTensor",
+    "Tile",
+    "affine_range",
+    "arange",
+    "broadcast_to",
+    "copy",
+    "ds",
+    "load",
+    "load_transpose2d",
+    "loop_reduce",
+    "matmul",
+    "mgrid",
+    "nc",
+    "ndarray",
+    "num_programs",
+    "par_dim",
+    "program_id",
+    "program_ndim",
+    "sequential_range",
+    "shared_constant",
+    "spmd_dim",
+    "static_range",
+    "store",
+    "tile_size",
+]

@@ -1,0 +1,80 @@
+"""Loops and the SPMD grid of Beta 1: unrolled loops, and programs that run one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from simulate.beta1.program import current
+from simulate.errors import InvalidArgument
+
+
+class LoopVariable(int):
+    """The variable of a loop: an integer that knows whether this is the first iteration."""
+
+    first: bool
+
+    def __new__(cls, value: int, first: bool) -> LoopVariable:
+        """The value of a loop's variable in one iteration."""
+        self = super().__new__(cls, value)
+        self.first = first
+        return self
+
+
+class Cores(int):
+    """`nl.nc(2)`: a grid dim that is spread over physical cores."""
+
+
+def affine_range(*bounds: int, **_: Any) -> Iterator[LoopVariable]:
+    """A loop without carried dependences; options for the compiler's schedule change nothing."""
+    for number, value in enumerate(range(*bounds)):
+        yield LoopVariable(value, number == 0)
+
+
+def sequential_range(*bounds: int, **options: Any) -> Iterator[LoopVariable]:
+    """A loop with carried dependences."""
+    return affine_range(*bounds, **options)
+
+
+def static_range(*bounds: int, **options: Any) -> Iterator[LoopVariable]:
+    """A loop that is unrolled, as all of them are here."""
+    return affine_range(*bounds, **options)
+
+
+def nc(count: int) -> Cores:
+    """A grid dim over physical cores; the programs run one after another, whatever core they are for."""
+    return Cores(count)
+
+
+def spmd_dim(*parts: int) -> int:
+    """One grid dim made of several: as many programs as their product."""
+    total = 1
+    for part in parts:
+        total *= part
+    return total
+
+
+def program_id(axis: int) -> int:
+    """The place of this program on an axis of the grid."""
+    return _on_axis(current().ids, axis, "program_id")
+
+
+def num_programs(axes: Any = 0) -> Any:
+    """The size of the grid on an axis, or on several."""
+    sizes = current().sizes
+    if isinstance(axes, (tuple, list)):
+        return tuple(_on_axis(sizes, axis, "num_programs") for axis in axes)
+    return _on_axis(sizes, axes, "num_programs")
+
+
+def program_ndim() -> int:
+    """The number of axes of the grid."""
+    return len(current().sizes)
+
+
+def _on_axis(values: tuple[int, ...], axis: Any, name: str) -> int:
+    if not isinstance(axis, int) or not 0 <= axis < max(len(values), 1):
+        raise InvalidArgument(
+            "NKW-GRID", f"{name}({axis!r:.40}); the launch grid has {len(values)} axes, numbered from 0"
+        )
+    return values[axis] if values else (0 if name == "program_id" else 1)

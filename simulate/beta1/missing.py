@@ -1,0 +1,46 @@
+"""Documented names of Beta 1 that are not carried out: calling one raises Unsupported with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from simulate.errors import Unsupported
+
+_DYNAMIC = "index with a tile, x[rows[i_p, 0], i_f], in nl.load or nl.store instead"
+_REMOVED = "it was removed after Beta 1 without an equivalent"
+_NO_HARDWARE = "no engine has the operation"
+
+NOT_IN_BETA1: dict[str, dict[str, str]] = {
+    "neuronxcc.nki.isa": {
+        "tensor_copy_dynamic_src": _DYNAMIC,
+        "tensor_copy_dynamic_dst": _DYNAMIC,
+        "dma_transpose": "use nl.load_transpose2d",
+        "builtin_custom_op": "it names code that only the vendor's compiler has",
+    },
+    "neuronxcc.nki.language": {
+        **dict.fromkeys(
+            ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"), _REMOVED
+        ),
+        **dict.fromkeys(("cos", "tan"), _NO_HARDWARE),
+        "atomic_rmw": "accumulate in SBUF and nl.store",
+        "gather_flattened": "use nisa.local_gather",
+        "rand": "the bit stream of Beta 1 is not documented; pass random numbers as an input",
+        "random_seed": "the bit stream of Beta 1 is not documented; pass random numbers as an input",
+        "while_loop": "its condition had a form of its own; use a bounded loop",
+    },
+}
+"""By module: the name and why it cannot be had."""
+
+
+def not_in_beta1(module: str, name: str) -> Callable[..., NoReturn]:
+    """A function that raises Unsupported when it is called; AttributeError for a name nobody documents."""
+    reason = NOT_IN_BETA1[module].get(name)
+    if reason is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    def unsupported(*_: Any, **__: Any) -> NoReturn:
+        raise Unsupported("NKW-UNSUPPORTED", f"{module}.{name} cannot be simulated: {reason}")
+
+    unsupported.__name__ = unsupported.__qualname__ = name
+    return unsupported

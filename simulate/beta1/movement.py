@@ -1,0 +1,161 @@
+"""`nl.load`, `nl.store` and what else moves data between HBM and the chip, with masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulate.beta1.arithmetic import binary, in_sbuf
+from simulate.beta1.elementwise import elementwise
+from simulate.beta1.loops import LoopVariable
+from simulate.beta1.masks import Box, normalised
+from simulate.beta1.operators import alu
+from simulate.beta1.program import current, defer, issue
+from simulate.beta1.reductions import transpose
+from simulate.beta1.region import Region
+from simulate.beta1.tile import Tile
+from simulate.errors import InvalidArgument, RuleViolation, rule
+from simulate.memory import MemoryRegion, NkiTensor, Storage
+from simulate.numerics import as_dtype, from_float32
+
+
+def load(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
+    """A new SBUF tile with a part of an HBM tensor; a 1-D part becomes (n, 1).
+
+    Elements that the mask leaves out are undefined in a new tile, and keep their value in an assignment's
+    target.
+    """
+    lies_in_hbm("src", src)
+    selected = normalised(mask)
+    shape = src.shape if src.ndim > 1 else (*src.shape, 1)
+    source = src.region if src.ndim > 1 else Region.of(src.view.expand_dim(1))
+
+    def emit(dst: Region) -> None:
+        for box in [None] if selected is None else selected.boxes(shape):
+            _copy(dst, source, box)
+
+    memories = (MemoryRegion.sbuf,)
+    return defer(shape, src.dtype, emit, memories=memories, dtype_given=dtype, mask=selected)
+
+
+def store(dst: Tile, value: Any, *, mask: Any = None, **_: Any) -> None:
+    """Copy a tile, or a number, into a part of an HBM tensor. A tile in PSUM is copied to SBUF before."""
+    program = current()
+    lies_in_hbm("dst", dst)
+    selected = normalised(mask)
+    if not isinstance(value, Tile):
+        filled = value
+        shape = dst.shape if dst.ndim > 1 else (*dst.shape, 1)
+        value = defer(shape, dst.dtype, lambda to: _fill(to, filled))
+    value = in_sbuf(value)
+    program.settle()
+    source = value.region
+    target = dst.region if dst.ndim == len(source.shape) else dst.region.reshaped(source.shape)
+    if target is None or target.shape != source.shape:
+        same_elements(dst, value, selected)
+        issue("dma_copy", dst=dst.view, src=value.operand)
+        return
+    for box in [None] if selected is None else selected.boxes(target.shape):
+        _copy(target, source, box)
+
+
+def _fill(to: Region, number: Any) -> None:
+    issue("memset", dst=to.view(), value=number)
+
+
+def _copy(dst: Region, src: Region, box: Box | None) -> None:
+    if box is not None:
+        dst, src = dst.cut(box), src.cut(box)
+    issue("dma_copy", dst=dst.view(), src=current().readable(src))
+
+
+def load_transpose2d(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
+    """A 2-D part of an HBM tensor, transposed on the Tensor engine after the load."""
+    loaded = load(src, mask=mask, dtype=dtype)
+    return elementwise("tensor_copy", {"src": transpose(loaded)}, {}, {})
+
+
+def copy(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
+    """A copy in SBUF."""
+    return elementwise("tensor_copy", {"src": src}, {}, {}, dtype, mask)
+
+
+def loop_reduce(
+    x: Tile, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any
+) -> Tile:
+    """`t[...] = nl.loop_reduce(x, op, [i])`: t is x in the first iteration of the loops, then op(t, x)."""
+    reduces_loops(loop_indices)
+    first = all(index.first for index in loop_indices)
+    reduction, selected, program = alu(op), normalised(mask), current()
+
+    def emit(dst: Region) -> None:
+        program.divide(selected, dst, run)
+
+    def run(part: Region, box: Box) -> None:
+        source = program.readable(x.region.cut(box))
+        if first:
+            issue("tensor_copy", dst=part.view(), src=source)
+        else:
+            issue("tensor_tensor", dst=part.view(), data1=part.view(), data2=source, op=reduction)
+
+    return defer(x.shape, x.dtype, emit, dtype_given=dtype, mask=selected, target_needed=True)
+
+
+def matmul(x: Tile, y: Tile, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> Tile:
+    """x @ y in PSUM, or x.T @ y with transpose_x, which needs no transpose on the chip."""
+    from simulate.beta1.isa_matmul import nc_matmul
+
+    stationary = in_sbuf(x) if transpose_x else in_sbuf(transpose(x))
+    return nc_matmul(stationary, in_sbuf(y), mask=mask)
+
+
+def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tile:
+    """An HBM tensor with values known when the kernel is specialised."""
+    values = np.asarray(constant)
+    if values.ndim == 0 or not values.size:
+        raise InvalidArgument("NKW-SHAPE", f"nl.shared_constant of an array of shape {values.shape}")
+    core = current().core
+    element = core.stored(as_dtype(values.dtype if dtype is None else dtype))
+    held = (
+        from_float32(values.astype(np.float32), element)
+        if element.is_float
+        else values.astype(element.storage)
+    )
+    storage = Storage(
+        values.shape, element, MemoryRegion.private_hbm, "shared_constant", np.ascontiguousarray(held)
+    )
+    core.rank.tensors.add(storage)
+    return Tile.at(Region.of(NkiTensor(values.shape, element, storage)))
+
+
+def mean_square_norm(x: Tile, w: Tile, axis: Any, n: int, epsilon: float = 1e-6, dtype: Any = None) -> Tile:
+    """x / sqrt(sum(x * x) / n + epsilon) * w, the norm over the last dim (RMS norm)."""
+    from simulate.beta1.arithmetic import unary
+    from simulate.beta1.reductions import reduce
+
+    total = reduce(np.add, binary("multiply", x, x, "float32"), axis, "float32", keepdims=True)
+    inverse = unary("rsqrt", binary("add", binary("multiply", total, 1.0 / n), epsilon))
+    return binary("multiply", binary("multiply", x, inverse, "float32"), w, dtype or x.dtype)
+
+
+@rule("NKW-BETA1-HBM")
+def lies_in_hbm(operand: str, tile: Any) -> None:
+    """nl.load reads HBM and nl.store writes it; between SBUF and PSUM tiles are copied by assignment."""
+    if not isinstance(tile, Tile) or tile.buffer.on_chip:
+        seen = f"{tile.shape} in {tile.buffer.value}" if isinstance(tile, Tile) else f"{tile!r:.60}"
+        raise RuleViolation(lies_in_hbm, f"{operand} is {seen}")
+
+
+@rule("NKW-BETA1-STORE-SHAPE")
+def same_elements(dst: Tile, value: Tile, mask: Any) -> None:
+    """A stored tile has the shape of its destination, or without a mask at least as many elements."""
+    if mask is not None or dst.size != value.size:
+        raise RuleViolation(same_elements, f"{value.shape} to {dst.shape}")
+
+
+@rule("NKW-BETA1-LOOP-INDICES")
+def reduces_loops(loop_indices: Any) -> None:
+    """loop_reduce names the variables of the loops it reduces over, as nl.affine_range gives them."""
+    if not loop_indices or not all(isinstance(index, LoopVariable) for index in loop_indices):
+        raise RuleViolation(reduces_loops, f"loop_indices={loop_indices!r:.60}", hint="loop_indices=[k]")

@@ -1,0 +1,79 @@
+"""Operators of Beta 1: the engines' own, those that its tables had beside them, and numpy's names for them.
+
+Beta 1 divides, takes remainders and rounds with operators that NKI 0.6 no longer lists. They are computed
+exactly here, division with one rounding; on which engine is not documented, so the Vector and the Scalar
+engine are assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simulate.numerics import (
+    ACTIVATION_FUNCTIONS,
+    ALU_OPERATORS,
+    ActivationFunction,
+    AluOperator,
+    OperatorFamily,
+    alu_operator,
+)
+from simulate.numerics.quiet import quiet
+
+_ALL_GENERATIONS = frozenset({2, 3, 4})
+
+
+def _dropped(name: str, function: Callable[..., Any]) -> AluOperator:
+    engines = frozenset({"vector"})
+    return AluOperator(
+        name, quiet(function), OperatorFamily.arithmetic, 2, False, None, None, engines, _ALL_GENERATIONS
+    )
+
+
+def _rounding(name: str, function: Callable[..., Any]) -> ActivationFunction:
+    return ActivationFunction(name, function, None, name, "only in Beta 1")
+
+
+BINARY = {
+    **{name: row for name, row in ALU_OPERATORS.items() if row.arity == 2 and name != "average"},
+    "divide": _dropped("divide", np.divide),
+    "mod": _dropped("mod", np.mod),
+    "fmod": _dropped("fmod", np.fmod),
+}
+"""Operators of two operands by name."""
+
+UNARY = {
+    **{name: row for name, row in ACTIVATION_FUNCTIONS.items() if name != "prelu"},
+    "floor": _rounding("floor", np.floor),
+    "ceil": _rounding("ceil", np.ceil),
+    "trunc": _rounding("trunc", np.trunc),
+}
+"""Functions of the Scalar engine by name."""
+
+_NUMPY = {
+    np.sum: ALU_OPERATORS["add"],
+    np.prod: ALU_OPERATORS["multiply"],
+    np.all: ALU_OPERATORS["logical_and"],
+    np.any: ALU_OPERATORS["logical_or"],
+    np.divide: BINARY["divide"],
+    np.mod: BINARY["mod"],
+    np.fmod: BINARY["fmod"],
+}
+
+
+def operator(op: Any) -> Any:
+    """An operator argument as the instruction book takes it; None stays None."""
+    name = getattr(op, "nki_operator", None)
+    if isinstance(name, str) and name not in ALU_OPERATORS and name in BINARY:
+        return BINARY[name]
+    try:
+        return _NUMPY.get(op, op)
+    except TypeError:
+        return op
+
+
+def alu(op: Any) -> AluOperator:
+    """The ALU operator that an argument names. Raises InvalidArgument for anything else."""
+    return alu_operator(operator(op))

@@ -1,0 +1,74 @@
+"""Python operators on tiles: each issues the instruction that `nki.language` has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from simulate.errors import RuleViolation, rule
+
+
+def _binary(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        from simulate.beta1.arithmetic import binary
+
+        return binary(name, other, self) if swapped else binary(name, self, other)
+
+    return method
+
+
+def _in_place(name: str) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        from simulate.beta1.arithmetic import update
+
+        return update(name, self, other)
+
+    return method
+
+
+class Overloads:
+    """The operators of a tile. `==` and `!=` compare objects, as containers of tiles need it."""
+
+    __slots__ = ()
+
+    __add__, __radd__, __iadd__ = _binary("add"), _binary("add", True), _in_place("add")
+    __sub__, __rsub__, __isub__ = _binary("subtract"), _binary("subtract", True), _in_place("subtract")
+    __mul__, __rmul__, __imul__ = _binary("multiply"), _binary("multiply", True), _in_place("multiply")
+    __truediv__, __rtruediv__, __itruediv__ = _binary("divide"), _binary("divide", True), _in_place("divide")
+    __pow__ = _binary("power")
+    __and__, __rand__ = _binary("bitwise_and"), _binary("bitwise_and", True)
+    __or__, __ror__ = _binary("bitwise_or"), _binary("bitwise_or", True)
+    __xor__, __rxor__ = _binary("bitwise_xor"), _binary("bitwise_xor", True)
+    __lshift__, __rshift__ = _binary("left_shift"), _binary("right_shift")
+    __lt__, __le__ = _binary("less"), _binary("less_equal")
+    __gt__, __ge__ = _binary("greater"), _binary("greater_equal")
+
+    def __neg__(self) -> Any:
+        return _binary("multiply")(self, -1.0)
+
+    def __invert__(self) -> Any:
+        from simulate.beta1.arithmetic import unary
+
+        return unary("invert", self)  # type: ignore[arg-type]
+
+    def broadcast_to(self, shape: Any, **_: Any) -> Any:
+        """The tile repeated to `shape`, over partitions too."""
+        from simulate.beta1.elementwise import broadcast_to
+
+        return broadcast_to(self, tuple(shape))  # type: ignore[arg-type]
+
+    def astype(self, dtype: Any) -> Any:
+        """A copy in another dtype."""
+        from simulate.beta1.elementwise import elementwise
+
+        return elementwise("tensor_copy", {"src": self}, {}, {}, dtype)
+
+    def __bool__(self) -> NoReturn:
+        raise RuleViolation(
+            tile_is_no_condition, "a tile in `if`, `while`, `and` or `or`", hint="use mask= or nl.where"
+        )
+
+
+@rule("NKW-BETA1-CONDITION")
+def tile_is_no_condition() -> None:
+    """A tile has values at run time only and is no condition of Python."""

@@ -1,0 +1,267 @@
+"""One program of an SPMD grid while it runs: its place, and the instruction that waits for its target.
+
+In Beta 1 an instruction returns a tile, and `t[...] = nisa.f(x)` writes into `t`. The instruction is
+therefore held back until the next statement tells where its result goes: an assignment gives it the target,
+anything else a fresh tile. No other instruction is issued in between, so program order is kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulate.beta1.masks import Box, Condition, Mask, bounding
+from simulate.beta1.region import Region
+from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
+from simulate.isa.book import INSTRUCTIONS
+from simulate.memory import MemoryRegion, NkiTensor, views
+from simulate.memory.validity import EMPTY
+from simulate.numerics import ALU_OPERATORS, as_dtype
+from simulate.run import NkiInstruction
+from simulate.run.issue import call
+from simulate.run.location import kernel_line, location
+from simulate.run.machine import NeuronCore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simulate.beta1.tile import Tile
+
+
+@dataclass
+class Pending:
+    """An instruction that waits for its target.
+
+    `emit` issues it into a region of the result's shape. `dtype_given` and `memories` tell which targets it
+    may write into directly; `target_needed` that it is meaningless without one. `accumulate` issues a matmul
+    so that it adds to what matmuls wrote before.
+    """
+
+    emit: Callable[[Region], None]
+    line: tuple[CodeType, int]
+    memories: tuple[MemoryRegion, ...]
+    dtype_given: bool
+    masked: bool
+    accumulate: Callable[[Region], None] | None = None
+    target_needed: bool = False
+
+
+class Program:
+    """One program: `ids` is its place in a grid of `sizes`; `shared` holds the shared HBM of all of them."""
+
+    def __init__(
+        self, core: NeuronCore, ids: tuple[int, ...], sizes: tuple[int, ...], shared: list[NkiTensor]
+    ) -> None:
+        self.core = core
+        self.ids = ids
+        self.sizes = sizes
+        self.waiting: Tile | None = None
+        self._shared = shared
+        self._shared_taken = 0
+        self._zeroed: dict[int, NkiTensor] = {}
+        self._masked: dict[int, NkiTensor] = {}
+
+    def allocate(self, shape: Any, dtype: Any, buffer: MemoryRegion, name: str = "") -> NkiTensor:
+        """A fresh tensor; shared HBM is the same tensor for every program of the grid."""
+        if buffer is not MemoryRegion.shared_hbm:
+            return self.core.allocate(shape, dtype, buffer, name)
+        taken, self._shared_taken = self._shared_taken, self._shared_taken + 1
+        if taken == len(self._shared):
+            self._shared.append(self.core.allocate(shape, dtype, buffer, name))
+        tensor = self._shared[taken]
+        if tensor.shape != tuple(shape) or tensor.dtype != self.core.stored(as_dtype(dtype)):
+            raise RuleViolation(programs_agree, f"{tuple(shape)} {dtype}, before it was {tensor.describe()}")
+        return tensor
+
+    def start_at_zero(self, tensor: NkiTensor) -> None:
+        """`nl.zeros` in PSUM: the first matmul overwrites; a memset is issued if something reads before."""
+        self._zeroed[id(tensor.storage)] = tensor
+
+    def leave_undefined(self, tensor: NkiTensor) -> None:
+        """A masked instruction writes a part of this tensor; the rest may be read, and is undefined."""
+        self._masked[id(tensor.storage)] = tensor
+
+    def readable(self, region: Region) -> NkiTensor:
+        """A region as an instruction's operand. What a mask left out reads as NaN, or as all bits set."""
+        view = region.view()
+        if view.dynamic is None and id(view.storage) in (self._zeroed.keys() | self._masked.keys()):
+            empty = np.equal(view.storage.validity.states(*view.byte_view()[1:]), EMPTY)
+            if id(view.storage) in self._zeroed and np.all(empty):
+                issue("memset", dst=view, value=0)
+            elif id(view.storage) in self._masked and np.any(empty):
+                _as_found(view, np.broadcast_to(empty, view.shape), self.core.dry)
+        return view
+
+    def settle(self) -> None:
+        """Issue the instruction that waits, into a fresh tile."""
+        tile = self.waiting
+        if tile is None:
+            return
+        assert tile.pending is not None
+        try:
+            with at(tile.pending.line):
+                if tile.pending.target_needed:
+                    raise InvalidArgument(
+                        "NKW-LOOP-REDUCE", "nl.loop_reduce is assigned to a tile: t[...] = nl.loop_reduce(…)"
+                    )
+                region = self.fresh(tile.shape, tile.dtype, tile.buffer)
+            tile.complete(region)
+        finally:
+            self.waiting = None
+
+    def fresh(self, shape: tuple[int, ...], dtype: Any, buffer: MemoryRegion) -> Region:
+        """A fresh tile of any number of dims; beyond the hardware's five, free dims are laid out as one."""
+        flat = shape if len(shape) <= self.core.hardware.dims_max else (shape[0], views.count(shape[1:]))
+        return Region.of(self.allocate(flat, dtype, buffer), shape)
+
+    def divide(self, mask: Mask | None, dst: Region, run: Callable[[Region, Box], None]) -> None:
+        """Run an on-chip operation for what `mask` selects of a result: `run(part of dst, box)`.
+
+        A rectangle is one run. Otherwise the operation runs on the bounding box into a scratch tile, a
+        predicate is made with affine_select, one for each condition, and tensor_copy_predicated moves what is
+        selected.
+        """
+        if mask is None:
+            run(dst, tuple((0, size) for size in dst.shape))
+            return
+        boxes = mask.boxes(dst.shape)
+        if not boxes:
+            return
+        box = bounding(boxes)
+        part = dst.cut(box)
+        if len(boxes) == 1:
+            run(part, box)
+            return
+        scratch = self.fresh(part.shape, dst.tensor.dtype, MemoryRegion.sbuf)
+        run(scratch, box)
+        predicate = self.fresh(part.shape, "uint8", MemoryRegion.sbuf).view()
+        issue("memset", dst=predicate, value=1)
+        for condition in mask.conditions:
+            select(condition, box, predicate, predicate, 0.0)
+        issue("tensor_copy_predicated", dst=part.view(), src=scratch.view(), predicate=predicate)
+
+
+def select(
+    condition: Condition,
+    box: Box,
+    dst: NkiTensor,
+    on_true: NkiTensor,
+    on_false: float,
+    name: str | None = None,
+) -> None:
+    """affine_select by one condition of a mask over a box."""
+    steps = (0,) * (len(box) - len(condition.steps)) + condition.steps
+    starts = sum(start * step for (start, _), step in zip(box, steps))
+    issue(
+        "affine_select",
+        dst=dst,
+        pattern=[[step, end - start] for step, (start, end) in zip(steps[1:], box[1:])],
+        channel_multiplier=steps[0],
+        on_true_tile=on_true,
+        on_false_value=on_false,
+        cmp_op=ALU_OPERATORS[condition.comparison],
+        offset=condition.offset + starts,
+        name=name,
+    )
+
+
+class _Here(threading.local):
+    program: Program | None = None
+    line: tuple[CodeType, int] | None = None
+
+
+_here = _Here()
+
+
+def current() -> Program:
+    """The program that the calling thread runs; raises outside of a kernel."""
+    if _here.program is None:
+        raise NkwError(
+            "NKW-NO-KERNEL",
+            "a neuronxcc.nki call outside of a kernel; call a function decorated with @nki.jit, or "
+            "nki.simulate_kernel(function, …)",
+        )
+    return _here.program
+
+
+def running() -> Program | None:
+    """The program that the calling thread runs, if any."""
+    return _here.program
+
+
+@contextmanager
+def entered(program: Program) -> Iterator[None]:
+    """Make `program` the calling thread's program inside a `with` block."""
+    before, _here.program = _here.program, program
+    try:
+        yield
+    finally:
+        _here.program = before
+
+
+@contextmanager
+def at(line: tuple[CodeType, int]) -> Iterator[None]:
+    """Let what is issued, and errors, name a line of the kernel that ran earlier."""
+    before, _here.line = _here.line, line
+    try:
+        yield
+    except NkwError as error:
+        if error.where is None:
+            error.where = location(line)
+        raise
+    finally:
+        _here.line = before
+
+
+def issue(instruction: str, /, **arguments: Any) -> NkiInstruction:
+    """Issue one instruction of the book, at the line of the statement that is being carried out."""
+    return call(INSTRUCTIONS[instruction], (), arguments, _here.line)
+
+
+def defer(
+    shape: tuple[int, ...],
+    dtype: Any,
+    emit: Callable[[Region], None],
+    memory: MemoryRegion = MemoryRegion.sbuf,
+    memories: tuple[MemoryRegion, ...] = (MemoryRegion.sbuf, MemoryRegion.psum),
+    dtype_given: Any = None,
+    mask: Any = None,
+    accumulate: Callable[[Region], None] | None = None,
+    target_needed: bool = False,
+) -> Tile:
+    """A tile that an instruction will write.
+
+    `dtype_given` is the `dtype=` of the call, if there was one; `mask` is set if the instruction leaves
+    elements out.
+    """
+    from simulate.beta1.tile import Tile
+
+    program = current()
+    program.settle()
+    pending = Pending(
+        emit, kernel_line(), memories, dtype_given is not None, mask is not None, accumulate, target_needed
+    )
+    element = program.core.stored(as_dtype(dtype if dtype_given is None else dtype_given))
+    tile = Tile(shape, element, memory, pending=pending)
+    program.waiting = tile
+    return tile
+
+
+def _as_found(view: NkiTensor, empty: np.ndarray, dry: bool) -> None:
+    """Bytes that no instruction wrote are what the memory held before, which is no effect of the kernel."""
+    if not dry:
+        bits = view.array.view(f"u{view.array.itemsize}")
+        np.copyto(bits, np.iinfo(bits.dtype).max, where=empty)
+        view.storage.float_views.clear()
+    view.storage.validity.mark_where(empty, *view.byte_view()[1:])
+
+
+@rule("NKW-SPMD-SHARED")
+def programs_agree() -> None:
+    """All programs of a grid allocate the same shared HBM tensors in the same order."""

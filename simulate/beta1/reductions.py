@@ -1,0 +1,144 @@
+"""Reductions of free dims, and what is built of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulate.beta1.arithmetic import binary, in_sbuf
+from simulate.beta1.elementwise import elementwise, is_tile
+from simulate.beta1.masks import normalised
+from simulate.beta1.program import current, defer, issue
+from simulate.beta1.region import Region
+from simulate.beta1.tile import Tile
+from simulate.errors import RuleViolation, rule
+from simulate.memory import MemoryRegion
+from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
+
+
+def reduce(
+    op: Any,
+    data: Tile,
+    axis: Any,
+    dtype: Any = None,
+    mask: Any = None,
+    negate: bool = False,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> Tile:
+    """op over the free dims `axis`, which need not be the last ones: the access is permuted so that they are.
+
+    A result has at least two dims: all free dims reduced leave (P, 1).
+    """
+    is_tile("data", data)
+    axes = _axes(data, axis)
+    selected = normalised(mask)
+    kept = tuple(a for a in range(data.ndim) if a not in axes)
+    order = kept + axes
+    sizes = tuple(1 if a in axes else size for a, size in enumerate(data.shape))
+    result = sizes if keepdims else tuple(data.shape[a] for a in kept)
+    if len(result) < 2:
+        result = (*result, 1)
+    program = current()
+    box = tuple((0, size) for size in data.shape)
+    if selected is not None:
+        boxes = selected.boxes(data.shape)
+        rectangular_reduction(len(boxes))
+        box = boxes[0] if boxes else tuple((0, 0) for _ in box)
+
+    def emit(dst: Region) -> None:
+        if any(start == end for start, end in box):
+            return
+        source = data.region.cut(box).permuted(order)
+        outer = [box[a] if a in kept else (0, 1) for a in range(data.ndim)]
+        target = dst.cut(tuple(outer if keepdims else _padded([box[a] for a in kept])))
+        issue(
+            "tensor_reduce",
+            dst=target.view(),
+            op=op,
+            data=program.readable(source),
+            axis=tuple(range(len(kept), data.ndim)),
+            negate=negate,
+            name=name,
+        )
+
+    return defer(result, data.dtype, emit, dtype_given=dtype, mask=selected)
+
+
+def mean(x: Tile, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool = False) -> Tile:
+    """The sum in float32, times 1/count; with a mask, the count of the elements that it selects."""
+    selected = normalised(mask)
+    boxes = [tuple((0, size) for size in x.shape)] if selected is None else selected.boxes(x.shape)
+    rectangular_reduction(len(boxes))
+    count = 1
+    for a in _axes(x, axis):
+        count *= boxes[0][a][1] - boxes[0][a][0] if boxes else 1
+    total = reduce(ALU_OPERATORS["add"], x, axis, "float32", mask, keepdims=keepdims)
+    return binary("multiply", total, 1.0 / count, dtype or x.dtype)
+
+
+def variance(x: Tile, axis: Any, dtype: Any = None, mask: Any = None) -> Tile:
+    """The population variance; reduced dims stay with size 1."""
+    centre = mean(x, axis, "float32", mask, keepdims=True)
+    distance = binary("subtract", x, centre, "float32", mask)
+    return mean(binary("multiply", distance, distance), axis, dtype or x.dtype, mask, keepdims=True)
+
+
+def softmax(x: Tile, axis: Any, dtype: Any = None, mask: Any = None) -> Tile:
+    """exp(x - max) / sum over the free dims `axis`."""
+    highest = reduce(ALU_OPERATORS["maximum"], x, axis, "float32", mask, keepdims=True)
+    shifted = binary("subtract", x, highest, "float32", mask)
+    powers = elementwise(
+        "activation", {"data": shifted}, {}, {"op": ACTIVATION_FUNCTIONS["exp"]}, "float32", mask
+    )
+    total = reduce(ALU_OPERATORS["add"], powers, axis, "float32", mask, keepdims=True)
+    return binary("divide", powers, total, dtype or x.dtype, mask)
+
+
+def transpose(data: Tile, dtype: Any = None, name: str | None = None) -> Tile:
+    """A 2-D tile transposed by the Tensor engine into PSUM; free dims count as one."""
+    source = in_sbuf(data)
+    rows = source.size // source.shape[0]
+
+    def emit(dst: Region) -> None:
+        issue("nc_transpose", dst=dst.view(), data=source.operand, name=name)
+
+    result = defer(
+        (rows, source.shape[0]), source.dtype, emit, MemoryRegion.psum, (MemoryRegion.psum,), source.dtype
+    )
+    return (
+        result
+        if dtype is None or dtype == result.dtype
+        else elementwise("tensor_copy", {"src": result}, {}, {}, dtype)
+    )
+
+
+def _padded(box: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    return tuple(box) if len(box) > 1 else (*box, (0, 1))
+
+
+def _axes(data: Tile, axis: Any) -> tuple[int, ...]:
+    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    well_formed = all(isinstance(a, int) and not isinstance(a, bool) for a in given)
+    axes = tuple(sorted(a + data.ndim if a < 0 else a for a in given)) if well_formed else ()
+    free_axes(data, axis, axes)
+    return axes
+
+
+@rule("NKW-BETA1-AXIS")
+def free_axes(data: Tile, axis: Any, axes: tuple[int, ...]) -> None:
+    """A reduction runs over free dims, each named once; partitions are reduced by a matmul with ones."""
+    if not axes or len(set(axes)) < len(axes) or not all(0 < a < data.ndim for a in axes):
+        raise RuleViolation(
+            free_axes, f"axis={axis!r:.40} of {data.shape}", limit=f"1 to {data.ndim - 1}", hint="axis=1"
+        )
+
+
+@rule("NKW-BETA1-REDUCE-MASK")
+def rectangular_reduction(boxes: int) -> None:
+    """The mask of a reduction selects a rectangle."""
+    if boxes > 1:
+        raise RuleViolation(
+            rectangular_reduction,
+            f"a mask of {boxes} rectangles",
+            hint="select with nisa.affine_select before, with a fill that the reduction ignores",
+        )

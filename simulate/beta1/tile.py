@@ -1,0 +1,295 @@
+"""Tensors as Beta 1 kernels see them: tiles that instructions return, and tensors with block dims.
+
+A `Tile` is a tensor, a part of one, or the result of an instruction that has not been issued yet. A
+`BlockTensor` is what `nl.ndarray((4, nl.par_dim(128), 512), …)` makes on chip: a list of tiles under one
+name, one per block.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from simulate.beta1.indices import Index
+from simulate.beta1.overloads import Overloads
+from simulate.beta1.program import Pending, at, current, issue, running
+from simulate.beta1.region import Region, indexed, pieces, sliced
+from simulate.errors import RuleViolation, rule
+from simulate.memory import MemoryRegion, NKIObject, NkiTensor
+from simulate.memory.indexing import fill_ellipsis, index_of
+from simulate.numerics import DType
+
+
+class Tile(Overloads, NKIObject):
+    """A tensor or a part of one; `pending` is the instruction that will write it, if it is still to come."""
+
+    __slots__ = ("_region", "buffer", "dtype", "pending", "shape")
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        buffer: MemoryRegion,
+        region: Region | None = None,
+        pending: Pending | None = None,
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.buffer = buffer
+        self._region = region
+        self.pending = pending
+
+    @staticmethod
+    def at(region: Region) -> Tile:
+        """The tile that lies at a region."""
+        return Tile(region.shape, region.tensor.dtype, region.tensor.buffer, region)
+
+    def complete(self, region: Region, accumulate: bool = False) -> None:
+        """Issue the instruction that waits so that it writes the region, or adds to it."""
+        pending, program = self.pending, current()
+        assert pending is not None and program.waiting is self
+        program.waiting = None
+        if pending.masked:
+            program.leave_undefined(region.tensor)
+        self._region, self.pending = region, None
+        emit = pending.accumulate if accumulate else pending.emit
+        assert emit is not None
+        with at(pending.line):
+            emit(region)
+
+    @property
+    def region(self) -> Region:
+        """Where the tile lies; the instruction that writes it is issued now if it is still to come."""
+        if self._region is None:
+            current().settle()
+        assert self._region is not None
+        return self._region
+
+    @property
+    def view(self) -> NkiTensor:
+        """The tile as a tensor of the instruction book."""
+        return self.region.view()
+
+    @property
+    def operand(self) -> NkiTensor:
+        """The tile as a tensor that an instruction reads."""
+        return current().readable(self.region)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return self.dtype.itemsize
+
+    # -- indexing --------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Tile:
+        return Tile.at(self._part(key))
+
+    def _part(self, key: Any) -> Region:
+        keys = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(part, EllipsisType) for part in keys):
+            if len(keys) == 1:
+                return self.region
+            keys = fill_ellipsis(keys, self.ndim)
+        if any(isinstance(part, (Index, Tile)) for part in keys):
+            plain = tuple(part.operand if isinstance(part, Tile) else part for part in keys)
+            return indexed(self.view, plain)
+        return sliced(self.view, keys) or Region.of(self.view[keys])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(value, Tile) and value.pending is None and value.region.covers(self._part(key)):
+            return  # `t[key] += x` has written in place, and Python assigns the result to t[key]
+        assign(self._part(key), value)
+
+    # -- views -----------------------------------------------------------------------------------------------
+
+    def reshape(self, shape: Sequence[int]) -> Tile:
+        """The same elements in another shape; nothing is copied."""
+        return Tile.at(Region.of(self.view.reshape(tuple(shape))))
+
+    def expand_dims(self, axis: int) -> Tile:
+        """A view with a dim of size 1 before `axis`."""
+        return Tile.at(Region.of(self.view.expand_dim(axis if axis >= 0 else self.ndim + 1 + axis)))
+
+    def bitcast(self, dtype: Any) -> Tile:
+        """The same bytes as elements of another dtype."""
+        return Tile.at(Region.of(self.view.view(dtype)))
+
+    def __repr__(self) -> str:
+        return (
+            repr(self.view)
+            if self._region is not None or running()
+            else f"<result {self.shape} {self.dtype}>"
+        )
+
+
+class BlockTensor(NKIObject):
+    """A tensor with block dims before the partition dim: `tiles` by block, in row-major order of `blocks`."""
+
+    __slots__ = ("blocks", "dtype", "shape", "tiles")
+
+    def __init__(self, blocks: tuple[int, ...], tiles: list[Tile]) -> None:
+        self.blocks = blocks
+        self.tiles = tiles
+        self.shape = blocks + tiles[0].shape
+        self.dtype = tiles[0].dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims, block dims included."""
+        return len(self.shape)
+
+    @property
+    def buffer(self) -> MemoryRegion:
+        """The memory the tiles lie in."""
+        return self.tiles[0].buffer
+
+    def __getitem__(self, key: Any) -> Any:
+        keys = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(part, EllipsisType) for part in keys):
+            keys = fill_ellipsis(keys, self.ndim)
+        part: Any = self
+        depth = 0
+        for name in keys[: len(self.blocks)]:
+            if all(isinstance(other, slice) and other == slice(None) for other in keys[depth:]):
+                return part
+            block_by_number(name)
+            part = part._block(index_of(name, self.blocks[depth], depth))
+            depth += 1
+        return part[keys[depth:]] if keys[depth:] else part
+
+    def _block(self, number: int) -> Any:
+        per_block = len(self.tiles) // self.blocks[0]
+        tiles = self.tiles[number * per_block : (number + 1) * per_block]
+        return BlockTensor(self.blocks[1:], tiles) if self.blocks[1:] else tiles[0]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        part = self[key]
+        if not isinstance(part, BlockTensor):
+            part[...] = value
+            return
+        if isinstance(value, BlockTensor) and value.blocks == part.blocks:
+            for target, source in zip(part.tiles, value.tiles):
+                target[...] = source
+            return
+        for target in part.tiles:
+            target[...] = value
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._block(number) for number in range(self.blocks[0]))
+
+    def __repr__(self) -> str:
+        return f"<{self.blocks} blocks of {self.tiles[0].shape} {self.dtype} in {self.buffer.value}>"
+
+
+def make(
+    shape: tuple[int, ...], partition_dim: int, allocate: Callable[[tuple[int, ...]], NkiTensor]
+) -> Tile | BlockTensor:
+    """An on-chip tensor; the dims before `partition_dim` are block dims."""
+    blocks, tile = shape[:partition_dim], shape[partition_dim:]
+    tiles = [
+        Tile.at(Region.of(allocate(tile))) for _ in itertools.product(*(range(count) for count in blocks))
+    ]
+    return BlockTensor(blocks, tiles) if blocks else tiles[0]
+
+
+def assign(target: Region, value: Any) -> None:
+    """`t[...] = value`: a number by memset, a result that waits by its instruction, a tile by tensor_copy."""
+    program = current()
+    dims_max = program.core.hardware.dims_max
+    if not isinstance(value, Tile):
+        program.settle()
+        on_chip_target(target)
+        assignable(value)
+        for (part,) in pieces((target,), dims_max):
+            issue("memset", dst=part.view(), value=value)
+        return
+    on_chip_target(target)
+    if value.pending is not None and value is program.waiting and _takes(target, value):
+        fitted = _fitted(target, value)
+        if fitted is not None:
+            value.complete(fitted)
+            return
+    source = value.region.repeated(target.shape) if _repeats(target, value) else value.region
+    target_fits(target, source)
+    same = target.shape == source.shape
+    for to, part in pieces((target, source), dims_max) if same else [(target, source)]:
+        issue("tensor_copy", dst=to.view(), src=program.readable(part))
+
+
+def _takes(target: Region, value: Tile) -> bool:
+    pending = value.pending
+    assert pending is not None
+    if pending.target_needed:
+        return True
+    right_dtype = not pending.dtype_given or value.dtype == target.tensor.dtype
+    return right_dtype and target.tensor.buffer in pending.memories
+
+
+def _fitted(target: Region, value: Tile) -> Region | None:
+    if target.shape == value.shape:
+        return target
+    return target.reshaped(value.shape)
+
+
+def _repeats(target: Region, value: Tile) -> bool:
+    wider = len(target.shape) >= value.ndim and value.shape[0] == target.shape[0]
+    pairs = zip(target.shape[::-1], value.shape[::-1])
+    return (
+        wider and target.shape != value.shape and all(v in (1, t) for t, v in list(pairs)[: value.ndim - 1])
+    )
+
+
+@rule("NKW-BETA1-ASSIGN-MEMORY")
+def on_chip_target(target: Region) -> None:
+    """An assignment writes to SBUF or PSUM; HBM is written by nl.store or nisa.dma_copy."""
+    if not target.tensor.buffer.on_chip:
+        raise RuleViolation(
+            on_chip_target, f"an assignment to {target.tensor.describe()}", hint="nl.store(x[...], value)"
+        )
+
+
+@rule("NKW-BETA1-ASSIGN-VALUE")
+def assignable(value: Any) -> None:
+    """What is assigned to a tile is a tile or a number."""
+    if not isinstance(value, (int, float, np.number, np.bool_)):
+        raise RuleViolation(assignable, f"{type(value).__name__} {value!r:.60}")
+
+
+@rule("NKW-BETA1-ASSIGN-SHAPE")
+def target_fits(target: Region, source: Region) -> None:
+    """A tile is assigned to a target with as many partitions and as many elements per partition."""
+    size, wanted = (int(np.prod(shape[1:], dtype=np.int64)) for shape in (source.shape, target.shape))
+    if size != wanted or source.shape[0] != target.shape[0]:
+        raise RuleViolation(target_fits, f"a {source.shape} tile to a target of shape {target.shape}")
+
+
+@rule("NKW-BETA1-BLOCK")
+def block_by_number(key: Any) -> None:
+    """A block dim is indexed with an integer: each block is a tile of its own."""
+    if isinstance(key, (slice, Index, Tile, EllipsisType)):
+        raise RuleViolation(
+            block_by_number, f"{type(key).__name__} on a block dim", hint="loop over the blocks"
+        )
+
+
+def nki_tensor(value: Any) -> Any:
+    """What the instruction book takes for a Beta 1 value: a tile's tensor, other values as they are."""
+    return value.operand if isinstance(value, Tile) else value
+
+
+__all__ = ["BlockTensor", "Tile", "assign", "make", "nki_tensor"]

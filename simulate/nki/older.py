@@ -1,0 +1,106 @@
+"""What `nki.isa` took in 0.2 to 0.5 and public kernels still write: one table, by parameter.
+
+An accepted parameter gives a DeprecationWarning that says what to write now, and changes nothing beyond that.
+What changed its meaning or its position is not accepted: such a call is refused like any other that does not
+fit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simulate.errors import RuleViolation, rule
+from simulate.isa.enums import DmaEngine
+from simulate.numerics import as_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """A parameter of an earlier release: where it was, what to write now, and what becomes of its value.
+
+    `replace` returns the arguments that stand for it in 0.6; it raises RuleViolation for a value that has no
+    equal.
+    """
+
+    instructions: frozenset[str] | None  # None: every instruction
+    now: str
+    replace: Callable[[Any, Mapping[str, Any], tuple[Any, ...]], dict[str, Any]]
+
+
+def _known_dtype(value: Any, kwargs: Mapping[str, Any], args: tuple[Any, ...]) -> dict[str, Any]:
+    if value is not None:
+        as_dtype(value)
+    return {}
+
+
+def _no_mask(value: Any, kwargs: Mapping[str, Any], args: tuple[Any, ...]) -> dict[str, Any]:
+    masks_are_gone(value)
+    return {}
+
+
+def _no_rmw(value: Any, kwargs: Mapping[str, Any], args: tuple[Any, ...]) -> dict[str, Any]:
+    copies_only(value)
+    return {}
+
+
+OLDER: dict[str, Older] = {
+    # Public kernels of 0.2 name a dtype that is not always dst's; what is written has dst's dtype.
+    "dtype": Older(None, "leave it out; dst's dtype decides, whatever it says", _known_dtype),
+    "mask": Older(None, "leave it out; slice the operands", _no_mask),
+    # The name that the first 0.2 had by mistake.
+    "is_moving_zero": Older(
+        frozenset({"nc_matmul"}), "is_moving_onezero=", lambda value, *_: {"is_moving_onezero": value}
+    ),
+    "imm": Older(frozenset({"register_move"}), "src=", lambda value, *_: {"src": value}),
+    "use_gpsimd_dma": Older(
+        frozenset({"sendrecv"}),
+        "dma_engine=nisa.dma_engine.gpsimd_dma or .dma",
+        lambda value, *_: {"dma_engine": DmaEngine.gpsimd_dma if value else DmaEngine.dma},
+    ),
+    "dst_rmw_op": Older(frozenset({"dma_copy"}), "nisa.dma_compute", _no_rmw),
+    "unique_indices": Older(
+        frozenset({"dma_copy"}), "leave it out; it belonged to dst_rmw_op", lambda *_: {}
+    ),
+}
+"""Every parameter of an earlier release that is accepted."""
+
+
+def modern(
+    instruction: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: frozenset[str]
+) -> dict[str, Any]:
+    """The keyword arguments as 0.6 names them; `known` are the documented parameters of the instruction.
+
+    Raises RuleViolation for a value that 0.6 cannot express. A name that no release had is left for the
+    caller.
+    """
+    result = dict(kwargs)
+    for name in kwargs.keys() - known:
+        older = OLDER.get(name)
+        if older is None or (older.instructions is not None and instruction not in older.instructions):
+            continue
+        warnings.warn(
+            f"nisa.{instruction}({name}=…) is of an earlier release of NKI; now: {older.now}",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        result.update(older.replace(result.pop(name), kwargs, args))
+    return result
+
+
+@rule("NKW-OLDER-MASK")
+def masks_are_gone(mask: Any) -> None:
+    """nki.isa has no masks; mask=None of an earlier release is accepted."""
+    if mask is not None:
+        raise RuleViolation(masks_are_gone, "mask= with a value", hint="slice the operands")
+
+
+@rule("NKW-OLDER-RMW")
+def copies_only(dst_rmw_op: Any) -> None:
+    """dma_copy copies; it does not read, modify and write."""
+    if dst_rmw_op is not None:
+        raise RuleViolation(
+            copies_only, f"dst_rmw_op={getattr(dst_rmw_op, '__name__', dst_rmw_op)}", hint="nisa.dma_compute"
+        )

@@ -1,0 +1,271 @@
+"""Runs kernels of public repositories, as they stand, through the simulator and compares the results.
+
+    python tests/foreign/runner.py FOLDER [--only TEXT]
+
+FOLDER holds clones under the names that `table.toml` gives. Each kernel runs in a process of its own. Prints
+one line per row and exits 1 if a row fails that the table does not explain, or explains although it passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+TIME_LIMIT_S = 600
+_FRACTION_BITS = {"float32": 23, "bfloat16": 7, "float16": 10, "float8_e4m3": 3}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel: where it is, how it is called, and what it is compared with."""
+
+    clone: str  # the folder under FOLDER
+    file: str
+    symbol: str
+    reference: str  # a function of references.py
+    inputs: Any  # tables {shape, dtype, kind, low, high}, or the name of a function of references.py
+    arguments: dict[str, Any] = field(
+        default_factory=dict
+    )  # passed by keyword, to the kernel and the reference
+    expressions: dict[str, str] = field(
+        default_factory=dict
+    )  # to the kernel only: Python over the names of its file
+    seed: int = 0
+    target: str = "trn2"
+    grid: tuple[int, ...] = ()
+    wrap: bool = False  # the symbol is a plain function that the repository wraps in nki.baremetal
+    until: str = ""  # run the file up to the line that starts so: what follows launches the kernel itself
+    absent: tuple[str, ...] = ()  # modules the file imports for other parts, replaced by empty ones
+    precision: str = "float32"  # the coarsest dtype that values take on their way
+    roundings: int = 1  # how many times a value is rounded to it
+    terms: int = 0  # additions in float32 on the longest path
+    explained: str = ""  # why it cannot run
+    fails_with: str = ""  # and what its failure says then
+
+    @property
+    def label(self) -> str:
+        """The row's name in the report."""
+        shown = ", ".join(f"{key}={value}" for key, value in (self.arguments | self.expressions).items())
+        return f"{Path(self.file).stem}.{self.symbol}" + (f"({shown})" if shown else "")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a row: `passed`, `failed`, `explained` or `absent`, and a sentence."""
+
+    row: Row
+    status: str
+    detail: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the report as a whole may still be green."""
+        return self.status != "failed"
+
+
+def rows(table: Path) -> list[Row]:
+    """The rows of a table; raises ValueError for a row that is not well formed."""
+    known = {f.name for f in fields(Row)}
+    found = []
+    for entry in _toml(table)["row"]:
+        unknown = entry.keys() - known
+        if unknown:
+            raise ValueError(f"{table.name}: row {entry.get('symbol')} has unknown keys {sorted(unknown)}")
+        if bool(entry.get("explained")) != bool(entry.get("fails_with")):
+            raise ValueError(f"{table.name}: row {entry.get('symbol')} needs both explained and fails_with")
+        tuples = {key: tuple(entry[key]) for key in ("grid", "absent") if key in entry}
+        found.append(Row(**{**entry, **tuples}))
+    return found
+
+
+def run(row: Row, folder: Path, python: str = sys.executable) -> Outcome:
+    """Run one row in a fresh process."""
+    clone = folder / row.clone
+    if not (clone / row.file).is_file():
+        return Outcome(row, "absent", f"no {row.clone}/{row.file} in the folder")
+    order = json.dumps({"row": row.__dict__, "clone": str(clone)})
+    environment = {**os.environ, "NEURON_PLATFORM_TARGET_OVERRIDE": row.target, "NKI_BACKEND": "simulate"}
+    command = [python, str(HERE / "runner.py"), "--one"]
+    try:
+        done = subprocess.run(
+            command, input=order, capture_output=True, text=True, env=environment, timeout=TIME_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return _judged(row, False, f"not finished after {TIME_LIMIT_S} s")
+    last = done.stdout.strip().splitlines()[-1:] or [""]
+    try:
+        result = json.loads(last[0])
+        return _judged(row, result["passed"], result["detail"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        error = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        return _judged(row, False, error[0])
+
+
+def _judged(row: Row, passed: bool, detail: str) -> Outcome:
+    if not row.explained:
+        return Outcome(row, "passed" if passed else "failed", detail)
+    if passed:
+        return Outcome(row, "failed", f"passes, though the table says: {row.explained}")
+    if row.fails_with not in detail:
+        return Outcome(row, "failed", f"fails in another way than explained: {detail}")
+    return Outcome(row, "explained", row.explained)
+
+
+def tolerance(row: Row, expected: np.ndarray) -> float:
+    """Half a unit in the last place of the largest result, for each rounding and each float32 addition."""
+    unit = 2.0 ** -(_FRACTION_BITS[row.precision] + 1)
+    relative = row.roundings * unit + row.terms * 2.0 ** -(_FRACTION_BITS["float32"] + 1)
+    return relative * float(np.abs(expected).max())
+
+
+def report(outcomes: Sequence[Outcome]) -> str:
+    """The outcomes as a table, with a count at the end."""
+    width = max((len(o.row.label) for o in outcomes), default=0)
+    lines = [f"{o.status:<10s}{o.row.label:<{width}s}  {o.detail}" for o in outcomes]
+    counts = {
+        status: sum(o.status == status for o in outcomes)
+        for status in ("passed", "failed", "explained", "absent")
+    }
+    return "\n".join([*lines, "", ", ".join(f"{count} {status}" for status, count in counts.items())])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the table over a folder of clones; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description="Run the kernels of public repositories through the simulator."
+    )
+    parser.add_argument("folder", type=Path, nargs="?", help="the folder with the clones")
+    parser.add_argument("--table", type=Path, default=HERE / "table.toml")
+    parser.add_argument("--only", default="", help="rows whose label contains this")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.one:
+        return _one(json.load(sys.stdin))
+    if options.folder is None or not options.folder.is_dir():
+        parser.error("FOLDER is not a folder with clones")
+    outcomes = []
+    for row in rows(options.table):
+        if options.only in row.label:
+            outcomes.append(run(row, options.folder))
+            print(report(outcomes[-1:]).splitlines()[0], flush=True)
+    print("\n" + report(outcomes).splitlines()[-1])
+    return (
+        0 if outcomes and all(o.ok for o in outcomes) and any(o.status != "absent" for o in outcomes) else 1
+    )
+
+
+# -- in the process of one row ------------------------------------------------------------------------------
+
+
+def _one(order: dict[str, Any]) -> int:
+    sys.path.insert(0, str(ROOT))
+    row = Row(**order["row"])
+    try:
+        passed, detail = _compared(row, Path(order["clone"]))
+    except Exception as error:  # whatever the kernel raises is this row's result
+        passed, detail = False, f"{type(error).__name__}: " + " | ".join(str(error).splitlines()[:3])
+    print(json.dumps({"passed": passed, "detail": detail}))
+    return 0
+
+
+def _compared(row: Row, clone: Path) -> tuple[bool, str]:
+    import simulate
+    from tests.foreign import references
+
+    simulate.install("simulate")
+    module = _module(row, clone)
+    kernel = getattr(module, row.symbol)
+    if row.wrap:
+        from neuronxcc import nki
+
+        kernel = nki.baremetal(kernel)
+    if row.grid:
+        kernel = kernel[tuple(row.grid)]
+    given = _inputs(row, references)
+    expected = getattr(references, row.reference)(*(_copy(value) for value in given), **row.arguments)
+    evaluated = {key: eval(text, module.__dict__) for key, text in row.expressions.items()}
+    results = kernel(*given, **row.arguments, **evaluated)
+    results, expected = (value if isinstance(value, tuple) else (value,) for value in (results, expected))
+    worst = []
+    for result, wanted in zip(results, expected, strict=True):
+        seen = np.asarray(result).astype(np.float64)
+        if seen.shape != wanted.shape:
+            return False, f"shape {seen.shape}, expected {wanted.shape}"
+        bound = tolerance(row, wanted)
+        errors = np.abs(seen - wanted)
+        beyond = int(np.count_nonzero(~(errors <= bound)))
+        worst.append(f"error {np.max(errors):.3g} of {bound:.3g} allowed")
+        if beyond:
+            return False, f"{worst[-1]}, {beyond} of {errors.size} beyond"
+    return True, "; ".join(worst)
+
+
+def _module(row: Row, clone: Path) -> types.ModuleType:
+    for name in row.absent:
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            empty = sys.modules.setdefault(".".join(parts[:depth]), types.ModuleType(parts[depth - 1]))
+            if depth > 1:
+                setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], empty)
+    path = clone / row.file
+    sys.path[:0] = [str(path.parent), str(clone / "src"), str(clone)]
+    source = path.read_text(encoding="utf-8")
+    if row.until:
+        source = source[: source.index(f"\n{row.until}")]
+    module = types.ModuleType(path.stem)
+    module.__file__ = str(path)
+    sys.modules[path.stem] = module
+    exec(compile(source, str(path), "exec"), module.__dict__)
+    return module
+
+
+def _inputs(row: Row, references: Any) -> tuple[Any, ...]:
+    random = np.random.default_rng(row.seed)
+    if isinstance(row.inputs, str):
+        return getattr(references, row.inputs)(random)
+    return tuple(_array(random, entry) if isinstance(entry, dict) else entry for entry in row.inputs)
+
+
+def _array(random: np.random.Generator, entry: dict[str, Any]) -> np.ndarray:
+    from tests.foreign.references import numpy_dtype
+
+    shape, kind = tuple(entry["shape"]), entry.get("kind", "uniform")
+    low, high = entry.get("low", -1.0), entry.get("high", 1.0)
+    if kind == "integers":
+        values = random.integers(low, high + 1, shape)
+    elif kind == "normal":
+        values = random.standard_normal(shape)
+    else:
+        assert kind == "uniform", f"kind={kind}"
+        values = random.uniform(low, high, shape)
+    return values.astype(numpy_dtype(entry.get("dtype", "float32")))
+
+
+def _copy(value: Any) -> Any:
+    return (
+        value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind not in "iu" else value
+    )
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The runner of foreign kernels on small kernels of both dialects, and the table where clones are at hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.foreign.runner import HERE, Row, main, report, rows, run, tolerance
+
+CLONES = "NKW_FOREIGN"
+NOW = """
+import numpy, nki, nki.isa as nisa, nki.language as nl
+
+@nki.jit
+def added(a, b):
+    out = nl.ndarray(a.shape, a.dtype, buffer=nl.shared_hbm)
+    x, y = nl.load(a), nl.load(b)
+    nisa.tensor_tensor(dst=x, data1=x, data2=y, op=nl.add)
+    nl.store(out, x)
+    return out
+"""
+BETA1 = """
+import vendor.only.here
+import neuronxcc.nki.language as nl
+
+def added(a, b):
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    nl.store(out, nl.load(a) + nl.load(b) * {factor})
+    return out
+
+stop = 1
+raise SystemExit("the file launches its kernel itself")
+"""
+SHAPE = {"shape": [16, 8], "dtype": "float16"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in (
+        ("now", NOW),
+        ("beta1", BETA1.format(factor=1.0)),
+        ("wrong", BETA1.format(factor=1.25)),
+    ):
+        (tmp_path / "clone").mkdir(exist_ok=True)
+        (tmp_path / "clone" / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def _row(file: str, **more) -> Row:
+    beta1 = {} if file == "now" else {"wrap": True, "until": "stop = 1", "absent": ("vendor.only.here",)}
+    given = {"symbol": "added", "reference": "add", "inputs": [SHAPE, SHAPE], "precision": "float16"}
+    return Row(clone="clone", file=f"{file}.py", **{**given, **beta1, **more})
+
+
+@pytest.mark.parametrize("file", ["now", "beta1"])
+def test_a_kernel_of_either_dialect_passes(folder: Path, file: str) -> None:
+    outcome = run(_row(file), folder)
+    assert (outcome.status, outcome.ok) == ("passed", True), outcome.detail
+
+
+def test_a_wrong_result_fails_and_says_by_how_much(folder: Path) -> None:
+    outcome = run(_row("wrong"), folder)
+    assert outcome.status == "failed" and "beyond" in outcome.detail
+
+
+def test_an_error_of_the_kernel_is_the_rows_result(folder: Path) -> None:
+    outcome = run(_row("beta1", until=""), folder)
+    assert outcome.status == "failed"
+    assert run(_row("now", symbol="missing"), folder).detail.startswith("AttributeError")
+
+
+def test_an_explanation_excuses_a_failure_and_is_refused_for_a_pass(folder: Path) -> None:
+    explained = {"explained": "it multiplies", "fails_with": "beyond"}
+    assert run(_row("wrong", **explained), folder).status == "explained"
+    outcome = run(_row("now", **explained), folder)
+    assert outcome.status == "failed" and "passes, though" in outcome.detail
+    outcome = run(_row("wrong", symbol="missing", **explained), folder)
+    assert outcome.status == "failed" and "another way" in outcome.detail
+
+
+def test_a_clone_that_is_not_there_is_reported_as_absent(folder: Path) -> None:
+    outcome = run(_row("elsewhere"), folder)
+    assert outcome.status == "absent" and "elsewhere.py" in outcome.detail
+    assert report([outcome]).endswith("0 passed, 0 failed, 0 explained, 1 absent")
+
+
+def _table(folder: Path, file: str, extra: str = "") -> Path:
+    table = folder / "table.toml"
+    lines = [
+        "[[row]]",
+        'clone = "clone"',
+        f'file = "{file}.py"',
+        'symbol = "added"',
+        'reference = "add"',
+        'precision = "float16"',
+        'inputs = [{ shape = [16, 8], dtype = "float16" }, { shape = [16, 8], dtype = "float16" }]',
+    ]
+    if file != "now":
+        lines += ["wrap = true", 'until = "stop = 1"', 'absent = ["vendor.only.here"]']
+    table.write_text("\n".join([*lines, extra]))
+    return table
+
+
+@pytest.mark.parametrize(("file", "status"), [("now", 0), ("beta1", 0), ("wrong", 1), ("elsewhere", 1)])
+def test_the_exit_status_tells_whether_all_is_well(folder: Path, file: str, status: int, capsys) -> None:
+    assert main([str(folder), "--table", str(_table(folder, file))]) == status
+    assert f"{file}.added" in capsys.readouterr().out
+
+
+def test_refuses_a_row_with_an_unknown_key(folder: Path) -> None:
+    assert len(rows(_table(folder, "now"))) == 1
+    with pytest.raises(ValueError, match="unknown keys \\['tolerance'\\]"):
+        rows(_table(folder, "now", "tolerance = 1\n"))
+
+
+def test_refuses_an_explanation_without_the_failure_it_explains(folder: Path) -> None:
+    both = 'explained = "why"\nfails_with = "how"\n'
+    assert rows(_table(folder, "now", both))[0].fails_with == "how"
+    with pytest.raises(ValueError, match="needs both"):
+        rows(_table(folder, "now", 'explained = "why"\n'))
+
+
+def test_refuses_a_folder_that_is_none(folder: Path) -> None:
+    with pytest.raises(SystemExit):
+        main([str(folder / "nowhere")])
+
+
+def test_the_tolerance_counts_roundings_and_additions() -> None:
+    row = _row("now", roundings=2, terms=8)
+    assert tolerance(row, np.array([-3.0, 1.0])) == 3 * (2 * 2.0**-11 + 8 * 2.0**-24)
+
+
+def test_every_row_of_the_table_names_a_reference() -> None:
+    from tests.foreign import references
+
+    for row in rows(HERE / "table.toml"):
+        assert callable(getattr(references, row.reference))
+        assert not isinstance(row.inputs, str) or callable(getattr(references, row.inputs))
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not os.environ.get(CLONES), reason=f"{CLONES} does not name a folder with clones")
+def test_public_kernels_agree_with_our_references(capsys) -> None:
+    status = main([os.environ[CLONES]])
+    assert status == 0, capsys.readouterr().out
