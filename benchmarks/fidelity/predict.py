@@ -2,31 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from benchmarks.fidelity.case import Case, NotCovered, Quantity, Run
-from simulate.hardware import Hardware
-from simulate.isa.enums import Engine
+from simulate.hardware import Confidence, Hardware, guessed
+from simulate.isa.plan import Cost
 from simulate.run.launch import Launch, launch
 from simulate.run.machine import Mode
-from simulate.timing import Kind, Reading, Timeline, schedule
+from simulate.timing import Kind, Reading, Timeline, dependences, schedule
+
+_PROBE = 1.1  # guessed constants made slower by this factor, to see how much of a time rests on them
+_TIMES = ("_ns", "_cycles", "_cycles_per_element", "_cycles_per_row", "_passes")
+_RATES = ("_ghz", "_bytes_per_ns", "_gb_per_s", "_fraction", "_elements_per_cycle")
 
 
-def predicted_us(case: Case, reading: Reading = Reading.program) -> float:
-    """The time that the simulator predicts for what was measured."""
-    return sum(_run_ns(case, run, reading) for run in case.runs) / case.divisor / 1000.0
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted times by reading, what physics allows at least, and the share that rests on guessed constants.
+
+    The share is the elasticity of the time: its relative growth over that of all guessed times and inverse rates
+    together.
+    """
+
+    times_us: Mapping[Reading, float]
+    floor_us: float
+    guessed_share: float
+    events: int
 
 
-def _run_ns(case: Case, run: Run, reading: Reading) -> float:
+def predict(
+    case: Case, readings: Sequence[Reading] = tuple(Reading), main: Reading = Reading.program
+) -> Prediction:
+    """The time of a case under every reading asked for; `main` is the one whose share of guesses is worked out."""
+    launches = [_launched(case.chip, run) for run in case.runs]
+    waits = [dependences(done.streams) for done in launches]
+    times = {}
+    for reading in dict.fromkeys((main, *readings)):
+        placed = [schedule(done.streams, case.chip, reading, wait) for done, wait in zip(launches, waits)]
+        try:
+            read = [_read(case, case.chip, done, timeline) for done, timeline in zip(launches, placed)]
+        except NotCovered:
+            if reading is main:
+                raise
+            continue  # the dataflow reading, for one, loads no activation tables
+        times[reading] = _sum(read) / case.divisor
+    slower = _slower(case.chip)
+    probed = [_launched(slower, run) for run in case.runs]
+    after = (
+        _sum(_read(case, slower, done, schedule(done.streams, slower, main)) for done in probed)
+        / case.divisor
+    )
+    share = (after / times[main] - 1.0) / (_PROBE - 1.0) if times[main] else 0.0
+    floor = 0.0
+    if case.quantity in _WHOLE:
+        floor = (
+            _sum(max(_floor_ns(case.chip, stream) for stream in done.streams) for done in launches)
+            / case.divisor
+        )
+    events = sum(len(stream) for done in launches for stream in done.streams)
+    return Prediction(times, floor, share, events)
+
+
+def _sum(nanoseconds: object) -> float:
+    return sum(nanoseconds) / 1000.0  # type: ignore[call-overload, no-any-return]
+
+
+def _launched(chip: Hardware, run: Run) -> Launch:
     arguments = [(own, {}) for own in run.arguments]
-    function = getattr(run.kernel, "func", run.kernel)
-    done = launch(function, arguments, case.chip, run.cores_per_rank, Mode.dry)
-    timeline = schedule(done.streams, case.chip, reading)
-    return _read(case, done, timeline)
+    return launch(getattr(run.kernel, "func", run.kernel), arguments, chip, run.cores_per_rank, Mode.dry)
 
 
-def _read(case: Case, done: Launch, timeline: Timeline) -> float:
-    chip, quantity = case.chip, case.quantity
+def _slower(chip: Hardware) -> Hardware:
+    """The chip with every guessed time longer and every guessed rate lower by the probe."""
+    changed = {}
+    for name, number in chip.provenance.items():
+        if number.confidence is not Confidence.guessed:
+            continue
+        if name.endswith(_RATES):
+            factor = 1.0 / _PROBE
+        elif name.endswith(_TIMES):
+            factor = _PROBE
+        else:
+            continue
+        if isinstance(number.value, Mapping):
+            changed[name] = guessed({key: factor * each for key, each in number.value.items()}, "probe", "")
+        else:
+            changed[name] = guessed(factor * number.value, "probe", "")
+    return chip.with_numbers(**changed) if changed else chip
+
+
+def _read(case: Case, chip: Hardware, done: Launch, timeline: Timeline) -> float:
+    quantity = case.quantity
     if quantity is Quantity.length:
         return timeline.length_ns
     if quantity is Quantity.benchmark:
@@ -35,32 +104,35 @@ def _read(case: Case, done: Launch, timeline: Timeline) -> float:
         return timeline.length_ns + timeline.overhead_ns
     if quantity is Quantity.host:
         return timeline.length_ns + timeline.overhead_ns + chip.host_overhead_ns
-    if quantity in (Quantity.data_phase, Quantity.data):
+    if quantity is Quantity.data_phase:
         moving = timeline.kind == Kind.transfer
         return float(timeline.end_ns[moving].max() - timeline.start_ns[moving].min())
     return _instruction_ns(case, done, timeline)
 
 
+_WHOLE = (Quantity.data_phase, Quantity.length, Quantity.benchmark, Quantity.profiler, Quantity.host)
+
+_KINDS = {
+    Quantity.table_load: (Kind.table_load,),
+    Quantity.trigger: (Kind.trigger,),
+    Quantity.first_byte: (Kind.transfer,),
+    Quantity.data: (Kind.transfer,),
+    Quantity.completion: (Kind.transfer,),
+}
+
+
 def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
     """A quantity of the last occurrence of an instruction, whose pipeline is full by then."""
-    quantity = case.quantity
-    stream = done.streams[0]
+    quantity, stream = case.quantity, done.streams[0]
     wanted = np.array([stream.op_names[op] == case.of for op in stream.ops])
-    if not wanted.any():
-        raise NotCovered(f"the kernel has no {case.of}")
-    kind = {
-        Quantity.table_load: Kind.table_load,
-        Quantity.trigger: Kind.trigger,
-        Quantity.first_byte: Kind.transfer,
-        Quantity.completion: Kind.transfer,
-    }.get(quantity)
-    kinds = (Kind.instruction, Kind.trigger) if kind is None else (kind,)
-    mine = np.flatnonzero((timeline.stream == 0) & np.isin(timeline.kind, kinds) & wanted[timeline.event])
+    kinds = _KINDS.get(quantity, (Kind.instruction, Kind.trigger))
+    mine = np.flatnonzero((timeline.stream == 0) & np.isin(timeline.kind, kinds))
+    mine = mine[wanted[timeline.event[mine]]]
     if len(mine) == 0:
-        raise NotCovered(f"{case.of} has no {quantity.value} in the timeline")
+        raise NotCovered(f"no {case.of} with a {quantity.value} is in the timeline")
     last = int(mine[-1])
     start, end, ready = timeline.start_ns, timeline.end_ns, timeline.ready_ns
-    if quantity in (Quantity.table_load, Quantity.trigger):
+    if quantity in (Quantity.table_load, Quantity.trigger, Quantity.data):
         return float(end[last] - start[last])
     if quantity is Quantity.latency:
         return float(ready[last] - start[last])
@@ -70,33 +142,15 @@ def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
         issued = (timeline.kind == Kind.trigger) & (timeline.event == timeline.event[last])
         return float(start[last] - start[issued][0])
     if len(mine) < 2:
-        raise NotCovered(f"one {case.of} has no interval")
+        raise NotCovered(f"a single {case.of} has no interval")
     return float(start[mine[-1]] - start[mine[-2]])
 
 
-def floor_us(case: Case) -> float:
-    """What physics allows at least: bytes that cross the DMA engines or HBM at peak, FLOP at the array's peak."""
-    total = 0.0
-    for run in case.runs:
-        done = launch(
-            getattr(run.kernel, "func", run.kernel),
-            [(own, {}) for own in run.arguments],
-            case.chip,
-            run.cores_per_rank,
-            Mode.dry,
-        )
-        total += max(_floor_ns(case.chip, stream) for stream in done.streams)
-    return total / case.divisor / 1000.0
-
-
 def _floor_ns(chip: Hardware, stream: object) -> float:
-    moved = flops = 0.0
-    for cost_id in stream.cost_ids:  # type: ignore[attr-defined]
-        cost = stream.costs[cost_id]  # type: ignore[attr-defined]
-        flops += cost.flops
-        moved += cost.dma.bytes if cost.dma is not None else 0
-    array = 2 * chip.contraction_max * chip.stationary_free_max * chip.tensor_clock_ghz
-    return max(moved / (chip.dma_engines * chip.dma_engine_bytes_per_ns), flops / array)
-
-
-__all__ = ["Engine", "floor_us", "predicted_us"]
+    """Bytes over the peak of the DMA engines, or FLOP over that of the array at fp8, whichever is longer."""
+    costs: list[Cost] = [stream.costs[number] for number in stream.cost_ids]  # type: ignore[attr-defined]
+    moved = sum(cost.dma.bytes for cost in costs if cost.dma is not None)
+    flops = sum(cost.flops for cost in costs)
+    rate = chip.dma_engines * chip.dma_engine_bytes_per_ns
+    array = 2 * chip.contraction_max_double_row * chip.stationary_free_max * chip.tensor_clock_ghz
+    return max(moved / rate, flops / array)

@@ -110,7 +110,10 @@ _TENSOR = {
     "matmul_fp32_instructions": derived(2, TRN2_TRACES, "low and high halves, each with its own LDWEIGHTS"),
     "transpose_fp32_passes": derived(2, CS149_TRACES, "one MATMUL of two passes"),
     "load_weights_cycles_per_row": derived(
-        1.0, TRN2_TRACES, "a 128 x 128 load takes the slot of 128 columns"
+        0.25,
+        CS149_TRACES,
+        "the documented fast load, up to 4x: matmuls of 28 columns hold the engine for 25 ns each, "
+        "less than 128 cycles",
     ),
     "load_weights_latency_ns": derived(97.0, TRN2_TRACES, "hidden behind the previous MATMUL"),
     "load_weights_fp32_latency_ns": derived(191.0, TRN2_TRACES, "per half product"),
@@ -181,9 +184,15 @@ _DMA = {
     "dma_hwdge_descriptor_ns": derived(2.0, MEGAKERNEL, "per descriptor beyond those"),
     "dma_swdge_trigger_ns": derived(50.0, TRN2_TRACES, "30 to 75 ns"),
     "dma_swdge_gpsimd_ns": guessed(1000.0, KILN, "measured on gen2"),
-    "dma_swdge_descriptor_ns": guessed(15.0, KILN, "measured on gen2"),
+    "dma_swdge_descriptor_ns": derived(
+        9.5, MEGAKERNEL, "1.21 us per DMA of 128 rows in four versions of one kernel with 809 to 221 DMAs"
+    ),
     "dma_swdge_first_ns": derived(675.0, TRN2_TRACES, "0.6 to 0.75 us after the trigger"),
-    "dma_load_skew_ns": derived(1000.0, CS149_TRACES, "over the 16 engines"),
+    "dma_load_skew_ns": derived(
+        400.0,
+        DMA_GUIDE,
+        "0.1 us in a load of 32 KiB, 0.4 in the guide's curve, 1.0 at the start of megabyte bursts",
+    ),
     "dma_store_skew_ns": derived(200.0, CS149_TRACES),
     "dma_completion_ns": documented(316.0, DMA_GUIDE),
     "dma_outstanding_per_queue": guessed(16, CS149_TRACES, "seen as 17 triggers in a row, then a pause"),

@@ -12,7 +12,7 @@ from simulate.isa import accumulator, broadcast, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.plan import Domain, Plan, State
-from simulate.memory import NkiTensor
+from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import ALU_OPERATORS, AluOperator, activation_function, alu_operator
 
 _PAIRS = (
@@ -112,7 +112,13 @@ def activate2(
         writes=(dst,) if reduce_res is None else (dst, reduce_res),
         domain=Domain.float32,
         compute=compute,
-        cost=costs.scalar(hardware, data.free_size, function.table, reduce_res is not None),
+        cost=costs.scalar(
+            hardware,
+            data.free_size,
+            function.table,
+            reduce_res is not None,
+            data.buffer is MemoryRegion.psum,
+        ),
         name=name,
         state=State.scalar_accumulator if uses_registers else None,
     )

@@ -14,7 +14,7 @@ from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.immediates import float32_number
 from simulate.isa.plan import Domain, Plan, State
 from simulate.isa.shapes import column, flat
-from simulate.memory import NkiTensor
+from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import activation_function, alu_operator
 
 
@@ -107,7 +107,13 @@ def activation(
         writes=(dst,) if reduce_res is None else (dst, reduce_res),
         domain=Domain.float32,
         compute=compute,
-        cost=costs.scalar(hardware, data.free_size, function.table, reduce_res is not None),
+        cost=costs.scalar(
+            hardware,
+            data.free_size,
+            function.table,
+            reduce_res is not None,
+            data.buffer is MemoryRegion.psum,
+        ),
         name=name,
         state=State.scalar_accumulator if uses_registers else None,
     )

@@ -19,26 +19,46 @@ _CACHE = 1 << 14
 
 
 @lru_cache(_CACHE)
-def vector(hardware: Hardware, element_cycles: float, extra_cycles: float = 0.0) -> Cost:
-    """Vector engine: `element_cycles` for the elements of one partition, at least the minimum interval."""
+def vector(
+    hardware: Hardware, element_cycles: float, extra_cycles: float = 0.0, fast_mode: bool = False
+) -> Cost:
+    """Vector engine: `element_cycles` for the elements of one partition, at least the minimum interval.
+
+    In a fast mode, several elements per cycle, more time passes between instructions.
+    """
     clock = hardware.vector_clock_ghz
     busy = max(hardware.vector_min_interval_cycles, element_cycles) + extra_cycles
+    between_ns = hardware.vector_interval_overhead_ns
+    if fast_mode:
+        between_ns = hardware.vector_fast_mode_interval_overhead_ns
     return Cost(
-        interval_cycles=max(busy, element_cycles + hardware.vector_interval_overhead_ns * clock),
+        interval_cycles=max(busy, element_cycles + between_ns * clock),
         latency_cycles=element_cycles + extra_cycles + hardware.vector_latency_overhead_ns * clock,
     )
 
 
 @lru_cache(_CACHE)
-def scalar(hardware: Hardware, elements: int, table: str | None, accumulates: bool = False) -> Cost:
-    """Scalar engine: one element per lane and cycle; functions from a table have a longer pipeline than a copy."""
+def scalar(
+    hardware: Hardware, elements: int, table: str | None, accumulates: bool = False, from_psum: bool = True
+) -> Cost:
+    """Scalar engine: one element per lane and cycle; functions from a table have a longer pipeline than a copy.
+
+    That pipeline is longer still for an operand in SBUF; a copy's is the same from both memories.
+    """
     clock = hardware.scalar_clock_ghz
     extra = hardware.activation_accumulate_extra_cycles if accumulates else 0
     plain = table is None or table == "copy"
-    latency_ns = hardware.scalar_latency_overhead_ns if plain else hardware.scalar_table_function_latency_ns
+    if plain:
+        between_ns, latency_ns = hardware.scalar_interval_overhead_ns, hardware.scalar_latency_overhead_ns
+    elif from_psum:
+        between_ns = hardware.scalar_table_function_interval_ns
+        latency_ns = hardware.scalar_table_function_latency_ns
+    else:
+        between_ns = hardware.scalar_table_function_sbuf_interval_ns
+        latency_ns = hardware.scalar_table_function_sbuf_latency_ns
     busy = max(hardware.scalar_min_interval_cycles, elements) + extra
     return Cost(
-        interval_cycles=max(busy, elements + hardware.scalar_interval_overhead_ns * clock),
+        interval_cycles=max(busy, elements + between_ns * clock),
         latency_cycles=elements + extra + latency_ns * clock,
         table=table,
     )
@@ -55,17 +75,29 @@ def gpsimd(hardware: Hardware, elements: float) -> Cost:
 def matmul(
     hardware: Hardware, contraction: int, columns: int, rows: int, fp32: bool, transpose: bool = False
 ) -> Cost:
-    """Tensor engine: `columns` of the stationary tile, `rows` streamed; float32 takes several passes."""
-    passes = 1
+    """Tensor engine: `columns` of the stationary tile, `rows` streamed; float32 takes several passes.
+
+    The stationary tile is loaded while the matmul before streams, one row of it at a time: a stream shorter than the
+    contraction does not hide the load, which then sets the pace (products of a matrix and a vector).
+    """
+    passes = loads = 1
     if fp32:
+        loads = hardware.matmul_fp32_instructions
         passes = hardware.transpose_fp32_passes if transpose else hardware.matmul_fp32_passes
     streamed = max(min(hardware.matmul_min_interval_cycles, columns), rows)
-    interval = passes * (streamed + hardware.matmul_issue_overhead_cycles)
+    loaded = loads * min(contraction, hardware.contraction_max) * hardware.load_weights_cycles_per_row
+    interval = max(passes * streamed, loaded) + passes * hardware.matmul_issue_overhead_cycles
     return Cost(
         interval_cycles=interval,
         latency_cycles=passes * streamed + hardware.matmul_latency_ns * hardware.tensor_clock_ghz,
         flops=0 if transpose else 2 * contraction * columns * rows,
     )
+
+
+def copied(hardware: Hardware, dst: NkiTensor, src: NkiTensor) -> Cost:
+    """A copy or tensor_scalar on the Vector engine."""
+    cycles = copy_cycles(hardware, dst, src)
+    return vector(hardware, cycles, fast_mode=cycles < src.free_size)
 
 
 def copy_cycles(hardware: Hardware, dst: NkiTensor, src: NkiTensor) -> float:
@@ -84,6 +116,10 @@ def tensor_tensor_cycles(hardware: Hardware, dst: NkiTensor, data1: NkiTensor, d
     elements = data1.free_size
     if data1.buffer is MemoryRegion.psum or data2.buffer is MemoryRegion.psum:
         return elements
+    broadcast = data1.size != data2.size or 0 in data1.strides[1:] or 0 in data2.strides[1:]
+    if broadcast:
+        # Traces show no fast mode where an operand is repeated along the free axis.
+        return elements * hardware.vector_tensor_tensor_sbuf_cycles_per_element
     if (
         dst.dtype.itemsize == data1.dtype.itemsize == data2.dtype.itemsize == 2
         and dst.buffer is MemoryRegion.sbuf
@@ -100,10 +136,12 @@ def dma(
 
     `mode` tells who writes the descriptors: nobody (a static ring prepared at load time), the hardware, or GpSimd.
     `piece_bytes` is the length of contiguous runs. Runs are cut at the descriptor limit; short runs share a
-    descriptor as long as it stays below the efficient minimum (traces show eight pieces in one).
+    descriptor as long as it stays below the efficient minimum (traces show eight pieces in one). GpSimd writes a
+    descriptor for every run: its rows lie anywhere. It works out addresses for the next ones meanwhile, so the longer
+    of the two counts: a scatter of 128 rows of 4 bytes takes 2 us, 15 ns each, and no further microsecond.
     """
     piece = max(min(piece_bytes, hardware.dma_descriptor_bytes_max), 1)
-    shared = min(max(hardware.dma_min_piece_bytes // piece, 1), 8)
+    shared = 1 if mode is DgeMode.swdge else min(max(hardware.dma_min_piece_bytes // piece, 1), 8)
     descriptors = ceil(total_bytes / (piece * shared))
     each_ns = (
         hardware.dma_descriptor_ns * shared + total_bytes / descriptors / hardware.dma_engine_bytes_per_ns
@@ -111,11 +149,12 @@ def dma(
     gpsimd_ns = 0.0
     if mode is DgeMode.swdge:
         trigger_ns, first_ns = hardware.dma_swdge_trigger_ns, hardware.dma_swdge_first_ns
-        gpsimd_ns = hardware.dma_swdge_gpsimd_ns + descriptors * hardware.dma_swdge_descriptor_ns
+        gpsimd_ns = max(hardware.dma_swdge_gpsimd_ns, descriptors * hardware.dma_swdge_descriptor_ns)
     elif mode is DgeMode.hwdge:
         beyond = max(descriptors - hardware.dma_hwdge_descriptors_free, 0)
         trigger_ns = hardware.dma_hwdge_trigger_ns + beyond * hardware.dma_hwdge_descriptor_ns
-        first_ns = hardware.dma_hwdge_first_ns
+        # Published from the start of the trigger; in the schedule first bytes come after its end.
+        first_ns = max(hardware.dma_hwdge_first_ns - hardware.dma_hwdge_trigger_ns, 0.0)
     else:
         trigger_ns, first_ns = hardware.dma_static_trigger_ns, hardware.dma_static_first_ns
     used = min(descriptors, hardware.dma_engines)
@@ -145,10 +184,12 @@ def collective(hardware: Hardware, ranks: int, total_bytes: int, hops: float) ->
     `hops` scales the payload: 1 for an all-reduce (reduce-scatter and all-gather together), one half for either.
     """
     latency_ns = _nearest(hardware.collective_latency_ns, ranks)
-    if total_bytes <= _nearest(hardware.collective_switch_bytes, ranks):
-        wire_ns = total_bytes / _nearest(hardware.collective_mesh_gb_per_s, ranks)
-    else:
-        wire_ns = 2 * (ranks - 1) / ranks * total_bytes / _nearest(hardware.collective_bus_gb_per_s, ranks)
+    switch_bytes = _nearest(hardware.collective_switch_bytes, ranks)
+    wire_ns = min(total_bytes, switch_bytes) / _nearest(hardware.collective_mesh_gb_per_s, ranks)
+    if total_bytes > switch_bytes:
+        # Bytes more never take less time: just above the switch the plateau's rate is not reached yet.
+        ring_ns = 2 * (ranks - 1) / ranks * total_bytes / _nearest(hardware.collective_bus_gb_per_s, ranks)
+        wire_ns = max(wire_ns, ring_ns)
     whole_ns = latency_ns + hops * wire_ns if ranks > 1 else 0.0
     trigger_ns = hardware.dma_static_trigger_ns
     clock = hardware.sync_clock_ghz

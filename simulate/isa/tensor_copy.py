@@ -44,7 +44,7 @@ def tensor_copy(
         rules.not_packed("dst", dst)
         rules.not_packed("src", src)
     if engine is Engine.vector:
-        cost = costs.vector(hardware, costs.copy_cycles(hardware, dst, src))
+        cost = costs.copied(hardware, dst, src)
     elif engine is Engine.scalar:
         cost = costs.scalar(hardware, src.free_size, "copy")
     else:

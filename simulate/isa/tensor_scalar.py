@@ -77,7 +77,7 @@ def tensor_scalar(
         return (values.view(element) if bitvec else values,)
 
     if engine is Engine.vector:
-        cost = costs.vector(hardware, costs.copy_cycles(hardware, dst, data))
+        cost = costs.copied(hardware, dst, data)
     elif engine is Engine.scalar:
         cost = costs.scalar(hardware, data.free_size, "copy")
     else:

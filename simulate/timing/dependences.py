@@ -7,7 +7,8 @@ tracking per tensor.
 
 Kept are the dependences on the last writer and on the reads since. Of the reads of one engine the last is
 enough, because an engine reads in program order (the dataflow reading, which has no engines, may overwrite a
-place before an earlier read: it is a lower bound); DMAs of one queue overlap, so each of them counts.
+place before an earlier read: it is a lower bound); DMAs of one queue overlap, so each of them counts. Where engines
+leave program order, every read counts.
 """
 
 from __future__ import annotations
@@ -47,27 +48,28 @@ class Dependences:
     """For every event, the events it waits for.
 
     Events of all streams are numbered through: event i of stream s is `bases[s] + i`. `before[event]` holds
-    producer * 4 + Wait for each dependence.
+    producer * 4 + Wait for each dependence. `every_read`: they hold in whatever order engines take their events.
     """
 
     bases: tuple[int, ...]
     order: tuple[Step, ...]
     before: list[tuple[int, ...]]
+    every_read: bool = False
 
     def of(self, event: int) -> Iterator[tuple[int, Wait]]:
         """The (producer, Wait) pairs of one event."""
         return ((packed >> 2, Wait(packed & 3)) for packed in self.before[event])
 
 
-def dependences(streams: Stream | Sequence[Stream]) -> Dependences:
-    """The dependences among the events of `streams`.
+def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) -> Dependences:
+    """The dependences among the events of `streams`; `every_read` if engines may leave program order.
 
     Raises InvalidArgument for a requested order, or for meetings, that cannot be kept.
     """
     streams = as_streams(streams)
     bases = tuple(int(base) for base in np.cumsum([0, *map(len, streams)]))
     order = run_order(streams)
-    tracker = _Tracker(streams, bases)
+    tracker = _Tracker(streams, bases, every_read)
     for step in order:
         if step.meeting:
             # Members act at the same time: none of them sees the others' effects.
@@ -79,14 +81,15 @@ def dependences(streams: Stream | Sequence[Stream]) -> Dependences:
         for stream, first, end in step.members:
             tracker.run(stream, first, end)
     _add_requested(streams, bases, tracker.before)
-    return Dependences(bases, order, tracker.before)
+    return Dependences(bases, order, tracker.before, every_read)
 
 
 class _Tracker:
     """The last writer and the reads since, of every distinct box."""
 
-    def __init__(self, streams: tuple[Stream, ...], bases: tuple[int, ...]) -> None:
+    def __init__(self, streams: tuple[Stream, ...], bases: tuple[int, ...], every_read: bool) -> None:
         self.bases = bases
+        self.every_read = every_read
         self.before: list[tuple[int, ...]] = [()] * bases[-1]
         boxes = _Boxes(streams)
         self.cells = boxes.cells
@@ -160,7 +163,7 @@ class _Tracker:
                     self.writer[other] = -1
                     self.readers[other] = {}
         lane = self.lanes[stream][event]
-        key = lane if lane >= 0 else -1 - this
+        key = lane if lane >= 0 and not self.every_read else -1 - this
         for at in range(start, end):
             if kinds[at] == READ and cells[at] >= 0:
                 self.readers[cells[at]][key] = this

@@ -11,9 +11,12 @@ class Reading(Enum):
     serial: nothing; each core carries out one event after another, each for its whole duration. An upper
     bound.
     program: engines and DMA queues run concurrently, each in program order.
+    scheduled: as program, but each engine takes its events oldest ready first, within a window, where that is
+    shorter.
     dataflow: everything that no dependence forbids, on unlimited engines and DMA bandwidth. A lower bound.
     """
 
     serial = "serial"
     program = "program"
+    scheduled = "scheduled"
     dataflow = "dataflow"

@@ -31,9 +31,9 @@ def report(
     timelines = {each: schedule(streams, hardware, each, waits) for each in Reading}
     timeline = timelines[reading]
     out = [f"{title or 'timeline'}: {_us(timeline.length_ns)} us ({reading.value} reading)"]
-    bounds = "  <=  ".join(
+    bounds = " <= ".join(
         f"{each.value} {_us(timelines[each].length_ns)} us"
-        for each in (Reading.dataflow, Reading.program, Reading.serial)
+        for each in (Reading.dataflow, Reading.scheduled, Reading.program, Reading.serial)
     )
     out += [bounds, f"starting and ending the kernel: {_us(timeline.overhead_ns)} us on top", ""]
     out += _tracks(timeline) + [""] + _rates(streams, hardware, timeline)

@@ -21,6 +21,8 @@ as `Cost` states them, in the clock of the engine. Decisions where the documenta
 - The serial reading keeps all of these rules and adds one: an event of a core starts when everything before
   it on that core is finished, and a semaphore later where the engine changes. So no modelled delay (shared
   DMA engines, full queues) can make the program reading longer than the serial one.
+- The scheduled reading places by the same rules in another order (`scheduled`), and keeps program order where that
+  is no longer. So it is never longer than the program reading, nor shorter than the dataflow one.
 
 Not modelled: ports shared by engines, PSUM bank conflicts, and the activity throttle of the Tensor engine.
 
@@ -47,6 +49,7 @@ from simulate.timing.dependences import Dependences, dependences
 from simulate.timing.order import as_streams
 from simulate.timing.pool import DmaPool
 from simulate.timing.readings import Reading
+from simulate.timing.scheduled import place_oldest_ready
 from simulate.timing.timeline import ENGINES, Placed, Reason, Timeline, build
 
 _WAITED_FOR = (Reason.operands, Reason.destination, Reason.order)  # by Wait
@@ -56,9 +59,10 @@ _LANES = {engine: lane for lane, engine in enumerate(ENGINES)}
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """The lengths of the three readings of one launch: dataflow <= program <= serial."""
+    """The lengths of the readings of one launch: dataflow <= scheduled <= program <= serial."""
 
     dataflow_ns: float
+    scheduled_ns: float
     program_ns: float
     serial_ns: float
 
@@ -79,7 +83,18 @@ def schedule(
             "NKW-TIMING-READING", f"{reading!r:.60} is no reading; there are {', '.join(map(str, Reading))}"
         )
     streams = as_streams(streams)
-    waits = waits or dependences(streams)
+    if reading is not Reading.scheduled:
+        waits = waits or dependences(streams)
+        return build(streams, hardware, reading, waits.bases, _placed(streams, hardware, reading, waits))
+    if waits is None or not waits.every_read:
+        waits = dependences(streams, every_read=True)
+    in_order = _placed(streams, hardware, Reading.program, waits)
+    listed = _placed(streams, hardware, reading, waits)
+    placed = listed if listed.length_ns < in_order.length_ns else in_order
+    return build(streams, hardware, reading, waits.bases, placed)
+
+
+def _placed(streams: tuple[Stream, ...], hardware: Hardware, reading: Reading, waits: Dependences) -> Placed:
     placed = Placed.of(waits.bases[-1])
     cores = [
         _Core(number, stream, hardware, reading, waits, placed, base)
@@ -101,7 +116,7 @@ def schedule(
         ready = max(placed.ready[event] for event in events)
         for (core, _, _), event in zip(step.members, events):
             cores[core].settle(event, ready)
-    return build(streams, hardware, reading, waits.bases, placed)
+    return placed
 
 
 def bracket(
@@ -110,11 +125,12 @@ def bracket(
     """How long a launch takes at best and at worst, and in program order."""
     streams = as_streams(streams)
     waits = waits or dependences(streams)
-    dataflow, program, serial = (
-        schedule(streams, hardware, reading, waits).length_ns
-        for reading in (Reading.dataflow, Reading.program, Reading.serial)
+    return Bracket(
+        *(
+            schedule(streams, hardware, reading, waits).length_ns
+            for reading in (Reading.dataflow, Reading.scheduled, Reading.program, Reading.serial)
+        )
     )
-    return Bracket(dataflow, program, serial)
 
 
 class _Phases(NamedTuple):
@@ -165,6 +181,7 @@ class _Core:
         self.stream_lane = number * 8
         self.ordered = reading is not Reading.dataflow
         self.serial = reading is Reading.serial
+        self.listed = reading is Reading.scheduled
         self.semaphore_ns = hardware.semaphore_ns
         self.table_load_ns = hardware.activation_table_load_ns
         self.slots = hardware.dma_outstanding_per_queue
@@ -184,6 +201,9 @@ class _Core:
 
     def run(self, first: int, end: int) -> None:
         """Place events that meet nobody."""
+        if self.listed:
+            place_oldest_ready(self, self.base + first, self.base + end, self.before)
+            return
         for event in range(self.base + first, self.base + end):
             self.place(event, self.earliest(event))
 
@@ -203,6 +223,7 @@ class _Core:
             if cause >= 0:
                 reason = Reason.engine
         if self.ordered:
+            placed.table_load[event] = -1.0  # asked before, it may have needed one then
             if phases.table is not None and phases.table != self.loaded:
                 placed.table_load[event] = start
                 start += self.table_load_ns
@@ -274,6 +295,15 @@ class _Core:
         placed.ready[event] = placed.read[event] = ready
         if self.ordered:
             self.queues[lane].append(event)
+
+    def lane(self, event: int) -> int:
+        """The engine whose stream issues an event."""
+        return self.phases[event - self.base].lane
+
+    def switches_table(self, event: int) -> bool:
+        """An activation that needs another table than the one loaded."""
+        table = self.phases[event - self.base].table
+        return table is not None and table != self.loaded
 
     def settle(self, event: int, ready: float) -> None:
         """The end of a meeting: all members are ready when the last one is."""

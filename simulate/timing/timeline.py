@@ -121,6 +121,11 @@ class Placed:
             start, end, read, ready, table_load, data_start, data_end, origin, cause, reason, data_cause
         )
 
+    @property
+    def length_ns(self) -> float:
+        """When the last engine is free and the last result is ready."""
+        return max(max(self.end, default=0.0), max(self.ready, default=0.0))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Causes:

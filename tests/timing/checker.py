@@ -60,6 +60,12 @@ class _Core:
             found += self._one_by_one()
         return found
 
+    def _turn(self, event: int):
+        """Engines take their events in program order, or, scheduled, in the order in which they start."""
+        if self.reading is Reading.scheduled:
+            return self.issue[event].start_ns, self.issue[event].end_ns, event
+        return event
+
     def _durations(self):
         for event in self.events:
             piece, dma = self.issue[event.index], event.cost.dma
@@ -137,7 +143,7 @@ class _Core:
             held = [p for p in self.issue.values() if self.events[p.event].trigger is engine]
             if engine is Engine.scalar:
                 held += self.loads.values()
-            held.sort(key=lambda p: (p.event, p.kind is not Kind.table_load))
+            held.sort(key=lambda p: (self._turn(p.event), p.kind is not Kind.table_load))
             for before, after in pairwise(held):
                 if after.start_ns < before.end_ns - self.slack:
                     yield f"#{after.event} starts on {engine} before #{before.event} has left it"
@@ -146,6 +152,7 @@ class _Core:
         limit = self.hardware.dma_outstanding_per_queue
         for engine in _CLOCK:
             queue = [e.index for e in self.events if e.cost.dma is not None and e.trigger is engine]
+            queue.sort(key=self._turn)
             for before, after in pairwise(queue):
                 if self.data[after].start_ns < self.data[before].start_ns - self.slack:
                     yield f"#{after} overtakes #{before} in the queue of {engine}"
@@ -170,7 +177,7 @@ class _Core:
 
     def _tables(self):
         loaded = None
-        for event in self.events:
+        for event in sorted(self.events, key=lambda event: self._turn(event.index)):
             table = event.cost.table
             if event.engine is not Engine.scalar or table in (None, "copy"):
                 continue

@@ -27,7 +27,7 @@ def check(launch: Launch) -> None:
         timeline = schedule(launch.streams, launch.hardware, reading)
         assert violations(launch.streams, launch.hardware, timeline, rounding_ns(timeline)) == []
     found = bracket(launch.streams, launch.hardware)
-    assert found.dataflow_ns <= found.program_ns <= found.serial_ns
+    assert found.dataflow_ns <= found.scheduled_ns <= found.program_ns <= found.serial_ns
 
 
 @pytest.mark.parametrize("target", TARGETS)

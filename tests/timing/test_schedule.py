@@ -10,6 +10,7 @@ from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
 from simulate.timing import Kind, Reading, Reason, Slice, Timeline, bracket, schedule
 from simulate.timing.pool import DmaPool
+from simulate.timing.scheduled import WINDOW
 from tests.timing.streams import EXACT, Builder, box, dma_cost
 
 SEMAPHORE = EXACT.semaphore_ns
@@ -269,7 +270,7 @@ def test_refuses_a_reading_by_its_name() -> None:
     with pytest.raises(InvalidArgument) as refused:
         schedule(stream, EXACT, "serial")
     assert refused.value.message == (
-        "'serial' is no reading; there are Reading.serial, Reading.program, Reading.dataflow"
+        "'serial' is no reading; there are Reading.serial, Reading.program, Reading.scheduled, Reading.dataflow"
     )
 
 
@@ -322,3 +323,51 @@ def test_the_pool_is_filled_around_what_is_taken() -> None:
     assert pool.take(90.0, 10.0, 4) == (160.0, 170.0, 3)
     assert pool.take(170.0, 10.0, 5) == (170.0, 180.0, -1)
     assert pool.take(50.0, 0.0, 6) == (180.0, 180.0, 5)
+
+
+def test_a_stalled_event_lets_later_ones_of_its_engine_pass_when_scheduled() -> None:
+    build = Builder()
+    a, b, c, d = (build.tensor(name) for name in "abcd")
+    build.event(Engine.tensor, writes=(a,), cost=Cost(100.0, 100.0))
+    build.event(Engine.vector, reads=(a,), writes=(b,), cost=Cost(10.0, 10.0))
+    build.event(Engine.vector, reads=(d,), writes=(c,), cost=Cost(10.0, 10.0))
+    build.event(Engine.scalar, reads=(c,), writes=(d,), cost=Cost(100.0, 100.0))
+    in_order, listed = schedule(build.stream, EXACT), schedule(build.stream, EXACT, Reading.scheduled)
+    assert starts(in_order)[2] == 110.0 + SEMAPHORE
+    assert starts(listed)[2] == 0.0
+    assert starts(listed)[1] == 100.0 + SEMAPHORE
+    assert listed.length_ns < in_order.length_ns
+
+
+def test_no_event_passes_one_that_it_depends_on_or_that_reads_what_it_writes() -> None:
+    build = Builder()
+    a, b, c = (build.tensor(name) for name in "abc")
+    build.event(Engine.tensor, writes=(a,), cost=Cost(100.0, 100.0))
+    build.event(Engine.vector, reads=(a, b), writes=(c,), cost=Cost(10.0, 10.0))
+    build.event(Engine.vector, reads=(b,), cost=Cost(10.0, 10.0), writes=(build.tensor("d"),))
+    build.event(Engine.vector, writes=(b,), cost=Cost(10.0, 10.0))
+    build.event(Engine.scalar, reads=(b,), writes=(build.tensor("e"),), cost=Cost(100.0, 100.0))
+    begun = starts(schedule(build.stream, EXACT, Reading.scheduled))
+    assert begun[3] >= begun[1] + 10.0
+
+
+def test_nothing_passes_further_than_the_window() -> None:
+    for behind, passes in ((WINDOW - 2, True), (WINDOW - 1, True), (WINDOW, False)):
+        build = Builder()
+        a, last = build.tensor("a"), build.tensor("last")
+        build.event(Engine.tensor, writes=(a,), cost=Cost(1000.0, 1000.0))
+        for number in range(behind):
+            build.event(Engine.vector, reads=(a,), writes=(build.tensor(f"t{number}"),), cost=Cost(1.0, 1.0))
+        late = build.event(Engine.vector, writes=(last,), cost=Cost(1.0, 1.0))
+        build.event(Engine.scalar, reads=(last,), writes=(build.tensor("end"),), cost=Cost(5000.0, 5000.0))
+        begun = starts(schedule(build.stream, EXACT, Reading.scheduled))
+        assert (begun[late] < 1000.0) is passes, behind
+
+
+def test_activations_of_the_loaded_table_go_first_when_scheduled() -> None:
+    build = Builder()
+    for table in ("exp", "silu", "exp", "silu"):
+        build.event(Engine.scalar, writes=(build.tensor(table),), cost=Cost(8.0, 8.0, table=table))
+    loads = [len(pieces(schedule(build.stream, EXACT, reading), Kind.table_load)) for reading in Reading]
+    assert dict(zip(Reading, loads))[Reading.program] == 4
+    assert dict(zip(Reading, loads))[Reading.scheduled] == 2

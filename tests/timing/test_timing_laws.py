@@ -16,6 +16,7 @@ from tests.timing.checker import violations
 from tests.timing.streams import EXACT, halved, random_streams
 
 SEEDS = range(1000 if os.environ.get("NKW_DEEP") == "1" else 20)
+MONOTONE = [reading for reading in Reading if reading is not Reading.scheduled]  # a greedy list has anomalies
 CASES = [(ranks, queues) for ranks in (1, 2, 3) for queues in (1, 3)]
 
 
@@ -33,19 +34,17 @@ def test_short_queues_are_never_overfull_and_keep_the_bracket() -> None:
         streams = random_streams(seed, 40, 2, queues=1)
         assert violations(streams, short, schedule(streams, short)) == [], seed
         found = bracket(streams, short)
-        assert found.dataflow_ns <= found.program_ns <= found.serial_ns, seed
+        assert found.dataflow_ns <= found.scheduled_ns <= found.program_ns <= found.serial_ns, seed
 
 
 @pytest.mark.parametrize(("ranks", "queues"), CASES)
-def test_dataflow_is_no_longer_than_program_and_program_no_longer_than_serial(
-    ranks: int, queues: int
-) -> None:
+def test_readings_that_allow_less_are_no_shorter(ranks: int, queues: int) -> None:
     for seed in SEEDS:
         found = bracket(random_streams(seed, 40, ranks, queues), EXACT)
-        assert found.dataflow_ns <= found.program_ns <= found.serial_ns, seed
+        assert found.dataflow_ns <= found.scheduled_ns <= found.program_ns <= found.serial_ns, seed
 
 
-@pytest.mark.parametrize("reading", [Reading.program, Reading.serial])
+@pytest.mark.parametrize("reading", [Reading.scheduled, Reading.program, Reading.serial])
 def test_no_reading_is_shorter_than_its_busiest_engine(reading: Reading) -> None:
     for seed in SEEDS:
         streams = random_streams(seed, 40, 2)
@@ -75,7 +74,7 @@ def test_the_critical_path_is_a_chain_that_ends_last(reading: Reading) -> None:
         assert len({(step.stream, step.event) for step in path}) == len(path)
 
 
-@pytest.mark.parametrize("reading", Reading)
+@pytest.mark.parametrize("reading", MONOTONE)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_halved_cost_never_lengthens(reading: Reading, ranks: int) -> None:
     generator = np.random.default_rng(1)
@@ -108,7 +107,7 @@ def test_queues_that_share_the_dma_engines_delay_each_other_by_no_more_than_thei
         assert alone <= schedule(streams, EXACT).length_ns <= alone + work, seed
 
 
-@pytest.mark.parametrize("reading", Reading)
+@pytest.mark.parametrize("reading", MONOTONE)
 def test_a_dependence_less_never_lengthens(reading: Reading) -> None:
     generator = np.random.default_rng(3)
     for seed in SEEDS:

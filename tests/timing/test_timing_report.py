@@ -17,8 +17,8 @@ def test_a_report_has_the_numbers_of_the_timeline() -> None:
     lines = text.splitlines()
     assert lines[0] == f"matmul_exp on trn2: {timeline.length_ns / 1000:.3f} us (program reading)"
     assert lines[1] == (
-        f"dataflow {found.dataflow_ns / 1000:.3f} us  <=  program {found.program_ns / 1000:.3f} us"
-        f"  <=  serial {found.serial_ns / 1000:.3f} us"
+        f"dataflow {found.dataflow_ns / 1000:.3f} us <= scheduled {found.scheduled_ns / 1000:.3f} us"
+        f" <= program {found.program_ns / 1000:.3f} us <= serial {found.serial_ns / 1000:.3f} us"
     )
     assert f"{timeline.overhead_ns / 1000:.3f} us" in lines[2]
     for track in timeline.tracks:

@@ -23,7 +23,9 @@ def three_pass(q, k, v, d_major=True):
         exponentials, inverse = _softmax(tile)
         for column in range(0, tokens, BANK):
             part = exponentials[:, column : column + BANK]
-            nisa.tensor_scalar(dst=part, data=part, op0=nl.multiply, operand0=inverse, engine=nisa.vector_engine)
+            nisa.tensor_scalar(
+                dst=part, data=part, op0=nl.multiply, operand0=inverse, engine=nisa.vector_engine
+            )
         nisa.dma_copy(dst=weights[row : row + PARTITIONS, :], src=exponentials)
     by_key = _transposed(values)
     for row in range(0, tokens, PARTITIONS):
@@ -44,7 +46,9 @@ def fused(q, k, v):
         exponentials, inverse = _softmax(tile)
         bank = _weighted(_transposed(exponentials), by_key, depth)
         result = sbuf((PARTITIONS, depth), q.dtype)
-        nisa.tensor_scalar(dst=result, data=bank, op0=nl.multiply, operand0=inverse, engine=nisa.vector_engine)
+        nisa.tensor_scalar(
+            dst=result, data=bank, op0=nl.multiply, operand0=inverse, engine=nisa.vector_engine
+        )
         nisa.dma_copy(dst=output[row : row + PARTITIONS, :], src=result)
     return output
 

@@ -46,3 +46,17 @@ def constant(shape, value):
     tile = sbuf(shape, nl.float32)
     nisa.memset(dst=tile, value=value)
     return tile
+
+
+def broadcast(row, ones):
+    """A row [1, n] of SBUF, at most a bank wide, on every partition: in PSUM, by a matmul with ones [1, 128]."""
+    bank = psum((ones.shape[1], row.shape[1]))
+    nisa.nc_matmul(dst=bank, stationary=ones, moving=row)
+    return bank
+
+
+def ones_row(dtype):
+    """The stationary operand of `broadcast`."""
+    tile = sbuf((1, PARTITIONS), dtype)
+    nisa.memset(dst=tile, value=1.0)
+    return tile

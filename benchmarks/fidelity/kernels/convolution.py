@@ -40,7 +40,9 @@ def by_taps(x, w, bias, pooled=False):
                         nisa.nc_matmul(dst=bank, stationary=stationary, moving=moving, accumulate=not first)
                         first = False
             result = evacuate(bank, x.dtype)
-            nisa.tensor_scalar(dst=result, data=result, op0=nl.add, operand0=biases[m], engine=nisa.vector_engine)
+            nisa.tensor_scalar(
+                dst=result, data=result, op0=nl.add, operand0=biases[m], engine=nisa.vector_engine
+            )
             channels = slice(m * PARTITIONS, (m + 1) * PARTITIONS)
             if pooled:
                 _store_pooled(out[channels, row // 2, :], result)

@@ -47,7 +47,9 @@ def silu(x, width=1024, part=512):
                 nisa.activation(dst=curve, op=nl.exp, data=data, scale=-1.0, bias=zero)
                 nisa.tensor_scalar(dst=curve, data=curve, op0=nl.add, operand0=1.0)
                 nisa.reciprocal(dst=curve, data=curve)
-                nisa.tensor_tensor(dst=result[:, first : first + part], data1=data, data2=curve, op=nl.multiply)
+                nisa.tensor_tensor(
+                    dst=result[:, first : first + part], data1=data, data2=curve, op=nl.multiply
+                )
             nisa.dma_copy(dst=out[row : row + PARTITIONS, column : column + width], src=result)
     return out
 

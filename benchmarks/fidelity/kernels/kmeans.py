@@ -5,24 +5,31 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, load, psum, sbuf
+from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, load, load_repeated, psum, sbuf
 
 
-def assign(points_t, centroids_t, resident_rows=128):
-    """points_t [D, N], centroids_t [D, K]: per 128 points all scores, then the Vector engine's max and its index."""
+def assign(points_t, centroids_t, norms):
+    """points_t [D, N], centroids_t [D, K], norms [1, K]: per 128 points all scores, then max and its index.
+
+    The Vector engine takes the scores out of PSUM, adding minus half of each centroid's square, and searches them.
+    """
     depth, count = points_t.shape
     centroids = centroids_t.shape[1]
     out = nl.ndarray((count, 8), dtype=nl.uint32, buffer=nl.shared_hbm)
+    offsets = load_repeated(norms, PARTITIONS)
     right = [load(centroids_t[k : k + PARTITIONS, :]) for k in range(0, depth, PARTITIONS)]
     for row in range(0, count, PARTITIONS):
-        left = [load(points_t[k : k + PARTITIONS, row : row + PARTITIONS]) for k in range(0, depth, PARTITIONS)]
+        left = [
+            load(points_t[k : k + PARTITIONS, row : row + PARTITIONS]) for k in range(0, depth, PARTITIONS)
+        ]
         scores = sbuf((PARTITIONS, centroids), nl.float32)
         for column in range(0, centroids, BANK):
             bank = psum((PARTITIONS, BANK))
             for k in range(len(left)):
                 moving = right[k][:, column : column + BANK]
                 nisa.nc_matmul(dst=bank, stationary=left[k], moving=moving, accumulate=k > 0)
-            nisa.activation(dst=scores[:, column : column + BANK], op=nl.copy, data=bank)
+            part = slice(column, column + BANK)
+            nisa.tensor_tensor(dst=scores[:, part], data1=bank, data2=offsets[:, part], op=nl.add)
         best = sbuf((PARTITIONS, 8), nl.float32)
         nisa.max8(dst=best, src=scores)
         places = sbuf((PARTITIONS, 8), nl.uint32)

@@ -6,64 +6,71 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from benchmarks.fidelity.kernels.common import PARTITIONS, constant, load, load_repeated, sbuf
+from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, broadcast, constant, load, ones_row, sbuf
 
 
 def states_outermost(delta, u, a, b, c):
-    """The loop over states outside: delta and u are loaded again for every state."""
+    """The loop over states outside: delta and u are loaded, and multiplied, again for every state."""
     channels, tokens = delta.shape
     states = a.shape[1]
     out = nl.ndarray(delta.shape, dtype=delta.dtype, buffer=nl.shared_hbm)
-    zero = constant((PARTITIONS, 1), 0.0)
+    zero, ones = constant((PARTITIONS, 1), 0.0), ones_row(nl.float32)
     sums = [constant((PARTITIONS, tokens), 0.0) for _ in range(0, channels, PARTITIONS)]
     for state in range(states):
         for row in range(0, channels, PARTITIONS):
             rows = slice(row, row + PARTITIONS)
-            tiles = load(delta[rows, :]), load(u[rows, :])
+            steps, inputs = load(delta[rows, :]), load(u[rows, :])
             rate = load(a[rows, state : state + 1])
-            scanned = _state(tiles, rate, b[state : state + 1, :], c[state : state + 1, :], zero, 0.0)[0]
-            total = sums[row // PARTITIONS]
-            nisa.tensor_tensor(dst=total, data1=total, data2=scanned, op=nl.add)
+            grown = sbuf(steps.shape, nl.float32)
+            nisa.tensor_tensor(dst=grown, data1=steps, data2=inputs, op=nl.multiply)
+            carried = 0.0
+            for first in range(0, tokens, BANK):
+                span = slice(first, min(tokens, first + BANK))
+                pair = load(b[state : state + 1, span]), load(c[state : state + 1, span])
+                total = sums[row // PARTITIONS][:, span]
+                carried = _state(total, steps[:, span], grown[:, span], rate, pair, zero, ones, carried)
     for row in range(0, channels, PARTITIONS):
         nisa.dma_copy(dst=out[row : row + PARTITIONS, :], src=sums[row // PARTITIONS])
     return out
 
 
 def channels_outermost(delta, u, a, b, c, part=None):
-    """The loop over channels outside: delta and u are loaded once; `part` tokens at a time, or all of them."""
+    """The loop over channels outside: delta and u are loaded, and multiplied, once; `part` tokens at a time, or all."""
     channels, tokens = delta.shape
     states = a.shape[1]
     part = tokens if part is None else part
     out = nl.ndarray(delta.shape, dtype=delta.dtype, buffer=nl.shared_hbm)
-    zero = constant((PARTITIONS, 1), 0.0)
+    zero, ones = constant((PARTITIONS, 1), 0.0), ones_row(nl.float32)
     for row in range(0, channels, PARTITIONS):
         rows = slice(row, row + PARTITIONS)
         rates = load(a[rows, :])
-        total = constant((PARTITIONS, tokens), 0.0)
-        tiles = load(delta[rows, :]), load(u[rows, :])
-        for state in range(states):
-            rate = rates[:, state : state + 1]
-            initial = 0.0
-            for first in range(0, tokens, part):
-                span = slice(first, min(tokens, first + part))
-                pair = tiles[0][:, span], tiles[1][:, span]
-                scanned, initial = _state(
-                    pair, rate, b[state : state + 1, span], c[state : state + 1, span], zero, initial
-                )
-                nisa.tensor_tensor(dst=total[:, span], data1=total[:, span], data2=scanned, op=nl.add)
-        nisa.dma_copy(dst=out[rows, :], src=total)
+        carried = [0.0] * states
+        for start in range(0, tokens, part):
+            end = min(tokens, start + part)
+            total = constant((PARTITIONS, end - start), 0.0)
+            steps, inputs = load(delta[rows, start:end]), load(u[rows, start:end])
+            grown = sbuf(steps.shape, nl.float32)
+            nisa.tensor_tensor(dst=grown, data1=steps, data2=inputs, op=nl.multiply)
+            for state in range(states):
+                rate = rates[:, state : state + 1]
+                for first in range(start, end, BANK):
+                    span = slice(first, min(end, first + BANK))
+                    here = slice(first - start, min(end, first + BANK) - start)
+                    pair = load(b[state : state + 1, span]), load(c[state : state + 1, span])
+                    carried[state] = _state(
+                        total[:, here], steps[:, here], grown[:, here], rate, pair, zero, ones, carried[state]
+                    )
+            nisa.dma_copy(dst=out[rows, start:end], src=total)
     return out
 
 
-def _state(tiles, rate, b, c, zero, initial):
-    delta, u = tiles
+def _state(total, delta, grown, rate, pair, zero, ones, initial):
+    """Add one state's part to `total`; b and c are spread over the partitions by the Tensor engine, into PSUM."""
     shape = delta.shape
-    decay, grown, state, read = [sbuf(shape, nl.float32) for _ in range(4)]
+    decay, fed, state, read = [sbuf(shape, nl.float32) for _ in range(4)]
     nisa.activation(dst=decay, op=nl.exp, data=delta, scale=rate, bias=zero)
-    nisa.tensor_tensor(dst=grown, data1=delta, data2=u, op=nl.multiply)
-    nisa.tensor_tensor(dst=grown, data1=grown, data2=load_repeated(b, PARTITIONS), op=nl.multiply)
-    nisa.tensor_tensor_scan(
-        dst=state, data0=decay, data1=grown, initial=initial, op0=nl.multiply, op1=nl.add
-    )
-    nisa.tensor_tensor(dst=read, data1=state, data2=load_repeated(c, PARTITIONS), op=nl.multiply)
-    return read, state[:, shape[1] - 1 : shape[1]]
+    nisa.tensor_tensor(dst=fed, data1=grown, data2=broadcast(pair[0], ones), op=nl.multiply)
+    nisa.tensor_tensor_scan(dst=state, data0=decay, data1=fed, initial=initial, op0=nl.multiply, op1=nl.add)
+    nisa.tensor_tensor(dst=read, data1=state, data2=broadcast(pair[1], ones), op=nl.multiply)
+    nisa.tensor_tensor(dst=total, data1=total, data2=read, op=nl.add)
+    return state[:, shape[1] - 1 : shape[1]]

@@ -8,7 +8,34 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, constant, evacuate, load, load_repeated, psum, sbuf
+from benchmarks.fidelity.kernels.common import (
+    BANK,
+    PARTITIONS,
+    constant,
+    evacuate,
+    load,
+    load_repeated,
+    psum,
+    sbuf,
+)
+
+
+def reloaded(a_t, b):
+    """The plain triple loop: both operands loaded for every matmul."""
+    depth, rows = a_t.shape
+    columns = b.shape[1]
+    c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
+    for m in range(0, rows, PARTITIONS):
+        for n in range(0, columns, BANK):
+            bank = psum((PARTITIONS, BANK))
+            for k in range(0, depth, PARTITIONS):
+                left, right = (
+                    load(a_t[k : k + PARTITIONS, m : m + PARTITIONS]),
+                    load(b[k : k + PARTITIONS, n : n + BANK]),
+                )
+                nisa.nc_matmul(dst=bank, stationary=left, moving=right, accumulate=k > 0)
+            nisa.dma_copy(dst=c[m : m + PARTITIONS, n : n + BANK], src=evacuate(bank, c.dtype))
+    return c
 
 
 def hoisted(a_t, b):
@@ -32,7 +59,9 @@ def free_blocked(a_t, b, block_rows=256, block_columns=1024):
     for m0 in range(0, rows, block_rows):
         left = [load(a_t[k : k + PARTITIONS, m0 : m0 + block_rows]) for k in range(0, depth, PARTITIONS)]
         for n0 in range(0, columns, block_columns):
-            right = [load(b[k : k + PARTITIONS, n0 : n0 + block_columns]) for k in range(0, depth, PARTITIONS)]
+            right = [
+                load(b[k : k + PARTITIONS, n0 : n0 + block_columns]) for k in range(0, depth, PARTITIONS)
+            ]
             for m in range(0, block_rows, PARTITIONS):
                 for n in range(0, block_columns, BANK):
                     tiles = [tile[:, m : m + PARTITIONS] for tile in left]
@@ -142,14 +171,18 @@ def column_blocks(a, b, block_columns=1024, resident=False):
     for n0 in range(0, columns, block_columns):
         right = None
         if resident:
-            right = [load(b[k : k + PARTITIONS, n0 : n0 + block_columns]) for k in range(0, depth, PARTITIONS)]
+            right = [
+                load(b[k : k + PARTITIONS, n0 : n0 + block_columns]) for k in range(0, depth, PARTITIONS)
+            ]
         for m in range(0, rows, PARTITIONS):
             left = transposed(load(a[m : m + PARTITIONS, :]))
             wide = sbuf((PARTITIONS, block_columns), c.dtype)
             banks = [psum((PARTITIONS, BANK)) for n in range(0, block_columns, BANK)]
             for k in range(len(left)):
-                tile = right[k] if resident else load(
-                    b[k * PARTITIONS : (k + 1) * PARTITIONS, n0 : n0 + block_columns]
+                tile = (
+                    right[k]
+                    if resident
+                    else load(b[k * PARTITIONS : (k + 1) * PARTITIONS, n0 : n0 + block_columns])
                 )
                 for i in range(len(banks)):
                     moving = tile[:, i * BANK : (i + 1) * BANK]
@@ -177,7 +210,9 @@ def contraction_first(a_t, b, block_rows=1024, block_columns=1024):
                     bank = psum((PARTITIONS, last - n))
                     for k in range(len(left)):
                         stationary = left[k][:, m : m + PARTITIONS]
-                        nisa.nc_matmul(dst=bank, stationary=stationary, moving=right[k][:, n:last], accumulate=k > 0)
+                        nisa.nc_matmul(
+                            dst=bank, stationary=stationary, moving=right[k][:, n:last], accumulate=k > 0
+                        )
                     nisa.activation(dst=wide[:, n:last], op=nl.copy, data=bank)
                 nisa.dma_copy(dst=c[m0 + m : m0 + m + PARTITIONS, n0 : n0 + width], src=wide)
     return c

@@ -5,35 +5,44 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, constant, evacuate, load, load_repeated, psum, sbuf
+from benchmarks.fidelity.kernels.common import (
+    BANK,
+    PARTITIONS,
+    broadcast,
+    constant,
+    evacuate,
+    load,
+    ones_row,
+    psum,
+    sbuf,
+)
 
 
 def gemm(x_t, w, bias, activation, resident):
     """x_t [K, M], w [K, N], bias [1, N]; activation "gelu", "tanh" (GELU from multiplies and one sigmoid) or None.
 
-    resident: w waits in SBUF for all rows, and x's tiles for a row of output tiles; else both are loaded per tile.
+    The compiler moves a load out of the loops in which its address stays the same: x's tiles are loaded once per row
+    of output tiles; w's once in all where they fit (`resident`), else again for every row. The bias is spread over
+    the partitions by the Tensor engine, for every output tile.
     """
     depth, rows = x_t.shape
     columns = w.shape[1]
     z = nl.ndarray((rows, columns), dtype=x_t.dtype, buffer=nl.shared_hbm)
     zero = constant((PARTITIONS, 1), 0.0)
+    ones = ones_row(x_t.dtype)
+    biases = load(bias)
     kept = {}
-    biases = {}
     for m in range(0, rows, PARTITIONS):
-        left = None
-        if resident:
-            left = [load(x_t[k : k + PARTITIONS, m : m + PARTITIONS]) for k in range(0, depth, PARTITIONS)]
+        left = [load(x_t[k : k + PARTITIONS, m : m + PARTITIONS]) for k in range(0, depth, PARTITIONS)]
         for n in range(0, columns, BANK):
             bank = psum((PARTITIONS, BANK))
-            for k in range(0, depth, PARTITIONS):
-                stationary = left[k // PARTITIONS] if resident else load(x_t[k : k + PARTITIONS, m : m + PARTITIONS])
+            for k in range(len(left)):
                 if not resident or (k, n) not in kept:
-                    kept[k, n] = load(w[k : k + PARTITIONS, n : n + BANK])
-                nisa.nc_matmul(dst=bank, stationary=stationary, moving=kept[k, n], accumulate=k > 0)
+                    kept[k, n] = load(w[k * PARTITIONS : (k + 1) * PARTITIONS, n : n + BANK])
+                nisa.nc_matmul(dst=bank, stationary=left[k], moving=kept[k, n], accumulate=k > 0)
             y = evacuate(bank, z.dtype)
-            if n not in biases:
-                biases[n] = load_repeated(bias[0:1, n : n + BANK], PARTITIONS)
-            nisa.tensor_tensor(dst=y, data1=y, data2=biases[n], op=nl.add)
+            spread = broadcast(biases[:, n : n + BANK], ones)
+            nisa.tensor_tensor(dst=y, data1=y, data2=spread, op=nl.add)
             if activation == "gelu":
                 nisa.activation(dst=y, op=nl.gelu, data=y, bias=zero)
             if activation == "tanh":

@@ -1,0 +1,59 @@
+"""`python -m benchmarks.fidelity --measurements FILE [--json OUT]`: predicted against published times."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from simulate.errors import NkwError
+from simulate.timing import Reading
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; returns 0, or 2 for a file that holds no measurements or cannot be written."""
+    options = _parser().parse_args(argv)
+    from benchmarks.fidelity.bench import as_json, outcomes
+    from benchmarks.fidelity.entry import read_entries
+    from benchmarks.fidelity.table import text
+
+    reading = Reading(options.reading)
+    try:
+        entries = read_entries(options.measurements)
+    except NkwError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.family:
+        entries = [entry for entry in entries if entry.family in options.family]
+    found = outcomes(entries, list(Reading), reading)
+    print(text(found, reading))
+    if options.json:
+        try:
+            Path(options.json).write_text(json.dumps(as_json(found), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            print(f"error: {options.json} cannot be written: {error}", file=sys.stderr)
+            return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fidelity",
+        description="Compare predicted times with published measurements, by family and chip.",
+    )
+    parser.add_argument("--measurements", required=True, metavar="FILE", help="a JSON list of measurements")
+    parser.add_argument("--json", metavar="OUT", help="write what became of every entry")
+    parser.add_argument("--family", action="append", metavar="NAME", help="only this family; may be repeated")
+    parser.add_argument(
+        "--reading",
+        choices=[reading.value for reading in Reading],
+        default=Reading.program.value,
+        help="whose errors the table shows",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

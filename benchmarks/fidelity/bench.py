@@ -1,0 +1,83 @@
+"""All entries of a file, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.fidelity.builders import build
+from benchmarks.fidelity.case import NotCovered, chip_of, measured_us
+from benchmarks.fidelity.entry import Entry
+from benchmarks.fidelity.predict import predict
+from benchmarks.fidelity.table import Outcome
+from simulate.errors import NkwError
+from simulate.timing import Reading
+
+
+def outcomes(
+    entries: Sequence[Entry],
+    readings: Sequence[Reading],
+    main: Reading,
+    progress: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Predict every entry that a builder can stand for."""
+    found = []
+    for entry in entries:
+        outcome = _outcome(entry, readings, main)
+        progress(outcome)
+        found.append(outcome)
+    return found
+
+
+def _outcome(entry: Entry, readings: Sequence[Reading], main: Reading) -> Outcome:
+    try:
+        case = build(entry)
+        measured = measured_us(entry, chip_of(entry))
+        prediction = predict(case, readings, main)
+    except NotCovered as reason:
+        return Outcome(entry, reason=str(reason))
+    except NkwError as error:
+        return Outcome(entry, reason=f"its kernel breaks a rule of the chip: {str(error).splitlines()[0]}")
+    return Outcome(
+        entry,
+        schedule=case.schedule,
+        measured_us=measured,
+        predicted_us=dict(prediction.times_us),
+        floor_us=prediction.floor_us,
+        guessed_share=prediction.guessed_share,
+    )
+
+
+def as_json(found: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """One object per entry, for programs."""
+    out: list[dict[str, Any]] = []
+    for outcome in found:
+        entry = outcome.entry
+        row: dict[str, Any] = {
+            "id": entry.id,
+            "family": entry.family,
+            "target": entry.target,
+            "confidence": entry.confidence,
+            "covered": outcome.covered,
+        }
+        if outcome.predicted_us is None:
+            row["reason"] = outcome.reason
+        else:
+            assert outcome.schedule is not None
+            row |= {
+                "schedule": outcome.schedule.value,
+                "measured_us": outcome.measured_us,
+                "predicted_us": {reading.value: time for reading, time in sorted_times(outcome)},
+                "floor_us": outcome.floor_us,
+                "guessed_share": outcome.guessed_share,
+            }
+        out.append(row)
+    return out
+
+
+def sorted_times(outcome: Outcome) -> list[tuple[Reading, float]]:
+    """The predicted times in the order of the readings."""
+    assert outcome.predicted_us is not None
+    return [
+        (reading, outcome.predicted_us[reading]) for reading in Reading if reading in outcome.predicted_us
+    ]

@@ -1,0 +1,52 @@
+"""Builders by family: each turns the fields of an entry into a case, or says why it cannot.
+
+A builder looks at the family, the description, the shapes, the dtype, the metrics and how the time was taken; never at
+the id, the source or the measured time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.fidelity.builders import (
+    attention,
+    collective,
+    convolution,
+    decode,
+    dma,
+    elementwise,
+    instructions,
+    matmul,
+    mlp,
+    norm,
+    ssm,
+)
+from benchmarks.fidelity.case import Case, NotCovered
+from benchmarks.fidelity.entry import Entry
+
+Builder = Callable[[Entry], Case]
+
+BUILDERS: dict[str, Builder] = {
+    "attention": attention.build,
+    "cluster": elementwise.cluster,
+    "collective": collective.build,
+    "conv": convolution.build,
+    "decode-layer": decode.layer,
+    "dma": dma.build,
+    "elementwise": elementwise.build,
+    "instr": instructions.build,
+    "matmul": matmul.build,
+    "mlp": mlp.build,
+    "moe": decode.experts,
+    "norm": norm.build,
+    "ssm": ssm.build,
+    "transpose": elementwise.transpose,
+}
+
+
+def build(entry: Entry) -> Case:
+    """The case that stands for an entry. Raises NotCovered with the reason."""
+    builder = BUILDERS.get(entry.family)
+    if builder is None:
+        raise NotCovered(f"family {entry.family!r} has no kernel: it is not the time of one kernel on a core")
+    return builder(entry)

@@ -1,0 +1,34 @@
+"""Attention of whole prompts."""
+
+from __future__ import annotations
+
+from benchmarks.fidelity.builders.matmul import refuse_undescribed
+from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, array, chip_of, dtype_of, quantity_of
+from benchmarks.fidelity.entry import Entry
+from benchmarks.fidelity.kernels import attention
+
+
+def build(entry: Entry) -> Case:
+    """Single heads in three passes or fused, and grouped queries."""
+    chip = chip_of(entry)
+    refuse_undescribed(entry)
+    dtype = dtype_of(entry)
+    sizes = entry.sizes()
+    if entry.says("grouped-query"):
+        heads, groups = entry.integer(r"(\d+) query heads"), entry.integer(r"(\d+) kv heads")
+        if heads is None or groups is None or not {"N", "D"} <= set(sizes):
+            raise NotCovered(f"shapes {entry.shapes!r} do not give the heads, N and D")
+        shape = (sizes["N"], groups, sizes["D"])
+        arguments: tuple[object, ...] = (
+            array((sizes["N"], heads, sizes["D"]), dtype), array(shape, dtype), array(shape, dtype), 0.1,
+        )  # fmt: skip
+        return Case(chip, (Run(attention.grouped, (arguments,)),), quantity_of(entry), Schedule.compiler)
+    if entry.says("fused with projections") or entry.says("version"):
+        raise NotCovered("the description does not say how the kernel divides its work")
+    tokens = sizes.get("seqlen")
+    depth = sizes.get("d", 128)
+    if tokens is None or tokens % 512 or depth > 128:
+        raise NotCovered(f"shapes {entry.shapes!r} give no multiple of 512 tokens with heads of at most 128")
+    inputs = tuple(array((depth, tokens), dtype) for _ in range(3))
+    kernel = attention.three_pass if entry.says("three passes") else attention.fused
+    return Case(chip, (Run(kernel, (inputs,)),), quantity_of(entry), Schedule.compiler)

@@ -1,0 +1,40 @@
+"""Collectives among the cores of one instance."""
+
+from __future__ import annotations
+
+import re
+
+import nki.collectives as ncc
+import numpy as np
+
+from benchmarks.fidelity.case import Case, NotCovered, Quantity, Run, Schedule, array, chip_of
+from benchmarks.fidelity.entry import Entry
+from benchmarks.fidelity.kernels import collectives
+
+
+def build(entry: Entry) -> Case:
+    """An all-reduce or an all-gather, timed alone."""
+    chip = chip_of(entry)
+    if "host" in entry.measured:
+        raise NotCovered("the time of a whole graph on the host, of which the collective is a small part")
+    nodes = re.search(r"(\d+) nodes|(\d+) node\(s\)", entry.kernel)
+    if (nodes and int(nodes.group(1) or nodes.group(2)) > 1) or entry.says("two nodes"):
+        raise NotCovered("ranks on several instances, whose network is not modelled")
+    if entry.says("framework-compiled"):
+        raise NotCovered("an estimate of the authors, not a measurement of one collective")
+    size = re.search(r"(\d+) B", entry.shapes)
+    if size is None:
+        raise NotCovered(f"shapes {entry.shapes!r} give no size in bytes")
+    ranks = entry.cores
+    group = ncc.ReplicaGroup([list(range(ranks))])
+    part = array((1, int(size.group(1))), np.uint8)
+    if entry.says("all-reduce"):
+        part = array((1, int(size.group(1)) // 4), np.float32)
+        kernel, extra = collectives.all_reduce, ()
+    elif entry.says("all-gather"):
+        kernel, extra = collectives.all_gather, (ranks,)  # type: ignore[assignment]
+    else:
+        raise NotCovered("neither an all-reduce nor an all-gather")
+    of = "all_reduce" if entry.says("all-reduce") else "all_gather"
+    arguments = tuple((part, group, *extra) for _ in range(ranks))
+    return Case(chip, (Run(kernel, arguments),), Quantity.latency, Schedule.collective, of)

@@ -1,0 +1,34 @@
+"""Convolutions as sums of matmuls over filter taps, and depthwise ones on the Vector engine."""
+
+from __future__ import annotations
+
+from benchmarks.fidelity.builders.matmul import refuse_undescribed
+from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, array, chip_of, dtype_of, quantity_of
+from benchmarks.fidelity.entry import Entry
+from benchmarks.fidelity.kernels import convolution
+
+
+def build(entry: Entry) -> Case:
+    """3 x 3 over one image, with or without pooling, or depthwise along one axis."""
+    chip = chip_of(entry)
+    refuse_undescribed(entry)
+    dtype = dtype_of(entry)
+    sizes = entry.sizes()
+    if entry.says("depthwise"):
+        wanted = ("batch", "channels", "width", "filter")
+        if not set(wanted) <= set(sizes):
+            raise NotCovered(f"shapes {entry.shapes!r} do not give {', '.join(wanted)}")
+        batch, channels, width, taps = (sizes[name] for name in wanted)
+        arguments: tuple[object, ...] = (
+            array((batch, channels, width), dtype),
+            array((channels, taps), dtype),
+        )
+        runs = (Run(convolution.depthwise, (arguments,)),)
+        return Case(chip, runs, quantity_of(entry), Schedule.compiler)
+    shapes = entry.brackets()
+    if len(shapes) != 2 or len(shapes[0]) != 4 or shapes[0][0] != 1 or shapes[1][2:] != (3, 3):
+        raise NotCovered(f"shapes {entry.shapes!r} are no single image and 3 x 3 filters")
+    bias = array((shapes[1][0], 1))
+    pooled = entry.says("pooling")
+    arguments = (array(shapes[0][1:], dtype), array(shapes[1], dtype), bias, pooled)
+    return Case(chip, (Run(convolution.by_taps, (arguments,)),), quantity_of(entry), Schedule.explicit)

@@ -1,0 +1,79 @@
+"""DMAs: their phases, single descriptors, tiles and sweeps."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from benchmarks.fidelity.case import Case, NotCovered, Quantity, Run, Schedule, array, chip_of
+from benchmarks.fidelity.entry import Entry
+from benchmarks.fidelity.kernels import dma
+
+_UNITS = {"": 1, "Ki": 1024, "Mi": 1 << 20, "k": 1000, "K": 1000, "M": 1_000_000}
+
+
+def build(entry: Entry) -> Case:
+    """A transfer as the description tells it."""
+    chip = chip_of(entry)
+
+    def case(kernel: object, arguments: tuple[object, ...], quantity: Quantity, divisor: float = 1.0) -> Case:
+        runs = (Run(kernel, (arguments,)),)  # type: ignore[arg-type]
+        return Case(chip, runs, quantity, Schedule.primitive, "dma_copy", divisor)
+
+    tile = array((128, 1024))
+    if entry.says("relative throughput"):
+        rows, per_partition = entry.product() or (0, 0)
+        return case(dma.loads, ([array((rows, per_partition), np.uint8)],), Quantity.data)
+    if entry.says("hardware DGE", "first data descriptor"):
+        return case(dma.loads, ([tile], "hwdge"), Quantity.first_byte)
+    if entry.says("static ring", "first data descriptor"):
+        return case(dma.loads, ([tile],), Quantity.first_byte)
+    if entry.says("first store descriptor"):
+        return case(dma.stores, (tile, 1), Quantity.first_byte)
+    if entry.says("last descriptor end", "dependent"):
+        return case(dma.loads, ([tile],), Quantity.completion)
+    if entry.says("trigger of one dma_copy"):
+        return case(dma.stores, (tile, 2), Quantity.trigger)
+    if entry.says("instruction-fetch") or entry.says("completion write") or entry.says("spread of"):
+        raise NotCovered("not a transfer that a kernel asks for")
+    if (
+        entry.says("one DMA engine")
+        or entry.says("descriptors on one engine")
+        or entry.says("one descriptor")
+    ):
+        raise NotCovered(
+            "the DMA engines are modelled as one pool; a single engine's descriptors have no slice"
+        )
+    if entry.says("4000 B descriptor"):
+        raise NotCovered(
+            "the DMA engines are modelled as one pool; a single engine's descriptors have no slice"
+        )
+    if entry.says("indirect", "software descriptor"):
+        count, size = entry.integer(r"(\d+) indirect"), entry.integer(r"x (\d+) B")
+        if count is None or size is None:
+            raise NotCovered("the number of indirect DMAs or their row size is not given")
+        rows = array((128, 1), np.int32)
+        return case(dma.gathers, (array((4096, size), np.uint8), rows, count), Quantity.length)
+    if entry.says("scatter"):
+        count = entry.integer(r"(\d+) (?:x|scatter)")
+        return case(dma.scatters, (array((65536, 1)), array((128, 1), np.int32), count), Quantity.length)
+    if entry.says("128x128 tiles"):
+        side = re.search(r"(\d+)x\1 matrix", entry.kernel)
+        if side is None:
+            raise NotCovered("the matrix whose tiles are loaded is not given")
+        return case(dma.load_tiles, (array((int(side.group(1)),) * 2),), Quantity.data_phase)
+    if entry.says("load of"):
+        found = re.search(r"\[(\d+),(\d+)\] tiles", entry.kernel)
+        count = entry.integer(r"^(\d+) x")
+        if found is None or count is None:
+            raise NotCovered("the tiles that are loaded are not given")
+        shape = (int(found.group(1)), int(found.group(2)))
+        return case(dma.loads, ([array(shape) for _ in range(count)],), Quantity.data_phase)
+    rows = re.search(r"(\d+) rows x (\d+) (Ki|)B", entry.kernel)
+    if rows is not None:
+        shape = (int(rows.group(1)), int(rows.group(2)) * _UNITS[rows.group(3)])
+        if entry.says("store"):
+            return case(dma.stores, (array(shape, np.uint8), 1), Quantity.data)
+        return case(dma.loads, ([array(shape, np.uint8)],), Quantity.data)
+    raise NotCovered("the transfer is not described by rows and bytes")

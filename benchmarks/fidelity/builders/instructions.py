@@ -1,0 +1,216 @@
+"""One instruction of one engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+from benchmarks.fidelity.case import Case, NotCovered, Quantity, Run, Schedule, array, chip_of, dtype_of
+from benchmarks.fidelity.entry import Entry
+from benchmarks.fidelity.kernels import dma, instructions
+from simulate.hardware import Hardware
+
+_REPEATS = 12  # enough for a full pipeline, whose last start-to-start is read
+
+
+def build(entry: Entry) -> Case:
+    """The first row of the table whose words the description holds."""
+    chip = chip_of(entry)
+    for words, make in _FORMS:
+        if entry.says(*words):
+            return make(entry, chip)
+    raise NotCovered("no instruction of the book is described")
+
+
+def _quantity(entry: Entry) -> Quantity:
+    text = entry.measured.lower()
+    if "interval" in text or "dependent" in text or "total of" in text:
+        return Quantity.interval
+    if "start to end" in text or "time of one block" in text or "instruction duration" in text:
+        return Quantity.latency
+    raise NotCovered(f"measured as {entry.measured!r}, which is neither an interval nor a latency")
+
+
+def _shape(entry: Entry, default_rows: int = 128) -> tuple[int, int]:
+    """Rows and elements per partition: the product in `shapes`, a size after "moving", or "N=..."."""
+    ranged = re.search(r"(\d+)x(\d+)\.\.\d+", entry.shapes)
+    if ranged:
+        return int(ranged.group(1)), int(ranged.group(2))
+    block = re.search(r"\[(\d+),(\d+)\]", entry.shapes)
+    if block:
+        return int(block.group(1)), int(block.group(2))
+    sizes = entry.product()
+    if len(sizes) > 1:
+        free = 1
+        for size in sizes[1:]:
+            free *= size
+        return sizes[0], free
+    moving = entry.integer(r"moving(?: free size)? (\d+)")
+    if moving is None:
+        raise NotCovered(f"shapes {entry.shapes!r} name no tile")
+    return default_rows, moving
+
+
+def _repeated(
+    entry: Entry, chip: Hardware, kernel: Callable[..., object], arguments: tuple[object, ...], of: str
+) -> Case:
+    count = re.search(r"(\d+) x \[", entry.shapes)
+    divisor = 1.0 / int(count.group(1)) if count and "total of" in entry.measured else 1.0
+    return Case(chip, (Run(kernel, (arguments,)),), _quantity(entry), Schedule.primitive, of, divisor)
+
+
+def _matmul(entry: Entry, chip: Hardware) -> Case:
+    """A float32 matmul is several instructions of the hardware, and an entry may speak of one of them."""
+    if entry.says("half rate"):
+        raise NotCovered("the activity throttle is not modelled: the array always runs at its full clock")
+    dtype = dtype_of(entry) if entry.dtype != "-" else np.dtype(ml_dtypes.bfloat16)
+    _, columns = _shape(entry)
+    case = _repeated(
+        entry, chip, instructions.matmuls, (array((128, 128), dtype), array((128, columns), dtype), _REPEATS),
+        "nc_matmul",
+    )  # fmt: skip
+    halves = dtype == np.float32 and (entry.says("hardware MATMUL") or entry.says("half-product"))
+    if not halves:
+        return case
+    if case.quantity is Quantity.latency:
+        raise NotCovered("the stream holds float32 matmuls whole, not the latency of their halves")
+    return Case(chip, case.runs, case.quantity, case.schedule, case.of, float(chip.matmul_fp32_instructions))
+
+
+def _transpose(entry: Entry, chip: Hardware) -> Case:
+    if entry.says("half rate"):
+        raise NotCovered("the activity throttle is not modelled: the array always runs at its full clock")
+    arguments = (array(_shape(entry), dtype_of(entry)), _REPEATS)
+    return _repeated(entry, chip, instructions.transposes, arguments, "nc_transpose")
+
+
+def _activation(entry: Entry, chip: Hardware) -> Case:
+    function = "exp" if entry.says("exp") else "copy"
+    chained = "dependent" in entry.measured
+    arguments = (array(_shape(entry), dtype_of(entry)), _REPEATS, function, entry.says("PSUM"), chained)
+    return _repeated(entry, chip, instructions.activations, arguments, "activation")
+
+
+def _reduction(entry: Entry, chip: Hardware) -> Case:
+    rows, columns = _shape(entry)
+    middle = re.search(r"middle axis of size (\d+)", entry.kernel)
+    operator = "maximum" if entry.says("max") else "add"
+    size = int(middle.group(1)) if middle else 1
+    from_psum = entry.says("PSUM")
+    arguments = (array((rows, columns), dtype_of(entry)), _REPEATS, from_psum, operator, size)
+    return _repeated(entry, chip, instructions.reductions, arguments, "tensor_reduce")
+
+
+def _vector_copy(entry: Entry, chip: Hardware) -> Case:
+    arguments = (array(_shape(entry), dtype_of(entry)), _REPEATS, entry.says("PSUM"))
+    return _repeated(entry, chip, instructions.vector_copies, arguments, "tensor_copy")
+
+
+def _tensor_scalar(entry: Entry, chip: Hardware) -> Case:
+    arguments = (array(_shape(entry), dtype_of(entry)), _REPEATS)
+    return _repeated(entry, chip, instructions.tensor_scalars, arguments, "tensor_scalar")
+
+
+def _tensor_tensor(entry: Entry, chip: Hardware) -> Case:
+    rows, columns = _shape(entry)
+    if "," in entry.dtype:
+        dtype = np.dtype(np.float32)
+    else:
+        dtype = dtype_of(entry)
+    second = 1 if entry.says("column broadcast") else columns
+    arguments = (array((rows, columns), dtype), array((rows, second), dtype), _REPEATS)
+    return _repeated(entry, chip, instructions.additions, arguments, "tensor_tensor")
+
+
+def _reciprocal_then_scale(entry: Entry, chip: Hardware) -> Case:
+    """Start of the reciprocal to start of what depends on it: half of the way round to the next reciprocal."""
+    arguments = (array(_shape(entry), dtype_of(entry)), _REPEATS)
+    runs = (Run(instructions.reciprocals_then_scales, (arguments,)),)
+    return Case(chip, runs, Quantity.interval, Schedule.primitive, "reciprocal", 2.0)
+
+
+def _table_load(entry: Entry, chip: Hardware) -> Case:
+    runs = (Run(instructions.table_loads, ((array((128, 4)), _REPEATS),)),)
+    return Case(chip, runs, Quantity.table_load, Schedule.primitive, "activation")
+
+
+def _register_load(entry: Entry, chip: Hardware) -> Case:
+    arguments = (array((1, 1), np.int32), _REPEATS)
+    return _repeated(entry, chip, instructions.register_loads, arguments, "register_load")
+
+
+def _core_barrier(entry: Entry, chip: Hardware) -> Case:
+    runs = (Run(instructions.core_barriers, ((array((128, 4)), _REPEATS),), cores_per_rank=2),)
+    return Case(chip, runs, _quantity(entry), Schedule.primitive, "core_barrier")
+
+
+def _hardware_dge(entry: Entry, chip: Hardware) -> Case:
+    """The trigger of a DMA with descriptors written by hardware: as many as its rows, or as the entry counts."""
+    descriptors = int(entry.metrics.get("descriptors", 128))
+    total = entry.integer(r"(\d+) KiB")
+    found = re.search(r"([\d.]+) MB", entry.shapes)
+    size = total * 1024 if total else int(float(found.group(1)) * 1e6) if found else descriptors * 4096
+    rows = -(-descriptors // 128)
+    width = max(size // (128 * rows), 1)
+    runs = (Run(dma.load_pieces, ((array((128, rows, width + 64), np.uint8), width, "hwdge"),)),)
+    return Case(chip, runs, Quantity.trigger, Schedule.primitive, "dma_copy")
+
+
+def _weight_load(entry: Entry, chip: Hardware) -> Case:
+    raise NotCovered(
+        "a weight load has no event of its own: it is part of nc_matmul, hidden behind the one before"
+    )
+
+
+def _semaphore(entry: Entry, chip: Hardware) -> Case:
+    raise NotCovered(
+        "semaphores are no instructions of a kernel; the schedule adds their time between engines"
+    )
+
+
+def _control(entry: Entry, chip: Hardware) -> Case:
+    raise NotCovered("DRAIN and device loops are not in a kernel's stream")
+
+
+def _dynamic_dma(entry: Entry, chip: Hardware) -> Case:
+    table, rows = array((1024, 128)), array((128, 1), np.int32)
+    runs = (Run(dma.gathers, ((table, rows, _REPEATS),)),)
+    return Case(chip, runs, Quantity.trigger, Schedule.primitive, "dma_copy")
+
+
+def _pairs(entry: Entry, chip: Hardware) -> Case:
+    """Weight loads and matmuls in pairs, moving tiles as the entry gives them."""
+    count = entry.integer(r"(\d+) LDWEIGHTS")
+    low, high = re.search(r"N=(\d+)\.\.(\d+)", entry.shapes).groups()  # type: ignore[union-attr]
+    columns = (int(low) + int(high)) // 2
+    dtype = dtype_of(entry)
+    arguments = (array((128, 128), dtype), array((128, columns), dtype), _REPEATS)
+    runs = (Run(instructions.matmuls, (arguments,)),)
+    return Case(chip, runs, Quantity.interval, Schedule.primitive, "nc_matmul", 1.0 / (count or 1))
+
+
+_FORMS: tuple[tuple[tuple[str, ...], Callable[[Entry, Hardware], Case]], ...] = (
+    (("LDWEIGHTS+MATMUL pairs",), _pairs),
+    (("nc_transpose",), _transpose),
+    (("nc_matmul",), _matmul),
+    (("MATMUL",), _matmul),
+    (("LDWEIGHTS",), _weight_load),
+    (("ACT_TABLE_LOAD",), _table_load),
+    (("reciprocal", "tensor_scalar"), _reciprocal_then_scale),
+    (("Scalar engine copy",), _activation),
+    (("activation",), _activation),
+    (("tensor_reduce",), _reduction),
+    (("Vector engine copy",), _vector_copy),
+    (("tensor_tensor",), _tensor_tensor),
+    (("tensor_scalar",), _tensor_scalar),
+    (("TENSOR_LOAD",), _register_load),
+    (("EVENT_SEMAPHORE",), _semaphore),
+    (("DRAIN",), _control),
+    (("device loop",), _control),
+    (("DMA_DIRECT2D",), _hardware_dge),
+    (("core barrier",), _core_barrier),
+    (("dynamic DMA",), _dynamic_dma),
+)

@@ -1,0 +1,82 @@
+"""Matrix products and their ladders of optimisation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, array, chip_of, dtype_of, quantity_of
+from benchmarks.fidelity.entry import Entry
+from benchmarks.fidelity.kernels import matmul
+from simulate.hardware import Hardware
+
+
+def build(entry: Entry) -> Case:
+    """A product as the description tells it: which operands are transposed, what waits where."""
+    chip = chip_of(entry)
+    refuse_undescribed(entry)
+    dtype = dtype_of(entry)
+    sizes = entry.sizes()
+    if not {"M", "K", "N"} <= set(sizes):
+        product = entry.product()
+        if len(product) == 3:
+            sizes = dict(zip("MKN", product))
+        else:
+            sizes = named_problem(entry)
+    m, k, n = sizes["M"], sizes["K"], sizes["N"]
+    a_t, a, b = array((k, m), dtype), array((m, k), dtype), array((k, n), dtype)
+    schedule = Schedule.explicit if entry.says("scheduler off") or entry.says("hand") else Schedule.compiler
+
+    def case(kernel: object, *arguments: object) -> Case:
+        return Case(chip, (Run(kernel, (arguments,)),), quantity_of(entry), schedule)  # type: ignore[arg-type]
+
+    if entry.says("double-row"):
+        return case(matmul.double_row, a_t, b)
+    if entry.says("batched"):
+        batches = sizes.get("B")
+        if batches is None:
+            raise NotCovered("the number of batches is not given")
+        return case(matmul.batched, array((batches, m, k), dtype), array((batches, k, n), dtype))
+    if entry.says("one PSUM bank"):
+        return case(matmul.single_bank, a_t, b)
+    if entry.says("rmsnorm"):
+        return case(matmul.transposing, a, b, fits(chip, b), array((1, k), dtype))
+    if entry.says("rhs^T"):
+        return case(matmul.transposing, a, array((n, k), dtype), True, None, None, True)
+    if entry.says("A^T B^T") or entry.says("transpose", "style"):
+        return case(matmul.contraction_first, a_t, b)
+    if entry.says("lhs @ rhs") or entry.says("untransposed"):
+        if fits(chip, b):
+            return case(matmul.transposing, a, b, True)
+        block = 1024
+        return case(matmul.column_blocks, a, b, block, fits(chip, array((k, block), dtype)))
+    if entry.says("starting kernel"):
+        return case(matmul.reloaded, a_t, b)
+    if entry.says("blocked along the free"):
+        return case(matmul.free_blocked, a_t, b)
+    if entry.says("hoisted"):
+        return case(matmul.hoisted, a_t, b)
+    return case(matmul.blocked, a_t, b, 4, 1, 8)
+
+
+def fits(chip: Hardware, operand: np.ndarray) -> bool:
+    """An operand waits in SBUF where it leaves a quarter of it for the rest."""
+    per_partition = operand.size * operand.dtype.itemsize // chip.partitions
+    return per_partition <= 0.75 * chip.sbuf_usable_bytes_per_partition
+
+
+def refuse_undescribed(entry: Entry) -> None:
+    """Steps of a search that publish a time without the kernel cannot be rebuilt."""
+    if entry.says("optimisation step") or entry.says("partly published"):
+        raise NotCovered("the entry does not say what this step of the optimisation changed")
+    if entry.says("optimised kernel published"):
+        raise NotCovered("the entry names an optimised kernel without describing it")
+    if entry.says("source not published"):
+        raise NotCovered("the entry does not describe the kernel")
+
+
+def named_problem(entry: Entry) -> dict[str, int]:
+    """Sizes as `matmul_M4096_N12288_K5120_0` names them."""
+    sizes = entry.sizes()
+    if not {"M", "K", "N"} <= set(sizes):
+        raise NotCovered(f"shapes {entry.shapes!r} do not give M, K and N")
+    return sizes

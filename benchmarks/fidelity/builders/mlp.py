@@ -1,0 +1,29 @@
+"""A product with bias and GELU, fused or in two launches."""
+
+from __future__ import annotations
+
+from benchmarks.fidelity.builders.matmul import fits
+from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, array, chip_of, dtype_of, quantity_of
+from benchmarks.fidelity.entry import Entry
+from benchmarks.fidelity.kernels import mlp
+
+
+def build(entry: Entry) -> Case:
+    """GEMM + bias + GELU, in one launch or two."""
+    chip = chip_of(entry)
+    dtype = dtype_of(entry)
+    product = entry.product()
+    if len(product) != 3:
+        raise NotCovered(f"shapes {entry.shapes!r} do not give M x K x N")
+    m, k, n = product
+    operands = array((k, m), dtype), array((k, n), dtype), array((1, n), dtype)
+    resident = fits(chip, operands[1])
+    if entry.says("two launches"):
+        first = Run(mlp.gemm, ((*operands, None, resident),))
+        runs: tuple[Run, ...] = (first, Run(mlp.gelu, ((array((m, n), dtype),),)))
+    elif entry.says("one launch"):
+        curve = "tanh" if entry.says("tanh") else "gelu"
+        runs = (Run(mlp.gemm, ((*operands, curve, resident),)),)
+    else:
+        raise NotCovered("neither one launch nor two")
+    return Case(chip, runs, quantity_of(entry), Schedule.compiler)

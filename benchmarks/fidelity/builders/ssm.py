@@ -1,0 +1,31 @@
+"""The selective scan of Mamba."""
+
+from __future__ import annotations
+
+from benchmarks.fidelity.builders.matmul import refuse_undescribed
+from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, array, chip_of, dtype_of, quantity_of
+from benchmarks.fidelity.entry import Entry
+from benchmarks.fidelity.kernels import mamba
+
+
+def build(entry: Entry) -> Case:
+    """States outermost, channels outermost, or channels outermost with the sequence in parts."""
+    chip = chip_of(entry)
+    refuse_undescribed(entry)
+    sizes = entry.sizes()
+    tokens = sizes.get("seqlen", sizes.get("M"))
+    channels = sizes.get("channels", sizes.get("C"))
+    states = sizes.get("states", sizes.get("S"))
+    if tokens is None or channels is None or states is None:
+        raise NotCovered(f"shapes {entry.shapes!r} do not give the sequence, the channels and the states")
+    dtype = dtype_of(entry)
+    wide, narrow = array((channels, tokens), dtype), array((states, tokens), dtype)
+    arguments: tuple[object, ...] = (wide, wide, array((channels, states), dtype), narrow, narrow)
+    part = entry.integer(r"tiled by (\d+)")
+    if part is not None:
+        arguments += (part,)
+    if entry.says("channel-tile loop outermost"):
+        kernel = mamba.channels_outermost
+    else:
+        kernel = mamba.states_outermost
+    return Case(chip, (Run(kernel, (arguments,)),), quantity_of(entry), Schedule.compiler)

@@ -1,0 +1,212 @@
+"""Errors as tables: by family and generation, by kind of schedule, by ladder; worst and not covered entries."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.fidelity.case import Schedule
+from benchmarks.fidelity.entry import Entry
+from simulate.timing import Reading
+
+LADDER_MIN = 4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one entry: its times, or the reason why it is not covered."""
+
+    entry: Entry
+    reason: str = ""
+    schedule: Schedule | None = None
+    measured_us: float = 0.0
+    predicted_us: dict[Reading, float] | None = None
+    floor_us: float = 0.0
+    guessed_share: float = 0.0
+
+    @property
+    def covered(self) -> bool:
+        """A kernel stands for the entry."""
+        return self.predicted_us is not None
+
+    def error(self, reading: Reading) -> float:
+        """Predicted over measured, less one."""
+        assert self.predicted_us is not None
+        return self.predicted_us[reading] / self.measured_us - 1.0
+
+    @property
+    def counts(self) -> bool:
+        """Of high or medium confidence: low ones are shown but enter no summary."""
+        return self.entry.confidence != "low"
+
+
+def kendall(pairs: Sequence[tuple[float, float]]) -> float:
+    """Kendall's tau-b of (measured, predicted) pairs; nan where one side is constant."""
+    concordant = ties_x = ties_y = total = 0
+    for i, (x, y) in enumerate(pairs):
+        for other_x, other_y in pairs[:i]:
+            dx, dy = x - other_x, y - other_y
+            total += 1
+            ties_x += dx == 0
+            ties_y += dy == 0
+            concordant += (dx * dy > 0) - (dx * dy < 0)
+    scale = math.sqrt((total - ties_x) * (total - ties_y))
+    return concordant / scale if scale else math.nan
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value at `share` of the sorted values, interpolated."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def ladders(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    """Groups of covered entries that differ in one thing: the kernel for one shape, or the shape for one kernel."""
+    groups: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if not outcome.covered or not outcome.counts:
+            continue
+        entry = outcome.entry
+        common = (entry.family, entry.target, entry.dtype, entry.source, str(entry.cores))
+        groups[("one shape", *common, entry.shapes)].append(outcome)
+        groups[("one kernel", *common, entry.kernel, entry.measured)].append(outcome)
+    found: dict[str, list[Outcome]] = {}
+    for key, members in groups.items():
+        if len({member.measured_us for member in members}) < LADDER_MIN:
+            continue
+        last = key[-1] if key[0] == "one shape" else key[-2]
+        found[f"{key[1]} {key[2]} {key[3]}, {key[5]} core(s), {key[0]}: {last[:60]}"] = members
+    return found
+
+
+def text(outcomes: Sequence[Outcome], reading: Reading) -> str:
+    """The whole table."""
+    parts = [_families(outcomes, reading), _schedules(outcomes, reading), _readings(outcomes)]
+    parts += [_ladders(outcomes, reading)]
+    parts += [_worst(outcomes, reading), _below_floor(outcomes, reading), _missing(outcomes)]
+    return "\n".join(part for part in parts if part)
+
+
+def _families(outcomes: Sequence[Outcome], reading: Reading) -> str:
+    groups: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.entry.family, outcome.entry.target].append(outcome)
+    lines = [
+        f"Reading: {reading.value}. Errors are |predicted / measured - 1| over covered entries of high and medium "
+        "confidence.",
+        "",
+        "| family | chip | entries | covered | median | 90 % | bias | on guesses |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for (family, target), members in sorted(groups.items()):
+        lines.append(f"| {family} | {target} |{_figures(members, reading)}")
+    lines.append(f"| **all** | |{_figures(outcomes, reading)}")
+    return "\n".join(lines) + "\n"
+
+
+def _schedules(outcomes: Sequence[Outcome], reading: Reading) -> str:
+    lines = [
+        "| schedule by | covered | median | 90 % | bias | on guesses |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for kind in Schedule:
+        members = [outcome for outcome in outcomes if outcome.schedule is kind]
+        if members:
+            lines.append(f"| {kind.value} |" + _figures(members, reading).split("|", 1)[1])
+    return "\n".join(lines) + "\n"
+
+
+def _readings(outcomes: Sequence[Outcome]) -> str:
+    """Median and 90th percentile of each reading side by side."""
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.covered and outcome.counts:
+            groups[outcome.entry.family].append(outcome)
+    readings = (Reading.program, Reading.scheduled)
+    lines = [
+        "| median, 90 %, bias | " + " | ".join(each.value for each in readings) + " |",
+        "|---|---:|---:|",
+    ]
+    for family, members in sorted(groups.items()):
+        cells = []
+        for reading in readings:
+            errors = [
+                outcome.error(reading) for outcome in members if reading in (outcome.predicted_us or ())
+            ]
+            absolute = [abs(error) for error in errors]
+            cells.append(
+                f"{_percent(statistics.median(absolute))}, {_percent(quantile(absolute, 0.9))}, "
+                f"{statistics.median(errors) * 100:+.0f} %"
+                if errors
+                else ""
+            )
+        lines.append(f"| {family} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _figures(members: Sequence[Outcome], reading: Reading) -> str:
+    covered = [outcome for outcome in members if outcome.covered]
+    counted = [outcome for outcome in covered if outcome.counts]
+    head = f" {len(members)} | {len(covered)} |"
+    if not counted:
+        return head + " | | | |"
+    errors = [outcome.error(reading) for outcome in counted]
+    absolute = [abs(error) for error in errors]
+    guesses = statistics.fmean(outcome.guessed_share for outcome in counted)
+    return head + (
+        f" {_percent(statistics.median(absolute))} | {_percent(quantile(absolute, 0.9))} |"
+        f" {statistics.median(errors) * 100:+.0f} % | {_percent(guesses)} |"
+    )
+
+
+def _ladders(outcomes: Sequence[Outcome], reading: Reading) -> str:
+    lines = [f"| ladder of {LADDER_MIN} or more | entries | Kendall |", "|---|---:|---:|"]
+    for name, members in sorted(ladders(outcomes).items()):
+        assert all(member.predicted_us for member in members)
+        tau = kendall([(member.measured_us, member.predicted_us[reading]) for member in members])  # type: ignore[index]
+        lines.append(f"| {name} | {len(members)} | {tau:.2f} |")
+    return "\n".join(lines) + "\n" if len(lines) > 2 else ""
+
+
+def _worst(outcomes: Sequence[Outcome], reading: Reading, count: int = 5) -> str:
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.covered and outcome.counts:
+            groups[outcome.entry.family].append(outcome)
+    lines = ["| worst of | entry | measured us | predicted us | error |", "|---|---|---:|---:|---:|"]
+    for family, members in sorted(groups.items()):
+        for outcome in sorted(members, key=lambda member: -abs(member.error(reading)))[:count]:
+            assert outcome.predicted_us is not None
+            lines.append(
+                f"| {family} | {outcome.entry.id} | {outcome.measured_us:.3f} | {outcome.predicted_us[reading]:.3f} |"
+                f" {outcome.error(reading) * 100:+.0f} % |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _below_floor(outcomes: Sequence[Outcome], reading: Reading) -> str:
+    below = [
+        outcome.entry.id
+        for outcome in outcomes
+        if outcome.predicted_us is not None and outcome.predicted_us[reading] < outcome.floor_us
+    ]
+    return f"Below the physical floor: {', '.join(below) or 'none'}.\n"
+
+
+def _missing(outcomes: Sequence[Outcome]) -> str:
+    reasons = Counter((outcome.entry.family, outcome.reason) for outcome in outcomes if not outcome.covered)
+    if not reasons:
+        return ""
+    lines = ["| not covered | entries | because |", "|---|---:|---|"]
+    lines += [f"| {family} | {count} | {reason} |" for (family, reason), count in sorted(reasons.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %" if abs(share) >= 0.095 else f"{share * 100:.1f} %"

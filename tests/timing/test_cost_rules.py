@@ -1,0 +1,64 @@
+"""Rules of the cost formulas that published measurements support, on every chip."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulate.hardware import TARGETS, hardware
+from simulate.isa import costs
+from simulate.isa.enums import DgeMode, Engine
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_short_stream_waits_for_the_weights_of_the_next(target: str) -> None:
+    chip = hardware(target)
+    load = chip.contraction_max * chip.load_weights_cycles_per_row
+    for rows in (1, 63, 64, 65, 127, 128, 129, 512):
+        cost = costs.matmul(chip, chip.contraction_max, 128, rows, fp32=False)
+        streamed = max(chip.matmul_min_interval_cycles, rows)
+        assert cost.interval_cycles == max(streamed, load) + chip.matmul_issue_overhead_cycles
+    shallow = costs.matmul(chip, 1, 128, 64, fp32=False)
+    assert shallow.interval_cycles == 64 + chip.matmul_issue_overhead_cycles
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_more_bytes_never_make_a_collective_shorter(target: str) -> None:
+    chip = hardware(target)
+    for ranks, switch in chip.collective_switch_bytes.items():
+        sizes = [1, 1024, switch - 1, switch, switch + 1, 2 * switch, 64 * switch]
+        times = [costs.collective(chip, ranks, size, 1.0).meeting_ns for size in sizes]
+        assert times == sorted(times)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_software_descriptors_take_the_longer_of_their_addresses_and_their_writing(target: str) -> None:
+    chip = hardware(target)
+    few = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 4, 4, True).dma
+    many = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 1024 * 4, 4, True).dma
+    assert few is not None and many is not None
+    assert few.gpsimd_ns == chip.dma_swdge_gpsimd_ns
+    assert many.gpsimd_ns == 1024 * chip.dma_swdge_descriptor_ns
+
+
+def test_hardware_descriptors_reach_the_first_byte_at_the_published_time_from_the_trigger() -> None:
+    chip = hardware("trn2")
+    dma = costs.dma(chip, Engine.sync, DgeMode.hwdge, 1 << 19, 4096, True).dma
+    assert dma is not None
+    assert dma.trigger_ns + dma.first_byte_ns == chip.dma_hwdge_first_ns
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_functions_from_a_table_are_slower_from_sbuf_and_copies_are_not(target: str) -> None:
+    chip = hardware(target)
+    psum, sbuf = (costs.scalar(chip, 512, "exp", False, from_psum) for from_psum in (True, False))
+    assert psum.latency_cycles <= sbuf.latency_cycles and psum.interval_cycles <= sbuf.interval_cycles
+    assert costs.scalar(chip, 512, "copy", False, True) == costs.scalar(chip, 512, "copy", False, False)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_fast_mode_leaves_more_time_between_instructions(target: str) -> None:
+    chip = hardware(target)
+    plain, fast = costs.vector(chip, 512.0), costs.vector(chip, 512.0, fast_mode=True)
+    more = chip.vector_fast_mode_interval_overhead_ns - chip.vector_interval_overhead_ns
+    assert (fast.interval_cycles - plain.interval_cycles > 0) is (more > 0)
+    assert fast.latency_cycles == plain.latency_cycles

@@ -1,0 +1,198 @@
+"""The fidelity bench: measurements are read, matched by their fields, predicted the same every time, or refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fidelity.__main__ import main
+from benchmarks.fidelity.bench import as_json, outcomes
+from benchmarks.fidelity.builders import build
+from benchmarks.fidelity.case import NotCovered, Quantity, chip_of, measured_us, quantity_of
+from benchmarks.fidelity.entry import Entry, read_entries
+from benchmarks.fidelity.predict import predict
+from benchmarks.fidelity.table import kendall, ladders, quantile, text
+from simulate.errors import InvalidArgument
+from simulate.hardware import hardware
+from simulate.timing import Reading
+
+FILE = Path(__file__).parent / "data" / "measurements.json"
+READINGS = tuple(Reading)
+
+
+def entries() -> dict[str, Entry]:
+    return {entry.id: entry for entry in read_entries(FILE)}
+
+
+def test_every_entry_is_predicted_or_has_a_reason() -> None:
+    found = {outcome.entry.id: outcome for outcome in outcomes(read_entries(FILE), READINGS, Reading.program)}
+    assert [name for name, outcome in found.items() if outcome.covered] == ["a", "b", "c", "e"]
+    assert found["d"].reason == "family 'e2e' has no kernel: it is not the time of one kernel on a core"
+    for outcome in found.values():
+        if outcome.predicted_us is not None:
+            times = outcome.predicted_us
+            assert times[Reading.dataflow] <= times[Reading.scheduled] <= times[Reading.program]
+            assert outcome.floor_us <= times[Reading.program] <= times[Reading.serial]
+            assert -1.0e-9 <= outcome.guessed_share <= 1.0 + 1.0e-9
+
+
+def test_a_matmul_is_read_off_at_its_issue_interval() -> None:
+    chip = hardware("trn2")
+    predicted = predict(build(entries()["a"])).times_us[Reading.program]
+    interval_ns = (512 + chip.matmul_issue_overhead_cycles) / chip.tensor_clock_ghz
+    assert predicted * 1000 == pytest.approx(interval_ns)
+
+
+def test_a_collective_is_its_latency_and_payload() -> None:
+    chip = hardware("trn1")
+    predicted = predict(build(entries()["e"])).times_us[Reading.program] * 1000
+    wire_ns = 4096 / chip.collective_mesh_gb_per_s[2]
+    assert predicted == pytest.approx(chip.collective_latency_ns[2] + wire_ns + chip.dma_static_trigger_ns)
+
+
+def test_two_cores_meet_in_every_reading() -> None:
+    barrier = replace(
+        entries()["a"],
+        kernel="core barrier between two cores",
+        measured="device trace, single instruction start to end",
+    )
+    times = predict(build(barrier)).times_us
+    assert times[Reading.dataflow] <= times[Reading.scheduled] <= times[Reading.program]
+
+
+def test_matching_does_not_look_at_the_id_the_source_or_the_time() -> None:
+    for entry in entries().values():
+        if entry.family == "e2e":
+            continue
+        other = replace(entry, id="other", source="elsewhere", latency_us=1.0)
+        assert predict(build(other)).times_us == predict(build(entry)).times_us
+
+
+def test_matching_looks_at_shapes_dtype_and_target() -> None:
+    entry = entries()["b"]
+    time = predict(build(entry)).times_us[Reading.program]
+    longer = replace(entry, shapes="M x K x N = 256x128x512")
+    assert predict(build(longer)).times_us[Reading.program] > time
+    narrower = replace(entry, dtype="bf16")
+    assert predict(build(narrower)).times_us[Reading.program] < time
+    elsewhere = replace(entry, target="gen2")
+    assert predict(build(elsewhere)).times_us[Reading.program] != time
+
+
+def test_a_profile_holds_the_start_and_end_of_the_kernel_that_a_benchmark_leaves_out() -> None:
+    entry, chip = entries()["b"], hardware("trn2")
+    profiled = replace(entry, measured="device, profiler total_time (includes kernel preamble and tail)")
+    assert (quantity_of(entry), quantity_of(profiled)) == (Quantity.benchmark, Quantity.profiler)
+    more = chip.kernel_start_ns + chip.kernel_end_ns - chip.benchmark_overhead_ns
+    times = [predict(build(each)).times_us[Reading.program] * 1000 for each in (entry, profiled)]
+    assert times[1] - times[0] == pytest.approx(more)
+
+
+def test_a_time_may_stand_in_the_metrics() -> None:
+    entry = entries()["c"]
+    assert measured_us(entry, chip_of(entry)) == 30.0
+    subtracted = replace(entry, latency_us=150.0, notes="subtract about 137 us for launch and read-back")
+    assert measured_us(subtracted, chip_of(entry)) == 13.0
+    with pytest.raises(NotCovered, match="gives no time"):
+        measured_us(replace(entry, metrics={}), chip_of(entry))
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"target": "gen9"}, "names no single generation"),
+        ({"shapes": "large"}, "do not give M x K x N"),
+        ({"dtype": "fp3"}, "is not one the builders know"),
+        ({"measured": "by eye"}, "no time of a kernel on the device"),
+        ({"family": "weather"}, "has no kernel"),
+    ],
+)
+def test_refuses_what_no_builder_stands_for(changed: dict[str, str], reason: str) -> None:
+    with pytest.raises(NotCovered, match=reason):
+        build(replace(entries()["b"], **changed))
+
+
+def test_predictions_are_the_same_every_time() -> None:
+    first, second = (as_json(outcomes(read_entries(FILE), READINGS, Reading.program)) for _ in range(2))
+    assert json.dumps(first) == json.dumps(second)
+
+
+def test_low_confidence_is_shown_but_does_not_count() -> None:
+    found = outcomes(read_entries(FILE), READINGS, Reading.program)
+    table = text(found, Reading.program)
+    assert "| transpose | gen2 | 1 | 1 | | | | |" in table
+    assert "| transpose | c |" not in table
+    assert "Below the physical floor: none." in table
+
+
+def test_a_ladder_is_one_kernel_over_shapes() -> None:
+    rungs = [
+        replace(entries()["b"], id=str(m), shapes=f"M x K x N = {m}x128x512", latency_us=float(m))
+        for m in (128, 256, 384, 512)
+    ]
+    found = outcomes(rungs, READINGS, Reading.program)
+    (members,) = ladders(found).values()
+    assert len(members) == 4
+    assert "| 4 | 1.00 |" in text(found, Reading.program)
+    assert ladders(found[:3]) == {}
+
+
+def test_kendall_and_quantiles_of_small_lists() -> None:
+    assert kendall([(1, 1), (2, 2), (3, 3)]) == 1.0
+    assert kendall([(1, 3), (2, 2), (3, 1)]) == -1.0
+    assert kendall([(1, 1), (2, 3), (3, 2)]) == pytest.approx(1 / 3)
+    assert quantile([4.0, 1.0, 3.0, 2.0, 5.0], 0.9) == pytest.approx(4.6)
+    assert quantile([7.0], 0.9) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is no JSON"),
+        ("{}", "holds a dict, not a list"),
+        ("[1]", "entry 0 is a int, not an object"),
+        ('[{"id": "a"}]', "family is None, not a text"),
+    ],
+)
+def test_refuses_a_file_that_is_no_list_of_measurements(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(content)
+    with pytest.raises(InvalidArgument, match=words):
+        read_entries(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("cores", 0, "cores is 0, not a count"),
+        ("latency_us", -1, "latency_us is -1, not a time or null"),
+        ("confidence", "sure", "confidence is 'sure', not high, medium, low"),
+        ("metrics", [1], r"metrics is \[1\], not an object"),
+    ],
+)
+def test_refuses_an_entry_with_a_field_that_makes_no_sense(
+    tmp_path: Path, field: str, value: object, words: str
+) -> None:
+    rows = json.loads(FILE.read_text())
+    path = tmp_path / "measurements.json"
+    path.write_text(json.dumps(rows))
+    assert len(read_entries(path)) == len(rows)
+    rows[0][field] = value
+    path.write_text(json.dumps(rows))
+    with pytest.raises(InvalidArgument, match=words):
+        read_entries(path)
+
+
+def test_the_command_prints_the_table_and_writes_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert main(["--measurements", str(FILE), "--json", str(out), "--family", "instr"]) == 0
+    assert "| instr | gen3 | 1 | 1 |" in capsys.readouterr().out
+    (row,) = json.loads(out.read_text())
+    assert row["id"] == "a" and row["covered"] and set(row["predicted_us"]) == {r.value for r in Reading}
+    assert main(["--measurements", str(tmp_path / "none.json")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
