@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
+
 from simulate.errors import RuleViolation, code_of, sentence_of
 from simulate.hardware import hardware
 from simulate.isa import INSTRUCTIONS, book, costs
@@ -189,6 +191,8 @@ def _default(parameter: inspect.Parameter) -> str:
     value = parameter.default
     if value is inspect.Parameter.empty:
         return ""
+    if isinstance(value, np.generic):
+        value = value.item()  # numpy's own repr depends on its print options
     names = {kind: name for name, kind in EXPORTED.items()}
     if type(value) in names:
         return f"=nki.isa.{names[type(value)]}.{value.name}"
