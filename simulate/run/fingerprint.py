@@ -95,7 +95,7 @@ class Watch:
             self._texts.append((value, repr(value)))
             for part in value.items() if isinstance(value, dict) else value:
                 self._value(part, what)
-        elif isinstance(value, NKIObject):
+        elif isinstance(value, NKIObject) and type(value).__repr__ is not object.__repr__:
             self._texts.append((value, repr(value)))
         else:
             raise NotFixed(f"{what} is a {type(value).__name__}, which may change unseen")
@@ -132,6 +132,6 @@ def static_key(value: Any, arrays: dict[int, np.ndarray]) -> Any:
         return type(value), tuple(static_key(part, arrays) for part in value)
     if isinstance(value, dict):
         return dict, tuple((key, static_key(part, arrays)) for key, part in value.items())
-    if isinstance(value, NKIObject) and type(value).__hash__ is not object.__hash__:
+    if isinstance(value, NKIObject) and type(value).__hash__ not in (None, object.__hash__):
         return type(value), value
     raise NotFixed(f"an argument is a {type(value).__name__}")

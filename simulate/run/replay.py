@@ -89,6 +89,7 @@ class Program:
                 external.bind(array)
         for external in self._results:
             external.bind(np.empty(external.storage.nbytes, np.uint8))
+            external.storage.host = None  # no array of the caller's
         self._tiles.bind(ARENA)
         with np.errstate(all="ignore"):
             self._carry_out()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import ml_dtypes
@@ -331,3 +332,41 @@ def test_random_numbers_start_over_with_every_launch(fresh_cache) -> None:
 
 def test_the_process_keeps_one_cache() -> None:
     assert isinstance(REPLAYS, ReplayCache)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, ml_dtypes.float8_e5m2])
+def test_a_one_dimensional_result_of_bytes_keeps_its_dtype(fresh_cache, dtype) -> None:
+    def kernel(x):
+        out = nl.ndarray((16,), dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=x)
+        return out
+
+    x = np.arange(16).astype(dtype)
+    for _ in range(2):
+        assert replayed(kernel, x).dtype == dtype
+    assert fresh_cache.report.hits == 1
+
+
+@dataclasses.dataclass
+class Mutable(nl.NKIObject):
+    factor: float = 2.0
+
+
+class Plain(nl.NKIObject):
+    factor = 2.0
+
+
+def test_parameter_objects_that_may_change_are_launched_eagerly(fresh_cache) -> None:
+    x, plain = floats(0, 4, 4), Plain()
+
+    def takes(x, settings):
+        return scaled(x, settings.factor)
+
+    def closes_over(x):
+        return scaled(x, plain.factor)
+
+    for factor in (2.0, 3.0):
+        plain.factor = factor
+        assert np.array_equal(replayed(takes, x, Mutable(factor)), factor * x)
+        assert np.array_equal(replayed(closes_over, x), factor * x)
+    assert fresh_cache.report.hits == 0
