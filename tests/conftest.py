@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import simulate
+
+simulate.install()  # any test file can be run alone, also one that imports `nki` before anything of ours
+
 STORIES260K = "NKW_STORIES260K"
 
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.kernels.accuracy import compare, last_place
+from tests.kernels.accuracy import compare, last_place, summed_in_order
 
 TRUTH = np.array([[1.0, 2.0], [3.0, 4.0]])
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -35,6 +35,24 @@ def test_accepts_twice_the_error_of_numpy_and_refuses_thrice() -> None:
     compare(TRUTH.astype(np.float32) + 2 * off, TRUTH, plain)
     with pytest.raises(AssertionError, match="4 of 4 beyond"):
         compare(TRUTH.astype(np.float32) + 3 * off, TRUTH, plain)
+
+
+def test_numpy_counts_as_no_more_exact_than_a_sum_in_order() -> None:
+    plain = TRUTH.astype(np.float32)
+    off = np.full((2, 2), 2.0**-10, np.float32)
+    compare(plain + 2 * off, TRUTH, plain, plain + off)
+    with pytest.raises(AssertionError, match="4 of 4 beyond"):
+        compare(plain + 3 * off, TRUTH, plain, plain + off)
+
+
+def test_products_in_order_add_one_term_after_the_other() -> None:
+    left = np.float32([[2.0**24, 1, 1, -(2.0**24)]])  # each 1 is lost beside 2^24
+    for product in (
+        summed_in_order(left) @ np.ones((4, 1), np.float32),
+        left @ summed_in_order(np.ones((4, 1), np.float32)),
+    ):
+        assert product.shape == (1, 1) and product[0, 0] == 0
+    assert (summed_in_order(left[:, ::-1]) @ np.ones((4, 1), np.float32))[0, 0] == 2
 
 
 def test_refuses_nan() -> None:
