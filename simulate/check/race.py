@@ -95,7 +95,19 @@ def _between(one: Stream, other: Stream, evidence: Evidence) -> list[Finding]:
                     continue
                 seen.add(key)
                 findings.append(_race(one, left, other, right, bool(between)))
-    return findings
+    return _once_per_lines(findings)
+
+
+def _once_per_lines(findings: list[Finding]) -> list[Finding]:
+    """One finding per pair of lines: an instruction that reads and writes races with itself in three ways."""
+    chosen: dict[tuple[object, ...], Finding] = {}
+    for finding in findings:
+        lines = frozenset(each.where for each in finding.touches)
+        key = finding.code, finding.severity, lines, finding.touches[0].tensor
+        both_write = all(each.verb != "reads" for each in finding.touches)
+        if key not in chosen or (both_write and any(t.verb == "reads" for t in chosen[key].touches)):
+            chosen[key] = finding
+    return list(chosen.values())
 
 
 def _same_values(left: _Use, right: _Use) -> bool:

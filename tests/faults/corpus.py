@@ -5,13 +5,14 @@ A file has a docstring, CODE, `kernel(…, sick)`, `inputs()` (one tuple of arra
 blame ends with `# blamed`. A file of class `language_subset` has a kernel `sick` that lint blames instead,
 beside the healthy `kernel`.
 
-`python -m tests.faults.corpus` writes the reports anew.
+`python -m tests.faults.corpus` writes the reports anew and prints how many kernels each class has.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -99,6 +100,9 @@ def main() -> None:
     for path in FILES:
         findings, _ = run(path, sick=True)
         path.with_suffix(".txt").write_text(report(path, findings))
+    for name, count in sorted(Counter(path.parent.name for path in FILES).items()):
+        print(f"{count:4d} {name}")
+    print(f"{len(FILES):4d} in all")
 
 
 if __name__ == "__main__":
