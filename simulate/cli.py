@@ -43,8 +43,14 @@ def _parser() -> argparse.ArgumentParser:
     time = commands.add_parser(
         "time", help="run a script and print the predicted time of every kernel launch"
     )
-    _script_arguments(time)
+    time.add_argument(
+        "--reading",
+        choices=("serial", "program", "scheduled", "dataflow"),
+        default="program",
+        help="what may overlap (default: %(default)s: engines and DMA queues, each in program order)",
+    )
     time.add_argument("--trace", metavar="FILE", help="write a trace that opens in Perfetto")
+    _script_arguments(time)
     time.set_defaults(act=_time)
 
     check = commands.add_parser("check", help="run a script and look for faults in every kernel launch")
@@ -94,27 +100,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _time(options: argparse.Namespace) -> int:
-    from simulate.errors import NkwError
-    from simulate.run import recorded
-    from simulate.timing import Reading, report, schedule, write_trace
+    from simulate.profile.command import time_command
 
-    with recorded() as launches:
-        status = _run_script(options)
-    parts = []
-    try:
-        for number, launch in enumerate(launches):
-            timeline = schedule(launch.streams, launch.hardware, Reading.program)
-            parts.append((f"{launch.kernel} #{number}", launch.streams, timeline))
-            print(report(launch.streams, launch.hardware, title=f"{launch.kernel} on {launch.hardware.name}"))
-        if not launches:
-            print("no kernel was launched", file=sys.stderr)
-        if options.trace and parts:
-            write_trace(options.trace, parts)
-            print(f"trace: {options.trace}")
-    except NkwError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return status
+    return time_command(options, _run_script)
 
 
 def _check(options: argparse.Namespace) -> int:

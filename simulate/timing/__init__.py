@@ -1,8 +1,8 @@
-"""Time: a stream is placed on the engines it ran on, and shown as a timeline, a trace or a report."""
+"""Time: a stream is placed on the engines it ran on, and shown as a timeline or a trace."""
 
 from simulate.timing.dependences import Dependences, Wait, dependences
+from simulate.timing.listing import listing
 from simulate.timing.readings import Reading
-from simulate.timing.report import listing, report
 from simulate.timing.schedule import Bracket, bracket, schedule
 from simulate.timing.timeline import Kind, PathStep, Reason, Slice, Timeline
 from simulate.timing.trace import write_trace
@@ -20,7 +20,6 @@ __all__ = [
     "bracket",
     "dependences",
     "listing",
-    "report",
     "schedule",
     "write_trace",
 ]

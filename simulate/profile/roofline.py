@@ -1,0 +1,140 @@
+"""Where a launch stands under the roofline of its chip: rates against peaks, work against bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulate.hardware import Hardware
+from simulate.numerics import DTYPES
+from simulate.profile.traffic import TensorTraffic
+from simulate.run.stream import READ, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """One launch against the peaks of the cores it runs on.
+
+    Rates are FLOP and bytes per ns (TFLOP/s are 1,000 FLOP per ns). `peaks` are the Tensor engine's at full clock by
+    operand width; `own_peak` is the one that this launch's mix of operands allows. FLOP are those of matmuls, multiply
+    and add as two. `dma_bytes` counts every DMA once, `hbm_bytes` what touches HBM.
+    """
+
+    length_ns: float
+    flops: int
+    hbm_bytes: int
+    needed_bytes: int
+    dma_bytes: int
+    transfers: int
+    peaks: tuple[tuple[str, float], ...]
+    own_peak: float
+    hbm_peak: float
+    dma_peak: float
+
+    @property
+    def peak(self) -> float:
+        """The peak of 16-bit operands, which utilisation is measured against."""
+        return dict(self.peaks)["16-bit"]
+
+    @property
+    def flops_rate(self) -> float:
+        """Matmul FLOP per ns."""
+        return self.flops / self.length_ns if self.length_ns else 0.0
+
+    @property
+    def hbm_rate(self) -> float:
+        """HBM bytes per ns, which are GB/s."""
+        return self.hbm_bytes / self.length_ns if self.length_ns else 0.0
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilisation: the matmul rate over the peak of 16-bit operands."""
+        return self.flops_rate / self.peak
+
+    @property
+    def own_mfu(self) -> float:
+        """The matmul rate over the peak of the operands it has."""
+        return self.flops_rate / self.own_peak
+
+    @property
+    def mbu(self) -> float:
+        """Memory bandwidth utilisation: the HBM rate over the cores' part of the HBM bandwidth."""
+        return self.hbm_rate / self.hbm_peak
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOP per byte moved; None where nothing is."""
+        return self.flops / self.hbm_bytes if self.hbm_bytes else None
+
+    @property
+    def algorithmic_intensity(self) -> float | None:
+        """FLOP per byte that has to be moved."""
+        return self.flops / self.needed_bytes if self.needed_bytes else None
+
+    @property
+    def ridge(self) -> float:
+        """The intensity at which HBM and the Tensor engine take equally long."""
+        return self.own_peak / self.hbm_peak
+
+    @property
+    def least_ns(self) -> float:
+        """What the peaks allow at least for the work and the bytes that have to be moved."""
+        return max(self.flops / self.own_peak, self.needed_bytes / self.hbm_peak)
+
+    @property
+    def bound(self) -> str:
+        """What `least_ns` comes from."""
+        return "compute" if self.flops / self.own_peak > self.needed_bytes / self.hbm_peak else "memory"
+
+
+def roofline(
+    streams: Sequence[Stream], hardware: Hardware, length_ns: float, traffic: Sequence[TensorTraffic]
+) -> Roofline:
+    """The roofline of a launch of `length_ns`, whose HBM traffic is known."""
+    cores = len(streams)
+    peaks = matmul_peaks(hardware, cores)
+    by_width = dict(peaks)
+    flops = moved = transfers = 0
+    at_peak_ns = 0.0
+    for stream in streams:
+        for event, cost_id in enumerate(stream.cost_ids):
+            cost = stream.costs[cost_id]
+            if cost.dma is not None:
+                moved += cost.dma.bytes
+                transfers += 1
+            if cost.flops:
+                flops += cost.flops
+                at_peak_ns += cost.flops / by_width[_operands(stream, event, by_width)]
+    return Roofline(
+        length_ns=length_ns,
+        flops=flops,
+        hbm_bytes=sum(tensor.moved_bytes for tensor in traffic),
+        needed_bytes=sum(tensor.needed_bytes for tensor in traffic),
+        dma_bytes=moved,
+        transfers=transfers,
+        peaks=peaks,
+        own_peak=flops / at_peak_ns if flops else by_width["16-bit"],
+        hbm_peak=cores * hardware.hbm_gb_per_s_per_core,
+        dma_peak=cores * hardware.dma_engines * hardware.dma_engine_bytes_per_ns,
+    )
+
+
+def matmul_peaks(hardware: Hardware, cores: int = 1) -> tuple[tuple[str, float], ...]:
+    """The Tensor engines' peaks by operand width, in FLOP per ns, the highest first."""
+    column = 2 * hardware.stationary_free_max * hardware.tensor_clock_ghz * cores
+    plain = column * hardware.contraction_max
+    peaks = [("16-bit", plain), ("32-bit", plain / hardware.matmul_fp32_passes)]
+    if hardware.matmul_double_row:
+        peaks.insert(0, ("8-bit", column * hardware.contraction_max_double_row))
+    if hardware.mx:  # four packed values per element of the contraction
+        peaks.insert(0, ("mx", 4 * plain))
+    return tuple(peaks)
+
+
+def _operands(stream: Stream, event: int, peaks: dict[str, float]) -> str:
+    """The width of a matmul's operands as the peaks are named."""
+    names = [stream.tensors[a.tensor].dtype for a in stream.accesses(event) if a.kind == READ]
+    if "mx" in peaks and any(name.endswith("_x4") for name in names):
+        return "mx"
+    width = max((DTYPES[name].itemsize for name in names), default=2)
+    return "32-bit" if width >= 4 else "8-bit" if width == 1 and "8-bit" in peaks else "16-bit"

@@ -1,0 +1,24 @@
+"""A timeline as text, line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulate.run.stream import Stream
+from simulate.timing.order import as_streams
+from simulate.timing.timeline import Kind, Timeline
+
+
+def listing(streams: Stream | Sequence[Stream], timeline: Timeline) -> str:
+    """The timeline as text, one slice a line in order of start; for comparing runs."""
+    streams = as_streams(streams)
+    out = [f"{'start us':>12s} {'end us':>12s} {'ready us':>12s}  {'track':<22s} event"]
+    for piece in timeline.by_start():
+        stream = streams[piece.stream]
+        op = stream.op_names[stream.ops[piece.event]]
+        what = "table load for " if piece.kind is Kind.table_load else ""
+        out.append(
+            f"{piece.start_ns / 1000:12.4f} {piece.end_ns / 1000:12.4f} {piece.ready_ns / 1000:12.4f}  "
+            f"{piece.track:<22s} {what}{op} #{piece.event}"
+        )
+    return "\n".join(out) + "\n"

@@ -1,0 +1,147 @@
+"""The profile as text, and the command that prints it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from simulate.cli import main
+from simulate.profile import profile, text
+from simulate.timing import Reading, bracket, schedule
+from tests.timing import kernels
+from tests.timing.streams import EXACT, Builder, random_streams
+
+SCRIPT = """
+import numpy as np
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+@nki.jit
+def doubled(a):
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(a)
+    nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+doubled(np.zeros((128, 64), np.float32))
+"""
+
+
+def test_a_report_has_the_numbers_of_the_timeline() -> None:
+    launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512))
+    timeline, found = schedule(launch.streams, launch.hardware), bracket(launch.streams, launch.hardware)
+    lines = text(profile(launch.streams, launch.hardware, "matmul_exp on trn2")).splitlines()
+    assert lines[0] == f"matmul_exp on trn2: {timeline.length_ns / 1000:.3f} us (program reading)"
+    assert lines[1] == (
+        f"dataflow {found.dataflow_ns / 1000:.3f} <= scheduled {found.scheduled_ns / 1000:.3f}"
+        f" <= program {found.program_ns / 1000:.3f} <= serial {found.serial_ns / 1000:.3f} us"
+    )
+    assert f"{timeline.overhead_ns / 1000:.3f} us" in lines[2]
+    used = {timeline.tracks[track] for track in timeline.track.tolist()}
+    for track in timeline.tracks:
+        rows = [line for line in lines if re.match(rf"{track}  +[\d.]", line)]
+        assert bool(rows) == (track in used)
+        for row in rows:
+            busy, share, idle = re.findall(r"[\d.]+", row.removeprefix(track))[:3]
+            assert busy == f"{timeline.busy_ns[track] / 1000:.3f}"
+            assert share == f"{100 * timeline.busy_ns[track] / timeline.length_ns:.1f}"
+            assert idle == f"{timeline.idle_ns[track] / 1000:.3f}"
+
+
+def test_a_report_has_bytes_and_flops_with_their_rates() -> None:
+    launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512))
+    length = schedule(launch.streams, launch.hardware).length_ns
+    moved = 4 * (256 * 128 + 256 * 512 + 128 * 512)
+    flops = 2 * 256 * 128 * 512
+    chip = launch.hardware
+    peak = 2 * 128 * 128 * chip.tensor_clock_ghz
+    found = text(profile(launch.streams, chip))
+    assert f"{moved / 1e6:.3f} MB in 5 transfers, {moved / length:.1f} GB/s" in found
+    assert f"MBU {100 * moved / length / chip.hbm_gb_per_s_per_core:.1f} %" in found
+    assert (
+        f"{flops / 1e9:.3f} GFLOP, {flops / length / 1e3:.2f} TFLOP/s, MFU {100 * flops / length / peak:.1f} %"
+        in found
+    )
+
+
+def test_a_table_has_only_so_many_rows_and_the_largest_first() -> None:
+    launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512))
+    done = profile(launch.streams, launch.hardware)
+    blocks = {block.split("\n", 1)[0].split("  ")[0]: block for block in text(done, rows=2).split("\n\n")}
+    path = blocks["critical path, by line"].splitlines()[1:]
+    assert len(path) == 2
+    assert "kernels.py" in path[0]
+    shares = [float(line.split()[-3]) for line in path]
+    assert shares == sorted(shares, reverse=True)
+    assert len([line for line in blocks["line"].splitlines() if line.startswith("tests/")]) == 2
+    changes = [float(line.split()[-2]) for line in blocks["twice as fast"].splitlines()[1:3]]
+    assert changes == sorted(changes)
+
+
+@pytest.mark.parametrize("reading", Reading)
+def test_a_report_is_eighty_columns_wide_and_the_same_every_time(reading: Reading) -> None:
+    for streams in (random_streams(1, 40, 3), random_streams(2, 40)):
+        found = text(profile(streams, EXACT, reading=reading))
+        assert max(map(len, found.splitlines())) <= 80
+        assert found == text(profile(streams, EXACT, reading=reading))
+
+
+def test_a_launch_without_instructions_has_a_report() -> None:
+    found = text(profile(Builder().stream, EXACT))
+    assert found.startswith("timeline: 0.000 us (program reading)")
+    assert "0.0 GB/s" in found
+
+
+def test_of_many_cores_the_one_that_ends_last_is_shown() -> None:
+    launch = kernels.dry(kernels.halves, kernels.zeros(256, 64), cores=2, ranks=2)
+    found = text(profile(launch.streams, launch.hardware))
+    assert "rank 0 core 0 of 4 cores, the one that ends last:" in found
+    assert "rank 1" not in found
+
+
+def timed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["time", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_time_prints_a_profile_of_every_launch(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = timed(capsys, "--target", "trn2", script)
+    assert (status, err) == (0, "target trn2\n")
+    assert out.startswith("doubled #0 on trn2: ")
+    assert "(program reading)" in out
+    assert "nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)" in out
+    assert timed(capsys, "--target", "trn2", script)[1] == out
+    assert "(dataflow reading)" in timed(capsys, "--target", "trn2", "--reading", "dataflow", script)[1]
+
+
+def test_time_refuses_what_it_cannot_use_in_one_sentence(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = str(tmp_path / "nowhere" / "file")
+    assert timed(capsys, nowhere) == (2, "", f"error: {nowhere} is not a file\n")
+    status, _, err = timed(capsys, "--target", "trn2", "--trace", nowhere, script)
+    assert status == 2
+    assert err.splitlines()[-1].startswith(
+        f"error: [NKW-TRACE-PATH] the trace cannot be written to {nowhere}: "
+    )
+    with pytest.raises(SystemExit) as left:
+        main(["time", "--reading", "hopeful", script])
+    assert left.value.code == 2
+    assert "invalid choice: 'hopeful'" in capsys.readouterr().err
+    empty = tmp_path / "empty.py"
+    empty.write_text("")
+    assert timed(capsys, "--target", "trn2", str(empty)) == (0, "", "target trn2\nno kernel was launched\n")

@@ -1,0 +1,70 @@
+"""What halving a cost gains, against schedules that are known by hand or made anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Cost
+from simulate.profile import profile
+from simulate.timing import Reading, schedule
+from tests.timing import kernels
+from tests.timing.streams import EXACT, Builder, dma_cost, random_streams
+
+
+def test_gains_of_two_engines_side_by_side() -> None:
+    """Tensor takes 100 ns, Vector 40 beside it: Tensor at half time leaves 50, Vector gains nothing."""
+    build = Builder()
+    build.event(Engine.tensor, (), (build.tensor("a"),), Cost(100.0, 100.0), op="long")
+    build.event(Engine.vector, (), (build.tensor("b"),), Cost(40.0, 40.0), op="short")
+    found = {(each.what, bool(each.line)): each for each in profile(build.stream, EXACT).what_if}
+    assert (found["all of Tensor", False].length_ns, found["all of Tensor", False].gain) == (50.0, 0.5)
+    assert (found["long", True].length_ns, found["long", True].gain) == (50.0, 0.5)
+    assert found["all of Vector", False].gain == 0.0
+    assert ("short", True) not in found, "a line without a part of the critical path"
+
+
+def test_halves_of_a_dma_are_told_apart() -> None:
+    build = Builder()
+    build.dma(
+        (), (build.tensor("a"),), dma_cost(busy=200.0, trigger=8.0, first=100.0, completion=64.0), Engine.sync
+    )
+    found = {each.what: each.length_ns for each in profile(build.stream, EXACT).what_if}
+    assert found["data phase of all DMAs"] == 372.0 - 100.0
+    assert found["start and end of all DMAs"] == 372.0 - 4.0 - 50.0 - 32.0
+    assert found["dma_copy"] == 186.0
+
+
+def test_numbers_of_the_chip_are_halved_too() -> None:
+    build = Builder()
+    tile = build.tensor("a")
+    build.event(Engine.scalar, (), (tile,), Cost(30.0, 40.0, table="exp"))
+    build.event(Engine.vector, (tile,), (build.tensor("b"),), Cost(10.0, 10.0))
+    done = profile(build.stream, EXACT)
+    found = {each.what: each.length_ns for each in done.what_if}
+    assert found["semaphores"] == done.length_ns - EXACT.semaphore_ns / 2
+    assert found["activation table loads"] == done.length_ns - EXACT.activation_table_load_ns / 2
+
+
+@pytest.mark.parametrize("reading", [Reading.serial, Reading.dataflow, Reading.scheduled])
+def test_the_reading_that_is_profiled_is_scheduled_again(reading: Reading) -> None:
+    launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512))
+    done = profile(launch.streams, launch.hardware, reading=reading)
+    assert {each.before_ns for each in done.what_if} == {
+        schedule(launch.streams, launch.hardware, reading).length_ns
+    }
+    assert done.what_if[0].gain > 0.0
+    assert list(done.what_if) == sorted(done.what_if, key=lambda each: (each.length_ns, each.what, each.line))
+
+
+def test_the_streams_are_left_as_they_were() -> None:
+    streams = random_streams(3, 40, 2)
+    before = [(stream.costs[:], stream.cost_ids[:], stream.text()) for stream in streams]
+    assert profile(streams, EXACT).what_if
+    assert before == [(stream.costs, stream.cost_ids, stream.text()) for stream in streams]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_gains_more_than_half(seed: int) -> None:
+    for each in profile(random_streams(seed, 40), EXACT, reading=Reading.serial).what_if:
+        assert 0.0 <= each.gain <= 0.5
