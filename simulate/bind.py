@@ -17,8 +17,17 @@ from types import ModuleType
 from simulate.errors import InvalidArgument, Unsupported
 
 BACKEND_VARIABLE = "NKI_BACKEND"
-_MODULES = ("language", "isa", "collectives", "typing")
-_BETA1_MODULES = ("language", "isa", "typing", "compiler")
+_MODULES = {
+    name: f"simulate.nki.{name.rpartition('.')[2]}"
+    for name in (
+        *("collectives", "dtype", "experimental", "isa", "isa.constants", "language", "meta"),
+        *("simulator", "typing"),
+    )
+}
+_BETA1_MODULES = {
+    **{name: f"simulate.beta1.{name}" for name in ("compiler", "isa", "language", "typing")},
+    "isa.constants": "simulate.nki.constants",
+}
 _FIRST_REAL_VERSION = (0, 2)
 _decided: str | None = None
 
@@ -70,8 +79,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _bind_face() -> None:
     face = importlib.import_module("simulate.nki")
     sys.modules["nki"] = face
-    for name in _MODULES:
-        sys.modules[f"nki.{name}"] = importlib.import_module(f"simulate.nki.{name}")
+    for name, module in _MODULES.items():
+        sys.modules[f"nki.{name}"] = importlib.import_module(module)
+    _bind_absent("nki", face, importlib.import_module("simulate.nki.missing").NOT_YET)
     if not _beta1_package():
         _bind_beta1()
 
@@ -93,8 +103,19 @@ def _bind_beta1() -> None:
     package.nki = face  # type: ignore[attr-defined]
     sys.modules["neuronxcc"] = package
     sys.modules["neuronxcc.nki"] = face
-    for name in _BETA1_MODULES:
-        sys.modules[f"neuronxcc.nki.{name}"] = importlib.import_module(f"simulate.beta1.{name}")
+    for name, module in _BETA1_MODULES.items():
+        sys.modules[f"neuronxcc.nki.{name}"] = importlib.import_module(module)
+    _bind_absent("neuronxcc.nki", face, importlib.import_module("simulate.beta1.missing").NOT_IN_BETA1)
+
+
+def _bind_absent(root: str, face: ModuleType, listed: dict[str, dict[str, str]]) -> None:
+    """Let modules be imported of which nothing can be simulated; calling a name of theirs says why."""
+    absent_modules = importlib.import_module("simulate.nki.missing").absent_modules
+    for name, module in absent_modules(set(sys.modules), listed).items():
+        sys.modules[name] = module
+        parent, _, part = name.rpartition(".")
+        if parent == root:
+            setattr(face, part, module)
 
 
 def load_everything() -> None:

@@ -39,6 +39,7 @@ from simulate.beta1.operators import operator
 from simulate.beta1.reductions import reduce
 from simulate.beta1.tile import Tile
 from simulate.isa.enums import DgeMode, Engine, MatmulPerfMode, OobMode, ReduceCmd
+from simulate.nki import constants
 from simulate.run import current_core
 
 engine = Engine
@@ -242,6 +243,7 @@ __all__ = [
     "affine_select",
     "bn_aggr",
     "bn_stats",
+    "constants",
     "dma_copy",
     "dropout",
     "get_nc_version",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from simulate.errors import Unsupported
+from simulate.nki.missing import not_yet
 
 _DYNAMIC = "index with a tile, x[rows[i_p, 0], i_f], in nl.load or nl.store instead"
 _REMOVED = "it was removed after Beta 1 without an equivalent"
+_VENDORS = "the vendor's package ships this kernel; run its source from the nki-samples repository"
 _NO_HARDWARE = "no engine has the operation"
 
 NOT_IN_BETA1: dict[str, dict[str, str]] = {
@@ -29,18 +30,16 @@ NOT_IN_BETA1: dict[str, dict[str, str]] = {
         "random_seed": "the bit stream of Beta 1 is not documented; pass random numbers as an input",
         "while_loop": "its condition had a form of its own; use a bounded loop",
     },
+    "neuronxcc.nki.kernels.attention": dict.fromkeys(
+        ("flash_attn_bwd", "flash_fwd", "fused_self_attn_for_SD_small_head_size"), _VENDORS
+    ),
+    "neuronxcc.nki.kernels.vision": dict.fromkeys(
+        ("resize_nearest_fixed_dma_kernel", "select_and_scatter_kernel"), _VENDORS
+    ),
 }
 """By module: the name and why it cannot be had."""
 
 
 def not_in_beta1(module: str, name: str) -> Callable[..., NoReturn]:
     """A function that raises Unsupported when it is called; AttributeError for a name nobody documents."""
-    reason = NOT_IN_BETA1[module].get(name)
-    if reason is None:
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-
-    def unsupported(*_: Any, **__: Any) -> NoReturn:
-        raise Unsupported("NKW-UNSUPPORTED", f"{module}.{name} cannot be simulated: {reason}")
-
-    unsupported.__name__ = unsupported.__qualname__ = name
-    return unsupported
+    return not_yet(module, name, NOT_IN_BETA1)

@@ -120,7 +120,7 @@ def _gathers(src: NkiTensor) -> tuple[NkiTensor, ...]:
         count = min(index.shape[0], rows - first)
         column = Dynamic(index[:count, number : number + 1], dynamic.step, dynamic.extent, True)
         gathers.append(
-            NkiTensor((count, *src.shape[1:]), src.dtype, src.storage, src.strides, src.offset, column)
+            NkiTensor.over((count, *src.shape[1:]), src.dtype, src.storage, src.strides, src.offset, column)
         )
     return tuple(gathers)
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from simulate.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from simulate.memory.tensor import NkiTensor
+
+
+_FIELDS = "__annotations__"
 
 
 class Looks:
@@ -19,7 +24,29 @@ LOOKS = Looks()
 
 
 class NKIObject:
-    """Base of the objects a kernel may carry: tensors, instructions, and the user's own parameter classes."""
+    """Base of the objects a kernel may carry: tensors, instructions, and the user's own parameter classes.
+
+    A class without an `__init__` gets the one that the language guide describes, with or without `@dataclass`: its
+    annotated fields in order, by position or keyword, with the defaults of the class, else None; then
+    `__post_init__`. Raises InvalidArgument for more values than fields.
+    """
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        fields = list(
+            dict.fromkeys(n for c in reversed(type(self).__mro__) for n in c.__dict__.get(_FIELDS, ()))
+        )
+        if len(values) > len(fields):
+            raise InvalidArgument(
+                "NKW-OBJECT",
+                f"{type(self).__name__} has the fields {fields}; {len(values)} values were given",
+            )
+        given = {**dict(zip(fields, values)), **named}
+        for name in dict.fromkeys([*fields, *given]):
+            setattr(self, name, given[name] if name in given else getattr(type(self), name, None))
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """What a class does once its fields are set; nothing unless it says so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ import numpy as np
 from simulate.errors import RuleViolation
 from simulate.memory import views
 from simulate.memory.objects import LOOKS, Dynamic
+from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
 from simulate.memory.tensor_views import TensorViews
 from simulate.memory.view_rules import (
     no_python_on_tensors,
 )
-from simulate.numerics import DType, to_float32
+from simulate.numerics import DType, as_dtype, to_float32
 
 
 class NkiTensor(TensorViews):
@@ -30,10 +31,47 @@ class NkiTensor(TensorViews):
         self,
         shape: tuple[int, ...],
         dtype: DType,
+        storage: Storage | None,
+        buffer: MemoryRegion = MemoryRegion.sbuf,
+        name: str = "",
+        address: tuple[int, int] | None = None,
+    ) -> None:
+        """A tensor over a whole storage; kernels allocate with nl.ndarray instead.
+
+        `storage=None` makes a placeholder for a signature, which has no bytes; `buffer`, `name` and `address` are
+        its own. A storage brings its memory and address, whatever is said here, and its name unless one is given.
+        """
+        if storage is None:
+            kind = as_dtype(dtype)
+            storage = Storage(shape, kind, buffer, name, np.empty(0, np.uint8), address, fresh=True)
+            dtype = kind
+        self._be(shape, dtype, storage, None, 0, None)
+        if name:
+            self.name = name
+
+    @classmethod
+    def over(
+        cls,
+        shape: tuple[int, ...],
+        dtype: DType,
         storage: Storage,
         strides: tuple[int, ...] | None = None,
         offset: int = 0,
         dynamic: Dynamic | None = None,
+    ) -> NkiTensor:
+        """A view of a storage by its strides and offset in elements; row-major from the start unless given."""
+        tensor = cls.__new__(cls)
+        tensor._be(shape, dtype, storage, strides, offset, dynamic)
+        return tensor
+
+    def _be(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        storage: Storage,
+        strides: tuple[int, ...] | None,
+        offset: int,
+        dynamic: Dynamic | None,
     ) -> None:
         self.shape = shape
         self.dtype = dtype
@@ -62,7 +100,9 @@ class NkiTensor(TensorViews):
         offset: int = 0,
         dynamic: Dynamic | None = None,
     ) -> NkiTensor:
-        return NkiTensor(shape, dtype, self.storage, strides, offset, dynamic)
+        tensor = NkiTensor.__new__(NkiTensor)
+        tensor._be(shape, dtype, self.storage, strides, offset, dynamic)
+        return tensor
 
     # -- what it is ---------------------------------------------------------------------------------------------
 

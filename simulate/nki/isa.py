@@ -7,30 +7,32 @@ from typing import Any
 
 from simulate.errors import NkiValidationError
 from simulate.isa.book import INSTRUCTIONS, Planner, documented_signature
-from simulate.isa.enums import DgeMode, DmaEngine, Engine, MatmulPerfMode, NcVersion, OobMode, ReduceCmd
 from simulate.memory.registers import VirtualRegister
+from simulate.nki import constants
+from simulate.nki.constants import (
+    dge_mode,
+    dma_engine,
+    engine,
+    matmul_perf_mode,
+    nc_version,
+    oob_mode,
+    reduce_cmd,
+)
 from simulate.nki.missing import not_yet
 from simulate.nki.older import modern
 from simulate.run import NkiInstruction, current_core
 from simulate.run.issue import call
 
-engine = Engine
-reduce_cmd = ReduceCmd
-dge_mode = DgeMode
-oob_mode = OobMode
-matmul_perf_mode = MatmulPerfMode
-nc_version = NcVersion
-dma_engine = DmaEngine
-tensor_engine = Engine.tensor
-vector_engine = Engine.vector
-scalar_engine = Engine.scalar
-gpsimd_engine = Engine.gpsimd
-unknown_engine = Engine.unknown
+tensor_engine = engine.tensor
+vector_engine = engine.vector
+scalar_engine = engine.scalar
+gpsimd_engine = engine.gpsimd
+unknown_engine = engine.unknown
 
 
-def get_nc_version() -> NcVersion:
+def get_nc_version() -> nc_version:
     """The generation of the core that the kernel is specialised for."""
-    return NcVersion(current_core().hardware.generation)
+    return nc_version(current_core().hardware.generation)
 
 
 def get_nc_sub_version() -> int:
@@ -75,8 +77,16 @@ __all__ = [
     "NkiInstruction",
     "NkiValidationError",
     "VirtualRegister",
-    "register_alloc",
+    "constants",
+    "dge_mode",
+    "dma_engine",
+    "engine",
     "get_nc_sub_version",
     "get_nc_version",
+    "matmul_perf_mode",
+    "nc_version",
+    "oob_mode",
+    "reduce_cmd",
+    "register_alloc",
     *INSTRUCTIONS,
 ]

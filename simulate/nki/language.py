@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from simulate.errors import InvalidArgument, RuleViolation, rule
-from simulate.hardware import Hardware
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.nki import isa
 from simulate.nki.loops import dynamic_range, fori_loop, while_loop
@@ -31,63 +30,19 @@ from simulate.nki.tile_functions import (
     transpose,
     where,
 )
+from simulate.nki.tile_size import tile_size
 from simulate.numerics import DTYPES, DType
 from simulate.run import current_core
 
 globals().update(DTYPES)
+# Not in the reference; public kernels write nl.bool for nl.bool_ and nl.range for range.
+globals().update(bool=DTYPES["bool_"], range=range)
 
 sbuf = MemoryRegion.sbuf
 psum = MemoryRegion.psum
 private_hbm = MemoryRegion.private_hbm
 shared_hbm = MemoryRegion.shared_hbm
 hbm = MemoryRegion.private_hbm
-
-
-class _TileSize(NKIObject):
-    """Limits of the chip that the running kernel is specialised for (outside of a kernel: the target's)."""
-
-    @property
-    def _hardware(self) -> Hardware:
-        from simulate.run.launch import target_hardware
-        from simulate.run.machine import running_core
-
-        core = running_core()
-        return core.hardware if core is not None else target_hardware()
-
-    @property
-    def pmax(self) -> int:
-        return self._hardware.partitions
-
-    @property
-    def psum_bank_fmax(self) -> int:
-        return self._hardware.psum_bank_bytes // 4
-
-    @property
-    def psum_fmax(self) -> int:
-        return self.psum_bank_fmax
-
-    @property
-    def psum_bank_fmax_bytes(self) -> int:
-        return self._hardware.psum_bank_bytes
-
-    @property
-    def gemm_stationary_fmax(self) -> int:
-        return self._hardware.stationary_free_max
-
-    @property
-    def gemm_moving_fmax(self) -> int:
-        return self._hardware.moving_free_max
-
-    @property
-    def bn_stats_fmax(self) -> int:
-        return self._hardware.bn_stats_free_max
-
-    @property
-    def total_available_sbuf_size(self) -> int:
-        return self._hardware.sbuf_usable_bytes_per_partition
-
-
-tile_size = _TileSize()
 
 
 def is_hbm(buffer: Any) -> bool:

@@ -1,23 +1,52 @@
-"""Documented names that the simulator does not carry out yet: calling one raises Unsupported with the reason."""
+"""Names that public code uses and the simulator does not carry out: calling one raises Unsupported with the reason.
+
+The list is complete for what the documentation of NKI 0.2 to 0.7 and public kernels name. Importing such a name works,
+so that a file which needs it only on a device still loads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 from typing import Any, NoReturn
 
 from simulate.errors import Unsupported
 
+_COMPILER = "it hands the kernel to the vendor's compiler; run the kernel with nki.simulate(kernel)(…)"
+_BETA1 = "it went with Beta 1; write slices, and keep dims before the partition dim in a Python list"
+_DEVICE = "it measures on a device; python -m simulate time predicts a kernel's time"
+_GRIDS = "grids of tiles came with 0.7, whose layout in SBUF and PSUM is not simulated; slice an nl.ndarray"
+
 NOT_YET: dict[str, dict[str, str]] = {
+    "nki": {
+        "baremetal": "it went with Beta 1; nki.jit kernels are called with numpy arrays directly",
+        "simulate_kernel": "it went with Beta 1; nki.simulate(kernel)(…)",
+        "trace": "it went with Beta 1; nki.jit",
+        **dict.fromkeys(("benchmark", "profile"), _DEVICE),
+    },
     "nki.isa": {},
-    "nki.language": {},
+    "nki.language": {
+        **dict.fromkeys(("arange", "mgrid", "par_dim"), _BETA1),
+        **dict.fromkeys(
+            ("NkiBlockGrid", "NkiGrid", "NkiTileGrid", "alloc_blocks", "alloc_tiles", "blocks", "tiles"),
+            _GRIDS,
+        ),
+    },
     "nki.collectives": {},
+    "nki.compiler.driver": {"compile_to_bir": _COMPILER},
+    "nki.compiler.frontend": dict.fromkeys(("NKIFrontend", "ParserFrontend", "TracerFrontend"), _COMPILER),
+    "nki.compiler.kernel_builder": {"compile_kernel": _COMPILER},
+    "nki.compiler.ncc_driver": dict.fromkeys(("CompileOptions", "CompiledKernel"), _COMPILER),
+    "nki.framework.compiled": {"StandaloneKernel": _COMPILER},
+    "nki.framework.torch_xla": {"TorchXlaKernel": "it hands the kernel to torch_xla; call the kernel itself"},
 }
 """By module: the name and why it cannot be had."""
 
 
-def not_yet(module: str, name: str) -> Callable[..., NoReturn]:
+def not_yet(module: str, name: str, listed: dict[str, dict[str, str]] = NOT_YET) -> Callable[..., NoReturn]:
     """A function that raises Unsupported when it is called; AttributeError for a name nobody documents."""
-    reason = NOT_YET[module].get(name)
+    reason = listed[module].get(name)
     if reason is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
@@ -27,3 +56,22 @@ def not_yet(module: str, name: str) -> Callable[..., NoReturn]:
     unsupported.__name__ = unsupported.__qualname__ = name
     unsupported.nki_operator = name  # type: ignore[attr-defined]
     return unsupported
+
+
+def absent_modules(present: set[str], listed: dict[str, dict[str, str]] = NOT_YET) -> dict[str, ModuleType]:
+    """A module for each listed one that is not `present`, its packages included, so that they can be imported."""
+    made: dict[str, ModuleType] = {}
+    for full in listed:
+        parts = full.split(".")
+        for depth in range(1, len(parts) + 1):
+            name = ".".join(parts[:depth])
+            if name in present or name in made:
+                continue
+            module = ModuleType(name, "Nothing of this module can be simulated.")
+            module.__path__ = []
+            if name in listed:
+                module.__getattr__ = partial(not_yet, name, listed=listed)  # type: ignore[method-assign]
+            made[name] = module
+            if "." in name and (parent := made.get(name.rpartition(".")[0])) is not None:
+                setattr(parent, parts[depth - 1], module)
+    return made

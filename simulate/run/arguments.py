@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ml_dtypes
@@ -46,21 +47,28 @@ class Arguments:
             self.torch_seen = True
             return self._tensor(value, _torch_to_numpy(value), name)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self.take(part, f"{name}.{key}") for key, part in zip(value._fields, value)))
+            parts = [self.take(part, f"{name}.{key}") for key, part in zip(value._fields, value)]
+            return value if _same(parts, value) else type(value)(*parts)
         if isinstance(value, (tuple, list)):
-            return type(value)(self.take(part, f"{name}[{i}]") for i, part in enumerate(value))
+            parts = [self.take(part, f"{name}[{i}]") for i, part in enumerate(value)]
+            return value if _same(parts, value) else type(value)(parts)
         if isinstance(value, dict):
-            return {key: self.take(part, f"{name}[{key!r}]") for key, part in value.items()}
-        if (
-            isinstance(value, NKIObject)
-            and not isinstance(value, NkiTensor)
-            and dataclasses.is_dataclass(value)
-        ):
-            changes = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-            taken = {key: self.take(part, f"{name}.{key}") for key, part in changes.items()}
-            if any(taken[key] is not changes[key] for key in changes):
-                return dataclasses.replace(value, **taken)  # type: ignore[type-var]
+            named = {key: self.take(part, f"{name}[{key!r}]") for key, part in value.items()}
+            return value if _same(named.values(), value.values()) else named
+        plain = isinstance(value, NKIObject) and not isinstance(value, NkiTensor)
+        if plain or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+            return self._object(value, name)
         return value
+
+    def _object(self, value: Any, name: str) -> Any:
+        """A parameter object: a copy with tensors for arrays, by its dictionary, as the language guide has it."""
+        had = getattr(value, "__dict__", {})
+        taken = {key: self.take(part, f"{name}.{key}") for key, part in had.items()}
+        if _same(taken.values(), had.values()):
+            return value
+        twin = copy.copy(value)
+        twin.__dict__.update(taken)
+        return twin
 
     def _tensor(self, key: Any, array: np.ndarray, name: str) -> NkiTensor:
         known = self._tensors.get(id(key))
@@ -136,6 +144,10 @@ class Arguments:
         for array, held, _ in self._copies:
             if array.flags.writeable:
                 array[...] = held.astype(array.dtype)
+
+
+def _same(parts: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(part is other for part, other in zip(parts, others))
 
 
 def _element(dtype: DType) -> np.dtype:

@@ -63,7 +63,7 @@ def accumulated(tile: NkiTensor, product: np.ndarray, keeps: Any) -> np.ndarray:
 def flat(tile: NkiTensor) -> NkiTensor:
     """The whole storage behind a view, as one dim of the view's dtype."""
     storage = tile.storage
-    return NkiTensor((storage.nbytes // tile.dtype.storage.itemsize,), tile.dtype, storage, (1,), 0)
+    return NkiTensor.over((storage.nbytes // tile.dtype.storage.itemsize,), tile.dtype, storage, (1,), 0)
 
 
 def _scatter(tile: NkiTensor, values: np.ndarray, skip_out_of_range: bool) -> np.ndarray:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from simulate.errors import InvalidArgument
 from simulate.run.launch import launch
 from simulate.run.machine import running_core
+from simulate.run.schedule import Scheduled
 
 
 class Kernel:
@@ -36,6 +37,14 @@ class Kernel:
             )
         return Kernel(self.func, size, True)
 
+    def with_schedule(self, edges: Sequence[tuple[str, str | Sequence[str]]]) -> Kernel:
+        """The kernel with ordering requests between instructions of given names, (consumer, producer or producers).
+
+        Values never change by it, only time does. Raises InvalidArgument when the kernel has run and has no
+        instruction of a name.
+        """
+        return Kernel(Scheduled(self.func, edges), self._logical_core_size, self._has_grid)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch on one rank of the target chip; returns what the kernel returns, as arrays."""
         if running_core() is not None:
@@ -46,7 +55,7 @@ class Kernel:
         return done.outputs[0]
 
     def __repr__(self) -> str:
-        return f"<nki kernel {self.func.__qualname__}>"
+        return f"<nki kernel {getattr(self.func, '__qualname__', self.func)}>"
 
 
 def as_kernel(kernel: Any) -> Kernel:

@@ -15,16 +15,20 @@ from typing import Any
 
 import pytest
 
+import simulate
 from simulate.errors import NkwError
 from simulate.nki.missing import NOT_YET
 
 _API = json.loads((Path(__file__).parent / "nki_api.json").read_text(encoding="utf-8"))
 _MODULES: dict[str, dict[str, list[list[str | None]]]] = _API["modules"]
-_FACE = {module: importlib.import_module(f"simulate.{module}") for module in _MODULES}
+simulate.install("simulate")
+_FACE = {module: importlib.import_module(module) for module in {*_MODULES, *NOT_YET}}
+_CLASSES = [(module, name) for module, classes in _API["classes"].items() for name in classes]
 _FUNCTIONS = [(module, name) for module, functions in _MODULES.items() for name in functions]
 _IMPLEMENTED = [(module, name) for module, name in _FUNCTIONS if name not in NOT_YET.get(module, {})]
 _MISSING = [(module, name) for module, name in _FUNCTIONS if name in NOT_YET.get(module, {})]
 _HIDDEN = "..."
+_BEYOND = {("NkiTensor", "address"), ("NkiInstruction", "index")}  # of 0.7, and our own
 
 
 def _text(default: Any) -> str | None:
@@ -53,6 +57,23 @@ def test_a_function_has_the_documented_signature(module: str, name: str) -> None
     actual = _signature(getattr(_FACE[module], name))
     hidden = {parameter for parameter, _, default in documented if default == _HIDDEN}
     assert [[p, kind, _HIDDEN if p in hidden else text] for p, kind, text in actual] == documented
+
+
+@pytest.mark.parametrize(("module", "name"), _CLASSES)
+def test_a_class_has_the_documented_methods_attributes_and_members(module: str, name: str) -> None:
+    value, documented = getattr(_FACE[module], name), _API["classes"][module][name]
+    kind = value if isinstance(value, type) else type(value)
+    for method, parameters in documented.get("methods", {}).items():
+        # The reference hides the fields of NKIObject behind **kwargs.
+        if (name, method) != ("NKIObject", "__init__"):
+            seen = [
+                p for p in _signature(getattr(kind, method)) if p[0] != "self" and (name, p[0]) not in _BEYOND
+            ]
+            assert seen == parameters, method
+    slots = {slot for base in kind.__mro__ for slot in getattr(base, "__slots__", ())}
+    for attribute in documented.get("attributes", []):
+        assert hasattr(kind, attribute) or attribute in slots, attribute
+    assert {m: kind[m].value for m in documented.get("members", {})} == documented.get("members", {})
 
 
 def test_no_documented_function_is_missing() -> None:

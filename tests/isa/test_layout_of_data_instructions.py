@@ -183,5 +183,5 @@ def test_is_not_addressed_at_run_time(name: str, operand: str) -> None:
     call = CALLS[name](16)
     value = call[operand]
     step = Dynamic(tile((1, 1), "int32"), 1, 1, False)
-    moved = NkiTensor(value.shape, value.dtype, value.storage, value.strides, value.offset, step)
+    moved = NkiTensor.over(value.shape, value.dtype, value.storage, value.strides, value.offset, step)
     refuses("NKW-INDIRECT", "trn3", name, **{**call, operand: moved})

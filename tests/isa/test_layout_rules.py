@@ -88,7 +88,7 @@ def test_refuses_an_operand_of_six_dims(name: str, operand: str) -> None:
 @pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
 def test_refuses_a_run_time_address(name: str, operand: str) -> None:
     value = healthy(name)[operand]
-    dynamic = NkiTensor(
+    dynamic = NkiTensor.over(
         value.shape, value.dtype, value.storage, value.strides, 0, Dynamic(tile((1, 1), "int32"), 1, 1, False)
     )
     refuses("NKW-INDIRECT", "trn2", name, **healthy(name, **{operand: dynamic}))

@@ -37,7 +37,7 @@ def tile(
         (shape[0] + at, *shape[1:]), element, buffer, "", array=np.empty(0, np.uint8), fresh=True
     )
     whole = NkiTensor(storage.shape, element, storage)
-    return NkiTensor(shape, element, storage, whole.strides, at * whole.strides[0])
+    return NkiTensor.over(shape, element, storage, whole.strides, at * whole.strides[0])
 
 
 def plan(target: str, name: str, **arguments: Any) -> Plan:
