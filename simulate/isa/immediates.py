@@ -12,22 +12,26 @@ import numpy as np
 from simulate.errors import RuleViolation, rule
 from simulate.numerics import float32 as _FLOAT32
 
+# Kernels write the largest float32 with eight digits, 3.4028235e38, which lies above it and rounds to it.
+_ROUNDS_TO_INFINITY = _FLOAT32.max + 2.0 ** (127 - 24)  # half a unit in the last place
+
 
 def float32_number(operand: str, value: Any) -> np.float32:
     """A number as float32."""
     is_number(operand, value)
-    if _finite(value) and abs(value) > _FLOAT32.max:
+    if not _rounds_to_float32(value):
         raise RuleViolation(
             fits_float32, f"{operand}={value!r:.60}", limit=f"{_FLOAT32.max}", hint="use float('inf')"
         )
     return np.float32(value)
 
 
-def _finite(value: Any) -> bool:
+def _rounds_to_float32(value: Any) -> bool:
     try:
-        return isfinite(value)
+        number = float(value)
     except OverflowError:  # a Python integer beyond float64
-        return True
+        return False
+    return not isfinite(number) or abs(number) < _ROUNDS_TO_INFINITY
 
 
 def integer_within(value: Any, low: int, high: int) -> int | None:

@@ -20,7 +20,11 @@ SBUF, PSUM = MemoryRegion.sbuf, MemoryRegion.psum
 @rule("NKW-OPERAND")
 def is_tensor(operand: str, value: Any) -> None:
     """A tensor operand is an NkiTensor."""
-    if not isinstance(value, NkiTensor):
+    if type(value) is NkiTensor:
+        return
+    if isinstance(value, NkiTensor):
+        value.check_bounds()
+    else:
         raise RuleViolation(
             is_tensor,
             f"{operand} is {type(value).__name__} {value!r:.60}",

@@ -28,8 +28,16 @@ class NKIObject:
 
     A class without an `__init__` gets the one that the language guide describes, with or without `@dataclass`: its
     annotated fields in order, by position or keyword, with the defaults of the class, else None; then
-    `__post_init__`. Raises InvalidArgument for more values than fields.
+    `__post_init__`. A plain attribute of the class (`rows = 4`) is a field too, after the annotated ones. Raises
+    InvalidArgument for more values than fields.
     """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        annotated = cls.__dict__.get(_FIELDS, {})
+        plain = {n: Any for n, value in vars(cls).items() if n not in annotated and _is_field(n, value)}
+        if plain:
+            cls.__annotations__ = {**annotated, **plain}
 
     def __init__(self, *values: Any, **named: Any) -> None:
         fields = list(
@@ -47,6 +55,12 @@ class NKIObject:
 
     def __post_init__(self) -> None:
         """What a class does once its fields are set; nothing unless it says so."""
+
+
+def _is_field(name: str, value: object) -> bool:
+    """Whether a class attribute is a value that every object starts with, and no part of how the class works."""
+    shared = isinstance(value, (list, dict, set))  # which a dataclass refuses as a default
+    return not (name.startswith("_") or callable(value) or hasattr(value, "__get__") or shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from simulate.errors import RuleViolation
+from simulate.errors import OutOfBounds, RuleViolation
 from simulate.memory import views
 from simulate.memory.objects import LOOKS, Dynamic
 from simulate.memory.regions import MemoryRegion
@@ -103,6 +103,14 @@ class NkiTensor(TensorViews):
         tensor = NkiTensor.__new__(NkiTensor)
         tensor._be(shape, dtype, self.storage, strides, offset, dynamic)
         return tensor
+
+    def or_outside(self) -> NkiTensor:
+        """This view, or the same as an `OutsideTensor` if it reaches outside its storage."""
+        try:
+            self.check_bounds()
+        except OutOfBounds:
+            return OutsideTensor.over(self.shape, self.dtype, self.storage, self.strides, self.offset)
+        return self
 
     # -- what it is ---------------------------------------------------------------------------------------------
 
@@ -204,3 +212,23 @@ class NkiTensor(TensorViews):
     ).split():
         locals()[f"__{_name}__"] = _refuse
     del _name
+
+
+class OutsideTensor(NkiTensor):
+    """A view that reaches outside its storage: it may be made, and narrowed, but not read or written."""
+
+    __slots__ = ()
+
+    def _view(self, *args: Any, **kwargs: Any) -> NkiTensor:  # type: ignore[override]
+        return super()._view(*args, **kwargs).or_outside()
+
+    @property
+    def array(self) -> np.ndarray:
+        """No elements: refused."""
+        self.check_bounds()
+        raise AssertionError("an OutsideTensor lies inside its storage")
+
+    def byte_view(self) -> tuple[bool, tuple[int, ...], tuple[int, ...], int, int]:
+        """No bytes: refused."""
+        self.check_bounds()
+        raise AssertionError("an OutsideTensor lies inside its storage")

@@ -301,6 +301,9 @@ class TensorViews(NKIObject):
 
         The guide measures `offset` from the start of the storage, the API stub says that None inherits the view's
         offset and an integer is added to it; both agree on a fresh tensor, and the stub is followed here.
+
+        A pattern that reaches outside the storage is refused by the instruction that uses it: kernels make the
+        pattern of a last, partial tile before they find that there is nothing to do.
         """
         base = self if dtype is None else self._retyped(as_dtype(dtype))
         start = base.offset + (0 if offset is None else operator.index(offset))
@@ -320,10 +323,7 @@ class TensorViews(NKIObject):
             dynamic = base._one_dynamic(Dynamic(_cell(scalar_offset), step, base.shape[indirect_dim], False))
         if self.buffer.on_chip:
             self._check_partition_step(shape, strides, base)
-        view = self._view(shape, base.dtype, strides, start, dynamic)
-        if dynamic is None:
-            view.check_bounds()
-        return view
+        return self._view(shape, base.dtype, strides, start, dynamic).or_outside()
 
     def _retyped(self, dtype: DType) -> NkiTensor:
         """The storage as elements of `dtype`, wherever this view's last dim lies."""
@@ -347,7 +347,9 @@ class TensorViews(NKIObject):
             )
 
     def check_bounds(self) -> None:
-        """Refuse a view that reaches outside its storage."""
+        """Refuse a view that reaches outside its storage; one addressed at run time is checked then."""
+        if self.dynamic is not None:
+            return
         low = high = self.offset
         for extent, stride in zip(self.shape, self.strides):
             if extent < 1:

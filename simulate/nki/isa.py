@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from simulate.errors import NkiValidationError
@@ -19,7 +20,7 @@ from simulate.nki.constants import (
     reduce_cmd,
 )
 from simulate.nki.missing import not_yet
-from simulate.nki.older import modern
+from simulate.nki.older import member, modern
 from simulate.run import NkiInstruction, current_core
 from simulate.run.issue import call
 
@@ -54,10 +55,18 @@ def register_alloc(x: int | None = None) -> VirtualRegister:
 def _instruction(planner: Planner) -> Callable[..., NkiInstruction]:
     signature = documented_signature(planner)
     known = frozenset(signature.parameters)
+    enums = {
+        name: type(parameter.default)
+        for name, parameter in signature.parameters.items()
+        if isinstance(parameter.default, Enum)
+    }
 
     def instruction(*args: Any, **kwargs: Any) -> NkiInstruction:
         if not kwargs.keys() <= known:
             kwargs = modern(planner.__name__, args, kwargs, known)
+        for name, members in enums.items():
+            if name in kwargs and type(kwargs[name]) is not members:
+                kwargs[name] = member(members, kwargs[name])
         return call(planner, args, kwargs)
 
     instruction.__name__ = instruction.__qualname__ = planner.__name__

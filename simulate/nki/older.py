@@ -2,7 +2,7 @@
 
 An accepted parameter gives a DeprecationWarning that says what to write now, and changes nothing beyond that.
 What changed its meaning or its position is not accepted: such a call is refused like any other that does not
-fit.
+fit. Where a parameter takes a member of an enum, the documented number of a member stands for it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from simulate.errors import RuleViolation, rule
@@ -88,6 +89,15 @@ def modern(
         )
         result.update(older.replace(result.pop(name), kwargs, args))
     return result
+
+
+def member(members: type[Enum], value: Any) -> Any:
+    """The member of an enum that a documented number stands for (`dge_mode=3`); anything else unchanged."""
+    if type(value) is int:
+        for each in members:
+            if each.value == value:
+                return each
+    return value
 
 
 @rule("NKW-OLDER-MASK")

@@ -38,6 +38,8 @@ def test_accepts_unsigned_predicates_on_every_chip(target, predicate):
         ),
         ("NKW-NUMBER", {"src": "1"}, {"src": 1}),
         ("NKW-FLOAT32-RANGE", {"src": 1e39}, {"src": 1e38}),
+        # Eight digits of the largest float32 lie above it and round to it; half a unit above rounds to infinity.
+        ("NKW-FLOAT32-RANGE", {"src": -(2.0**128 - 2.0**103)}, {"src": -3.4028235e38}),
         (
             "NKW-PACKED-DTYPE",
             {"dst": tile((8, 6), "float8_e5m2_x4"), "src": tile((8, 6), "float8_e5m2_x4")},

@@ -177,12 +177,22 @@ def test_access_pattern_of_step_zero_repeats_in_hbm() -> None:
 
 
 @pytest.mark.parametrize(("count", "fits"), [(7, True), (8, True), (9, False)])
-def test_access_pattern_stays_in_storage(count: int, fits: bool) -> None:
-    if fits:
-        assert tensor((8, 4)).ap([[4, count], [1, 4]]).shape == (count, 4)
-    else:
-        with pytest.raises(OutOfBounds, match="NKW-BOUNDS"):
-            tensor((8, 4)).ap([[4, count], [1, 4]])
+def test_access_pattern_is_used_inside_the_storage_only(count: int, fits: bool) -> None:
+    view = tensor((8, 4)).ap([[4, count], [1, 4]])
+    assert view.shape == (count, 4)
+    for use in (lambda: view.array, view.float32, view.byte_view, lambda: repr(view)):
+        if fits:
+            use()
+        else:
+            with pytest.raises(OutOfBounds, match="NKW-BOUNDS"):
+                use()
+
+
+def test_a_part_of_an_access_pattern_that_lies_inside_can_be_used() -> None:
+    view = tensor((8, 4)).ap([[4, 9], [1, 4]])
+    assert np.array_equal(view[:8].array, numbers((8, 4)))
+    with pytest.raises(OutOfBounds, match="elements 4 to 35"):
+        view[1:].byte_view()
 
 
 def test_on_chip_access_pattern_steps_over_partitions_by_the_free_size() -> None:

@@ -13,8 +13,8 @@ CODE = "NKW-BOUNDS"
 
 def kernel(x, sick):
     tile = nl.ndarray((4, 5), dtype=nl.float32)
-    windows = x.ap(pattern=[[1, 4], [1, 5]], offset=1 if sick else 0)  # blamed
-    nisa.dma_copy(dst=tile, src=windows)
+    windows = x.ap(pattern=[[1, 4], [1, 5]], offset=1 if sick else 0)
+    nisa.dma_copy(dst=tile, src=windows)  # blamed
     return copied_out(tile)
 
 

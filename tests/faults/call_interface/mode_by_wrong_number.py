@@ -1,4 +1,4 @@
-"""The mode of a DMA is given by its number."""
+"""The mode of a DMA is given by a number that no mode has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CODE = "NKW-ENUM"
 
 def kernel(x, sick):
     tile = nl.ndarray((4, 8), dtype=nl.float32)
-    nisa.dma_copy(dst=tile, src=x, oob_mode=1 if sick else nisa.oob_mode.skip)  # blamed
+    nisa.dma_copy(dst=tile, src=x, oob_mode=2 if sick else nisa.oob_mode.skip)  # blamed
     return copied_out(tile)
 
 
