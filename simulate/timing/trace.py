@@ -1,8 +1,8 @@
 """Traces in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-One process per core, one thread per engine and DMA queue. A queue whose data phases overlap gets several
-threads of one name, because slices of a thread may not overlap. Timestamps are microseconds with three
-decimals. One event stands on each line, so traces can be compared as text.
+One process per core, one thread per engine and DMA queue, and arrows between them for dependences (`flows`). A
+queue whose data phases overlap gets several threads of one name, because slices of a thread may not overlap.
+Timestamps are microseconds with three decimals. One event stands on each line, so traces can be compared as text.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 from simulate.errors import InvalidArgument
 from simulate.run.location import location
 from simulate.run.stream import READ, Stream
+from simulate.timing.dependences import Dependences, dependences
+from simulate.timing.flows import Drawn, Place, flows
 from simulate.timing.order import as_streams
 from simulate.timing.timeline import TRACKS, Kind, Slice, Timeline, core_label
 
@@ -59,7 +61,8 @@ def write_trace(
 
 def _events(parts: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]]) -> Iterator[dict[str, Any]]:
     named: set[tuple[int, int]] = set()
-    offset = 0
+    known: dict[int, Dependences] = {}  # by the identity of streams, which `parts` keeps alive
+    offset = arrows = 0
     for label, given, timeline in parts:
         streams = as_streams(given)
         length = round(timeline.length_ns)
@@ -69,7 +72,13 @@ def _events(parts: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]]) ->
                 yield _name("process_name", process, 0, core_label(streams, number) or "NeuronCore")
             yield from _thread(named, process, 0, _KERNELS)
             yield _complete(label, "kernel", process, 0, offset, offset + length, {})
-        yield from _slices(streams, timeline, processes, offset, named)
+        drawn = Drawn(timeline.bases[-1])
+        yield from _slices(streams, timeline, processes, offset, named, drawn)
+        if id(given) not in known:
+            known[id(given)] = dependences(streams)
+        for end in flows(known[id(given)], drawn, arrows):
+            arrows = end["id"] + 1
+            yield end
         offset += length
 
 
@@ -79,6 +88,7 @@ def _slices(
     processes: Sequence[int],
     offset: int,
     named: set[tuple[int, int]],
+    drawn: Drawn,
 ) -> Iterator[dict[str, Any]]:
     lanes = [_Lanes() for _ in timeline.tracks]
     number_of = {track: number for number, track in enumerate(timeline.tracks)}
@@ -91,6 +101,11 @@ def _slices(
         short = piece.track.removeprefix(f"{labels[piece.stream]} ")
         thread = 1 + TRACKS.index(short) * _LANES_MAX + lane
         yield from _thread(named, process, thread, short)
+        event, place = timeline.bases[piece.stream] + piece.event, Place(process, thread, start, end)
+        if piece.kind is Kind.transfer:
+            drawn.transfer(event, place)
+        elif piece.kind is not Kind.table_load:
+            drawn.instruction(event, place)
         called = names[piece.stream]
         yield _complete(*called.title(piece), process, thread, start, end, called.details(piece))
 

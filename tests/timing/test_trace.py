@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from simulate.errors import InvalidArgument
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Cost
 from simulate.run import Launch
 from simulate.timing import Kind, Reading, schedule, write_trace
 from tests.timing import kernels
+from tests.timing.streams import EXACT, Builder, dma_cost
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def test_every_event_is_complete_and_on_a_named_thread(launch: Launch, tmp_path:
     names = threads(events)
     processes = {e["pid"] for e in events if e["name"] == "process_name"}
     for event in events:
-        assert event["ph"] in ("X", "M")
+        assert event["ph"] in ("X", "M", "s", "f")
         if event["ph"] == "X":
             assert set(event) == {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"}
             assert event["ts"] >= 0
@@ -105,6 +108,46 @@ def test_slices_say_what_they_are(launch: Launch, tmp_path: Path) -> None:
     assert len(matmul["args"]["reads"].split()) == 2
     table = next(e for e in events if e.get("cat") == "table load")
     assert table["name"] == "load table exp"
+
+
+def test_arrows_join_the_slices_of_dependent_events_on_different_tracks(tmp_path: Path) -> None:
+    """A load feeds a matmul, that a copy on Vector; the second matmul follows the first on its own track."""
+    build = Builder()
+    source, tile, total, result = (build.tensor(name) for name in ("source", "tile", "total", "result"))
+    build.dma((source,), (tile,), dma_cost(busy=200.0), Engine.sync)
+    for _ in range(2):
+        build.event(Engine.tensor, (tile,), (total,), Cost(50.0, 80.0), accumulate=True)
+    build.event(Engine.vector, (total,), (result,), Cost(30.0, 40.0))
+    write_trace(tmp_path / "trace.json", [("kernel", build.stream, schedule(build.stream, EXACT))])
+    events = json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X" and e["cat"] != "kernel"]
+
+    def bound(end: dict[str, Any]) -> tuple[str, int]:
+        (found,) = [
+            e
+            for e in slices
+            if (e["pid"], e["tid"]) == (end["pid"], end["tid"])
+            and e["ts"] <= end["ts"] < round(e["ts"] + e["dur"], 3)
+        ]
+        return found["cat"], found["args"]["event"]
+
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert starts.keys() == ends.keys() == {0, 1, 2}
+    assert [(bound(starts[n]), bound(ends[n])) for n in range(3)] == [
+        (("DMA", 0), ("instruction", 1)),
+        (("DMA", 0), ("instruction", 2)),
+        (("instruction", 2), ("instruction", 3)),
+    ]
+    assert all(starts[n]["ts"] <= ends[n]["ts"] for n in starts)
+    assert {end["bp"] for end in ends.values()} == {"e"}
+
+
+def test_arrows_of_several_launches_have_numbers_of_their_own(launch: Launch, tmp_path: Path) -> None:
+    events = written(tmp_path / "trace.json", launch, launch)
+    numbers = [e["id"] for e in events if e["ph"] == "s"]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) % 2 == 0 < len(numbers)
 
 
 def test_launches_lie_one_after_another(launch: Launch, tmp_path: Path) -> None:
