@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simulate.check import commands as checks
+from simulate.occupancy import command as occupancy
 
 _TARGETS = ("trn1", "inf2", "trn2", "trn3")
 
@@ -52,6 +53,13 @@ def _parser() -> argparse.ArgumentParser:
     time.add_argument("--trace", metavar="FILE", help="write a trace that opens in Perfetto")
     _script_arguments(time)
     time.set_defaults(act=_time)
+
+    memory = commands.add_parser(
+        "memory", help="run a script and print what every kernel launch has in SBUF and PSUM"
+    )
+    occupancy.add_arguments(memory)
+    _script_arguments(memory)
+    memory.set_defaults(act=_memory)
 
     check = commands.add_parser("check", help="run a script and look for faults in every kernel launch")
     checks.add_arguments(check)
@@ -103,6 +111,10 @@ def _time(options: argparse.Namespace) -> int:
     from simulate.profile.command import time_command
 
     return time_command(options, _run_script)
+
+
+def _memory(options: argparse.Namespace) -> int:
+    return occupancy.memory(options, _run_script)
 
 
 def _check(options: argparse.Namespace) -> int:

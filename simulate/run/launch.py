@@ -17,17 +17,28 @@ from simulate.memory import MemoryRegion, Storage
 from simulate.memory.objects import LOOKS
 from simulate.memory.placement import Placement, Tile, live_tiles_fit, place
 from simulate.run.arguments import Arguments
+from simulate.run.calls import Calls, TracedTable
 from simulate.run.location import raised_at
 from simulate.run.machine import Mode, NeuronCore, Rank, Recorder, capacity_bytes, enter
 from simulate.run.replay import REPLAYS, Program
-from simulate.run.stream import Stream
+from simulate.run.stream import Stream, TensorTable
 from simulate.run.turns import Turns, check_world
 from simulate.run.witness import present
 
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 PRECISE_VARIABLE = "NKI_PRECISE_FP"
 
-_observers: list[list[Launch]] = []
+
+@dataclass(frozen=True, eq=False)
+class _Observer:
+    """Who collects launches, and what else it asks for; see `recorded`."""
+
+    launches: list[Launch]
+    calls: bool
+    refused: bool
+
+
+_observers: list[_Observer] = []
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ def _replayed(
         recorded, program = known
         done = replace(recorded, mode=Mode.replay, outputs=program.run(arrays))
         for observer in _observers:
-            observer.append(done)
+            observer.launches.append(done)
         return done
     looked_before = LOOKS.count
     recorders = [Recorder() for _ in arguments]
@@ -131,7 +142,11 @@ def _launch(
     _check_logical_core(chip, logical_core_size)
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
     turns = Turns(len(arguments) * logical_core_size)
-    ranks = [Rank(number, chip, logical_core_size) for number in range(len(arguments))]
+    traced = any(observer.calls for observer in _observers)
+    ranks = [
+        Rank(number, chip, logical_core_size, TracedTable(Calls()) if traced else TensorTable())
+        for number in range(len(arguments))
+    ]
     cores: list[NeuronCore] = []
     for rank in ranks:
         for number in range(logical_core_size):
@@ -175,10 +190,14 @@ def _launch(
         tuple(core.stream for core in cores),
         tuple(warning for rank in ranks for warning in rank.warnings),
     )
+    for observer in _observers:
+        if observer.refused:
+            observer.launches.append(done)
     for stream, placements in zip(done.streams, done.placements):
         for buffer, placement in placements.items():
             try:
-                live_tiles_fit(placement, buffer, capacity_bytes(chip, buffer), chip.name, stream.label)
+                limit = capacity_bytes(chip, buffer)
+                live_tiles_fit(placement, buffer, limit, chip.name, stream.label, stream.elements)
             except RuleViolation as error:
                 largest = max(placement.peak, key=lambda tile: tile.bytes)
                 error.where = stream.tensors[largest.serial].where
@@ -186,20 +205,25 @@ def _launch(
     if cores[0].witness is not None:
         cores[0].witness.ended(done, returned)
     for observer in _observers:
-        observer.append(done)
+        if not observer.refused:
+            observer.launches.append(done)
     return done, [taker.storages() for taker in held], returned
 
 
 @contextmanager
-def recorded() -> Iterator[list[Launch]]:
-    """Collect the launches made inside a `with` block, for instance to time a kernel that was called plainly."""
-    launches: list[Launch] = []
-    _observers.append(launches)
+def recorded(calls: bool = False, refused: bool = False) -> Iterator[list[Launch]]:
+    """Collect the launches made inside a `with` block, for instance to time a kernel that was called plainly.
+
+    calls: keep the lines of the callers of every instruction and allocation, which costs some time
+    (`Stream.chains`). refused: collect also the launches that ran to their end and are then refused because their
+    tiles do not fit into SBUF or PSUM.
+    """
+    observer = _Observer([], calls, refused)
+    _observers.append(observer)
     try:
-        yield launches
+        yield observer.launches
     finally:
-        # By identity: nested observers hold the same launches, and lists compare by content.
-        _observers[:] = [observer for observer in _observers if observer is not launches]
+        _observers.remove(observer)
 
 
 class World:
@@ -249,7 +273,14 @@ def _placements(stream: Stream, chip: Hardware) -> dict[MemoryRegion, Placement]
         if record.buffer.on_chip:
             address = record.address[1] if record.address is not None else None
             tiles[record.buffer].append(
-                Tile(serial, record.row_bytes, first, stream.last_use[serial], address)
+                Tile(
+                    serial,
+                    record.row_bytes,
+                    first,
+                    stream.last_use[serial],
+                    address,
+                    stream.source_of(serial),
+                )
             )
     return {
         MemoryRegion.sbuf: place(tiles[MemoryRegion.sbuf]),

@@ -8,7 +8,9 @@ from types import CodeType
 
 from simulate.errors import Location
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent) + "/"
+PACKAGE = str(Path(__file__).resolve().parent.parent) + "/"
+"""The folder of the simulator, whose frames are no part of a kernel."""
+
 _ours: dict[CodeType, bool] = {}
 
 
@@ -19,10 +21,18 @@ def kernel_line() -> tuple[CodeType, int]:
         code = frame.f_code
         ours = _ours.get(code)
         if ours is None:
-            ours = _ours[code] = code.co_filename.startswith(_PACKAGE)
+            ours = _ours[code] = code.co_filename.startswith(PACKAGE)
         if not ours or frame.f_back is None:
             return code, frame.f_lineno
         frame = frame.f_back
+
+
+def is_ours(code: CodeType) -> bool:
+    """Whether code is the simulator's own."""
+    ours = _ours.get(code)
+    if ours is None:
+        ours = _ours[code] = code.co_filename.startswith(PACKAGE)
+    return ours
 
 
 def location(line: tuple[CodeType, int]) -> Location:
@@ -43,7 +53,7 @@ def raised_at(error: BaseException) -> Location | None:
     while trace is not None:
         code = trace.tb_frame.f_code
         generated = code.co_filename == "<string>" and code.co_name == "__init__"  # of a dataclass
-        if not generated and not code.co_filename.startswith(_PACKAGE):
+        if not generated and not code.co_filename.startswith(PACKAGE):
             found = location((code, trace.tb_lineno))
         trace = trace.tb_next
     return found

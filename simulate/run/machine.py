@@ -19,7 +19,7 @@ from simulate.memory.registers import VirtualRegister
 from simulate.memory.validity import EMPTY
 from simulate.numerics import DType, as_dtype
 from simulate.run.location import here, kernel_line
-from simulate.run.stream import Stream, TensorTable
+from simulate.run.stream import TensorTable
 from simulate.run.turns import Turns
 from simulate.run.witness import present
 
@@ -83,7 +83,7 @@ class NeuronCore:
         self.turns = turns
         self.dry = mode is Mode.dry
         self.precise = precise
-        self.stream = Stream(rank.number, number, rank.tensors)
+        self.stream = rank.tensors.stream(rank.number, number)
         self.has_grid = False
         self.recorder: Recorder | None = None
         self.witness = None if self.dry else present()

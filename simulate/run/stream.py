@@ -7,8 +7,9 @@ a run, dependences, time, placement, hazards, is worked out from the stream afte
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
 
@@ -19,6 +20,9 @@ from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.run.location import location
 
 READ, WRITE, ACCUMULATE = 0, 1, 2
+Line = tuple[CodeType, int]
+"""A line of a kernel: its code object and its number."""
+
 _ROW = 5  # tensor * 4 + kind, first row, end row, first byte, end byte
 
 
@@ -34,7 +38,8 @@ class TensorRecord:
     row_bytes: int  # bytes per partition on chip, bytes of the last dim in HBM
     nbytes: int
     address: tuple[int, int] | None
-    line: tuple[CodeType, int] | None
+    line: Line | None
+    callers: tuple[Line, ...] = ()  # outermost first; kept on request only, see `simulate.run.calls`
 
     @property
     def where(self) -> Location | None:
@@ -66,6 +71,10 @@ class TensorTable:
                 storage.line,
             )
         )
+
+    def stream(self, rank: int, core: int) -> Stream:
+        """An empty stream of a core that uses these tensors."""
+        return Stream(rank, core, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,7 @@ class Stream:
         self.rows = array("q")
         self.op_names: list[str] = []
         self.costs: list[Cost] = []
-        self.lines: list[tuple[CodeType, int]] = []
+        self.lines: list[Line] = []
         self.names: dict[int, str] = {}
         self.meetings: dict[int, int] = {}
         self.requested: list[tuple[int, int]] = []
@@ -138,10 +147,17 @@ class Stream:
         self.last_use: dict[int, int] = {}
         self._op_ids: dict[str, int] = {}
         self._cost_ids: dict[int, int] = {}
-        self._line_ids: dict[tuple[CodeType, int], int] = {}
+        self._line_ids: dict[Line, int] = {}
 
     def __len__(self) -> int:
         return len(self.ops)
+
+    def chains(self) -> tuple[Sequence[int], Sequence[tuple[Line, ...]]]:
+        """For every event the number of its chain of kernel lines, outermost caller first, and the chains.
+
+        The callers are kept on request only (`simulate.run.calls`); without them a chain is the event's own line.
+        """
+        return self.line_ids, [(line,) for line in self.lines]
 
     @property
     def nbytes(self) -> int:
@@ -157,7 +173,7 @@ class Stream:
         )
         return sum(len(column) * column.itemsize for column in columns)
 
-    def append(self, op: str, plan: Plan, line: tuple[CodeType, int], meeting: int | None) -> NkiInstruction:
+    def append(self, op: str, plan: Plan, line: Line, meeting: int | None) -> NkiInstruction:
         """Record one instruction; only `issue` calls this."""
         index = len(self.ops)
         op_id = self._op_ids.get(op)
@@ -231,6 +247,17 @@ class Stream:
         record = self.tensors[serial]
         place = f" at {record.where}" if record.where else ""
         return f"{record.name} {record.shape} {record.dtype}{place}"
+
+    def source_of(self, serial: int) -> tuple[object, ...]:
+        """What the tiles of one allocation in the source have in common: its line and callers, shape and dtype."""
+        record = self.tensors[serial]
+        return record.callers, record.line, record.shape, record.dtype
+
+    def elements(self, serial: int, size_bytes: int) -> str:
+        """A number of bytes as elements of an allocation, with their dtype."""
+        record = self.tensors[serial]
+        width = max(1, record.nbytes // math.prod(record.shape))
+        return f"{size_bytes // width} {record.dtype}"
 
     def accesses(self, index: int) -> tuple[Access, ...]:
         """The operands of one event."""

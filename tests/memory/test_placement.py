@@ -57,10 +57,14 @@ def test_refuses_more_live_bytes_than_usable(excess: int, fits: bool) -> None:
     limit = 1000
     placement: Placement = place([Tile(0, limit - 100, 0, 1, None), Tile(1, 100 + excess, 0, 1, None)])
     if fits:
-        live_tiles_fit(placement, MemoryRegion.sbuf, limit, "trn1", ("big", "small").__getitem__)
+        live_tiles_fit(
+            placement, MemoryRegion.sbuf, limit, "trn1", ("big", "small").__getitem__, "{1} of {0}".format
+        )
         return
     with pytest.raises(RuleViolation) as refused:
-        live_tiles_fit(placement, MemoryRegion.sbuf, limit, "trn1", ("big", "small").__getitem__)
+        live_tiles_fit(
+            placement, MemoryRegion.sbuf, limit, "trn1", ("big", "small").__getitem__, "{1} of {0}".format
+        )
     assert refused.value.code == "NKW-CAPACITY"
     assert (
         "2 live tiles take 1001 bytes per partition of sbuf, 1 too many; the largest: big 900 bytes"

@@ -1,0 +1,67 @@
+"""The command `memory`: what the launches of a script have in SBUF and PSUM."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from simulate.occupancy.svg import svg
+from simulate.occupancy.text import text
+from simulate.occupancy.uses import Occupancy, occupancies
+from simulate.run import Launch, recorded
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The options of `memory`."""
+    command.add_argument("--svg", metavar="FILE", help="write the maps as a picture")
+    command.add_argument("--text", action="store_true", help="print the text also where a picture is written")
+
+
+def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int]) -> int:
+    """Run a script and show the memory of every launch, also of one that is refused because it does not fit.
+
+    Returns the status of the script, or 2 if there is nothing to show or the picture cannot be written.
+    """
+    with recorded(calls=True, refused=True) as launches:
+        status = run_script(options)
+    if not launches:
+        if status == 0:
+            print("error: no kernel was launched", file=sys.stderr)
+        return status or 2
+    shown = distinct(launches)
+    if options.text or not options.svg:
+        print("\n".join(text(occupancy, title) for title, occupancy in shown), end="")
+    if options.svg:
+        try:
+            Path(options.svg).write_text(svg(shown), encoding="utf-8")
+        except OSError as error:
+            print(f"error: {options.svg} cannot be written: {error.strerror}", file=sys.stderr)
+            return 2
+        print(f"picture: {options.svg}")
+    return status
+
+
+def distinct(launches: Iterable[Launch]) -> list[tuple[str, Occupancy]]:
+    """The cores of launches whose memory differs, each with a title that says how many others are like it."""
+    found: list[list[Occupancy]] = []
+    names: list[str] = []
+    known: dict[tuple[object, ...], list[int]] = {}
+    for number, launch in enumerate(launches):
+        for occupancy in occupancies(launch):
+            anonymous = replace(occupancy, rank=0, core=0)
+            alike = known.setdefault((launch.kernel, len(launch.streams), occupancy.events), [])
+            for index in alike:
+                if replace(found[index][0], rank=0, core=0) == anonymous:
+                    found[index].append(occupancy)
+                    break
+            else:
+                alike.append(len(found))
+                found.append([occupancy])
+                names.append(f"{launch.kernel} #{number} on {launch.hardware.name}")
+    return [
+        (name + (f" and {len(group) - 1} more like it" if len(group) > 1 else ""), group[0])
+        for name, group in zip(names, found)
+    ]

@@ -1,0 +1,334 @@
+"""On-chip memory of a launch as one SVG: self-contained, light or dark as the viewer prefers, tooltips by <title>."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+from simulate.occupancy.marks import letters, place_of
+from simulate.occupancy.style import COLOURS, STYLE
+from simulate.occupancy.text import verdict
+from simulate.occupancy.uses import Memory, Occupancy, Use
+from simulate.run.source import Loop
+
+_WIDTH = 1160
+_LEFT, _PLOT, _GAP, _PEAK = 88, 700, 40, 300
+_HEIGHT = {"sbuf": 300, "psum": 240}
+_LOOP_ROW = 12
+_LEGEND_ROW = 18
+_LEGEND_ROWS = 20
+_THINNEST = 0.6  # pixels; narrower rectangles of one source that touch are drawn as one
+
+
+def svg(occupancies: Sequence[tuple[str, Occupancy]]) -> str:
+    """One picture of the given cores, each with its title, below each other; the same bytes in every run."""
+    parts: list[str] = []
+    top = 16
+    for title, occupancy in occupancies:
+        drawn, height = _core(title, occupancy, top)
+        parts += drawn
+        top += height
+    size = f'width="{_WIDTH}" height="{top}" viewBox="0 0 {_WIDTH} {top}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="nkw-memory" {size} role="img">\n'
+        f"<style>{STYLE}</style>\n"
+        f'<rect class="page" width="{_WIDTH}" height="{top}"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def _core(title: str, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
+    out = [_text(20, top + 14, title, "title")]
+    line = f"rank {occupancy.rank} core {occupancy.core}, {occupancy.events:,} instructions; time is program order"
+    out.append(_text(20, top + 34, line, "note"))
+    height = 60
+    for memory in occupancy.memories:
+        drawn, used = _memory(memory, occupancy, top + height)
+        out += drawn
+        height += used
+    return out, height + 12
+
+
+def _memory(memory: Memory, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
+    name = memory.region.value
+    summary = f"{name.upper()}: {verdict(memory) if memory.uses else 'not used'}"
+    out = [_text(20, top, summary, "head")]
+    if not memory.uses:
+        return out, 32
+    height = _HEIGHT[name]
+    plot = _Plot(_LEFT, top + 24, _PLOT, height, max(occupancy.events, 1), _scale_end(memory))
+    out += _bytes_axis(memory, plot)
+    out += _tiles(memory, plot)
+    out += _live_curve(memory, plot)
+    out += _limit(memory, plot)
+    out.append(_text(_LEFT, plot.bottom + 14, "instruction 0", "axis"))
+    out.append(_text(_LEFT + _PLOT, plot.bottom + 14, f"{occupancy.events - 1:,}", "axis end"))
+    loops, loop_height = _loops(occupancy, plot.bottom + 22, plot)
+    out += loops
+    out += _at_peak(memory, plot)
+    legend, legend_height = _legend(memory, plot.bottom + 34 + loop_height)
+    return out + legend, 24 + height + 34 + loop_height + legend_height + 24
+
+
+class _Plot:
+    """A rectangle of the picture, with events across and bytes up."""
+
+    def __init__(
+        self, left: float, top: float, width: float, height: float, events: int, end_byte: int
+    ) -> None:
+        self.left, self.top, self.width, self.height = left, top, width, height
+        self.events, self.end_byte = events, end_byte
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
+
+    def x(self, event: float) -> float:
+        """Where an event begins."""
+        return self.left + self.width * event / self.events
+
+    def y(self, byte: float) -> float:
+        """Where a byte begins, from below."""
+        return self.bottom - self.height * byte / self.end_byte
+
+
+def _scale_end(memory: Memory) -> int:
+    """The byte at the upper edge: all of PSUM; of SBUF the usable bytes if a third of them is used, else less."""
+    high, usable = memory.high_water_bytes, memory.usable_bytes
+    if memory.bank_bytes is not None or 3 * high >= usable:
+        return max(high, usable)
+    step = 1 << max(int(high).bit_length() - 3, 2)
+    return -(-high // step) * step
+
+
+def _bytes_axis(memory: Memory, plot: _Plot) -> list[str]:
+    out = [f'<rect class="field" {_box(plot.left, plot.top, plot.width, plot.height)}/>']
+    if memory.bank_bytes is not None:
+        marks = [
+            (byte, f"bank {number}") for number, byte in enumerate(range(0, plot.end_byte, memory.bank_bytes))
+        ]
+        for byte, label in marks:
+            y = plot.y(byte)
+            middle = plot.y(byte + memory.bank_bytes / 2)
+            out.append(_line(plot.left, y, plot.left + plot.width, y, "grid"))
+            out.append(_text(plot.left - 8, middle + 4, label, "axis end"))
+    else:
+        for part in range(5):
+            byte = plot.end_byte * part // 4
+            y = plot.y(byte)
+            out.append(_line(plot.left, y, plot.left + plot.width, y, "grid"))
+            out.append(_text(plot.left - 8, y + 4, f"{byte:,}", "axis end"))
+    return out
+
+
+def _limit(memory: Memory, plot: _Plot) -> list[str]:
+    """The end of the usable bytes, over the tiles."""
+    if plot.end_byte < memory.usable_bytes or (memory.bank_bytes and plot.end_byte == memory.usable_bytes):
+        return []
+    y = plot.y(memory.usable_bytes)
+    return [
+        _line(plot.left, y, plot.left + plot.width, y, "limit"),
+        _text(plot.left + plot.width - 4, y - 4, f"usable {memory.usable_bytes:,}", "axis end ink"),
+    ]
+
+
+def _tiles(memory: Memory, plot: _Plot) -> list[str]:
+    marks = letters(memory)
+    out = []
+    for use, first, last, count in _joined(memory, plot.events / plot.width * _THINNEST):
+        x, y = plot.x(first), plot.y(use.end)
+        width, height = plot.x(last + 1) - x, plot.y(use.offset) - y
+        out.append(
+            f'<rect class="tile" fill="{_colour(memory, use.source)}" {_box(x, y, width, height)}>'
+            f"<title>{_tooltip(memory, use, first, last, count, marks[use.source])}</title></rect>"
+        )
+        if width > 14 and height > 12:
+            out.append(_text(x + width / 2, y + height / 2 + 4, marks[use.source], "mark"))
+    return out
+
+
+def _joined(memory: Memory, gap: float) -> list[tuple[Use, int, int, int]]:
+    """Tiles with first and last use; those of one source and place that follow within `gap` events become one."""
+    out: list[tuple[Use, int, int, int]] = []
+    last_of: dict[tuple[int, int], int] = {}
+    for use in memory.uses:
+        key = (use.source, use.offset)
+        before = last_of.get(key)
+        if before is not None:
+            one, first, last, count = out[before]
+            narrow = use.last_use - use.first_use < gap and (last - first) / count < gap + 1
+            if narrow and use.first_use - last <= gap:
+                out[before] = (one, first, max(last, use.last_use), count + 1)
+                continue
+        last_of[key] = len(out)
+        out.append((use, use.first_use, use.last_use, 1))
+    return out
+
+
+def _tooltip(memory: Memory, use: Use, first: int, last: int, count: int, mark: str) -> str:
+    source = memory.sources[use.source]
+    bank = ""
+    if memory.bank_bytes is not None:
+        banks = use.offset // memory.bank_bytes, (use.end - 1) // memory.bank_bytes
+        bank = f", bank {banks[0]}" if banks[0] == banks[1] else f", banks {banks[0]} to {banks[1]}"
+    lines = [
+        f"{mark} {source}" + (f", {count} tiles one after another" if count > 1 else ""),
+        f"bytes {use.offset:,}:{use.end:,}{bank}"
+        f", partitions {use.first_partition}:{use.first_partition + use.partitions}",
+        f"instructions {first:,} to {last:,}",
+        place_of(source),
+        "at its address=" if source.addressed else "placed first fit",
+    ]
+    lines += [f"in {loop.header}" for loop in source.loops]
+    return escape("\n".join(lines))
+
+
+def _live_curve(memory: Memory, plot: _Plot) -> list[str]:
+    """The live bytes: the highest of each pixel."""
+    live = memory.live_bytes
+    pixels = min(int(plot.width), len(live))
+    edges = np.linspace(0, len(live), pixels + 1).astype(int)
+    points = []
+    for start, end in pairwise(edges):
+        y = plot.y(int(live[start : max(end, start + 1)].max()))
+        points += [f"{plot.x(start):.1f},{y:.1f}", f"{plot.x(end):.1f},{y:.1f}"]
+    peak = f"live bytes: at most {memory.peak_bytes:,}, first at instruction {memory.peak_event:,}"
+    high = plot.y(memory.high_water_bytes)
+    return [
+        f'<polyline class="live" points="{" ".join(points)}"><title>{peak}</title></polyline>',
+        _line(plot.left, high, plot.left + plot.width, high, "high"),
+        _text(plot.left + 4, high - 4, f"high water {memory.high_water_bytes:,}", "axis"),
+    ]
+
+
+def _loops(occupancy: Occupancy, top: float, plot: _Plot) -> tuple[list[str], int]:
+    """The loops that are open, one row for each depth."""
+    deepest = max((len(path) for path, _, _ in occupancy.nest), default=0)
+    out = []
+    narrow = plot.events / plot.width * _THINNEST
+    for depth in range(deepest):
+        y = top + depth * _LOOP_ROW
+        for number, (loop, start, end) in enumerate(_open_at(occupancy, depth, narrow)):
+            box = _box(plot.x(start), y, plot.x(end) - plot.x(start), _LOOP_ROW - 2)
+            title = escape(f"{loop.header}\nat {loop.where}\ninstructions {start:,} to {end - 1:,}")
+            out.append(f'<rect class="loop{" odd" * (number % 2)}" {box}><title>{title}</title></rect>')
+    if deepest:
+        out.append(_text(plot.left - 8, top + 9, "loops", "axis end"))
+    return out, deepest * _LOOP_ROW + (8 if deepest else 0)
+
+
+def _open_at(occupancy: Occupancy, depth: int, gap: float) -> list[tuple[Loop, int, int]]:
+    """The loops at one depth of the nest with their first event and the one after their last.
+
+    Narrow runs of one loop that follow within `gap` events become one.
+    """
+    out: list[tuple[Loop, int, int]] = []
+    for inside, runs in groupby(occupancy.nest, key=lambda run: run[0][: depth + 1]):
+        covered = list(runs)
+        if len(inside) <= depth:
+            continue
+        loop, start, end = inside[depth], covered[0][1], covered[-1][2]
+        if out and out[-1][0] == loop and start - out[-1][2] < gap and end - start < gap:
+            out[-1] = (loop, out[-1][1], end)
+        else:
+            out.append((loop, start, end))
+    return out
+
+
+def _at_peak(memory: Memory, plot: _Plot) -> list[str]:
+    """Partitions down, bytes across, at the moment when most bytes are live."""
+    left = plot.left + plot.width + _GAP
+    live = memory.live_at(memory.peak_event)
+    partitions = memory.partitions
+    end = max([plot.end_byte, *(use.end for use in live)])
+    marks = letters(memory)
+    out = [
+        _text(left, plot.top - 8, f"partitions by bytes at instruction {memory.peak_event:,}", "axis"),
+        f'<rect class="field" {_box(left, plot.top, _PEAK, plot.height)}/>',
+    ]
+    if memory.bank_bytes is not None:
+        for byte in range(memory.bank_bytes, end, memory.bank_bytes):
+            x = left + _PEAK * byte / end
+            out.append(_line(x, plot.top, x, plot.bottom, "grid"))
+    for use in live:
+        x, width = left + _PEAK * use.offset / end, _PEAK * use.bytes / end
+        y = plot.top + plot.height * use.first_partition / partitions
+        height = plot.height * use.partitions / partitions
+        title = _tooltip(memory, use, use.first_use, use.last_use, 1, marks[use.source])
+        out.append(
+            f'<rect class="tile" fill="{_colour(memory, use.source)}" {_box(x, y, width, height)}>'
+            f"<title>{title}</title></rect>"
+        )
+        if width > 14 and height > 12:
+            out.append(_text(x + width / 2, y + height / 2 + 4, marks[use.source], "mark"))
+    out += [
+        _text(left, plot.bottom + 14, "byte 0", "axis"),
+        _text(left + _PEAK, plot.bottom + 14, f"{end:,}", "axis end"),
+        _text(left - 6, plot.top + 10, "0", "axis end"),
+        _text(left - 6, plot.bottom, f"{partitions - 1}", "axis end"),
+    ]
+    return out
+
+
+def _legend(memory: Memory, top: float) -> tuple[list[str], int]:
+    marks = letters(memory)
+    order = list(memory.ranks)
+    shown = order[:_LEGEND_ROWS]
+    at_peak = set(memory.largest_sources[:4])
+    columns = [(_LEFT + 24, ""), (430, "end"), (490, "end"), (540, "end"), (560, ""), (860, "")]
+    heads = (
+        "tiles",
+        "bytes",
+        "tiles",
+        "live",
+        "line < callers",
+        "largest free size that fits beside the others",
+    )
+    out = [_text(x, top + 10, head, f"axis {anchor}") for (x, anchor), head in zip(columns, heads)]
+    for row, number in enumerate(shown):
+        source = memory.sources[number]
+        y = top + 10 + (row + 1) * _LEGEND_ROW
+        hint = ""
+        if number in at_peak:
+            elements = memory.room(number).elements
+            hint = f"{elements:,} {source.dtype}" if elements else "nothing"
+        cells = (
+            f"{source}" + (" @ address" if source.addressed else ""),
+            f"{source.bytes:,}",
+            f"{source.tiles}",
+            f"{source.most_live}",
+            _fit(place_of(source), 46),
+            hint,
+        )
+        out.append(f'<rect class="tile" fill="{_colour(memory, number)}" {_box(_LEFT, y - 11, 14, 14)}/>')
+        out.append(_text(_LEFT + 7, y, marks[number], "mark"))
+        out += [_text(x, y, cell, f"row {anchor}") for (x, anchor), cell in zip(columns, cells) if cell]
+    height = (len(shown) + 1) * _LEGEND_ROW
+    if len(order) > len(shown):
+        out.append(
+            _text(_LEFT + 24, top + 10 + height, f"and {len(order) - len(shown)} smaller ones", "axis")
+        )
+        height += _LEGEND_ROW
+    return out, height
+
+
+def _colour(memory: Memory, source: int) -> str:
+    return COLOURS[memory.ranks[source] % len(COLOURS)]
+
+
+def _box(x: float, y: float, width: float, height: float) -> str:
+    return f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.3):.2f}" height="{max(height, 0.5):.2f}"'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}"/>'
+
+
+def _text(x: float, y: float, words: str, kind: str) -> str:
+    return f'<text class="{kind.strip()}" x="{x:.2f}" y="{y:.2f}">{escape(words)}</text>'
+
+
+def _fit(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 3] + "..."
