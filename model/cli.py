@@ -149,6 +149,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", metavar="S", type=_seed, default=0, help="of the sampler (default: 0)")
     parser.add_argument(
+        "--no-check",
+        dest="check",
+        action="store_false",
+        help="do not compare the tokens with the numpy model, which takes time and memory of its own",
+    )
+    parser.add_argument(
         "--trace", metavar="FILE", type=Path, help="write the predicted timeline; opens in Perfetto"
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write ids, checks and predictions as JSON")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from model.cache import bucket_length
 from model.checkpoint import Checkpoint, open_checkpoint
 from model.config import LlamaConfig, load_config
 from model.errors import ModelError
-from model.families.llama import Device, KernelModel, RankWeights, shard_weights
+from model.families.llama import Device, KernelModel, RankWeights, shard_weights, weights_of_all
 from model.generate import Backend, Generation, encode_prompt, generate, positions_needed
 from model.layers import check_ranks
 from model.output import OutputFile
@@ -29,6 +30,10 @@ COMPARED_TARGETS = ("trn1", "inf2", "trn2")
 
 def generate_command(options: argparse.Namespace) -> int:
     """Generate, check, predict, report. Everything that can be refused is refused before the first token."""
+    if _rank() is not None and options.backend != "simulate":
+        raise ModelError(f"torchrun starts ranks of the simulate backend; --backend is {options.backend}")
+    if _rank():
+        return _follow(options)
     if options.trace is not None and options.backend != "simulate":
         raise ModelError(f"--trace needs the simulate backend; {options.backend} predicts no timeline")
     config = load_config(options.model)
@@ -60,6 +65,27 @@ def generate_command(options: argparse.Namespace) -> int:
     return 0
 
 
+def _rank() -> int | None:
+    """This process's rank among those that torchrun started; None if all ranks are in this one."""
+    if "RANK" not in os.environ:
+        return None
+    from model.device import started_by_torchrun
+
+    return int(os.environ["RANK"]) if started_by_torchrun() else None
+
+
+def _follow(options: argparse.Namespace) -> int:
+    """Take part in a generation as a rank that prints and writes nothing; rank 0 does."""
+    config = load_config(options.model)
+    check_ranks(config, options.tp)
+    tokenizer = Tokenizer(options.model, config.vocab_size)
+    prompt_ids = encode_prompt(options.prompt, tokenizer, config)
+    job = _Job(options, config, open_checkpoint(options.model, config), prompt_ids)
+    backend = job.backend(lambda done, layers: None)
+    generate(backend, tokenizer, config, prompt_ids, options.max_new_tokens, job.sampling)
+    return 0
+
+
 class _Job:
     """What generating and predicting share: one model, cut for its ranks, and one prompt."""
 
@@ -75,28 +101,47 @@ class _Job:
         self._cache_length = bucket_length(needed, config.max_position_embeddings)
 
     @cached_property
-    def _shards(self) -> tuple[RankWeights, ...]:
-        return shard_weights(self.config, self.weights, self.options.tp)
+    def _own_shards(self) -> tuple[RankWeights, ...]:
+        """The weights of the ranks in this process."""
+        rank = _rank()
+        own = range(self.options.tp) if rank is None else range(rank, rank + 1)
+        return shard_weights(self.config, self.weights, self.options.tp, own)
 
-    def kernel_model(self, device: Device, progress: Progress = lambda done, layers: None) -> KernelModel:
-        """The model on a device."""
+    def backend(self, progress: Progress) -> Backend:
+        """What --backend names."""
+        options = self.options
+        if options.backend == "simulate":
+            from model.device import SimulatedDevice
+
+            processes = _rank() is not None
+            return self._model(SimulatedDevice(options.target, options.tp, processes=processes), progress)
+        if options.backend == "neuron":
+            from model.neuron import NeuronDevice
+
+            return self._model(NeuronDevice(options.tp), progress)
+        return ReferenceLlama(self.config, self.weights)
+
+    def dry_model(self, device: Device) -> KernelModel:
+        """The model on a device that only plans; ranks of other processes are planned here as well."""
+        shards = self._own_shards
+        if len(shards) < self.options.tp:
+            shards = weights_of_all(self.config, shards[0], self.options.tp)
+        return self._model(device, lambda done, layers: None, shards)
+
+    def _model(
+        self, device: Device, progress: Progress, shards: tuple[RankWeights, ...] | None = None
+    ) -> KernelModel:
         candidates = self.sampling.candidates_needed or 1
-        return KernelModel(self.config, self._shards, device, self._cache_length, candidates, progress)
+        return KernelModel(
+            self.config, shards or self._own_shards, device, self._cache_length, candidates, progress
+        )
 
 
 def _generate(job: _Job, tokenizer: Tokenizer) -> Generation:
     """Stream the prompt's continuation to stdout."""
     options = job.options
-    reference = ReferenceLlama(job.config, job.weights)
-    backend: Backend = reference
-    if options.backend == "simulate":
-        from model.device import SimulatedDevice
-
-        backend = job.kernel_model(SimulatedDevice(options.target, options.tp), _progress())
-    elif options.backend == "neuron":
-        from model.neuron import NeuronDevice
-
-        backend = job.kernel_model(NeuronDevice(options.tp), _progress())
+    backend = job.backend(_progress())
+    compares = options.check and options.backend != "numpy"
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without this character shows a question mark
     generation = generate(
@@ -106,7 +151,7 @@ def _generate(job: _Job, tokenizer: Tokenizer) -> Generation:
         job.prompt_ids,
         options.max_new_tokens,
         job.sampling,
-        None if backend is reference else reference,
+        ReferenceLlama(job.config, job.weights) if compares else None,
         emit=lambda text: print(text, end="", flush=True),
         prompt_done=lambda: print(options.prompt, end="", flush=True),
     )
@@ -123,7 +168,7 @@ def _predict(job: _Job, generation: Generation, trace: OutputFile | None) -> lis
     predictions = []
     for target in dict.fromkeys((*COMPARED_TARGETS, options.target)):
         device = DryDevice(target, options.tp)
-        model = job.kernel_model(device)
+        model = job.dry_model(device)
         model.prefill(job.prompt_ids)
         prompt = device.take_pass()
         model.decode(generation.generated_ids[-1], last_position)

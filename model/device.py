@@ -35,6 +35,7 @@ __all__ = [
     "chip",
     "kernel_limit",
     "neuron_package_installed",
+    "started_by_torchrun",
     "write_passes",
 ]
 
@@ -74,22 +75,33 @@ class Prediction:
 
 
 class SimulatedDevice:
-    """Ranks of one chip that compute.
+    """Ranks of one chip that compute: all in this process, or each in one of those that torchrun started.
 
     The first launch of a kind is checked instruction by instruction; with `replay`, later ones run its recorded plans
     on new data and give the same bytes as an eager launch.
     """
 
-    def __init__(self, target: str, ranks: int, replay: bool = True) -> None:
+    def __init__(self, target: str, ranks: int, replay: bool = True, processes: bool = False) -> None:
         _bind_kernels()
         self.ranks = ranks
         self._mode = simulate.Mode.replay if replay else simulate.Mode.eager
         self.replica_group = _replica_group(ranks)
-        self._world = _typed(lambda: simulate.World(target=target, ranks=ranks))
+        self._world = _typed(
+            lambda: simulate.World.of_processes(target) if processes else simulate.World(target, ranks)
+        )
+        self.own = range(self._world.rank, self._world.rank + self._world.ranks)
+        if self._world.size != ranks:
+            raise ModelError(
+                f"torchrun started {self._world.size} processes for {ranks} ranks; --tp has to be equal"
+            )
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Launch a kernel on all ranks; returns each rank's outputs."""
         return _launch(self._world, kernel, arguments, self._mode).outputs
+
+    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """An array of every rank, in their order, of those that the own ranks give."""
+        return _typed(lambda: self._world.gather(arrays))  # type: ignore[no-any-return]
 
 
 class DryDevice:
@@ -101,6 +113,7 @@ class DryDevice:
     def __init__(self, target: str, ranks: int) -> None:
         _bind_kernels()
         self.ranks = ranks
+        self.own = range(ranks)
         self.replica_group = _replica_group(ranks)
         self._world = _typed(lambda: simulate.World(target=target, ranks=ranks))
         self._launches: dict[tuple[Any, ...], _Timed] = {}
@@ -114,6 +127,10 @@ class DryDevice:
             self._launches[key] = _typed(lambda: _Timed.of(launch))
         self._sequence.append(self._launches[key])
         return self._launches[key].launch.outputs
+
+    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The arrays of all ranks, which are all here."""
+        return list(arrays)
 
     def take_pass(self) -> Pass:
         """The launches since the last call, as one pass of the model."""
@@ -190,6 +207,11 @@ def kernel_limit(kernel: str, name: str) -> int:
     _bind_kernels()
     limit: int = getattr(importlib.import_module(f"nki_kernels.{kernel}"), name)
     return limit
+
+
+def started_by_torchrun() -> bool:
+    """Whether the ranks are processes that torchrun started, this one among them."""
+    return simulate.World.has_processes()
 
 
 def neuron_package_installed() -> bool:

@@ -38,6 +38,7 @@ class NeuronDevice:
             raise ModelError(f"the neuron backend runs one rank in one process, not {ranks}; use --tp 1")
         bind_neuron()
         self.ranks = ranks
+        self.own = range(ranks)
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Launch a kernel on the core; numpy in, numpy out."""
@@ -49,6 +50,10 @@ class NeuronDevice:
         if isinstance(result, (tuple, list)):
             return [tuple(_to_numpy(each) for each in result)]
         return [_to_numpy(result)]
+
+    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The arrays of all ranks; there is one."""
+        return list(arrays)
 
 
 def _to_torch(value: Any, core: Any) -> Any:

@@ -14,7 +14,7 @@ before it `embedding`, after the last one `lm_head`, which every rank computes f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,13 +40,20 @@ CANDIDATES = 8
 
 
 class Device(Protocol):
-    """Something that launches a kernel on all ranks at once."""
+    """Something that launches a kernel on all ranks at once.
+
+    `own` are the ranks that this process holds: all of them, or one if the others are processes of their own.
+    """
 
     ranks: int
+    own: range
     replica_group: Any
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Launch a kernel of `nki_kernels` with each rank's arguments; returns each rank's outputs."""
+        """Launch a kernel of `nki_kernels` with each own rank's arguments; returns each own rank's outputs."""
+
+    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """An array of every rank, in their order, of those that the own ranks give."""
 
 
 def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
@@ -101,9 +108,9 @@ class RankWeights:
 
 
 def shard_weights(
-    config: LlamaConfig, weights: Mapping[str, np.ndarray], ranks: int
+    config: LlamaConfig, weights: Mapping[str, np.ndarray], ranks: int, own: range | None = None
 ) -> tuple[RankWeights, ...]:
-    """Cut a checkpoint for `ranks` ranks; ModelError if they cannot share the model."""
+    """Cut a checkpoint for `ranks` ranks, or for those of them in `own`; ModelError if they cannot share the model."""
     check_ranks(config, ranks)
     table = np.asarray(weights["model.embed_tokens.weight"])
     norm = _row(weights["model.norm.weight"])
@@ -116,7 +123,19 @@ def shard_weights(
             vocabulary_parallel(head, shard),
             np.array([[vocabulary_span(config.vocab_size, shard).start]], np.int32),
         )
-        for shard in (Shard(rank, ranks) for rank in range(ranks))
+        for shard in (Shard(rank, ranks) for rank in (range(ranks) if own is None else own))
+    )
+
+
+def weights_of_all(config: LlamaConfig, one: RankWeights, ranks: int) -> tuple[RankWeights, ...]:
+    """Weights for dry runs of all ranks from those of one: right in shapes and dtypes, without memory of their own."""
+
+    def head(span: slice) -> np.ndarray:
+        return np.broadcast_to(one.w_head[:1, :1], (config.hidden_size, span.stop - span.start))
+
+    spans = [vocabulary_span(config.vocab_size, Shard(rank, ranks)) for rank in range(ranks)]
+    return tuple(
+        replace(one, w_head=head(span), first_token=np.array([[span.start]], np.int32)) for span in spans
     )
 
 
@@ -161,13 +180,14 @@ class KernelModel:
         candidates: int = 1,
         progress: Callable[[int, int], None] = lambda done, layers: None,
     ) -> None:
-        assert len(weights) == device.ranks, f"weights for {len(weights)} ranks on a device of {device.ranks}"
+        assert len(weights) == len(device.own), f"weights for {len(weights)} ranks on {len(device.own)}"
         self._config = config
         self._weights = weights
         self._device = device
         self._cache_length = cache_length
         self._progress = progress
-        smallest = min(rank.w_head.shape[1] for rank in weights)
+        last = vocabulary_span(config.vocab_size, Shard(device.ranks - 1, device.ranks))
+        smallest = last.stop - last.start
         wanted = -(-candidates // CANDIDATES) * CANDIDATES
         self._candidates = max(CANDIDATES, min(wanted, smallest // CANDIDATES * CANDIDATES))
         positions = min(cache_length, config.max_position_embeddings)
@@ -178,7 +198,7 @@ class KernelModel:
         config = self._config
         kv_heads = local_key_value_heads(config, self._device.ranks)
         self._cache = empty_cache(
-            self._device.ranks, config.num_hidden_layers, kv_heads, config.head_dim, self._cache_length
+            len(self._device.own), config.num_hidden_layers, kv_heads, config.head_dim, self._cache_length
         )
 
     def prefill(self, ids: Sequence[int]) -> Step:
@@ -215,7 +235,7 @@ class KernelModel:
                 for part, rank in zip(x, weights)
             ],
         )
-        logits = np.concatenate([np.asarray(head[0])[0] for head in heads])
+        logits = np.concatenate(self._device.gather([np.asarray(head[0])[0] for head in heads]))
         return Step(logits, np.asarray(heads[0][1])[0], np.asarray(heads[0][2])[0])
 
     def _attend(
@@ -236,7 +256,7 @@ class KernelModel:
         )
         q = run("rope", [(each[0], rows, *self._tables, heads) for each in projected])
         k = run("rope", [(each[1], rows, *self._tables, kv_heads) for each in projected])
-        caches = [self._cache[rank][layer] for rank in range(ranks)]
+        caches = [rank[layer] for rank in self._cache]
         at = () if position is None else (np.array([[position]], np.int32),)
         mixed = run(
             attention,

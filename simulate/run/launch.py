@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from simulate.run.arguments import Arguments
 from simulate.run.calls import Calls, TracedTable
 from simulate.run.location import raised_at
 from simulate.run.machine import Mode, NeuronCore, Rank, Recorder, capacity_bytes, enter
+from simulate.run.processes import Processes, started_by_torchrun
 from simulate.run.replay import REPLAYS, Program
 from simulate.run.stream import Stream, TensorTable
 from simulate.run.turns import Turns, check_world
@@ -77,19 +78,22 @@ def launch(
     logical_core_size: int = 1,
     mode: Mode = Mode.eager,
     has_grid: bool = False,
+    elsewhere: Processes | None = None,
 ) -> Launch:
     """Run `kernel`, a plain function of the NKI language, once per rank with that rank's (args, kwargs).
 
-    `logical_core_size` is the number of physical cores of each rank (LNC). Values exist when the call returns; arrays
-    that a kernel writes to are updated in place. Raises what the kernel raises, RuleViolation for a broken rule (also
-    where live tiles exceed SBUF or PSUM), Deadlock and MeetingMismatch.
+    `logical_core_size` is the number of physical cores of each rank (LNC). With `elsewhere`, this process holds one
+    rank and meets the others, which launch the same kernel in processes of their own. Values exist when the call
+    returns; arrays that a kernel writes to are updated in place. Raises what the kernel raises, RuleViolation for a
+    broken rule (also where live tiles exceed SBUF or PSUM), Deadlock and MeetingMismatch.
     """
     chip = chip or target_hardware()
     check_world(len(arguments))
-    if mode is Mode.replay and present() is None:
-        return _replayed(kernel, arguments, chip, logical_core_size)
-    mode = Mode.eager if mode is Mode.replay else mode
-    return _launch(kernel, arguments, chip, logical_core_size, mode, has_grid)[0]
+    with elsewhere.launch() if elsewhere is not None else nullcontext():
+        if mode is Mode.replay and present() is None:
+            return _replayed(kernel, arguments, chip, logical_core_size, elsewhere)
+        mode = Mode.eager if mode is Mode.replay else mode
+        return _launch(kernel, arguments, chip, logical_core_size, mode, has_grid, elsewhere=elsewhere)[0]
 
 
 def _replayed(
@@ -97,25 +101,29 @@ def _replayed(
     arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
     chip: Hardware,
     logical_core_size: int,
+    elsewhere: Processes | None = None,
 ) -> Launch:
     """Replay a launch that was recorded before; else launch eagerly, and keep it if it can be replayed."""
     found = None
     if logical_core_size == 1:
         precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
-        found = REPLAYS.key(kernel, arguments, (chip, len(arguments), precise))
+        world = (0, len(arguments)) if elsewhere is None else (elsewhere.rank, elsewhere.ranks)
+        found = REPLAYS.key(kernel, arguments, (chip, *world, precise))
     if found is None:
-        return _launch(kernel, arguments, chip, logical_core_size, Mode.eager)[0]
+        return _launch(kernel, arguments, chip, logical_core_size, Mode.eager, elsewhere=elsewhere)[0]
     key, arrays = found
     known = REPLAYS.find(key)
     if known is not None:
         recorded, program = known
-        done = replace(recorded, mode=Mode.replay, outputs=program.run(arrays))
+        done = replace(recorded, mode=Mode.replay, outputs=program.run(arrays, elsewhere))
         for observer in _observers:
             observer.launches.append(done)
         return done
     looked_before = LOOKS.count
     recorders = [Recorder() for _ in arguments]
-    done, inputs, returned = _launch(kernel, arguments, chip, 1, Mode.eager, recorders=recorders)
+    done, inputs, returned = _launch(
+        kernel, arguments, chip, 1, Mode.eager, recorders=recorders, elsewhere=elsewhere
+    )
     reasons = [recorder.refusal for recorder in recorders if recorder.refusal]
     if LOOKS.count != looked_before:
         reasons.append("the kernel looks at values")
@@ -137,22 +145,24 @@ def _launch(
     mode: Mode,
     has_grid: bool = False,
     recorders: Sequence[Recorder | None] = (),
+    elsewhere: Processes | None = None,
 ) -> tuple[Launch, list[list[Storage]], list[Any]]:
     """Run the kernel's Python; returns the launch, the storage of every input, and what each rank returned."""
     _check_logical_core(chip, logical_core_size)
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
-    turns = Turns(len(arguments) * logical_core_size)
+    turns = Turns(len(arguments) * logical_core_size, elsewhere)
+    first = 0 if elsewhere is None else elsewhere.rank
     traced = any(observer.calls for observer in _observers)
     ranks = [
-        Rank(number, chip, logical_core_size, TracedTable(Calls()) if traced else TensorTable())
-        for number in range(len(arguments))
+        Rank(first + index, chip, logical_core_size, TracedTable(Calls()) if traced else TensorTable())
+        for index in range(len(arguments))
     ]
     cores: list[NeuronCore] = []
     for rank in ranks:
         for number in range(logical_core_size):
             core = NeuronCore(rank, number, len(cores), turns, mode, precise)
             core.has_grid = has_grid
-            core.recorder = recorders[rank.number] if recorders else None
+            core.recorder = recorders[rank.number - first] if recorders else None
             cores.append(core)
     held: list[Arguments] = []
     given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -165,7 +175,7 @@ def _launch(
     returned: list[Any] = [None] * len(ranks)
 
     def body(core: NeuronCore) -> None:
-        args, kwargs = given[core.rank.number]
+        args, kwargs = given[core.rank.number - first]
         before = enter(core)
         try:
             with np.errstate(all="ignore"):
@@ -176,7 +186,7 @@ def _launch(
         finally:
             enter(before)
         if core.number == 0:
-            returned[core.rank.number] = result
+            returned[core.rank.number - first] = result
 
     turns.run([lambda core=core: body(core) for core in cores])  # type: ignore[misc]
     outputs = [taker.give(value) for taker, value in zip(held, returned)]
@@ -236,6 +246,40 @@ class World:
         _check_logical_core(self.hardware, logical_core_size)
         self.ranks = ranks
         self.logical_core_size = logical_core_size
+        self._elsewhere: Processes | None = None
+
+    @classmethod
+    def of_processes(cls, target: str | None = None, logical_core_size: int = 1) -> World:
+        """The world whose ranks are the processes that torchrun started, this one among them.
+
+        `launch` then takes the arguments of this process's rank alone, and returns its outputs alone. Every process
+        has to make the same launches in the same order. Raises InvalidArgument outside of torchrun, Unsupported
+        without torch.
+        """
+        world = cls(target, 1, logical_core_size)
+        world._elsewhere = Processes.join()
+        return world
+
+    @staticmethod
+    def has_processes() -> bool:
+        """Whether torchrun started this process as one of several."""
+        return started_by_torchrun()
+
+    @property
+    def rank(self) -> int:
+        """The first rank that this process holds: 0 unless the other ranks are processes of their own."""
+        return 0 if self._elsewhere is None else self._elsewhere.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are in all processes together."""
+        return self.ranks if self._elsewhere is None else self._elsewhere.ranks
+
+    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """An array of every rank, in their order, of those that this process's ranks give."""
+        if len(arrays) != self.ranks:
+            raise InvalidArgument("NKW-WORLD", f"{len(arrays)} arrays for a world of {self.ranks} ranks")
+        return list(arrays) if self._elsewhere is None else self._elsewhere.gather(arrays[0])
 
     def launch(
         self,
@@ -249,7 +293,9 @@ class World:
                 "NKW-WORLD", f"{len(arguments)} sets of arguments for a world of {self.ranks} ranks"
             )
         function = getattr(kernel, "func", kernel)
-        return launch(function, arguments, self.hardware, self.logical_core_size, mode)
+        return launch(
+            function, arguments, self.hardware, self.logical_core_size, mode, elsewhere=self._elsewhere
+        )
 
 
 def _check_logical_core(chip: Hardware, size: int) -> None:

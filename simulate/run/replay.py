@@ -13,19 +13,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from simulate.isa.plan import Domain, Plan, State
+from simulate.errors import Location
+from simulate.isa.plan import Domain, Meeting, Plan, State
 from simulate.memory import NkiTensor, Storage
 from simulate.run.arena import ARENA, Tiles
 from simulate.run.carry_out import accumulated, gather, put
 from simulate.run.fingerprint import NotFixed, Watch, static_key
+from simulate.run.processes import Processes
 
 Arguments = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 Recorded = list[tuple[Plan, Any]]
+
+_REPLAYED = Location("", 0, "a replayed launch")
 
 
 @dataclass
@@ -82,8 +86,11 @@ class Program:
         self._results = [each for key, each in external.items() if key not in given]
         self._returned = list(returned)
 
-    def run(self, arrays: Sequence[Sequence[np.ndarray]]) -> list[Any]:
-        """Carry out the plans on `arrays`, one list per rank in the order of recording; returns each rank's output."""
+    def run(self, arrays: Sequence[Sequence[np.ndarray]], elsewhere: Processes | None = None) -> list[Any]:
+        """Carry out the plans on `arrays`, one list per rank in the order of recording; returns each rank's output.
+
+        With `elsewhere`, the only rank here meets those of other processes.
+        """
         for inputs, given in zip(self._inputs, arrays):
             for external, array in zip(inputs, given):
                 external.bind(array)
@@ -92,11 +99,11 @@ class Program:
             external.storage.host = None  # no array of the caller's
         self._tiles.bind(ARENA)
         with np.errstate(all="ignore"):
-            self._carry_out()
+            self._carry_out(elsewhere)
         self._tiles.release()
         return [_given_back(value) for value in self._returned]
 
-    def _carry_out(self) -> None:
+    def _carry_out(self, elsewhere: Processes | None) -> None:
         ranks = [_Run(recorded) for recorded in self._plans]
         while True:
             waiting = {number: rank for number, rank in enumerate(ranks) if rank.to_meeting()}
@@ -106,10 +113,21 @@ class Program:
                 meeting = rank.meeting
                 if meeting is None:
                     continue  # held as a member of a meeting before
+                if elsewhere is not None and meeting.by_rank and len(meeting.members) > 1:
+                    rank.leave(_met_elsewhere(elsewhere, meeting, rank.operands))
+                    continue
                 members = [waiting[member] for member in meeting.members]
                 results = meeting.exchange([member.operands for member in members])
                 for member, own in zip(members, results):
                     member.leave(own)
+
+
+def _met_elsewhere(elsewhere: Processes, meeting: Meeting, operands: list[Any]) -> list[Any]:
+    """What the meeting of this process's rank with those of other processes gives it."""
+    place = (True, 0, meeting.place)  # as `issue` names it for the only core of a rank
+    _, arrived = elsewhere.wait([elsewhere.post(replace(meeting, place=place), operands, _REPLAYED)])
+    results = meeting.exchange([given for _, given, _ in arrived])
+    return results[meeting.members.index(elsewhere.rank)]
 
 
 class _Run:

@@ -16,6 +16,7 @@ import numpy as np
 
 from simulate.errors import Deadlock, InvalidArgument, Location, MeetingMismatch
 from simulate.isa.plan import Meeting
+from simulate.run.processes import Posted, Processes
 
 
 class _Abandoned(BaseException):
@@ -33,10 +34,15 @@ class _Gathering:
 
 
 class Turns:
-    """The order in which the cores of a world run; cores are numbered 0 … count-1."""
+    """The order in which the cores of a world run; cores are numbered 0 … count-1.
 
-    def __init__(self, count: int) -> None:
+    With `elsewhere`, all of them belong to one rank, and the other ranks run in processes of their own.
+    """
+
+    def __init__(self, count: int, elsewhere: Processes | None = None) -> None:
         self.count = count
+        self._elsewhere = elsewhere
+        self._posted: list[tuple[_Gathering, Posted]] = []
         self._gatherings: dict[Hashable, _Gathering] = {}
         self._meetings_held = 0
         self._waiting: dict[int, str] = {}
@@ -96,8 +102,23 @@ class Turns:
         if len(self._done) == self.count:
             self._finished.set()
             return
-        self._error = self._deadlock()
+        try:
+            self._meet_elsewhere()
+        except BaseException as error:
+            self._error = error
         self._pass_turn(core)
+
+    def _meet_elsewhere(self) -> None:
+        """Complete one of the meetings with other processes that this one's cores wait in; Deadlock if none does."""
+        if self._elsewhere is None or not self._posted:
+            raise self._deadlock()
+        index, arrived = self._elsewhere.wait([posted for _, posted in self._posted])
+        gathering, posted = self._posted.pop(index)
+        gathering.arrived = dict(zip(posted.meeting.members, arrived))
+        del self._gatherings[posted.meeting.place]
+        self._hold(gathering, posted.meeting, posted.dry)
+        for waiting in gathering.cores:
+            del self._waiting[waiting]
 
     def _release_all(self) -> None:
         for core, semaphore in enumerate(self._go):
@@ -141,8 +162,11 @@ class Turns:
                 f"in {meeting.terms.get('operation', 'a meeting')} at {where} for {', '.join(map(str, missing))}"
             )
             gathering.cores.append(core)
+            if self._elsewhere is not None and meeting.by_rank:
+                self._posted.append((gathering, self._elsewhere.post(meeting, operands, where, dry)))
             if self.count == 1:
-                raise self._deadlock()
+                self._meet_elsewhere()
+                return gathering.results[member], gathering.serial
             self._pass_turn(core)
             self._go[core].acquire()
             if self._error is not None:

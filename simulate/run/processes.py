@@ -1,0 +1,288 @@
+"""Ranks in processes of their own, as torchrun starts them: how one process meets the ranks of the others.
+
+The transport is torch.distributed's: its store carries what the members of a meeting say (terms, shapes, where), gloo
+carries their operands. A meeting is named by launch, place and how often the place was met, so a rank that has left
+out a collective is never paired with another one. Values are those of ranks in one process, because every member
+carries out the same exchange on the operands of all.
+
+A process that waits for long publishes what it waits for. Ranks that wait for each other, or for one that has ended
+or failed, are therefore seen by all of them within a second, as inside one process; a rank that only computes is
+waited for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import Deadlock, InvalidArgument, Location, NkwError, Unsupported
+from simulate.isa.plan import Meeting
+
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun sets in the environment of every process."""
+
+_QUIET_SECONDS = 0.05
+"""A wait shorter than this is not published; meetings of ranks in step take far less."""
+_LOOK_SECONDS = 0.2
+"""How often a waiting process looks at what the others wait for."""
+
+Arrived = list[tuple[Meeting, list[np.ndarray], Location]]
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of several that torchrun started."""
+    return all(name in os.environ for name in TORCHRUN_VARIABLES) and os.environ["WORLD_SIZE"] != "1"
+
+
+@dataclass(frozen=True)
+class Posted:
+    """One rank's arrival at a meeting, which the other members can see."""
+
+    key: str
+    member: int
+    meeting: Meeting
+    operands: list[np.ndarray]
+    where: Location
+    dry: bool
+
+    def missing(self) -> list[str]:
+        """The keys of the arrivals that complete the meeting."""
+        return [f"{self.key}/{member}" for member in self.meeting.members if member != self.member]
+
+
+class Processes:
+    """This process among those of a world; each holds one rank."""
+
+    def __init__(self, rank: int, ranks: int, store: Any) -> None:
+        self.rank = rank
+        self.ranks = ranks
+        self._store = store
+        self._launches = 0
+        self._met: dict[str, int] = {}
+        self._published = 0
+        self._said = ""
+        self._last_key: dict[str, str] = {}
+        self._say("runs", "", ())
+        atexit.register(self._ended)
+
+    @classmethod
+    def join(cls) -> Processes:
+        """Join the processes that torchrun started with this one, over gloo.
+
+        Raises InvalidArgument without torchrun's environment, Unsupported without torch.
+        """
+        absent = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
+        if absent:
+            raise InvalidArgument(
+                "NKW-PROCESSES",
+                f"{', '.join(absent)} not set: start the processes with torchrun --nproc-per-node N SCRIPT",
+            )
+        try:
+            import torch.distributed as dist
+        except ImportError:
+            raise Unsupported(
+                "NKW-TORCH",
+                "ranks in processes of their own meet through torch; pip install 'nki-workbench[speed]'",
+            ) from None
+        global _joined
+        if _joined is None:
+            store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=timedelta(minutes=5))))
+            if not dist.is_initialized():
+                dist.init_process_group(
+                    "gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=ranks
+                )
+            _joined = cls(rank, ranks, dist.PrefixStore("nki", store))
+        return _joined
+
+    @contextlib.contextmanager
+    def launch(self) -> Iterator[None]:
+        """One launch; meetings of different launches are apart. An error inside is told to those that wait."""
+        self._launches += 1
+        self._met.clear()
+        self._last_key.clear()
+        if self._said != "runs":  # the launch before failed
+            self._say("runs", "", ())
+        try:
+            yield
+        except NkwError as error:
+            self._say("failed", str(error), ())
+            raise
+        except BaseException as error:
+            self._say("failed", f"{type(error).__name__}: {error}", ())
+            raise
+
+    def gather(self, array: np.ndarray) -> list[np.ndarray]:
+        """The arrays that all ranks give, of any shapes and dtypes, in the order of the ranks."""
+        meeting = Meeting(
+            place=("gather",),
+            by_rank=True,
+            members=tuple(range(self.ranks)),
+            terms={"operation": "gather"},
+            exchange=lambda operands: operands,
+        )
+        _, arrived = self.wait([self.post(meeting, [array], Location("", 0, "gather"))])
+        return [operands[0] for _, operands, _ in arrived]
+
+    def post(
+        self, meeting: Meeting, operands: list[np.ndarray], where: Location, dry: bool = False
+    ) -> Posted:
+        """Arrive at a meeting, without waiting for its other members."""
+        place = repr(meeting.place)
+        count = self._met[place] = self._met.get(place, 0) + 1
+        key = f"{self._launches}/{count}/{place}"
+        operands = [np.ascontiguousarray(each) for each in operands]
+        shapes = [(each.shape, each.dtype) for each in operands]
+        self._store.set(f"{key}/{self.rank}", pickle.dumps((meeting.terms, where, shapes)))
+        return Posted(key, self.rank, meeting, operands, where, dry)
+
+    def wait(self, posted: Sequence[Posted]) -> tuple[int, Arrived]:
+        """Wait until one of several meetings is complete; its index, and what every member brought, in their order.
+
+        Raises Deadlock where none can ever be complete, NkwError where a member has failed.
+        """
+        began = looked = time.monotonic()
+        while True:
+            for index, each in enumerate(posted):
+                if self._store.check([*each.missing()]):
+                    if self._said == "waits":
+                        self._say("runs", "", ())
+                    return index, self._collect(each)
+            with contextlib.suppress(Exception):  # the store's own error for a wait that took too long
+                self._store.wait(posted[0].missing(), timedelta(seconds=0.002 if len(posted) > 1 else 0.05))
+            now = time.monotonic()
+            if now - began > _QUIET_SECONDS and self._said != "waits":
+                text = "; ".join(
+                    f"{each.meeting.terms.get('operation', 'a meeting')} at {each.where}" for each in posted
+                )
+                self._say("waits", text, [each.missing() for each in posted])
+            if now - looked > _LOOK_SECONDS:
+                looked = now
+                self._look(posted)
+
+    def _collect(self, posted: Posted) -> Arrived:
+        """What every member of a complete meeting brought."""
+        arrived: Arrived = []
+        shapes: dict[int, list[tuple[tuple[int, ...], np.dtype]]] = {}
+        for member in posted.meeting.members:
+            if member == posted.member:
+                arrived.append((posted.meeting, posted.operands, posted.where))
+                continue
+            terms, where, shapes[member] = pickle.loads(self._store.get(f"{posted.key}/{member}"))
+            arrived.append((replace(posted.meeting, terms=terms), [], where))
+        agreed = all(meeting.terms == posted.meeting.terms for meeting, _, _ in arrived)
+        if agreed and not posted.dry:
+            operands = self._exchange(posted, shapes)
+            arrived = [
+                (meeting, operands[member], where)
+                for member, (meeting, _, where) in zip(posted.meeting.members, arrived)
+            ]
+        # Whoever is at this place for the next time has read what was said the time before.
+        place = repr(posted.meeting.place)
+        before, self._last_key[place] = self._last_key.get(place), f"{posted.key}/{self.rank}"
+        if before is not None:
+            self._store.delete_key(before)
+        return arrived
+
+    def _exchange(
+        self, posted: Posted, shapes: dict[int, list[tuple[tuple[int, ...], np.dtype]]]
+    ) -> dict[int, list[np.ndarray]]:
+        """Send the own operands to every other member and receive theirs."""
+        import torch
+        import torch.distributed as dist
+
+        tag = zlib.crc32(posted.key.encode()) & 0x7FFFFFFF
+        operands: dict[int, list[np.ndarray]] = {posted.member: posted.operands}
+        work: list[Any] = []
+        try:
+            for member, described in shapes.items():
+                operands[member] = [np.empty(shape, dtype) for shape, dtype in described]
+                for mine in posted.operands:
+                    if mine.size:
+                        work.append(dist.isend(torch.from_numpy(_bytes(mine).copy()), member, tag=tag))
+                for theirs in operands[member]:
+                    if theirs.size:
+                        work.append(dist.irecv(torch.from_numpy(_bytes(theirs)), member, tag=tag))
+            for each in work:
+                each.wait()
+        except RuntimeError as error:
+            raise NkwError(
+                "NKW-PROCESS-LOST",
+                f"the connection to another rank broke: {str(error).splitlines()[0]}",
+                posted.where,
+            ) from None
+        return operands
+
+    def _look(self, posted: Sequence[Posted]) -> None:
+        """Raise if no rank that this one waits for, directly or through others, can ever come."""
+        states = self._stuck(posted)
+        if states is None:
+            return
+        time.sleep(_QUIET_SECONDS)
+        again = self._stuck(posted)
+        if again is None or {rank: state[0] for rank, state in again.items()} != {
+            rank: state[0] for rank, state in states.items()
+        }:
+            return
+        failed = [(rank, text) for rank, (_, kind, text, _) in sorted(states.items()) if kind == "failed"]
+        if failed:
+            rank, text = failed[0]
+            raise NkwError(
+                "NKW-PROCESS-LOST", f"rank {rank} failed, which this one waits for: {text}", posted[0].where
+            )
+        lines = [
+            f"rank {rank} waits in {text}" if kind == "waits" else f"rank {rank} has ended"
+            for rank, (_, kind, text, _) in sorted(states.items())
+        ]
+        raise Deadlock(
+            "NKW-DEADLOCK", "every rank that has not ended waits for another one\n  " + "\n  ".join(lines)
+        )
+
+    def _stuck(self, posted: Sequence[Posted]) -> dict[int, tuple[int, str, str, Any]] | None:
+        """The states of all ranks this one depends on, if none of them can go on; None if one can."""
+        states: dict[int, tuple[int, str, str, Any]] = {}
+        ahead = {self.rank}
+        while ahead:
+            rank = ahead.pop()
+            state = states[rank] = self._state_of(rank)
+            kind, meetings = state[1], state[3]
+            if kind == "runs":
+                return None
+            for missing in meetings:
+                absent = [key for key in missing if not self._store.check([key])]
+                if not absent:
+                    return None  # that rank has not noticed yet that it can go on
+                ahead |= {int(key.rpartition("/")[2]) for key in absent} - set(states)
+        return states
+
+    def _state_of(self, rank: int) -> tuple[int, str, str, Any]:
+        """(how many states it has published, "runs", "waits", "ended" or "failed", text, keys it waits for)."""
+        if rank >= self.ranks:
+            return 0, "ended", "", ()
+        state: tuple[int, str, str, Any] = pickle.loads(self._store.get(f"state/{rank}"))
+        return state
+
+    def _say(self, kind: str, text: str, meetings: Any) -> None:
+        self._said = kind
+        self._published += 1
+        self._store.set(f"state/{self.rank}", pickle.dumps((self._published, kind, text, list(meetings))))
+
+    def _ended(self) -> None:
+        with contextlib.suppress(Exception):  # at exit the store may be gone before
+            self._say("ended", "", ())
+
+
+_joined: Processes | None = None
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,60 @@
+"""What each of three processes runs that torchrun starts for `test_processes`; prints one line of JSON per finding."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import torch.distributed as dist
+
+import simulate
+
+simulate.install("simulate")
+
+import nki.collectives as ncc  # noqa: E402
+
+from tests.run.meeting_kernels import crossed, gathered, left_out, reduced, summed_by_both_cores  # noqa: E402
+
+
+def part(rank: int, launch: int = 0) -> np.ndarray:
+    """The argument of one rank; sums of it depend on their order."""
+    return np.random.default_rng([rank, launch]).standard_normal((5, 7)).astype(np.float32)
+
+
+def main() -> None:
+    """Report what this process's rank got, for the test to compare."""
+    world = simulate.World.of_processes("trn1")
+    rank = world.rank
+    everyone = ncc.ReplicaGroup([[0, 1, 2]])
+    pair = ncc.ReplicaGroup([[0, 2], [1]])
+
+    def say(**found: object) -> None:
+        print(json.dumps({"rank": rank, **found}), flush=True)
+
+    def refused(what: str, action: object) -> None:
+        began = time.monotonic()
+        try:
+            action()  # type: ignore[operator]
+        except simulate.NkwError as error:
+            say(what=what, code=error.code, text=str(error), seconds=time.monotonic() - began)
+
+    say(what="world", size=world.size, here=world.ranks)
+    for launch in range(3):
+        done = world.launch(reduced, [((part(rank, launch), everyone), {})], mode=simulate.Mode.replay)
+        say(what="reduced", launch=launch, mode=done.mode.value, bytes=done.outputs[0].tobytes().hex())
+    out = world.launch(gathered, [((part(rank), pair, 1 if rank == 1 else 2), {})]).outputs[0]
+    say(what="gathered", bytes=out.tobytes().hex())
+    both = simulate.World.of_processes("trn2", logical_core_size=2)
+    out = both.launch(summed_by_both_cores, [((part(rank), everyone), {})]).outputs[0]
+    say(what="both cores", bytes=out.tobytes().hex())
+    say(what="world gather", sums=[float(each.sum()) for each in world.gather([np.full(rank, 2.0)])])
+    refused("shapes", lambda: world.launch(reduced, [((part(rank)[: 5 - rank], everyone), {})]))
+    dist.barrier()
+    refused("crossed", lambda: world.launch(crossed, [((part(rank), rank), {})]))
+    dist.barrier()
+    refused("left out", lambda: world.launch(left_out, [((part(rank), everyone, rank == 1), {})]))
+
+
+if __name__ == "__main__":
+    main()

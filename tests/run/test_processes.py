@@ -1,0 +1,165 @@
+"""Ranks in processes of their own, started by torchrun, against the same ranks in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simulate
+from simulate.errors import InvalidArgument, Unsupported
+from tests.run.meeting_kernels import gathered, reduced, summed_by_both_cores
+from tests.run.process_program import part
+
+torch = pytest.importorskip("torch")
+
+import nki.collectives as ncc  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+EVERYONE = ncc.ReplicaGroup([[0, 1, 2]])
+PAIR = ncc.ReplicaGroup([[0, 2], [1]])
+
+
+def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess[str]:
+    """Start `-m command` in several processes from the project's folder."""
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+        "-m",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*start, *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def said() -> list[dict[str, Any]]:
+    """What the three processes of process_program found."""
+    done = torchrun(3, "tests.run.process_program")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def found(said: list[dict[str, Any]], what: str) -> dict[int, dict[str, Any]]:
+    """What each rank found of one thing."""
+    return {each["rank"]: each for each in said if each["what"] == what}
+
+
+def in_one_process(
+    kernel: Any, arguments: list[tuple[Any, ...]], target: str = "trn1", lnc: int = 1
+) -> list[str]:
+    world = simulate.World(target, 3, lnc)
+    return [out.tobytes().hex() for out in world.launch(kernel, [(each, {}) for each in arguments]).outputs]
+
+
+def test_each_process_holds_one_rank(said: list[dict[str, Any]]) -> None:
+    assert {
+        rank: (each["size"], each["here"]) for rank, each in found(said, "world").items()
+    } == dict.fromkeys(range(3), (3, 1))
+
+
+def test_eager_and_replayed_launches_give_the_bytes_of_one_process(said: list[dict[str, Any]]) -> None:
+    for launch, mode in enumerate(["eager", "replay", "replay"]):
+        same = in_one_process(reduced, [(part(rank, launch), EVERYONE) for rank in range(3)])
+        got = [each for each in said if each.get("launch") == launch]
+        assert sorted((each["rank"], each["mode"], each["bytes"]) for each in got) == [
+            (rank, mode, same[rank]) for rank in range(3)
+        ]
+
+
+def test_groups_are_separate(said: list[dict[str, Any]]) -> None:
+    same = in_one_process(gathered, [(part(rank), PAIR, 1 if rank == 1 else 2) for rank in range(3)])
+    assert [found(said, "gathered")[rank]["bytes"] for rank in range(3)] == same
+
+
+def test_both_cores_of_a_rank_meet_their_counterparts(said: list[dict[str, Any]]) -> None:
+    same = in_one_process(summed_by_both_cores, [(part(rank), EVERYONE) for rank in range(3)], "trn2", 2)
+    assert [found(said, "both cores")[rank]["bytes"] for rank in range(3)] == same
+
+
+def test_a_rank_that_leaves_a_collective_out_is_waited_for_until_nobody_can_go_on(
+    said: list[dict[str, Any]],
+) -> None:
+    reports = found(said, "left out")
+    assert sorted(reports) == [0, 2]
+    for report in reports.values():
+        assert report["code"] in ("NKW-DEADLOCK", "NKW-PROCESS-LOST")
+        assert "in total_of" in report["text"]
+
+
+def test_disagreement_names_what_every_member_says(said: list[dict[str, Any]]) -> None:
+    reports = found(said, "shapes")
+    assert {report["code"] for report in reports.values()} == {"NKW-MEETING"}
+    assert len(reports) == 3
+    for rank in range(3):
+        assert f"srcs: member {rank} says [(({5 - rank}, 7), 'float32')]" in reports[0]["text"]
+
+
+def test_ranks_that_wait_in_a_circle_are_told_so(said: list[dict[str, Any]]) -> None:
+    reports = found(said, "crossed")
+    assert len(reports) == 3
+    first = [report for report in reports.values() if report["code"] == "NKW-DEADLOCK"]
+    assert first and all(f"rank {rank} waits in all_reduce" in first[0]["text"] for rank in range(3))
+
+
+def test_gather_takes_arrays_of_any_size(said: list[dict[str, Any]]) -> None:
+    assert {rank: each["sums"] for rank, each in found(said, "world gather").items()} == {
+        rank: [0.0, 2.0, 4.0] for rank in range(3)
+    }
+
+
+def test_generation_is_that_of_one_process() -> None:
+    options = ["generate", "--tp", "2", "--max-new-tokens", "6", "--temperature", "0.8", "--top-p", "0.9"]
+    one = subprocess.run(
+        [sys.executable, "-m", "model", *options], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    several = torchrun(2, "model", *options)
+    assert several.returncode == 0, several.stderr[-2000:]
+    assert several.stdout == one.stdout
+    assert "6 of 6 tokens equal" in one.stdout
+
+
+def test_as_many_processes_as_ranks_are_needed() -> None:
+    done = torchrun(2, "model", "generate", "--tp", "4", "--max-new-tokens", "2")
+    assert done.returncode != 0
+    assert "torchrun started 2 processes for 4 ranks; --tp has to be equal" in done.stderr
+
+
+def test_refuses_a_world_of_processes_outside_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        InvalidArgument, match="RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set: start the processes"
+    ):
+        simulate.World.of_processes("trn1")
+    assert not simulate.World.has_processes()
+
+
+def test_says_that_torch_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    with pytest.raises(Unsupported, match=r"pip install 'nki-workbench\[speed\]'"):
+        simulate.World.of_processes("trn1")
+    assert simulate.World.has_processes()
