@@ -15,7 +15,7 @@ from types import CodeType
 
 from simulate.errors import Location
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Accumulate, Cost, Plan
+from simulate.isa.plan import Accumulate, Cost, Plan, State
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.run.location import location
 
@@ -142,6 +142,7 @@ class Stream:
         self.lines: list[Line] = []
         self.names: dict[int, str] = {}
         self.meetings: dict[int, int] = {}
+        self.states: dict[int, State] = {}
         self.requested: list[tuple[int, int]] = []
         self.first_use: dict[int, int] = {}
         self.last_use: dict[int, int] = {}
@@ -206,6 +207,8 @@ class Stream:
         self.row_ends.append(len(rows))
         if plan.name is not None:
             self.names[index] = plan.name
+        if plan.state is not None:
+            self.states[index] = plan.state
         if meeting is not None:
             self.meetings[index] = meeting
         return NkiInstruction(self, index)

@@ -13,7 +13,7 @@ import numpy as np
 
 from simulate.hardware import guessed, hardware
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Accumulate, Cost, DmaCost, Domain, Plan
+from simulate.isa.plan import Accumulate, Cost, DmaCost, Domain, Plan, State
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.numerics import DTYPES
 from simulate.run.stream import Stream, TensorTable
@@ -59,6 +59,7 @@ class Builder:
         accumulate: bool = False,
         meeting: int | None = None,
         op: str = "op",
+        state: State | None = None,
     ) -> int:
         """Append an event; returns its index."""
         plan = Plan(
@@ -71,6 +72,7 @@ class Builder:
             name=None,
             accumulate=Accumulate.add if accumulate else None,
             trigger=trigger,
+            state=state,
         )
         line = (Builder.event.__code__, _LINE + len(self.stream))
         return self.stream.append(op, plan, line, meeting).index

@@ -7,6 +7,7 @@ import copy
 import pytest
 
 from simulate.isa.enums import Engine
+from simulate.isa.plan import State
 from simulate.memory import MemoryRegion
 from simulate.timing import Wait, dependences
 from tests.timing.streams import Builder, box, dma_cost, random_streams
@@ -69,6 +70,13 @@ def test_writes_of_one_engine_keep_their_order_by_issue() -> None:
         [(3, Wait.result)],
         [(4, Wait.result)],
     ]
+
+
+def test_uses_of_an_engines_registers_keep_their_order() -> None:
+    build = Builder()
+    for state in (State.vector_lfsr, State.vector_accumulator, None, State.vector_lfsr, State.vector_lfsr):
+        build.event(Engine.vector, state=state)
+    assert waits(build) == [[], [], [], [(0, Wait.issue)], [(3, Wait.issue)]]
 
 
 @pytest.mark.parametrize(
