@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="run a script and look for faults in every kernel launch")
     checks.add_arguments(check)
+    checks.add_variations(check)
     _script_arguments(check)
     check.set_defaults(act=_check)
 

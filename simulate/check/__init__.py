@@ -2,7 +2,8 @@
 
 A detector is a pure function of a `Launch` and of the `Evidence` that was gathered while it ran. Families, one file
 each: `mem` overlap of tiles with explicit addresses; `race` unordered accesses; `sync` why cores wait in vain; `out`
-inputs and outputs; `device` known divergences between simulation and chip. `lint` looks at source code instead.
+inputs and outputs; `device` known divergences between simulation and chip. `orders` and `interleavings` carry a launch
+out again, where that is asked for. `lint` looks at source code instead.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from simulate.check import device, mem, out, race
-from simulate.check.evidence import Evidence, gathered
+from simulate.check.evidence import Evidence
 from simulate.check.findings import KINDS, Finding, Severity, from_error, in_order, text
 from simulate.check.formats import Format, render
+from simulate.check.gather import gathered
 from simulate.check.sync import explain
 from simulate.errors import Deadlock, MeetingMismatch, NkwError
 from simulate.run import Launch
@@ -23,12 +25,29 @@ DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
     "race": race.detect,
     "out": out.detect,
     "device": device.detect,
+    "varied": lambda launch, evidence: evidence.varied,
 }
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Everything that the detectors find in one launch, in a fixed order."""
     return in_order(finding for look in DETECTORS.values() for finding in look(launch, evidence))
+
+
+def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) -> list[Finding]:
+    """What is found in all launches that a call makes; what stops one of them is a finding too.
+
+    orders and seeds: as for `gathered`. Passes on what the call raises, unless a kernel broke a rule.
+    """
+    findings: list[Finding] = []
+    with gathered(orders, seeds) as seen:
+        try:
+            launching()
+        except NkwError as error:
+            findings.append(finding_of(error))
+    for launch, evidence in seen.launches:
+        findings += detect(launch, evidence)
+    return in_order(findings)
 
 
 def finding_of(error: NkwError) -> Finding:
@@ -51,6 +70,7 @@ __all__ = [
     "Format",
     "Severity",
     "detect",
+    "examine",
     "finding_of",
     "gathered",
     "in_order",

@@ -35,6 +35,31 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_variations(command: argparse.ArgumentParser) -> None:
+    """The options of `check` that have launches carried out again."""
+    command.add_argument(
+        "--orders",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="carry every launch out again in N other orders that its dependences allow",
+    )
+    command.add_argument(
+        "--seeds",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="make every launch of several cores again with N other orders of turns",
+    )
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is less than 0")
+    return number
+
+
 def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int]) -> int:
     """Run a script and look at every launch it makes; `run_script` raises NkwError where a kernel breaks a rule.
 
@@ -42,7 +67,7 @@ def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace]
     """
     findings: list[Finding] = []
     failed: object = None
-    with gathered() as seen, redirect_stdout(sys.stderr):
+    with gathered(options.orders, options.seeds) as seen, redirect_stdout(sys.stderr):
         try:
             failed = run_script(options)
         except NkwError as error:

@@ -7,13 +7,13 @@ The stream keeps a box per operand. A box can overstate what a strided pattern t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
+from simulate.check.findings import Finding
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Domain, Plan
 from simulate.memory import MemoryRegion, NkiTensor
@@ -21,7 +21,6 @@ from simulate.run import Launch
 from simulate.run.indirect import resolve
 from simulate.run.machine import NeuronCore
 from simulate.run.stream import Access, Stream
-from simulate.run.witness import witnessed
 
 _EXACT_INTEGERS = 2**24  # every integer up to this magnitude is a float32
 _FP8_E4M3_MAX = 240.0  # of the chip's own e4m3, to which chips without e4m3fn convert it
@@ -119,6 +118,8 @@ class Evidence:
         self._cores: dict[int, CoreEvidence] = {}
         self._kept: list[Stream] = []
         self.returned: list[Returned] = []
+        self.varied: list[Finding] = []
+        """What showed when the launch was carried out again in other orders."""
 
     def of(self, stream: Stream) -> CoreEvidence:
         """What was seen of a stream; empty for one that ran without this witness."""
@@ -192,44 +193,19 @@ class Evidence:
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
         """Note which tensors were returned and how much of each was written."""
         for rank, value in enumerate(returned):
-            for tensor in _tensors(value):
+            for tensor in tensors_of(value):
                 _, shape, strides, offset, width = tensor.byte_view()
                 states = tensor.storage.validity.states(shape, strides, offset, width)
                 missing = int((np.broadcast_to(states, shape) == 0).sum()) * width
                 self.returned.append(Returned(rank, tensor.storage.serial, missing))
 
 
-def _tensors(value: Any) -> Iterator[NkiTensor]:
+def tensors_of(value: Any) -> Iterator[NkiTensor]:
+    """The tensors in what a kernel returned."""
     if isinstance(value, NkiTensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for part in value:
-            yield from _tensors(part)
+            yield from tensors_of(part)
     elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-
-
-class Gatherer:
-    """A witness of many launches: one Evidence for each."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[Launch, Evidence]] = []
-        self._now = Evidence()
-
-    def issued(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
-        """Pass on to the evidence of the running launch."""
-        self._now.issued(running, plan, operands)
-
-    def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """Close the evidence of a launch and begin the next."""
-        self._now.ended(launch, returned)
-        self.launches.append((launch, self._now))
-        self._now = Evidence()
-
-
-@contextmanager
-def gathered() -> Iterator[Gatherer]:
-    """Gather evidence of the launches made inside a `with` block."""
-    gatherer = Gatherer()
-    with witnessed(gatherer):
-        yield gatherer
+        yield from tensors_of(list(value.values()))

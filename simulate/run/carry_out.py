@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from simulate.errors import RuleViolation, rule
-from simulate.isa.plan import Masked
+from simulate.isa.plan import Domain, Masked, Plan, State
 from simulate.memory import NkiTensor
 from simulate.numerics import from_float32, to_float32
 from simulate.run.indirect import resolve
@@ -58,6 +59,45 @@ def accumulated(tile: NkiTensor, product: np.ndarray, keeps: Any) -> np.ndarray:
         return product
     total = tile.float32() + product
     return total if keeps is True else np.where(keeps, total, product)
+
+
+def repeat(plan: Plan, keeps: Any, states: dict[State, np.ndarray], partitions: int) -> None:
+    """Carry out a plan once more that `issue` has carried out before; nothing is checked, no meeting is held.
+
+    `keeps` tells to which PSUM elements its product was added (None: no product); `states` is the core's.
+    """
+    operands = operands_of(plan)
+    if keeps is not None:
+        tile = plan.writes[0]
+        put(tile, accumulated(tile, plan.compute(*operands)[0], keeps), plan.domain is Domain.float32, False)
+        return
+    if plan.state is not None:
+        state = states.get(plan.state)
+        if state is None:
+            state = plan.state.initial(partitions)
+        *results, states[plan.state] = plan.compute(state, *operands)
+    else:
+        results = plan.compute(*operands)
+    put_all(plan, results)
+
+
+def operands_of(plan: Plan) -> list[Any]:
+    """What a plan reads, as its `compute` takes it; nothing is checked."""
+    as_float = plan.domain is Domain.float32
+    return [
+        gather(tile, as_float, plan.skip_out_of_range)
+        if tile.dynamic is not None
+        else tile.float32()
+        if as_float
+        else tile.array
+        for tile in plan.reads
+    ]
+
+
+def put_all(plan: Plan, results: Sequence[Any]) -> None:
+    """Write the results of a plan."""
+    for tile, result in zip(plan.writes, results):
+        put(tile, result, plan.domain is Domain.float32, plan.skip_out_of_range)
 
 
 def flat(tile: NkiTensor) -> NkiTensor:

@@ -62,6 +62,8 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
     Raises RuleViolation for a read of bytes that were never written.
     """
     line = line or kernel_line()
+    if core.turns.drawn:
+        core.turns.give_way(core.index)
     as_float = plan.domain is Domain.float32
     dry = core.dry
     operands: list[Any] = []

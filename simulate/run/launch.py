@@ -66,6 +66,34 @@ class Launch:
         return max(placements[buffer].high_water_bytes for placements in self.placements)
 
 
+@dataclass(frozen=True)
+class Call:
+    """What is launched: enough to launch it again, unless other processes take part.
+
+    `arguments` has one (args, kwargs) per rank of this process.
+    """
+
+    kernel: Callable[..., Any]
+    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
+    chip: Hardware
+    logical_core_size: int
+    has_grid: bool
+    alone: bool  # no other process takes part
+
+    def again(self, seed: int | None = None) -> Launch:
+        """Launch it eagerly once more; the turns of its cores are drawn from `seed`. `recorded` does not see it."""
+        return _launch(
+            self.kernel,
+            self.arguments,
+            self.chip,
+            self.logical_core_size,
+            Mode.eager,
+            self.has_grid,
+            seed=seed,
+            observed=False,
+        )[0]
+
+
 def target_hardware(target: str | None = None) -> Hardware:
     """The chip to simulate: `target`, else NEURON_PLATFORM_TARGET_OVERRIDE, else trn2."""
     return hardware(target or os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET)
@@ -146,13 +174,16 @@ def _launch(
     has_grid: bool = False,
     recorders: Sequence[Recorder | None] = (),
     elsewhere: Processes | None = None,
+    seed: int | None = None,
+    observed: bool = True,
 ) -> tuple[Launch, list[list[Storage]], list[Any]]:
     """Run the kernel's Python; returns the launch, the storage of every input, and what each rank returned."""
     _check_logical_core(chip, logical_core_size)
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
-    turns = Turns(len(arguments) * logical_core_size, elsewhere)
+    turns = Turns(len(arguments) * logical_core_size, elsewhere, seed)
     first = 0 if elsewhere is None else elsewhere.rank
-    traced = any(observer.calls for observer in _observers)
+    observers = list(_observers) if observed else []
+    traced = any(observer.calls for observer in observers)
     ranks = [
         Rank(first + index, chip, logical_core_size, TracedTable(Calls()) if traced else TensorTable())
         for index in range(len(arguments))
@@ -188,6 +219,9 @@ def _launch(
         if core.number == 0:
             returned[core.rank.number - first] = result
 
+    if cores[0].witness is not None:
+        call = Call(kernel, arguments, chip, logical_core_size, has_grid, elsewhere is None)
+        cores[0].witness.began(call, cores, [taker.storages() for taker in held])
     turns.run([lambda core=core: body(core) for core in cores])  # type: ignore[misc]
     outputs = [taker.give(value) for taker, value in zip(held, returned)]
     for taker in held:
@@ -200,7 +234,7 @@ def _launch(
         tuple(core.stream for core in cores),
         tuple(warning for rank in ranks for warning in rank.warnings),
     )
-    for observer in _observers:
+    for observer in observers:
         if observer.refused:
             observer.launches.append(done)
     for stream, placements in zip(done.streams, done.placements):
@@ -214,7 +248,7 @@ def _launch(
                 raise
     if cores[0].witness is not None:
         cores[0].witness.ended(done, returned)
-    for observer in _observers:
+    for observer in observers:
         if not observer.refused:
             observer.launches.append(done)
     return done, [taker.storages() for taker in held], returned

@@ -3,12 +3,16 @@
 Each core runs the kernel's Python in a thread of its own, but exactly one holds the turn; it gives it up at a
 meeting or at its end. So runs are deterministic, a deadlock is a state that is seen at once, and the first error is the
 one shown.
+
+A seed draws the turns instead: which core goes on, and after which instructions it gives way. What a correct kernel
+computes is the same for every seed.
 """
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,13 +40,18 @@ class _Gathering:
 class Turns:
     """The order in which the cores of a world run; cores are numbered 0 … count-1.
 
-    With `elsewhere`, all of them belong to one rank, and the other ranks run in processes of their own.
+    Without a seed the next core that can run does, from 0 on, until it has to wait. With one, core `seed % count`
+    begins, and who goes on and for how long is drawn; the same seed gives the same turns. With `elsewhere`, all cores
+    belong to one rank, and the other ranks run in processes of their own.
     """
 
-    def __init__(self, count: int, elsewhere: Processes | None = None) -> None:
+    def __init__(self, count: int, elsewhere: Processes | None = None, seed: int | None = None) -> None:
         self.count = count
         self._elsewhere = elsewhere
         self._posted: list[tuple[_Gathering, Posted]] = []
+        self.drawn = seed is not None and count > 1
+        self._first = (seed or 0) % count
+        self._draw = random.Random(f"turns {seed}")  # a string: small numbers begin alike
         self._gatherings: dict[Hashable, _Gathering] = {}
         self._meetings_held = 0
         self._waiting: dict[int, str] = {}
@@ -63,7 +72,7 @@ class Turns:
         try:
             for thread in threads:
                 thread.start()
-            self._go[0].release()
+            self._go[self._first].release()
             self._finished.wait()
         except BaseException as interrupt:
             # A keyboard interrupt reaches the main thread only: let the cores unwind before passing it on.
@@ -94,11 +103,10 @@ class Turns:
             if len(self._done) == self.count:
                 self._finished.set()
             return
-        for step in range(1, self.count + 1):
-            candidate = (core + step) % self.count
-            if candidate not in self._done and candidate not in self._waiting:
-                self._go[candidate].release()
-                return
+        ready = self._ready_after(core)
+        if ready:
+            self._go[self._choose(ready)].release()
+            return
         if len(self._done) == self.count:
             self._finished.set()
             return
@@ -119,6 +127,27 @@ class Turns:
         self._hold(gathering, posted.meeting, posted.dry)
         for waiting in gathering.cores:
             del self._waiting[waiting]
+
+    def _ready_after(self, core: int) -> list[int]:
+        """The cores that can run, beginning with the one after `core` and ending with itself."""
+        return [
+            candidate
+            for step in range(1, self.count + 1)
+            if (candidate := (core + step) % self.count) not in self._done and candidate not in self._waiting
+        ]
+
+    def _choose(self, ready: Sequence[int]) -> int:
+        return self._draw.choice(ready) if self.drawn else ready[0]
+
+    def give_way(self, core: int) -> None:
+        """Let the core that is drawn go on before `core` does, which may be `core` itself."""
+        chosen = self._choose(self._ready_after(core))
+        if chosen == core:
+            return
+        self._go[chosen].release()
+        self._go[core].acquire()
+        if self._error is not None:
+            raise _Abandoned
 
     def _release_all(self) -> None:
         for core, semaphore in enumerate(self._go):

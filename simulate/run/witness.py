@@ -1,4 +1,4 @@
-"""A witness looks on while kernels run: it sees every instruction with its operands, and what a launch returns.
+"""A witness looks on while kernels run: it sees what is launched, every instruction and its operands, and the end.
 
 Nothing is kept, and an instruction costs one comparison, while no witness is present. Values, exact access patterns
 and run-time indices are gone after a launch; a detector that needs them is a witness.
@@ -11,14 +11,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from simulate.isa.plan import Plan
+from simulate.memory import Storage
 
 if TYPE_CHECKING:
-    from simulate.run.launch import Launch
+    from simulate.run.launch import Call, Launch
     from simulate.run.machine import NeuronCore
 
 
 class Witness(Protocol):
     """What is told about a launch while it runs."""
+
+    def began(self, call: Call, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]) -> None:
+        """The cores of a launch are about to run; `inputs` has the storage of every array given to each rank."""
 
     def issued(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
         """An instruction has taken effect and is about to be recorded as event `len(core.stream)`."""

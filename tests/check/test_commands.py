@@ -26,6 +26,21 @@ kernel(np.ones((4, 4), np.float32))
 """
 
 
+SHARED = """
+@nki.jit
+def clears(first, second):
+    out = nl.ndarray((4, 4), dtype=first.dtype, buffer=nl.shared_hbm, name="out")
+    nisa.dma_copy(dst=out, src=nl.load(first))
+    zeros = nl.ndarray((1, 4), dtype=first.dtype)
+    nisa.memset(zeros, value=0)
+    nisa.dma_copy(dst=second[0:1], src=zeros)
+    return out
+
+whole = np.ones((8, 4), np.float32)
+clears(whole[0:4], whole[3:7])
+"""
+
+
 class Done(NamedTuple):
     """How a command ended."""
 
@@ -72,6 +87,27 @@ def test_check_reports_what_a_launch_leaves(simulate: Any) -> None:
         "  at half.py:8 in kernel\n"
         "0 errors, 1 warning\n"
     )
+
+
+def test_orders_and_seeds_are_tried_on_every_launch(simulate: Any, folder: Path) -> None:
+    done = simulate("check", "--orders", "3", "--seeds", "3", "good.py")
+    assert (done.returncode, done.stdout) == (0, "0 errors, 0 warnings\n")
+    (folder / "shared.py").write_text(SCRIPT.format(rows=4) + SHARED)
+    assert simulate("check", "shared.py").returncode == 0
+    done = simulate("check", "--orders", "3", "shared.py")
+    assert done.returncode == 1
+    assert (
+        "legal order 1 of 3 gives 8 other bytes in out (4, 4) float32 of rank 0, the first in row 3"
+        in done.stdout
+    )
+    assert simulate("check", "--orders", "3", "shared.py") == done
+
+
+@pytest.mark.parametrize("count", ["-1", "many"])
+def test_a_count_of_orders_that_is_none_is_refused(simulate: Any, count: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        simulate("check", "--orders", count, "good.py")
+    assert end.value.code == 2
 
 
 def test_check_reports_what_stops_a_launch(simulate: Any) -> None:

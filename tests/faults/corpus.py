@@ -1,9 +1,9 @@
 """The corpus of wrong kernels: one file each, with a switch that heals it and the stored report beside it.
 
 A file has a docstring, CODE, `kernel(…, sick)`, `inputs()` (one tuple of arrays; with RANKS one per rank) and
-`answer`, which works the healthy result out in numpy. TARGET, CORES and RANKS say where it runs. The line to
-blame ends with `# blamed`. A file of class `language_subset` has a kernel `sick` that lint blames instead,
-beside the healthy `kernel`.
+`answer`, which works the healthy result out in numpy. TARGET, CORES and RANKS say where it runs, ORDERS and SEEDS
+how often it is carried out again. The line to blame ends with `# blamed`. A file of class `language_subset` has a
+kernel `sick` that lint blames instead, beside the healthy `kernel`.
 
 `python -m tests.faults.corpus` writes the reports anew and prints how many kernels each class has.
 """
@@ -54,7 +54,7 @@ def run(path: Path, sick: bool) -> tuple[list[Finding], list[Any]]:
         findings = [f for f in lint_file(path) if f.where is not None and f.where.function == name]
         if sick:
             return findings, []
-    with gathered() as seen:
+    with gathered(getattr(module, "ORDERS", 0), getattr(module, "SEEDS", 0)) as seen:
         try:
             outputs = _launch(module, sick)
         except NkwError as error:

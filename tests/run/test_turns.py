@@ -9,6 +9,7 @@ import pytest
 
 import simulate
 from simulate.errors import Deadlock, MeetingMismatch, RuleViolation
+from simulate.run.turns import Turns
 
 simulate.install("simulate")
 
@@ -49,6 +50,47 @@ def test_all_reduce_sums_exactly(ranks: int, dtype: type) -> None:
         assert np.array_equal(out, np.sum(parts, axis=0))
     for out in run(reduce_kernel, [(part, group, nl.maximum) for part in parts]):
         assert np.array_equal(out, np.max(parts, axis=0))
+
+
+def turns_taken(count: int, seed: int | None) -> list[int]:
+    """Which core ran, step by step, where every core does four steps."""
+    turns, taken = Turns(count, seed=seed), []
+
+    def body(core: int) -> None:
+        for _ in range(4):
+            if turns.drawn:
+                turns.give_way(core)
+            taken.append(core)
+
+    turns.run([lambda core=core: body(core) for core in range(count)])
+    return taken
+
+
+def test_without_a_seed_every_core_runs_as_long_as_it_can() -> None:
+    assert turns_taken(3, None) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_seed_draws_turns_that_are_the_same_every_time(count: int) -> None:
+    drawn = [turns_taken(count, seed) for seed in range(64)]
+    assert drawn == [turns_taken(count, seed) for seed in range(64)]
+    assert all(sorted(taken) == sorted(drawn[0]) for taken in drawn)
+    if count > 1:
+        assert len(set(map(tuple, drawn))) > 32
+        assert {taken[0] for taken in drawn} == set(range(count))
+
+
+def test_an_error_under_drawn_turns_ends_every_core() -> None:
+    turns = Turns(3, seed=5)
+
+    def body(core: int) -> None:
+        for step in range(9):
+            turns.give_way(core)
+            if (core, step) == (1, 4):
+                raise KeyError("core 1")
+
+    with pytest.raises(KeyError, match="core 1"):
+        turns.run([lambda core=core: body(core) for core in range(3)])
 
 
 def test_groups_are_separate() -> None:

@@ -1,0 +1,261 @@
+"""`turns`: a launch of several cores made again with turns drawn from seeds, and compared byte for byte.
+
+Between meetings the cores of a launch run side by side on the chip, one after the other here. A seed draws who runs,
+and after which instruction another core goes on. What is compared are the outputs and the arguments that the kernel
+wrote to. A launch is made once more with the usual turns first: what differs then is no matter of turns.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from simulate.check.evidence import Footprint, Returned, footprint
+from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
+from simulate.errors import InvalidArgument, Location, NkwError
+from simulate.isa.plan import Plan
+from simulate.memory import MemoryRegion, Storage
+from simulate.run import Launch
+from simulate.run.launch import Call
+from simulate.run.machine import NeuronCore
+from simulate.run.stream import READ, Stream
+from simulate.run.witness import witnessed
+
+TURNS = kind(
+    "NKW-TURNS",
+    Severity.error,
+    "The outputs are other bytes where the cores of a launch take turns in another order.",
+)
+REPEATED = kind(
+    "NKW-NOT-REPEATABLE",
+    Severity.error,
+    "The same launch made twice gives other bytes: the kernel's Python keeps something between launches.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """What one event of one core touches in shared HBM."""
+
+    core: int
+    event: int
+    where: Footprint
+    writes: bool
+
+
+class Trace:
+    """A witness that notes in which order cores issue, and what they touch in shared HBM."""
+
+    def __init__(self) -> None:
+        self.order: list[tuple[int, int]] = []
+        self.uses: list[_Use] = []
+
+    def began(self, call: Call, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]) -> None:
+        """Nothing is needed before the cores run."""
+
+    def issued(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        """Note the event and its accesses of shared HBM."""
+        event = len(running.stream)
+        self.order.append((running.index, event))
+        if plan.meeting is None and running.rank.logical_core_size > 1:
+            self.uses += [
+                _Use(running.index, event, footprint(tile, plan.skip_out_of_range), writes)
+                for tiles, writes in ((plan.reads, False), (plan.writes, True))
+                for tile in tiles
+                if tile.buffer is MemoryRegion.shared_hbm
+            ]
+
+    def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
+        """What the launch returned is compared elsewhere."""
+
+
+class Repeatable:
+    """A call about to be made, with copies of its arguments, and the trace of its first launch."""
+
+    def __init__(self, call: Call) -> None:
+        """Raises InvalidArgument for an argument that cannot be copied."""
+        self.trace = Trace()
+        self._call = call
+        self._kept = _copied(call.arguments)
+
+    @property
+    def given(self) -> Sequence[Any]:
+        """The arguments of the first launch, with what the kernel wrote to them."""
+        return self._call.arguments
+
+    def again(self, seed: int | None) -> tuple[list[np.ndarray], Trace]:
+        """Make the call once more; returns the arrays of its outputs and arguments, and the trace."""
+        arguments, trace = _copied(self._kept), Trace()
+        with witnessed(trace):
+            outputs = replace(self._call, arguments=arguments).again(seed).outputs
+        return _arrays(outputs, arguments), trace
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """What is different when a launch is made again; `array` and `byte` tell the first byte that is."""
+
+    said: str
+    where: Location | None = None
+    trace: Trace | None = None
+    array: int = -1
+    byte: int = 0
+
+
+def vary(call: Repeatable, launch: Launch, returned: Sequence[Returned], count: int) -> list[Finding]:
+    """Make a launch that has ended again with the seeds 1 … `count`; one finding per pair of lines.
+
+    `returned` names the tensors that were returned, rank by rank.
+    """
+    expected = _arrays(launch.outputs, call.given)
+    repeated = _try(call, None, expected)
+    if repeated is not None:
+        blamed = _last_write(launch, returned, repeated)
+        return [
+            found(
+                REPEATED,
+                f"the same launch, made again, {repeated.said}",
+                repeated.where or (blamed.where if blamed else None),
+                [blamed] if blamed else [],
+                hint="let the kernel depend on its arguments alone, not on Python variables that it changes",
+            )
+        ]
+    findings: dict[object, Finding] = {}
+    for seed in range(1, count + 1):
+        other = _try(call, seed, expected)
+        if other is not None:
+            finding = _finding(call, launch, returned, seed, other)
+            findings.setdefault((finding.where, *(each.where for each in finding.touches)), finding)
+    return list(findings.values())
+
+
+def _try(call: Repeatable, seed: int | None, expected: list[np.ndarray]) -> _Difference | None:
+    """Make the launch again; what is different, or None if nothing is."""
+    try:
+        seen, trace = call.again(seed)
+    except NkwError as error:
+        return _Difference(f"is refused: {error.message}", error.where)
+    except Exception as error:
+        return _Difference(f"raises {type(error).__name__}: {error}")
+    if len(seen) != len(expected):
+        return _Difference("returns another number of arrays", None, trace)
+    for number, (one, other) in enumerate(zip(seen, expected)):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return _Difference(
+                f"returns {one.shape} {one.dtype} instead of {other.shape} {other.dtype}", None, trace
+            )
+        places = np.flatnonzero(_bytes(one) != _bytes(other))
+        if len(places):
+            said = (
+                f"gives {len(places)} other bytes in array {number} of its outputs and arguments, {one.shape} "
+                f"{one.dtype}, the first at byte {places[0]}"
+            )
+            return _Difference(said, None, trace, number, int(places[0]))
+    return None
+
+
+def _last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference) -> Touch | None:
+    """The event that wrote the first differing byte last, if it lies in a tensor that was returned."""
+    if not 0 <= seen.array < len(returned):
+        return None
+    tensor = returned[seen.array]
+    for stream in reversed([each for each in launch.streams if each.rank == tensor.rank]):
+        row, byte = divmod(seen.byte, stream.tensors[tensor.tensor].row_bytes)
+        for event in reversed(range(len(stream))):
+            for access in stream.accesses(event):
+                if (
+                    access.tensor == tensor.tensor
+                    and access.kind != READ
+                    and access.first_row <= row < access.end_row
+                    and access.first_byte <= byte < access.end_byte
+                ):
+                    return touch(stream, event, access)
+    return None
+
+
+def _swapped(usual: Trace, drawn: Trace) -> tuple[_Use, _Use] | None:
+    """Of the conflicting accesses of two cores that changed places, the pair that did so first; usual order."""
+    place = {issued: at for at, issued in enumerate(drawn.order)}
+    uses = [use for use in usual.uses if (use.core, use.event) in place]
+    early = sorted(range(len(uses)), key=lambda at: place[uses[at].core, uses[at].event])
+    for at in early:
+        late = uses[at]
+        for one in uses[:at]:
+            if (
+                one.core != late.core
+                and one.where.tensor == late.where.tensor
+                and (one.writes or late.writes)
+                and place[one.core, one.event] > place[late.core, late.event]
+                and one.where.meets(late.where)
+            ):
+                return one, late
+    return None
+
+
+def _finding(
+    call: Repeatable, launch: Launch, returned: Sequence[Returned], seed: int, seen: _Difference
+) -> Finding:
+    said = f"with turns drawn from seed {seed} the launch {seen.said}"
+    pair = None if seen.trace is None else _swapped(call.trace, seen.trace)
+    if pair is not None:
+        one, other = pair
+        touches = [_touch(launch.streams[use.core], use) for use in pair]
+        blamed = touches[0] if other.writes and not one.writes else touches[1]
+        name = launch.streams[one.core].tensors[one.where.tensor].name
+        hint = f"nisa.core_barrier(data={name}, cores=(0, 1)) between, or different parts for each core"
+        return found(TURNS, said, blamed.where, touches, hint)
+    if seen.where is not None:
+        hint = "order what both cores access with nisa.core_barrier, or give each core parts of its own"
+        return found(TURNS, said, seen.where, hint=hint)
+    writer = _last_write(launch, returned, seen)
+    hint = "let no core depend on Python variables that another core changes"
+    return found(TURNS, said, writer.where if writer else None, [writer] if writer else [], hint)
+
+
+def _touch(stream: Stream, use: _Use) -> Touch:
+    access = next(
+        access
+        for access in stream.accesses(use.event)
+        if access.tensor == use.where.tensor and (access.kind != READ) == use.writes
+    )
+    return touch(stream, use.event, access)
+
+
+def _copied(arguments: Any) -> Any:
+    try:
+        return copy.deepcopy(arguments)
+    except TypeError as error:
+        raise InvalidArgument(
+            "NKW-CHECK-ARGUMENTS", f"a launch with these arguments cannot be made again: {error}"
+        ) from None
+
+
+def _arrays(*values: Any) -> list[np.ndarray]:
+    return [array for value in values for array in _each(value)]
+
+
+def _each(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, np.ndarray):
+        yield value
+    elif hasattr(value, "detach") and hasattr(value, "numpy"):
+        yield _torch_bytes(value)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _each(part)
+    elif isinstance(value, dict):
+        yield from _each(list(value.values()))
+
+
+def _torch_bytes(tensor: Any) -> np.ndarray:
+    import torch
+
+    held: np.ndarray = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return held
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

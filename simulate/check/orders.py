@@ -1,0 +1,165 @@
+"""`order`: a launch carried out again in other orders that its dependences allow, and compared byte for byte.
+
+The engines of a core run side by side. The compiler keeps apart what touches the same bytes of one tensor or the same
+state of an engine, and the cores of a rank wait for each other only where the kernel says so. Every order that keeps
+this is legal on the chip, and a kernel that is right computes the same in all of them. Orders are drawn from fixed
+seeds; in the first one, of the steps that may come next, always the one issued last does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.precedence import draw, predecessors
+from simulate.errors import NkwError
+from simulate.memory import NkiTensor, Storage
+from simulate.run.stream import READ, Access, Stream
+from simulate.run.tape import Part, Tape
+
+ORDER = kind(
+    "NKW-ORDER",
+    Severity.error,
+    "The outputs are other bytes where the instructions run in another order that their dependences allow.",
+)
+
+
+def vary(tape: Tape, count: int) -> list[Finding]:
+    """Play a launch that has ended in `count` legal orders; one finding per pair of lines that nothing orders."""
+    before = predecessors(tape)
+    expected = tape.play(range(len(tape)))
+    findings: dict[tuple[object, ...], Finding] = {}
+    for number in range(count):
+        order = draw(before, number)
+        try:
+            seen = tape.play(order)
+        except NkwError as error:
+            said = f"is refused: {error.message}"
+        else:
+            if seen == expected:
+                continue
+            said = f"gives {difference(tape, seen, expected)}"
+        pair = _unordered(tape, order)
+        finding = _finding(tape, f"legal order {number + 1} of {count} {said}", pair)
+        lines = tuple((each.part.core, _line(tape, each), each.writes) for each in pair or ())
+        findings.setdefault(lines, finding)
+    return list(findings.values())
+
+
+def difference(tape: Tape, seen: list[bytes], expected: list[bytes]) -> str:
+    """How many bytes of the first result that differs are others, and where the first of them lies."""
+    at = next(at for at, pair in enumerate(zip(seen, expected)) if pair[0] != pair[1])
+    stream, storage = tape.results[at]
+    record = stream.tensors[storage.serial]
+    one, other = (np.frombuffer(data, np.uint8) for data in (seen[at], expected[at]))
+    places = np.flatnonzero(one != other)
+    row, byte = divmod(int(places[0]), record.row_bytes)
+    return (
+        f"{len(places)} other bytes in {record.name} {record.shape} {record.dtype} of rank {stream.rank}, "
+        f"the first in row {row} at byte {byte}"
+    )
+
+
+@dataclass(frozen=True)
+class _Use:
+    """One access of a part of a step, and the host's bytes between which it lies."""
+
+    step: int
+    part: Part
+    tile: NkiTensor
+    writes: bool
+    first: int
+    end: int
+
+    def bytes(self) -> np.ndarray:
+        """The host's bytes that are touched, each once; all of the tensor's where an index was read at run time."""
+        if self.tile.dynamic is not None:
+            return np.arange(self.first, self.end)
+        width = self.tile.dtype.storage.itemsize
+        found = np.array([_address(self.tile.storage) + self.tile.offset * width])
+        for extent, stride in zip(self.tile.shape, self.tile.strides):
+            found = np.add.outer(found, np.arange(extent) * stride * width).reshape(-1)
+        return np.unique(np.add.outer(found, np.arange(width)))
+
+
+def _unordered(tape: Tape, order: Sequence[int]) -> tuple[_Use, _Use] | None:
+    """Of the conflicting accesses that changed places, the pair that did so first; earlier issued one first."""
+    uses = _uses(tape)
+    steps = np.array([use.step for use in uses])
+    writes = np.array([use.writes for use in uses])
+    first = np.array([use.first for use in uses])
+    end = np.array([use.end for use in uses])
+    place = np.empty(len(order), np.int64)
+    place[list(order)] = np.arange(len(order))
+    now = place[steps]
+    for at in np.argsort(now, kind="stable").tolist():
+        overtaken = (steps < steps[at]) & (now > now[at]) & (first < end[at]) & (first[at] < end)
+        overtaken &= writes | writes[at]
+        for other in np.flatnonzero(overtaken).tolist():
+            if np.intersect1d(uses[at].bytes(), uses[other].bytes(), assume_unique=True).size:
+                return uses[other], uses[at]
+    return None
+
+
+def _uses(tape: Tape) -> list[_Use]:
+    found_uses = []
+    for step, parts in enumerate(tape.steps):
+        for part in parts:
+            reads, written = tape.tensors(part)
+            for tile, writes in [(tile, False) for tile in reads] + [(tile, True) for tile in written]:
+                start, width = _address(tile.storage), tile.dtype.storage.itemsize
+                if tile.dynamic is not None:
+                    first, end = start, start + tile.storage.nbytes
+                else:
+                    reach = sum((extent - 1) * stride for extent, stride in zip(tile.shape, tile.strides))
+                    first = start + tile.offset * width
+                    end = first + (reach + 1) * width
+                found_uses.append(_Use(step, part, tile, writes, first, end))
+    return found_uses
+
+
+def _finding(tape: Tape, said: str, pair: tuple[_Use, _Use] | None) -> Finding:
+    if pair is None:
+        return found(ORDER, said, None)
+    one, other = pair
+    streams = tape.streams
+    blamed = one if other.writes and not one.writes else other
+    return found(
+        ORDER,
+        said,
+        streams[blamed.part.core].event(blamed.part.event).where,
+        [
+            touch(streams[each.part.core], each.part.event, _access(streams[each.part.core], each))
+            for each in pair
+        ],
+        hint=_hint(tape, one, other),
+    )
+
+
+def _hint(tape: Tape, one: _Use, other: _Use) -> str:
+    names = [tape.streams[each.part.core].tensors[each.tile.storage.serial].name for each in (one, other)]
+    if one.tile.storage is not other.tile.storage:
+        return f"{names[0]} and {names[1]} are two tensors to the kernel; pass arrays that share no memory"
+    if one.part.core != other.part.core:
+        return f"nisa.core_barrier(data={names[0]}, cores=(0, 1)) between, or different parts for each core"
+    return "this is a fault of the simulator, whose dependences miss the pair; please report it"
+
+
+def _access(stream: Stream, use: _Use) -> Access:
+    return next(
+        access
+        for access in stream.accesses(use.part.event)
+        if access.tensor == use.tile.storage.serial and (access.kind != READ) == use.writes
+    )
+
+
+def _line(tape: Tape, use: _Use) -> int:
+    return tape.streams[use.part.core].line_ids[use.part.event]
+
+
+def _address(storage: Storage) -> int:
+    address: int = storage.array.__array_interface__["data"][0]
+    return address

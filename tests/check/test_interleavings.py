@@ -1,0 +1,118 @@
+"""Turns drawn from seeds: kernels that order their cores do not notice, others are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import simulate
+from simulate.check import examine
+
+simulate.install("simulate")
+
+import nki.isa as nisa  # noqa: E402
+import nki.language as nl  # noqa: E402
+
+SEEDS = 64
+
+
+def ramp(*shape: int) -> np.ndarray:
+    return (np.arange(np.prod(shape)) % 31).reshape(shape).astype(np.float32)
+
+
+def halves_swapped(x: Any, barrier: bool) -> Any:
+    """Each core writes its half to scratch space and hands out the other's."""
+    core = nl.program_id(0)
+    mine, others = nl.ds(core * 4, 4), nl.ds((1 - core) * 4, 4)
+    scratch = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="scratch")
+    out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    nisa.memset(clear := nl.ndarray((4, 4), dtype=nl.float32), value=1)
+    nisa.dma_copy(dst=out[mine], src=clear)
+    nisa.dma_copy(dst=scratch[mine], src=nl.load(x[mine]))
+    if barrier:
+        nisa.core_barrier(data=scratch, cores=(0, 1))
+        nisa.dma_copy(dst=out[mine], src=nl.load(scratch[others]))
+    else:
+        nisa.dma_copy(dst=out[others], src=nl.load(scratch[mine]))
+    return out
+
+
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+def test_sixty_four_interleavings_of_a_right_kernel_agree(target: str) -> None:
+    world = simulate.World(target, 1, 2)
+    assert examine(lambda: world.launch(halves_swapped, [((ramp(8, 4), True), {})]), seeds=SEEDS) == []
+
+
+def test_the_pair_that_changed_places_is_named_and_the_report_repeats() -> None:
+    world = simulate.World("trn2", 1, 2)
+
+    def found() -> list[Any]:
+        every = examine(lambda: world.launch(halves_swapped, [((ramp(8, 4), False), {})]), seeds=8)
+        return [finding for finding in every if finding.code == "NKW-TURNS"]
+
+    findings = found()
+    assert findings
+    for finding in findings:
+        assert {each.core for each in finding.touches} == {0, 1}
+        assert {each.tensor for each in finding.touches} == {"out"}
+    assert found() == findings
+
+
+def test_ranks_that_share_python_state_are_found_and_others_not() -> None:
+    taken: list[int] = []
+
+    def numbered(x: Any, own: int | None) -> Any:
+        place = len(taken) % 3 if own is None else own
+        taken.append(place)
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.tensor_scalar(dst=(tile := nl.load(x)), data=tile, op0=nl.add, operand0=float(place))
+        nisa.dma_copy(dst=out, src=tile)
+        return out
+
+    world = simulate.World("trn1", 3)
+
+    def codes(numbers: list[int | None]) -> set[str]:
+        arguments = [((ramp(2, 2), number), {}) for number in numbers]
+        return {finding.code for finding in examine(lambda: world.launch(numbered, arguments), seeds=4)}
+
+    assert codes([None, None, None]) == {"NKW-TURNS"}
+    assert codes([0, 1, 2]) == set()
+
+
+def test_one_core_is_not_launched_again() -> None:
+    runs = []
+
+    def kernel(x: Any) -> Any:
+        runs.append(1)
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=nl.load(x))
+        return out
+
+    assert examine(lambda: simulate.launch(kernel, [((ramp(2, 2),), {})]), seeds=4) == []
+    assert len(runs) == 1
+
+
+def test_launches_made_again_are_not_recorded_and_leave_the_arguments_alone() -> None:
+    def kernel(x: Any) -> Any:
+        if nl.program_id(0) == 0:
+            nisa.tensor_scalar(dst=(tile := nl.load(x)), data=tile, op0=nl.add, operand0=1.0)
+            nisa.dma_copy(dst=x, src=tile)
+        return x
+
+    x = ramp(4, 4)
+    with simulate.recorded() as launches:
+        assert examine(lambda: simulate.launch(kernel, [((x,), {})], logical_core_size=2), seeds=4) == []
+    assert len(launches) == 1
+    assert np.array_equal(x, ramp(4, 4) + 1)
+
+
+def test_an_argument_that_cannot_be_copied_is_refused_in_a_sentence() -> None:
+    def kernel(x: Any, held: Any) -> Any:
+        return x
+
+    x = ramp(4, 4)
+    world = simulate.World("trn2", 1, 2)
+    (finding,) = examine(lambda: world.launch(kernel, [((x, np), {})]), seeds=1)
+    assert finding.code == "NKW-CHECK-ARGUMENTS"

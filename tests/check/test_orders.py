@@ -1,0 +1,258 @@
+"""Legal orders of a launch: every kernel gives the same bytes in all of them, and what nothing orders is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nki_kernels
+import simulate
+from simulate.check import examine
+from simulate.check.precedence import draw, predecessors
+from simulate.errors import InvalidArgument
+from simulate.run.tape import Tape
+from simulate.run.witness import witnessed
+from simulate.timing import dependences
+
+simulate.install("simulate")
+
+import nki.collectives as ncc  # noqa: E402
+import nki.isa as nisa  # noqa: E402
+import nki.language as nl  # noqa: E402
+
+SIDE, TILES, STEPS = 8, 4, 60
+
+
+class Taping:
+    """A witness that keeps the tape of one launch."""
+
+    def began(self, call: Any, cores: Any, inputs: Any) -> None:
+        self.tape = Tape(cores, inputs)
+
+    def issued(self, core: Any, plan: Any, operands: Any) -> None:
+        self.tape.issued(core)
+
+    def ended(self, launch: Any, returned: Any) -> None:
+        self.tape.end([[value.storage for value in _flat(each)] for each in returned])
+
+
+def _flat(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, tuple) else [value]
+
+
+def taped(kernel: Callable[..., Any], arguments: list[tuple[Any, ...]], cores: int = 1) -> tuple[Tape, Any]:
+    """The tape of a launch, and the launch."""
+    taping = Taping()
+    with witnessed(taping):
+        done = simulate.World("trn2", len(arguments), cores).launch(
+            kernel, [(each, {}) for each in arguments]
+        )
+    return taping.tape, done
+
+
+def random_kernel(x: Any, seed: int) -> Any:
+    """STEPS random instructions on strided, overlapping parts of a few tiles, some of them random numbers and sums."""
+    random = np.random.default_rng(seed)
+    tiles = [nl.load(x[i * SIDE : (i + 1) * SIDE]) for i in range(TILES)]
+    psum = nl.ndarray((SIDE, SIDE), dtype=nl.float32, buffer=nl.psum)
+    scratch = nl.ndarray((TILES * SIDE, SIDE), dtype=nl.float32, buffer=nl.private_hbm)
+    nisa.dma_copy(dst=scratch, src=x)
+
+    def part(rows: int, columns: int, step: int) -> Any:
+        tile = tiles[random.integers(TILES)]
+        column = int(random.integers(SIDE - (columns - 1) * step))
+        return tile[0:rows, column : column + (columns - 1) * step + 1 : step]
+
+    for _ in range(STEPS):
+        rows, columns, step = (int(random.integers(1, n + 1)) for n in (SIDE, SIDE // 2, 2))
+        a, b, c = (part(rows, columns, step) for _ in range(3))
+        what = random.integers(6)
+        if what == 0:
+            nisa.tensor_tensor(dst=a, data1=b, data2=c, op=nl.add)
+        elif what == 1:
+            nisa.tensor_scalar(dst=a, data=b, op0=nl.multiply, operand0=0.5)
+        elif what == 2:
+            nisa.rng(dst=a.view(nl.uint32), engine=nisa.engine.vector)
+            nisa.tensor_scalar(dst=a, data=a.view(nl.uint32), op0=nl.multiply, operand0=2.0**-32)
+        elif what == 3:
+            row = int(random.integers(TILES * SIDE - rows + 1))
+            nisa.dma_copy(dst=scratch[row : row + rows, 0:columns], src=a)
+        elif what == 4:
+            row = int(random.integers(TILES * SIDE - rows + 1))
+            nisa.dma_copy(dst=a, src=scratch[row : row + rows, SIDE - columns : SIDE])
+        else:
+            nisa.nc_matmul(dst=psum, stationary=tiles[0], moving=tiles[1], accumulate=None)
+            nisa.tensor_copy(dst=tiles[2], src=psum)
+    out = nl.ndarray((TILES * SIDE, SIDE), dtype=nl.float32, buffer=nl.shared_hbm)
+    for i, tile in enumerate(tiles):
+        nisa.dma_copy(dst=out[i * SIDE : (i + 1) * SIDE], src=tile)
+    return out
+
+
+def ramp(*shape: int) -> np.ndarray:
+    return (np.arange(np.prod(shape)) % 31).reshape(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_instructions_give_the_same_bytes_in_every_order(seed: int) -> None:
+    tape, done = taped(random_kernel, [(ramp(TILES * SIDE, SIDE), seed)])
+    expected = tape.play(range(len(tape)))
+    assert expected == [done.outputs[0].tobytes()]
+    orders = [draw(predecessors(tape), number) for number in range(6)]
+    assert len(set(map(tuple, orders))) == 6
+    for order in orders:
+        assert tape.play(order) == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_the_timing_calls_dependences_is_enough_to_give_the_same_bytes(seed: int) -> None:
+    tape, _ = taped(random_kernel, [(ramp(TILES * SIDE, SIDE), seed)])
+    (stream,) = tape.streams
+    found = dependences(stream, every_read=True)
+    before = [{producer for producer, _ in found.of(event)} for event in range(len(stream))]
+    expected = tape.play(range(len(tape)))
+    for number in range(6):
+        assert tape.play(draw(before, number)) == expected
+
+
+def test_a_missing_dependence_shows() -> None:
+    tape, _ = taped(random_kernel, [(ramp(TILES * SIDE, SIDE), 0)])
+    before = predecessors(tape)
+    expected = tape.play(range(len(tape)))
+    silent = [step for step in range(len(tape)) if before[step] and _without(tape, before, step) == expected]
+    assert len(silent) < len(tape) / 2
+
+
+def _without(tape: Tape, before: list[set[int]], step: int) -> list[bytes]:
+    """The results where one step waits for nothing and comes first."""
+    return tape.play([step, *(each for each in range(len(tape)) if each != step)])
+
+
+def test_the_launch_itself_keeps_its_bytes() -> None:
+    x = ramp(4, 4)
+
+    def kernel(x: Any) -> Any:
+        out = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        nisa.dma_copy(dst=out, src=tile)
+        nisa.memset(tile, value=7)
+        nisa.dma_copy(dst=x, src=tile)
+        return out
+
+    outputs = []
+    assert examine(lambda: outputs.append(simulate.launch(kernel, [((x,), {})])), orders=5) == []
+    assert np.array_equal(outputs[0].outputs[0], ramp(4, 4))
+    assert np.array_equal(x, np.full((4, 4), 7.0))
+
+
+def pair_kernel(x: Any, barrier: bool) -> Any:
+    """Core 0 writes what core 1 reads."""
+    core = nl.program_id(0)
+    between = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="between")
+    out = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    if core == 0:
+        nisa.dma_copy(dst=between, src=nl.load(x))
+    if barrier:
+        nisa.core_barrier(data=between, cores=(0, 1))
+    if core == 1:
+        nisa.dma_copy(dst=out, src=nl.load(between))
+    return out
+
+
+def test_a_barrier_orders_two_cores_and_without_it_the_pair_is_named() -> None:
+    world = simulate.World("trn2", 1, 2)
+
+    def found(barrier: bool) -> list[Any]:
+        every = examine(lambda: world.launch(pair_kernel, [((ramp(4, 4), barrier), {})]), orders=3)
+        return [finding for finding in every if finding.code == "NKW-ORDER"]
+
+    assert found(True) == []
+    (finding,) = found(False)
+    assert [(each.core, each.verb, each.tensor) for each in finding.touches] == [
+        (0, "writes", "between"),
+        (1, "reads", "between"),
+    ]
+    assert finding.where == finding.touches[1].where
+    assert found(False) == [finding]
+
+
+def summed(x: Any, group: Any) -> Any:
+    """All ranks' x, summed, and then again, scaled."""
+    first, second, out = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm) for _ in range(3))
+    nisa.dma_copy(dst=first, src=x)
+    ncc.all_reduce(srcs=[first], dsts=[second], replica_group=group, op=nl.add)
+    ncc.all_reduce(srcs=[second], dsts=[out], replica_group=group, op=nl.add)
+    result = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=result, src=out)
+    return result
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_collectives_keep_their_order(ranks: int) -> None:
+    group = ncc.ReplicaGroup([list(range(ranks))])
+    tape, done = taped(summed, [(ramp(4, 4) + rank, group) for rank in range(ranks)])
+    expected = tape.play(range(len(tape)))
+    assert expected == [output.tobytes() for output in done.outputs]
+    for number in range(4):
+        assert tape.play(draw(predecessors(tape), number)) == expected
+
+
+def test_all_reduce_gives_the_same_bytes_in_every_order_of_instructions_and_of_ranks() -> None:
+    group = ncc.ReplicaGroup([[0, 1, 2]])
+    arguments = [((ramp(5, 129) + rank, group), {}) for rank in range(3)]
+    world = simulate.World("trn1", 3)
+    assert examine(lambda: world.launch(nki_kernels.all_reduce, arguments), orders=4, seeds=4) == []
+
+
+def test_counts_below_zero_are_refused_and_zero_accepted() -> None:
+    assert examine(lambda: None, orders=0, seeds=0) == []
+    for counts in ({"orders": -1}, {"seeds": -1}):
+        with pytest.raises(InvalidArgument, match="give 0 or more of each"):
+            examine(lambda: None, **counts)
+
+
+HIDDEN, INNER, HEADS, KV_HEADS, DEPTH, POSITIONS = 128, 256, 4, 2, 32, 128
+Q, KV = HEADS * DEPTH, KV_HEADS * DEPTH
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def shipped(tokens: int) -> dict[str, tuple[Any, ...]]:
+    x, norm = normal(1, tokens, HIDDEN), normal(2, 1, HIDDEN)
+    q, k, v = normal(3, tokens, Q), normal(4, tokens, KV), normal(5, tokens, KV)
+    positions = np.arange(tokens, dtype=np.int32)[:, None]
+    cache = normal(8, KV_HEADS, DEPTH, POSITIONS), normal(9, KV_HEADS, POSITIONS, DEPTH)
+    wide = normal(10, HIDDEN, INNER), normal(11, HIDDEN, INNER), normal(12, INNER, HIDDEN)
+    angles = normal(6, POSITIONS, DEPTH // 2)
+    one = np.array([[tokens]], np.int32)
+    return {
+        "embedding": (positions % 5, normal(7, 32, HIDDEN)),
+        "matmul": (x, wide[0]),
+        "rmsnorm": (x, norm, 1e-5),
+        "qkv_projection": (x, norm, normal(13, HIDDEN, Q + 2 * KV), 1e-5, Q, KV),
+        "rope": (q, positions, np.cos(angles), np.sin(angles), HEADS),
+        "attention_prefill": (q, k, v, *cache, DEPTH**-0.5),
+        "attention_decode": (q[:1], k[:1], v[:1], *cache, one, DEPTH**-0.5),
+        "output_projection": (q, normal(14, Q, HIDDEN), x, None),
+        "mlp": (x, norm, *wide, 1e-5, None),
+        "lm_head": (x[:1], norm, normal(15, HIDDEN, 640), 1e-5, 8, np.zeros((1, 1), np.int32), None),
+    }
+
+
+def test_the_table_has_every_shipped_kernel_of_one_rank() -> None:
+    names = {name for name in nki_kernels.__all__ if not name.endswith("_reference")}
+    assert set(shipped(1)) == names - {"all_reduce"}
+
+
+@pytest.mark.parametrize("tokens", [5, 129])
+@pytest.mark.parametrize("name", sorted(shipped(1)))
+def test_the_shipped_kernels_give_the_same_bytes_in_every_order(name: str, tokens: int) -> None:
+    arguments = shipped(min(tokens, POSITIONS - 1) if "attention" in name or name == "rope" else tokens)[name]
+    kernel = getattr(nki_kernels, name)
+    found = examine(lambda: simulate.World("trn2").launch(kernel, [(arguments, {})]), orders=4)
+    assert [finding for finding in found if finding.code == "NKW-ORDER"] == []
