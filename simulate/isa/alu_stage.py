@@ -43,12 +43,18 @@ class Stage:
 
 
 def stage(
-    hardware: Hardware, number: int, operator: AluOperator, operand: Any, reverse: bool, data: NkiTensor
+    hardware: Hardware,
+    number: int,
+    operator: AluOperator,
+    operand: Any,
+    reverse: bool,
+    data: NkiTensor,
+    *dtypes: str,
 ) -> Stage:
     """Check the operand of stage `number` (op0 or op1) over `data`, and build the stage.
 
-    An arithmetic operator takes a number or a float32 (P, 1) tile, a bitvec operator an integer or a (P, 1) tile of
-    the data's dtype, a unary operator None or 0.
+    An arithmetic operator takes a number or a (P, 1) tile of float32 (or of `dtypes`, where given), a bitvec operator
+    an integer or a (P, 1) tile of the data's dtype, a unary operator None or 0.
     """
     name = f"operand{number}"
     if operator.arity == 1:
@@ -57,7 +63,12 @@ def stage(
     if not rules.is_bitvec(operator):
         if not isinstance(operand, NkiTensor):
             operand = float32_number(name, operand)
-        return Stage(operator, operand, bool(reverse), read_of(hardware, name, operand, data, "float32"))
+        return Stage(
+            operator,
+            operand,
+            bool(reverse),
+            read_of(hardware, name, operand, data, *(dtypes or ("float32",))),
+        )
     if isinstance(operand, NkiTensor):
         reads = read_of(hardware, name, operand, data, str(data.dtype))
         return Stage(operator, operand, bool(reverse), reads)

@@ -27,8 +27,9 @@ def core_barrier(
 ) -> Plan:
     """Wait on `engine` until both cores of the logical core are here; accesses to data before it come before.
 
-    data: any shape @ shared HBM. cores: (0, 1). From gen3 on, with two physical cores per logical core (LNC2); on a
-    logical core of one, the other member can never come, which is reported as a deadlock.
+    data: any shape @ shared HBM; also a tile in SBUF, of which each core means its own [not in the reference; loops of
+    the vendor's library name their counter]. cores: (0, 1). From gen3 on, with two physical cores per logical core
+    (LNC2); on a logical core of one, the other member can never come, which is reported as a deadlock.
 
     No byte moves. data stands among the writes, so that both cores' accesses to it before the barrier are ordered
     before both cores' accesses after it. Only the named engine waits.
@@ -37,10 +38,11 @@ def core_barrier(
     """
     barrier_on_chip(hardware)
     rules.is_tensor("data", data)
-    rules.lies_in("data", data, MemoryRegion.shared_hbm)
+    rules.lies_in("data", data, MemoryRegion.shared_hbm, MemoryRegion.sbuf)
     rules.not_indirect("data", data)
     both_cores(cores)
     rules.engine_can(engine, Engine.gpsimd, Engine.tensor, Engine.vector, Engine.scalar, Engine.sync)
+    which = "" if data.buffer.on_chip else f", tensor {data.storage.serial}"
     cycles = hardware.core_barrier_ns * costs.clock_ghz(hardware, engine)
     return Plan(
         engine=engine,
@@ -54,7 +56,7 @@ def core_barrier(
             place=("core_barrier",),
             by_rank=False,
             members=_CORES,
-            terms={"operation": "core_barrier", "data": f"{data.describe()}, tensor {data.storage.serial}"},
+            terms={"operation": "core_barrier", "data": f"{data.describe()}{which}"},
             exchange=_nothing_moves,
         ),
     )

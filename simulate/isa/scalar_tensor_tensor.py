@@ -32,8 +32,9 @@ def scalar_tensor_tensor(
 ) -> Plan:
     """dst = op1(op0(data, operand0), operand1) in float32 on the Vector engine; arithmetic operators only.
 
-    dst, data, operand1: [P, ...] @ SBUF or PSUM; data and operand1 not both in PSUM. operand0: a number or a float32
-    [P, 1] tile; None or 0 for a unary op0. reverse0 and reverse1 swap the inputs of their operator.
+    dst, data, operand1: [P, ...] @ SBUF or PSUM; data and operand1 not both in PSUM. operand0: a number or a
+    [P, 1] tile of float32, bfloat16 or float16 [the reference names no dtype]; None or 0 for a unary op0. reverse0 and
+    reverse1 swap the inputs of their operator.
 
     Raises RuleViolation. Cost: the record's cycles per element; one for the documented fast case, bfloat16 data and
     operand1 of an even number of elements with subtract and then multiply.
@@ -50,7 +51,7 @@ def scalar_tensor_tensor(
     arithmetic_on_vector(hardware, "op0", first)
     arithmetic_on_vector(hardware, "op1", second)
     rules.binary("op1", second)
-    inner = stage(hardware, 0, first, operand0, reverse0, data)
+    inner = stage(hardware, 0, first, operand0, reverse0, data, "float32", "bfloat16", "float16")
 
     def compute(values: np.ndarray, other: np.ndarray, *columns: np.ndarray) -> tuple[np.ndarray]:
         inner_result = inner.apply(values, iter(columns))

@@ -36,11 +36,11 @@ def slice_bounds(part: slice, extent: int, dim: int) -> tuple[int, int, int]:
         start += extent
     if end < 0:
         end += extent
-    if not (0 <= start < end <= extent and step >= 1):
+    if not (0 <= start <= end <= extent and step >= 1):
         raise OutOfBounds(
             index_within_tensor,
             f"slice {part.start}:{part.stop}:{part.step} on dim {dim} of size {extent}",
-            limit="0 <= start < end <= size, step >= 1",
+            limit="0 <= start <= end <= size, step >= 1",
             hint="clip the end with min(end, size)",
         )
     return start, end, step

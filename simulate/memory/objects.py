@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 _FIELDS = "__annotations__"
+_NO_FIELD = ("ClassVar", "InitVar", "KW_ONLY")
 
 
 class Looks:
@@ -35,6 +36,11 @@ class NKIObject:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         annotated = cls.__dict__.get(_FIELDS, {})
+        if cls.__module__.partition(".")[0] != "simulate":
+            # A field without a value is None, with `@dataclass` as without; the simulator's own say what they need.
+            for name, said in annotated.items():
+                if not hasattr(cls, name) and not any(word in str(said) for word in _NO_FIELD):
+                    setattr(cls, name, None)
         plain = {n: Any for n, value in vars(cls).items() if n not in annotated and _is_field(n, value)}
         if plain:
             cls.__annotations__ = {**annotated, **plain}

@@ -206,9 +206,15 @@ class NkiTensor(TensorViews):
             hint="nisa.tensor_tensor, nisa.tensor_scalar or nisa.activation; a predicate tile instead of `if`",
         )
 
+    def __bool__(self) -> bool:
+        """Whether there is a tensor, as `if bias:` asks; refused for a tile of one element, its value may be meant."""
+        if self.size == 1 and self.buffer.on_chip:
+            self._refuse()
+        return True
+
     for _name in (
         "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow matmul neg and or xor invert lshift rshift "
-        "iadd isub imul itruediv lt le gt ge bool float int"
+        "iadd isub imul itruediv lt le gt ge float int"
     ).split():
         locals()[f"__{_name}__"] = _refuse
     del _name

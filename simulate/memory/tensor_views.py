@@ -102,7 +102,9 @@ class TensorViews(NKIObject):
                 new_strides.append(stride)
             else:
                 dropped += 1
-        return self._with(tuple(new_shape), tuple(new_strides), offset)
+        view = self._with(tuple(new_shape), tuple(new_strides), offset)
+        # An empty part may be named, by a core that has nothing to do, and is refused where it is used.
+        return view if 0 not in new_shape else view.or_outside()
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise RuleViolation(
@@ -112,7 +114,7 @@ class TensorViews(NKIObject):
         )
 
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
-        """Elements start, start+step, … below `end` of `dim`; 0 <= start < end <= size."""
+        """Elements start, start+step, … below `end` of `dim`; 0 <= start <= end <= size."""
         dim = self._dim(dim)
         keys: list[Any] = [slice(None)] * self.ndim
         keys[dim] = slice(start, end, step)

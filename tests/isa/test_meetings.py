@@ -191,6 +191,8 @@ def test_a_core_barrier_needs_two_cores(target: str) -> None:
         assert made.engine is engine and made.meeting is not None
         assert made.meeting.members == (0, 1) and not made.meeting.by_rank
     assert plan(target, "core_barrier", **_barrier()).engine is Engine.gpsimd
+    own = [plan(target, "core_barrier", **_barrier(data=tile((1, 1), "int32"))).meeting for _ in range(2)]
+    assert own[0].terms == own[1].terms  # each core means its own tile
     for changes, code in (
         ({"cores": (0,)}, "NKW-BARRIER-CORES"),
         ({"cores": (1, 0)}, "NKW-BARRIER-CORES"),
@@ -199,7 +201,7 @@ def test_a_core_barrier_needs_two_cores(target: str) -> None:
         ({"engine": Engine.dma}, "NKW-ENGINE"),
         ({"engine": Engine.unknown}, "NKW-ENGINE"),
         ({"data": tile((4, 4), buffer=HBM)}, "NKW-BUFFER"),
-        ({"data": tile((4, 4))}, "NKW-BUFFER"),
+        ({"data": tile((4, 4), buffer=PSUM)}, "NKW-BUFFER"),
         ({"data": None}, "NKW-OPERAND"),
     ):
         refuses(code, target, "core_barrier", **_barrier(**changes))

@@ -61,7 +61,7 @@ def test_scalar_tensor_tensor(
         ({"op0": nl.rsqrt, "operand0": None}, "NKW-ARITHMETIC-OPERATOR"),
         ({"op1": nl.abs}, "NKW-DEVICE-OPERATOR"),
         ({"op0": nl.abs_max}, "NKW-OPERATOR-CHIP"),
-        ({"operand0": tile((8, 1), "float16")}, "NKW-DTYPE-ALLOWED"),
+        ({"operand0": tile((8, 1), "int32")}, "NKW-DTYPE-ALLOWED"),
         ({"operand1": tile((8, 9))}, "NKW-ELEMENTS-AGREE"),
         ({"operand1": tile((9, 8))}, "NKW-PARTITIONS-AGREE"),
         ({"dst": tile((8, 9))}, "NKW-ELEMENTS-AGREE"),
@@ -77,6 +77,8 @@ def test_refusals_of_scalar_tensor_tensor(changes: dict[str, Any], code: str) ->
     [
         {"op0": nl.abs, "operand0": None},
         {"operand0": 3},
+        {"operand0": tile((8, 1), "bfloat16")},
+        {"operand0": tile((8, 1), "float16")},
         {"data": tile((8, 8), buffer=PSUM)},
         {"operand1": tile((8, 8), buffer=PSUM)},
         {"operand1": tile((8, 2, 4), "bfloat16")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 
@@ -46,6 +47,17 @@ def test_a_dataclass_takes_attributes_without_annotation_too() -> None:
     assert Fields(columns=7) == Fields(7, rows=4) != Fields(7, rows=5)
     with pytest.raises(TypeError, match="wide"):
         Fields(7, wide=True)
+
+
+def test_a_field_without_a_value_is_none() -> None:
+    @dataclass
+    class Sizes(NKIObject):
+        rows: int = 1
+        columns: int
+        kinds: ClassVar[int]
+
+    assert (Sizes().rows, Sizes().columns, Sizes(columns=2).columns) == (1, None, 2)
+    assert not hasattr(Sizes, "kinds")
 
 
 def test_what_a_class_is_made_of_is_no_parameter() -> None:

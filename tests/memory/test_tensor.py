@@ -66,7 +66,7 @@ def test_accepts_slices_up_to_the_size(end: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [np.s_[0:129], np.s_[128], np.s_[-129], np.s_[5:5], np.s_[6:5], np.s_[0:4:-1]]
+    "key", [np.s_[0:129], np.s_[128], np.s_[-129], np.s_[128:129], np.s_[6:5], np.s_[0:4:-1]]
 )
 def test_refuses_indices_outside(key: object) -> None:
     with pytest.raises(OutOfBounds) as refused:
@@ -227,12 +227,33 @@ def test_get_pattern_and_contiguity() -> None:
 
 @pytest.mark.parametrize(
     "use",
-    [lambda t: t + t, lambda t: -t, lambda t: bool(t), lambda t: float(t), lambda t: t < t, lambda t: 2 * t],
+    [
+        lambda t: t + t,
+        lambda t: -t,
+        lambda t: bool(t[:1, :1]),
+        lambda t: float(t),
+        lambda t: t < t,
+        lambda t: 2 * t,
+    ],
 )
 def test_refuses_python_operators(use: object) -> None:
     with pytest.raises(RuleViolation) as refused:
         use(tile((8, 8)))  # type: ignore[operator]
     assert refused.value.code == "NKW-TENSOR-OPERATOR"
+
+
+def test_a_tensor_is_true_for_being_there() -> None:
+    assert tile((8, 8)) and tile((8, 8))[:1] and tensor((1, 1))
+
+
+def test_an_empty_part_may_be_named_and_not_used() -> None:
+    view = tensor((8, 4))[3:3]
+    assert view.shape == (0, 4)
+    with pytest.raises(OutOfBounds, match=r"shape \(0, 4\)"):
+        view.byte_view()
+    for start, end in ((4, 3), (8, 9), (9, 9)):
+        with pytest.raises(OutOfBounds, match="NKW-INDEX"):
+            tensor((8, 4))[start:end]
 
 
 def test_refuses_assignment() -> None:
