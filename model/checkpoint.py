@@ -3,13 +3,14 @@
 The file format is documented and small: eight bytes with the header's length, a JSON header with dtype, shape and byte
 range of every tensor, then the bytes. It is mapped into memory here and not through the `safetensors` library, whose
 numpy side copies every tensor, knows bfloat16 only in newer versions and only where ml_dtypes has been imported, and
-whose errors name neither file nor tensor. A tensor's bytes are read when it is used.
+whose errors name neither file nor tensor. A tensor's bytes are read when it is used, and can be let go of afterwards.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -38,8 +39,9 @@ _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 class Checkpoint(Mapping[str, np.ndarray]):
     """Every tensor that a config asks for, by name, as a read-only array on the mapped file."""
 
-    def __init__(self, tensors: dict[str, np.ndarray]) -> None:
+    def __init__(self, tensors: dict[str, np.ndarray], maps: Sequence[mmap.mmap] = ()) -> None:
         self._tensors = tensors
+        self._maps = maps
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._tensors[name]
@@ -50,6 +52,12 @@ class Checkpoint(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self._tensors)
 
+    def let_go(self) -> None:
+        """Give back the memory that the file's bytes take in this process; tensors that are used are read again."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on every system; there the system decides
+            for each in self._maps:
+                each.madvise(mmap.MADV_DONTNEED)
+
 
 def open_checkpoint(folder: Path | str, config: LlamaConfig) -> Checkpoint:
     """Map a folder's weights and hold them against the config.
@@ -59,7 +67,11 @@ def open_checkpoint(folder: Path | str, config: LlamaConfig) -> Checkpoint:
     ignored, where the embedding is tied.
     """
     folder = Path(folder)
-    held = _shards(folder) if (folder / INDEX).is_file() else _SafetensorsFile(folder / SINGLE).tensors()
+    maps: list[mmap.mmap] = []
+    if (folder / INDEX).is_file():
+        held = _shards(folder, maps)
+    else:
+        held = _SafetensorsFile(folder / SINGLE).tensors(maps)
     source = folder / (INDEX if (folder / INDEX).is_file() else SINGLE)
     shapes: dict[str, tuple[int, ...]] = family(config.architecture).tensor_shapes(config)
     for name, shape in shapes.items():
@@ -75,10 +87,10 @@ def open_checkpoint(folder: Path | str, config: LlamaConfig) -> Checkpoint:
     for name in held:
         if name not in shapes and name not in ignored and not name.endswith(_IGNORED_SUFFIX):
             raise ModelError(f"{source}: {name} is no tensor of a {config.architecture}")
-    return Checkpoint({name: held[name] for name in shapes})
+    return Checkpoint({name: held[name] for name in shapes}, maps)
 
 
-def _shards(folder: Path) -> dict[str, np.ndarray]:
+def _shards(folder: Path, maps: list[mmap.mmap]) -> dict[str, np.ndarray]:
     index = folder / INDEX
     where = read_json(index).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
@@ -89,7 +101,7 @@ def _shards(folder: Path) -> dict[str, np.ndarray]:
             raise ModelError(f"{index}: weight_map names {file!r}, which is not a file of the same folder")
         if not (folder / file).is_file():
             raise ModelError(f"{index}: weight_map names {file}, which is missing")
-        inside = _SafetensorsFile(folder / file).tensors()
+        inside = _SafetensorsFile(folder / file).tensors(maps)
         for name, tensor in inside.items():
             if where.get(name) != file:
                 raise ModelError(
@@ -108,12 +120,14 @@ class _SafetensorsFile:
 
     path: Path
 
-    def tensors(self) -> dict[str, np.ndarray]:
-        """Every tensor of the file as an array on its mapped bytes."""
+    def tensors(self, maps: list[mmap.mmap]) -> dict[str, np.ndarray]:
+        """Every tensor of the file as an array on its mapped bytes; the map is added to `maps`."""
         size = self._size_bytes()
         if size < _LENGTH_BYTES:
             raise ModelError(f"{self.path} is truncated: {size} bytes, the header's length alone takes 8")
-        data = np.memmap(self.path, np.uint8, "r")
+        with self.path.open("rb") as file:
+            maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        data = np.frombuffer(maps[-1], np.uint8)
         header_bytes = int(data[:_LENGTH_BYTES].view("<u8")[0])
         if header_bytes > _LARGEST_HEADER_BYTES:
             raise ModelError(

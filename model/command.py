@@ -105,7 +105,7 @@ class _Job:
         """The weights of the ranks in this process."""
         rank = _rank()
         own = range(self.options.tp) if rank is None else range(rank, rank + 1)
-        return shard_weights(self.config, self.weights, self.options.tp, own)
+        return shard_weights(self.config, self.weights, self.options.tp, own, self.weights.let_go)
 
     def backend(self, progress: Progress) -> Backend:
         """What --backend names."""

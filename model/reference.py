@@ -10,15 +10,20 @@ from model import rope
 from model.config import LlamaConfig
 from model.sampling import Step
 
+_WIDENED_BYTES = 2**30
+
 
 class ReferenceLlama:
-    """One sequence at a time, with a key/value cache; bfloat16 weights are widened once, when it is made."""
+    """One sequence at a time, with a key/value cache.
+
+    Weights of two bytes are widened once, when it is made, if that takes no more than 1 GiB, else at every use.
+    """
 
     def __init__(self, config: LlamaConfig, weights: Mapping[str, np.ndarray]) -> None:
         self._config = config
-        self._weights = {name: np.asarray(tensor).astype(np.float32) for name, tensor in weights.items()}
-        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-        self._head = self._weights[head]
+        small = sum(tensor.size for tensor in weights.values()) * 4 <= _WIDENED_BYTES
+        self._weights = {name: _widened(tensor) for name, tensor in weights.items()} if small else weights
+        self._head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
         self._cos = self._sin = np.empty((0, config.head_dim // 2), np.float32)
         self._keys: list[np.ndarray] = []
         self._values: list[np.ndarray] = []
@@ -39,33 +44,38 @@ class ReferenceLlama:
         return Step(self._forward([token], position)[-1])
 
     def _forward(self, ids: Sequence[int], start: int) -> np.ndarray:
-        config, weights = self._config, self._weights
-        x = weights["model.embed_tokens.weight"][np.asarray(ids)]
+        config = self._config
+        x = _widened(self._weights["model.embed_tokens.weight"][np.asarray(ids)])
         cos, sin = self._rotation(start, len(ids))
         for layer in range(config.num_hidden_layers):
             name = f"model.layers.{layer}."
             x = x + self._attention(layer, self._norm(x, name + "input_layernorm.weight"), cos, sin)
             x = x + self._mlp(name + "mlp.", self._norm(x, name + "post_attention_layernorm.weight"))
-        return self._norm(x, "model.norm.weight") @ self._head.T
+        return self._norm(x, "model.norm.weight") @ self._transposed(self._head)
 
     def _norm(self, x: np.ndarray, name: str) -> np.ndarray:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        return x / np.sqrt(mean_square + np.float32(self._config.rms_norm_eps)) * self._weights[name]
+        return (
+            x / np.sqrt(mean_square + np.float32(self._config.rms_norm_eps)) * _widened(self._weights[name])
+        )
+
+    def _transposed(self, name: str) -> np.ndarray:
+        return _widened(self._weights[name]).T
 
     def _mlp(self, name: str, x: np.ndarray) -> np.ndarray:
-        gate = x @ self._weights[name + "gate_proj.weight"].T
-        up = x @ self._weights[name + "up_proj.weight"].T
+        gate = x @ self._transposed(name + "gate_proj.weight")
+        up = x @ self._transposed(name + "up_proj.weight")
         with np.errstate(
             over="ignore"
         ):  # exp of a large negative gate is inf, and the quotient 0 as it should be
             gate = gate / (1 + np.exp(-gate))
-        return (gate * up) @ self._weights[name + "down_proj.weight"].T
+        return (gate * up) @ self._transposed(name + "down_proj.weight")
 
     def _attention(self, layer: int, x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         config = self._config
         name = f"model.layers.{layer}.self_attn."
         query, key, value = (
-            (x @ self._weights[f"{name}{part}_proj.weight"].T)
+            (x @ self._transposed(f"{name}{part}_proj.weight"))
             .reshape(len(x), -1, config.head_dim)
             .swapaxes(0, 1)
             for part in "qkv"
@@ -81,7 +91,7 @@ class ReferenceLlama:
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         scores /= scores.sum(axis=-1, keepdims=True)
         mixed = (scores @ np.repeat(values, group, axis=0)).swapaxes(0, 1).reshape(tokens, -1)
-        return mixed @ self._weights[name + "o_proj.weight"].T
+        return mixed @ self._transposed(name + "o_proj.weight")
 
     def _rotation(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of `count` positions, [count, head_dim / 2]; the tables grow as they are needed."""
@@ -97,3 +107,7 @@ def _rotated(heads: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """Each pair (i, i + head_dim/2) of [heads, tokens, head_dim] turned by its position's angle."""
     first, second = np.split(heads, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _widened(tensor: np.ndarray) -> np.ndarray:
+    return np.asarray(tensor).astype(np.float32, copy=False)

@@ -108,22 +108,38 @@ class RankWeights:
 
 
 def shard_weights(
-    config: LlamaConfig, weights: Mapping[str, np.ndarray], ranks: int, own: range | None = None
+    config: LlamaConfig,
+    weights: Mapping[str, np.ndarray],
+    ranks: int,
+    own: range | None = None,
+    taken: Callable[[], None] = lambda: None,
 ) -> tuple[RankWeights, ...]:
-    """Cut a checkpoint for `ranks` ranks, or for those of them in `own`; ModelError if they cannot share the model."""
+    """Cut a checkpoint for `ranks` ranks, or for those of them in `own`; ModelError if they cannot share the model.
+
+    Everything is copied once, into the layout the kernels want and in the checkpoint's dtype. `taken` is called after
+    each layer, so that the checkpoint can let go of what has been read.
+    """
     check_ranks(config, ranks)
-    table = np.asarray(weights["model.embed_tokens.weight"])
+    table = np.array(weights["model.embed_tokens.weight"])
     norm = _row(weights["model.norm.weight"])
     head = table if config.tie_word_embeddings else weights["lm_head.weight"]
+    shards = [Shard(rank, ranks) for rank in (range(ranks) if own is None else own)]
+    heads = [vocabulary_parallel(head, shard) for shard in shards]
+    layers: list[tuple[LayerWeights, ...]] = []
+    for layer in range(config.num_hidden_layers):
+        taken()
+        layers.append(tuple(_layer(config, weights, layer, shard) for shard in shards))
+    taken()
+    first = [vocabulary_span(config.vocab_size, shard).start for shard in shards]
     return tuple(
         RankWeights(
             table,
-            tuple(_layer(config, weights, layer, shard) for layer in range(config.num_hidden_layers)),
+            tuple(each[rank] for each in layers),
             norm,
-            vocabulary_parallel(head, shard),
-            np.array([[vocabulary_span(config.vocab_size, shard).start]], np.int32),
+            heads[rank],
+            np.array([[first[rank]]], np.int32),
         )
-        for shard in (Shard(rank, ranks) for rank in (range(ranks) if own is None else own))
+        for rank in range(len(shards))
     )
 
 
@@ -161,7 +177,7 @@ def _layer(config: LlamaConfig, weights: Mapping[str, np.ndarray], layer: int, s
 
 
 def _row(weight: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(weight).reshape(1, -1)
+    return np.array(weight).reshape(1, -1)
 
 
 class KernelModel:

@@ -213,3 +213,32 @@ def test_refuses_an_index_that_disagrees_with_its_shards(write_model) -> None:
     assert "weight_map is no object" in refusal(folder)
     write_index(folder, where)
     assert NORM in opened(folder)
+
+
+def test_what_was_let_go_of_is_read_again(write_model, random_weights) -> None:
+    folder = write_model()
+    checkpoint = open_checkpoint(folder, load_config(folder))
+    wanted = {
+        name: tensor.astype(checkpoint[name].dtype).tobytes() for name, tensor in random_weights().items()
+    }
+    for _ in range(2):
+        assert {name: tensor.tobytes() for name, tensor in checkpoint.items()} == wanted
+        checkpoint.let_go()
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps").exists(), reason="only Linux tells what a map holds in memory"
+)
+def test_what_was_let_go_of_takes_no_memory(write_model) -> None:
+    folder = write_model()
+    checkpoint = open_checkpoint(folder, load_config(folder))
+
+    def resident_kib() -> int:
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+        start = next(i for i, line in enumerate(lines) if line.endswith(str(folder / FILE)))
+        return int(next(line for line in lines[start:] if line.startswith("Rss:")).split()[1])
+
+    assert sum(float(tensor.astype(np.float32).sum()) for tensor in checkpoint.values())
+    assert resident_kib() > 0
+    checkpoint.let_go()
+    assert resident_kib() == 0

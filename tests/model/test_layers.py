@@ -143,3 +143,11 @@ def test_refuses_a_vocabulary_too_small_for_its_ranks(write_model, vocabulary, f
         ModelError, match=f"a vocabulary of {vocabulary} leaves the last of 4 ranks without a token"
     ):
         check_ranks(config, 4)
+
+
+@pytest.mark.parametrize("rows", [63, 64, 65, 127, 129])
+def test_shards_are_copies_of_any_number_of_rows(rows) -> None:
+    weight = counted(rows, 5, ml_dtypes.bfloat16)
+    part = column_parallel(weight, Shard(0, 1))
+    assert np.array_equal(part, weight.T)
+    assert not np.shares_memory(part, weight)

@@ -145,3 +145,13 @@ def test_default_model_writes_what_transformers_writes(default_model, transforme
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_stories260k_writes_what_transformers_writes(stories260k, transformers_llama, prompt) -> None:
     greedy_agrees(stories260k, prompt)
+
+
+def test_weights_widened_at_every_use_give_the_same_logits(write_model, monkeypatch) -> None:
+    folder = write_model(dtype=ml_dtypes.bfloat16)
+    kept = reference(folder)
+    monkeypatch.setattr("model.reference._WIDENED_BYTES", 0)
+    used = reference(folder)
+    for model in (kept, used):
+        model.prefill([1, 2, 3])
+    assert kept.decode(4, 3).logits.tobytes() == used.decode(4, 3).logits.tobytes()
