@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import accumulator, broadcast, costs, rules
+from simulate.isa import accumulator, broadcast, costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.plan import Domain, Plan, State
@@ -62,9 +62,10 @@ def activate2(
     on_chip(hardware)
     function = activation_function(op)
     for operand, tile in (("dst", dst), ("data", data)):
-        rules.check_tile(hardware, operand, tile)
+        rules.check_tile(hardware, operand, tile, indirect=True)
         rules.not_packed(operand, tile)
     rules.same_elements("dst", dst, "data", data)
+    indirection.check(hardware, Engine.scalar, dst, data)
     first, second = alu_operator(op0), alu_operator(op1)
     documented_pair(first, second)
     for operand, operator, reverse in (("reverse0", first, reverse0), ("reverse1", second, reverse1)):

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.immediates import float32_number
@@ -45,9 +45,10 @@ def activation(
     Raises RuleViolation. Cost: one element per cycle, plus an extra readout when reduce_res is given.
     """
     function = activation_function(op)
-    rules.check_tile(hardware, "dst", dst)
-    rules.check_tile(hardware, "data", data)
+    rules.check_tile(hardware, "dst", dst, indirect=True)
+    rules.check_tile(hardware, "data", data, indirect=True)
     rules.same_elements("dst", dst, "data", data)
+    indirection.check(hardware, Engine.scalar, dst, data)
     rules.not_packed("dst", dst)
     rules.not_packed("data", data)
     reads = [data]

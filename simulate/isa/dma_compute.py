@@ -10,7 +10,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.dma_copy import counts_agree
 from simulate.isa.dma_transpose import at_fraction
@@ -57,6 +57,8 @@ def dma_compute(
         rules.not_packed(operand, tensor)
         if tensor.buffer.on_chip:
             rules.partitions_within_limit(hardware, operand, tensor)
+        if indirection.is_indirect(tensor):
+            rules.not_indirect(operand, tensor)
         counts_agree(dst, tensor)
     only_adds(alu_operator(reduce_op))
     unit_scales(scales, len(sources))

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.plan import Domain, Plan
@@ -33,7 +33,8 @@ def dma_copy(
 
     dst, src: any shape @ HBM or SBUF; the element counts agree, shapes need not. Equal dtypes keep the bits,
     different ones go through float32. One side may be addressed at run time (`.ap(vector_offset=…)`,
-    `.ap(scalar_offset=…)`, `.select`, `.vector_select`): with oob_mode `error` an index out of range is refused,
+    `.ap(scalar_offset=…)`, `.select`, `.vector_select`; on gen4 also a tile's `.indirect`, which the reference lists
+    for compute engines and does not mention for a DMA): with oob_mode `error` an index out of range is refused,
     with `skip` the elements it addresses are left untouched. The order of writes to one row from duplicate scatter
     indices is not documented; here the last one stays.
 
@@ -48,6 +49,9 @@ def dma_copy(
         rules.lies_in(operand, tile, *_HBM_AND_SBUF)
         if tile.buffer.on_chip:
             rules.partitions_within_limit(hardware, operand, tile)
+        if indirection.is_indirect(tile):
+            rules.indirect_on_chip(hardware, operand)
+            indirection.check_gather(hardware, tile)
     for parameter, value, members in (
         ("oob_mode", oob_mode, OobMode),
         ("dge_mode", dge_mode, DgeMode),

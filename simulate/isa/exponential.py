@@ -6,7 +6,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import accumulator, broadcast, costs, rules
+from simulate.isa import accumulator, broadcast, costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.plan import Domain, Plan, State
@@ -56,10 +56,11 @@ def exponential(
     """
     on_chip(hardware)
     for operand, tile, also in (("dst", dst, "tfloat32"), ("src", src, "uint32")):
-        rules.check_tile(hardware, operand, tile)
+        rules.check_tile(hardware, operand, tile, indirect=True)
         rules.dtype_among(operand, tile, *_DTYPES, also)
         up_to_four_dims(operand, tile)
     rules.same_elements("dst", dst, "src", src)
+    indirection.check(hardware, Engine.vector, dst, src)
     accumulator.command_among(reduce_cmd, *_COMMANDS)
     reads = (src, *broadcast.read_of(hardware, "max_value", max_value, src, "float32"))
     if reduce_cmd is ReduceCmd.load_reduce:

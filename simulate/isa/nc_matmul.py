@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, MatmulPerfMode
 from simulate.isa.plan import Accumulate, Domain, Plan
@@ -52,10 +52,15 @@ def nc_matmul(
 
     Raises RuleViolation. Cost: costs.matmul.
     """
-    rules.check_tile(hardware, "dst", dst, MemoryRegion.psum)
-    rules.check_tile(hardware, "stationary", stationary, MemoryRegion.sbuf)
-    rules.check_tile(hardware, "moving", moving, MemoryRegion.sbuf)
+    rules.check_tile(hardware, "dst", dst, MemoryRegion.psum, indirect=True)
+    rules.check_tile(hardware, "stationary", stationary, MemoryRegion.sbuf, indirect=True)
+    rules.check_tile(hardware, "moving", moving, MemoryRegion.sbuf, indirect=True)
     rules.same_partitions("stationary", stationary, "moving", moving)
+    if any(indirection.is_indirect(tile) for tile in (dst, stationary, moving)):
+        indirect_operands(stationary, moving, is_transpose, tile_position)
+        dst, stationary, moving = (indirection.on_tensor_engine(tile) for tile in (dst, stationary, moving))
+        indirection.check(hardware, Engine.tensor, dst, stationary)
+        indirection.check_gather(hardware, moving)
     known_perf_mode(perf_mode)
     double_row = perf_mode in (MatmulPerfMode.double_row, "double_row")
     rows_per_partition = 1
@@ -108,6 +113,26 @@ def nc_matmul(
         name=name,
         accumulate=Accumulate.overwrite if is_transpose else _MODES[accumulate],
     )
+
+
+@rule("NKW-MATMUL-INDIRECT")
+def indirect_operands(
+    stationary: NkiTensor, moving: NkiTensor, is_transpose: bool, position: tuple[int, ...]
+) -> None:
+    """Indirect operands of nc_matmul are 16-bit or fp8 floats, without tiling; moving is not with is_transpose."""
+    wrong = [
+        f"{operand} is {tile.dtype}"
+        for operand, tile in (("stationary", stationary), ("moving", moving))
+        if indirection.is_indirect(tile) and (tile.dtype in _WIDE or tile.dtype not in _INPUTS)
+    ]
+    if any(position):
+        wrong.append(f"tile_position={position}")
+    if is_transpose and indirection.is_indirect(moving):
+        wrong.append("is_transpose with an indirect moving")
+    if wrong:
+        raise RuleViolation(
+            indirect_operands, ", ".join(wrong), hint="gather into a tile with nisa.tensor_copy first"
+        )
 
 
 @rule("NKW-MATMUL-DTYPE")

@@ -7,9 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from simulate.errors import RuleViolation, Unsupported, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, mx, rules
+from simulate.isa import costs, indirection, mx, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.nc_matmul import (
@@ -51,17 +51,21 @@ def nc_matmul_mx(
 
     Values are scaled and summed in float32. tile_position (row, 0) and tile_size (rows, 128) choose rows of
     the array and do not change the result; `accumulate` is that of nc_matmul. N is at most what the PSUM
-    holds: an older text says 512 or 1024, the current one 4096 (float32) or 8192 (bfloat16).
+    holds: an older text says 512 or 1024, the current one 4096 (float32) or 8192 (bfloat16). dst may be scattered by
+    `.indirect`; gathering data and scales by one index, as documented, is not simulated.
 
     Raises RuleViolation. Cost: costs.matmul of K rows, with the operations of 4 K.
     """
     mx.mx_on_chip(hardware)
-    rules.check_tile(hardware, "dst", dst, MemoryRegion.psum)
+    rules.check_tile(hardware, "dst", dst, MemoryRegion.psum, indirect=True)
+    data_is_not_indirect(stationary, moving, stationary_scale, moving_scale)
     for operand, tile in (("stationary", stationary), ("moving", moving)):
         rules.check_tile(hardware, operand, tile, MemoryRegion.sbuf)
         rules.dtype_among(operand, tile, *_OPERANDS)
         mx.whole_quadrants(hardware, operand, tile)
     rules.same_partitions("stationary", stationary, "moving", moving)
+    dst = indirection.on_tensor_engine(dst)
+    indirection.check(hardware, Engine.tensor, dst, stationary)
     columns, streamed = stationary.free_size, moving.free_size
     stationary_fits(hardware, columns)
     even_columns(columns)
@@ -113,6 +117,15 @@ def unpacked(packed: np.ndarray, dtype: DType) -> np.ndarray:
     element = DTYPES[str(dtype).removesuffix("_x4")]
     octets = np.ascontiguousarray(packed).astype("<u4", copy=False).view(np.uint8).view(element.storage)
     return to_float32(octets.reshape(*packed.shape, mx.PACKED), element)
+
+
+def data_is_not_indirect(*tiles: NkiTensor) -> None:
+    """Refuse gathered data and scales, whose lists of offsets would run through the quadrants of the scales."""
+    if any(isinstance(tile, NkiTensor) and indirection.is_indirect(tile) for tile in tiles):
+        raise Unsupported(
+            "NKW-UNSUPPORTED",
+            "nc_matmul_mx with .indirect data and scales is not simulated; gather them with nisa.tensor_copy first",
+        )
 
 
 @rule("NKW-MX-STATIONARY")

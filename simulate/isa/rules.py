@@ -117,8 +117,14 @@ def not_indirect(operand: str, tile: NkiTensor) -> None:
         )
 
 
-def check_tile(hardware: Hardware, operand: str, tile: Any, *allowed: MemoryRegion) -> None:
-    """The layout rules of one on-chip operand."""
+def check_tile(
+    hardware: Hardware, operand: str, tile: Any, *allowed: MemoryRegion, indirect: bool = False
+) -> None:
+    """The layout rules of one on-chip operand; `indirect` where the reference lists it for tensor indirection.
+
+    One run-time offset for the whole tile, as `.ap(scalar_offset=…)` and `.select` give, is a register in the
+    access pattern of any engine and always allowed.
+    """
     is_tensor(operand, tile)
     if tile.buffer not in (allowed or (SBUF, PSUM)):
         lies_in(operand, tile, *(allowed or (SBUF, PSUM)))
@@ -127,8 +133,21 @@ def check_tile(hardware: Hardware, operand: str, tile: Any, *allowed: MemoryRegi
     free_size_within_limit(hardware, operand, tile)
     if tile.ndim > hardware.dims_max:
         dims_within_limit(hardware, operand, tile)
-    if tile.dynamic is not None:
-        not_indirect(operand, tile)
+    if tile.dynamic is not None and tile.dynamic.per_partition:
+        if not (indirect and tile.dynamic.group):
+            not_indirect(operand, tile)
+        indirect_on_chip(hardware, operand)
+
+
+@rule("NKW-INDIRECT-CHIP")
+def indirect_on_chip(hardware: Hardware, operand: str) -> None:
+    """Tensor indirection, .indirect(index), exists from gen4 on."""
+    if not hardware.indirect_views:
+        raise RuleViolation(
+            indirect_on_chip,
+            f"{operand}.indirect(…) on {hardware.name}",
+            hint="gather with nisa.local_gather or nisa.nc_n_gather",
+        )
 
 
 @rule("NKW-ENGINE")

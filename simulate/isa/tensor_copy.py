@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -30,8 +30,8 @@ def tensor_copy(
 
     Raises RuleViolation. Cost: costs.copy_cycles on Vector, one element per cycle elsewhere.
     """
-    rules.check_tile(hardware, "dst", dst)
-    rules.check_tile(hardware, "src", src)
+    rules.check_tile(hardware, "dst", dst, indirect=True)
+    rules.check_tile(hardware, "src", src, indirect=True)
     rules.same_elements("dst", dst, "src", src)
     if engine is Engine.unknown:
         engine = Engine.vector
@@ -39,6 +39,7 @@ def tensor_copy(
         with_scalar = (Engine.scalar,) if hardware.scalar_engine_tensor_copy else ()
         rules.engine_can(engine, Engine.vector, *with_scalar, Engine.gpsimd)
         rules.gpsimd_stays_in_sbuf(engine, dst=dst, src=src)
+    indirection.check(hardware, engine, dst, src, Engine.vector, Engine.scalar)
     same = dst.dtype == src.dtype
     if not same:
         rules.not_packed("dst", dst)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.immediates import float32_number
@@ -37,11 +37,12 @@ def tensor_copy_predicated(
     Raises RuleViolation. Cost: 2 cycles per element when src and predicate both stream from SBUF, else 1; a
     number as src streams nothing and counts as the cheaper case (not documented).
     """
-    rules.check_tile(hardware, "dst", dst)
+    rules.check_tile(hardware, "dst", dst, indirect=True)
     rules.not_packed("dst", dst)
-    rules.check_tile(hardware, "predicate", predicate)
+    rules.check_tile(hardware, "predicate", predicate, indirect=True)
     rules.dtype_among("predicate", predicate, *PREDICATES)
     rules.same_elements("dst", dst, "predicate", predicate)
+    indirection.check(hardware, Engine.vector, dst, predicate)
     if isinstance(src, NkiTensor):
         rules.check_tile(hardware, "src", src)
         rules.same_elements("dst", dst, "src", src)

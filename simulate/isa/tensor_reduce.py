@@ -9,7 +9,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -41,9 +41,10 @@ def tensor_reduce(
 
     Raises RuleViolation. Cost: one element per cycle; bfloat16 add and maximum at the record's rate.
     """
-    rules.check_tile(hardware, "dst", dst)
-    rules.check_tile(hardware, "data", data)
+    rules.check_tile(hardware, "dst", dst, indirect=True)
+    rules.check_tile(hardware, "data", data, indirect=True)
     rules.same_partitions("dst", dst, "data", data)
+    indirection.check(hardware, Engine.vector, dst, data)
     rules.not_packed("dst", dst)
     rules.not_packed("data", data)
     operator = alu_operator(op)

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, indirection, rules
 from simulate.isa.alu_stage import Stage, stage
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
@@ -48,8 +48,8 @@ def tensor_scalar(
 
     Raises RuleViolation. Cost: costs.copy_cycles on Vector, one element per cycle elsewhere.
     """
-    rules.check_tile(hardware, "dst", dst)
-    rules.check_tile(hardware, "data", data)
+    rules.check_tile(hardware, "dst", dst, indirect=True)
+    rules.check_tile(hardware, "data", data, indirect=True)
     rules.same_elements("dst", dst, "data", data)
     rules.not_packed("dst", dst)
     rules.not_packed("data", data)
@@ -65,6 +65,7 @@ def tensor_scalar(
     engine = _engine(hardware, engine, names)
     tiles = {f"operand{i}": s.operand for i, s in enumerate(stages)}
     rules.gpsimd_stays_in_sbuf(engine, dst=dst, data=data, **tiles)
+    indirection.check(hardware, engine, dst, data)
     bitvec = rules.is_bitvec(first)
     if bitvec:
         rules.bitvec_takes_integers(first, dst=dst, data=data)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa import accumulator, broadcast, costs, rules
+from simulate.isa import accumulator, broadcast, costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.plan import Domain, Plan, State
@@ -55,9 +55,10 @@ def tensor_scalar_cumulative(
     Raises RuleViolation. Cost: none is published; that of tensor_tensor_scan is assumed.
     """
     for operand, tile in (("dst", dst), ("src", src)):
-        rules.check_tile(hardware, operand, tile)
+        rules.check_tile(hardware, operand, tile, indirect=True)
         rules.dtype_among(operand, tile, *_DTYPES)
     rules.same_elements("dst", dst, "src", src)
+    indirection.check(hardware, Engine.vector, dst, src)
     map_operator, scan_operator = alu_operator(op0), alu_operator(op1)
     rules.binary("op0", map_operator)
     broadcast.arithmetic_on_vector(hardware, "op0", map_operator)

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import accumulator, broadcast, costs, rules
+from simulate.isa import accumulator, broadcast, costs, indirection, rules
 from simulate.isa.alu_stage import stage
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
@@ -50,9 +50,10 @@ def tensor_scalar_reduce(
     Raises RuleViolation. Cost: a tensor_scalar at one element per cycle plus the readout of the registers.
     """
     for operand, tile in (("dst", dst), ("data", data)):
-        rules.check_tile(hardware, operand, tile)
+        rules.check_tile(hardware, operand, tile, indirect=True)
         rules.not_packed(operand, tile)
     rules.same_elements("dst", dst, "data", data)
+    indirection.check(hardware, Engine.vector, dst, data)
     operator, reduction = alu_operator(op0), alu_operator(reduce_op)
     broadcast.arithmetic_on_vector(hardware, "op0", operator)
     accumulator.reduction_among(reduction, *_REDUCTIONS)

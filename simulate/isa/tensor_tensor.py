@@ -9,7 +9,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -45,8 +45,8 @@ def tensor_tensor(
 
     Raises RuleViolation. Cost: costs.tensor_tensor_cycles.
     """
-    rules.check_tile(hardware, "dst", dst)
-    rules.check_tile(hardware, "data1", data1)
+    rules.check_tile(hardware, "dst", dst, indirect=True)
+    rules.check_tile(hardware, "data1", data1, indirect=True)
     rules.check_tile(hardware, "data2", data2)
     rules.same_elements("data1", data1, "data2", data2)
     rules.same_elements("dst", dst, "data1", data1)
@@ -67,6 +67,7 @@ def tensor_tensor(
     else:
         rules.engine_can(engine, Engine.vector, Engine.gpsimd)
     rules.gpsimd_stays_in_sbuf(engine, dst=dst, data1=data1, data2=data2)
+    indirection.check(hardware, engine, dst, data1, Engine.vector, Engine.gpsimd)
     if bitvec:
         rules.bitvec_takes_integers(operator, dst=dst, data1=data1, data2=data2)
     for operand, tile in zip(("dst", "data1", "data2"), tiles):

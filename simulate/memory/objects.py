@@ -75,9 +75,13 @@ class Dynamic:
 
     `index` is a (P, 1) SBUF tile with one row number per partition (`per_partition`) or a (1, 1) tile with one number
     for the whole access. Each unit moves the view by `step` elements; valid numbers are below `extent`.
+
+    With a `group`, `index` holds free-dim offsets instead: a list per group of so many partitions, which all of the
+    group's partitions use, laid down partition first.
     """
 
     index: NkiTensor
     step: int
     extent: int
     per_partition: bool
+    group: int = 0

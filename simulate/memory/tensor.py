@@ -12,6 +12,7 @@ import numpy as np
 
 from simulate.errors import OutOfBounds, RuleViolation
 from simulate.memory import views
+from simulate.memory.indirection import indirect_view_is_final
 from simulate.memory.objects import LOOKS, Dynamic
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
@@ -100,6 +101,8 @@ class NkiTensor(TensorViews):
         offset: int = 0,
         dynamic: Dynamic | None = None,
     ) -> NkiTensor:
+        if self.dynamic is not None and self.dynamic.group:
+            indirect_view_is_final(self)
         tensor = NkiTensor.__new__(NkiTensor)
         tensor._be(shape, dtype, self.storage, strides, offset, dynamic)
         return tensor

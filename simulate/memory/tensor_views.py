@@ -6,8 +6,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from simulate.errors import OutOfBounds, RuleViolation, Unsupported
-from simulate.memory import views
+from simulate.errors import OutOfBounds, RuleViolation
+from simulate.memory import indirection, views
 from simulate.memory.indexing import fill_ellipsis, index_of, slice_bounds
 from simulate.memory.objects import Dynamic, NKIObject
 from simulate.memory.regions import MemoryRegion
@@ -15,6 +15,7 @@ from simulate.memory.storage import Storage
 from simulate.memory.view_rules import (
     ap_steps_one_partition,
     broadcast_free_unit_dim,
+    dynamic_free_dim,
     index_within_tensor,
     no_mutation_by_assignment,
     one_dynamic_offset,
@@ -46,6 +47,7 @@ class TensorViews(NKIObject):
 
     _view: Callable[..., NkiTensor]  # (shape, dtype, strides, offset, dynamic) on the same storage
     describe: Callable[[], str]
+    is_contiguous: Callable[[], bool]
 
     @property
     def buffer(self) -> MemoryRegion:
@@ -125,6 +127,8 @@ class TensorViews(NKIObject):
         dim = self._dim(dim)
         index = _cell(index)
         if isinstance(index, type(self)):
+            if dim == 0 and self.buffer.on_chip:
+                dynamic_free_dim(self.describe())
             shape, strides = views.without(self.shape, self.strides, dim, self._least_rank)
             dynamic = self._one_dynamic(Dynamic(index, self.strides[dim], self.shape[dim], False))
             return self._view(shape, self.dtype, strides, self.offset, dynamic)
@@ -283,12 +287,13 @@ class TensorViews(NKIObject):
     reinterpret_cast = view
 
     def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
-        """Free-dim offsets read from an index tile, per group of partitions (gen4)."""
-        raise Unsupported(
-            "NKW-INDIRECT-VIEW",
-            "NkiTensor.indirect is not simulated: the unit and dtype of its offsets are not documented; "
-            "gather with nisa.local_gather, nisa.nc_n_gather or nisa.dma_copy",
-        )
+        """Element i of each partition is that at a free-dim offset read from the index tile (gen4): (P, num_elem).
+
+        Offsets count elements of the flattened free dims [not documented]. Offset i is index[i % G, i // G] within
+        each group of G partitions, all of which use it; G is 16, on the Tensor engine 32.
+        """
+        shape, dynamic = indirection.indirect(self, index, num_elem)
+        return self._view(shape, self.dtype, (self.strides[0], 0), self.offset, self._one_dynamic(dynamic))
 
     def ap(
         self,
@@ -321,6 +326,8 @@ class TensorViews(NKIObject):
             dynamic = base._one_dynamic(Dynamic(vector_offset, row, base.shape[0], True))
             strides = (0, *strides[1:])
         elif scalar_offset is not None:
+            if indirect_dim == 0 and self.buffer.on_chip:
+                dynamic_free_dim(self.describe())
             step = views.count(base.shape[indirect_dim + 1 :])
             dynamic = base._one_dynamic(Dynamic(_cell(scalar_offset), step, base.shape[indirect_dim], False))
         if self.buffer.on_chip:

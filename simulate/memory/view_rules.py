@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulate.errors import rule
+from simulate.errors import RuleViolation, rule
 
 
 @rule("NKW-INDEX")
@@ -63,6 +63,14 @@ def ap_steps_one_partition() -> None:
 @rule("NKW-VECTOR-OFFSET")
 def vector_select_in_hbm() -> None:
     """Row numbers in a (P, 1) tile index dim 0 of a tensor in HBM."""
+
+
+@rule("NKW-DYNAMIC-PARTITION")
+def dynamic_free_dim(tensor: str) -> None:
+    """On chip, an index that is read at run time addresses a free dim, never the partition dim."""
+    raise RuleViolation(
+        dynamic_free_dim, f"dim 0 of {tensor}", hint="indirect_dim=1 or more, or .select(1, …)"
+    )
 
 
 @rule("NKW-ONE-DYNAMIC")

@@ -39,7 +39,8 @@ def put(tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, skip_out_o
     if storage.float_views:
         storage.float_views.clear()
     if tile.dynamic is not None:
-        return _scatter(tile, values, skip_out_of_range)
+        chosen = result.chosen.reshape(tile.shape) if isinstance(result, Masked) else None
+        return _scatter(tile, values, skip_out_of_range, chosen)
     array = tile.array
     if storage.host is not None and not array.flags.writeable:
         raise RuleViolation(input_is_writable, f"a write to {tile.describe()}")
@@ -57,7 +58,9 @@ def accumulated(tile: NkiTensor, product: np.ndarray, keeps: Any) -> np.ndarray:
         product = product.reshape(tile.shape)
     if keeps is False:
         return product
-    total = tile.float32() + product
+    before = tile.float32() if tile.dynamic is None else gather(tile, True, False)
+    assert isinstance(before, np.ndarray)
+    total = before + product
     return total if keeps is True else np.where(keeps, total, product)
 
 
@@ -106,16 +109,19 @@ def flat(tile: NkiTensor) -> NkiTensor:
     return NkiTensor.over((storage.nbytes // tile.dtype.storage.itemsize,), tile.dtype, storage, (1,), 0)
 
 
-def _scatter(tile: NkiTensor, values: np.ndarray, skip_out_of_range: bool) -> np.ndarray:
+def _scatter(
+    tile: NkiTensor, values: np.ndarray, skip_out_of_range: bool, chosen: np.ndarray | None
+) -> np.ndarray:
     where = resolve(tile, skip_out_of_range)
     array = flat(tile).array
     if not array.flags.writeable:
         raise RuleViolation(input_is_writable, f"a write to {tile.describe()}")
-    if where.inside is None:
+    selected = where.inside if chosen is None else chosen if where.inside is None else chosen & where.inside
+    if selected is None:
         array[where.elements] = values
         return where.elements
-    elements = where.elements[where.inside]
-    array[elements] = values[where.inside]
+    elements = where.elements[selected]
+    array[elements] = values[selected]
     return elements
 
 

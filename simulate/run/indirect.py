@@ -22,6 +22,8 @@ def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
     """Work out where a dynamic view leads. Raises OutOfBounds unless out-of-range indices are to be skipped."""
     dynamic = view.dynamic
     assert dynamic is not None
+    if dynamic.group:
+        return _by_group(view, dynamic, skip_out_of_range)
     index_tile(dynamic, view)
     indices = dynamic.index.array.reshape(-1).astype(np.int64)
     inside = (indices >= 0) & (indices < dynamic.extent)
@@ -51,6 +53,28 @@ def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
             limit=f"0 to {limit - 1}",
         )
     return Resolved(elements, within)
+
+
+def _by_group(view: NkiTensor, dynamic: Dynamic, skip_out_of_range: bool) -> Resolved:
+    """Offsets of every group of partitions, read partition first, for all partitions of the group."""
+    group, (partitions, count) = dynamic.group, view.shape
+    rows = dynamic.index.array.reshape(partitions, -1).astype(np.int64)
+    places = np.arange(count)
+    first = np.arange(partitions)[:, None] // group * group
+    offsets = rows[first + places % group, places // group]
+    inside = (offsets >= 0) & (offsets < dynamic.extent)
+    everything = bool(inside.all())
+    if not everything and not skip_out_of_range:
+        partition, at = np.argwhere(~inside)[0]
+        raise OutOfBounds(
+            run_time_index_inside,
+            f"offset {offsets[partition, at]} of partition {partition} is out of bounds for a free size of "
+            f"{dynamic.extent} ({view.describe()})",
+            limit=f"0 to {dynamic.extent - 1}",
+            hint="clip the offsets",
+        )
+    elements = view.offset + np.arange(partitions)[:, None] * view.strides[0] + offsets
+    return Resolved(elements, None if everything else inside)
 
 
 @rule("NKW-OOB")

@@ -95,7 +95,9 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
     keeps: Any = None
     if dry:
         for tile in plan.writes:
-            _mark(tile, None, ACCUMULATED if plan.accumulate else WRITTEN)
+            # Where a run-time index leads is not known without numbers: all of its tensor counts as written.
+            place = tile if tile.dynamic is None else flat(tile)
+            _mark(place, None, ACCUMULATED if plan.accumulate else WRITTEN)
     elif plan.accumulate is not None:
         keeps = _accumulate(core, plan.writes[0], results[0], plan.accumulate, as_float)
     else:
@@ -163,8 +165,12 @@ def _accumulate(
 ) -> Any:
     """Write a matmul's product into PSUM, or add it where matmuls wrote before; returns where it was added."""
     keeps: Any = False
+    if tile.dynamic is not None:
+        _check_written(tile.dynamic.index)
+        if core.recorder is not None:
+            core.recorder.refuse("where a matmul adds in PSUM depends on data")
     if how is not Accumulate.overwrite:
-        states = tile.storage.validity.states(*tile.byte_view()[1:])
+        states = _states(tile)
         keeps = states != EMPTY
         if how is Accumulate.add and not np.all(keeps):
             raise RuleViolation(
@@ -177,9 +183,18 @@ def _accumulate(
                 f"[NKW-PSUM-INIT] matmul accumulates onto {tile.describe()}, which another instruction "
                 f"initialised: undefined on {core.hardware.name}"
             )
-    put(tile, accumulated(tile, product, keeps), as_float, False)
-    _mark(tile, None, ACCUMULATED)
+    touched = put(tile, accumulated(tile, product, keeps), as_float, False)
+    _mark(tile, touched, ACCUMULATED)
     return keeps
+
+
+def _states(tile: NkiTensor) -> Any:
+    """What was written before at every element of a view."""
+    validity = tile.storage.validity
+    if tile.dynamic is None:
+        return validity.states(*tile.byte_view()[1:])
+    everywhere = validity.states(*flat(tile).byte_view()[1:])
+    return everywhere if isinstance(everywhere, int) else everywhere[resolve(tile, False).elements]
 
 
 def _refuse_unwritten(tile: NkiTensor) -> None:

@@ -179,9 +179,9 @@ def test_lies_in_a_memory_that_the_engine_reaches(name: str, operand: str) -> No
 
 
 @pytest.mark.parametrize(("name", "operand"), OPERANDS)
-def test_is_not_addressed_at_run_time(name: str, operand: str) -> None:
+def test_is_not_addressed_by_row_numbers(name: str, operand: str) -> None:
     call = CALLS[name](16)
     value = call[operand]
-    step = Dynamic(tile((1, 1), "int32"), 1, 1, False)
+    step = Dynamic(tile((16, 1), "int32"), 1, 1, True)
     moved = NkiTensor.over(value.shape, value.dtype, value.storage, value.strides, value.offset, step)
     refuses("NKW-INDIRECT", "trn3", name, **{**call, operand: moved})

@@ -34,6 +34,15 @@ _OR_A_NUMBER = {
     ("tensor_scalar", "operand0"),
     ("tensor_scalar", "operand1"),
 }
+# The operands that the reference lists for tensor indirection, of the instructions tried here (trn2).
+INDIRECT = {
+    *((name, operand) for name in ("activation", "activation_reduce") for operand in ("dst", "data")),
+    *(("nc_matmul", operand) for operand in ("dst", "stationary", "moving")),
+    *(("tensor_copy", operand) for operand in ("dst", "src")),
+    *(("tensor_reduce", operand) for operand in ("dst", "data")),
+    *(("tensor_scalar", operand) for operand in ("dst", "data")),
+    *(("tensor_tensor", operand) for operand in ("dst", "data1")),
+}
 _PACKED_CODES = {
     "nc_matmul": {"stationary": "NKW-MATMUL-DTYPE", "moving": "NKW-MATMUL-DTYPE"},
     "nc_find_index8": {"dst": "NKW-DTYPE-ALLOWED"},
@@ -86,12 +95,18 @@ def test_refuses_an_operand_of_six_dims(name: str, operand: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
-def test_refuses_a_run_time_address(name: str, operand: str) -> None:
+def test_takes_one_run_time_offset_and_no_row_numbers(name: str, operand: str) -> None:
     value = healthy(name)[operand]
-    dynamic = NkiTensor.over(
-        value.shape, value.dtype, value.storage, value.strides, 0, Dynamic(tile((1, 1), "int32"), 1, 1, False)
-    )
-    refuses("NKW-INDIRECT", "trn2", name, **healthy(name, **{operand: dynamic}))
+
+    def read_at_run_time(count: int, per_partition: bool, group: int = 0) -> dict[str, Any]:
+        dynamic = Dynamic(tile((count, 1), "int32"), 1, 1, per_partition, group)
+        moved = NkiTensor.over(value.shape, value.dtype, value.storage, value.strides, 0, dynamic)
+        return healthy(name, **{operand: moved})
+
+    plan("trn2", name, **read_at_run_time(1, False))
+    refuses("NKW-INDIRECT", "trn2", name, **read_at_run_time(value.shape[0], True))
+    code = "NKW-INDIRECT-CHIP" if (name, operand) in INDIRECT else "NKW-INDIRECT"
+    refuses(code, "trn2", name, **read_at_run_time(value.shape[0], True, 16))
 
 
 @pytest.mark.parametrize(("name", "operand"), [o for o in TILE_OPERANDS if o not in _OR_A_NUMBER])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulate.errors import OutOfBounds, RuleViolation, Unsupported
+from simulate.errors import OutOfBounds, RuleViolation
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.numerics import as_dtype
 
@@ -266,8 +266,3 @@ def test_printing_shows_values_and_says_what_is_unwritten() -> None:
     kind = as_dtype("float32")
     fresh = NkiTensor((2, 2), kind, Storage((2, 2), kind, MemoryRegion.sbuf, "y"))
     assert repr(fresh) == "<y (2, 2) float32 in sbuf, not fully written>"
-
-
-def test_an_indirect_view_says_why_it_cannot_be_had() -> None:
-    with pytest.raises(Unsupported, match="the unit and dtype of its offsets are not documented"):
-        tile((128, 8)).indirect(tile((128, 1)))

@@ -1,0 +1,90 @@
+"""Tensor indirection: views whose free-dim offsets are read from an index tile, per group of partitions."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+from simulate.errors import RuleViolation, rule
+from simulate.memory.objects import Dynamic
+from simulate.memory.regions import MemoryRegion
+
+if TYPE_CHECKING:
+    from simulate.memory.tensor import NkiTensor
+    from simulate.memory.tensor_views import TensorViews
+
+GROUP = 16
+"""Partitions that share a list of offsets on the Vector, Scalar and GpSimd engines."""
+TENSOR_ENGINE_GROUP = 32
+INDEX_DTYPES = ("uint16", "uint32", "int32")
+
+
+def indirect(tensor: TensorViews, index: Any, num_elem: int | None) -> tuple[tuple[int, int], Dynamic]:
+    """Shape and run-time address of `tensor.indirect(index, num_elem)`; raises RuleViolation."""
+    data_on_chip(tensor)
+    index_of_offsets(tensor, index)
+    partitions = tensor.shape[0]
+    count = index.size if num_elem is None else operator.index(num_elem)
+    # Which group counts, the engine decides later.
+    offsets_in_index(count, max(listed(index, GROUP), listed(index, TENSOR_ENGINE_GROUP)), index)
+    elements = tensor.size // partitions
+    return (partitions, count), Dynamic(index, 1, elements, True, GROUP)
+
+
+def listed(index: NkiTensor, group: int) -> int:
+    """How many offsets every group of an index tile has: offset i lies in row i % group, column i // group."""
+    last = index.shape[0] % group
+    return last if last else group * (index.size // index.shape[0])
+
+
+@rule("NKW-INDIRECT-DATA")
+def data_on_chip(tensor: TensorViews) -> None:
+    """Tensor indirection addresses a tile in SBUF or PSUM whose free dims lie one after another."""
+    if not tensor.buffer.on_chip or not tensor.is_contiguous():
+        raise RuleViolation(
+            data_on_chip,
+            f"{tensor.describe()}, strides {tensor.strides}",
+            hint="index the whole tile; rows of an HBM tensor are gathered with .vector_select",
+        )
+
+
+@rule("NKW-INDIRECT-INDEX")
+def index_of_offsets(tensor: TensorViews, index: Any) -> None:
+    """The offsets are an integer SBUF tile with as many partitions as the tensor.
+
+    Their dtype is not documented; uint16, as local_gather has it, uint32 and int32 are taken.
+    """
+    describe = getattr(index, "describe", None)
+    fits = (
+        describe is not None
+        and index.buffer is MemoryRegion.sbuf
+        and index.dtype in INDEX_DTYPES
+        and index.shape[0] == tensor.shape[0]
+        and index.dynamic is None
+    )
+    if not fits:
+        raise RuleViolation(
+            index_of_offsets,
+            f"{describe() if describe else repr(index)} for {tensor.describe()}",
+            limit=f"({tensor.shape[0]}, K) {' or '.join(INDEX_DTYPES)} in sbuf",
+        )
+
+
+@rule("NKW-INDIRECT-COUNT")
+def offsets_in_index(count: int, available: int, index: NkiTensor) -> None:
+    """Each group of partitions finds num_elem offsets in its own rows of the index; the default is index.size."""
+    if not 1 <= count <= available:
+        raise RuleViolation(
+            offsets_in_index,
+            f"{count} offsets, index {index.describe()}",
+            limit=f"1 to {available}",
+            hint="pass num_elem",
+        )
+
+
+@rule("NKW-INDIRECT-FINAL")
+def indirect_view_is_final(tensor: TensorViews) -> None:
+    """A view made by .indirect is used as it is: its free dim cannot be sliced, reshaped or indexed again."""
+    raise RuleViolation(
+        indirect_view_is_final, f"a view of {tensor.describe()}", hint="slice before .indirect"
+    )
