@@ -12,7 +12,9 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.fidelity.entry import Entry
+from simulate.errors import InvalidArgument
 from simulate.hardware import Hardware, hardware
+from simulate.timing import Reading
 
 
 class NotCovered(Exception):
@@ -30,6 +32,11 @@ class Schedule(enum.Enum):
     explicit = "explicit"
     compiler = "compiler"
     collective = "collective"
+
+    @property
+    def reading(self) -> Reading:
+        """The reading whose time counts: the order as written, or what a compiler makes of it."""
+        return Reading.scheduled if self is Schedule.compiler else Reading.program
 
 
 class Quantity(enum.Enum):
@@ -79,32 +86,37 @@ class Case:
     divisor: float = 1.0
 
 
-_DTYPES = {
-    "fp32": np.dtype(np.float32),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "fp16": np.dtype(np.float16),
-    "fp32 with bf16 matmul": np.dtype(np.float32),
-    "fp8": np.dtype(ml_dtypes.float8_e4m3),
-    "fp8 weights": np.dtype(ml_dtypes.float8_e4m3),
-    "-": np.dtype(np.float32),
-}
+_DTYPES = (
+    (r"fp8|float8|e4m3|e5m2", np.dtype(ml_dtypes.float8_e4m3)),
+    (r"^(?:fp32|float32|f32|tf32)", np.dtype(np.float32)),
+    (r"bf16|bfloat16", np.dtype(ml_dtypes.bfloat16)),
+    (r"fp16|float16|^f16", np.dtype(np.float16)),
+    (r"fp32|float32|^f32|^-?$", np.dtype(np.float32)),
+    (r"u?int8", np.dtype(np.uint8)),
+)
+"""By what the text of an entry holds, the first that fits: a float32 kernel may have bfloat16 parts."""
 
 
 def dtype_of(entry: Entry) -> np.dtype:
     """The dtype of the operands of an entry."""
-    found = _DTYPES.get(entry.dtype.lower())
-    if found is None:
-        raise NotCovered(f"dtype {entry.dtype!r} is not one the builders know")
-    return found
+    for pattern, dtype in _DTYPES:
+        if re.search(pattern, entry.dtype.strip().lower()):
+            return dtype
+    raise NotCovered(f"dtype {entry.dtype!r} is not one the builders know")
+
+
+_GENERATIONS = {"trn1": "gen2", "trn1n": "gen2", "trn2": "gen3", "trn2u": "gen3", "trn3": "gen4"}
 
 
 def chip_of(entry: Entry) -> Hardware:
     """The chip of an entry: by its instance where that names one, else by its generation."""
-    if entry.instance.startswith("inf2"):
+    target = entry.target.strip().lower()
+    if entry.instance.startswith("inf2") or target.startswith("inf2"):
         return hardware("inf2")
-    if entry.target not in ("gen2", "gen3", "gen4"):
-        raise NotCovered(f"target {entry.target!r} names no single generation")
-    return hardware(entry.target)
+    try:
+        return hardware(_GENERATIONS.get(target.split(".")[0], target))
+    except InvalidArgument:
+        raise NotCovered(f"target {entry.target!r} names no single generation") from None
 
 
 _MEASURED = (

@@ -1,7 +1,8 @@
 """One published measurement, as a file of them states it, and what its text fields say.
 
 A file is a JSON list of objects with `id`, `family`, `kernel`, `shapes`, `dtype`, `target`, `instance`, `cores`,
-`latency_us` (or null), `measured`, `source`, `confidence` and, where known, `metrics` and `notes`.
+`latency_us` (or null), `measured`, `source`, `confidence` and, where known, `metrics` and `notes`. A field may be
+absent; one that makes no sense leaves its entry without a prediction (`flaw` says why), never the others.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _TEXTS = (
     "source",
     "confidence",
 )
+_NEEDED = ("family", "target")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Entry:
     confidence: str
     metrics: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     notes: str = ""
+    flaw: str = ""
 
     def says(self, *words: str) -> bool:
         """All words occur in the description of the kernel, whatever their case."""
@@ -77,7 +80,7 @@ class Entry:
 
 
 def read_entries(path: str | Path) -> list[Entry]:
-    """The entries of a file. Raises InvalidArgument with the place for what is no list of measurements."""
+    """The entries of a file. Raises InvalidArgument for what is no list of measurements."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -88,35 +91,45 @@ def read_entries(path: str | Path) -> list[Entry]:
         raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} is no JSON: {error}") from None
     if not isinstance(content, list):
         raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} holds a {type(content).__name__}, not a list")
-    return [_entry(path, number, item) for number, item in enumerate(content)]
+    return [_entry(number, item) for number, item in enumerate(content)]
 
 
-def _entry(path: str | Path, number: int, item: Any) -> Entry:
-    where = f"{path}, entry {number}"
+def _entry(number: int, item: Any) -> Entry:
     if not isinstance(item, dict):
-        raise InvalidArgument("NKW-FIDELITY-ENTRY", f"{where} is a {type(item).__name__}, not an object")
-    for name in _TEXTS:
-        if not isinstance(item.get(name), str):
-            raise InvalidArgument("NKW-FIDELITY-ENTRY", f"{where}: {name} is {item.get(name)!r}, not a text")
-    cores, latency = item.get("cores"), item.get("latency_us")
+        item, flaws = {}, [f"it is a {type(item).__name__}, not an object"]
+    else:
+        flaws = [f"{name} is not given" for name in _NEEDED if item.get(name) in (None, "")]
+    texts = {name: _text(item.get(name)) for name in _TEXTS}
+    texts["id"] = texts["id"] or f"entry {number}"
+    texts["confidence"] = texts["confidence"].lower() or "medium"
+    if texts["confidence"] not in CONFIDENCES:
+        flaws.append(f"confidence is {item['confidence']!r:.40}, not {', '.join(CONFIDENCES)}")
+    cores, latency, metrics = item.get("cores", 1), item.get("latency_us"), item.get("metrics") or {}
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
-        raise InvalidArgument("NKW-FIDELITY-ENTRY", f"{where}: cores is {cores!r}, not a count")
-    if latency is not None and (
-        isinstance(latency, bool) or not isinstance(latency, (int, float)) or not 0 < latency < float("inf")
-    ):
-        raise InvalidArgument("NKW-FIDELITY-ENTRY", f"{where}: latency_us is {latency!r}, not a time or null")
-    if item["confidence"] not in CONFIDENCES:
-        raise InvalidArgument(
-            "NKW-FIDELITY-ENTRY",
-            f"{where}: confidence is {item['confidence']!r}, not {', '.join(CONFIDENCES)}",
-        )
-    metrics = item.get("metrics") or {}
+        flaws.append(f"cores is {cores!r:.40}, not a count")
+        cores = 1
+    if latency is not None and not _is_time(latency):
+        flaws.append(f"latency_us is {latency!r:.40}, not a time or null")
+        latency = None
     if not isinstance(metrics, dict):
-        raise InvalidArgument("NKW-FIDELITY-ENTRY", f"{where}: metrics is {metrics!r}, not an object")
+        flaws.append(f"metrics is {metrics!r:.40}, not an object")
+        metrics = {}
     return Entry(
-        **{name: item[name] for name in _TEXTS},
+        **texts,
         cores=cores,
         latency_us=None if latency is None else float(latency),
         metrics=MappingProxyType(metrics),
-        notes=str(item.get("notes") or ""),
+        notes=_text(item.get("notes")),
+        flaw="; ".join(flaws),
     )
+
+
+def _text(value: Any) -> str:
+    """A field as text; sizes may come as an object or a list."""
+    if isinstance(value, (dict, list)):
+        return json.dumps(value).replace('"', "")
+    return "" if value is None else str(value)
+
+
+def _is_time(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and 0 < value < float("inf")

@@ -34,9 +34,12 @@ class Prediction:
 
 
 def predict(
-    case: Case, readings: Sequence[Reading] = tuple(Reading), main: Reading = Reading.program
+    case: Case,
+    readings: Sequence[Reading] = tuple(Reading),
+    main: Reading = Reading.program,
+    probe: bool = True,
 ) -> Prediction:
-    """The time of a case under every reading asked for; `main` is the one whose share of guesses is worked out."""
+    """The time of a case under every reading asked for; `main` is the one whose share of guesses `probe` works out."""
     launches = [_launched(case.chip, run) for run in case.runs]
     waits = [dependences(done.streams) for done in launches]
     times = {}
@@ -49,13 +52,7 @@ def predict(
                 raise
             continue  # the dataflow reading, for one, loads no activation tables
         times[reading] = _sum(read) / case.divisor
-    slower = _slower(case.chip)
-    probed = [_launched(slower, run) for run in case.runs]
-    after = (
-        _sum(_read(case, slower, done, schedule(done.streams, slower, main)) for done in probed)
-        / case.divisor
-    )
-    share = (after / times[main] - 1.0) / (_PROBE - 1.0) if times[main] else 0.0
+    share = _guessed_share(case, main, times[main]) if probe and times[main] else 0.0
     floor = 0.0
     if case.quantity in _WHOLE:
         floor = (
@@ -64,6 +61,15 @@ def predict(
         )
     events = sum(len(stream) for done in launches for stream in done.streams)
     return Prediction(times, floor, share, events)
+
+
+def _guessed_share(case: Case, reading: Reading, time_us: float) -> float:
+    slower = _slower(case.chip)
+    if slower is case.chip:
+        return 0.0
+    probed = [_launched(slower, run) for run in case.runs]
+    after = _sum(_read(case, slower, done, schedule(done.streams, slower, reading)) for done in probed)
+    return (after / case.divisor / time_us - 1.0) / (_PROBE - 1.0)
 
 
 def _sum(nanoseconds: object) -> float:

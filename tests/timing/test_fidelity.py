@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from benchmarks.fidelity.__main__ import main
 from benchmarks.fidelity.bench import as_json, outcomes
 from benchmarks.fidelity.builders import build
-from benchmarks.fidelity.case import NotCovered, Quantity, chip_of, measured_us, quantity_of
+from benchmarks.fidelity.case import NotCovered, Quantity, chip_of, dtype_of, measured_us, quantity_of
 from benchmarks.fidelity.entry import Entry, read_entries
 from benchmarks.fidelity.predict import predict
 from benchmarks.fidelity.table import kendall, ladders, quantile, text
@@ -20,7 +21,6 @@ from simulate.hardware import hardware
 from simulate.timing import Reading
 
 FILE = Path(__file__).parent / "data" / "measurements.json"
-READINGS = tuple(Reading)
 
 
 def entries() -> dict[str, Entry]:
@@ -28,7 +28,7 @@ def entries() -> dict[str, Entry]:
 
 
 def test_every_entry_is_predicted_or_has_a_reason() -> None:
-    found = {outcome.entry.id: outcome for outcome in outcomes(read_entries(FILE), READINGS, Reading.program)}
+    found = {outcome.entry.id: outcome for outcome in outcomes(read_entries(FILE))}
     assert [name for name, outcome in found.items() if outcome.covered] == ["a", "b", "c", "e"]
     assert found["d"].reason == "family 'e2e' has no kernel: it is not the time of one kernel on a core"
     for outcome in found.values():
@@ -116,13 +116,13 @@ def test_refuses_what_no_builder_stands_for(changed: dict[str, str], reason: str
 
 
 def test_predictions_are_the_same_every_time() -> None:
-    first, second = (as_json(outcomes(read_entries(FILE), READINGS, Reading.program)) for _ in range(2))
+    first, second = (as_json(outcomes(read_entries(FILE))) for _ in range(2))
     assert json.dumps(first) == json.dumps(second)
 
 
 def test_low_confidence_is_shown_but_does_not_count() -> None:
-    found = outcomes(read_entries(FILE), READINGS, Reading.program)
-    table = text(found, Reading.program)
+    found = outcomes(read_entries(FILE))
+    table = text(found)
     assert "| transpose | gen2 | 1 | 1 | | | | |" in table
     assert "| transpose | c |" not in table
     assert "Below the physical floor: none." in table
@@ -133,10 +133,10 @@ def test_a_ladder_is_one_kernel_over_shapes() -> None:
         replace(entries()["b"], id=str(m), shapes=f"M x K x N = {m}x128x512", latency_us=float(m))
         for m in (128, 256, 384, 512)
     ]
-    found = outcomes(rungs, READINGS, Reading.program)
+    found = outcomes(rungs)
     (members,) = ladders(found).values()
     assert len(members) == 4
-    assert "| 4 | 1.00 |" in text(found, Reading.program)
+    assert "| 4 | 1.00 |" in text(found)
     assert ladders(found[:3]) == {}
 
 
@@ -150,40 +150,64 @@ def test_kendall_and_quantiles_of_small_lists() -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [
-        ("{", "is no JSON"),
-        ("{}", "holds a dict, not a list"),
-        ("[1]", "entry 0 is a int, not an object"),
-        ('[{"id": "a"}]', "family is None, not a text"),
-    ],
+    [("{", "is no JSON"), ("{}", "holds a dict, not a list")],
 )
 def test_refuses_a_file_that_is_no_list_of_measurements(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(content)
     with pytest.raises(InvalidArgument, match=words):
         read_entries(path)
+    path.write_text("[]")
+    assert read_entries(path) == []
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("changed", "words"),
     [
-        ("cores", 0, "cores is 0, not a count"),
-        ("latency_us", -1, "latency_us is -1, not a time or null"),
-        ("confidence", "sure", "confidence is 'sure', not high, medium, low"),
-        ("metrics", [1], r"metrics is \[1\], not an object"),
+        ({"cores": 0}, "cores is 0, not a count"),
+        ({"cores": "two"}, "cores is 'two', not a count"),
+        ({"latency_us": -1}, "latency_us is -1, not a time or null"),
+        ({"latency_us": "fast"}, "latency_us is 'fast', not a time or null"),
+        ({"confidence": "sure"}, "confidence is 'sure', not high, medium, low"),
+        ({"metrics": [1]}, r"metrics is \[1\], not an object"),
+        ({"family": None}, "family is not given"),
+        ({"shapes": 7}, "do not give M x K x N"),
+        ({"kernel": {}}, "neither one launch nor two"),
     ],
 )
-def test_refuses_an_entry_with_a_field_that_makes_no_sense(
-    tmp_path: Path, field: str, value: object, words: str
+def test_a_field_that_makes_no_sense_costs_its_entry_alone_the_prediction(
+    tmp_path: Path, changed: dict[str, object], words: str
 ) -> None:
-    rows = json.loads(FILE.read_text())
+    rows = [row for row in json.loads(FILE.read_text()) if row["id"] in "ab"]
+    path = tmp_path / "measurements.json"
+    path.write_text(json.dumps([*rows, rows[1] | changed, "no object", {}]))
+    found = outcomes(read_entries(path), (), probe=False)
+    assert [outcome.covered for outcome in found] == [True, True, False, False, False]
+    assert re.search(words, found[2].reason)
+    assert found[3].reason.startswith("it is a str, not an object")
+
+
+def test_fields_that_say_nothing_may_be_absent(tmp_path: Path) -> None:
+    rows = [row for row in json.loads(FILE.read_text()) if row["id"] in "ab"]
+    for name in ("id", "source", "instance", "confidence", "cores", "notes"):
+        rows[1].pop(name, None)
     path = tmp_path / "measurements.json"
     path.write_text(json.dumps(rows))
-    assert len(read_entries(path)) == len(rows)
-    rows[0][field] = value
-    path.write_text(json.dumps(rows))
-    with pytest.raises(InvalidArgument, match=words):
-        read_entries(path)
+    whole, bare = outcomes(read_entries(FILE)[1:2], ()), outcomes(read_entries(path)[1:], ())
+    assert whole[0].predicted_us == bare[0].predicted_us
+
+
+@pytest.mark.parametrize("same", ["FP32", "float32", "f32", "fp32 with bf16 matmul"])
+def test_a_dtype_has_many_names(same: str) -> None:
+    entry = entries()["b"]
+    assert (
+        dtype_of(replace(entry, dtype=same)) == dtype_of(entry) != dtype_of(replace(entry, dtype="bfloat16"))
+    )
+
+
+@pytest.mark.parametrize(("target", "name"), [("trn2", "trn2"), ("Trn1.32xlarge", "trn1"), ("gen4", "trn3")])
+def test_a_chip_may_be_named_by_its_instance(target: str, name: str) -> None:
+    assert chip_of(replace(entries()["b"], target=target)).name == name
 
 
 def test_the_command_prints_the_table_and_writes_json(
@@ -194,5 +218,10 @@ def test_the_command_prints_the_table_and_writes_json(
     assert "| instr | gen3 | 1 | 1 |" in capsys.readouterr().out
     (row,) = json.loads(out.read_text())
     assert row["id"] == "a" and row["covered"] and set(row["predicted_us"]) == {r.value for r in Reading}
+    assert row["time_us"] == row["predicted_us"][row["reading"]]
+    assert row["error"] == row["time_us"] / row["measured_us"] - 1.0
+    assert main(["--measurements", str(FILE), "--json", str(out), "--family", "mlp", "--quick"]) == 0
+    (quick,) = json.loads(out.read_text())
+    assert quick["reading"] == "scheduled" and list(quick["predicted_us"]) == ["scheduled"]
     assert main(["--measurements", str(tmp_path / "none.json")]) == 2
     assert "cannot be read" in capsys.readouterr().err

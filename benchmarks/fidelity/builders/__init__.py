@@ -46,6 +46,8 @@ BUILDERS: dict[str, Builder] = {
 
 def build(entry: Entry) -> Case:
     """The case that stands for an entry. Raises NotCovered with the reason."""
+    if entry.flaw:
+        raise NotCovered(entry.flaw)
     builder = BUILDERS.get(entry.family)
     if builder is None:
         raise NotCovered(f"family {entry.family!r} has no kernel: it is not the time of one kernel on a core")
