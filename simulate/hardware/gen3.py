@@ -158,6 +158,11 @@ _SCALAR = {
 
 _CONTROL = {
     "semaphore_ns": derived(45.0, TRN2_TRACES, "23 to 67 ns when already satisfied"),
+    "same_engine_wait_ns": derived(
+        54.0,
+        CS149_TRACES,
+        "a tensor_scalar starts 213 ns after the reciprocal it needs, whose latency is 159",
+    ),
     "register_load_hbm_ns": derived(650.0, TRN2_TRACES),
     "device_loop_iteration_ns": guessed(1400.0, KILN, "measured on gen2"),
     "core_barrier_ns": derived(1340.0, MEGAKERNEL, "geometric middle of the published 0.6 to 3 us"),
@@ -177,6 +182,7 @@ _DMA = {
     "dma_static_trigger_ns": derived(59.0, CS149_TRACES),
     "dma_static_trigger_interval_ns": derived(90.0, CS149_TRACES, "82 to 98 ns between triggers"),
     "dma_static_first_ns": documented(1003.0, DMA_GUIDE, "traces: 0.8 to 1.0 us"),
+    "dma_static_store_first_ns": derived(727.0, CS149_TRACES, "786 ns from the trigger, which takes 59"),
     "dma_hwdge_units": documented(2, DGE_GUIDE, "driven from the Sync and Scalar streams"),
     "dma_hwdge_trigger_ns": derived(560.0, TRN2_TRACES, "520 to 605 ns; the guide rounds to 600"),
     "dma_hwdge_first_ns": derived(1260.0, TRN2_TRACES),

@@ -176,6 +176,7 @@ _SCALAR = {
 _CONTROL = carried_over(
     TRN2,
     "semaphore_ns",
+    "same_engine_wait_ns",
     "register_load_hbm_ns",
     "device_loop_iteration_ns",
     "core_barrier_ns",
@@ -196,6 +197,7 @@ _DMA = {
         "dma_static_trigger_ns",
         "dma_static_trigger_interval_ns",
         "dma_static_first_ns",
+        "dma_static_store_first_ns",
         "dma_hwdge_trigger_ns",
         "dma_hwdge_first_ns",
         "dma_hwdge_descriptors_free",

@@ -207,6 +207,7 @@ class Hardware:
     gpsimd_cycles_per_element: float
     gpsimd_topk_cycles_per_element: float
     semaphore_ns: float
+    same_engine_wait_ns: float
     register_load_hbm_ns: float
     device_loop_iteration_ns: float
     core_barrier_ns: float
@@ -226,6 +227,7 @@ class Hardware:
     dma_static_trigger_ns: float
     dma_static_trigger_interval_ns: float
     dma_static_first_ns: float
+    dma_static_store_first_ns: float
     dma_hwdge_units: int
     dma_hwdge_trigger_ns: float
     dma_hwdge_first_ns: float

@@ -91,6 +91,7 @@ def matmul(
         interval_cycles=interval,
         latency_cycles=passes * streamed + hardware.matmul_latency_ns * hardware.tensor_clock_ghz,
         flops=0 if transpose else 2 * contraction * columns * rows,
+        streamed_cycles=passes * streamed,
     )
 
 
@@ -130,7 +131,14 @@ def tensor_tensor_cycles(hardware: Hardware, dst: NkiTensor, data1: NkiTensor, d
 
 @lru_cache(_CACHE)
 def dma(
-    hardware: Hardware, engine: Engine, mode: DgeMode, total_bytes: int, piece_bytes: int, load: bool
+    hardware: Hardware,
+    engine: Engine,
+    mode: DgeMode,
+    total_bytes: int,
+    piece_bytes: int,
+    load: bool,
+    hbm_sides: int = 1,
+    cast_bytes: int = 0,
 ) -> Cost:
     """One DMA: triggered on `engine`'s stream, cut into descriptors, spread over the core's DMA engines.
 
@@ -139,13 +147,19 @@ def dma(
     descriptor as long as it stays below the efficient minimum (traces show eight pieces in one). GpSimd writes a
     descriptor for every run: its rows lie anywhere. It works out addresses for the next ones meanwhile, so the longer
     of the two counts: a scatter of 128 rows of 4 bytes takes 2 us, 15 ns each, and no further microsecond.
+
+    `hbm_sides` of source and destination lie in HBM. However many engines move them, DMAs of one core take their bytes
+    from its share of HBM, so a DMA holds the pool for no less than its bytes take there. The engines do not start
+    together, but none starts later than the first one would have finished its part. `cast_bytes` is what arrives where
+    the dtype changes on the way, which slows the engines down; 0 for a copy.
     """
     piece = max(min(piece_bytes, hardware.dma_descriptor_bytes_max), 1)
     shared = 1 if mode is DgeMode.swdge else min(max(hardware.dma_min_piece_bytes // piece, 1), 8)
     descriptors = ceil(total_bytes / (piece * shared))
-    each_ns = (
-        hardware.dma_descriptor_ns * shared + total_bytes / descriptors / hardware.dma_engine_bytes_per_ns
-    )
+    data_ns = total_bytes / hardware.dma_engine_bytes_per_ns
+    if cast_bytes:
+        data_ns = max(data_ns, cast_bytes / hardware.dma_cast_bytes_per_ns)
+    each_ns = hardware.dma_descriptor_ns + data_ns / descriptors
     gpsimd_ns = 0.0
     if mode is DgeMode.swdge:
         trigger_ns, first_ns = hardware.dma_swdge_trigger_ns, hardware.dma_swdge_first_ns
@@ -156,18 +170,22 @@ def dma(
         # Published from the start of the trigger; in the schedule first bytes come after its end.
         first_ns = max(hardware.dma_hwdge_first_ns - hardware.dma_hwdge_trigger_ns, 0.0)
     else:
-        trigger_ns, first_ns = hardware.dma_static_trigger_ns, hardware.dma_static_first_ns
+        trigger_ns = hardware.dma_static_trigger_ns
+        first_ns = hardware.dma_static_first_ns if load else hardware.dma_static_store_first_ns
     used = min(descriptors, hardware.dma_engines)
-    skew_ns = hardware.dma_load_skew_ns if load else hardware.dma_store_skew_ns
+    moving_ns = ceil(descriptors / hardware.dma_engines) * each_ns
+    skew_ns = min(hardware.dma_load_skew_ns if load else hardware.dma_store_skew_ns, moving_ns)
+    hbm_ns = hbm_sides * total_bytes / hardware.hbm_gb_per_s_per_core
     parts = DmaCost(
         bytes=total_bytes,
         descriptors=descriptors,
         trigger_ns=trigger_ns,
         first_byte_ns=first_ns,
-        busy_ns=descriptors * each_ns / hardware.dma_engines,
-        transfer_ns=skew_ns * (used - 1) / hardware.dma_engines
-        + ceil(descriptors / hardware.dma_engines) * each_ns
-        + hardware.dma_descriptor_latency_ns,
+        busy_ns=max(descriptors * each_ns / hardware.dma_engines, hbm_ns),
+        transfer_ns=max(
+            skew_ns * (used - 1) / hardware.dma_engines + moving_ns + hardware.dma_descriptor_latency_ns,
+            hbm_ns,
+        ),
         completion_ns=hardware.dma_completion_ns,
         gpsimd_ns=gpsimd_ns,
     )

@@ -81,7 +81,8 @@ def dma_compute(
     trigger = Engine.gpsimd
     total_bytes = sum(source.size * source.dtype.itemsize for source in sources)
     piece = min(contiguous_bytes(tensor) for tensor in (dst, *sources))
-    cost = costs.dma(hardware, trigger, mode, total_bytes, piece, dst.buffer.on_chip)
+    hbm_sides = 2 - dst.buffer.on_chip - all(source.buffer.on_chip for source in sources)
+    cost = costs.dma(hardware, trigger, mode, total_bytes, piece, dst.buffer.on_chip, hbm_sides)
     return Plan(
         engine=Engine.dma,
         reads=sources,

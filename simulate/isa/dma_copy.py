@@ -85,6 +85,8 @@ def dma_copy(
     else:
         trigger = Engine.sync if load or mode is DgeMode.hwdge else Engine.gpsimd
     piece = min(contiguous_bytes(dst), contiguous_bytes(src))
+    cast_bytes = 0 if same else dst.size * dst.dtype.itemsize
+    hbm_sides = 2 - dst.buffer.on_chip - src.buffer.on_chip
     total = src.size * max(src.dtype.itemsize, dst.dtype.itemsize)
     return Plan(
         engine=Engine.dma,
@@ -92,7 +94,7 @@ def dma_copy(
         writes=(dst,),
         domain=Domain.bits if same else Domain.float32,
         compute=_unchanged,
-        cost=costs.dma(hardware, trigger, mode, total, piece, load),
+        cost=costs.dma(hardware, trigger, mode, total, piece, load, hbm_sides, cast_bytes),
         name=name,
         trigger=trigger,
         skip_out_of_range=oob_mode is OobMode.skip,

@@ -82,7 +82,9 @@ def dma_transpose(
 
     width = src.dtype.itemsize
     piece = min(contiguous_bytes(src), src.shape[-1] * width)
-    cost = costs.dma(hardware, trigger, mode, src.size * width, piece, load=True)
+    cost = costs.dma(
+        hardware, trigger, mode, src.size * width, piece, True, 2 - src.buffer.on_chip - dst.buffer.on_chip
+    )
     fraction = (
         hardware.dma_transpose_sbuf_fraction if src.buffer.on_chip else hardware.dma_transpose_hbm_fraction
     )

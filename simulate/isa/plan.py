@@ -80,6 +80,8 @@ class Cost:
 
     `interval_cycles` is start to start of independent instructions on one engine, `latency_cycles` issue to result
     usable. `flops` counts multiply and add as two; `table` names the activation table the instruction needs.
+    `streamed_cycles` is how long columns stream through the array at its full clock: what the activity throttle sees,
+    no time of its own.
     """
 
     interval_cycles: float
@@ -88,6 +90,7 @@ class Cost:
     table: str | None = None
     dma: DmaCost | None = None
     meeting_ns: float = 0.0
+    streamed_cycles: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def sendrecv(
     else:
         trigger = Engine.sync
         copy = costs.dma(
-            hardware, trigger, DgeMode.none, total, src.free_size * src.dtype.itemsize, load=True
+            hardware, trigger, DgeMode.none, total, src.free_size * src.dtype.itemsize, True, hbm_sides=0
         )
         cost = replace(
             copy,

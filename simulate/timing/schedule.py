@@ -24,7 +24,12 @@ as `Cost` states them, in the clock of the engine. Decisions where the documenta
 - The scheduled reading places by the same rules in another order (`scheduled`), and keeps program order where that
   is no longer. So it is never longer than the program reading, nor shorter than the dataflow one.
 
-Not modelled: ports shared by engines, PSUM bank conflicts, and the activity throttle of the Tensor engine.
+- An instruction that needs a result of its own engine starts `same_engine_wait_ns` after that is ready.
+- The activity throttle (gen3, gen4) lets the array run at its full clock only while it is busy enough. Here an
+  instruction is slowed down by what the array has done since the kernel began (`Throttle`): the limiter's windows are
+  replaced by one that grows, so that a lower cost never lengthens a schedule by the throttle.
+
+Not modelled: ports shared by engines and PSUM bank conflicts.
 
 The order in which DMAs of different queues take the pool follows from when they are triggered. Like every
 server that takes whoever comes, it has scheduling anomalies: a faster instruction can let a store slip in
@@ -50,6 +55,7 @@ from simulate.timing.order import as_streams
 from simulate.timing.pool import DmaPool
 from simulate.timing.readings import Reading
 from simulate.timing.scheduled import place_oldest_ready
+from simulate.timing.throttle import Throttle
 from simulate.timing.timeline import ENGINES, Placed, Reason, Timeline, build
 
 _WAITED_FOR = (Reason.operands, Reason.destination, Reason.order)  # by Wait
@@ -146,6 +152,7 @@ class _Phases(NamedTuple):
     busy_ns: float
     drain_ns: float
     completion_ns: float
+    streams: bool  # through the array, whose clock may be throttled
 
 
 def _phases(hardware: Hardware, engine: Engine, trigger: Engine, cost: Cost) -> _Phases:
@@ -157,11 +164,12 @@ def _phases(hardware: Hardware, engine: Engine, trigger: Engine, cost: Cost) -> 
     if dma is not None:
         issue_ns = dma.trigger_ns + dma.gpsimd_ns
         drain_ns = max(dma.transfer_ns - dma.busy_ns, 0.0)
-        data = dma.first_byte_ns, dma.busy_ns, drain_ns, dma.completion_ns
+        data = dma.first_byte_ns, dma.busy_ns, drain_ns, dma.completion_ns, False
         return _Phases(_LANES[issuer], on_dma, True, issue_ns, 0.0, None, *data)
     clock = clock_ghz(hardware, issuer)
     interval_ns, latency_ns = cost.interval_cycles / clock, cost.latency_cycles / clock
-    return _Phases(_LANES[issuer], on_dma, False, interval_ns, latency_ns, table, 0.0, 0.0, 0.0, 0.0)
+    streams = hardware.activity_throttle and cost.streamed_cycles > 0.0
+    return _Phases(_LANES[issuer], on_dma, False, interval_ns, latency_ns, table, 0.0, 0.0, 0.0, 0.0, streams)
 
 
 class _Core:
@@ -183,11 +191,13 @@ class _Core:
         self.serial = reading is Reading.serial
         self.listed = reading is Reading.scheduled
         self.semaphore_ns = hardware.semaphore_ns
+        self.same_engine_ns = hardware.same_engine_wait_ns
         self.table_load_ns = hardware.activation_table_load_ns
         self.slots = hardware.dma_outstanding_per_queue
         self.before = waits.before
         self.placed = placed
         self.phases = _phases_of(stream, hardware)
+        self.throttle = Throttle(hardware, stream)
         self.free_ns = [0.0] * len(ENGINES)
         self.last = [-1] * len(ENGINES)
         self.loaded: str | None = None
@@ -245,7 +255,10 @@ class _Core:
                 if wait == 2 and ready[producer] > floor:
                     floor = ready[producer]
             source = origin[producer]
-            if source != mine and source >= 0:
+            if source == mine:
+                if wait == 0:
+                    moment += self.same_engine_ns
+            elif source >= 0:
                 moment += self.semaphore_ns
             if moment > start:
                 start, cause, reason = moment, producer, _WAITED_FOR[wait]
@@ -257,7 +270,12 @@ class _Core:
         """Let an event start; its engine, queue and result follow."""
         phases, placed = self.phases[event - self.base], self.placed
         lane = phases.lane
-        end = start + phases.interval_ns
+        interval_ns, latency_ns = phases.interval_ns, phases.latency_ns
+        if phases.streams:
+            slowed_ns, pipeline_ns = self.throttle.extra(event - self.base, start, interval_ns)
+            interval_ns += slowed_ns
+            latency_ns += slowed_ns + pipeline_ns
+        end = start + interval_ns
         placed.start[event], placed.end[event] = start, end
         placed.origin[event] = self.stream_lane + lane
         if self.ordered:
@@ -268,7 +286,7 @@ class _Core:
             placed.origin[event] = -1
             self._transfer(event, end + phases.first_byte_ns, phases)
         else:
-            ready = start + phases.latency_ns
+            ready = start + latency_ns
             if ready < self.result_floor_ns:
                 ready = self.result_floor_ns
             placed.ready[event] = ready

@@ -45,6 +45,7 @@ class _Core:
     ) -> None:
         self.hardware, self.reading, self.slack = hardware, reading, slack
         self.requested = stream.requested
+        self.buffers = [record.buffer for record in stream.tensors]
         self.events = list(stream)
         self.issue = {p.event: p for p in pieces if p.kind in (Kind.instruction, Kind.trigger)}
         self.data = {p.event: p for p in pieces if p.kind is Kind.transfer}
@@ -71,10 +72,16 @@ class _Core:
             piece, dma = self.issue[event.index], event.cost.dma
             clock = getattr(self.hardware, _CLOCK[event.trigger])
             interval = event.cost.interval_cycles / clock if dma is None else dma.trigger_ns + dma.gpsimd_ns
+            slower = self._slowed(event.index, piece.start_ns)
+            interval += slower * interval
             if abs(piece.end_ns - piece.start_ns - interval) > self.slack:
                 yield f"#{event.index} holds its engine for {piece.end_ns - piece.start_ns}, not {interval}"
             if dma is None:
-                if piece.ready_ns < piece.start_ns + event.cost.latency_cycles / clock - self.slack:
+                pipeline = (slower > 0.0) * (
+                    self.hardware.matmul_throttled_latency_ns - self.hardware.matmul_latency_ns
+                )
+                latency = event.cost.latency_cycles / clock + interval - interval / (1.0 + slower) + pipeline
+                if piece.ready_ns < piece.start_ns + latency - self.slack:
                     yield f"#{event.index} is ready before its latency is over"
                 continue
             data = self.data[event.index]
@@ -84,6 +91,23 @@ class _Core:
                 yield f"#{event.index} moves its data too fast"
             if abs(data.ready_ns - data.end_ns - dma.completion_ns) > self.slack:
                 yield f"#{event.index} completes {data.ready_ns - data.end_ns} after its data"
+
+    def _slowed(self, event: int, start: float) -> float:
+        """The part by which the activity throttle lengthens an event: 0, a half or all of what half rate costs."""
+        chip, stream = self.hardware, self.events
+        if not chip.activity_throttle or not stream[event].cost.streamed_cycles:
+            return 0.0
+        ratio = chip.tensor_clock_ghz / chip.tensor_throttled_clock_ghz
+        done = sum(other.cost.streamed_cycles for other in stream[:event]) / chip.tensor_clock_ghz
+        loads = [other for other in stream[:event] if other.cost.dma and self._writes_on_chip(other)]
+        passed = start - sum(other.cost.dma.bytes for other in loads) / chip.hbm_gb_per_s_per_core
+        share = chip.activity_throttle_busy_fraction
+        if done < chip.activity_throttle_window_ns / ratio or done < share / ratio * passed:
+            return ratio - 1.0
+        return (ratio - 1.0) / 2.0 if done < share * passed else 0.0
+
+    def _writes_on_chip(self, event) -> bool:
+        return any(a.kind != READ and self.buffers[a.tensor].on_chip for a in event.accesses)
 
     def _conflicts(self):
         for first, second in combinations(self.events, 2):
@@ -131,6 +155,8 @@ class _Core:
                 return float("inf")
         else:
             done = piece.ready_ns
+            if first.cost.dma is None and first.trigger is second.trigger:
+                done += self.hardware.same_engine_wait_ns
         return done + semaphore
 
     def _requested(self):

@@ -20,7 +20,10 @@ from simulate.run.stream import Stream, TensorTable
 
 _CLOCKS = ("tensor", "vector", "scalar", "gpsimd", "sync")
 EXACT = hardware("trn2").with_numbers(
-    **{f"{name}_clock_ghz": guessed(1.0, "tests", "cycles are nanoseconds") for name in _CLOCKS}
+    **{f"{name}_clock_ghz": guessed(1.0, "tests", "cycles are nanoseconds") for name in _CLOCKS},
+    tensor_throttled_clock_ghz=guessed(0.5, "tests", "half of it"),
+    activity_throttle_window_ns=guessed(512.0, "tests", "a power of two, and short for short streams"),
+    hbm_gb_per_s_per_core=guessed(256.0, "tests", "a power of two"),
 )
 COMPUTE = (Engine.tensor, Engine.vector, Engine.scalar, Engine.gpsimd)
 TRIGGERS = (Engine.sync, Engine.gpsimd, Engine.scalar)
@@ -158,6 +161,8 @@ def _random_event(
     engine = COMPUTE[int(generator.integers(len(COMPUTE)))]
     table = (None, "copy", "exp", "silu")[int(generator.integers(4))] if engine is Engine.scalar else None
     cost = Cost(_quarters(generator, 200), _quarters(generator, 400), table=table)
+    if engine is Engine.tensor:
+        cost = replace(cost, streamed_cycles=_quarters(generator, 200))
     adds = engine is Engine.tensor and generator.random() < 0.6
     index = builder.event(engine, reads, writes, cost, accumulate=adds)
     if index and generator.random() < 0.1:

@@ -62,3 +62,39 @@ def test_a_fast_mode_leaves_more_time_between_instructions(target: str) -> None:
     more = chip.vector_fast_mode_interval_overhead_ns - chip.vector_interval_overhead_ns
     assert (fast.interval_cycles - plain.interval_cycles > 0) is (more > 0)
     assert fast.latency_cycles == plain.latency_cycles
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("sides", [0, 1, 2])
+def test_no_dma_moves_hbm_bytes_faster_than_the_share_of_its_core(target: str, sides: int) -> None:
+    chip = hardware(target)
+    for size in (1, 511, 4096, 1 << 16, 1 << 22):
+        dma = costs.dma(chip, Engine.sync, DgeMode.none, size, 1 << 16, True, sides).dma
+        assert dma is not None
+        engines_ns = size / (chip.dma_engines * chip.dma_engine_bytes_per_ns)
+        assert dma.busy_ns >= max(engines_ns, sides * size / chip.hbm_gb_per_s_per_core)
+        assert dma.transfer_ns >= dma.busy_ns
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_cast_is_no_faster_than_a_copy_and_slow_where_its_engines_are(target: str) -> None:
+    chip = hardware(target)
+    size = 1 << 16
+    copy, cast = (
+        costs.dma(chip, Engine.gpsimd, DgeMode.swdge, size, 512, True, 1, to).dma for to in (0, size // 2)
+    )
+    assert copy is not None and cast is not None
+    assert cast.busy_ns >= copy.busy_ns
+    assert cast.busy_ns >= size / 2 / chip.dma_cast_bytes_per_ns / chip.dma_engines
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_stores_reach_their_first_descriptor_sooner_than_loads(target: str) -> None:
+    chip = hardware(target)
+    load, store = (
+        costs.dma(chip, Engine.sync, DgeMode.none, 1 << 19, 4096, load).dma for load in (True, False)
+    )
+    assert load is not None and store is not None
+    assert (
+        load.first_byte_ns == chip.dma_static_first_ns > store.first_byte_ns == chip.dma_static_store_first_ns
+    )

@@ -65,7 +65,7 @@ def test_a_result_is_waited_for_and_from_another_engine_a_semaphore_longer() -> 
     build.event(Engine.vector, reads=(b,), writes=(c,), cost=Cost(10.0, 40.0))
     timeline = schedule(build.stream, EXACT)
     first = 30.0 + SEMAPHORE
-    assert starts(timeline) == [0.0, first, first + 40.0]
+    assert starts(timeline) == [0.0, first, first + 40.0 + EXACT.same_engine_wait_ns]
     assert [(step.event, step.reason) for step in timeline.critical_path] == [
         (0, Reason.begin),
         (1, Reason.operands),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -11,18 +12,28 @@ import numpy as np
 from benchmarks.fidelity.case import Case, NotCovered, Quantity, Run, Schedule, array, chip_of, dtype_of
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import dma, instructions
-from simulate.hardware import Hardware
+from simulate.hardware import Hardware, guessed
 
 _REPEATS = 12  # enough for a full pipeline, whose last start-to-start is read
 
 
 def build(entry: Entry) -> Case:
     """The first row of the table whose words the description holds."""
-    chip = chip_of(entry)
+    chip = _at_one_clock(entry, chip_of(entry))
     for words, make in _FORMS:
         if entry.says(*words):
             return make(entry, chip)
     raise NotCovered("no instruction of the book is described")
+
+
+def _at_one_clock(entry: Entry, chip: Hardware) -> Hardware:
+    """The chip with its array at the full clock throughout, or at the throttled one where the entry speaks of that."""
+    if entry.says("half rate") or entry.says("throttle 4/8"):
+        always = guessed(math.inf, "the entry", "no work opens the throttle")
+        return chip.with_numbers(activity_throttle_window_ns=always)
+    return chip.with_numbers(
+        activity_throttle=guessed(False, "the entry", "the array runs at its full clock")
+    )
 
 
 def _quantity(entry: Entry) -> Quantity:
@@ -64,8 +75,6 @@ def _repeated(
 
 def _matmul(entry: Entry, chip: Hardware) -> Case:
     """A float32 matmul is several instructions of the hardware, and an entry may speak of one of them."""
-    if entry.says("half rate"):
-        raise NotCovered("the activity throttle is not modelled: the array always runs at its full clock")
     dtype = dtype_of(entry) if entry.dtype != "-" else np.dtype(ml_dtypes.bfloat16)
     _, columns = _shape(entry)
     case = _repeated(
@@ -81,8 +90,6 @@ def _matmul(entry: Entry, chip: Hardware) -> Case:
 
 
 def _transpose(entry: Entry, chip: Hardware) -> Case:
-    if entry.says("half rate"):
-        raise NotCovered("the activity throttle is not modelled: the array always runs at its full clock")
     arguments = (array(_shape(entry), dtype_of(entry)), _REPEATS)
     return _repeated(entry, chip, instructions.transposes, arguments, "nc_transpose")
 

@@ -1,0 +1,61 @@
+"""The activity throttle of the Tensor engine: how much longer an instruction takes, by what the array did before.
+
+The limiter of a chip looks at windows: it lets the array run at its full clock where columns streamed through it for
+at least half of the last one. Windows that move with the schedule would let a lower cost lengthen it: work that ends
+earlier leaves a gap. Here the window grows instead, from the beginning of the kernel. The array counts as busy for
+the work of the events before in program order, at the full clock, whatever they cost; time is counted less what the
+bytes loaded before take at least, because after a phase of loading a limiter opens again within a window. Both are
+fixed by the stream. So whatever lets an event start earlier slows it down no more than before.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+
+from simulate.hardware import Hardware
+from simulate.run.stream import READ, Stream
+
+
+class Throttle:
+    """The throttle of the core that runs `stream`."""
+
+    def __init__(self, hardware: Hardware, stream: Stream) -> None:
+        self.ratio = hardware.tensor_clock_ghz / hardware.tensor_throttled_clock_ghz
+        self.pipeline_ns = hardware.matmul_throttled_latency_ns - hardware.matmul_latency_ns
+        self.opening_ns = hardware.activity_throttle_window_ns / self.ratio
+        self.open_share = hardware.activity_throttle_busy_fraction
+        self.closed_share = self.open_share / self.ratio
+        self.done_ns: list[float] = []
+        self.loading_ns: list[float] = []
+        if hardware.activity_throttle and any(cost.streamed_cycles for cost in stream.costs):
+            streamed = [cost.streamed_cycles / hardware.tensor_clock_ghz for cost in stream.costs]
+            self.done_ns = [0.0, *accumulate([streamed[number] for number in stream.cost_ids])]
+            self.loading_ns = [loaded / hardware.hbm_gb_per_s_per_core for loaded in _loaded_bytes(stream)]
+
+    def extra(self, event: int, start_ns: float, interval_ns: float) -> tuple[float, float]:
+        """By how much an event that starts at `start_ns` holds the array longer, and its pipeline is longer.
+
+        Below a quarter the limiter stays closed, because at half rate the array is busy for less than half of the
+        time. From there to one half it opens and closes by turns: of every two windows one is slow.
+        """
+        done = self.done_ns[event]
+        time = start_ns - self.loading_ns[event]
+        if done < self.opening_ns or done < self.closed_share * time:
+            return interval_ns * (self.ratio - 1.0), self.pipeline_ns
+        if done < self.open_share * time:
+            return interval_ns * (self.ratio - 1.0) / 2.0, self.pipeline_ns
+        return 0.0, 0.0
+
+
+def _loaded_bytes(stream: Stream) -> list[int]:
+    """For every event the bytes of the DMAs before it that write to SBUF."""
+    moved = np.array([0 if cost.dma is None else cost.dma.bytes for cost in stream.costs], np.int64)
+    on_chip = np.array([record.buffer.on_chip for record in stream.tensors], bool)
+    rows = np.frombuffer(stream.rows, np.int64).reshape(-1, 5)[:, 0]
+    counts = np.diff(np.frombuffer(stream.row_ends, np.uint64).astype(np.int64) // 5, prepend=0)
+    owner = np.repeat(np.arange(len(stream)), counts)
+    loads = np.zeros(len(stream), bool)
+    loads[owner[((rows & 3) != READ) & on_chip[rows >> 2]]] = True
+    return [0, *np.cumsum(np.where(loads, moved[np.frombuffer(stream.cost_ids, np.uint32)], 0)).tolist()]
