@@ -110,7 +110,12 @@ def _dma_numbers(hardware: Hardware, cost: Cost, phase: Phase) -> tuple[str, ...
         return (f"dma_{mode}_first_ns",)
     if phase is Phase.completion:
         return ("dma_completion_ns",)
-    return "dma_engine_bytes_per_ns", "dma_descriptor_ns", "dma_descriptor_latency_ns"
+    return (
+        "dma_engine_bytes_per_ns",
+        "dma_descriptor_ns",
+        "dma_descriptor_latency_ns",
+        "hbm_gb_per_s_per_core",
+    )
 
 
 def _overhead(hardware: Hardware, engine: Engine, cost: Cost, phase: Phase) -> tuple[float, str]:

@@ -60,10 +60,11 @@ def critical_path(moments: Moments) -> tuple[Stretch, ...]:
     if not steps:
         return ()
     events = [timeline.bases[step.stream] + step.event for step in steps]
-    enters = []
+    enters: list[float] = []
     for event, step in zip(events, steps):
         if step.reason is Reason.pool:
-            enters.append(moments.data_start[event])
+            # A DMA that came later, but is first in program order, may have interrupted it.
+            enters.append(max(moments.data_start[event], enters[-1]))
         elif step.reason in (Reason.table_load, Reason.begin) and not isnan(moments.table_load[event]):
             enters.append(moments.table_load[event])
         else:
