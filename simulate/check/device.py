@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulate.check.evidence import Evidence, Note
-from simulate.check.findings import Finding, Kind, Severity, found, kind, touch
+from simulate.check.evidence import Evidence
+from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.hardware import Hardware
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
@@ -19,53 +19,14 @@ REOPENED = kind(
     Severity.warning,
     "A PSUM tile that was read as finished is accumulated to again with accumulate=None, which never resets it.",
 )
-INTEGERS = kind(
-    "NKW-INT-FLOAT32",
-    Severity.warning,
-    "Integers above 2**24 are not exact on the float32 path of the engines.",
-)
-FP8 = kind(
-    "NKW-FP8-RANGE",
-    Severity.warning,
-    "Before gen4 float8_e4m3fn becomes the chip's float8_e4m3, whose largest value is 240.",
-)
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Known divergences between simulation and chip that the stream proves."""
     findings: list[Finding] = []
     for stream in launch.streams:
-        seen = evidence.of(stream)
-        findings += _psum(stream, evidence.accesses(stream), launch.hardware, seen.automatic)
-        findings += _notes(
-            stream,
-            INTEGERS,
-            seen.large_integers,
-            "all operands and the result int32 or uint32 in SBUF, where GpSimd's tensor_tensor is exact",
-        )
-        if not launch.hardware.matmul_e4m3fn:
-            findings += _notes(stream, FP8, seen.wide_fp8, "scale the data to 240 before the cast")
-    return findings
-
-
-def _notes(stream: Stream, what: Kind, notes: list[Note], hint: str) -> list[Finding]:
-    findings = []
-    lines: set[int] = set()
-    for note in notes:
-        if stream.line_ids[note.event] in lines:
-            continue
-        lines.add(stream.line_ids[note.event])
-        record = stream.tensors[note.tensor]
-        access = next(a for a in stream.accesses(note.event) if a.tensor == note.tensor and a.kind == READ)
-        findings.append(
-            found(
-                what,
-                f"{record.name} {record.shape} {record.dtype}: {note.seen}",
-                stream.event(note.event).where,
-                (touch(stream, note.event, access),),
-                hint=hint,
-            )
-        )
+        automatic = evidence.of(stream).automatic
+        findings += _psum(stream, evidence.accesses(stream), launch.hardware, automatic)
     return findings
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from simulate.check.findings import Finding
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Accumulate, Domain, Plan
+from simulate.isa.plan import Accumulate, Argument, Domain, Plan, Registers, State
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.run import Launch
 from simulate.run.indirect import resolve
@@ -23,6 +23,7 @@ from simulate.run.machine import NeuronCore
 from simulate.run.stream import Access, Stream
 
 _EXACT_INTEGERS = 2**24  # every integer up to this magnitude is a float32
+_FP8_MAX = {"float8_e4m3": 240.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 _FP8_E4M3_MAX = 240.0  # of the chip's own e4m3, to which chips without e4m3fn convert it
 
 
@@ -98,6 +99,12 @@ class CoreEvidence:
     repeated_rows: list[Note] = field(default_factory=list)
     large_integers: list[Note] = field(default_factory=list)
     wide_fp8: list[Note] = field(default_factory=list)
+    overflowing_fp8: list[Note] = field(default_factory=list)
+    outside_domain: list[Note] = field(default_factory=list)
+    registers: dict[int, Registers] = field(default_factory=dict)  # by event
+    generators: dict[int, State] = field(
+        default_factory=dict
+    )  # the random state that an event uses, by event
     automatic: set[int] = field(default_factory=set)  # matmuls with accumulate=None
     accesses: list[tuple[Access, ...]] = field(default_factory=list)
 
@@ -136,8 +143,21 @@ class Evidence:
             core.accesses = [stream.accesses(index) for index in range(len(stream))]
         return core.accesses
 
+    def issuing(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        """Note which values an instruction reads, and which state of its engine it uses."""
+        core = self.of(running.stream)
+        event = len(running.stream)
+        if plan.registers is not None:
+            core.registers[event] = plan.registers
+        elif plan.state is not None:
+            core.generators[event] = plan.state
+        if plan.domain is Domain.float32 and len(operands) == len(plan.reads):
+            self._values(core, event, plan, operands)
+            if plan.argument is not None:
+                self._argument(core, event, plan, plan.argument, operands)
+
     def issued(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
-        """Note what an instruction touches and which values it reads."""
+        """Note what an instruction touched."""
         core = self.of(running.stream)
         event = len(running.stream)
         if plan.accumulate is Accumulate.first_write_overwrites:
@@ -153,8 +173,9 @@ class Evidence:
             ]
             if touched:
                 core.shared[event] = tuple(touched)
-        if plan.domain is Domain.float32 and len(operands) == len(plan.reads):
-            self._values(core, event, plan, operands)
+        for tile in plan.writes:
+            if tile.dtype in _FP8_MAX and tile.dynamic is None and plan.domain is Domain.float32:
+                self._overflow(core, event, tile, operands)
 
     @staticmethod
     def _transfer(core: CoreEvidence, event: int, plan: Plan) -> None:
@@ -176,9 +197,8 @@ class Evidence:
 
     @staticmethod
     def _values(core: CoreEvidence, event: int, plan: Plan, operands: Sequence[Any]) -> None:
-        written = [tile.storage for tile in plan.writes]
         for tile, operand in zip(plan.reads, operands):
-            if tile.dynamic is not None or tile.storage in written:
+            if tile.dynamic is not None:
                 continue
             if tile.dtype in ("int32", "uint32"):
                 lost = int((tile.array.astype(np.int64) != operand.astype(np.int64)).sum())
@@ -189,6 +209,37 @@ class Evidence:
                 most = float(np.nanmax(np.abs(operand))) if operand.size else 0.0
                 if most > _FP8_E4M3_MAX:
                     core.wide_fp8.append(Note(event, tile.storage.serial, f"a value of magnitude {most:g}"))
+
+    @staticmethod
+    def _argument(
+        core: CoreEvidence, event: int, plan: Plan, argument: Argument, operands: Sequence[Any]
+    ) -> None:
+        function = argument.function
+        if function.domain is None:
+            return
+        values = np.asarray(argument.of(*operands))
+        outside = ~function.in_domain(values)
+        if function.name == "sqrt":
+            outside &= (
+                values != 0
+            )  # the documented lower end says nothing of an exact zero, whose root is exact
+        count = int(outside.sum())
+        if count:
+            low, high = function.domain
+            sign = "magnitudes of " if function.domain_of_magnitude else ""
+            seen = (
+                f"{count} of {values.size} arguments of {function.name} lie outside {sign}{low:g} to {high:g}, "
+                f"for example {float(values[outside].flat[0]):g}"
+            )
+            core.outside_domain.append(Note(event, plan.reads[0].storage.serial, seen))
+
+    @staticmethod
+    def _overflow(core: CoreEvidence, event: int, tile: NkiTensor, operands: Sequence[Any]) -> None:
+        lost = int((~np.isfinite(tile.array.astype(np.float32))).sum())
+        if lost and all(np.isfinite(operand).all() for operand in operands):
+            limit = _FP8_MAX[str(tile.dtype)]
+            seen = f"{lost} of {tile.size} results overflow; the largest value is {limit:g}"
+            core.overflowing_fp8.append(Note(event, tile.storage.serial, seen))
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
         """Note which tensors were returned and how much of each was written."""

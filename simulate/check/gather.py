@@ -46,6 +46,10 @@ class Gatherer:
         if self._seeds and len(cores) > 1:
             self._call = interleavings.Repeatable(call)
 
+    def issuing(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        """Pass on to the evidence of the running launch."""
+        self._now.issuing(running, plan, operands)
+
     def issued(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
         """Pass on to the evidence of the running launch."""
         self._now.issued(running, plan, operands)

@@ -57,6 +57,9 @@ class Trace:
     def began(self, call: Call, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]) -> None:
         """Nothing is needed before the cores run."""
 
+    def issuing(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        """Nothing is needed before an instruction takes effect."""
+
     def issued(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
         """Note the event and its accesses of shared HBM."""
         event = len(running.stream)

@@ -11,7 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import accumulator, broadcast, costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.plan import Domain, Plan, State
+from simulate.isa.plan import Argument, Domain, Plan, Registers, State
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import ALU_OPERATORS, AluOperator, activation_function, alu_operator
 
@@ -82,20 +82,26 @@ def activate2(
     if reduce_res is not None:
         accumulator.check_result(hardware, reduce_res, data)
 
-    def compute(*operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        operand = iter(operands)
-        registers = next(operand) if uses_registers else None
-        values = next(operand)
+    def argument(values: np.ndarray, *others: np.ndarray) -> np.ndarray:
+        operand = iter(others)
         for operator, immediate, reverse in ((first, imm0, reverse0), (second, imm1, reverse1)):
             if operator.name != "bypass":
                 other = broadcast.value_of(immediate, operand, values.ndim)
                 values = operator.function(other, values) if reverse else operator.function(values, other)
-        if function.relu_param:
-            result = function.function(values, broadcast.value_of(relu_param, operand, values.ndim))  # type: ignore[call-arg]
-        else:
-            result = function.function(values)
-        if registers is None:
-            return (result,)
+        return values
+
+    def applied(*operands: np.ndarray) -> np.ndarray:
+        values = argument(*operands)
+        if not function.relu_param:
+            return function.function(values)
+        slope = broadcast.value_of(relu_param, iter(operands[-1:]), values.ndim)
+        return function.function(values, slope)
+
+    def compute(*operands: np.ndarray) -> tuple[np.ndarray, ...]:
+        if not uses_registers:
+            return (applied(*operands),)
+        registers = operands[0]
+        result = applied(*operands[1:])
         rows = result.shape[0]
         updated = registers
         if reduce_cmd in (ReduceCmd.reduce, ReduceCmd.reset_reduce):
@@ -122,6 +128,10 @@ def activate2(
         ),
         name=name,
         state=State.scalar_accumulator if uses_registers else None,
+        registers=Registers(reduce_cmd, reduction.name, data.shape[0], reduce_res is not None)
+        if uses_registers
+        else None,
+        argument=Argument(function, argument),
     )
 
 

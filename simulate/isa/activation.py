@@ -12,7 +12,7 @@ from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.immediates import float32_number
-from simulate.isa.plan import Domain, Plan, State
+from simulate.isa.plan import Argument, Domain, Plan, Registers, State
 from simulate.isa.shapes import column, flat
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import activation_function, alu_operator
@@ -76,10 +76,8 @@ def activation(
 
     apply = function.function
 
-    def compute(*operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        operand = iter(operands)
-        registers = next(operand) if uses_registers else None
-        values = next(operand)
+    def argument(values: np.ndarray, *columns: np.ndarray) -> np.ndarray:
+        operand = iter(columns)
         if isinstance(scale, NkiTensor):
             values = values * column(next(operand), values.ndim)
         elif scale != 1.0:
@@ -88,9 +86,13 @@ def activation(
             values = values + column(next(operand), values.ndim)
         elif bias:
             values = values + bias
-        result = apply(values)
-        if registers is None:
-            return (result,)
+        return values
+
+    def compute(*operands: np.ndarray) -> tuple[np.ndarray, ...]:
+        if not uses_registers:
+            return (apply(argument(*operands)),)
+        registers = operands[0]
+        result = apply(argument(*operands[1:]))
         rows = result.shape[0]
         updated = registers.copy()
         if reduce_cmd in (ReduceCmd.reset, ReduceCmd.reset_reduce):
@@ -117,6 +119,10 @@ def activation(
         ),
         name=name,
         state=State.scalar_accumulator if uses_registers else None,
+        registers=Registers(reduce_cmd, "add", data.shape[0], reduce_res is not None)
+        if uses_registers
+        else None,
+        argument=Argument(function, argument),
     )
 
 

@@ -9,7 +9,7 @@ from simulate.hardware import Hardware
 from simulate.isa import accumulator, broadcast, costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.plan import Domain, Plan, State
+from simulate.isa.plan import Domain, Plan, Registers, State
 from simulate.memory import NkiTensor
 from simulate.numerics import ALU_OPERATORS
 
@@ -90,6 +90,7 @@ def exponential(
         cost=costs.vector(hardware, src.free_size / hardware.vector_exponential_elements_per_cycle, extra),
         name=name,
         state=State.vector_accumulator,
+        registers=Registers(reduce_cmd, _ADD.name, src.shape[0], reduce_res is not None),
     )
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from simulate.isa.enums import Engine
+from simulate.isa.enums import Engine, ReduceCmd
 from simulate.memory import NkiTensor
-from simulate.numerics import random
+from simulate.numerics import ActivationFunction, random
 
 
 class Domain(Enum):
@@ -117,6 +117,24 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
+class Registers:
+    """What an instruction does with its engine's accumulator registers: of the first `rows` partitions."""
+
+    command: ReduceCmd
+    operator: str
+    rows: int
+    read_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What a table function is applied to: `of` makes it from the operands of `reads`."""
+
+    function: ActivationFunction
+    of: Callable[..., np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One instruction, planned: engine, what it reads and writes, how to compute it, and what it costs.
 
@@ -139,3 +157,7 @@ class Plan:
     """The stream that triggers a DMA or a collective, whose own engine is `dma`."""
     skip_out_of_range: bool = False
     """Whether run-time indices out of range leave their elements untouched instead of being refused."""
+    registers: Registers | None = None
+    """For instructions that may use the accumulator registers, what they do with them."""
+    argument: Argument | None = None
+    """For functions that the hardware computes from a table, what they are applied to."""

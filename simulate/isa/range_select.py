@@ -11,7 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import accumulator, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.plan import Domain, Plan, State
+from simulate.isa.plan import Domain, Plan, Registers, State
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor
 from simulate.numerics import ALU_OPERATORS, AluOperator, alu_operator
@@ -91,6 +91,7 @@ def range_select(
         cost=costs.vector(hardware, on_true_tile.free_size),
         name=name,
         state=State.vector_accumulator,
+        registers=Registers(reduce_cmd, maximum.name, on_true_tile.shape[0], reduce_res is not None),
     )
 
 

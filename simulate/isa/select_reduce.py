@@ -11,7 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import accumulator, broadcast, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.plan import Domain, Plan, State
+from simulate.isa.plan import Domain, Plan, Registers, State
 from simulate.isa.tensor_copy_predicated import predicated_cycles
 from simulate.memory import NkiTensor
 from simulate.numerics import ALU_OPERATORS, alu_operator
@@ -86,6 +86,7 @@ def select_reduce(
         cost=costs.vector(hardware, predicated_cycles(hardware, on_true, predicate), extra),
         name=name,
         state=State.vector_accumulator,
+        registers=Registers(reduce_cmd, maximum.name, on_true.shape[0], reduce_res is not None),
     )
 
 

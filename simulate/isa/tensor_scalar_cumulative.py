@@ -10,7 +10,7 @@ from simulate.hardware import Hardware
 from simulate.isa import accumulator, broadcast, costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.plan import Domain, Plan, State
+from simulate.isa.plan import Domain, Plan, Registers, State
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor
 from simulate.numerics import alu_operator
@@ -96,4 +96,5 @@ def tensor_scalar_cumulative(
         cost=costs.vector(hardware, src.free_size * hardware.vector_scan_cycles_per_element),
         name=name,
         state=State.vector_accumulator,
+        registers=Registers(reduce_cmd, scan_operator.name, dst.shape[0], False),
     )

@@ -12,7 +12,7 @@ from simulate.isa import accumulator, broadcast, costs, indirection, rules
 from simulate.isa.alu_stage import stage
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.plan import Domain, Plan, State
+from simulate.isa.plan import Domain, Plan, Registers, State
 from simulate.memory import NkiTensor
 from simulate.numerics import alu_operator
 
@@ -87,6 +87,7 @@ def tensor_scalar_reduce(
         cost=costs.vector(hardware, data.free_size, extra),
         name=name,
         state=State.vector_accumulator,
+        registers=Registers(reduce_cmd, reduction.name, data.shape[0], reduce_res is not None),
     )
 
 

@@ -78,6 +78,8 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
             _check_written(tile)
         if not dry:
             operands.append(tile.float32() if as_float else tile.array)
+    if core.witness is not None:
+        core.witness.issuing(core, plan, operands)
     meeting_serial: int | None = None
     results: Sequence[Any] = ()
     if plan.meeting is not None:

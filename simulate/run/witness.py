@@ -24,8 +24,11 @@ class Witness(Protocol):
     def began(self, call: Call, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]) -> None:
         """The cores of a launch are about to run; `inputs` has the storage of every array given to each rank."""
 
+    def issuing(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        """An instruction is about to take effect as event `len(core.stream)`; its operands are still unchanged."""
+
     def issued(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
-        """An instruction has taken effect and is about to be recorded as event `len(core.stream)`."""
+        """It has taken effect and is about to be recorded; operands may share memory with what it wrote."""
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
         """A launch is over; `returned` has what the kernel returned on each rank, as tensors of the simulator."""

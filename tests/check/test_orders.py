@@ -32,6 +32,9 @@ class Taping:
     def began(self, call: Any, cores: Any, inputs: Any) -> None:
         self.tape = Tape(cores, inputs)
 
+    def issuing(self, core, plan, operands):
+        pass
+
     def issued(self, core: Any, plan: Any, operands: Any) -> None:
         self.tape.issued(core)
 

@@ -1,0 +1,210 @@
+"""`init`: state that outlives an instruction, used before this kernel has set it: accumulators and generators.
+
+The Scalar and the Vector engine have accumulator registers, one float32 per partition; several instructions share
+them. What they hold at the start of a kernel is not documented, and an instruction with reduce_cmd idle may leave
+anything in the Vector ones. A random generator that was not seeded begins where the program before left it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simulate.check.evidence import Evidence
+from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.isa.enums import Engine, ReduceCmd
+from simulate.isa.plan import Registers, State
+from simulate.run import Launch
+from simulate.run.stream import READ, Access, Stream
+
+UNSET = kind(
+    "NKW-REGISTERS-UNSET",
+    Severity.error,
+    "Accumulator registers are reset before an instruction adds to them or reads them out.",
+)
+IDLE = kind(
+    "NKW-REGISTERS-IDLE",
+    Severity.error,
+    "After an instruction of the Vector engine with reduce_cmd idle its accumulator registers are undefined.",
+)
+OPERATOR = kind(
+    "NKW-REGISTERS-OPERATOR",
+    Severity.warning,
+    "Accumulator registers go on with the operator they were reset for; its identity is not that of another.",
+)
+REOPENED = kind(
+    "NKW-REGISTERS-REOPENED",
+    Severity.warning,
+    "Accumulator registers whose sum was read out and used are reset before the next sum.",
+)
+UNSEEDED = kind(
+    "NKW-RANDOM-UNSEEDED",
+    Severity.warning,
+    "A random generator is seeded before a kernel draws from it; its state outlives the program.",
+)
+
+_RESETS = (ReduceCmd.reset, ReduceCmd.reset_reduce, ReduceCmd.load_reduce)
+_SEEDS = ("set_rng_seed", "rand_set_state")
+_DRAWS = ("rng", "rand2", "dropout")
+_NEVER = -1
+
+
+@dataclass
+class _File:
+    """The registers of one engine: who set those of each partition, and who may have spoilt them."""
+
+    setter: np.ndarray
+    spoiler: np.ndarray
+    operator: str = ""
+    results: dict[int, int] = field(default_factory=dict)  # tensors that hold what was read out: event
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Registers and generators that are used before they are set."""
+    findings: list[Finding] = []
+    for stream in launch.streams:
+        seen = evidence.of(stream)
+        findings += _registers(stream, evidence.accesses(stream), seen.registers, launch.hardware.partitions)
+        findings += _generators(stream, seen.generators)
+    return findings
+
+
+def _registers(
+    stream: Stream, accesses: list[tuple[Access, ...]], uses: dict[int, Registers], partitions: int
+) -> list[Finding]:
+    files: dict[int, _File] = {}
+    findings: list[Finding] = []
+    lines: set[int] = set()
+    waiting: dict[int, int] = {}  # tensors with a sum that was read out, to the event that used it
+    for event, operands in enumerate(accesses) if uses else ():
+        for access in operands:
+            for each in files.values():
+                if access.kind == READ and access.tensor in each.results:
+                    waiting.setdefault(access.tensor, event)
+        use = uses.get(event)
+        if use is None:
+            continue
+        file = files.setdefault(
+            stream.engines[event], _File(np.full(partitions, _NEVER), np.full(partitions, _NEVER))
+        )
+        finding = _judged(stream, event, use, file, waiting)
+        if finding is not None and stream.line_ids[event] not in lines:
+            lines.add(stream.line_ids[event])
+            findings.append(finding)
+        _after(stream, event, use, file, waiting)
+    return findings
+
+
+def _judged(
+    stream: Stream, event: int, use: Registers, file: _File, waiting: dict[int, int]
+) -> Finding | None:
+    """What is wrong with one use of the registers as they are before it."""
+    adds = use.command is ReduceCmd.reduce
+    spoils = use.command is ReduceCmd.idle and Engine(stream.engines[event]) is Engine.vector
+    reads = use.command is ReduceCmd.idle and use.read_out
+    if not adds and not reads:
+        return None
+    what = "adds to" if adds else "reads out"
+    op, where = stream.op_names[stream.ops[event]], stream.event(event).where
+    engine = Engine(stream.engines[event]).name
+    here = touch(stream, event, _result(stream, event))
+    if spoils:
+        return found(
+            IDLE,
+            f"{op} reads out the {engine} accumulator registers with reduce_cmd idle, which leaves them undefined",
+            where,
+            (here,),
+            hint="reduce_cmd=nisa.reduce_cmd.reset_reduce",
+        )
+    spoilt = file.spoiler[: use.rows]
+    if spoilt.max(initial=_NEVER) != _NEVER:
+        by = int(spoilt.max())
+        return found(
+            IDLE,
+            f"{op} {what} the {engine} accumulator registers after a {stream.op_names[stream.ops[by]]} with "
+            "reduce_cmd idle, which leaves them undefined",
+            where,
+            (touch(stream, by, _result(stream, by)), here),
+            hint="read the registers out before, or give the instruction between a reduce_cmd of its own",
+        )
+    missing = int((file.setter[: use.rows] == _NEVER).sum())
+    if missing:
+        return found(
+            UNSET,
+            f"{op} {what} the {engine} accumulator registers of {use.rows} partitions, of which {missing} were "
+            "never reset in this kernel",
+            where,
+            (here,),
+            hint="reduce_cmd=nisa.reduce_cmd.reset_reduce for the first",
+        )
+    setter = int(file.setter[: use.rows].max())
+    if adds and file.operator != use.operator:
+        return found(
+            OPERATOR,
+            f"{op} accumulates with {use.operator} onto {engine} registers that "
+            f"{stream.op_names[stream.ops[setter]]} reset for {file.operator}",
+            where,
+            (touch(stream, setter, _result(stream, setter)), here),
+            hint="reduce_cmd=nisa.reduce_cmd.reset_reduce",
+        )
+    used = [waiting[tensor] for tensor in file.results if tensor in waiting]
+    if adds and used:
+        at = max(used)
+        access = next(a for a in stream.accesses(at) if a.kind == READ and a.tensor in file.results)
+        return found(
+            REOPENED,
+            f"{op} goes on with the {engine} accumulator registers after their sum was read out and used",
+            where,
+            (touch(stream, at, access), here),
+            hint="reduce_cmd=nisa.reduce_cmd.reset_reduce where the next sum begins",
+        )
+    return None
+
+
+def _after(stream: Stream, event: int, use: Registers, file: _File, waiting: dict[int, int]) -> None:
+    rows = slice(0, use.rows)
+    if use.command is ReduceCmd.idle and Engine(stream.engines[event]) is Engine.vector:
+        file.spoiler[rows] = event
+        return
+    if use.command in _RESETS:
+        file.spoiler[rows] = _NEVER
+        file.operator = use.operator
+        for tensor in file.results:
+            waiting.pop(tensor, None)
+        file.results.clear()
+    if use.command is not ReduceCmd.idle:
+        file.setter[rows] = event
+    if use.read_out:
+        result = _result(stream, event).tensor
+        waiting.pop(result, None)
+        file.results[result] = event
+
+
+def _result(stream: Stream, event: int) -> Access:
+    """The last operand that is written: the tile that receives the registers where there is one, else dst."""
+    return [access for access in stream.accesses(event) if access.kind != READ][-1]
+
+
+def _generators(stream: Stream, uses: dict[int, State]) -> list[Finding]:
+    seeded: set[State] = set()
+    said: set[State] = set()
+    findings = []
+    for event, generator in sorted(uses.items()):
+        op = stream.op_names[stream.ops[event]]
+        if op in _SEEDS:
+            seeded.add(generator)
+        elif op in _DRAWS and generator not in seeded | said:
+            said.add(generator)
+            others = ", though it seeds another one" if seeded else ""
+            findings.append(
+                found(
+                    UNSEEDED,
+                    f"{op} draws from the {Engine(stream.engines[event]).name} engine's generator, which this kernel "
+                    f"has not seeded{others}",
+                    stream.event(event).where,
+                    (touch(stream, event, _result(stream, event)),),
+                    hint="nisa.set_rng_seed for the Vector engine, nisa.rand_set_state for GpSimd, before it",
+                )
+            )
+    return findings

@@ -1,0 +1,81 @@
+"""`values`: numbers that the chip does not hold or a table function does not cover."""
+
+from __future__ import annotations
+
+from simulate.check.evidence import Evidence, Note
+from simulate.check.findings import Finding, Kind, Severity, found, kind, touch
+from simulate.run import Launch
+from simulate.run.stream import READ, Stream
+
+INTEGERS = kind(
+    "NKW-INT-FLOAT32",
+    Severity.warning,
+    "Integers above 2**24 are not exact on the float32 path of the engines.",
+)
+FP8 = kind(
+    "NKW-FP8-RANGE",
+    Severity.warning,
+    "Before gen4 float8_e4m3fn becomes the chip's float8_e4m3, whose largest value is 240.",
+)
+OVERFLOW = kind(
+    "NKW-FP8-OVERFLOW",
+    Severity.warning,
+    "A cast to an 8-bit float keeps finite values within the largest value of the dtype.",
+)
+FUNCTION = kind(
+    "NKW-FUNCTION-RANGE",
+    Severity.warning,
+    "The Scalar engine's functions are fitted to a documented input range; outside of it the result is arbitrary.",
+)
+_RANGE_HINTS = {
+    "sin": "reduce the argument to -pi to pi first, or use nl.sin, which does",
+    "arctan": "use arctan(x) = pi/2 - arctan(1/x) for large x",
+}
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Values that were lost or were outside of a function's range, once per line."""
+    findings: list[Finding] = []
+    for stream in launch.streams:
+        seen = evidence.of(stream)
+        findings += _notes(
+            stream,
+            INTEGERS,
+            seen.large_integers,
+            "all operands and the result int32 or uint32 in SBUF, where GpSimd's tensor_tensor is exact",
+        )
+        if not launch.hardware.matmul_e4m3fn:
+            findings += _notes(stream, FP8, seen.wide_fp8, "scale the data to 240 before the cast")
+        findings += _notes(
+            stream, OVERFLOW, seen.overflowing_fp8, "scale by the largest magnitude before the cast, or clip"
+        )
+        findings += _notes(
+            stream, FUNCTION, seen.outside_domain, "clip the argument, or add a small constant to it"
+        )
+    return findings
+
+
+def _notes(stream: Stream, what: Kind, notes: list[Note], hint: str) -> list[Finding]:
+    findings = []
+    lines: set[int] = set()
+    for note in notes:
+        if stream.line_ids[note.event] in lines:
+            continue
+        lines.add(stream.line_ids[note.event])
+        record = stream.tensors[note.tensor]
+        written = what is OVERFLOW
+        access = next(
+            a for a in stream.accesses(note.event) if a.tensor == note.tensor and (a.kind != READ) is written
+        )
+        findings.append(
+            found(
+                what,
+                f"{record.name} {record.shape} {record.dtype}: {note.seen}",
+                stream.event(note.event).where,
+                (touch(stream, note.event, access),),
+                hint=next(
+                    (text for name, text in _RANGE_HINTS.items() if f" of {name} lie" in note.seen), hint
+                ),
+            )
+        )
+    return findings

@@ -1,0 +1,180 @@
+"""Detectors of values and of state that outlives an instruction, at their limits and on healthy patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import simulate
+from simulate.check import detect, gathered
+
+simulate.install("simulate")
+
+import nki.isa as nisa  # noqa: E402
+import nki.language as nl  # noqa: E402
+
+
+def codes(kernel: Callable[..., Any], *arguments: Any, target: str = "trn2") -> list[str]:
+    with gathered() as seen:
+        simulate.World(target).launch(kernel, [(arguments, {})])
+    ((launch, evidence),) = seen.launches
+    return [finding.code for finding in detect(launch, evidence)]
+
+
+def stored(tile: Any) -> Any:
+    out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm, name="out")
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+def of_function(op: str) -> Callable[..., Any]:
+    def kernel(x):
+        tile = nl.load(x)
+        nisa.activation(dst=tile, op=getattr(nl, op), data=tile)
+        return stored(tile)
+
+    return kernel
+
+
+def column(value: float) -> np.ndarray:
+    tile = np.full((4, 2), 1, np.float32)
+    tile[1, 1] = value
+    return tile
+
+
+LIMITS = [
+    ("sin", np.pi, 1),
+    ("sin", -np.pi, -1),
+    ("arctan", np.pi / 2, 1),
+    ("log", 2.0**64, 1),
+    ("log", 2.0**-64, -1),
+    ("sqrt", 2.0**118, 1),
+    ("rsqrt", 2.0**-87, -1),
+    ("rsqrt", 2.0**97, 1),
+    ("reciprocal", 2.0**42, 1),
+    ("reciprocal", 2.0**-42, -1),
+    ("reciprocal", -(2.0**42), -1),
+]
+
+
+@pytest.mark.parametrize(("op", "limit", "direction"), LIMITS)
+def test_a_function_is_reported_from_the_first_value_outside_its_range(op, limit, direction) -> None:
+    inside = np.float32(limit)  # kernels clip to pi as float32
+    outside = np.nextafter(inside, np.float32(direction * np.inf))
+    assert codes(of_function(op), column(inside)) == []
+    assert codes(of_function(op), column(outside)) == ["NKW-FUNCTION-RANGE"]
+
+
+@pytest.mark.parametrize("op", ["exp", "tanh", "sigmoid", "square", "gelu", "relu"])
+def test_functions_for_all_inputs_are_never_reported(op) -> None:
+    assert codes(of_function(op), column(-1e30)) == []
+
+
+def test_the_root_of_an_exact_zero_is_left_alone() -> None:
+    assert codes(of_function("sqrt"), column(0.0)) == []
+    assert codes(of_function("sqrt"), column(-1e-30)) == ["NKW-FUNCTION-RANGE"]
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float8_e4m3", 240.0), ("float8_e5m2", 57344.0)])
+def test_a_cast_to_fp8_is_reported_where_it_overflows(dtype, most) -> None:
+    def kernel(x):
+        small = nl.ndarray((4, 2), dtype=getattr(nl, dtype))
+        nisa.tensor_copy(dst=small, src=nl.load(x))
+        return stored(small)
+
+    assert codes(kernel, column(most)) == []
+    assert codes(kernel, column(most * 1.25)) == ["NKW-FP8-OVERFLOW"]
+    assert codes(kernel, column(np.inf)) == []  # what was infinite before is no overflow
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_integers_are_judged_before_an_instruction_overwrites_them(given) -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.minimum, operand0=5.0)
+        return stored(tile)
+
+    value = 2**24 + given
+    expected = ["NKW-INT-FLOAT32"] if given else []
+    assert codes(kernel, np.array([[value, 1], [3, 4]], np.int32)) == expected
+
+
+def summed(commands: list[str], used: bool = False) -> Callable[..., Any]:
+    """Sums of column blocks in the Scalar registers, read out after each; with `used` looked at in between."""
+
+    def kernel(x):
+        tile = nl.load(x)
+        sums = nl.ndarray((4, 1), dtype=nl.float32)
+        other = nl.ndarray((4, 1), dtype=nl.float32)
+        for i in range(len(commands)):
+            block = tile[:, i * 2 : i * 2 + 2]
+            command = getattr(nisa.reduce_cmd, commands[i])
+            nisa.activation(
+                dst=block, op=nl.relu, data=block, reduce_op=nl.add, reduce_res=sums, reduce_cmd=command
+            )
+            if used:
+                nisa.tensor_copy(dst=other, src=sums)
+        return stored(sums)
+
+    return kernel
+
+
+BLOCKS = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("commands", "used", "expected"),
+    [
+        (["reset_reduce", "reduce", "reduce"], False, []),
+        (["reset", "reduce", "idle"], False, []),  # an idle Scalar instruction reads the sum out
+        (["reset_reduce", "reset_reduce", "reset_reduce"], True, []),
+        (["reset_reduce", "reduce", "reduce"], True, ["NKW-REGISTERS-REOPENED"]),
+        (["reduce", "reduce", "reduce"], False, ["NKW-REGISTERS-UNSET"]),
+        (["idle", "reset_reduce", "reduce"], False, ["NKW-REGISTERS-UNSET"]),
+    ],
+)
+def test_sums_in_the_scalar_registers(commands, used, expected) -> None:
+    assert codes(summed(commands, used), BLOCKS) == expected
+
+
+@pytest.mark.parametrize(("between", "expected"), [("scalar", []), ("vector", ["NKW-REGISTERS-IDLE"])])
+def test_only_instructions_of_the_same_engine_spoil_its_registers(between, expected) -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        sums = nl.ndarray((4, 1), dtype=nl.float32)
+        chosen = nl.ndarray((4, 6), dtype=nl.uint8)
+        nisa.tensor_scalar(dst=chosen, data=tile, op0=nl.greater, operand0=3.0)
+        kept = nl.ndarray((4, 6), dtype=nl.float32)
+        for command in (nisa.reduce_cmd.reset_reduce, nisa.reduce_cmd.reduce):
+            nisa.tensor_scalar_reduce(
+                dst=kept,
+                data=tile,
+                op0=nl.add,
+                operand0=0.0,
+                reduce_op=nl.add,
+                reduce_res=sums,
+                reduce_cmd=command,
+            )
+            if between == "scalar":
+                nisa.activation(dst=kept, op=nl.relu, data=tile)
+            else:
+                nisa.select_reduce(dst=kept, predicate=chosen, on_true=tile, on_false=0.0)
+        return stored(sums)
+
+    assert codes(kernel, BLOCKS) == expected
+
+
+@pytest.mark.parametrize(("seeded", "expected"), [(True, []), (False, ["NKW-RANDOM-UNSEEDED"])])
+def test_a_generator_is_reported_once_unless_it_is_seeded(seeded, expected) -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        if seeded:
+            nisa.set_rng_seed(src_seeds=tile[0:1, 0:1])
+        for _ in range(3):
+            nisa.dropout(dst=tile, data=tile, prob=0.5)
+        return stored(tile)
+
+    assert codes(kernel, BLOCKS) == expected
