@@ -3,14 +3,21 @@
 from simulate.run.kernel import Kernel, as_kernel
 from simulate.run.launch import Launch, World, launch, recorded, target_hardware
 from simulate.run.machine import Mode, current_core
+from simulate.run.options import ReplayOptions
+from simulate.run.replay import REPLAYS, ReplayReport
 from simulate.run.stream import Event, NkiInstruction, Stream
+from simulate.run.verify import ReplayMismatch
 
 __all__ = [
+    "REPLAYS",
     "Event",
     "Kernel",
     "Launch",
     "Mode",
     "NkiInstruction",
+    "ReplayMismatch",
+    "ReplayOptions",
+    "ReplayReport",
     "Stream",
     "World",
     "as_kernel",

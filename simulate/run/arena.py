@@ -75,6 +75,10 @@ class Tiles:
             for view in views:
                 view.forget_array()
 
+    def lost(self) -> None:
+        """Other arrays may stand under the tiles now; the next `bind` puts them back into the arena."""
+        self._block = None
+
     def release(self) -> None:
         """Drop conversions of narrow tiles: their bytes are another program's now."""
         for storage, _, _ in self._places:

@@ -135,6 +135,11 @@ class Arguments:
             else values
         )
 
+    @property
+    def converts(self) -> bool:
+        """Whether an array is held with elements of another size, which another launch's array would not have."""
+        return any(array.dtype.itemsize != held.dtype.itemsize for array, held, _ in self._copies)
+
     def storages(self) -> list[Storage]:
         """The storage of every array, in the order in which the arguments name them."""
         return [tensor.storage for _, tensor in self._tensors.values()]

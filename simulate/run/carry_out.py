@@ -34,7 +34,7 @@ def put(tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, skip_out_o
     if values.shape != tile.shape:
         values = values.reshape(tile.shape)
     if as_float:
-        values = _rounded(tile, values)
+        values = rounded(tile, values)
     storage = tile.storage
     if storage.float_views:
         storage.float_views.clear()
@@ -125,7 +125,7 @@ def _scatter(
     return elements
 
 
-def _rounded(tile: NkiTensor, values: np.ndarray) -> np.ndarray:
+def rounded(tile: NkiTensor, values: np.ndarray) -> np.ndarray:
     """float32 results in the destination's storage type; one rounding."""
     dtype = tile.dtype
     if values.dtype == dtype.storage and dtype != "tfloat32":

@@ -28,6 +28,8 @@ _CONSTANTS = (
     np.generic,
     np.dtype,
     MemoryRegion,
+    range,
+    slice,
 )
 _OURS = ("simulate.", "numpy", "math", "builtins", "ml_dtypes")
 

@@ -95,6 +95,7 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
     else:
         results = plan.compute(*operands)
     keeps: Any = None
+    in_part = False
     if dry:
         for tile in plan.writes:
             # Where a run-time index leads is not known without numbers: all of its tensor counts as written.
@@ -109,9 +110,10 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
             touched = put(tile, result, as_float, plan.skip_out_of_range)
             _mark(tile, touched, WRITTEN)
             if touched is not None and core.recorder is not None:
+                in_part = True
                 core.recorder.wrote_in_part(tile)
     if core.recorder is not None:
-        core.recorder.add(plan, keeps)
+        core.recorder.add(plan, keeps, in_part)
     if core.witness is not None:
         core.witness.issued(core, plan, operands)
     return core.stream.append(op, plan, line, meeting_serial)

@@ -13,17 +13,27 @@ import numpy as np
 
 from simulate.errors import InvalidArgument, NkwError, RuleViolation
 from simulate.hardware import DEFAULT_TARGET, Hardware, hardware
-from simulate.memory import MemoryRegion, Storage
+from simulate.memory import MemoryRegion
 from simulate.memory.objects import LOOKS
 from simulate.memory.placement import Placement, Tile, live_tiles_fit, place
 from simulate.run.arguments import Arguments
 from simulate.run.calls import Calls, TracedTable
 from simulate.run.location import raised_at
 from simulate.run.machine import Mode, NeuronCore, Rank, Recorder, capacity_bytes, enter
+from simulate.run.options import ReplayOptions
 from simulate.run.processes import Processes, started_by_torchrun
-from simulate.run.replay import REPLAYS, Program
+from simulate.run.program import Program
+from simulate.run.replay import REPLAYS
 from simulate.run.stream import Stream, TensorTable
 from simulate.run.turns import Turns, check_world
+from simulate.run.verify import (
+    Outcome,
+    compare_exactly,
+    compare_within_bound,
+    copied,
+    disturbance,
+    in_place_of,
+)
 from simulate.run.witness import present
 
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
@@ -107,19 +117,22 @@ def launch(
     mode: Mode = Mode.eager,
     has_grid: bool = False,
     elsewhere: Processes | None = None,
+    replay: ReplayOptions | None = None,
 ) -> Launch:
     """Run `kernel`, a plain function of the NKI language, once per rank with that rank's (args, kwargs).
 
     `logical_core_size` is the number of physical cores of each rank (LNC). With `elsewhere`, this process holds one
     rank and meets the others, which launch the same kernel in processes of their own. Values exist when the call
-    returns; arrays that a kernel writes to are updated in place. Raises what the kernel raises, RuleViolation for a
-    broken rule (also where live tiles exceed SBUF or PSUM), Deadlock and MeetingMismatch.
+    returns; arrays that a kernel writes to are updated in place. `replay` says how launches are replayed in mode
+    replay (default: as the environment says). Raises what the kernel raises, RuleViolation for a broken rule (also
+    where live tiles exceed SBUF or PSUM), Deadlock and MeetingMismatch, and ReplayMismatch where replays are verified.
     """
     chip = chip or target_hardware()
     check_world(len(arguments))
     with elsewhere.launch() if elsewhere is not None else nullcontext():
         if mode is Mode.replay and present() is None:
-            return _replayed(kernel, arguments, chip, logical_core_size, elsewhere)
+            options = replay or ReplayOptions.from_environment()
+            return _replayed(kernel, arguments, chip, logical_core_size, options, elsewhere)
         mode = Mode.eager if mode is Mode.replay else mode
         return _launch(kernel, arguments, chip, logical_core_size, mode, has_grid, elsewhere=elsewhere)[0]
 
@@ -129,6 +142,7 @@ def _replayed(
     arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
     chip: Hardware,
     logical_core_size: int,
+    options: ReplayOptions,
     elsewhere: Processes | None = None,
 ) -> Launch:
     """Replay a launch that was recorded before; else launch eagerly, and keep it if it can be replayed."""
@@ -136,20 +150,40 @@ def _replayed(
     if logical_core_size == 1:
         precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
         world = (0, len(arguments)) if elsewhere is None else (elsewhere.rank, elsewhere.ranks)
-        found = REPLAYS.key(kernel, arguments, (chip, *world, precise))
+        found = REPLAYS.key(kernel, arguments, (chip, *world, precise, options.speed))
+    else:
+        REPLAYS.report.refuse("a logical core of several physical cores")
     if found is None:
-        return _launch(kernel, arguments, chip, logical_core_size, Mode.eager, elsewhere=elsewhere)[0]
+        with REPLAYS.report.timed("eager"):
+            return _launch(kernel, arguments, chip, logical_core_size, Mode.eager, elsewhere=elsewhere)[0]
     key, arrays = found
     known = REPLAYS.find(key)
-    if known is not None:
-        recorded, program = known
-        done = replace(recorded, mode=Mode.replay, outputs=program.run(arrays, elsewhere))
-        for observer in _observers:
-            observer.launches.append(done)
-        return done
+    if known is None:
+        with REPLAYS.report.timed("eager"):
+            return _recorded(kernel, arguments, chip, key, options, elsewhere)
+    launched, program = known
+    if options.verify:
+        outputs = _verified(kernel, arguments, arrays, launched, program, options, elsewhere)
+    else:
+        outputs = REPLAYS.run(program, arrays, options.exact, elsewhere)
+    done = replace(launched, mode=Mode.replay, outputs=outputs)
+    for observer in _observers:
+        observer.launches.append(done)
+    return done
+
+
+def _recorded(
+    kernel: Callable[..., Any],
+    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+    chip: Hardware,
+    key: Any,
+    options: ReplayOptions,
+    elsewhere: Processes | None,
+) -> Launch:
+    """Launch eagerly, and keep the program if nothing in it may depend on data."""
     looked_before = LOOKS.count
     recorders = [Recorder() for _ in arguments]
-    done, inputs, returned = _launch(
+    done, held, returned = _launch(
         kernel, arguments, chip, 1, Mode.eager, recorders=recorders, elsewhere=elsewhere
     )
     reasons = [recorder.refusal for recorder in recorders if recorder.refusal]
@@ -157,12 +191,43 @@ def _replayed(
         reasons.append("the kernel looks at values")
     if done.warnings:
         reasons.append("the launch has warnings")
+    if any(taker.converts for taker in held):
+        reasons.append("an argument is held in another dtype")
     if reasons:
         REPLAYS.report.refuse(reasons[0])
     else:
-        program = Program([recorder.plans for recorder in recorders], inputs, returned)
+        inputs = [taker.storages() for taker in held]
+        program = Program([recorder.plans for recorder in recorders], inputs, returned, options.speed)
         REPLAYS.keep(key, kernel, replace(done, outputs=[]), program)
     return done
+
+
+def _verified(
+    kernel: Callable[..., Any],
+    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+    arrays: list[list[np.ndarray]],
+    launched: Launch,
+    program: Program,
+    options: ReplayOptions,
+    elsewhere: Processes | None,
+) -> list[Any]:
+    """Replay, launch eagerly on copies as well, and raise ReplayMismatch where the two differ."""
+    before, held = copied(arrays), copied(arrays)
+    given = [(in_place_of(arrays, held, args), in_place_of(arrays, held, kw)) for args, kw in arguments]
+    eager = _launch(kernel, given, launched.hardware, 1, Mode.eager, elsewhere=elsewhere, observed=False)[0]
+    outputs = REPLAYS.run(program, arrays, options.exact, elsewhere)
+    wanted, got = Outcome(eager.outputs, held), Outcome(outputs, arrays)
+    if options.exact:
+        compare_exactly(launched.kernel, got, wanted)
+    else:
+
+        def disturbed(seed: int) -> Outcome:
+            own = copied(before)
+            return Outcome(program.run(own, elsewhere=elsewhere, disturbance=disturbance(seed)), own)
+
+        compare_within_bound(launched.kernel, got, wanted, disturbed, alone=elsewhere is None)
+    REPLAYS.report.verified += 1
+    return outputs
 
 
 def _launch(
@@ -176,8 +241,8 @@ def _launch(
     elsewhere: Processes | None = None,
     seed: int | None = None,
     observed: bool = True,
-) -> tuple[Launch, list[list[Storage]], list[Any]]:
-    """Run the kernel's Python; returns the launch, the storage of every input, and what each rank returned."""
+) -> tuple[Launch, list[Arguments], list[Any]]:
+    """Run the kernel's Python; returns the launch, the arguments it took, and what each rank returned."""
     _check_logical_core(chip, logical_core_size)
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
     turns = Turns(len(arguments) * logical_core_size, elsewhere, seed)
@@ -251,7 +316,7 @@ def _launch(
     for observer in observers:
         if not observer.refused:
             observer.launches.append(done)
-    return done, [taker.storages() for taker in held], returned
+    return done, held, returned
 
 
 @contextmanager
@@ -273,24 +338,36 @@ def recorded(calls: bool = False, refused: bool = False) -> Iterator[list[Launch
 class World:
     """Ranks that carry out the same kernels together, each with its own arguments."""
 
-    def __init__(self, target: str | None = None, ranks: int = 1, logical_core_size: int = 1) -> None:
-        """A world of `ranks` ranks of the chip `target`. Raises InvalidArgument for values it cannot have."""
+    def __init__(
+        self,
+        target: str | None = None,
+        ranks: int = 1,
+        logical_core_size: int = 1,
+        replay: ReplayOptions | None = None,
+    ) -> None:
+        """A world of `ranks` ranks of the chip `target`. Raises InvalidArgument for values it cannot have.
+
+        `replay` says how it replays launches; without it the environment does.
+        """
         check_world(ranks)
         self.hardware = target_hardware(target)
         _check_logical_core(self.hardware, logical_core_size)
         self.ranks = ranks
         self.logical_core_size = logical_core_size
+        self.replay = replay
         self._elsewhere: Processes | None = None
 
     @classmethod
-    def of_processes(cls, target: str | None = None, logical_core_size: int = 1) -> World:
+    def of_processes(
+        cls, target: str | None = None, logical_core_size: int = 1, replay: ReplayOptions | None = None
+    ) -> World:
         """The world whose ranks are the processes that torchrun started, this one among them.
 
         `launch` then takes the arguments of this process's rank alone, and returns its outputs alone. Every process
         has to make the same launches in the same order. Raises InvalidArgument outside of torchrun, Unsupported
         without torch.
         """
-        world = cls(target, 1, logical_core_size)
+        world = cls(target, 1, logical_core_size, replay)
         world._elsewhere = Processes.join()
         return world
 
@@ -328,7 +405,13 @@ class World:
             )
         function = getattr(kernel, "func", kernel)
         return launch(
-            function, arguments, self.hardware, self.logical_core_size, mode, elsewhere=self._elsewhere
+            function,
+            arguments,
+            self.hardware,
+            self.logical_core_size,
+            mode,
+            elsewhere=self._elsewhere,
+            replay=self.replay,
         )
 
 

@@ -52,12 +52,15 @@ class Recorder:
     """The plans of one core's launch as they are carried out, and the first reason why they cannot be replayed."""
 
     def __init__(self) -> None:
-        self.plans: list[tuple[Plan, Any]] = []
+        self.plans: list[tuple[Plan, Any, bool]] = []
         self.refusal: str | None = None
 
-    def add(self, plan: Plan, keeps: Any) -> None:
-        """Keep a plan that was carried out; `keeps` tells to which PSUM elements a matmul was added."""
-        self.plans.append((plan, keeps))
+    def add(self, plan: Plan, keeps: Any, in_part: bool) -> None:
+        """Keep a plan that was carried out.
+
+        `keeps` tells to which PSUM elements a matmul was added, `in_part` that a result left some elements alone.
+        """
+        self.plans.append((plan, keeps, in_part))
         for tile in plan.reads:
             if tile.dynamic is not None and tile.storage.validity.uniform in (None, EMPTY):
                 self.refuse("a run-time index reads a tensor that is written in part")

@@ -2,8 +2,9 @@
 
 What an eager launch checked, for a kernel, its surroundings, shapes, dtypes and static arguments, holds for every
 launch of the same kind, because an NKI kernel's instructions do not depend on data. So the plans of its
-instructions are kept and carried out again: the same numpy calls on the same simulated memory, hence the same bytes.
-There is no planning, no validity and no stream; the recorded stream stands for the new launch as well.
+instructions are kept and carried out again, rewritten into fewer numpy calls (`simulate.run.fusion`), or one by one:
+the same numpy calls on the same simulated memory, hence the same bytes. There is no planning, no validity and no
+stream; the recorded stream stands for the new launch as well.
 
 A launch is not kept, and says why, if what it does may depend on data: registers that steer a loop, values that the
 kernel's Python looked at, bytes whose being written depends on data.
@@ -11,176 +12,86 @@ kernel's Python looked at, bytes whose being written depends on data.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from simulate.errors import Location
-from simulate.isa.plan import Domain, Meeting, Plan, State
-from simulate.memory import NkiTensor, Storage
-from simulate.run.arena import ARENA, Tiles
-from simulate.run.carry_out import accumulated, gather, put
 from simulate.run.fingerprint import NotFixed, Watch, static_key
 from simulate.run.processes import Processes
+from simulate.run.program import Program
 
 Arguments = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
-Recorded = list[tuple[Plan, Any]]
-
-_REPLAYED = Location("", 0, "a replayed launch")
 
 
 @dataclass
 class ReplayReport:
-    """How often programs were replayed, recorded and dropped, and why launches could not be replayed."""
+    """What became of the launches in replay mode, and where their time went, in seconds.
+
+    `eager` seconds are of launches that were checked and recorded, or could not be replayed; `rewriting` is once for
+    each program that is replayed.
+    """
 
     hits: int = 0
     recorded: int = 0
     dropped: int = 0
+    verified: int = 0
     refusals: dict[str, int] = field(default_factory=dict)
+    rewritten: int = 0
+    instructions: int = 0
+    calls: int = 0
+    products_joined: int = 0
+    as_recorded: int = 0
+    not_rewritten: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def refuse(self, reason: str) -> None:
         """Count a launch that cannot be replayed."""
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
-
-class _External:
-    """Storage whose bytes are another array's in every launch, with every view that the plans take of it."""
-
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-        self.views: list[NkiTensor] = []
-
-    def bind(self, data: np.ndarray) -> None:
-        """Let the plans work on `data`; nothing happens if they do already."""
-        storage = self.storage
-        if storage.host is data:
+    def add_rewriting(self, program: Program) -> None:
+        """Count what became of a program's instructions."""
+        if program.fused is None:
+            reason = program.not_fused or ""
+            self.not_rewritten[reason] = self.not_rewritten.get(reason, 0) + 1
             return
-        storage.host = data
-        storage.array = data.reshape(-1).view(np.uint8)
-        storage.float_views.clear()
-        for view in self.views:
-            view.forget_array()
+        self.rewritten += 1
+        for rank in program.fused.reports:
+            self.instructions += rank.instructions
+            self.calls += rank.calls
+            self.products_joined += rank.products_joined
+            self.as_recorded += rank.as_recorded
 
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of a `with` block to a phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
-class Program:
-    """The recorded plans of every rank of one launch, and how its arguments and results hang on them."""
-
-    def __init__(
-        self, plans: Sequence[Recorded], inputs: Sequence[Sequence[Storage]], returned: Sequence[Any]
-    ) -> None:
-        external: dict[int, _External] = {}
-        for storage in (s for rank in (*inputs, *map(_storages, returned)) for s in rank):
-            external.setdefault(id(storage), _External(storage))
-        for recorded in plans:
-            for plan, _ in recorded:
-                for tile in (*plan.reads, *plan.writes):
-                    if id(tile.storage) in external:
-                        external[id(tile.storage)].views.append(tile)
-        self._plans = [list(recorded) for recorded in plans]
-        self._inputs = [[external[id(storage)] for storage in rank] for rank in inputs]
-        self._tiles = Tiles([[plan for plan, _ in recorded] for recorded in plans])
-        given = {id(storage) for rank in inputs for storage in rank}
-        self._results = [each for key, each in external.items() if key not in given]
-        self._returned = list(returned)
-
-    def run(self, arrays: Sequence[Sequence[np.ndarray]], elsewhere: Processes | None = None) -> list[Any]:
-        """Carry out the plans on `arrays`, one list per rank in the order of recording; returns each rank's output.
-
-        With `elsewhere`, the only rank here meets those of other processes.
-        """
-        for inputs, given in zip(self._inputs, arrays):
-            for external, array in zip(inputs, given):
-                external.bind(array)
-        for external in self._results:
-            external.bind(np.empty(external.storage.nbytes, np.uint8))
-            external.storage.host = None  # no array of the caller's
-        self._tiles.bind(ARENA)
-        with np.errstate(all="ignore"):
-            self._carry_out(elsewhere)
-        self._tiles.release()
-        return [_given_back(value) for value in self._returned]
-
-    def _carry_out(self, elsewhere: Processes | None) -> None:
-        ranks = [_Run(recorded) for recorded in self._plans]
-        while True:
-            waiting = {number: rank for number, rank in enumerate(ranks) if rank.to_meeting()}
-            if not waiting:
-                return
-            for rank in list(waiting.values()):
-                meeting = rank.meeting
-                if meeting is None:
-                    continue  # held as a member of a meeting before
-                if elsewhere is not None and meeting.by_rank and len(meeting.members) > 1:
-                    rank.leave(_met_elsewhere(elsewhere, meeting, rank.operands))
-                    continue
-                members = [waiting[member] for member in meeting.members]
-                results = meeting.exchange([member.operands for member in members])
-                for member, own in zip(members, results):
-                    member.leave(own)
-
-
-def _met_elsewhere(elsewhere: Processes, meeting: Meeting, operands: list[Any]) -> list[Any]:
-    """What the meeting of this process's rank with those of other processes gives it."""
-    place = (True, 0, meeting.place)  # as `issue` names it for the only core of a rank
-    _, arrived = elsewhere.wait([elsewhere.post(replace(meeting, place=place), operands, _REPLAYED)])
-    results = meeting.exchange([given for _, given, _ in arrived])
-    return results[meeting.members.index(elsewhere.rank)]
-
-
-class _Run:
-    """One rank on its way through its plans."""
-
-    def __init__(self, recorded: Recorded) -> None:
-        self._recorded = recorded
-        self._next = 0
-        self._state: dict[State, np.ndarray] = {}
-        self.operands: list[Any] = []
-        self.meeting: Any = None
-
-    def to_meeting(self) -> bool:
-        """Run up to the next meeting, or to the end; tells whether there is one."""
-        recorded = self._recorded
-        for position in range(self._next, len(recorded)):
-            plan, keeps = recorded[position]
-            as_float = plan.domain is Domain.float32
-            operands = [
-                gather(tile, as_float, plan.skip_out_of_range)
-                if tile.dynamic is not None
-                else tile.float32()
-                if as_float
-                else tile.array
-                for tile in plan.reads
-            ]
-            if plan.meeting is not None:
-                self._next, self.operands, self.meeting = position, operands, plan.meeting
-                return True
-            if keeps is not None:
-                tile = plan.writes[0]
-                product = plan.compute(*operands)[0]
-                put(tile, accumulated(tile, product, keeps), as_float, False)
-                continue
-            if plan.state is not None:
-                state = self._state.get(plan.state)
-                if state is None:
-                    state = plan.state.initial(128)
-                *results, self._state[plan.state] = plan.compute(state, *operands)
-            else:
-                results = plan.compute(*operands)
-            for tile, result in zip(plan.writes, results):
-                put(tile, result, as_float, plan.skip_out_of_range)
-        self._next = len(recorded)
-        return False
-
-    def leave(self, results: Sequence[Any]) -> None:
-        """Write what the meeting gave this rank, and go on after it."""
-        plan, _ = self._recorded[self._next]
-        for tile, result in zip(plan.writes, results):
-            put(tile, result, plan.domain is Domain.float32, plan.skip_out_of_range)
-        self._next += 1
-        self.meeting = None
+    def text(self) -> str:
+        """The report in some lines, for a command line."""
+        lines = [
+            f"replay: {self.hits} launches replayed, {self.recorded} recorded, {sum(self.refusals.values())} refused, "
+            f"{self.dropped} dropped, {self.verified} verified"
+        ]
+        if self.rewritten:
+            lines.append(
+                f"  {self.rewritten} programs rewritten: {self.instructions} instructions into {self.calls} calls, "
+                f"{self.products_joined} matmuls joined to others, {self.as_recorded} carried out as recorded"
+            )
+        lines += [f"  not rewritten: {reason} ({count})" for reason, count in self.not_rewritten.items()]
+        lines += [f"  refused: {reason} ({count})" for reason, count in self.refusals.items()]
+        if self.seconds:
+            spent = ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in self.seconds.items())
+            lines.append(f"  time: {spent}")
+        return "\n".join(lines)
 
 
 class ReplayCache:
@@ -234,6 +145,21 @@ class ReplayCache:
             self._programs.popitem(last=False)
             self.report.dropped += 1
 
+    def run(
+        self,
+        program: Program,
+        arrays: Sequence[Sequence[np.ndarray]],
+        exact: bool,
+        elsewhere: Processes | None = None,
+    ) -> list[Any]:
+        """Replay a program, rewritten (at its first replay) unless `exact`."""
+        if not exact and not program.was_rewritten:
+            with self.report.timed("rewriting"):
+                program.rewrite()
+            self.report.add_rewriting(program)
+        with self.report.timed("replay"):
+            return program.run(arrays, exact, elsewhere)
+
     def clear(self) -> None:
         """Forget every program."""
         self._programs.clear()
@@ -241,30 +167,3 @@ class ReplayCache:
 
 REPLAYS = ReplayCache()
 """The programs of this process."""
-
-
-def _storages(value: Any) -> list[Storage]:
-    """The storages behind the tensors that a kernel returned."""
-    if isinstance(value, NkiTensor):
-        return [value.storage]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (tuple, list)):
-        return [storage for part in value for storage in _storages(part)]
-    return []
-
-
-def _given_back(value: Any) -> Any:
-    """What the caller gets for what the kernel returned."""
-    if isinstance(value, NkiTensor):
-        host = value.storage.host
-        if value.whole and host is not None and host.shape == value.shape:
-            return host
-        value.forget_array()
-        array = value.array
-        return array.view(bool) if value.dtype == "bool_" else array
-    if isinstance(value, (tuple, list)):
-        return type(value)(_given_back(part) for part in value)
-    if isinstance(value, dict):
-        return {key: _given_back(part) for key, part in value.items()}
-    return value

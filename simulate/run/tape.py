@@ -104,7 +104,7 @@ class Tape:
             for step in order:
                 parts = self.steps[step]
                 first = parts[0]
-                plan, keeps = self._recorders[first.core].plans[first.event]
+                plan, keeps, _ = self._recorders[first.core].plans[first.event]
                 if plan.meeting is None:
                     partitions = self._cores[first.core].hardware.partitions
                     repeat(plan, keeps, states[first.core], partitions)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import simulate
+from simulate.run import REPLAYS, ReplayOptions
 
 TARGETS = ("trn1", "trn2", "trn3")
 ODD_SIZES = (8, 64, 127, 128, 129, 172)
@@ -62,13 +63,31 @@ def run(kernel: Any, arguments: Sequence[Any], target: str = "trn1") -> Any:
     return simulate.World(target).launch(kernel, [(copied(arguments), {})]).outputs[0]
 
 
+def in_every_way(kernel: Any, arguments: Sequence[Any], target: str = "trn1") -> list[Any]:
+    """What a kernel returns launched eagerly, replayed, and replayed exactly; the last gives the bytes of the first."""
+    ways = [ReplayOptions(), ReplayOptions(), ReplayOptions(exact=True)]
+    launches = [
+        simulate.World(target, replay=way).launch(
+            kernel, [(copied(arguments), {})], mode=simulate.Mode.replay
+        )
+        for way in ways
+    ]
+    assert [launch.mode for launch in launches[1:]] == [simulate.Mode.replay] * 2, REPLAYS.report.refusals
+    outputs = [launch.outputs[0] for launch in launches]
+    for first, last in zip(as_tuple(outputs[0]), as_tuple(outputs[2])):
+        assert np.array_equal(first, last, equal_nan=first.dtype.kind == "f")
+        assert first.tobytes() == last.tobytes()
+    return outputs
+
+
 def check(
     kernel: Any, reference: Callable[..., Any], arguments: Sequence[Any], target: str = "trn1"
 ) -> tuple[np.ndarray, ...]:
-    """Run a kernel, compare every float output with its reference in float64, and return the outputs."""
-    outputs = as_tuple(run(kernel, arguments, target))
-    compare_all(outputs, reference, arguments)
-    return outputs
+    """Run a kernel in every way, compare every float output with its reference in float64, and return eager's."""
+    eager, replayed, _ = in_every_way(kernel, arguments, target)
+    for outputs in (eager, replayed):
+        compare_all(as_tuple(outputs), reference, arguments)
+    return as_tuple(eager)
 
 
 def compare_all(

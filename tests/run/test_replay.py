@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import simulate
+from simulate.run import ReplayMismatch, ReplayOptions
 from simulate.run.replay import REPLAYS, ReplayCache
 
 simulate.install("simulate")
@@ -370,3 +371,175 @@ def test_parameter_objects_that_may_change_are_launched_eagerly(fresh_cache) -> 
         assert np.array_equal(replayed(takes, x, Mutable(factor)), factor * x)
         assert np.array_equal(replayed(closes_over, x), factor * x)
     assert fresh_cache.report.hits == 0
+
+
+def attention_launch(seed: int, **options):
+    world = simulate.World("trn2", replay=ReplayOptions(**options))
+    return world.launch(attention_like, [(attention_arguments(seed), {})], mode=simulate.Mode.replay)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_replay_is_verified_against_an_eager_launch(fresh_cache, exact) -> None:
+    with simulate.recorded() as launches:
+        for seed in range(3):
+            attention_launch(seed, exact=exact, verify=True)
+    assert fresh_cache.report.verified == 2
+    assert len(launches) == 3
+
+
+def test_a_replay_that_differs_is_refused_with_kernel_and_output(fresh_cache, monkeypatch) -> None:
+    def wrong(program, arrays, exact, elsewhere):
+        outputs = program.run(arrays, exact)
+        outputs[0][0][3, 4] += 1.0
+        return outputs
+
+    attention_launch(0, verify=True)
+    attention_launch(1, verify=True)
+    monkeypatch.setattr(fresh_cache, "run", wrong)
+    with pytest.raises(ReplayMismatch) as error:
+        attention_launch(1, verify=True)
+    assert str(error.value).startswith(
+        "[NKW-REPLAY-MISMATCH] attention_like: output 0 differs from the eager launch in 1 of 512 elements by more"
+    )
+    assert "at (3, 4)" in str(error.value)
+    with pytest.raises(ReplayMismatch) as error:
+        attention_launch(1, exact=True, verify=True)
+    assert str(error.value) == (
+        "[NKW-REPLAY-MISMATCH] attention_like: output 0 of an exact replay differs from the eager launch in 1 of 512 "
+        "elements"
+    )
+
+
+def test_a_changed_argument_that_differs_is_refused_too(fresh_cache, monkeypatch) -> None:
+    def forgets(program, arrays, exact, elsewhere):
+        before = arrays[0][2].copy()
+        outputs = program.run(arrays, exact)
+        arrays[0][2][...] = before
+        return outputs
+
+    attention_launch(0)
+    monkeypatch.setattr(fresh_cache, "run", forgets)
+    with pytest.raises(ReplayMismatch, match=r"attention_like: output 1 differs"):
+        attention_launch(1, verify=True)
+
+
+def test_integer_results_have_to_be_the_same(fresh_cache, monkeypatch) -> None:
+    def counts(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=nl.load(x))
+        return out
+
+    def wrong(program, arrays, exact, elsewhere):
+        outputs = program.run(arrays, exact)
+        outputs[0][0, 0] += 1
+        return outputs
+
+    x, world = np.ones((4, 4), np.int32), simulate.World("trn2", replay=ReplayOptions(verify=True))
+    for _ in range(2):
+        world.launch(counts, [((x,), {})], mode=simulate.Mode.replay)
+    monkeypatch.setattr(fresh_cache, "run", wrong)
+    with pytest.raises(ReplayMismatch, match="output 0 differs from the eager launch in 1 of 16 elements"):
+        world.launch(counts, [((x,), {})], mode=simulate.Mode.replay)
+
+
+def test_the_environment_chooses_where_the_world_does_not(fresh_cache, monkeypatch) -> None:
+    monkeypatch.setenv("NKW_EXACT_REPLAY", "1")
+    monkeypatch.setenv("NKW_VERIFY_REPLAY", "1")
+    x = floats(0, 4, 4)
+    for _ in range(2):
+        replayed(scaled, x, 2.0)
+    assert (fresh_cache.report.verified, fresh_cache.report.rewritten) == (1, 0)
+    monkeypatch.setenv("NKW_EXACT_REPLAY", "0")
+    replayed(scaled, x, 2.0)
+    assert (fresh_cache.report.verified, fresh_cache.report.rewritten) == (2, 1)
+    monkeypatch.setenv("NKW_VERIFY_REPLAY", "yes")
+    with pytest.raises(simulate.NkwError, match="NKW_VERIFY_REPLAY='yes'; it is 0 or 1"):
+        replayed(scaled, x, 2.0)
+
+
+def test_the_report_says_what_became_of_every_launch(fresh_cache) -> None:
+    for seed in range(3):
+        attention_launch(seed)
+    replayed(scaled, floats(0, 4, 4)[:, ::2], 2.0)
+    lines = fresh_cache.report.text().splitlines()
+    assert lines[0] == "replay: 2 launches replayed, 1 recorded, 1 refused, 0 dropped, 0 verified"
+    assert lines[1].startswith("  1 programs rewritten: 15 instructions into ")
+    assert lines[1].endswith(", 0 matmuls joined to others, 2 carried out as recorded")
+    assert lines[2] == "  refused: an array is not contiguous (1)"
+    assert set(fresh_cache.report.seconds) == {"eager", "rewriting", "replay"}
+
+
+def test_an_argument_held_in_another_dtype_is_launched_eagerly(fresh_cache, monkeypatch) -> None:
+    monkeypatch.setenv("NKI_PRECISE_FP", "0")
+    for seed in range(3):
+        x = floats(seed, 4, 4).astype(ml_dtypes.bfloat16)
+        assert np.array_equal(replayed(scaled, x, 2.0), 2 * x)
+    assert fresh_cache.report.refusals == {"an argument is held in another dtype": 3}
+
+
+def test_findings_do_not_depend_on_earlier_launches() -> None:
+    def sparse(x):
+        out = nl.ndarray((4, 8), dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out[:, 0:4], src=nl.load(x))
+        return out
+
+    world, seen = simulate.World("trn2"), []
+    for _ in range(3):
+        done = world.launch(sparse, [((floats(0, 4, 4),), {})], mode=simulate.Mode.replay)
+        seen.append((done.warnings, done.streams[0].text()))
+    assert seen[0] == seen[1] == seen[2]
+    assert len(seen[0][0]) == 1
+
+
+def test_a_launch_that_is_interrupted_leaves_no_broken_program(fresh_cache, monkeypatch) -> None:
+    program_run = sys.modules["simulate.run.fusion.execute"].Fused.run
+    attention_launch(0)
+    attention_launch(0)
+
+    def interrupted(self, elsewhere):
+        self._ranks[0].segments[0][0][0](*self._ranks[0].segments[0][0][1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulate.run.fusion.execute.Fused.run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attention_launch(1)
+    monkeypatch.setattr("simulate.run.fusion.execute.Fused.run", program_run)
+    attention_launch(1, verify=True)
+    assert fresh_cache.report.verified == 1
+
+
+def test_an_interrupted_first_launch_is_not_kept(fresh_cache) -> None:
+    def stops(x):
+        tile = nl.load(x)
+        if x.shape[0] == 4 and STEPS[-1] == 2.0:
+            raise KeyboardInterrupt
+        nisa.dma_copy(dst=x, src=tile)
+        return x
+
+    with pytest.raises(KeyboardInterrupt):
+        replayed(stops, floats(0, 4, 4))
+    assert fresh_cache.report.recorded == 0
+
+
+def test_ranks_that_meet_in_a_chain_wait_for_each_other(fresh_cache) -> None:
+    """Rank 1 meets rank 0 first and rank 2 then, while rank 2 waits."""
+    first, second = ncc.ReplicaGroup([[0, 1]]), ncc.ReplicaGroup([[1, 2]])
+
+    def chained(x, groups):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.hbm)
+        nisa.dma_copy(dst=total, src=x)
+        for group in groups:
+            summed = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.hbm)
+            ncc.all_reduce(srcs=[total], dsts=[summed], replica_group=group, op=nl.add)
+            total = summed
+        nisa.dma_copy(dst=out, src=total)
+        return out
+
+    groups = [(first,), (first, second), (second,)]
+    for exact in (False, False, True):
+        world = simulate.World("trn2", ranks=3, replay=ReplayOptions(exact=exact))
+        given = [((np.full((4, 4), 10.0**rank, np.float32), groups[rank]), {}) for rank in range(3)]
+        outputs = world.launch(chained, given, mode=simulate.Mode.replay).outputs
+        assert [int(output[0, 0]) for output in outputs] == [11, 111, 111]
+    assert fresh_cache.report.hits == 2

@@ -1,0 +1,186 @@
+"""The rewritten program of all ranks: numpy calls with their operands at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simulate.isa.plan import Plan
+from simulate.memory import NkiTensor, Storage
+from simulate.run.arena import Arena
+from simulate.run.carry_out import operands_of, put_all, repeat
+from simulate.run.fusion.buffers import place_buffers
+from simulate.run.fusion.builder import array_of
+from simulate.run.fusion.graph import Kind, Op, View
+from simulate.run.fusion.lower import AsRecorded, Lowering, Recorded
+from simulate.run.fusion.products import join_products
+from simulate.run.fusion.tidy import drop_unused, make_in_place, prepare_products
+from simulate.run.processes import Processes
+from simulate.run.together import hold
+
+BUFFERS = Arena()
+"""Memory for the buffers of all rewritten programs, which run one after another."""
+
+Step = tuple[Any, list[Any]]
+
+
+@dataclass(frozen=True)
+class FusionReport:
+    """What became of the instructions of one rank: numpy calls, joined matmuls, and those carried out as recorded."""
+
+    instructions: int
+    calls: int
+    products_joined: int
+    as_recorded: int
+
+
+class _Rank:
+    """One rank's calls, cut where it meets others."""
+
+    def __init__(self, recorded: Recorded, outside: Sequence[Storage], given: set[int], narrow: bool) -> None:
+        lowering = Lowering(recorded, outside)
+        builder = lowering.run()
+        drop_unused(builder)
+        joined = join_products(builder)
+        results = lowering.written_once(given)
+        make_in_place(builder, results)
+        prepare_products(builder, narrow)
+        self.homes = lowering.homes
+        self._own = [s for s in lowering.homes.values() if id(s) not in {id(each) for each in outside}]
+        self._tiles: list[NkiTensor] = []
+        self.segments: list[list[Step]] = [[]]
+        self.meetings: list[Plan] = []
+        self._slots: dict[int, list[tuple[list[Any], int, View]]] = {}
+        self._bound: dict[int, np.ndarray] = {}
+        self._offsets, self.size = place_buffers(builder.ops)
+        self._buffers: list[tuple[list[Any], int, View]] = []
+        for op in builder.ops:
+            self._add(op)
+        self.report = FusionReport(
+            len(recorded),
+            sum(map(len, self.segments)) + len(self.meetings),
+            joined,
+            sum(isinstance(op.work, AsRecorded) for op in builder.ops),
+        )
+
+    def _add(self, op: Op) -> None:
+        if isinstance(op.work, AsRecorded):
+            plan = op.work.plan
+            tiles = [*plan.reads, *plan.writes]
+            self._tiles += tiles + [tile.dynamic.index for tile in tiles if tile.dynamic is not None]
+            if plan.meeting is not None:
+                self.meetings.append(plan)
+                self.segments.append([])
+            else:
+                self.segments[-1].append((_again, [plan, op.work.keeps]))
+            return
+        for function, arguments in op.work.steps(op.writes, op.reads):
+            for place, each in enumerate(arguments):
+                if isinstance(each, View):
+                    self._operand(arguments, place, each)
+            self.segments[-1].append((function, arguments))
+
+    def _operand(self, arguments: list[Any], place: int, view: View) -> None:
+        if view.value.kind is Kind.constant:
+            arguments[place] = array_of(view)
+        elif view.value.kind is Kind.buffer:
+            self._buffers.append((arguments, place, view))
+        else:
+            assert view.value.storage is not None
+            self._slots.setdefault(id(view.value.storage), []).append((arguments, place, view))
+
+    def bind_buffers(self, block: np.ndarray, start: int) -> None:
+        """Put the buffers into a block from a byte on."""
+        for arguments, place, view in self._buffers:
+            arguments[place] = _shown(view, block, start + self._offsets[view.value.number])
+
+    def bind_homes(self) -> None:
+        """Let the calls work on the bytes that the homes have now."""
+        for storage in self._own:
+            own = self._bound.get(id(storage))
+            if own is None:
+                own = np.empty(storage.nbytes, np.uint8)
+            storage.array = own
+        changed = False
+        for key, storage in self.homes.items():
+            if self._bound.get(key) is storage.array:
+                continue
+            changed = True
+            self._bound[key] = storage.array
+            for arguments, place, view in self._slots.get(key, ()):
+                arguments[place] = _shown(view, storage.array, 0)
+        if changed or self._own:
+            for tile in self._tiles:
+                tile.forget_array()
+
+
+def _shown(view: View, block: np.ndarray, start: int) -> np.ndarray:
+    element = view.value.element
+    width = element.itemsize
+    return np.ndarray(
+        view.shape,
+        element,
+        block,
+        start + view.offset * width,
+        tuple([stride * width for stride in view.strides]),
+    )
+
+
+class Fused:
+    """The rewritten program of all ranks."""
+
+    def __init__(
+        self,
+        recorded: Sequence[Recorded],
+        outside: Sequence[Sequence[Storage]],
+        given: Sequence[Sequence[Storage]],
+        narrow: bool = False,
+    ) -> None:
+        """`outside` are each rank's arguments and results, `given` the arguments. Raises NotFused."""
+        inputs = {id(storage) for rank in given for storage in rank}
+        self._ranks = [_Rank(plans, own, inputs, narrow) for plans, own in zip(recorded, outside)]
+        self._block: np.ndarray | None = None
+        self.reports = [rank.report for rank in self._ranks]
+
+    def run(self, elsewhere: Processes | None = None) -> None:
+        """Carry the calls out on the arrays to which the arguments' and results' storages are bound.
+
+        With `elsewhere`, the only rank here meets those of other processes.
+        """
+        block = BUFFERS.at_least(sum(rank.size for rank in self._ranks))
+        if block is not self._block:
+            self._block = block
+            start = 0
+            for rank in self._ranks:
+                rank.bind_buffers(block, start)
+                start += rank.size
+        for rank in self._ranks:
+            rank.bind_homes()
+            _run(rank.segments[0])
+        met = [0] * len(self._ranks)
+        while True:
+            plans = {
+                n: rank.meetings[met[n]] for n, rank in enumerate(self._ranks) if met[n] < len(rank.meetings)
+            }
+            if not plans:
+                return
+            waiting = {n: (plan.meeting, operands_of(plan)) for n, plan in plans.items() if plan.meeting}
+            for number, results in hold(waiting, elsewhere).items():
+                put_all(plans[number], results)
+                met[number] += 1
+                _run(self._ranks[number].segments[met[number]])
+
+
+def _again(plan: Plan, keeps: Any) -> None:
+    """Carry out an instruction as recorded; its tiles may have been written by other calls since."""
+    for tile in plan.reads:
+        tile.storage.float_views.clear()
+    repeat(plan, keeps, {}, 0)
+
+
+def _run(steps: list[Step]) -> None:
+    for function, arguments in steps:
+        function(*arguments)

@@ -1,0 +1,46 @@
+"""Products of bfloat16 matrices by torch, which uses the CPU's bfloat16 instructions; numpy has none.
+
+torch rounds the result of a product of bfloat16 matrices to bfloat16. So the operands are widened, which is exact, and
+multiplied as float32 matrices with the precision "medium": oneDNN then converts them back, which is exact too, and
+adds the products up in float32.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from types import ModuleType
+
+import numpy as np
+
+VARIABLE = "NKW_SPEED"
+
+
+def wanted() -> bool:
+    """Whether NKW_SPEED=torch asks for torch and it is installed."""
+    return os.environ.get(VARIABLE) == "torch" and _torch() is not None
+
+
+@cache
+def _torch() -> ModuleType | None:
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+def multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+    """out = left @ right for bfloat16 matrices; products and sums are float32."""
+    torch = _torch()
+    assert torch is not None
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        operands = [
+            torch.from_numpy(each.view(np.uint16).view(np.int16)).view(torch.bfloat16).float()
+            for each in (left, right)
+        ]
+        torch.mm(*operands, out=torch.from_numpy(out))
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,111 @@
+"""What no result needs goes; what is copied once is made where the copy would be; products get float32 operands."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.memory import Storage
+from simulate.numerics.dtypes import float32
+from simulate.run.fusion.builder import Builder
+from simulate.run.fusion.graph import Kind, Op, Uses, View
+from simulate.run.fusion.works import Copy, NarrowProduct, Product, Widened, worth_narrow
+
+
+def drop_unused(builder: Builder) -> None:
+    """Keep what has effects, and what that reads."""
+    needed: set[int] = set()
+    kept: list[Op] = []
+    for op in reversed(builder.ops):
+        if op.keep or any(view.value.number in needed for view in op.writes):
+            kept.append(op)
+            needed.update(view.value.number for view in op.reads)
+    builder.ops = kept[::-1]
+
+
+def make_in_place(builder: Builder, results: dict[int, Storage]) -> int:
+    """Let operations write where a copy would put their result; returns how many copies go.
+
+    A copy into a buffer that is put together from pieces may go, and one into `results`: homes that are written once
+    and that no operation reads.
+    """
+    uses = Uses(builder.ops)
+    gone: set[int] = set()
+    for op in builder.ops:
+        if not isinstance(op.work, Copy):
+            continue
+        source, target = op.reads[0], op.writes[0]
+        value, into = source.value, target.value
+        if value.kind is not Kind.buffer or not source.is_whole or value.element != into.element:
+            continue
+        if into.kind is Kind.home and (into.storage is None or id(into.storage) not in results):
+            continue
+        place = simplified(View(into, target.offset, source.shape, target.strides))
+        if not uses.can_substitute(value, place):
+            continue
+        op.reads = ()
+        op.writes = ()
+        uses.substitute(value, place)
+        gone.add(id(op))
+        for writer in uses.writers(into):
+            writer.keep = writer.keep or into.kind is Kind.home
+    builder.ops = [op for op in builder.ops if id(op) not in gone]
+    return len(gone)
+
+
+def simplified(view: View) -> View:
+    """The same elements in the same order with as few dims as possible."""
+    shape: list[int] = []
+    strides: list[int] = []
+    for extent, stride in zip(view.shape, view.strides):
+        if extent == 1:
+            continue
+        if shape and strides[-1] == extent * stride:
+            shape[-1], strides[-1] = shape[-1] * extent, stride
+        else:
+            shape.append(extent)
+            strides.append(stride)
+    return View(view.value, view.offset, tuple(shape) or (1,), tuple(strides) or (1,))
+
+
+def prepare_products(builder: Builder, narrow: bool) -> None:
+    """Give products operands that a BLAS takes: float32 (with `narrow`, or bfloat16 both), one stride of 1."""
+    made: dict[tuple[object, ...], View] = {}
+    ops: list[Op] = []
+    for op in builder.ops:
+        if isinstance(op.work, Product):
+            kept = narrow and worth_narrow(op)
+            if kept:
+                op.work = NarrowProduct()
+            operands = [op.reads[0], op.reads[1]]
+            for number, view in enumerate(operands):
+                if (kept or view.value.element == np.float32) and _fits_blas(view):
+                    continue
+                key = view.value.number, view.offset, view.shape, view.strides, kept
+                if key not in made:
+                    made[key] = _laid_out(builder, view, kept, op.sequence, ops)
+                operands[number] = made[key]
+            op.reads = (*operands, *op.reads[2:])
+        ops.append(op)
+    builder.ops = ops
+
+
+def _laid_out(builder: Builder, view: View, narrow: bool, sequence: float, ops: list[Op]) -> View:
+    """A contiguous float32 copy of a matrix, in the order in which its elements lie."""
+    turned = abs(view.strides[0]) < abs(view.strides[1])
+    source = _transposed(view) if turned else view
+    wide = not narrow and source.value.element != np.float32
+    dtype = float32 if wide else source.value.dtype
+    target = View.whole(builder.value(Kind.buffer, source.shape, dtype))
+    ops.append(Op(Widened(source.value.dtype) if wide else Copy(), (source,), (target,), sequence))
+    return _transposed(target) if turned else target
+
+
+def _transposed(view: View) -> View:
+    return View(view.value, view.offset, view.shape[::-1], view.strides[::-1])
+
+
+def _fits_blas(view: View) -> bool:
+    (rows, columns), (down, right) = view.shape, view.strides
+    if rows == 1 or columns == 1:
+        return (down if columns == 1 else right) == 1 or rows == columns
+    return (right == 1 and down >= columns) or (down == 1 and right >= rows)

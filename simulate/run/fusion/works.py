@@ -1,0 +1,161 @@
+"""The kinds of operations, as numpy calls with a place for their result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from simulate.isa.plan import Domain, Masked, Plan
+from simulate.numerics import DType, from_float32, to_float32
+from simulate.run.carry_out import rounded
+from simulate.run.fusion import speed
+from simulate.run.fusion.graph import Op
+
+Step = tuple[Any, list[Any]]
+
+_WORTH_TORCH = 1 << 24  # multiplications; a call of torch costs about as much as a thousandth of that
+_WIDENED_BY_NUMPY = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Ufunc:
+    """A ufunc over its operands; `scalars` holds (place, number) for those that are no arrays."""
+
+    function: np.ufunc
+    scalars: tuple[tuple[int, str, Any], ...]
+    dtype: np.dtype[Any] | None
+
+    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+        """One call."""
+        arguments = list(reads)
+        for place, _, number in self.scalars:
+            arguments.insert(place, number)
+        if self.dtype is not None:
+            return [(partial(_named, partial(self.function, dtype=self.dtype)), [*arguments, writes[0]])]
+        if self.function in (np.maximum, np.minimum):  # numpy deprecates a third positional argument of these
+            return [(partial(_named, self.function), [*arguments, writes[0]])]
+        return [(self.function, [*arguments, writes[0]])]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """ufunc.reduce over `axes`."""
+
+    function: np.ufunc
+    axes: int | tuple[int, ...] | None
+    dtype: np.dtype[Any]
+    keepdims: bool
+
+    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+        """One call."""
+        return [(self.function.reduce, [reads[0], self.axes, self.dtype, writes[0], self.keepdims])]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """np.where of a condition and two operands."""
+
+    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+        """All from the last operand, then those that the condition selects from the other."""
+        out, (condition, chosen, other) = writes[0], reads
+        return [(np.copyto, [out, other]), (np.copyto, [out, chosen, "same_kind", condition])]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The same elements at another place."""
+
+    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+        """One call."""
+        return [(np.copyto, [writes[0], reads[0]])]
+
+
+@dataclass(frozen=True, slots=True)
+class Widened:
+    """Elements of `source` as float32, which is exact but for integers above 2**24."""
+
+    source: DType | np.dtype[Any]
+
+    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+        """One call."""
+        source = self.source
+        if not isinstance(source, DType) or source in _WIDENED_BY_NUMPY:
+            return [(np.copyto, [writes[0], reads[0], "unsafe"])]
+        return [(_assign, [partial(to_float32, dtype=source), writes[0], reads[0]])]
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """float32 rounded once into `target`."""
+
+    target: DType
+
+    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+        """One call."""
+        if self.target in _WIDENED_BY_NUMPY:
+            return [(np.copyto, [writes[0], reads[0], "unsafe"])]
+        return [(_assign, [partial(from_float32, dtype=self.target), writes[0], reads[0]])]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product, plus a third operand if there is one."""
+
+    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+        """One or two calls."""
+        out = writes[0]
+        product = (np.matmul, [reads[0], reads[1], out])
+        return [product] if len(reads) == 2 else [product, (np.add, [out, reads[2], out])]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Computed:
+    """An instruction's own `compute`, where it cannot be taken apart."""
+
+    plan: Plan
+
+    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+        """One call of the planner's function."""
+        return [(_compute, [self.plan, len(writes), *writes, *reads])]
+
+
+def _named(function: Any, *operands: Any) -> None:
+    function(*operands[:-1], out=operands[-1])
+
+
+def _assign(convert: Any, out: np.ndarray, values: np.ndarray) -> None:
+    out[...] = convert(values)
+
+
+def _compute(plan: Plan, count: int, *operands: np.ndarray) -> None:
+    outs, reads = operands[:count], operands[count:]
+    results = plan.compute(*reads)
+    for number, (out, result) in enumerate(zip(outs, results)):
+        assert not isinstance(result, Masked), "an instruction that wrote all elements writes some now"
+        values = result.reshape(out.shape)
+        if number < len(plan.writes) and plan.domain is Domain.float32:
+            values = rounded(plan.writes[number], values)
+        out[...] = values
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowProduct:
+    """A product of bfloat16 matrices with float32 sums, by torch."""
+
+    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+        """One or two calls."""
+        out = writes[0]
+        product = (speed.multiply, [reads[0], reads[1], out])
+        return [product] if len(reads) == 2 else [product, (np.add, [out, reads[2], out])]
+
+
+def worth_narrow(op: Op) -> bool:
+    """Whether torch multiplies two bfloat16 matrices faster than numpy multiplies their float32 copies."""
+    left, right = op.reads[0], op.reads[1]
+    narrow = left.value.dtype == "bfloat16" and right.value.dtype == "bfloat16"
+    narrow = narrow and left.value.element.itemsize == 2 and right.value.element.itemsize == 2
+    return narrow and left.shape[0] * left.shape[1] * right.shape[1] >= _WORTH_TORCH

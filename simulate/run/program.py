@@ -1,0 +1,212 @@
+"""A recorded program: the plans of a launch, carried out again exactly as they were, or rewritten to be faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from simulate.isa.plan import Domain, Plan, State
+from simulate.memory import NkiTensor, Storage
+from simulate.run.arena import ARENA, Tiles
+from simulate.run.carry_out import accumulated, operands_of, put, put_all, repeat
+from simulate.run.fusion import Fused, NotFused
+from simulate.run.processes import Processes
+from simulate.run.together import hold
+
+Recorded = list[tuple[Plan, Any, bool]]
+"""Plans in program order, to which elements a matmul was added, and whether a result was written in part."""
+
+Disturbance = Callable[[Plan, list[Any], np.ndarray], np.ndarray]
+
+
+class _External:
+    """Storage whose bytes are another array's in every launch, with every view that the plans take of it."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.views: list[NkiTensor] = []
+        self._seen: np.ndarray | None = None
+
+    def bind(self, data: np.ndarray) -> None:
+        """Let the storage's bytes be those of `data`."""
+        storage = self.storage
+        if storage.host is data:
+            return
+        storage.host = data
+        storage.array = data.reshape(-1).view(np.uint8)
+        storage.float_views.clear()
+
+    def show(self) -> None:
+        """Let the plans' views show the bytes that the storage has now."""
+        if self._seen is not self.storage.array:
+            self._seen = self.storage.array
+            for view in self.views:
+                view.forget_array()
+
+
+class Program:
+    """The recorded plans of every rank of one launch, and how its arguments and results hang on them."""
+
+    def __init__(
+        self,
+        plans: Sequence[Recorded],
+        inputs: Sequence[Sequence[Storage]],
+        returned: Sequence[Any],
+        narrow_products: bool = False,
+    ) -> None:
+        external: dict[int, _External] = {}
+        for storage in (s for rank in (*inputs, *map(_storages, returned)) for s in rank):
+            external.setdefault(id(storage), _External(storage))
+        for recorded in plans:
+            for plan, _, _ in recorded:
+                for tile in (*plan.reads, *plan.writes):
+                    if id(tile.storage) in external:
+                        external[id(tile.storage)].views.append(tile)
+        self._plans = [list(recorded) for recorded in plans]
+        self._given = [list(rank) for rank in inputs]
+        self._inputs = [[external[id(storage)] for storage in rank] for rank in inputs]
+        self._tiles = Tiles([[plan for plan, _, _ in recorded] for recorded in plans])
+        given = {id(storage) for rank in inputs for storage in rank}
+        self._results = [each for key, each in external.items() if key not in given]
+        self._external = list(external.values())
+        self._returned = list(returned)
+        self._written = {id(tile.storage) for rank in plans for plan, _, _ in rank for tile in plan.writes}
+        self._narrow_products = narrow_products
+        self.fused: Fused | None = None
+        self.not_fused: str | None = None
+
+    @property
+    def was_rewritten(self) -> bool:
+        """Whether `rewrite` was called."""
+        return self.fused is not None or self.not_fused is not None
+
+    def rewrite(self) -> None:
+        """Make the rewritten program, `fused`; where there is none, `not_fused` says why."""
+        outside = [
+            [*given, *(s for s in _storages(value) if all(s is not each for each in given))]
+            for given, value in zip(self._given, self._returned)
+        ]
+        try:
+            self.fused = Fused(self._plans, outside, self._given, self._narrow_products)
+        except NotFused as reason:
+            self.not_fused = str(reason)
+
+    def run(
+        self,
+        arrays: Sequence[Sequence[np.ndarray]],
+        exact: bool = False,
+        elsewhere: Processes | None = None,
+        disturbance: Disturbance | None = None,
+    ) -> list[Any]:
+        """Carry out the plans on `arrays`, one list per rank in the order of recording; returns each rank's output.
+
+        With `exact`, before `rewrite`, and where arrays overlap that the program writes, the plans run one by one as
+        recorded; a `disturbance` may then change the products of matmuls. With `elsewhere`, the only rank here meets
+        those of other processes.
+        """
+        for inputs, given in zip(self._inputs, arrays):
+            for external, array in zip(inputs, given):
+                external.bind(array)
+        for external in self._results:
+            external.bind(np.empty(external.storage.nbytes, np.uint8))
+            external.storage.host = None  # no array of the caller's
+        fused = None if exact or disturbance is not None or self._overlaps() else self.fused
+        with np.errstate(all="ignore"):
+            if fused is not None:
+                self._tiles.lost()
+                fused.run(elsewhere)
+            else:
+                for external in self._external:
+                    external.show()
+                self._tiles.bind(ARENA)
+                self._carry_out(elsewhere, disturbance)
+                self._tiles.release()
+        return [_given_back(value) for value in self._returned]
+
+    def _overlaps(self) -> bool:
+        """Whether an array that the program writes shares memory with another argument."""
+        held = [each for rank in self._inputs for each in rank]
+        for place, external in enumerate(held):
+            if id(external.storage) not in self._written:
+                continue
+            for other_place, other in enumerate(held):
+                if place != other_place and np.may_share_memory(external.storage.array, other.storage.array):
+                    return True
+        return False
+
+    def _carry_out(self, elsewhere: Processes | None, disturbance: Disturbance | None) -> None:
+        ranks = [_Run(recorded, disturbance) for recorded in self._plans]
+        while True:
+            waiting = {n: (rank.meeting, rank.operands) for n, rank in enumerate(ranks) if rank.to_meeting()}
+            if not waiting:
+                return
+            for number, results in hold(waiting, elsewhere).items():
+                ranks[number].leave(results)
+
+
+class _Run:
+    """One rank on its way through its plans."""
+
+    def __init__(self, recorded: Recorded, disturbance: Disturbance | None) -> None:
+        self._recorded = recorded
+        self._disturbance = disturbance
+        self._next = 0
+        self._state: dict[State, np.ndarray] = {}
+        self.operands: list[Any] = []
+        self.meeting: Any = None
+
+    def to_meeting(self) -> bool:
+        """Run up to the next meeting, or to the end; tells whether there is one."""
+        recorded = self._recorded
+        for position in range(self._next, len(recorded)):
+            plan, keeps, _ = recorded[position]
+            if plan.meeting is not None:
+                self._next, self.operands, self.meeting = position, operands_of(plan), plan.meeting
+                return True
+            if self._disturbance is not None and keeps is not None and len(plan.reads) == 2:
+                self._disturbed(plan, keeps, self._disturbance)
+            else:
+                repeat(plan, keeps, self._state, 128)
+        self._next = len(recorded)
+        return False
+
+    @staticmethod
+    def _disturbed(plan: Plan, keeps: Any, disturbance: Disturbance) -> None:
+        """Carry out a matmul with its product moved."""
+        operands, tile = operands_of(plan), plan.writes[0]
+        product = disturbance(plan, operands, plan.compute(*operands)[0])
+        put(tile, accumulated(tile, product, keeps), plan.domain is Domain.float32, False)
+
+    def leave(self, results: Sequence[Any]) -> None:
+        """Write what the meeting gave this rank, and go on after it."""
+        put_all(self._recorded[self._next][0], results)
+        self._next += 1
+
+
+def _storages(value: Any) -> list[Storage]:
+    """The storages behind the tensors that a kernel returned."""
+    if isinstance(value, NkiTensor):
+        return [value.storage]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [storage for part in value for storage in _storages(part)]
+    return []
+
+
+def _given_back(value: Any) -> Any:
+    """What the caller gets for what the kernel returned."""
+    if isinstance(value, NkiTensor):
+        host = value.storage.host
+        if value.whole and host is not None and host.shape == value.shape:
+            return host
+        value.forget_array()
+        array = value.array
+        return array.view(bool) if value.dtype == "bool_" else array
+    if isinstance(value, (tuple, list)):
+        return type(value)(_given_back(part) for part in value)
+    if isinstance(value, dict):
+        return {key: _given_back(part) for key, part in value.items()}
+    return value

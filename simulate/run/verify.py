@@ -1,0 +1,166 @@
+"""Whether a replay gave what an eager launch gives, and by how much it may differ.
+
+A rewritten program takes the float32 sums of matrix products in another order. A sum of n products in any order is
+within gamma = n * 2**-24 / (1 - n * 2**-24) of the true one, times the sum of the magnitudes of its terms (Higham,
+Accuracy and Stability of Numerical Algorithms, section 3.1); two orders differ by twice that at most. What such
+differences become on their way through the rest of the kernel is found by making them: the recorded program runs with
+every product moved by the whole of that difference, up or down at random. A replay may be as far from the eager
+launch as these runs are at their farthest place, and by one last place of the output's dtype for its own rounding.
+An output of integers has to be the same, unless those runs change it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from simulate.errors import NkwError
+from simulate.isa.plan import Plan
+
+_UNIT = 2.0**-24  # half the distance from 1 to the next float32
+_RUNS = 2
+
+
+class ReplayMismatch(NkwError):
+    """A replayed launch gave other values than an eager one."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a launch returned and what it left in its arguments, rank by rank."""
+
+    outputs: Sequence[Any]
+    arrays: Sequence[Sequence[np.ndarray]]
+
+    def named(self) -> list[tuple[str, np.ndarray]]:
+        """Every array under the name that an error gives it."""
+        found: list[tuple[str, np.ndarray]] = []
+        for rank, (output, arrays) in enumerate(zip(self.outputs, self.arrays)):
+            of_rank = f" of rank {rank}" if len(self.outputs) > 1 else ""
+            found += [(f"output {name}{of_rank}", array) for name, array in _leaves(output)]
+            found += [(f"array argument {number}{of_rank}", array) for number, array in enumerate(arrays)]
+        return found
+
+
+def compare_exactly(kernel: str, replayed: Outcome, eager: Outcome) -> None:
+    """Raise ReplayMismatch unless all bytes are the same."""
+    for (name, got), (_, wanted) in zip(replayed.named(), eager.named()):
+        if got.tobytes() != wanted.tobytes():
+            different = np.ascontiguousarray(got).reshape(-1).view(np.uint8).reshape(got.size, -1)
+            other = np.ascontiguousarray(wanted).reshape(-1).view(np.uint8).reshape(wanted.size, -1)
+            count = int((different != other).any(axis=1).sum())
+            raise ReplayMismatch(
+                "NKW-REPLAY-MISMATCH",
+                f"{kernel}: {name} of an exact replay differs from the eager launch in {count} of {got.size} elements",
+            )
+
+
+def compare_within_bound(
+    kernel: str,
+    replayed: Outcome,
+    eager: Outcome,
+    disturbed: Callable[[int], Outcome],
+    alone: bool = True,
+) -> None:
+    """Raise ReplayMismatch where a replay is farther from the eager launch than reordered sums explain.
+
+    `disturbed` runs the recorded program with the disturbance of a seed. Unless this process is alone, it does so in
+    every case, because those of other processes meet it.
+    """
+    names = [name for name, _ in eager.named()]
+    got, wanted = ([array for _, array in each.named()] for each in (replayed, eager))
+    if alone and all(a.tobytes() == b.tobytes() for a, b in zip(got, wanted)):
+        return
+    moved = [[array for _, array in disturbed(seed).named()] for seed in range(_RUNS)]
+    for place, name in enumerate(names):
+        _compare(kernel, name, got[place], wanted[place], [run[place] for run in moved])
+
+
+def _compare(kernel: str, name: str, got: np.ndarray, wanted: np.ndarray, moved: list[np.ndarray]) -> None:
+    if got.dtype.kind in "iub":
+        stable = all(np.array_equal(wanted, each) for each in moved)
+        if stable and not np.array_equal(got, wanted):
+            count = int(np.count_nonzero(got != wanted))
+            raise ReplayMismatch(
+                "NKW-REPLAY-MISMATCH",
+                f"{kernel}: {name} differs from the eager launch in {count} of {got.size} elements",
+            )
+        return
+    wide = [each.astype(np.float64) for each in (got, wanted, *moved)]
+    finite = np.isfinite(wide[1]) & np.all([np.isfinite(each) for each in wide[2:]], axis=0)
+    bound = max((float(np.abs(each - wide[1])[finite].max(initial=0.0)) for each in wide[2:]), default=0.0)
+    bound += last_place(wanted.dtype, float(np.abs(wide[1])[finite].max(initial=0.0)))
+    with np.errstate(invalid="ignore"):
+        errors = np.where(finite, np.abs(wide[0] - wide[1]), 0.0)
+    errors[finite & ~np.isfinite(wide[0])] = np.inf
+    beyond = int(np.count_nonzero(errors > bound))
+    if beyond:
+        worst = np.unravel_index(int(np.argmax(errors)), errors.shape)
+        raise ReplayMismatch(
+            "NKW-REPLAY-MISMATCH",
+            f"{kernel}: {name} differs from the eager launch in {beyond} of {got.size} elements by more than "
+            f"{bound:.3g}, which reordered sums explain; at {tuple(int(i) for i in worst)} {wide[0][worst]:.9g} for "
+            f"{wide[1][worst]:.9g}",
+        )
+
+
+def disturbance(seed: int) -> Callable[[Plan, list[Any], np.ndarray], np.ndarray]:
+    """A function that moves a matmul's product by as much as two orders of its sums may differ, up or down."""
+    generator = np.random.default_rng(seed)
+
+    def disturb(plan: Plan, operands: list[Any], product: np.ndarray) -> np.ndarray:
+        terms = operands[0].size // max(1, product.shape[0])
+        gamma = terms * _UNIT / (1 - terms * _UNIT)
+        magnitude = plan.compute(*(np.abs(each) for each in operands))[0]
+        signs = generator.choice(np.array([-2, 2], np.float32), product.shape)
+        moved: np.ndarray = (product + signs * np.float32(gamma) * magnitude).astype(np.float32, copy=False)
+        return moved
+
+    return disturb
+
+
+def last_place(dtype: np.dtype[Any], magnitude: float) -> float:
+    """The distance between neighbouring numbers of a float dtype at a magnitude."""
+    details = ml_dtypes.finfo(dtype)
+    if magnitude == 0.0:
+        return float(details.smallest_subnormal)
+    return float(2.0 ** np.floor(np.log2(magnitude)) * float(details.eps))
+
+
+def copied(arrays: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
+    """Copies of the arrays of every rank, one for each array."""
+    made: dict[int, np.ndarray] = {}
+    return [[made.setdefault(id(array), array.copy()) for array in rank] for rank in arrays]
+
+
+def in_place_of(
+    arrays: Sequence[Sequence[np.ndarray]], copies: Sequence[Sequence[np.ndarray]], value: Any
+) -> Any:
+    """Arguments with copies in place of their arrays."""
+    if isinstance(value, np.ndarray):
+        return next(
+            copy for rank, held in zip(arrays, copies) for array, copy in zip(rank, held) if array is value
+        )
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(in_place_of(arrays, copies, part) for part in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(in_place_of(arrays, copies, part) for part in value)
+    if isinstance(value, dict):
+        return {key: in_place_of(arrays, copies, part) for key, part in value.items()}
+    return value
+
+
+def _leaves(value: Any, name: str = "") -> list[tuple[str, np.ndarray]]:
+    if isinstance(value, np.ndarray):
+        return [(name or "0", value)]
+    if isinstance(value, dict):
+        return [leaf for key, part in value.items() for leaf in _leaves(part, f"{name}[{key!r}]")]
+    if isinstance(value, (tuple, list)):
+        return [
+            leaf for i, part in enumerate(value) for leaf in _leaves(part, f"{name}.{i}" if name else str(i))
+        ]
+    return []
