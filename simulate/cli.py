@@ -13,6 +13,7 @@ from typing import Any
 
 from simulate.check import commands as checks
 from simulate.occupancy import command as occupancy
+from simulate.profile import command as profiles
 
 _TARGETS = ("trn1", "inf2", "trn2", "trn3")
 
@@ -44,13 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     time = commands.add_parser(
         "time", help="run a script and print the predicted time of every kernel launch"
     )
-    time.add_argument(
-        "--reading",
-        choices=("serial", "program", "scheduled", "dataflow"),
-        default="program",
-        help="what may overlap (default: %(default)s: engines and DMA queues, each in program order)",
-    )
-    time.add_argument("--trace", metavar="FILE", help="write a trace that opens in Perfetto")
+    profiles.add_arguments(time)
     _script_arguments(time)
     time.set_defaults(act=_time)
 
@@ -109,9 +104,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _time(options: argparse.Namespace) -> int:
-    from simulate.profile.command import time_command
-
-    return time_command(options, _run_script)
+    return profiles.time_command(options, _run_script)
 
 
 def _memory(options: argparse.Namespace) -> int:

@@ -4,38 +4,97 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from simulate.errors import NkwError
-from simulate.profile.profile import profile
-from simulate.profile.text import text
-from simulate.run import recorded
+from simulate.profile.page import Part, Step, write_page
+from simulate.profile.profile import Profile, profile
+from simulate.profile.text import text, us
+from simulate.run import Launch, recorded
+from simulate.run.stream import Stream
 from simulate.timing import Reading, write_trace
+from simulate.timing.output import claim
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The options of `time`."""
+    command.add_argument(
+        "--reading",
+        choices=[reading.value for reading in Reading],
+        default=Reading.program.value,
+        help="what may overlap (default: %(default)s: engines and DMA queues, each in program order)",
+    )
+    command.add_argument("--trace", metavar="FILE", help="write a trace that opens in Perfetto")
+    command.add_argument("--html", metavar="FILE", help="write the profile as a page for a browser")
+    command.add_argument("--text", action="store_true", help="print the text also where a page is written")
 
 
 def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
     """Time the launches that `run` makes; returns the exit status."""
-    with recorded() as launches:
-        status = run(options)
-    if not launches:
-        if status == 0:
-            print("no kernel was launched", file=sys.stderr)
-        return status
-    reading = Reading(options.reading)
     try:
-        profiles = []
-        for number, launch in enumerate(launches):
-            title = f"{launch.kernel} #{number} on {launch.hardware.name}"
-            profiles.append(profile(launch.streams, launch.hardware, title, reading))
-            print(text(profiles[-1]))
-        if options.trace:
-            parts = [
-                (f"{launch.kernel} #{number}", each.streams, each.timeline)
-                for number, (launch, each) in enumerate(zip(launches, profiles))
-            ]
-            write_trace(options.trace, parts)
+        trace = claim(options.trace, "trace", "NKW-TRACE-PATH") if options.trace else None
+        page = claim(options.html, "page", "NKW-PAGE-PATH") if options.html else None
+        with recorded() as launches:
+            status = run(options)
+        if not launches:
+            if status == 0:
+                print("no kernel was launched", file=sys.stderr)
+            return status
+        profiles, numbers = distinct(launches, Reading(options.reading))
+        for each in profiles:
+            if page is None or options.text:
+                print(text(each))
+            else:
+                print(f"{each.title}: {us(each.length_ns)} us ({each.reading.value} reading)")
+        if trace is not None:
+            named = [f"{launch.kernel} #{number}" for number, launch in enumerate(launches)]
+            chosen = [profiles[number] for number in numbers]
+            write_trace(trace, [(name, each.streams, each.timeline) for name, each in zip(named, chosen)])
             print(f"trace: {options.trace}")
+        if page is not None:
+            steps = [Step((launch.kernel,), number) for launch, number in zip(launches, numbers)]
+            write_page(page, Path(options.script).name, [Part(each) for each in profiles], steps)
+            print(f"page: {options.html}")
     except NkwError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return status
+
+
+def distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile], list[int]]:
+    """A profile for each launch that differs from those before it, and for every launch the number of its profile."""
+    known: dict[tuple[object, ...], int] = {}
+    first: list[tuple[int, Launch]] = []
+    numbers = []
+    for number, launch in enumerate(launches):
+        key = (launch.kernel, launch.hardware.name, *map(_contents, launch.streams))
+        if key not in known:
+            known[key] = len(first)
+            first.append((number, launch))
+        numbers.append(known[key])
+    profiles = []
+    for part, (number, launch) in enumerate(first):
+        alike = numbers.count(part) - 1
+        title = f"{launch.kernel} #{number}" + (f" and {alike} like it" if alike else "")
+        profiles.append(
+            profile(launch.streams, launch.hardware, f"{title} on {launch.hardware.name}", reading)
+        )
+    return profiles, numbers
+
+
+def _contents(stream: Stream) -> tuple[object, ...]:
+    """All that a profile is made from."""
+    columns = (stream.ops, stream.engines, stream.triggers, stream.cost_ids, stream.line_ids, stream.row_ends)
+    return (
+        stream.rank,
+        stream.core,
+        *(column.tobytes() for column in (*columns, stream.rows)),
+        tuple(stream.op_names),
+        tuple(stream.costs),
+        tuple(stream.lines),
+        tuple(stream.names.items()),
+        tuple(stream.meetings.items()),
+        tuple(stream.requested),
+        tuple(stream.tensors),
+    )

@@ -10,17 +10,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from heapq import heappop, heappush
-from pathlib import Path
 from typing import Any
 
-from simulate.errors import InvalidArgument
 from simulate.run.location import location
 from simulate.run.stream import READ, Stream
 from simulate.timing.dependences import Dependences, dependences
 from simulate.timing.flows import Drawn, Place, flows
 from simulate.timing.order import as_streams
+from simulate.timing.output import complete
 from simulate.timing.timeline import TRACKS, Kind, Slice, Timeline, core_label
 
 _CATEGORIES = {
@@ -41,22 +39,11 @@ def write_trace(
     The file appears complete or not at all, and equal launches give equal bytes. Raises InvalidArgument where
     it cannot be written.
     """
-    target = Path(path)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with open(partial, "w", encoding="utf-8", newline="\n") as file:
-            file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
-            for number, event in enumerate(_events(parts)):
-                file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
-            file.write("\n]}\n")
-        os.replace(partial, target)
-    except OSError as error:
-        raise InvalidArgument(
-            "NKW-TRACE-PATH", f"the trace cannot be written to {target}: {error.strerror or error}"
-        ) from None
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+    with complete(path, "trace", "NKW-TRACE-PATH") as file:
+        file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
+        for number, event in enumerate(_events(parts)):
+            file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
+        file.write("\n]}\n")
 
 
 def _events(parts: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]]) -> Iterator[dict[str, Any]]:

@@ -220,6 +220,16 @@ def test_wheel_holds_every_module_and_the_shipped_model(wheel: zipfile.ZipFile) 
     assert weights <= names
 
 
+def test_wheel_holds_what_the_profile_page_is_made_of(wheel: zipfile.ZipFile) -> None:
+    assets = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "simulate" / "profile" / "page").iterdir()
+        if path.suffix in (".html", ".css", ".js")
+    }
+    assert len(assets) > 2
+    assert assets <= set(wheel.namelist())
+
+
 def test_wheel_carries_licence_and_command(wheel: zipfile.ZipFile) -> None:
     info = f"nki_workbench-{simulate.__version__}.dist-info"
     assert b"nkw = model.cli:main" in wheel.read(f"{info}/entry_points.txt")

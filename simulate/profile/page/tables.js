@@ -1,0 +1,111 @@
+// The sections of rows: critical path, idle time, traffic, what-if, source.
+function showPath(part) {
+  const section = emptied("path", "Critical path");
+  section.append(make("p", { class: "soft" },
+    "The chain of instructions that decides the length. Its parts follow one another without a gap, so they add up."));
+  section.append(table([["instruction"], ["steps", "n"], ["", "n"], ["share", "n"], ["mostly"]],
+    part.pathLines.map(([op, where, steps, total, mostly]) => {
+      const line = part.lines.findIndex(([name]) => name === where);
+      return {
+        cells: [make("span", {}, swatch(colourOf(part, line)), op, " ", make("code", {}, where)),
+          steps, us(total), share(total, part.length), mostly],
+        go: () => {
+          const own = part.path.filter((each) => part.events.line[each[0]] === line);
+          own.sort((a, b) => (b[2] - b[1]) - (a[2] - a[1]));
+          if (own.length) timeline.goTo(own[0][1], own[0][2], own[0][0]);
+        },
+      };
+    })));
+  const longest = [...part.path].sort((a, b) => (b[2] - b[1]) - (a[2] - a[1])).slice(0, 60).sort((a, b) => a[1] - b[1]);
+  section.append(make("h3", {}, longest.length < part.path.length ? "its longest stretches, in order" : "its stretches, in order"));
+  section.append(table([["from", "n"], ["takes", "n"], ["instruction"], ["waits"]],
+    longest.map(([event, start, end, reason]) => ({
+      cells: [us(start), us(end - start),
+        make("span", {}, part.ops[part.events.op[event]], " ", make("code", {}, part.lines[part.events.line[event]][0])),
+        part.reasonNames[reason]],
+      go: () => timeline.goTo(start, end, event),
+    }))));
+}
+
+function showIdle(part) {
+  const section = emptied("idle", "Idle time");
+  section.append(make("p", { class: "soft" }, "Gaps of every engine and DMA queue, by what ended them and what that waited for."));
+  section.append(table([["track"], ["what was waited for"], ["gaps", "n"], ["idle", "n"], ["of length", "n"], ["longest", "n"]],
+    part.idle.map(([track, sentence, count, total, longest]) => ({
+      cells: [track, sentence, count, us(total), share(total, part.length), us(longest)],
+      go: () => {
+        const number = part.tracks.find((each) => each.name === track).number;
+        const gap = part.gaps.find((each) => each[0] === number && Math.abs(each[2] - each[1] - longest) < 0.25);
+        if (gap) timeline.goTo(gap[1], gap[2], gap[4]);
+      },
+    }))));
+}
+
+function showTraffic(part) {
+  const section = emptied("traffic", "HBM traffic");
+  if (!part.traffic.length) {
+    section.append(make("p", { class: "soft" }, "This launch moves nothing to or from HBM."));
+    return;
+  }
+  const most = Math.max(...part.traffic.map((each) => each[5] + each[6]));
+  section.append(make("p", { class: "soft" },
+    "Bytes moved over bytes of the tensor: above 1 something is moved again."));
+  section.append(table([["tensor"], ["size", "n"], ["read", "n"], ["", "n"], ["written", "n"], ["", "n"], ["moved"]],
+    part.traffic.map(([name, shape, dtype, argument, size, read, written]) => {
+      const times = (moved) => {
+        if (!moved) return "";
+        const text = (moved / size).toFixed(2) + " ×";
+        return moved > 1.005 * size ? make("b", { style: "color:var(--hot)" }, text) : text;
+      };
+      return {
+        cells: [make("span", {}, name, make("div", { class: "soft" }, `[${shape}] ${dtype}${argument ? "" : ", allocated by the kernel"}`)),
+          bytes(size), read ? bytes(read) : "", times(read), written ? bytes(written) : "", times(written), meter(read + written, most)],
+      };
+    })));
+}
+
+function showWhatIf(part) {
+  const section = emptied("what-if", "Twice as fast");
+  section.append(make("p", { class: "soft" }, "The launch scheduled again with one cost halved: what it would then take."));
+  const most = Math.max(0.01, ...part.whatIf.map((each) => part.length - each[2]));
+  section.append(table([["what"], ["takes", "n"], ["change", "n"], [""]],
+    part.whatIf.map(([what, where, length]) => ({
+      cells: [make("span", {}, what, where ? " " : "", where ? make("code", {}, where) : ""), us(length),
+        part.length ? (100 * (length / part.length - 1)).toFixed(1).replace("-", "−") + " %" : "–",
+        meter(part.length - length, most, "var(--good)")],
+    }))));
+}
+
+function showSource(part) {
+  const section = emptied("source", "Source");
+  section.append(make("p", { class: "soft" },
+    "Time by line: the number and the shade are its part of the critical path; point at a line for what it holds."));
+  const times = new Map(part.lineTimes.map((each) => [each[0], each]));
+  const most = Math.max(1, ...part.lineTimes.map((each) => each[3]));
+  for (const { file, rows } of part.sources) {
+    const listing = make("div", { class: "listing code" });
+    for (const row of rows) {
+      if (!row) {
+        listing.append(make("div", { class: "cut" }, "⋮"));
+        continue;
+      }
+      const [number, text, line] = row;
+      const time = times.get(line);
+      const element = make("div", { class: "row" }, make("span", {}, number),
+        make("span", {}, time ? share(time[3], part.length) : ""), make("span", {}, text));
+      if (time) {
+        element.classList.add("used");
+        const heat = Math.round(62 * time[3] / most);
+        element.style.background = `color-mix(in srgb, var(--hot) ${heat}%, transparent)`;
+        element.style.boxShadow = `inset 3px 0 ${colourOf(part, line)}`;
+        element.onpointermove = (event) => showTip(event, [`${file}:${number}`,
+          `${time[1].toLocaleString("en")} instructions hold engines and DMA queues for ${us(time[2])}`,
+          `${us(time[3])} of the critical path, ${share(time[3], part.length)}`]);
+        element.onpointerleave = hideTip;
+      }
+      listing.append(element);
+    }
+    section.append(make("h3", {}, file), listing);
+  }
+  if (!part.sources.length) section.append(make("p", { class: "soft" }, "The source is not to be read."));
+}

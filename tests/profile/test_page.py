@@ -1,0 +1,196 @@
+"""The page: complete in itself, the same bytes every time, and its data those of the profile."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulate.cli import main
+from simulate.errors import InvalidArgument
+from simulate.profile import Profile, profile
+from simulate.profile.page import Part, Step, page, write_page
+from tests.profile.test_profile_text import SCRIPT
+from tests.timing import kernels
+from tests.timing.streams import EXACT, Builder, random_streams
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def done(rows: int = 256) -> Profile:
+    launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, rows), kernels.zeros(256, 1024))
+    return profile(launch.streams, launch.hardware, "matmul_exp on trn2")
+
+
+def data(text: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_a_page_needs_nothing_from_outside() -> None:
+    text = page("a title", [Part(done())])
+    assert not re.search(r"(?:src|href)=[\"'](?!data:,)", text)
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(|WebSocket", text)
+    assert [url for url in re.findall(r"https?://[^\"'\s<)]+", text) if "www.w3.org" not in url] == []
+
+
+def test_equal_profiles_give_equal_bytes() -> None:
+    assert page("title", [Part(done()), Part(done(128))]) == page("title", [Part(done()), Part(done(128))])
+
+
+def test_every_slice_is_on_the_page_at_its_time() -> None:
+    own = done()
+    (part,) = data(page("title", [Part(own)]))["parts"]
+    shown = sorted(
+        (track["name"], event, kind, start, round(start + length, 1))
+        for track in part["tracks"]
+        for event, kind, start, length in zip(track["event"], track["kind"], track["start"], track["length"])
+    )
+    assert shown == sorted(
+        (piece.track, piece.event, piece.kind, round(piece.start_ns, 1), round(piece.end_ns, 1))
+        for piece in own.timeline.slices()
+    )
+    for track in part["tracks"]:
+        assert track["start"] == sorted(track["start"])
+
+
+def test_operands_lines_and_causes_of_an_event_can_be_looked_up() -> None:
+    own = done()
+    part = data(page("title", [Part(own)]))["parts"][0]
+    events, stream = part["events"], own.streams[0]
+    for index in range(len(stream)):
+        event = stream.event(index)
+        assert part["ops"][events["op"][index]] == event.op
+        assert part["lines"][events["line"][index]][0] == f"{event.where.file}:{event.where.line}"
+        first = events["ends"][index - 1] if index else 0
+        boxes = [part["boxes"][box] for box in events["boxes"][first : events["ends"][index]]]
+        assert [(part["tensors"][box[0]][1], box[1:]) for box in boxes] == [
+            (
+                list(stream.tensors[a.tensor].shape),
+                [a.kind, a.first_row, a.end_row, a.first_byte, a.end_byte],
+            )
+            for a in event.accesses
+        ]
+    assert len(events["cause"]) == len(events["reason"]) == len(events["ready"]) == len(stream)
+
+
+def test_sources_show_the_lines_that_issue_instructions() -> None:
+    part = data(page("title", [Part(done())]))["parts"][0]
+    (source,) = part["sources"]
+    assert source["file"] == "tests/timing/kernels.py"
+    used = [row for row in source["rows"] if row and row[2] >= 0]
+    assert len(used) == len(part["lines"])
+    assert any("nisa.nc_matmul" in row[1] for row in used)
+
+
+def test_cores_of_several_ranks_are_told_apart() -> None:
+    streams = random_streams(5, 60, 3)
+    own = profile(streams, EXACT)
+    part = data(page("title", [Part(own)]))["parts"][0]
+    assert part["cores"] == 3
+    assert len(part["events"]["op"]) == sum(map(len, streams))
+    assert {track["name"].split()[1] for track in part["tracks"]} == {"0", "1", "2"}
+
+
+def test_text_of_a_user_cannot_end_the_script_or_the_title() -> None:
+    build = Builder()
+    build.event(next(iter(random_streams(1)[0])).engine, (), (build.tensor("</script><b>"),))
+    text = page("<script>alert(1)</script>", [Part(profile(build.stream, EXACT, "</script>"))])
+    assert text.count("</script>") == 2  # of the data and of the script
+    assert "<script>alert" not in text
+    assert data(text)["parts"][0]["tensors"][0][0] == "</script><b>"
+
+
+def test_a_memory_map_is_taken_as_it_is() -> None:
+    text = page("title", [Part(done(), '<svg id="map"></svg>'), Part(done(128))])
+    assert text.count('<div class="memory" hidden>') == 2
+    assert '<div class="memory" hidden><svg id="map"></svg></div>' in text
+
+
+def test_steps_repeat_a_part() -> None:
+    steps = [Step(("token", "layer 0", "mlp"), 0), Step(("token", "layer 1", "mlp"), 0)]
+    found = data(page("title", [Part(done())], steps))
+    assert found["steps"] == [[["token", "layer 0", "mlp"], 0], [["token", "layer 1", "mlp"], 0]]
+    assert len(found["parts"]) == 1
+
+
+def test_an_empty_launch_and_no_launch_have_a_page() -> None:
+    assert data(page("title", [Part(profile(Builder().stream, EXACT))]))["parts"][0]["length"] == 0
+    assert data(page("title", []))["parts"] == []
+
+
+def test_refuses_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        write_page(tmp_path / "nowhere" / "page.html", "title", [Part(done())])
+    assert refused.value.code == "NKW-PAGE-PATH"
+    write_page(tmp_path / "page.html", "title", [Part(done())])
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_time_writes_a_page_and_prints_the_text_only_if_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, html = tmp_path / "script.py", tmp_path / "page.html"
+    script.write_text(
+        SCRIPT + "doubled(np.zeros((128, 64), np.float32))\ndoubled(np.zeros((128, 8), np.float32))\n"
+    )
+    arguments = ["time", "--target", "trn2", "--html", str(html)]
+    assert main([*arguments, str(script)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in out] == [
+        "doubled #0 and 1 like it on trn2",
+        "doubled #2 on trn2",
+        "page",
+    ]
+    found = data(html.read_text())
+    assert found["title"] == "script.py"
+    assert [part for _, part in found["steps"]] == [0, 0, 1]
+    before = html.read_bytes()
+    assert main([*arguments, "--text", str(script)]) == 0
+    assert "critical path, by line" in capsys.readouterr().out
+    assert html.read_bytes() == before
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_script_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('ran')")
+    for path, why in (
+        (tmp_path / "no" / "page.html", "No such file or directory"),
+        (tmp_path, "it is a folder"),
+    ):
+        assert main(["time", "--html", str(path), str(script)]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err == f"error: [NKW-PAGE-PATH] the page cannot be written to {path}: {why}\n"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_shows_every_section_without_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    write_page(file, "two launches", [Part(done()), Part(done(128))])
+    command = [
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", "--enable-logging=stderr",
+        "--dump-dom", f"{file.as_uri()}#l=1&a=100&b=2000&e=2",
+    ]  # fmt: skip
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert "CONSOLE" not in ran.stderr, ran.stderr
+    found = re.findall(r'<section id="([\w-]+)"(?: hidden="")?>(.*?)</section>', ran.stdout, re.DOTALL)
+    sections = dict(found)
+    assert set(sections) == {
+        "run", "summary", "time", "what-if", "path", "idle", "roof", "traffic", "source", "memory",
+    }  # fmt: skip
+    for name in ("what-if", "path", "idle", "traffic"):
+        assert sections[name].count("<tr") > 2, name
+    assert "<circle" in sections["roof"]
+    assert "nisa.nc_matmul" in sections["source"]
+    assert re.search(r'id="window">0\.100 µs … 2\.00 µs', sections["time"])
+    assert "nc_matmul #" in sections["time"], "the chosen event is described"
