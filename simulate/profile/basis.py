@@ -65,7 +65,7 @@ def basis(moments: Moments, path: Sequence[Stretch], hardware: Hardware) -> Basi
             for names, part in _parts(hardware, stream, index, phase, length):
                 weakest = max(names, key=lambda name: _WEAKNESS.index(hardware.provenance[name].confidence))
                 found[weakest] = found.get(weakest, 0.0) + part
-    known = [(name, hardware.provenance[name].confidence, part) for name, part in found.items()]
+    known = [(name, hardware.provenance[name].confidence, part) for name, part in found.items() if part]
     sums = {each: sum(part for _, has, part in known if has is each) for each in _WEAKNESS}
     return Basis(tuple(sums.items()), tuple(sorted(known, key=lambda entry: (-entry[2], entry[0]))))
 
@@ -77,7 +77,7 @@ def _parts(
     cost, engine = stream.costs[stream.cost_ids[index]], Engine(stream.engines[index])
     op = stream.op_names[stream.ops[index]]
     if phase is Phase.semaphore:
-        yield ("semaphore_ns",), length
+        yield ("semaphore_ns", "same_engine_wait_ns"), length
     elif phase is Phase.table_load:
         yield ("activation_table_load_ns",), length
     elif op in _PAIR:
@@ -89,6 +89,10 @@ def _parts(
     elif op.startswith("register_"):
         yield ("register_load_hbm_ns", "semaphore_ns"), length
     else:
+        if engine is Engine.tensor and phase is Phase.issue and hardware.activity_throttle:
+            slowed = max(length - cost.interval_cycles / hardware.tensor_clock_ghz, 0.0)
+            yield ("tensor_throttled_clock_ghz", "activity_throttle_busy_fraction"), slowed
+            length -= slowed
         fixed, name = _overhead(hardware, engine, cost, phase)
         fixed = min(fixed, length)
         yield (name,), fixed

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from simulate.errors import NkwError
+from simulate.occupancy import svg
+from simulate.occupancy.command import distinct as cores
 from simulate.profile.page import Part, Step, write_page
 from simulate.profile.profile import Profile, profile
 from simulate.profile.text import text, us
@@ -35,13 +37,14 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
     try:
         trace = claim(options.trace, "trace", "NKW-TRACE-PATH") if options.trace else None
         page = claim(options.html, "page", "NKW-PAGE-PATH") if options.html else None
-        with recorded() as launches:
+        with recorded(calls=page is not None) as launches:
             status = run(options)
         if not launches:
             if status == 0:
                 print("no kernel was launched", file=sys.stderr)
             return status
         profiles, numbers = distinct(launches, Reading(options.reading))
+        firsts = [launches[numbers.index(part)] for part in range(len(profiles))]
         for each in profiles:
             if page is None or options.text:
                 print(text(each))
@@ -54,7 +57,8 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
             print(f"trace: {options.trace}")
         if page is not None:
             steps = [Step((launch.kernel,), number) for launch, number in zip(launches, numbers)]
-            write_page(page, Path(options.script).name, [Part(each) for each in profiles], steps)
+            parts = [Part(each, svg(cores([launch]))) for each, launch in zip(profiles, firsts)]
+            write_page(page, Path(options.script).name, parts, steps)
             print(f"page: {options.html}")
     except NkwError as error:
         print(f"error: {error}", file=sys.stderr)
