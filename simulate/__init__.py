@@ -1,11 +1,22 @@
-"""A simulator of NeuronCores that runs, checks and times NKI kernels on any machine."""
+"""A simulator of NeuronCores that runs, checks and times NKI kernels on any machine.
+
+The names below are imported when they are first used: `import simulate` alone takes no time, so a pytest that finds
+this package's plugin and has no kernel to test does not wait for numpy.
+"""
 
 from __future__ import annotations
 
-from simulate.bind import install
-from simulate.errors import NkwError
-from simulate.hardware import TARGETS, Hardware, hardware
-from simulate.run import Launch, Mode, World, launch, recorded, target_hardware
+import importlib
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulate.bind import install
+    from simulate.errors import NkwError
+    from simulate.hardware import TARGETS, Hardware, hardware
+    from simulate.run import Launch, Mode, World, launch, recorded, target_hardware
 
 __version__ = "0.1.0"
 
@@ -22,3 +33,37 @@ __all__ = [
     "recorded",
     "target_hardware",
 ]
+
+_HOMES = {
+    "install": "bind",
+    "NkwError": "errors",
+    "TARGETS": "hardware",
+    "Hardware": "hardware",
+    "hardware": "hardware",
+}
+_ROOMS = frozenset("bind check errors isa memory nki numerics occupancy profile run testing timing".split())
+
+
+class _OnDemand(ModuleType):
+    """This module, with its public names imported on demand."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ROOMS:
+            return importlib.import_module(f"simulate.{name}")
+        if name not in __all__:
+            raise AttributeError(f"module 'simulate' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"simulate.{_HOMES.get(name, 'run')}"), name)
+        setattr(self, name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `hardware` names a room and the function in it; whoever imports the room would hide the public function.
+        if name == "hardware" and isinstance(value, ModuleType):
+            value = value.hardware
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> Iterable[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _OnDemand

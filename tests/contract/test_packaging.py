@@ -44,7 +44,12 @@ GENUINE = {
 }
 
 # Files that need an extra as soon as they are imported; everything else must import with the base install.
-NEED_AN_EXTRA = {"model/pretrained/train.py", "model/server.py"}
+NEED_AN_EXTRA = {
+    "model/pretrained/train.py",
+    "model/server.py",
+    "simulate/pytest_plugin.py",
+    "simulate/testing/strategies.py",
+}
 
 
 @pytest.fixture(scope="module")

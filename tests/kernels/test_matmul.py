@@ -8,16 +8,19 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
+from simulate.testing import KernelChecker
 from tests.kernels.accuracy import ODD_SIZES, TARGETS, check, normal, run, whole_numbers
 
 BF16 = ml_dtypes.bfloat16
 CASE = (kernels.matmul, kernels.matmul_reference)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.nki_targets(*TARGETS)
 @pytest.mark.parametrize(("a_dtype", "b_dtype"), [(np.float32, np.float32), (np.float32, BF16), (BF16, BF16)])
-def test_dtypes_on_every_chip(target: str, a_dtype: type, b_dtype: type) -> None:
-    check(*CASE, (normal(1, 129, 172, dtype=a_dtype), normal(2, 172, 72, dtype=b_dtype)), target)
+def test_dtypes_on_every_chip(check_kernel: KernelChecker, a_dtype: type, b_dtype: type) -> None:
+    a, b = normal(1, 129, 172, dtype=a_dtype), normal(2, 172, 72, dtype=b_dtype)
+    partial_sums = float((np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))).max())
+    check_kernel(*CASE, a, b, magnitude=partial_sums, contraction=172)
 
 
 @pytest.mark.parametrize("size", ODD_SIZES)

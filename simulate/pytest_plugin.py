@@ -1,0 +1,130 @@
+"""The pytest plugin: options for target, backend and checks, the fixture `check_kernel`, and a marker for targets.
+
+It is registered as an entry point, so every pytest run of an environment with this package loads it. It imports pytest
+alone; the simulator and numpy are loaded by the first test that asks for a fixture, or by `--nki-backend`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from simulate.testing import KernelChecker
+
+_TARGETS = ("trn1", "inf2", "trn2", "trn3")
+_TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
+_BACKENDS = ("auto", "simulate", "neuron")
+_LEVELS = ("off", "detect", "all")
+_INI = {
+    "nki_target": "targets of tests that name none, separated by spaces or commas",
+    "nki_backend": f"what `import nki` means: {', '.join(_BACKENDS)}",
+    "nki_check": f"what check_kernel looks for: {', '.join(_LEVELS)}",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options, each with an entry of the same name in the configuration file."""
+    group = parser.getgroup("nki", "NKI kernels")
+    group.addoption(
+        "--nki-target",
+        metavar="TARGETS",
+        help=f"run kernel tests on these chips only, separated by commas: {', '.join(_TARGETS)}",
+    )
+    group.addoption("--nki-backend", choices=_BACKENDS, help="bind the name `nki` before tests are collected")
+    group.addoption(
+        "--nki-check",
+        choices=_LEVELS,
+        help="let check_kernel use no detectors, the usual, or also try other orders",
+    )
+    group.addoption("--nki-artifacts", metavar="FOLDER", help="where failed kernel tests leave their files")
+    for name, help_text in _INI.items():
+        parser.addini(name, help_text, default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, refuse unknown names, and bind `nki` if that was asked for."""
+    config.addinivalue_line(
+        "markers",
+        "nki_targets(*targets): run a test that uses nki_target or check_kernel on each of these chips",
+    )
+    _known(_listed(_option(config, "nki_target")), "nki_target")
+    for name, choices in (("nki_check", _LEVELS), ("nki_backend", _BACKENDS)):
+        value = _option(config, name)
+        if value and value not in choices:
+            raise pytest.UsageError(f"{name} = {value}; known are {', '.join(choices)}")
+    backend = _option(config, "nki_backend")
+    if backend:
+        from simulate.bind import install
+        from simulate.errors import NkwError
+
+        try:
+            install(backend)
+        except NkwError as error:
+            raise pytest.UsageError(f"--nki-backend {backend}: {error}") from None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test once for each of its targets."""
+    if "nki_target" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("nki_targets")
+    asked = _listed(_option(metafunc.config, "nki_target"))
+    if marker is None:
+        targets = asked or [os.environ.get(_TARGET_VARIABLE) or "trn2"]
+    else:
+        _known(list(marker.args), f"nki_targets of {metafunc.definition.nodeid}")
+        only = _listed(metafunc.config.getoption("nki_target"))
+        targets = [target for target in marker.args if not only or target in only]
+        if not targets:
+            skipped = pytest.mark.skip(
+                reason=f"for {', '.join(marker.args)}, not for --nki-target {','.join(only)}"
+            )
+            metafunc.parametrize("nki_target", [pytest.param(marker.args[0], marks=skipped)])
+            return
+    metafunc.parametrize("nki_target", targets)
+
+
+@pytest.fixture
+def check_kernel(
+    nki_target: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> KernelChecker:
+    """Checks kernels on `nki_target`: see `simulate.testing.KernelChecker`."""
+    from simulate.bind import install
+    from simulate.testing import CheckLevel, KernelChecker
+
+    config = request.config
+    backend = install(_option(config, "nki_backend") or None)
+    level = CheckLevel(_option(config, "nki_check") or CheckLevel.detect.value)
+    return KernelChecker(nki_target, level, backend, lambda: _folder(request.node, tmp_path_factory))
+
+
+def _folder(node: pytest.Item, temporary: pytest.TempPathFactory) -> Path:
+    """A new folder for the files of one failure, named after the test."""
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in node.name)
+    chosen = node.config.getoption("nki_artifacts")
+    if chosen is None:
+        return temporary.mktemp(f"nki-{name[:60]}")
+    base = Path(chosen).absolute()
+    number = 0
+    while (folder := base / (f"{name}-{number}" if number else name)).exists():
+        number += 1
+    return folder
+
+
+def _option(config: pytest.Config, name: str) -> str:
+    """What the command line says, else the configuration file; empty if neither says anything."""
+    return str(config.getoption(name) or config.getini(name) or "")
+
+
+def _listed(text: str | None) -> list[str]:
+    return (text or "").replace(",", " ").split()
+
+
+def _known(targets: list[str], where: str) -> None:
+    for target in targets:
+        if target not in _TARGETS:
+            raise pytest.UsageError(f"{where}: {target} is no target; known are {', '.join(_TARGETS)}")

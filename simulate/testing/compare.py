@@ -1,0 +1,80 @@
+"""Comparing a kernel's output with the truth, and saying where they differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simulate.testing.tolerance import tolerance
+
+
+class Mismatch(AssertionError):
+    """An output differs from the truth by more than it may."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How an output compares with the truth: the worst element, and how many lie beyond the bound."""
+
+    error: float
+    bound: float
+    worst: tuple[int, ...]
+    seen: Any
+    expected: Any
+    beyond: int
+    size: int
+
+    def __str__(self) -> str:
+        return (
+            f"error {self.error:.3g}, allowed {self.bound:.3g}; worst at {self.worst}: {self.seen:.9g} for "
+            f"{self.expected:.9g}; {self.beyond} of {self.size} elements beyond"
+        )
+
+
+def compare(
+    output: np.ndarray,
+    truth: np.ndarray,
+    magnitude: float | None = None,
+    contraction: int = 0,
+    roundings: int = 1,
+    through: Any = None,
+) -> Comparison:
+    """Compare an output with the truth, which is worked out in float64.
+
+    Integers and booleans have to be equal, infinities and NaN in the same places. The other arguments are those of
+    `tolerance`; without a magnitude it is the largest finite one of the truth.
+
+    Raises Mismatch for another shape, and for elements beyond the bound.
+    """
+    output, truth = np.asarray(output), np.asarray(truth)
+    if output.shape != truth.shape:
+        raise Mismatch(f"the output has shape {output.shape}, the reference {truth.shape}")
+    wide, exact = output.astype(np.float64), truth.astype(np.float64)
+    if output.dtype.kind in "biu":
+        bound = 0.0
+    else:
+        finite = np.abs(exact[np.isfinite(exact)])
+        most = float(finite.max(initial=0.0)) if magnitude is None else magnitude
+        bound = tolerance(output.dtype, most, contraction, roundings, through)
+    with np.errstate(invalid="ignore"):
+        errors = np.abs(wide - exact)
+    same = (wide == exact) | (np.isnan(wide) & np.isnan(exact))
+    errors = np.where(same, 0.0, np.where(np.isnan(errors), np.inf, errors))
+    beyond = int(np.count_nonzero(errors > bound))
+    worst = (
+        tuple(int(i) for i in np.unravel_index(int(np.argmax(errors)), errors.shape)) if errors.size else ()
+    )
+    found = Comparison(
+        float(errors.max(initial=0.0)),
+        bound,
+        worst,
+        float(wide[worst]) if errors.size else 0.0,
+        float(exact[worst]) if errors.size else 0.0,
+        beyond,
+        errors.size,
+    )
+    if beyond:
+        raise Mismatch(str(found))
+    return found

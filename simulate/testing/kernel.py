@@ -1,0 +1,165 @@
+"""Checking one kernel: run it, let the detectors look on, compare it with its reference, and leave files on failure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulate.check import Finding, detect, finding_of, gathered, in_order, text
+from simulate.errors import NkwError
+from simulate.run import Launch, World, recorded
+from simulate.testing.artifacts import write_artifacts
+from simulate.testing.compare import Comparison, Mismatch, compare
+
+_VARIATIONS = 4  # orders and seeds that CheckLevel.all tries
+
+
+class CheckLevel(Enum):
+    """off: no detectors. detect: the detectors of `check`. all: also 4 legal orders and 4 interleavings of a launch."""
+
+    off = "off"
+    detect = "detect"
+    all = "all"
+
+
+class KernelFailure(AssertionError):
+    """A kernel broke a rule, was found faulty, or is too far from its reference; `folder` has files that show it."""
+
+    def __init__(self, report: str, folder: Path | None) -> None:
+        super().__init__(report if folder is None else f"{report}\nartefacts: {folder}")
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A kernel that passed: the outputs of every rank, their comparisons, its launches and what was allowed."""
+
+    outputs: list[Any]
+    comparisons: tuple[Comparison, ...]
+    launches: tuple[Launch, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def output(self) -> Any:
+        """What the kernel returned on the first rank."""
+        return self.outputs[0]
+
+
+@dataclass(frozen=True)
+class KernelChecker:
+    """Runs kernels on one target and judges them.
+
+    target: trn1, inf2, trn2 or trn3; None: the environment's, else trn2. backend: what `simulate.install` returned;
+    with "neuron" the kernel runs on the real package, which has no detectors and whose target is the machine's.
+    folder: gives the folder for the files of a failure; None: no files.
+    """
+
+    target: str | None = None
+    level: CheckLevel = CheckLevel.detect
+    backend: str = "simulate"
+    folder: Callable[[], Path] | None = field(default=None, compare=False)
+
+    def __call__(
+        self, kernel: Any, reference: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> Checked:
+        """Check a kernel on one rank: `kernel(*arguments)` against `reference(*arguments)`; options as for `ranks`."""
+        return self.ranks(kernel, lambda given: [reference(*given[0])], [arguments], **options)
+
+    def ranks(
+        self,
+        kernel: Any,
+        reference: Callable[[list[tuple[Any, ...]]], Sequence[Any]],
+        arguments: Sequence[tuple[Any, ...]],
+        *,
+        cores: int = 1,
+        allow: Sequence[str] = (),
+        magnitude: float | None = None,
+        contraction: int = 0,
+        roundings: int = 1,
+        through: Any = None,
+    ) -> Checked:
+        """Check a kernel on several ranks, each with its arguments.
+
+        The kernel gets copies. `reference` gets the arguments of all ranks, float arrays in float64, and returns what
+        each rank's kernel should return: arrays, or tuples of arrays. cores: physical cores per rank (LNC). allow:
+        codes of findings that are accepted. The others say how exact the outputs have to be, see `tolerance`.
+
+        Raises KernelFailure; on the simulator its folder has the report, streams, memory maps and a trace.
+        """
+        run = self._neuron if self.backend == "neuron" else self._simulated
+        outputs, launches, findings = run(kernel, [copy.deepcopy(given) for given in arguments], cores)
+        accepted = {code.upper() for code in allow}
+        wrong = [finding for finding in findings if finding.code not in accepted]
+        if wrong:
+            raise self._failure(text(wrong).rstrip(), wrong, launches)
+        truths = list(reference([tuple(map(_widened, given)) for given in copy.deepcopy(list(arguments))]))
+        pairs = [
+            (f"rank {rank} output {number}", np.asarray(output), np.asarray(truth))
+            for rank, (got, wanted) in enumerate(zip(outputs, truths, strict=True))
+            for number, (output, truth) in enumerate(_pairs(got, wanted, self._failure, launches))
+        ]
+        comparisons = []
+        for name, output, truth in pairs:
+            try:
+                comparisons.append(compare(output, truth, magnitude, contraction, roundings, through))
+            except Mismatch as error:
+                arrays = {"output": output, "truth": truth}
+                raise self._failure(f"{name}: {error}", [], launches, arrays) from None
+        return Checked(outputs, tuple(comparisons), tuple(launches), tuple(findings))
+
+    def _simulated(
+        self, kernel: Any, arguments: list[tuple[Any, ...]], cores: int
+    ) -> tuple[list[Any], list[Launch], list[Finding]]:
+        world = World(self.target, len(arguments), cores)
+        given: list[tuple[tuple[Any, ...], dict[str, Any]]] = [(each, {}) for each in arguments]
+        variations = _VARIATIONS if self.level is CheckLevel.all else 0
+        with recorded(refused=True) as launches:
+            try:
+                if self.level is CheckLevel.off:
+                    return world.launch(kernel, given).outputs, launches, []
+                with gathered(variations, variations) as seen:
+                    outputs = world.launch(kernel, given).outputs
+            except NkwError as error:
+                finding = finding_of(error)
+                raise self._failure(str(finding), [finding], launches) from error
+        findings = in_order(
+            finding for launch, evidence in seen.launches for finding in detect(launch, evidence)
+        )
+        return outputs, launches, findings
+
+    def _neuron(
+        self, kernel: Any, arguments: list[tuple[Any, ...]], cores: int
+    ) -> tuple[list[Any], list[Launch], list[Finding]]:
+        return [kernel(*given) if cores == 1 else kernel[cores](*given) for given in arguments], [], []
+
+    def _failure(
+        self,
+        report: str,
+        findings: Sequence[Finding],
+        launches: Sequence[Launch],
+        arrays: dict[str, np.ndarray] | None = None,
+    ) -> KernelFailure:
+        if self.folder is None:
+            return KernelFailure(report, None)
+        return KernelFailure(report, write_artifacts(self.folder(), report, findings, launches, arrays))
+
+
+def _pairs(got: Any, wanted: Any, failure: Callable[..., KernelFailure], launches: list[Launch]) -> list[Any]:
+    outputs, truths = (list(each) if isinstance(each, (tuple, list)) else [each] for each in (got, wanted))
+    if len(outputs) != len(truths):
+        report = f"the kernel returns {len(outputs)} arrays, the reference {len(truths)}"
+        raise failure(report, [], launches)
+    return list(zip(outputs, truths))
+
+
+def _widened(argument: Any) -> Any:
+    """An array of floats in float64; anything else as it is."""
+    if isinstance(argument, np.ndarray) and argument.dtype.kind not in "biu":
+        return argument.astype(np.float64)
+    return argument

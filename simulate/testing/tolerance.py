@@ -1,0 +1,77 @@
+"""How far a right kernel may be from the truth: a bound derived from what it rounds, and how often.
+
+The model is the usual one of floating point: an operation gives the exact result times (1 + d) with |d| <= u, where u,
+the unit roundoff, is half the distance of neighbouring values at 1: 2**-24 for float32, 2**-8 for bfloat16. n such
+factors one after another are 1 + d with |d| <= n u / (1 - n u) (Higham, Accuracy and Stability of Numerical
+Algorithms, 2nd edition, lemma 3.1).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+
+from simulate.errors import InvalidArgument
+from simulate.numerics import DType, as_dtype
+
+_FLOAT32_ROUNDOFF = 2.0**-24
+_TFLOAT32_ROUNDOFF = 2.0**-11  # ten fraction bits, kept in float32
+
+
+def roundoff(dtype: Any) -> float:
+    """The unit roundoff of a float dtype. Raises InvalidArgument for a dtype that does not round."""
+    element = _float(dtype)
+    if element == "tfloat32":
+        return _TFLOAT32_ROUNDOFF
+    return float(ml_dtypes.finfo(element.storage).eps) / 2
+
+
+def tolerance(
+    dtype: Any, magnitude: float, contraction: int = 0, roundings: int = 1, through: Any = None
+) -> float:
+    """The largest absolute error that an output of `dtype` may have.
+
+    magnitude: no intermediate result on the way to the output is larger; for a sum, no partial sum.
+    contraction: how many products are summed in float32 (the K of a matmul, the columns of a mean). Each of the K
+    multiplications and K additions rounds once.
+    roundings: how often a value is rounded on its longest way from input to output, other than in that sum; the last
+    one is into `dtype`. Each instruction that writes its result to a tile rounds once. An instruction that enlarges a
+    relative error c times (exp of x does |x| times) counts as c.
+    through: the narrowest dtype of the roundings before the last; None: `dtype` itself.
+
+    With u and v the roundoffs of `dtype` and `through`, K the contraction and R the roundings, the bound is
+    magnitude * (g(2 K, 2**-24) + g(R - 1, v) + u) with g(n, u) = n u / (1 - n u), and half the smallest positive
+    value of `dtype`, below which the relative model ends.
+
+    Raises InvalidArgument for counts below zero, no rounding at all, a magnitude that is no number, and counts so large
+    that nothing is left of the result.
+    """
+    element = _float(dtype)
+    if contraction < 0 or roundings < 1 or not 0 <= magnitude < float("inf"):
+        raise InvalidArgument(
+            "NKW-TOLERANCE",
+            f"contraction={contraction}, roundings={roundings}, magnitude={magnitude}; give a contraction of 0 or "
+            "more, one rounding or more and a finite magnitude",
+        )
+    narrow = roundoff(element if through is None else through)
+    relative = _grown(2 * contraction, _FLOAT32_ROUNDOFF) + _grown(roundings - 1, narrow) + roundoff(element)
+    smallest = float(ml_dtypes.finfo(element.storage).smallest_subnormal)
+    return magnitude * relative + smallest / 2
+
+
+def _grown(count: int, unit: float) -> float:
+    """`count` roundings one after another as one relative error."""
+    if count * unit >= 1:
+        raise InvalidArgument(
+            "NKW-TOLERANCE",
+            f"after {count} roundings of {unit:g} each, no digit of a result can be relied upon",
+        )
+    return count * unit / (1 - count * unit)
+
+
+def _float(dtype: Any) -> DType:
+    element = as_dtype(dtype)
+    if not element.is_float or element.is_packed or element == "float8_e8m0fnu":
+        raise InvalidArgument("NKW-TOLERANCE", f"{element} results do not round; compare them for equality")
+    return element
