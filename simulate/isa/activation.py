@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, indirection, rules
+from simulate.isa import carries, costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.immediates import float32_number
@@ -118,6 +118,7 @@ def activation(
             data.buffer is MemoryRegion.psum,
         ),
         name=name,
+        carries=None if uses_registers or reduce_res is not None else carries.elementwise,
         state=State.scalar_accumulator if uses_registers else None,
         registers=Registers(reduce_cmd, "add", data.shape[0], reduce_res is not None)
         if uses_registers

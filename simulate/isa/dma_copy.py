@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, indirection, rules
+from simulate.isa import carries, costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.plan import Domain, Plan
@@ -96,6 +96,7 @@ def dma_copy(
         compute=_unchanged,
         cost=costs.dma(hardware, trigger, mode, total, piece, load, hbm_sides, cast_bytes),
         name=name,
+        carries=carries.elementwise,
         trigger=trigger,
         skip_out_of_range=oob_mode is OobMode.skip,
     )

@@ -152,8 +152,9 @@ def permuted_shape(dst: NkiTensor, src: NkiTensor, order: tuple[int, ...]) -> No
 
 @rule("NKW-DMA-TRANSPOSE-DGE")
 def descriptors_from(mode: DgeMode, by_row: bool) -> None:
-    """A direct dma_transpose takes dge_mode unknown or hwdge, an indirect one unknown or swdge."""
-    allowed = (DgeMode.unknown, DgeMode.swdge if by_row else DgeMode.hwdge)
+    """A direct dma_transpose takes dge_mode unknown, hwdge or none, an indirect one unknown or swdge."""
+    # The reference leaves out `none`, which the vendor's library passes for descriptors written ahead.
+    allowed = (DgeMode.unknown, DgeMode.swdge) if by_row else (DgeMode.unknown, DgeMode.hwdge, DgeMode.none)
     if mode not in allowed:
         raise RuleViolation(
             descriptors_from,

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import OutOfBounds, RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import carries, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -84,6 +84,7 @@ def local_gather(
         compute=compute,
         cost=costs.gpsimd(hardware, count * num_elem_per_idx * (28 + batch) / batch / together),
         name=name,
+        carries=carries.by_partition,
     )
 
 

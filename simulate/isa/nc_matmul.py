@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, indirection, rules
+from simulate.isa import carries, costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, MatmulPerfMode
 from simulate.isa.plan import Accumulate, Domain, Plan
@@ -83,13 +83,16 @@ def nc_matmul(
         array_tile(hardware, stationary, columns, tile_position, tile_size)
     accumulate_is_tristate(accumulate)
 
+    carried = carries.contracted
     if double_row:
+        carried = carries.contracted_in_pairs
 
         def compute(weights: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray]:
             count = weights.shape[0] * 2
             return (weights.reshape(count, -1).T @ rows.reshape(count, -1),)
 
     elif transposes_bits:
+        carried = carries.transposed
 
         def compute(weights: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray]:
             moving_is_identity(flat(rows))
@@ -112,6 +115,7 @@ def nc_matmul(
         ),
         name=name,
         accumulate=Accumulate.overwrite if is_transpose else _MODES[accumulate],
+        carries=carried,
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, Unsupported, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import carries, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.nc_matmul import input_dtypes, inside_one_bank
@@ -80,6 +80,7 @@ def _plan(
         cost=cost,
         name=name,
         accumulate=Accumulate.overwrite if engine is Engine.tensor else None,
+        carries=carries.transposed if domain is Domain.bits else carries.contracted,
     )
 
 

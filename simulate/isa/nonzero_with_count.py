@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import carries, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -63,6 +63,7 @@ def nonzero_with_count(
         compute=compute,
         cost=costs.gpsimd(hardware, elements),
         name=name,
+        carries=carries.by_row,
     )
 
 

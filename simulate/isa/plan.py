@@ -161,3 +161,6 @@ class Plan:
     """For instructions that may use the accumulator registers, what they do with them."""
     argument: Argument | None = None
     """For functions that the hardware computes from a table, what they are applied to."""
+    carries: Callable[[Plan, list[np.ndarray]], list[np.ndarray] | None] | None = None
+    """Which elements of the results are defined where some of an operand's are not (`simulate.isa.carries`); without
+    it, operands that were not fully written are refused."""

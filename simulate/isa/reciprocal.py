@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import carries, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -37,6 +37,7 @@ def reciprocal(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | 
         compute=_compute,
         cost=costs.vector(hardware, data.free_size * hardware.vector_reciprocal_cycles_per_element),
         name=name,
+        carries=carries.elementwise,
     )
 
 

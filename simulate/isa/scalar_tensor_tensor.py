@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import carries, costs, rules
 from simulate.isa.alu_stage import stage
 from simulate.isa.book import instruction
 from simulate.isa.broadcast import arithmetic_on_vector
@@ -68,6 +68,7 @@ def scalar_tensor_tensor(
         compute=compute,
         cost=costs.vector(hardware, _cycles(hardware, data, operand1, first, second)),
         name=name,
+        carries=carries.elementwise,
     )
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import carries, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, DmaEngine, Engine
-from simulate.isa.plan import Cost, Domain, Meeting, Plan
+from simulate.isa.plan import Cost, Domain, Masked, Meeting, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 
 _CORES = (0, 1)
@@ -66,9 +66,8 @@ def sendrecv(
             meeting_ns=hardware.core_barrier_ns,
         )
 
-    def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
-        # Copies: the core that goes on first may overwrite its src before the other one has taken it.
-        return [[operands[1][0].copy()], [operands[0][0].copy()]]
+    def exchange(operands: list[list[Any]]) -> list[list[Any]]:
+        return [[_copied(operands[1][0])], [_copied(operands[0][0])]]
 
     return Plan(
         engine=Engine.dma,
@@ -92,7 +91,15 @@ def sendrecv(
             },
             exchange=exchange,
         ),
+        carries=carries.elementwise,
     )
+
+
+def _copied(values: np.ndarray | Masked) -> np.ndarray | Masked:
+    """A copy: the core that goes on first may overwrite its src before the other one has taken it."""
+    if isinstance(values, Masked):
+        return Masked(values.values.copy(), values.chosen.copy())
+    return values.copy()
 
 
 @rule("NKW-SENDRECV-CHIP")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa import costs, indirection, rules
+from simulate.isa import carries, costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -58,6 +58,7 @@ def tensor_copy(
         compute=_unchanged,
         cost=cost,
         name=name,
+        carries=carries.elementwise,
     )
 
 

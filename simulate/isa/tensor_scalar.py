@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, indirection, rules
+from simulate.isa import carries, costs, indirection, rules
 from simulate.isa.alu_stage import Stage, stage
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
@@ -91,6 +91,7 @@ def tensor_scalar(
         compute=compute,
         cost=cost,
         name=name,
+        carries=carries.elementwise,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, indirection, rules
+from simulate.isa import carries, costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -100,6 +100,7 @@ def tensor_tensor(
         compute=compute,
         cost=cost,
         name=name,
+        carries=carries.elementwise,
     )
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from simulate.errors import NkwError, RuleViolation, rule
 from simulate.isa import book
-from simulate.isa.plan import Accumulate, Domain, Meeting, Plan
+from simulate.isa.plan import Accumulate, Domain, Masked, Meeting, Plan
 from simulate.memory import MemoryRegion, NkiTensor
-from simulate.memory.validity import ACCUMULATED, EMPTY, WRITTEN
+from simulate.memory.validity import ACCUMULATED, CARRIED, EMPTY, WRITTEN
 from simulate.run.carry_out import accumulated, flat, gather, put
 from simulate.run.indirect import resolve
 from simulate.run.location import kernel_line, location
@@ -59,7 +59,8 @@ def _located(error: NkwError, planner: book.Planner, line: tuple[CodeType, int] 
 def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | None = None) -> NkiInstruction:
     """Check every read, compute, round once into the destination, update validity, record the event.
 
-    Raises RuleViolation for a read of bytes that were never written.
+    Raises RuleViolation for a read of bytes that were never written, where the plan does not tell what becomes of
+    them; for one that does, it is raised when a later instruction needs what came of them.
     """
     line = line or kernel_line()
     if core.turns.drawn:
@@ -67,6 +68,7 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
     as_float = plan.domain is Domain.float32
     dry = core.dry
     operands: list[Any] = []
+    blame: RuleViolation | None = None
     for tile in plan.reads:
         if tile.dynamic is not None:
             if not dry:
@@ -74,12 +76,13 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
                 operands.append(gather(tile, as_float, plan.skip_out_of_range))
             continue
         validity = tile.storage.validity
-        if validity.uniform is None or validity.uniform == EMPTY:
-            _check_written(tile)
+        if validity.uniform != WRITTEN and validity.uniform != ACCUMULATED and not _written(tile):
+            blame = _excused(plan, tile, op, line)
         if not dry:
             operands.append(tile.float32() if as_float else tile.array)
     if core.witness is not None:
         core.witness.issuing(core, plan, operands)
+    carried = _carried(plan, blame, operands) if blame is not None else []
     meeting_serial: int | None = None
     results: Sequence[Any] = ()
     if plan.meeting is not None:
@@ -109,9 +112,14 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
                 _check_written(tile.dynamic.index)
             touched = put(tile, result, as_float, plan.skip_out_of_range)
             _mark(tile, touched, WRITTEN)
+            if plan.meeting is not None and plan.carries is not None and isinstance(result, Masked):
+                tile.storage.validity.mark_carried(result.chosen, *tile.byte_view()[1:])
             if touched is not None and core.recorder is not None:
                 in_part = True
                 core.recorder.wrote_in_part(tile)
+    for tile, defined in carried:
+        tile.storage.validity.mark_carried(defined, *tile.byte_view()[1:])
+        tile.storage.validity.blame = blame
     if core.recorder is not None:
         core.recorder.add(plan, keeps, in_part)
     if core.witness is not None:
@@ -125,9 +133,49 @@ def _of_this_core(core: NeuronCore, meeting: Meeting) -> Meeting:
     return replace(meeting, place=(meeting.by_rank, apart, meeting.place))
 
 
+def _written(tile: NkiTensor) -> bool:
+    return tile.storage.validity.written(*tile.byte_view())
+
+
 def _check_written(tile: NkiTensor) -> None:
-    if not tile.storage.validity.written(*tile.byte_view()):
-        _refuse_unwritten(tile)
+    if not _written(tile):
+        raise unwritten(tile)
+
+
+def _excused(plan: Plan, tile: NkiTensor, op: str, line: tuple[CodeType, int]) -> RuleViolation:
+    """The error for a read of bytes that were not written, if it may wait; else it is raised.
+
+    It may wait where the plan tells what becomes of them, on chip, and where the operand has other bytes.
+    """
+    error = unwritten(tile)
+    stays_on_chip = all(each.buffer.on_chip and each.dynamic is None for each in plan.writes)
+    if plan.carries is None or not stays_on_chip or any(each.dynamic is not None for each in plan.reads):
+        raise error
+    if not np.any(tile.storage.validity.states(*tile.byte_view()[1:])):
+        raise error
+    if error.where is None:
+        error.where, error.instruction = location(line), op
+    return error
+
+
+def _carried(plan: Plan, blame: RuleViolation, operands: list[Any]) -> list[tuple[NkiTensor, np.ndarray]]:
+    """Which elements of which results will be defined; what goes to another core says so itself.
+
+    Looked up before a result overwrites an operand. Raises `blame` where the plan needs what is not defined.
+    """
+    assert plan.carries is not None
+    states = (each.storage.validity.states(*each.byte_view()[1:]) for each in plan.reads)
+    defined = [
+        np.broadcast_to(np.bitwise_and(state, WRITTEN) != 0, each.shape)
+        for state, each in zip(states, plan.reads)
+    ]
+    results = plan.carries(plan, defined)
+    if results is None:
+        raise blame
+    if plan.meeting is not None:
+        operands[:] = [Masked(values, rest) for values, rest in zip(operands, defined)]
+        return []
+    return [(tile, result) for tile, result in zip(plan.writes, results) if not result.all()]
 
 
 def _check_gathered(tile: NkiTensor, skip_out_of_range: bool) -> None:
@@ -135,17 +183,17 @@ def _check_gathered(tile: NkiTensor, skip_out_of_range: bool) -> None:
     assert tile.dynamic is not None
     _check_written(tile.dynamic.index)
     validity = tile.storage.validity
-    if validity.uniform is not None and validity.uniform != EMPTY:
+    if validity.uniform in (WRITTEN, ACCUMULATED):
         return
     where = resolve(tile, skip_out_of_range)
     states = validity.states(*flat(tile).byte_view()[1:])
     if isinstance(states, int):
-        missing = states == EMPTY
+        missing = not states & WRITTEN
     else:
         gathered = where.elements if where.inside is None else where.elements[where.inside]
-        missing = bool((states[gathered] == EMPTY).any())
+        missing = not np.all(states[gathered] & WRITTEN)
     if missing:
-        _refuse_unwritten(tile)
+        raise unwritten(tile)
 
 
 def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
@@ -169,6 +217,7 @@ def _accumulate(
 ) -> Any:
     """Write a matmul's product into PSUM, or add it where matmuls wrote before; returns where it was added."""
     keeps: Any = False
+    states: Any = EMPTY
     if tile.dynamic is not None:
         _check_written(tile.dynamic.index)
         if core.recorder is not None:
@@ -187,8 +236,13 @@ def _accumulate(
                 f"[NKW-PSUM-INIT] matmul accumulates onto {tile.describe()}, which another instruction "
                 f"initialised: undefined on {core.hardware.name}"
             )
+    undefined = np.bitwise_and(states, CARRIED)
+    if tile.dynamic is not None and np.any(undefined):
+        raise unwritten(tile)
     touched = put(tile, accumulated(tile, product, keeps), as_float, False)
     _mark(tile, touched, ACCUMULATED)
+    if np.any(undefined):
+        tile.storage.validity.mark_carried(np.broadcast_to(undefined == 0, tile.shape), *tile.byte_view()[1:])
     return keeps
 
 
@@ -201,9 +255,13 @@ def _states(tile: NkiTensor) -> Any:
     return everywhere if isinstance(everywhere, int) else everywhere[resolve(tile, False).elements]
 
 
-def _refuse_unwritten(tile: NkiTensor) -> None:
+def unwritten(tile: NkiTensor) -> RuleViolation:
+    """What is raised for a read of bytes that were never written: of what they were computed from, if that is known."""
+    blame = tile.storage.validity.blame
+    if isinstance(blame, RuleViolation) and np.any(np.bitwise_and(_states(tile), CARRIED)):
+        return blame
     memory = "" if tile.buffer is not MemoryRegion.psum else "; a matmul or tensor_copy must write it first"
-    raise RuleViolation(
+    return RuleViolation(
         reads_what_was_written,
         f"a read of {tile.describe()}, of which some bytes were never written{memory}",
         hint="write or memset every element that is read, or slice the read to what was written",

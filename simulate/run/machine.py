@@ -16,7 +16,7 @@ from simulate.hardware import Hardware
 from simulate.isa.plan import Plan, State
 from simulate.memory import MemoryRegion, NkiTensor, Storage, views
 from simulate.memory.registers import VirtualRegister
-from simulate.memory.validity import EMPTY
+from simulate.memory.validity import CARRIED, EMPTY
 from simulate.numerics import DType, as_dtype
 from simulate.run.location import here, kernel_line
 from simulate.run.stream import TensorTable
@@ -62,12 +62,12 @@ class Recorder:
         """
         self.plans.append((plan, keeps, in_part))
         for tile in plan.reads:
-            if tile.dynamic is not None and tile.storage.validity.uniform in (None, EMPTY):
+            if tile.dynamic is not None and tile.storage.validity.uniform in (None, EMPTY, CARRIED):
                 self.refuse("a run-time index reads a tensor that is written in part")
 
     def wrote_in_part(self, tile: NkiTensor) -> None:
         """A write left some elements of its destination alone; which ones may depend on data."""
-        if tile.storage.validity.uniform in (None, EMPTY):
+        if tile.storage.validity.uniform in (None, EMPTY, CARRIED):
             self.refuse("which bytes of a tensor are written depends on data")
 
     def refuse(self, reason: str) -> None:

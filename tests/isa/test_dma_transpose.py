@@ -48,7 +48,7 @@ def test_accepts_the_documented_axes(target, src, axes):
         ),
         ("NKW-PARTITION-COUNT", "trn2", call((5, 129)), call((5, 128))),
         ("NKW-DMA-TRANSPOSE-DGE", "trn2", call(dge_mode=DGE.swdge), call(dge_mode=DGE.hwdge)),
-        ("NKW-DMA-TRANSPOSE-DGE", "trn2", call(dge_mode=DGE.none), call(dge_mode=DGE.unknown)),
+        ("NKW-DMA-TRANSPOSE-DGE", "trn2", call(dge_mode="none"), call(dge_mode=DGE.none)),
         ("NKW-DMA-TRANSPOSE-SKIP", "trn2", call(oob_mode=OOB.skip), call(oob_mode=OOB.error)),
         ("NKW-DMA-PRIORITY", "trn2", call(priority=0), call()),
         ("NKW-DMA-PRIORITY", "trn3", call(priority=4), call(priority=3)),

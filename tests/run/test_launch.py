@@ -137,16 +137,21 @@ def test_a_partly_written_output_is_a_warning() -> None:
     assert (done.outputs[0][:, :4] == 1).all()
 
 
-def test_reading_what_was_never_written_is_refused_with_the_line() -> None:
-    def kernel(x):
+def test_using_what_was_never_written_is_refused_with_the_line_that_read_it() -> None:
+    def kernel(x, used):
         tile = nl.ndarray((4, 4), dtype=nl.float32, name="scratch")
         nisa.tensor_copy(dst=tile[:, 0:2], src=nl.load(x)[:, 0:2])
         nisa.tensor_copy(dst=nl.ndarray((4, 2), dtype=nl.float32), src=tile[:, 0:2])
-        nisa.tensor_copy(dst=nl.ndarray((4, 3), dtype=nl.float32), src=tile[:, 0:3])  # blamed
+        part = nl.ndarray((4, 3), dtype=nl.float32)
+        nisa.tensor_copy(dst=part, src=tile[:, 0:3])  # blamed
+        if used:
+            nisa.dma_copy(dst=nl.ndarray((4, 3), dtype=nl.float32, buffer=nl.shared_hbm), src=part)
+        nisa.dma_copy(dst=nl.ndarray((4, 2), dtype=nl.float32, buffer=nl.shared_hbm), src=part[:, 0:2])
         return x
 
     with pytest.raises(RuleViolation) as refused:
-        nki.simulate(kernel)(np.ones((4, 4), np.float32))
+        nki.simulate(kernel)(np.ones((4, 4), np.float32), True)
+    nki.simulate(kernel)(np.ones((4, 4), np.float32), False)
     error = refused.value
     assert error.code == "NKW-UNWRITTEN"
     source = Path(__file__).read_text().splitlines()
