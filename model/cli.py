@@ -157,6 +157,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", metavar="FILE", type=Path, help="write the predicted timeline; opens in Perfetto"
     )
+    parser.add_argument(
+        "--profile", action="store_true", help="print where the predicted time goes by kernel and by layer"
+    )
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="write that as a page, with a profile of every kernel"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write ids, checks and predictions as JSON")
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from model.cache import bucket_length
 from model.checkpoint import Checkpoint, open_checkpoint
@@ -19,10 +20,14 @@ from model.families.llama import Device, KernelModel, RankWeights, shard_weights
 from model.generate import Backend, Generation, encode_prompt, generate, positions_needed
 from model.layers import check_ranks
 from model.output import OutputFile
+from model.profile import text as profile_text
 from model.reference import ReferenceLlama
 from model.report import Run, TargetPrediction, document, summary
 from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # the numpy backend must not load the simulator
+    from model.device import Pass
 
 Progress = Callable[[int, int], None]
 COMPARED_TARGETS = ("trn1", "inf2", "trn2")
@@ -34,14 +39,16 @@ def generate_command(options: argparse.Namespace) -> int:
         raise ModelError(f"torchrun starts ranks of the simulate backend; --backend is {options.backend}")
     if _rank():
         return _follow(options)
-    if options.trace is not None and options.backend != "simulate":
-        raise ModelError(f"--trace needs the simulate backend; {options.backend} predicts no timeline")
+    for option in ("trace", "profile", "html"):
+        if getattr(options, option) and options.backend != "simulate":
+            raise ModelError(f"--{option} needs the simulate backend; {options.backend} predicts no timeline")
     config = load_config(options.model)
     check_ranks(config, options.tp)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     prompt_ids = encode_prompt(options.prompt, tokenizer, config)
     with ExitStack() as files:
         trace = files.enter_context(OutputFile(options.trace)) if options.trace else None
+        page = files.enter_context(OutputFile(options.html)) if options.html else None
         results = files.enter_context(OutputFile(options.json)) if options.json else None
         weights = open_checkpoint(options.model, config)
         job = _Job(options, config, weights, prompt_ids)
@@ -55,13 +62,20 @@ def generate_command(options: argparse.Namespace) -> int:
             sampling=job.sampling,
             trace=None if trace is None else str(options.trace),
         )
-        predictions = _predict(job, generation, trace) if options.backend == "simulate" else []
+        predictions: list[TargetPrediction] = []
+        if options.backend == "simulate":
+            predictions, passes = _predict(job, generation)
+            _write_timelines(job, passes, trace, page)
         if results is not None:
             text = json.dumps(document(run, generation, predictions), indent=2, ensure_ascii=False)
             # A path that is not UTF-8 holds lone surrogates, whose backslash form is an escape of JSON as well.
             results.temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
             results.commit()
         print(summary(run, generation, predictions))
+        if page is not None:
+            print(f"page: {options.html}")
+        if options.profile:
+            print("\n" + profile_text(options.target, passes))
     return 0
 
 
@@ -121,12 +135,12 @@ class _Job:
             return self._model(NeuronDevice(options.tp), progress)
         return ReferenceLlama(self.config, self.weights)
 
-    def dry_model(self, device: Device) -> KernelModel:
+    def dry_model(self, device: Device, progress: Progress) -> KernelModel:
         """The model on a device that only plans; ranks of other processes are planned here as well."""
         shards = self._own_shards
         if len(shards) < self.options.tp:
             shards = weights_of_all(self.config, shards[0], self.options.tp)
-        return self._model(device, lambda done, layers: None, shards)
+        return self._model(device, progress, shards)
 
     def _model(
         self, device: Device, progress: Progress, shards: tuple[RankWeights, ...] | None = None
@@ -159,25 +173,41 @@ def _generate(job: _Job, tokenizer: Tokenizer) -> Generation:
     return generation
 
 
-def _predict(job: _Job, generation: Generation, trace: OutputFile | None) -> list[TargetPrediction]:
-    """Predicted times of the prompt and of the last decode step on each compared target; the chosen one's trace."""
-    from model.device import DryDevice, write_passes
+def _predict(job: _Job, generation: Generation) -> tuple[list[TargetPrediction], list[tuple[str, Pass]]]:
+    """Predicted times of the prompt and of the last decode step on each compared target; the chosen one's passes."""
+    from model.device import DryDevice
 
     options = job.options
     last_position = len(generation.prompt_ids) + max(1, len(generation.generated_ids) - 1) - 1
-    predictions = []
+    predictions, chosen = [], []
     for target in dict.fromkeys((*COMPARED_TARGETS, options.target)):
         device = DryDevice(target, options.tp)
-        model = job.dry_model(device)
+        model = job.dry_model(device, device.layer_done)
         model.prefill(job.prompt_ids)
         prompt = device.take_pass()
         model.decode(generation.generated_ids[-1], last_position)
         token = device.take_pass()
         predictions.append(TargetPrediction(prompt.prediction(), token.prediction()))
-        if trace is not None and target == options.target:
-            write_passes(trace.temporary, [("prompt", prompt), ("token", token)])
-            trace.commit()
-    return predictions
+        if target == options.target:
+            count = len(job.prompt_ids)
+            tokens = f"{count} token" + ("" if count == 1 else "s")
+            chosen = [(f"prompt of {tokens}", prompt), (f"token at position {last_position}", token)]
+    return predictions, chosen
+
+
+def _write_timelines(
+    job: _Job, passes: list[tuple[str, Pass]], trace: OutputFile | None, page: OutputFile | None
+) -> None:
+    from model.device import write_page, write_passes
+
+    if trace is not None:
+        write_passes(trace.temporary, [(label.split()[0], done) for label, done in passes])
+        trace.commit()
+    if page is not None:
+        options = job.options
+        cores = "1 core" if options.tp == 1 else f"{options.tp} cores"
+        write_page(page.temporary, f"{options.model.name} on {cores} of {options.target}", passes)
+        page.commit()
 
 
 def _progress() -> Progress:

@@ -8,9 +8,11 @@ a compiler may find, is not counted.
 from __future__ import annotations
 
 import importlib
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,10 @@ from model.errors import ModelError
 from simulate.bind import real_package
 from simulate.hardware import INSTANCES, Hardware, Instance, hardware
 from simulate.memory import MemoryRegion
+from simulate.occupancy import occupancies, svg
+from simulate.profile import Profile, profile
+from simulate.profile.page import Part, Step
+from simulate.profile.page import write_page as write_profiles
 from simulate.timing import Reading, Timeline, bracket, schedule, write_trace
 
 __all__ = [
@@ -28,6 +34,7 @@ __all__ = [
     "DryDevice",
     "Hardware",
     "Instance",
+    "KernelTime",
     "Pass",
     "Prediction",
     "SimulatedDevice",
@@ -36,6 +43,7 @@ __all__ = [
     "kernel_limit",
     "neuron_package_installed",
     "started_by_torchrun",
+    "write_page",
     "write_passes",
 ]
 
@@ -118,6 +126,7 @@ class DryDevice:
         self._world = _typed(lambda: simulate.World(target=target, ranks=ranks))
         self._launches: dict[tuple[Any, ...], _Timed] = {}
         self._sequence: list[_Timed] = []
+        self._layer_ends: list[int] = []
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Plan a kernel on all ranks; returns zeros of the shapes and dtypes that each rank would return."""
@@ -132,17 +141,23 @@ class DryDevice:
         """The arrays of all ranks, which are all here."""
         return list(arrays)
 
+    def layer_done(self, done: int, layers: int) -> None:
+        """So many of a model's layers are behind the launches until now."""
+        self._layer_ends.append(len(self._sequence))
+
     def take_pass(self) -> Pass:
         """The launches since the last call, as one pass of the model."""
-        done, self._sequence = Pass(tuple(self._sequence)), []
+        done = Pass(tuple(self._sequence), tuple(self._layer_ends))
+        self._sequence, self._layer_ends = [], []
         return done
 
 
 @dataclass(frozen=True)
 class Pass:
-    """The planned launches of one pass of a model."""
+    """The planned launches of one pass of a model; layer i lies between the entries i and i + 1 of `layer_ends`."""
 
     launches: tuple[_Timed, ...]
+    layer_ends: tuple[int, ...] = ()
 
     @property
     def overhead_ns(self) -> float:
@@ -170,6 +185,33 @@ class Pass:
             psum_usable_bytes=chip.psum_bytes_per_partition,
         )
 
+    def part_of_model(self, number: int) -> str:
+        """The layer that a launch belongs to, counted from 0; outside of the layers, the launch's kernel."""
+        layer = bisect_right(self.layer_ends, number) - 1
+        if 0 <= layer < len(self.layer_ends) - 1:
+            return f"layer {layer}"
+        return self.launches[number].launch.kernel
+
+    def kernel_times(self) -> list[KernelTime]:
+        """Every launch in order, with what it makes of the chip."""
+        return [each.kernel_time(self.part_of_model(number)) for number, each in enumerate(self.launches)]
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One launch of a pass: its time in the program reading, and its shares of the chip's peaks over that time.
+
+    `mfu` is of the Tensor engines' peak for 16-bit operands, `mbu` of the cores' part of the HBM bandwidth.
+    """
+
+    part: str
+    kernel: str
+    length_ns: float
+    mfu: float
+    mbu: float
+    busiest: str
+    busiest_share: float
+
 
 @dataclass(frozen=True)
 class _Timed:
@@ -186,6 +228,25 @@ class _Timed:
         timeline = schedule(launch.streams, launch.hardware, Reading.program)
         return cls(launch, timeline, bounds.dataflow_ns, bounds.serial_ns)
 
+    @cached_property
+    def profile(self) -> Profile:
+        """Where its time goes."""
+        return profile(self.launch.streams, self.launch.hardware, self.launch.kernel)
+
+    def kernel_time(self, part: str) -> KernelTime:
+        """Its time as the launch of a part of the model."""
+        roof, busiest = self.profile.roofline, self.timeline.busiest
+        share = self.timeline.busy_ns[busiest] / self.timeline.length_ns if self.timeline.length_ns else 0.0
+        return KernelTime(
+            part,
+            self.launch.kernel,
+            self.timeline.length_ns,
+            roof.mfu,
+            roof.mbu,
+            _without_rank(busiest),
+            share,
+        )
+
 
 def write_passes(path: Path, passes: Sequence[tuple[str, Pass]]) -> None:
     """Write a trace for Perfetto in which the launches of labelled passes follow each other."""
@@ -195,6 +256,21 @@ def write_passes(path: Path, passes: Sequence[tuple[str, Pass]]) -> None:
         for each in done.launches
     ]
     _typed(lambda: write_trace(path, parts))
+
+
+def write_page(path: Path, title: str, passes: Sequence[tuple[str, Pass]]) -> None:
+    """Write a page that profiles labelled passes: their launches in order, and each distinct launch in full."""
+    parts: dict[int, tuple[int, Part]] = {}
+    steps = []
+    for label, done in passes:
+        for number, each in enumerate(done.launches):
+            if id(each) not in parts:
+                launch = each.launch
+                name = f"{label}: {launch.kernel}"
+                maps = svg([(name, occupancy) for occupancy in occupancies(launch)[:1]])
+                parts[id(each)] = (len(parts), Part(replace(each.profile, title=name), maps))
+            steps.append(Step((label, done.part_of_model(number), each.launch.kernel), parts[id(each)][0]))
+    _typed(lambda: write_profiles(path, title, [part for _, part in parts.values()], steps))
 
 
 def chip(target: str) -> Hardware:

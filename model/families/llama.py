@@ -236,6 +236,7 @@ class KernelModel:
         rows = np.asarray(positions, np.int32)[:, None]
         tokens = np.asarray(ids, np.int32)[:, None]
         x = run("embedding", [(tokens, rank.table) for rank in weights])
+        self._progress(0, self._config.num_hidden_layers)
         for layer in range(self._config.num_hidden_layers):
             own = [rank.layers[layer] for rank in weights]
             o = self._attend(layer, x, own, rows, attention, position)
