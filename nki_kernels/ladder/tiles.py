@@ -1,0 +1,39 @@
+"""What the rungs share: whole tiles of 128 partitions and 512 columns, loaded, accumulated and stored."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+PARTITIONS = 128
+COLUMNS = 512  # of float32: one PSUM bank of a partition, and what one nc_matmul moves at most
+
+
+def expect_whole_tiles(a_t, b):
+    """The sizes K, M and N of a_t [K, M] and b [K, N], whose tiles have to be whole."""
+    depth, rows = a_t.shape
+    columns = b.shape[1]
+    assert b.shape[0] == depth, f"a_t [K, M] and b [K, N] differ in K: {depth} and {b.shape[0]}"
+    assert depth % PARTITIONS == 0, f"K has to be a multiple of {PARTITIONS}, not {depth}"
+    assert rows % PARTITIONS == 0, f"M has to be a multiple of {PARTITIONS}, not {rows}"
+    assert columns % COLUMNS == 0, f"N has to be a multiple of {COLUMNS}, not {columns}"
+    return depth, rows, columns
+
+
+def load(source):
+    """A piece of HBM in SBUF."""
+    tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=source)
+    return tile
+
+
+def new_bank():
+    """A PSUM bank for 128 rows of sums."""
+    return nl.ndarray((PARTITIONS, COLUMNS), dtype=nl.float32, buffer=nl.psum)
+
+
+def store(destination, bank):
+    """A PSUM bank, rounded into the destination's dtype, in HBM."""
+    result = nl.ndarray(bank.shape, dtype=destination.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=bank)
+    nisa.dma_copy(dst=destination, src=result)
