@@ -1,0 +1,86 @@
+"""Runs the notebooks from top to bottom and stores what they show.
+
+    python -m tools.notebooks [NOTEBOOK ...]            run them and store their outputs; all of notebooks/ by default
+    python -m tools.notebooks --check [NOTEBOOK ...]    run them and compare the text they print with what is stored
+
+Exit status: 0 done or equal, 1 other text. A cell that raises ends the run with its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "notebooks"
+_CELL_SECONDS = 600
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run what is asked for; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.notebooks", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare instead of storing")
+    parser.add_argument(
+        "notebooks", nargs="*", type=Path, metavar="NOTEBOOK", default=sorted(FOLDER.glob("*.ipynb"))
+    )
+    options = parser.parse_args(argv)
+    status = 0
+    for path in options.notebooks:
+        stored = nbformat.read(path, as_version=4)
+        done = executed(path)
+        if not options.check:
+            nbformat.write(done, path)
+            print(f"{path.name}: stored")
+            continue
+        for number, (before, after) in enumerate(zip(printed(stored), printed(done))):
+            if before != after:
+                print(f"{path.name}: cell {number} prints other text than is stored:\n{after}")
+                status = 1
+    return status
+
+
+def executed(path: Path) -> nbformat.NotebookNode:
+    """A notebook after a run in a fresh kernel, without what differs from run to run."""
+    notebook = nbformat.read(path, as_version=4)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(ROOT)  # a kernel is another process; it uses this checkout
+    try:
+        client = NotebookClient(
+            notebook, timeout=_CELL_SECONDS, resources={"metadata": {"path": str(FOLDER)}}
+        )
+        client.execute()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    for cell in notebook.cells:
+        cell.metadata = {}
+        if cell.cell_type == "code":
+            cell.outputs = _joined(cell.outputs)
+    notebook.metadata.pop("language_info", None)
+    return notebook
+
+
+def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Outputs with the pieces of one text stream as one: where a stream is cut differs from run to run."""
+    kept: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if output.output_type == "stream" and kept and kept[-1].get("name") == output.name:
+            kept[-1].text += output.text
+        else:
+            kept.append(output)
+    return kept
+
+
+def printed(notebook: nbformat.NotebookNode) -> list[str]:
+    """What each cell prints; pictures are no text."""
+    return ["".join(output.get("text", "") for output in cell.get("outputs", [])) for cell in notebook.cells]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
