@@ -46,7 +46,10 @@ def _parser() -> argparse.ArgumentParser:
         "time", help="run a script and print the predicted time of every kernel launch"
     )
     profiles.add_arguments(time)
-    _script_arguments(time)
+    _script_arguments(
+        time,
+        "a Python file; or a kernel as FILE.py:NAME or MODULE:NAME, whose arguments follow as f32[128,512] or literals",
+    )
     time.set_defaults(act=_time)
 
     memory = commands.add_parser(
@@ -91,12 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _script_arguments(command: argparse.ArgumentParser) -> None:
+def _script_arguments(command: argparse.ArgumentParser, script: str = "a Python file") -> None:
     command.add_argument(
         "--target", choices=_TARGETS, help="the chip (default: the environment's, else trn2)"
     )
-    command.add_argument("script", help="a Python file")
-    command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
+    command.add_argument("script", help=script)
+    command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to it")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -104,7 +107,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _time(options: argparse.Namespace) -> int:
-    return profiles.time_command(options, _run_script)
+    return profiles.time_command(options, _run_script_or_kernel)
 
 
 def _memory(options: argparse.Namespace) -> int:
@@ -115,16 +118,12 @@ def _check(options: argparse.Namespace) -> int:
     return checks.check(options, lambda options: _run_script(options, raises=True))
 
 
-def _run_script(options: argparse.Namespace, raises: bool = False) -> int:
-    """Run the script; an NkwError of its kernels is printed, or passed on with `raises`."""
+def _bound(options: argparse.Namespace) -> bool:
+    """Choose the chip and bind `nki`; prints what is refused."""
     from simulate.bind import install
     from simulate.errors import NkwError
     from simulate.run.launch import TARGET_VARIABLE, target_hardware
 
-    script = Path(options.script)
-    if not script.is_file():
-        print(f"error: {script} is not a file", file=sys.stderr)
-        return 2
     if options.target:
         os.environ[TARGET_VARIABLE] = options.target
     try:
@@ -132,9 +131,39 @@ def _run_script(options: argparse.Namespace, raises: bool = False) -> int:
         install("simulate")
     except NkwError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return False
     chosen = "" if os.environ.get(TARGET_VARIABLE) else f" (default; --target or {TARGET_VARIABLE} chooses)"
     print(f"target {chip.name}{chosen}", file=sys.stderr)
+    return True
+
+
+def _run_script_or_kernel(options: argparse.Namespace) -> int:
+    """Run the script, or launch FILE.py:KERNEL or MODULE:KERNEL dry with the arguments that follow."""
+    from simulate.errors import InvalidArgument, NkwError
+    from simulate.run.by_name import launch_by_name, names_a_kernel
+
+    if not names_a_kernel(options.script):
+        return _run_script(options)
+    if not _bound(options):
+        return 2
+    try:
+        launch_by_name(options.script, options.arguments)
+    except NkwError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidArgument) else 1
+    return 0
+
+
+def _run_script(options: argparse.Namespace, raises: bool = False) -> int:
+    """Run the script; an NkwError of its kernels is printed, or passed on with `raises`."""
+    from simulate.errors import NkwError
+
+    script = Path(options.script)
+    if not script.is_file():
+        print(f"error: {script} is not a file", file=sys.stderr)
+        return 2
+    if not _bound(options):
+        return 2
     before: tuple[list[str], list[str]] = (sys.argv, list(sys.path))
     sys.argv = [str(script), *options.arguments]
     sys.path.insert(0, str(script.resolve().parent))

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,48 @@ def test_a_browser_shows_every_section_without_an_error(tmp_path: Path) -> None:
     assert "nisa.nc_matmul" in sections["source"]
     assert re.search(r'id="window">0\.100 µs … 2\.00 µs', sections["time"])
     assert "nc_matmul #" in sections["time"], "the chosen event is described"
+
+
+DRIVE = """
+<script>
+{
+  const box = byId("tracks").getBoundingClientRect(), row = timeline.part.rows[0];
+  const fire = (type, name, x, more) => byId("tracks").dispatchEvent(new type(name, {
+    bubbles: true, cancelable: true, clientX: box.left + x, clientY: box.top + row.y + 5, ...more }));
+  const out = {};
+  fire(WheelEvent, "wheel", (LEFT + box.width) / 2, { deltaY: -300 * Math.log(4), ctrlKey: true });
+  out.zoomed = [timeline.from, timeline.to];
+  const [slice] = [row.start[1] + row.stop[1]].map((sum) => sum / 2);
+  timeline.look(slice - 10, slice + 10);
+  fire(PointerEvent, "pointermove", timeline.x(slice), {});
+  out.slice = byId("tip").innerText;
+  const gap = timeline.part.gaps.find((each) => each[0] === row.track.number && each[5] >= 0);
+  timeline.look(gap[1], gap[2]);
+  fire(PointerEvent, "pointermove", timeline.x((gap[1] + gap[2]) / 2), {});
+  out.gap = byId("tip").innerText;
+  document.body.append(make("pre", { id: "driven" }, JSON.stringify(out)));
+}
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_timeline_zooms_about_the_pointer_and_explains_what_is_under_it(tmp_path: Path) -> None:
+    own = done()
+    file = tmp_path / "page.html"
+    file.write_text(page("title", [Part(own)]).replace("</body>", DRIVE), encoding="utf-8")
+    command = [
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", "--dump-dom", file.as_uri(),
+    ]  # fmt: skip
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    found = re.search(r'<pre id="driven">(.*?)</pre>', ran.stdout, re.DOTALL)
+    assert found, ran.stderr
+    driven = json.loads(unescape(found[1]))
+    length = own.length_ns
+    assert driven["zoomed"] == pytest.approx([length * 3 / 8, length * 5 / 8], rel=0.02)
+    matmuls = [event for event in own.streams[0] if event.op == "nc_matmul"]
+    assert driven["slice"].splitlines()[0].startswith(f"nc_matmul #{matmuls[1].index} ")
+    first = driven["gap"].splitlines()
+    assert first[0].startswith("idle for ")
+    assert first[1].startswith("until nc_matmul #")
+    assert re.match(r"operand of dma_copy #\d+", first[3])

@@ -145,3 +145,13 @@ def test_time_refuses_what_it_cannot_use_in_one_sentence(
     empty = tmp_path / "empty.py"
     empty.write_text("")
     assert timed(capsys, "--target", "trn2", str(empty)) == (0, "", "target trn2\nno kernel was launched\n")
+
+
+def test_time_takes_a_kernel_by_name_with_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["nki_kernels:rmsnorm", "f32[256,512]", "f32[1,512]", "1e-5"]
+    status, out, err = timed(capsys, "--target", "trn1", *words)
+    assert (status, err) == (0, "target trn1\n")
+    assert out.startswith("rmsnorm #0 on trn1: ")
+    status, out, err = timed(capsys, "--target", "trn1", "nki_kernels:absent")
+    assert (status, out) == (2, "")
+    assert err == "target trn1\nerror: [NKW-KERNEL-NAME] nki_kernels has no kernel absent\n"

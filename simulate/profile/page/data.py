@@ -25,6 +25,20 @@ _CHAIN = 4000  # the longest stretches of the critical path that the page holds
 _ROWS = 60  # rows of tables
 _AROUND = 3  # lines of source around one that issues instructions
 
+# What an event waited for; the event that it waited for follows.
+_SAID = {
+    Reason.begin: "nothing is before it",
+    Reason.engine: "its engine was held by",
+    Reason.operands: "an operand came from",
+    Reason.destination: "its destination was read by",
+    Reason.order: "its place was written by",
+    Reason.table_load: "a table load followed",
+    Reason.outstanding: "its DMA queue was full until the end of",
+    Reason.pool: "the DMA engines were held by",
+    Reason.meeting: "it meets",
+    Reason.turn: "in turn, it follows",
+}
+
 
 def part_data(profile: Profile) -> dict[str, Any]:
     """Everything that the page shows of one launch."""
@@ -52,7 +66,7 @@ def part_data(profile: Profile) -> dict[str, Any]:
         "lines": [[named(line), source(line)] for line in names.lines],
         "tensors": names.tensors,
         "boxes": names.boxes,
-        "reasons": [str(reason) for reason in Reason],
+        "reasons": [_SAID.get(reason, str(reason)) for reason in Reason],
         "reasonNames": [reason.name.replace("_", " ") for reason in Reason],
         "kinds": [kind.name.replace("_", " ") for kind in Kind],
         "path": _path(profile),

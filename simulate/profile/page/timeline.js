@@ -270,11 +270,11 @@ class Timeline {
       const [, start, end, reason, phases] = found.stretch;
       out.push(`${us(end - start)} of the critical path, ${share(end - start, part.length)}: ` +
         phases.map(([name, time]) => `${name} ${us(time)}`).join(", "));
-      out.push(`began ${part.reasons[reason]} what is before it`);
+      out.push(`waits: ${part.reasonNames[reason]}`);
     } else {
       out.push(`${part.kinds[found.kind]} on ${found.row.track.name}: ${us(found.start)} to ${us(found.stop)}, ${us(found.stop - found.start)}`);
       out.push(`result ready at ${us(part.events.ready[found.event])}`);
-      out.push(`started ${waited(part, found.event)}`);
+      out.push(waited(part, found.event));
     }
     return out;
   }
@@ -286,7 +286,7 @@ class Timeline {
     if (event >= 0) {
       const cause = this.part.events.cause[event];
       const lines = described(this.part, event).map((line, at) => make("div", at ? { class: "code" } : { style: "font-weight:600" }, line));
-      lines.push(make("div", {}, `result ready at ${us(this.part.events.ready[event])}; started `,
+      lines.push(make("div", {}, `result ready at ${us(this.part.events.ready[event])}; `,
         cause >= 0 ? make("a", { onclick: () => this.goToEvent(cause) }, waited(this.part, event)) : waited(this.part, event)));
       detail.replaceChildren(...lines);
     }

@@ -1,0 +1,136 @@
+"""Launches from words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulate.errors import InvalidArgument, RuleViolation
+from simulate.run import Mode
+from simulate.run.by_name import DTYPES, launch_by_name, names_a_kernel
+
+KERNEL = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+@nki.jit
+def scaled(a, factor, twice=False):
+    assert a.shape[0] <= 256, f"at most 256 rows, not {a.shape[0]}"
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(a)
+    for _ in range(2 if twice else 1):
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=factor)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "kernel.py"
+    path.write_text(KERNEL)
+    return str(path)
+
+
+def test_a_kernel_of_a_file_is_launched_dry(file: str) -> None:
+    done = launch_by_name(f"{file}:scaled", ["bf16[128,64]", "2.0", "twice=True"])
+    assert (done.kernel, done.mode) == ("scaled", Mode.dry)
+    assert done.outputs[0].shape == (128, 64)
+    assert [event.op for event in done.streams[0]] == [
+        "dma_copy",
+        "tensor_scalar",
+        "tensor_scalar",
+        "dma_copy",
+    ]
+
+
+def test_a_kernel_of_a_module_is_launched_dry() -> None:
+    done = launch_by_name("nki_kernels:rmsnorm", ["f32[127,129]", "f32[1,129]", "1e-5"])
+    assert done.kernel == "rmsnorm"
+    assert done.outputs[0].shape == (127, 129)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_reaches_the_kernel(file: str, dtype: str) -> None:
+    done = launch_by_name(f"{file}:scaled", [f"{dtype}[4,8]", "1.0"])
+    assert done.outputs[0].dtype == np.dtype(DTYPES[dtype])
+
+
+def test_words_that_name_a_kernel_are_told_from_a_path(tmp_path: Path) -> None:
+    assert names_a_kernel("nowhere.py:kernel")
+    assert names_a_kernel("package.module:kernel")
+    assert not names_a_kernel("kernel.py")
+    assert not names_a_kernel("kernel.py:1")
+    (tmp_path / "a.py:b").write_text("")
+    assert not names_a_kernel(str(tmp_path / "a.py:b"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "code", "message"),
+    [
+        (
+            "scaled",
+            ["f33[4]", "1.0"],
+            "NKW-KERNEL-ARGUMENT",
+            f"dtype f33 of f33[4]; there are {', '.join(DTYPES)}",
+        ),
+        (
+            "scaled",
+            ["f32[4,x]"],
+            "NKW-KERNEL-ARGUMENT",
+            "the shape of f32[4,x] is not a list of positive numbers",
+        ),
+        (
+            "scaled",
+            ["f32[4,0]"],
+            "NKW-KERNEL-ARGUMENT",
+            "the shape of f32[4,0] is not a list of positive numbers",
+        ),
+        (
+            "scaled",
+            ["four"],
+            "NKW-KERNEL-ARGUMENT",
+            "argument 'four' is neither a tensor such as f32[128,512] nor a Python literal",
+        ),
+        (
+            "scaled",
+            ["f32[4,4]"],
+            "NKW-KERNEL-CALL",
+            "{file}:scaled does not take these arguments: scaled() missing 1 required positional argument: 'factor'",
+        ),
+        (
+            "scaled",
+            ["f32[257,4]", "1.0"],
+            "NKW-KERNEL-CALL",
+            "{file}:scaled does not take these arguments: at most 256 rows, not 257",
+        ),
+        ("NUMBER", [], "NKW-KERNEL-NAME", "{file} has no kernel NUMBER"),
+        ("absent", [], "NKW-KERNEL-NAME", "{file} has no kernel absent"),
+    ],
+)
+def test_refuses_in_one_sentence(
+    file: str, kernel: str, arguments: list[str], code: str, message: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        launch_by_name(f"{file}:{kernel}", arguments)
+    assert (refused.value.code, refused.value.message) == (code, message.format(file=file))
+
+
+def test_refuses_places_that_are_not_there() -> None:
+    with pytest.raises(InvalidArgument, match=r"nowhere\.py is not a file"):
+        launch_by_name("nowhere.py:kernel", [])
+    with pytest.raises(InvalidArgument, match="no_such_module is no module"):
+        launch_by_name("no_such_module:kernel", [])
+
+
+def test_a_broken_rule_keeps_its_type(file: str) -> None:
+    """129 rows pass the kernel's own check and break the rule of the partitions."""
+    with pytest.raises(RuleViolation):
+        launch_by_name(f"{file}:scaled", ["f32[129,4]", "1.0"])
