@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -45,7 +45,8 @@ class Quantity(enum.Enum):
     interval, latency: of the last occurrence of one instruction, start to start and start to result. table_load,
     trigger, first_byte, data, completion: the phases of a DMA or an activation. data_phase: first data of the kernel to
     last. length: first start to last result. benchmark, profiler: with the parts of starting and ending a kernel that
-    such a figure holds. host: a synchronous call from the host.
+    such a figure holds. host: a synchronous call from the host. formula: a term of the cost model
+    that no event shows alone.
     """
 
     interval = "interval"
@@ -60,6 +61,7 @@ class Quantity(enum.Enum):
     benchmark = "benchmark"
     profiler = "profiler"
     host = "host"
+    formula = "formula"
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Run:
 class Case:
     """What stands for an entry. Times of several runs add; `divisor` is how many times the timed thing occurs.
 
-    `of` names the operator that an instruction's quantity is read from.
+    `of` names the operator that an instruction's quantity is read from. `formula` gives the nanoseconds of a term on a
+    chip, without a run.
     """
 
     chip: Hardware
@@ -84,6 +87,7 @@ class Case:
     schedule: Schedule
     of: str = ""
     divisor: float = 1.0
+    formula: Callable[[Hardware], float] = field(default=lambda chip: 0.0)
 
 
 _DTYPES = (
@@ -103,6 +107,11 @@ def dtype_of(entry: Entry) -> np.dtype:
         if re.search(pattern, entry.dtype.strip().lower()):
             return dtype
     raise NotCovered(f"dtype {entry.dtype!r} is not one the builders know")
+
+
+def compiled_mode(chip: Hardware) -> str:
+    """Who writes descriptors where a compiler decides: the hardware where it can, else a ring prepared at load time."""
+    return "hwdge" if chip.hardware_dge else "none"
 
 
 _GENERATIONS = {"trn1": "gen2", "trn1n": "gen2", "trn2": "gen3", "trn2u": "gen3", "trn3": "gen4"}
@@ -165,7 +174,7 @@ def measured_us(entry: Entry, chip: Hardware) -> float:
         return float(metrics["estimate_us"])
     if "relative_throughput" in metrics and len(entry.product()) == 2:
         rows, per_partition = entry.product()
-        peak = chip.dma_engines * chip.dma_engine_bytes_per_ns
+        peak = min(chip.dma_engines * chip.dma_engine_bytes_per_ns, chip.hbm_gb_per_s_per_core)
         return rows * per_partition / (float(metrics["relative_throughput"]) * peak) / 1000.0
     per_rank = re.search(r"(\d+) B per rank", entry.shapes)
     if "busbw_GBps" in metrics and per_rank and entry.says("all-gather"):

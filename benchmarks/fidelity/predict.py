@@ -40,6 +40,10 @@ def predict(
     probe: bool = True,
 ) -> Prediction:
     """The time of a case under every reading asked for; `main` is the one whose share of guesses `probe` works out."""
+    if case.quantity is Quantity.formula:
+        time_us = case.formula(case.chip) / 1000.0
+        share = (case.formula(_slower(case.chip)) / 1000.0 / time_us - 1.0) / (_PROBE - 1.0)
+        return Prediction(dict.fromkeys((main, *readings), time_us), 0.0, share, 0)
     launches = [_launched(case.chip, run) for run in case.runs]
     waits = [dependences(done.streams) for done in launches]
     times = {}
@@ -153,10 +157,10 @@ def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
 
 
 def _floor_ns(chip: Hardware, stream: object) -> float:
-    """Bytes over the peak of the DMA engines, or FLOP over that of the array at fp8, whichever is longer."""
+    """Bytes over the core's share of HBM, or FLOP over the peak of the array at fp8, whichever is longer."""
     costs: list[Cost] = [stream.costs[number] for number in stream.cost_ids]  # type: ignore[attr-defined]
     moved = sum(cost.dma.bytes for cost in costs if cost.dma is not None)
     flops = sum(cost.flops for cost in costs)
-    rate = chip.dma_engines * chip.dma_engine_bytes_per_ns
+    rate = chip.hbm_gb_per_s_per_core
     array = 2 * chip.contraction_max_double_row * chip.stationary_free_max * chip.tensor_clock_ghz
     return max(moved / rate, flops / array)

@@ -16,6 +16,7 @@ from simulate.isa.plan import Cost, DmaCost
 from simulate.memory import MemoryRegion, NkiTensor
 
 _CACHE = 1 << 14
+_PIECES_MAX = 8  # rows of 512 bytes in one descriptor, traces of 64 tiles of 128 x 128
 
 
 @lru_cache(_CACHE)
@@ -78,20 +79,22 @@ def matmul(
     """Tensor engine: `columns` of the stationary tile, `rows` streamed; float32 takes several passes.
 
     The stationary tile is loaded while the matmul before streams, one row of it at a time: a stream shorter than the
-    contraction does not hide the load, which then sets the pace (products of a matrix and a vector).
+    contraction does not hide the load, which then sets the pace (products of a matrix and a vector). The minimum
+    interval holds for an instruction, not for each of its passes: float32 products of 28 columns were seen to take 61
+    ns on gen3.
     """
     passes = loads = 1
     if fp32:
         loads = hardware.matmul_fp32_instructions
         passes = hardware.transpose_fp32_passes if transpose else hardware.matmul_fp32_passes
-    streamed = max(min(hardware.matmul_min_interval_cycles, columns), rows)
+    streamed = max(min(hardware.matmul_min_interval_cycles, columns), passes * rows)
     loaded = loads * min(contraction, hardware.contraction_max) * hardware.load_weights_cycles_per_row
-    interval = max(passes * streamed, loaded) + passes * hardware.matmul_issue_overhead_cycles
+    interval = max(streamed, loaded) + passes * hardware.matmul_issue_overhead_cycles
     return Cost(
         interval_cycles=interval,
-        latency_cycles=passes * streamed + hardware.matmul_latency_ns * hardware.tensor_clock_ghz,
+        latency_cycles=streamed + hardware.matmul_latency_ns * hardware.tensor_clock_ghz,
         flops=0 if transpose else 2 * contraction * columns * rows,
-        streamed_cycles=passes * streamed,
+        streamed_cycles=streamed,
     )
 
 
@@ -143,9 +146,9 @@ def dma(
     """One DMA: triggered on `engine`'s stream, cut into descriptors, spread over the core's DMA engines.
 
     `mode` tells who writes the descriptors: nobody (a static ring prepared at load time), the hardware, or GpSimd.
-    `piece_bytes` is the length of contiguous runs. Runs are cut at the descriptor limit; short runs share a
-    descriptor as long as it stays below the efficient minimum (traces show eight pieces in one). GpSimd writes a
-    descriptor for every run: its rows lie anywhere. It works out addresses for the next ones meanwhile, so the longer
+    `piece_bytes` is the length of contiguous runs. Runs are cut at the descriptor limit; in a prepared ring up to eight
+    short runs share a descriptor within it, as traces show, at the rate of one long run. GpSimd writes a descriptor for
+    every run: its rows lie anywhere. It works out addresses for the next ones meanwhile, so the longer
     of the two counts: a scatter of 128 rows of 4 bytes takes 2 us, 15 ns each, and no further microsecond.
 
     `hbm_sides` of source and destination lie in HBM. However many engines move them, DMAs of one core take their bytes
@@ -154,12 +157,14 @@ def dma(
     the dtype changes on the way, which slows the engines down; 0 for a copy.
     """
     piece = max(min(piece_bytes, hardware.dma_descriptor_bytes_max), 1)
-    shared = 1 if mode is DgeMode.swdge else min(max(hardware.dma_min_piece_bytes // piece, 1), 8)
+    shared = 1
+    if mode is not DgeMode.swdge and mode is not DgeMode.hwdge:
+        shared = min(max(hardware.dma_descriptor_bytes_max // piece, 1), _PIECES_MAX)
     descriptors = ceil(total_bytes / (piece * shared))
     data_ns = total_bytes / hardware.dma_engine_bytes_per_ns
     if cast_bytes:
         data_ns = max(data_ns, cast_bytes / hardware.dma_cast_bytes_per_ns)
-    each_ns = hardware.dma_descriptor_ns + data_ns / descriptors
+    each_ns = hardware.dma_descriptor_ns + data_ns / descriptors  # from one queued descriptor to the next
     gpsimd_ns = 0.0
     if mode is DgeMode.swdge:
         trigger_ns, first_ns = hardware.dma_swdge_trigger_ns, hardware.dma_swdge_first_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from benchmarks.fidelity.entry import Entry, read_entries
 from benchmarks.fidelity.predict import predict
 from benchmarks.fidelity.table import kendall, ladders, quantile, text
 from simulate.errors import InvalidArgument
-from simulate.hardware import hardware
+from simulate.hardware import Hardware, hardware
 from simulate.timing import Reading
 
 FILE = Path(__file__).parent / "data" / "measurements.json"
@@ -113,6 +114,60 @@ def test_a_time_may_stand_in_the_metrics() -> None:
 def test_refuses_what_no_builder_stands_for(changed: dict[str, str], reason: str) -> None:
     with pytest.raises(NotCovered, match=reason):
         build(replace(entries()["b"], **changed))
+
+
+def test_a_variant_of_a_described_kernel_is_as_much_faster_as_it_says() -> None:
+    plain = replace(entries()["b"], family="matmul", kernel="lhsT @ rhs", shapes="128 x 128 x 512")
+    time = predict(build(plain)).times_us[Reading.program]
+    told = replace(plain, kernel="lhsT @ rhs (optimised variant found by search, 1.250x faster)")
+    measured = replace(plain, metrics={"ratio_to_baseline": 1.25})
+    for faster in (told, measured):
+        assert predict(build(faster)).times_us[Reading.program] == pytest.approx(time / 1.25)
+    slower = replace(plain, metrics={"ratio_to_baseline": 0.5})
+    assert predict(build(slower)).times_us[Reading.program] == time
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shapes", "dtype", "term"),
+    [
+        ("EVENT_SEMAPHORE, condition met", "-", "-", lambda chip: chip.semaphore_ns),
+        ("LDWEIGHTS, stationary 128x128", "128x128", "bf16", lambda chip: chip.load_weights_latency_ns),
+        ("LDWEIGHTS for an fp32 matmul", "128x128", "fp32", lambda chip: chip.load_weights_fp32_latency_ns),
+        ("one iteration of a device loop", "-", "-", lambda chip: chip.device_loop_iteration_ns),
+        (
+            "MATMUL duration, fp32 half-product",
+            "moving free size 512",
+            "fp32",
+            lambda chip: 2 * 512 / chip.tensor_clock_ghz + chip.matmul_latency_ns,
+        ),
+    ],
+)
+def test_terms_that_no_event_shows_alone_are_read_from_the_model(
+    kernel: str, shapes: str, dtype: str, term: Callable[[Hardware], float]
+) -> None:
+    entry = replace(
+        entries()["a"], kernel=kernel, shapes=shapes, dtype=dtype, measured="single instruction start to end"
+    )
+    times = predict(build(entry)).times_us
+    assert times == dict.fromkeys(Reading, pytest.approx(term(hardware("trn2")) / 1000))
+
+
+def test_an_array_at_half_rate_takes_twice_as_long() -> None:
+    entry = entries()["a"]
+    warm = predict(build(entry)).times_us[Reading.program]
+    cold = predict(build(replace(entry, kernel="nc_matmul back to back, half rate"))).times_us[
+        Reading.program
+    ]
+    assert cold == pytest.approx(2 * warm)
+
+
+def test_descriptors_of_one_engine_queue_up_behind_each_other() -> None:
+    entry = replace(entries()["a"], family="dma", kernel="one descriptor on one DMA engine", shapes="4096 B")
+    chip = hardware("trn2")
+    alone = predict(build(entry)).times_us[Reading.program] * 1000
+    assert alone == pytest.approx(chip.dma_descriptor_ns + 4096 / chip.dma_engine_bytes_per_ns)
+    eight = predict(build(replace(entry, shapes="32 KiB"))).times_us[Reading.program] * 1000
+    assert eight == pytest.approx(8 * alone)
 
 
 def test_predictions_are_the_same_every_time() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from benchmarks.fidelity.builders.matmul import refuse_undescribed
 from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, array, chip_of, dtype_of, quantity_of
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import convolution
@@ -11,7 +10,6 @@ from benchmarks.fidelity.kernels import convolution
 def build(entry: Entry) -> Case:
     """3 x 3 over one image, with or without pooling, or depthwise along one axis."""
     chip = chip_of(entry)
-    refuse_undescribed(entry)
     dtype = dtype_of(entry)
     sizes = entry.sizes()
     if entry.says("depthwise"):
@@ -23,7 +21,9 @@ def build(entry: Entry) -> Case:
             array((batch, channels, width), dtype),
             array((channels, taps), dtype),
         )
-        runs = (Run(convolution.depthwise, (arguments,)),)
+        # A search starts from the plain form, one output position at a time.
+        plain = entry.says("starting kernel") or entry.says("optimisation step")
+        runs = (Run(convolution.by_positions if plain else convolution.depthwise, (arguments,)),)
         return Case(chip, runs, quantity_of(entry), Schedule.compiler)
     shapes = entry.brackets()
     if len(shapes) != 2 or len(shapes[0]) != 4 or shapes[0][0] != 1 or shapes[1][2:] != (3, 3):

@@ -9,6 +9,9 @@ import numpy as np
 from benchmarks.fidelity.case import Case, NotCovered, Quantity, Run, Schedule, array, chip_of
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import dma
+from simulate.hardware import Hardware
+from simulate.isa import costs
+from simulate.isa.enums import DgeMode, Engine
 
 _UNITS = {"": 1, "Ki": 1024, "Mi": 1 << 20, "k": 1000, "K": 1000, "M": 1_000_000}
 
@@ -23,8 +26,10 @@ def build(entry: Entry) -> Case:
 
     tile = array((128, 1024))
     if entry.says("relative throughput"):
-        rows, per_partition = entry.product() or (0, 0)
-        return case(dma.loads, ([array((rows, per_partition), np.uint8)],), Quantity.data)
+        if len(entry.product()) != 2:
+            raise NotCovered(f"shapes {entry.shapes!r} do not give rows and bytes")
+        count = 32
+        return case(dma.alternating, (array(entry.product(), np.uint8), count), Quantity.length, count)
     if entry.says("hardware DGE", "first data descriptor"):
         return case(dma.loads, ([tile], "hwdge"), Quantity.first_byte)
     if entry.says("static ring", "first data descriptor"):
@@ -35,20 +40,12 @@ def build(entry: Entry) -> Case:
         return case(dma.loads, ([tile],), Quantity.completion)
     if entry.says("trigger of one dma_copy"):
         return case(dma.stores, (tile, 2), Quantity.trigger)
-    if entry.says("instruction-fetch") or entry.says("completion write") or entry.says("spread of"):
+    if entry.says("instruction-fetch") or entry.says("spread of"):
         raise NotCovered("not a transfer that a kernel asks for")
-    if (
-        entry.says("one DMA engine")
-        or entry.says("descriptors on one engine")
-        or entry.says("one descriptor")
-    ):
-        raise NotCovered(
-            "the DMA engines are modelled as one pool; a single engine's descriptors have no slice"
-        )
-    if entry.says("4000 B descriptor"):
-        raise NotCovered(
-            "the DMA engines are modelled as one pool; a single engine's descriptors have no slice"
-        )
+    if entry.says("one engine") or entry.says("one DMA engine") or entry.says("descriptor"):
+        single = _on_one_engine(entry, chip)
+        if single is not None:
+            return single
     if entry.says("indirect", "software descriptor"):
         count, size = entry.integer(r"(\d+) indirect"), entry.integer(r"x (\d+) B")
         if count is None or size is None:
@@ -77,3 +74,23 @@ def build(entry: Entry) -> Case:
             return case(dma.stores, (array(shape, np.uint8), 1), Quantity.data)
         return case(dma.loads, ([array(shape, np.uint8)],), Quantity.data)
     raise NotCovered("the transfer is not described by rows and bytes")
+
+
+def _on_one_engine(entry: Entry, chip: Hardware) -> Case | None:
+    """Queued descriptors of one DMA engine, which share its time one after the other."""
+    found = re.search(r"(\d+) (Ki|)B", entry.shapes)
+    if found is None or entry.says("indirect") or entry.says("16 engines"):
+        return None
+    size = int(found.group(1)) * _UNITS[found.group(2)]
+    pieces = re.search(r"(\d+) x (\d+) B", entry.shapes)
+    piece = int(pieces.group(2)) if pieces else size
+
+    def formula(hardware: Hardware) -> float:
+        cast = size if entry.says("cast") else 0
+        moved = costs.dma(hardware, Engine.sync, DgeMode.none, size, piece, True, 0, cast).dma
+        assert moved is not None
+        latency = entry.says("in flight")
+        # All engines together are busy for one sixteenth of what one engine takes.
+        return moved.busy_ns * hardware.dma_engines + latency * hardware.dma_descriptor_latency_ns
+
+    return Case(chip, (), Quantity.formula, Schedule.primitive, formula=formula)

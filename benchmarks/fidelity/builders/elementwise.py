@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.fidelity.builders.matmul import refuse_undescribed
-from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, array, chip_of, dtype_of, quantity_of
+from benchmarks.fidelity.builders.variants import as_much_faster
+from benchmarks.fidelity.case import (
+    Case,
+    NotCovered,
+    Run,
+    Schedule,
+    array,
+    chip_of,
+    compiled_mode,
+    dtype_of,
+    quantity_of,
+)
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import elementwise, kmeans
 from benchmarks.fidelity.kernels import transpose as transposes
@@ -14,26 +24,25 @@ from benchmarks.fidelity.kernels import transpose as transposes
 def build(entry: Entry) -> Case:
     """Vector additions, SiLU and AdamW."""
     chip = chip_of(entry)
-    refuse_undescribed(entry)
     dtype = dtype_of(entry)
     sizes = entry.sizes()
 
     def case(kernel: object, *arguments: object) -> Case:
         runs = (Run(kernel, (arguments,)),)  # type: ignore[arg-type]
-        return Case(chip, runs, quantity_of(entry), Schedule.compiler)
+        return as_much_faster(entry, Case(chip, runs, quantity_of(entry), Schedule.compiler))
 
     if entry.says("a + b", "per step"):
         chunk = entry.integer(r"CHUNK=(\d+)")
         if "N" not in sizes or chunk is None:
             raise NotCovered(f"shapes {entry.shapes!r} do not give N and the chunk")
         vector = array((sizes["N"], 1), dtype)
-        return case(elementwise.add_column_chunks, vector, vector, chunk)
+        return case(elementwise.add_column_chunks, vector, vector, chunk, compiled_mode(chip))
     if entry.says("a + b", "viewed as [128"):
         width = entry.integer(r"FREE_DIM=(\d+)")
         if "N" not in sizes or width is None or sizes["N"] % 128:
             raise NotCovered(f"shapes {entry.shapes!r} do not give N, a multiple of 128, and the width")
         matrix = array((128, sizes["N"] // 128), dtype)
-        return case(elementwise.add_streams, matrix, matrix, width)
+        return case(elementwise.add_streams, matrix, matrix, width, compiled_mode(chip))
     if not {"M", "N"} <= set(sizes):
         raise NotCovered(f"shapes {entry.shapes!r} do not give M and N")
     matrix = array((sizes["M"], sizes["N"]), dtype)

@@ -85,7 +85,7 @@ def _matmul(entry: Entry, chip: Hardware) -> Case:
     if not halves:
         return case
     if case.quantity is Quantity.latency:
-        raise NotCovered("the stream holds float32 matmuls whole, not the latency of their halves")
+        return _half_product(entry, chip, columns)
     return Case(chip, case.runs, case.quantity, case.schedule, case.of, float(chip.matmul_fp32_instructions))
 
 
@@ -166,24 +166,51 @@ def _hardware_dge(entry: Entry, chip: Hardware) -> Case:
     return Case(chip, runs, Quantity.trigger, Schedule.primitive, "dma_copy")
 
 
+def _formula(chip: Hardware, formula: Callable[[Hardware], float]) -> Case:
+    return Case(chip, (), Quantity.formula, Schedule.primitive, formula=formula)
+
+
 def _weight_load(entry: Entry, chip: Hardware) -> Case:
-    raise NotCovered(
-        "a weight load has no event of its own: it is part of nc_matmul, hidden behind the one before"
-    )
+    """A weight load has no event of its own; at half rate its passes take longer, and so does its pipeline."""
+    fp32, slow = entry.dtype != "-" and dtype_of(entry) == np.float32, entry.says("half rate")
+
+    def formula(hardware: Hardware) -> float:
+        time_ns = hardware.load_weights_fp32_latency_ns if fp32 else hardware.load_weights_latency_ns
+        if slow:
+            passes = hardware.matmul_fp32_passes / hardware.matmul_fp32_instructions if fp32 else 1
+            longer = 1.0 / hardware.tensor_throttled_clock_ghz - 1.0 / hardware.tensor_clock_ghz
+            time_ns += passes * hardware.contraction_max * longer
+            time_ns += hardware.matmul_throttled_latency_ns - hardware.matmul_latency_ns
+        return time_ns
+
+    return _formula(chip, formula)
+
+
+def _half_product(entry: Entry, chip: Hardware, columns: int) -> Case:
+    """The latency of one of the instructions that a float32 matmul becomes."""
+
+    def formula(hardware: Hardware) -> float:
+        passes = hardware.matmul_fp32_passes / hardware.matmul_fp32_instructions
+        return passes * columns / hardware.tensor_clock_ghz + hardware.matmul_latency_ns
+
+    return _formula(chip, formula)
 
 
 def _semaphore(entry: Entry, chip: Hardware) -> Case:
-    raise NotCovered(
-        "semaphores are no instructions of a kernel; the schedule adds their time between engines"
-    )
+    return _formula(chip, lambda hardware: hardware.semaphore_ns)
+
+
+def _loop(entry: Entry, chip: Hardware) -> Case:
+    return _formula(chip, lambda hardware: hardware.device_loop_iteration_ns)
 
 
 def _control(entry: Entry, chip: Hardware) -> Case:
-    raise NotCovered("DRAIN and device loops are not in a kernel's stream")
+    raise NotCovered("DRAIN is not in a kernel's stream")
 
 
 def _dynamic_dma(entry: Entry, chip: Hardware) -> Case:
-    table, rows = array((1024, 128)), array((128, 1), np.int32)
+    """One row at an address read at run time, its descriptor written by GpSimd."""
+    table, rows = array((1024, 128)), array((1, 1), np.int32)
     runs = (Run(dma.gathers, ((table, rows, _REPEATS),)),)
     return Case(chip, runs, Quantity.trigger, Schedule.primitive, "dma_copy")
 
@@ -202,9 +229,9 @@ def _pairs(entry: Entry, chip: Hardware) -> Case:
 _FORMS: tuple[tuple[tuple[str, ...], Callable[[Entry, Hardware], Case]], ...] = (
     (("LDWEIGHTS+MATMUL pairs",), _pairs),
     (("nc_transpose",), _transpose),
+    (("LDWEIGHTS",), _weight_load),
     (("nc_matmul",), _matmul),
     (("MATMUL",), _matmul),
-    (("LDWEIGHTS",), _weight_load),
     (("ACT_TABLE_LOAD",), _table_load),
     (("reciprocal", "tensor_scalar"), _reciprocal_then_scale),
     (("Scalar engine copy",), _activation),
@@ -216,7 +243,7 @@ _FORMS: tuple[tuple[tuple[str, ...], Callable[[Entry, Hardware], Case]], ...] = 
     (("TENSOR_LOAD",), _register_load),
     (("EVENT_SEMAPHORE",), _semaphore),
     (("DRAIN",), _control),
-    (("device loop",), _control),
+    (("device loop",), _loop),
     (("DMA_DIRECT2D",), _hardware_dge),
     (("core barrier",), _core_barrier),
     (("dynamic DMA",), _dynamic_dma),

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from benchmarks.fidelity.builders.matmul import fits
-from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, array, chip_of, dtype_of, quantity_of
+from benchmarks.fidelity.case import (
+    Case,
+    NotCovered,
+    Run,
+    Schedule,
+    array,
+    chip_of,
+    compiled_mode,
+    dtype_of,
+    quantity_of,
+)
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import mlp
 
@@ -18,12 +28,13 @@ def build(entry: Entry) -> Case:
     m, k, n = product
     operands = array((k, m), dtype), array((k, n), dtype), array((1, n), dtype)
     resident = fits(chip, operands[1])
+    mode = compiled_mode(chip)
     if entry.says("two launches"):
-        first = Run(mlp.gemm, ((*operands, None, resident),))
-        runs: tuple[Run, ...] = (first, Run(mlp.gelu, ((array((m, n), dtype),),)))
+        first = Run(mlp.gemm, ((*operands, None, resident, mode),))
+        runs: tuple[Run, ...] = (first, Run(mlp.gelu, ((array((m, n), dtype), mode),)))
     elif entry.says("one launch"):
         curve = "tanh" if entry.says("tanh") else "gelu"
-        runs = (Run(mlp.gemm, ((*operands, curve, resident),)),)
+        runs = (Run(mlp.gemm, ((*operands, curve, resident, mode),)),)
     else:
         raise NotCovered("neither one launch nor two")
     return Case(chip, runs, quantity_of(entry), Schedule.compiler)

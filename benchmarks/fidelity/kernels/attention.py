@@ -5,51 +5,54 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, evacuate, load, psum, sbuf
+from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, evacuate, load, psum, sbuf, store
 
 
-def three_pass(q, k, v, d_major=True):
+def three_pass(q, k, v, mode="none"):
     """Scores to HBM, softmax of HBM to HBM, weighted values from HBM: three loops over the rows of q."""
     depth, tokens = q.shape
     output = nl.ndarray((tokens, depth), dtype=q.dtype, buffer=nl.shared_hbm)
     scores = nl.ndarray((tokens, tokens), dtype=nl.float32, buffer=nl.private_hbm)
     weights = nl.ndarray((tokens, tokens), dtype=nl.float32, buffer=nl.private_hbm)
-    queries, keys, values = load(q), load(k), load(v)
+    queries, keys, values = load(q, mode), load(k, mode), load(v, mode)
     for row in range(0, tokens, PARTITIONS):
         tile = _scores(queries[:, row : row + PARTITIONS], keys)
-        nisa.dma_copy(dst=scores[row : row + PARTITIONS, :], src=tile)
+        store(scores[row : row + PARTITIONS, :], tile, mode)
     for row in range(0, tokens, PARTITIONS):
-        tile = load(scores[row : row + PARTITIONS, :])
+        tile = load(scores[row : row + PARTITIONS, :], mode)
         exponentials, inverse = _softmax(tile)
         for column in range(0, tokens, BANK):
             part = exponentials[:, column : column + BANK]
             nisa.tensor_scalar(
                 dst=part, data=part, op0=nl.multiply, operand0=inverse, engine=nisa.vector_engine
             )
-        nisa.dma_copy(dst=weights[row : row + PARTITIONS, :], src=exponentials)
+        store(weights[row : row + PARTITIONS, :], exponentials, mode)
     by_key = _transposed(values)
     for row in range(0, tokens, PARTITIONS):
-        tile = load(weights[row : row + PARTITIONS, :])
+        tile = load(weights[row : row + PARTITIONS, :], mode)
         bank = _weighted(_transposed(tile), by_key, depth)
-        nisa.dma_copy(dst=output[row : row + PARTITIONS, :], src=evacuate(bank, q.dtype))
+        store(output[row : row + PARTITIONS, :], evacuate(bank, q.dtype), mode)
     return output
 
 
-def fused(q, k, v):
-    """One loop over the rows of q: scores, softmax and weighted values stay on chip; the division comes last."""
+def fused(q, k, v, mode="none", narrow=False):
+    """One loop over the rows of q: scores, softmax and weighted values stay on chip; the division comes last.
+
+    narrow: the exponentials are bfloat16, whatever the inputs are.
+    """
     depth, tokens = q.shape
     output = nl.ndarray((tokens, depth), dtype=q.dtype, buffer=nl.shared_hbm)
-    queries, keys, values = load(q), load(k), load(v)
+    queries, keys, values = load(q, mode), load(k, mode), load(v, mode)
     by_key = _transposed(values)
     for row in range(0, tokens, PARTITIONS):
         tile = _scores(queries[:, row : row + PARTITIONS], keys)
-        exponentials, inverse = _softmax(tile)
+        exponentials, inverse = _softmax(tile, nl.bfloat16 if narrow else nl.float32)
         bank = _weighted(_transposed(exponentials), by_key, depth)
         result = sbuf((PARTITIONS, depth), q.dtype)
         nisa.tensor_scalar(
             dst=result, data=bank, op0=nl.multiply, operand0=inverse, engine=nisa.vector_engine
         )
-        nisa.dma_copy(dst=output[row : row + PARTITIONS, :], src=result)
+        store(output[row : row + PARTITIONS, :], result, mode)
     return output
 
 
@@ -97,7 +100,7 @@ def _scores(query, keys, scale=None):
     return tile
 
 
-def _softmax(tile):
+def _softmax(tile, dtype=nl.float32):
     """exp(row - max) and 1 / its sum, in parts of 512 columns."""
     columns = tile.shape[1]
     count = columns // BANK
@@ -107,7 +110,7 @@ def _softmax(tile):
         nisa.tensor_reduce(dst=maxima[:, i : i + 1], op=nl.maximum, data=part, axis=1)
     bias = sbuf((PARTITIONS, 1), nl.float32)
     nisa.tensor_reduce(dst=bias, op=nl.maximum, data=maxima, axis=1, negate=True)
-    exponentials = sbuf(tile.shape, nl.float32)
+    exponentials = sbuf(tile.shape, dtype)
     sums = sbuf((PARTITIONS, count), nl.float32)
     for i in range(count):
         part = exponentials[:, i * BANK : (i + 1) * BANK]

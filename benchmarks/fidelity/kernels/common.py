@@ -9,11 +9,17 @@ PARTITIONS = 128
 BANK = 512
 
 
-def load(source):
-    """A tile of HBM in SBUF."""
+def load(source, mode="none", other=False):
+    """A tile of HBM in SBUF; `mode` tells who writes the descriptors, `other` asks for the second hardware queue."""
     tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=source)
+    engine = nisa.scalar_engine if other and mode == "hwdge" else nisa.unknown_engine
+    nisa.dma_copy(dst=tile, src=source, dge_mode=getattr(nisa.dge_mode, mode), engine=engine)
     return tile
+
+
+def store(target, tile, mode="none"):
+    """A tile of SBUF written to HBM."""
+    nisa.dma_copy(dst=target, src=tile, dge_mode=getattr(nisa.dge_mode, mode))
 
 
 def load_repeated(row, rows):

@@ -76,6 +76,25 @@ def depthwise(x, w):
     return out
 
 
+def by_positions(x, w):
+    """As `depthwise`, one output position at a time: the products with the filter, and their sum."""
+    batches, channels, width = x.shape
+    taps = w.shape[1]
+    columns = width - taps + 1
+    out = nl.ndarray((batches, channels, columns), dtype=x.dtype, buffer=nl.shared_hbm)
+    for batch in range(batches):
+        for row in range(0, channels, PARTITIONS):
+            rows = slice(row, row + PARTITIONS)
+            tile, filters = load(x[batch, rows, :]), load(w[rows, :])
+            total = sbuf((PARTITIONS, columns), x.dtype)
+            for i in range(columns):
+                products = sbuf((PARTITIONS, taps), nl.float32)
+                nisa.tensor_tensor(dst=products, data1=tile[:, i : i + taps], data2=filters, op=nl.multiply)
+                nisa.tensor_reduce(dst=total[:, i : i + 1], op=nl.add, data=products, axis=1)
+            nisa.dma_copy(dst=out[batch, rows, :], src=total)
+    return out
+
+
 def _weights(w):
     """By (output tile, input tile, tap): the filter tap with the input channels on the partitions."""
     channels_out, channels_in = w.shape[0], w.shape[1]

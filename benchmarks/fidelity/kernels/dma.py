@@ -21,6 +21,14 @@ def loads(sources, mode="none"):
     return out
 
 
+def alternating(x, count):
+    """x [128, n] @ HBM loaded `count` times into two buffers by turns, as a loop that streams through them does."""
+    tiles = [sbuf(x.shape, x.dtype) for _ in range(2)]
+    for i in range(count):
+        nisa.dma_copy(dst=tiles[i % 2], src=x)
+    return nl.ndarray((1, 1), dtype=x.dtype, buffer=nl.shared_hbm)
+
+
 def stores(x, count, mode="none"):
     """A tile of x's shape and dtype written to HBM, `count` times."""
     tile = sbuf(x.shape, x.dtype)
@@ -49,15 +57,15 @@ def load_tiles(x):
 
 
 def gathers(table, rows, count):
-    """`count` indirect loads of 128 rows each of table [V, n], row numbers in rows [128, 1]."""
+    """`count` indirect loads of some rows each of table [V, n], row numbers in rows [up to 128, 1]."""
     places = sbuf(rows.shape, rows.dtype)
     nisa.dma_copy(dst=places, src=rows)
     for _ in range(count):
-        tile = sbuf((PARTITIONS, table.shape[1]), table.dtype)
+        tile = sbuf((rows.shape[0], table.shape[1]), table.dtype)
         nisa.dma_copy(
             dst=tile,
             src=table.ap(
-                pattern=[[table.shape[1], PARTITIONS], [1, table.shape[1]]],
+                pattern=[[table.shape[1], rows.shape[0]], [1, table.shape[1]]],
                 vector_offset=places,
                 indirect_dim=0,
             ),

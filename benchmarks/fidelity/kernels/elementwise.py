@@ -5,30 +5,30 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from benchmarks.fidelity.kernels.common import PARTITIONS, constant, load, sbuf
+from benchmarks.fidelity.kernels.common import PARTITIONS, constant, load, sbuf, store
 
 
-def add_column_chunks(a, b, chunk):
+def add_column_chunks(a, b, chunk, mode="none"):
     """a + b of vectors [N, 1], `chunk` elements at a time, one per partition; b as the scalar operand."""
     total = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     for first in range(0, a.shape[0], chunk):
-        left = load(a[first : first + chunk, :])
-        right = load(b[first : first + chunk, :])
+        left = load(a[first : first + chunk, :], mode)
+        right = load(b[first : first + chunk, :], mode)
         result = sbuf((chunk, 1), a.dtype)
         nisa.tensor_scalar(dst=result, data=left, op0=nl.add, operand0=right)
-        nisa.dma_copy(dst=total[first : first + chunk, :], src=result)
+        store(total[first : first + chunk, :], result, mode)
     return total
 
 
-def add_streams(a, b, width):
+def add_streams(a, b, width, mode="none"):
     """a + b of [128, N / 128], `width` columns at a time."""
     total = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     for first in range(0, a.shape[1], width):
-        left = load(a[:, first : first + width])
-        right = load(b[:, first : first + width])
+        left = load(a[:, first : first + width], mode)
+        right = load(b[:, first : first + width], mode)
         result = sbuf((PARTITIONS, width), a.dtype)
         nisa.tensor_tensor(dst=result, data1=left, data2=right, op=nl.add)
-        nisa.dma_copy(dst=total[:, first : first + width], src=result)
+        store(total[:, first : first + width], result, mode)
     return total
 
 

@@ -129,10 +129,10 @@ def table_loads(x, count):
 
 
 def register_loads(x, count):
-    """register_load from SBUF."""
+    """register_load from HBM."""
     tile = load(x)
     for _ in range(count):
-        nisa.register_load(nisa.register_alloc(), tile)
+        nisa.register_load(nisa.register_alloc(), x)
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     return _stored(out, tile)
 

@@ -28,14 +28,19 @@ def states_outermost(delta, u, a, b, c):
                 span = slice(first, min(tokens, first + BANK))
                 pair = load(b[state : state + 1, span]), load(c[state : state + 1, span])
                 total = sums[row // PARTITIONS][:, span]
-                carried = _state(total, steps[:, span], grown[:, span], rate, pair, zero, ones, carried)
+                spread = [broadcast(each, ones) for each in pair]
+                carried = _state(total, steps[:, span], grown[:, span], rate, spread, zero, carried)
     for row in range(0, channels, PARTITIONS):
         nisa.dma_copy(dst=out[row : row + PARTITIONS, :], src=sums[row // PARTITIONS])
     return out
 
 
 def channels_outermost(delta, u, a, b, c, part=None):
-    """The loop over channels outside: delta and u are loaded, and multiplied, once; `part` tokens at a time, or all."""
+    """The loop over channels outside: delta and u are loaded, and multiplied, once; `part` tokens at a time, or all.
+
+    Instructions are as long as a part. A row of b or c that is wider than a bank of PSUM is spread into SBUF, so that
+    the Vector engine reads both operands from there.
+    """
     channels, tokens = delta.shape
     states = a.shape[1]
     part = tokens if part is None else part
@@ -53,24 +58,40 @@ def channels_outermost(delta, u, a, b, c, part=None):
             nisa.tensor_tensor(dst=grown, data1=steps, data2=inputs, op=nl.multiply)
             for state in range(states):
                 rate = rates[:, state : state + 1]
+                if end - start > BANK:
+                    pair = [_spread(each[state : state + 1, start:end], ones) for each in (b, c)]
+                    _state(total, steps, grown, rate, pair, zero, carried[state])
+                    continue
                 for first in range(start, end, BANK):
                     span = slice(first, min(end, first + BANK))
                     here = slice(first - start, min(end, first + BANK) - start)
                     pair = load(b[state : state + 1, span]), load(c[state : state + 1, span])
+                    spread = [broadcast(each, ones) for each in pair]
                     carried[state] = _state(
-                        total[:, here], steps[:, here], grown[:, here], rate, pair, zero, ones, carried[state]
+                        total[:, here], steps[:, here], grown[:, here], rate, spread, zero, carried[state]
                     )
             nisa.dma_copy(dst=out[rows, start:end], src=total)
     return out
 
 
-def _state(total, delta, grown, rate, pair, zero, ones, initial):
-    """Add one state's part to `total`; b and c are spread over the partitions by the Tensor engine, into PSUM."""
+def _spread(row, ones):
+    """A row [1, n] of HBM on every partition, in SBUF: it is wider than a bank of PSUM."""
+    columns = row.shape[1]
+    narrow = load(row)
+    wide = sbuf((PARTITIONS, columns), nl.float32)
+    for first in range(0, columns, BANK):
+        last = min(columns, first + BANK)
+        nisa.activation(dst=wide[:, first:last], op=nl.copy, data=broadcast(narrow[:, first:last], ones))
+    return wide
+
+
+def _state(total, delta, grown, rate, pair, zero, initial):
+    """Add one state's part to `total`; pair is b and c, spread over the partitions."""
     shape = delta.shape
     decay, fed, state, read = [sbuf(shape, nl.float32) for _ in range(4)]
     nisa.activation(dst=decay, op=nl.exp, data=delta, scale=rate, bias=zero)
-    nisa.tensor_tensor(dst=fed, data1=grown, data2=broadcast(pair[0], ones), op=nl.multiply)
+    nisa.tensor_tensor(dst=fed, data1=grown, data2=pair[0], op=nl.multiply)
     nisa.tensor_tensor_scan(dst=state, data0=decay, data1=fed, initial=initial, op0=nl.multiply, op1=nl.add)
-    nisa.tensor_tensor(dst=read, data1=state, data2=broadcast(pair[1], ones), op=nl.multiply)
+    nisa.tensor_tensor(dst=read, data1=state, data2=pair[1], op=nl.multiply)
     nisa.tensor_tensor(dst=total, data1=total, data2=read, op=nl.add)
     return state[:, shape[1] - 1 : shape[1]]

@@ -143,9 +143,11 @@ def transposing(a, b, resident, norm=None, residual=None, transposed_b=False):
     c = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
     weight = load_repeated(norm, PARTITIONS) if norm is not None else None
     epsilon = constant((PARTITIONS, 1), 1.0e-6) if norm is not None else None
+    tile = load(a[0:PARTITIONS, :])  # ahead of b, so that its transposes need not wait
     right = _right(b, transposed_b) if resident else None
     for m in range(0, rows, PARTITIONS):
-        tile = load(a[m : m + PARTITIONS, :])
+        if m:
+            tile = load(a[m : m + PARTITIONS, :])
         if residual is not None:
             nisa.tensor_tensor(dst=tile, data1=tile, data2=load(residual[m : m + PARTITIONS, :]), op=nl.add)
         if norm is not None:

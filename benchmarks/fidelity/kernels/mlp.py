@@ -15,30 +15,36 @@ from benchmarks.fidelity.kernels.common import (
     ones_row,
     psum,
     sbuf,
+    store,
 )
 
 
-def gemm(x_t, w, bias, activation, resident):
+def gemm(x_t, w, bias, activation, resident, mode="none"):
     """x_t [K, M], w [K, N], bias [1, N]; activation "gelu", "tanh" (GELU from multiplies and one sigmoid) or None.
 
     The compiler moves a load out of the loops in which its address stays the same: x's tiles are loaded once per row
     of output tiles; w's once in all where they fit (`resident`), else again for every row. The bias is spread over
-    the partitions by the Tensor engine, for every output tile.
+    the partitions by the Tensor engine, for every output tile. A w that is loaded again and again comes by turns
+    through both hardware queues, if `mode` is hwdge.
     """
     depth, rows = x_t.shape
     columns = w.shape[1]
     z = nl.ndarray((rows, columns), dtype=x_t.dtype, buffer=nl.shared_hbm)
     zero = constant((PARTITIONS, 1), 0.0)
     ones = ones_row(x_t.dtype)
-    biases = load(bias)
+    biases = load(bias, mode)
     kept = {}
     for m in range(0, rows, PARTITIONS):
-        left = [load(x_t[k : k + PARTITIONS, m : m + PARTITIONS]) for k in range(0, depth, PARTITIONS)]
+        left = []
+        for k in range(depth // PARTITIONS):
+            tile = x_t[k * PARTITIONS : (k + 1) * PARTITIONS, m : m + PARTITIONS]
+            left.append(load(tile, mode))
         for n in range(0, columns, BANK):
             bank = psum((PARTITIONS, BANK))
             for k in range(len(left)):
                 if not resident or (k, n) not in kept:
-                    kept[k, n] = load(w[k * PARTITIONS : (k + 1) * PARTITIONS, n : n + BANK])
+                    tile = w[k * PARTITIONS : (k + 1) * PARTITIONS, n : n + BANK]
+                    kept[k, n] = load(tile, mode, not resident and k % 2 == 1)
                 nisa.nc_matmul(dst=bank, stationary=left[k], moving=kept[k, n], accumulate=k > 0)
             y = evacuate(bank, z.dtype)
             spread = broadcast(biases[:, n : n + BANK], ones)
@@ -47,20 +53,20 @@ def gemm(x_t, w, bias, activation, resident):
                 nisa.activation(dst=y, op=nl.gelu, data=y, bias=zero)
             if activation == "tanh":
                 y = tanh_gelu(y, zero)
-            nisa.dma_copy(dst=z[m : m + PARTITIONS, n : n + BANK], src=y)
+            store(z[m : m + PARTITIONS, n : n + BANK], y, mode)
     return z
 
 
-def gelu(y):
+def gelu(y, mode="none"):
     """z = GELU(y), tile by tile through HBM."""
     rows, columns = y.shape
     z = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)
     zero = constant((PARTITIONS, 1), 0.0)
     for m in range(0, rows, PARTITIONS):
         for n in range(0, columns, BANK):
-            tile = load(y[m : m + PARTITIONS, n : n + BANK])
+            tile = load(y[m : m + PARTITIONS, n : n + BANK], mode)
             nisa.activation(dst=tile, op=nl.gelu, data=tile, bias=zero)
-            nisa.dma_copy(dst=z[m : m + PARTITIONS, n : n + BANK], src=tile)
+            store(z[m : m + PARTITIONS, n : n + BANK], tile, mode)
     return z
 
 
