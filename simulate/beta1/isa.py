@@ -25,6 +25,7 @@ from simulate.beta1.isa_whole import (
     bn_aggr,
     bn_stats,
     dma_copy,
+    dma_transpose,
     local_gather,
     max8,
     nc_find_index8,
@@ -32,6 +33,7 @@ from simulate.beta1.isa_whole import (
     nc_stream_shuffle,
     sequence_bounds,
     tensor_partition_reduce,
+    tensor_scalar_cumulative,
     tensor_tensor_scan,
 )
 from simulate.beta1.missing import not_in_beta1
@@ -245,6 +247,7 @@ __all__ = [
     "bn_stats",
     "constants",
     "dma_copy",
+    "dma_transpose",
     "dropout",
     "get_nc_version",
     "iota",
@@ -266,6 +269,7 @@ __all__ = [
     "tensor_partition_reduce",
     "tensor_reduce",
     "tensor_scalar",
+    "tensor_scalar_cumulative",
     "tensor_scalar_reduce",
     "tensor_tensor",
     "tensor_tensor_scan",

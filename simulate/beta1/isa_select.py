@@ -15,6 +15,7 @@ from simulate.beta1.tile import Tile, nki_tensor
 from simulate.errors import RuleViolation, rule
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.range_select import FLOAT32_MIN
+from simulate.memory import NkiTensor
 from simulate.numerics import ALU_OPERATORS
 
 
@@ -142,9 +143,9 @@ def tensor_copy_predicated(
     no_mask("tensor_copy_predicated", mask)
     issue(
         "tensor_copy_predicated",
-        dst=dst.view,
+        dst=dst.tensor,
         src=nki_tensor(src),
-        predicate=predicate.operand,
+        predicate=_flags(predicate),
         reverse_pred=reverse_pred,
         name=name,
     )
@@ -170,17 +171,23 @@ def select_reduce(
     no_mask("select_reduce", mask)
     issue(
         "select_reduce",
-        dst=dst.view,
-        predicate=predicate.operand,
+        dst=dst.tensor,
+        predicate=_flags(predicate),
         on_true=on_true.operand,
         on_false=nki_tensor(on_false),
-        reduce_res=None if reduce_res is None else reduce_res.view,
+        reduce_res=None if reduce_res is None else reduce_res.tensor,
         reduce_cmd=reduce_cmd,
         reduce_op=operator(reduce_op),
         reverse_pred=reverse_pred,
         name=name,
     )
     return dst
+
+
+def _flags(predicate: Tile) -> NkiTensor:
+    """A predicate as 0.6 takes it: the bytes of a boolean tile are its numbers."""
+    tensor = predicate.operand
+    return tensor.view("uint8") if tensor.dtype == "bool_" else tensor
 
 
 @rule("NKW-BETA1-NO-MASK")

@@ -12,8 +12,8 @@ from simulate.beta1.operators import alu, operator
 from simulate.beta1.program import current, defer, issue
 from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, nki_tensor
-from simulate.errors import Unsupported
-from simulate.isa.enums import DgeMode, OobMode
+from simulate.errors import InvalidArgument
+from simulate.isa.enums import DgeMode, OobMode, ReduceCmd
 from simulate.memory import MemoryRegion
 
 _SBUF = (MemoryRegion.sbuf,)
@@ -157,7 +157,7 @@ def nc_stream_shuffle(
     """Move rows of src to the partitions of dst within each quadrant."""
     current().settle()
     no_mask("nc_stream_shuffle", mask)
-    issue("nc_stream_shuffle", dst=dst.view, src=src.operand, shuffle_mask=shuffle_mask, name=name)
+    issue("nc_stream_shuffle", dst=dst.tensor, src=src.operand, shuffle_mask=shuffle_mask, name=name)
 
 
 def sequence_bounds(*, segment_ids: Tile, dtype: Any = None, name: str | None = None, **_: Any) -> Tile:
@@ -168,25 +168,105 @@ def sequence_bounds(*, segment_ids: Tile, dtype: Any = None, name: str | None = 
     return _returning("sequence_bounds", shape, segment_ids.dtype, dtype, tiles, name=name)
 
 
+def tensor_scalar_cumulative(
+    *,
+    src: Tile,
+    dst: Tile,
+    op0: Any,
+    op1: Any,
+    imm0: Any,
+    imm1: Any = None,
+    reduce_cmd: ReduceCmd = ReduceCmd.reset_reduce,
+    mask: Any = None,
+    name: str | None = None,
+    **_: Any,
+) -> None:
+    """Per partition, in order: reg = op1(op0(src[i], imm0), reg); dst[i] = reg.
+
+    imm1 counts with reduce_cmd load_reduce; its examples pass it with others as well.
+    """
+    current().settle()
+    no_mask("tensor_scalar_cumulative", mask)
+    issue(
+        "tensor_scalar_cumulative",
+        dst=dst.tensor,
+        src=src.operand,
+        op0=operator(op0),
+        op1=operator(op1),
+        imm0=nki_tensor(imm0),
+        imm1=nki_tensor(imm1) if reduce_cmd is ReduceCmd.load_reduce else None,
+        reduce_cmd=reduce_cmd,
+        name=name,
+    )
+
+
+def gather_flattened(data: Tile, indices: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
+    """data[p, indices[p, j]] over flattened free dims."""
+    no_mask("gather_flattened", mask)
+    is_tile("data", data)
+    is_tile("indices", indices)
+    return _returning(
+        "nc_n_gather", indices.shape, data.dtype, dtype, {"data": data, "indices": indices}, name=None
+    )
+
+
+def dma_transpose(
+    src: Tile,
+    *,
+    axes: tuple[int, ...] | None = None,
+    mask: Any = None,
+    dtype: Any = None,
+    dge_mode: DgeMode = DgeMode.unknown,
+    oob_mode: OobMode = OobMode.error,
+    name: str | None = None,
+    **_: Any,
+) -> Tile:
+    """src with its dims in the order `axes`, by default all of them turned round, moved by the DMA engines.
+
+    Two dims by default; (2, 1, 0) and (3, 1, 2, 0) for more.
+    """
+    no_mask("dma_transpose", mask)
+    order = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}.get(src.ndim) if axes is None else tuple(axes)
+    if order is None or sorted(order) != list(range(src.ndim)):
+        raise InvalidArgument("NKW-BETA1-AXES", f"dma_transpose(axes={axes!r:.40}) of {src.shape}")
+    attributes = {"axes": order, "dge_mode": dge_mode, "oob_mode": oob_mode, "name": name}
+    shape = tuple(src.shape[dim] for dim in order)
+    return _returning("dma_transpose", shape, src.dtype, dtype, {"src": src}, **attributes)
+
+
 def dma_copy(
     *,
     dst: Tile,
     src: Tile,
     mask: Any = None,
     dst_rmw_op: Any = None,
+    unique_indices: bool = True,
     oob_mode: OobMode = OobMode.error,
     dge_mode: DgeMode = DgeMode.unknown,
     name: str | None = None,
     **_: Any,
 ) -> None:
-    """Copy between HBM and SBUF; a mask leaves the elements of dst that it does not select untouched."""
+    """Copy between HBM and SBUF; a mask leaves the elements of dst that it does not select untouched.
+
+    With dst_rmw_op (add) the elements are added to those of dst, as dma_compute does today.
+    """
     program = current()
     program.settle()
-    if dst_rmw_op is not None and alu(dst_rmw_op).name != "bypass":
-        raise Unsupported(
-            "NKW-BETA1-RMW", "dma_copy with dst_rmw_op cannot be simulated; accumulate in SBUF and store"
-        )
+    adds = dst_rmw_op is not None and alu(dst_rmw_op).name != "bypass"
     selected = normalised(mask)
+    if adds:
+        no_mask("dma_copy with dst_rmw_op", mask)
+        target_view = dst.tensor
+        issue(
+            "dma_compute",
+            dst=target_view,
+            srcs=[target_view, src.operand],
+            reduce_op=alu(dst_rmw_op),
+            oob_mode=oob_mode,
+            unique_indices=unique_indices,
+            name=name,
+        )
+        return
     source, target = src.region, dst.region
     boxes = [None] if selected is None else selected.boxes(target.shape)
     for box in boxes:

@@ -119,7 +119,7 @@ def _wrapped(value: Any) -> Any:
 
 def _unwrapped(value: Any) -> Any:
     if isinstance(value, Tile):
-        return value.view
+        return value.tensor
     if isinstance(value, BlockTensor):
         returned_from_hbm(value)
     if isinstance(value, (tuple, list)):

@@ -10,6 +10,7 @@ import numpy as np
 
 from simulate.beta1 import arithmetic, elementwise, reductions
 from simulate.beta1.indices import arange, mgrid
+from simulate.beta1.isa_whole import gather_flattened
 from simulate.beta1.loops import (
     affine_range,
     nc,
@@ -33,9 +34,11 @@ from simulate.beta1.movement import (
 )
 from simulate.beta1.operators import BINARY, UNARY
 from simulate.beta1.program import current
+from simulate.beta1.region import Region
 from simulate.beta1.tile import BlockTensor, Tile, make
 from simulate.errors import InvalidArgument
 from simulate.memory import MemoryRegion
+from simulate.nki.language import rand as uniform
 from simulate.nki.language import tile_size
 from simulate.numerics import ALU_OPERATORS, DTYPES, as_dtype
 
@@ -88,7 +91,7 @@ def zeros(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: An
     if tensor.buffer is not MemoryRegion.psum:
         return _filled(tensor, 0)
     for tile in tensor.tiles if isinstance(tensor, BlockTensor) else [tensor]:
-        current().start_at_zero(tile.view)
+        current().start_at_zero(tile.tensor)
     return tensor
 
 
@@ -146,6 +149,13 @@ def transpose(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile
 def dropout(x: Tile, rate: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
     """x, with each element set to 0 with probability `rate`."""
     return elementwise.elementwise("dropout", {"data": x}, {"prob": rate}, {}, dtype, mask)
+
+
+def rand(shape: Any, dtype: Any = "float32", **_: Any) -> Tile:
+    """A tile of uniform numbers in [0, 1), from the generator that nl.rand of 0.6 has; the bits are not Beta 1's."""
+    program = current()
+    program.settle()
+    return Tile.at(Region.of(uniform(shape, dtype)))
 
 
 def static_cast(value: Any, dtype: Any) -> Any:
@@ -256,6 +266,7 @@ __all__ = [
     "broadcast_to",
     "copy",
     "ds",
+    "gather_flattened",
     "load",
     "load_transpose2d",
     "loop_reduce",

@@ -16,7 +16,6 @@ NOT_IN_BETA1: dict[str, dict[str, str]] = {
     "neuronxcc.nki.isa": {
         "tensor_copy_dynamic_src": _DYNAMIC,
         "tensor_copy_dynamic_dst": _DYNAMIC,
-        "dma_transpose": "use nl.load_transpose2d",
         "builtin_custom_op": "it names code that only the vendor's compiler has",
     },
     "neuronxcc.nki.language": {
@@ -25,8 +24,6 @@ NOT_IN_BETA1: dict[str, dict[str, str]] = {
         ),
         **dict.fromkeys(("cos", "tan"), _NO_HARDWARE),
         "atomic_rmw": "accumulate in SBUF and nl.store",
-        "gather_flattened": "use nisa.local_gather",
-        "rand": "the bit stream of Beta 1 is not documented; pass random numbers as an input",
         "random_seed": "the bit stream of Beta 1 is not documented; pass random numbers as an input",
         "while_loop": "its condition had a form of its own; use a bounded loop",
     },

@@ -29,7 +29,7 @@ def load(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
     lies_in_hbm("src", src)
     selected = normalised(mask)
     shape = src.shape if src.ndim > 1 else (*src.shape, 1)
-    source = src.region if src.ndim > 1 else Region.of(src.view.expand_dim(1))
+    source = src.region if src.ndim > 1 else Region.of(src.tensor.expand_dim(1))
 
     def emit(dst: Region) -> None:
         for box in [None] if selected is None else selected.boxes(shape):
@@ -54,7 +54,7 @@ def store(dst: Tile, value: Any, *, mask: Any = None, **_: Any) -> None:
     target = dst.region if dst.ndim == len(source.shape) else dst.region.reshaped(source.shape)
     if target is None or target.shape != source.shape:
         same_elements(dst, value, selected)
-        issue("dma_copy", dst=dst.view, src=value.operand)
+        issue("dma_copy", dst=dst.tensor, src=value.operand)
         return
     for box in [None] if selected is None else selected.boxes(target.shape):
         _copy(target, source, box)
@@ -71,9 +71,18 @@ def _copy(dst: Region, src: Region, box: Box | None) -> None:
 
 
 def load_transpose2d(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
-    """A 2-D part of an HBM tensor, transposed on the Tensor engine after the load."""
-    loaded = load(src, mask=mask, dtype=dtype)
-    return elementwise("tensor_copy", {"src": transpose(loaded)}, {}, {})
+    """A 2-D part of an HBM tensor, transposed on the Tensor engine after the load, 128 rows at a time."""
+    program, at_once = current(), current().core.hardware.partitions
+    if src.ndim != 2 or src.shape[0] <= at_once or normalised(mask) is not None:
+        loaded = load(src, mask=mask, dtype=dtype)
+        return elementwise("tensor_copy", {"src": transpose(loaded)}, {}, {})
+    program.settle()
+    rows, columns = src.shape
+    result = Tile.at(program.fresh((columns, rows), dtype or src.dtype, MemoryRegion.sbuf))
+    for start in range(0, rows, at_once):
+        end = min(start + at_once, rows)
+        result[:, start:end] = transpose(load(src[start:end, :], dtype=dtype))
+    return result
 
 
 def copy(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from simulate.errors import RuleViolation, rule
+from simulate.memory import MemoryRegion
 
 
 def _binary(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
@@ -63,10 +64,15 @@ class Overloads:
 
         return elementwise("tensor_copy", {"src": self}, {}, {}, dtype)
 
-    def __bool__(self) -> NoReturn:
-        raise RuleViolation(
-            tile_is_no_condition, "a tile in `if`, `while`, `and` or `or`", hint="use mask= or nl.where"
-        )
+    buffer: MemoryRegion
+
+    def __bool__(self) -> bool:
+        """An HBM tensor is true for being there, as `nl.load(bias) if bias else None` asks it."""
+        if self.buffer.on_chip:
+            raise RuleViolation(
+                tile_is_no_condition, "a tile in `if`, `while`, `and` or `or`", hint="use mask= or nl.where"
+            )
+        return True
 
 
 @rule("NKW-BETA1-CONDITION")

@@ -21,7 +21,7 @@ from simulate.beta1.region import Region, indexed, pieces, sliced
 from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.memory.indexing import fill_ellipsis, index_of
-from simulate.numerics import DType
+from simulate.numerics import DType, as_dtype
 
 
 class Tile(Overloads, NKIObject):
@@ -70,7 +70,7 @@ class Tile(Overloads, NKIObject):
         return self._region
 
     @property
-    def view(self) -> NkiTensor:
+    def tensor(self) -> NkiTensor:
         """The tile as a tensor of the instruction book."""
         return self.region.view()
 
@@ -107,8 +107,8 @@ class Tile(Overloads, NKIObject):
             keys = fill_ellipsis(keys, self.ndim)
         if any(isinstance(part, (Index, Tile)) for part in keys):
             plain = tuple(part.operand if isinstance(part, Tile) else part for part in keys)
-            return indexed(self.view, plain)
-        return sliced(self.view, keys) or Region.of(self.view[keys])
+            return indexed(self.tensor, plain)
+        return sliced(self.tensor, keys) or Region.of(self.tensor[keys])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(value, Tile) and value.pending is None and value.region.covers(self._part(key)):
@@ -119,19 +119,21 @@ class Tile(Overloads, NKIObject):
 
     def reshape(self, shape: Sequence[int]) -> Tile:
         """The same elements in another shape; nothing is copied."""
-        return Tile.at(Region.of(self.view.reshape(tuple(shape))))
+        return Tile.at(Region.of(self.tensor.reshape(tuple(shape))))
 
     def expand_dims(self, axis: int) -> Tile:
         """A view with a dim of size 1 before `axis`."""
-        return Tile.at(Region.of(self.view.expand_dim(axis if axis >= 0 else self.ndim + 1 + axis)))
+        return Tile.at(Region.of(self.tensor.expand_dim(axis if axis >= 0 else self.ndim + 1 + axis)))
 
-    def bitcast(self, dtype: Any) -> Tile:
+    def view(self, dtype: Any) -> Tile:
         """The same bytes as elements of another dtype."""
-        return Tile.at(Region.of(self.view.view(dtype)))
+        return Tile.at(Region.of(self.tensor.view(current().core.stored(as_dtype(dtype)))))
+
+    bitcast = view
 
     def __repr__(self) -> str:
         return (
-            repr(self.view)
+            repr(self.tensor)
             if self._region is not None or running()
             else f"<result {self.shape} {self.dtype}>"
         )

@@ -128,7 +128,7 @@ def test_placements_are_accepted_and_only_name_a_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    "call", [lambda: nisa.tensor_copy_dynamic_src(), lambda: nl.rand(), lambda: nl.all_reduce()]
+    "call", [lambda: nisa.tensor_copy_dynamic_src(), lambda: nl.random_seed(), lambda: nl.all_reduce()]
 )
 def test_names_that_are_not_carried_out_say_why(call) -> None:
     with pytest.raises(Unsupported, match="cannot be simulated: "):

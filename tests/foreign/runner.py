@@ -1,19 +1,23 @@
 """Runs kernels of public repositories, as they stand, through the simulator and compares the results.
 
-    python tests/foreign/runner.py FOLDER [--only TEXT]
+    python tests/foreign/runner.py FOLDER [--table TABLE] [--only TEXT]
 
-FOLDER holds clones under the names that `table.toml` gives. Each kernel runs in a process of its own. Prints
-one line per row and exits 1 if a row fails that the table does not explain, or explains although it passes.
+FOLDER holds clones under the names that the table gives (`table.toml`; `sdk.toml` has the SDK's documentation). Each
+kernel runs in a process of its own. Prints one line per row and exits 1 if a row fails that the table does not
+explain, or explains although it passes.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import types
+import unittest
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -24,6 +28,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 TIME_LIMIT_S = 600
+OWN = "own"
 _FRACTION_BITS = {"float32": 23, "bfloat16": 7, "float16": 10, "float8_e4m3": 3}
 
 
@@ -34,8 +39,10 @@ class Row:
     clone: str  # the folder under FOLDER
     file: str
     symbol: str
-    reference: str  # a function of references.py
-    inputs: Any  # tables {shape, dtype, kind, low, high}, or the name of a function of references.py
+    reference: str = (
+        OWN  # a function of references.py; OWN: symbol is a unit test of the file, which compares itself
+    )
+    inputs: Any = ()  # tables {shape, dtype, kind, low, high}, or the name of a function of references.py
     arguments: dict[str, Any] = field(
         default_factory=dict
     )  # passed by keyword, to the kernel and the reference
@@ -44,6 +51,7 @@ class Row:
     )  # to the kernel only: Python over the names of its file
     seed: int = 0
     target: str = "trn2"
+    precise: bool = True  # False: narrow floats are kept as float32, as simulators before 0.4 had it
     grid: tuple[int, ...] = ()
     wrap: bool = False  # the symbol is a plain function that the repository wraps in nki.baremetal
     until: str = ""  # run the file up to the line that starts so: what follows launches the kernel itself
@@ -96,7 +104,13 @@ def run(row: Row, folder: Path, python: str = sys.executable) -> Outcome:
     if not (clone / row.file).is_file():
         return Outcome(row, "absent", f"no {row.clone}/{row.file} in the folder")
     order = json.dumps({"row": row.__dict__, "clone": str(clone)})
-    environment = {**os.environ, "NEURON_PLATFORM_TARGET_OVERRIDE": row.target, "NKI_BACKEND": "simulate"}
+    environment = {
+        **os.environ,
+        "NEURON_PLATFORM_TARGET_OVERRIDE": row.target,
+        "NKI_BACKEND": "simulate",
+        "NKI_PRECISE_FP": str(int(row.precise)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     command = [python, str(HERE / "runner.py"), "--one"]
     try:
         done = subprocess.run(
@@ -182,19 +196,26 @@ def _one(order: dict[str, Any]) -> int:
 
 def _compared(row: Row, clone: Path) -> tuple[bool, str]:
     import simulate
-    from tests.foreign import references
 
     simulate.install("simulate")
     module = _module(row, clone)
-    kernel = getattr(module, row.symbol)
+    if row.reference == OWN:
+        # Those tests draw from numpy's global generator.
+        np.random.seed(row.seed)  # noqa: NPY002
+        return _own_test(module, row.symbol)
+    kernel = getattr(module, row.symbol.partition("#")[0])
     if row.wrap:
         from neuronxcc import nki
 
         kernel = nki.baremetal(kernel)
+    elif row.file.endswith(".rst"):
+        import nki
+
+        kernel = nki.jit(kernel)
     if row.grid:
         kernel = kernel[tuple(row.grid)]
-    given = _inputs(row, references)
-    expected = getattr(references, row.reference)(*(_copy(value) for value in given), **row.arguments)
+    given = _inputs(row)
+    expected = named_function(row.reference)(*(_copy(value) for value in given), **row.arguments)
     evaluated = {key: eval(text, module.__dict__) for key, text in row.expressions.items()}
     results = kernel(*given, **row.arguments, **evaluated)
     results, expected = (value if isinstance(value, tuple) else (value,) for value in (results, expected))
@@ -212,6 +233,18 @@ def _compared(row: Row, clone: Path) -> tuple[bool, str]:
     return True, "; ".join(worst)
 
 
+def _own_test(module: types.ModuleType, symbol: str) -> tuple[bool, str]:
+    """Run a unit test of the file; its last line of complaint is the detail."""
+    case, _, method = symbol.partition(".")
+    result = unittest.TestResult()
+    getattr(module, case)(method).run(result)
+    troubles = [text for _, text in (*result.failures, *result.errors)]
+    if not troubles and result.testsRun == 1 and not result.skipped:
+        return True, "its own test passes"
+    lines = [line for line in "".join(troubles).splitlines() if line and not line.startswith(" ")]
+    return False, lines[-1] if lines else "its test was skipped"
+
+
 def _module(row: Row, clone: Path) -> types.ModuleType:
     for name in row.absent:
         parts = name.split(".")
@@ -222,6 +255,8 @@ def _module(row: Row, clone: Path) -> types.ModuleType:
     path = clone / row.file
     sys.path[:0] = [str(path.parent), str(clone / "src"), str(clone)]
     source = path.read_text(encoding="utf-8")
+    if path.suffix == ".rst":
+        source = _page(source, row.symbol)
     if row.until:
         source = source[: source.index(f"\n{row.until}")]
     module = types.ModuleType(path.stem)
@@ -231,10 +266,28 @@ def _module(row: Row, clone: Path) -> types.ModuleType:
     return module
 
 
-def _inputs(row: Row, references: Any) -> tuple[Any, ...]:
+def _page(text: str, symbol: str) -> str:
+    """The Python block of a page that defines the symbol, behind the imports that its blocks take for granted."""
+    from tests.foreign.names import rst_blocks
+
+    name, _, number = symbol.partition("#")
+    blocks = [block for block in rst_blocks(text) if re.search(rf"^def {name}\(", block, re.MULTILINE)]
+    imports = (
+        "import math\nimport numpy as np\nimport nki\nimport nki.isa as nisa\nimport nki.language as nl\n"
+    )
+    return imports + blocks[int(number or 1) - 1]
+
+
+def named_function(name: str) -> Any:
+    """A function of references.py, or of another module beside it: `module.function`."""
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(f"tests.foreign.{module or 'references'}"), function)
+
+
+def _inputs(row: Row) -> tuple[Any, ...]:
     random = np.random.default_rng(row.seed)
     if isinstance(row.inputs, str):
-        return getattr(references, row.inputs)(random)
+        return named_function(row.inputs)(random)
     return tuple(_array(random, entry) if isinstance(entry, dict) else entry for entry in row.inputs)
 
 

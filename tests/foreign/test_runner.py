@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.foreign.runner import HERE, Row, main, report, rows, run, tolerance
+from tests.foreign.runner import HERE, OWN, Row, main, named_function, report, rows, run, tolerance
 
+TABLES = sorted(HERE.glob("*.toml"), key=lambda table: table.name)
 CLONES = "NKW_FOREIGN"
 NOW = """
 import numpy, nki, nki.isa as nisa, nki.language as nl
@@ -133,16 +134,78 @@ def test_the_tolerance_counts_roundings_and_additions() -> None:
     assert tolerance(row, np.array([-3.0, 1.0])) == 3 * (2 * 2.0**-11 + 8 * 2.0**-24)
 
 
-def test_every_row_of_the_table_names_a_reference() -> None:
-    from tests.foreign import references
+OWN_TEST = """
+import unittest
+import numpy as np
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
 
-    for row in rows(HERE / "table.toml"):
-        assert callable(getattr(references, row.reference))
-        assert not isinstance(row.inputs, str) or callable(getattr(references, row.inputs))
+@nki.jit(mode="simulation")
+def rounded(a):
+    out = nl.ndarray(a.shape, dtype=nl.float32, buffer=nl.shared_hbm)
+    nl.store(out, nl.copy(nl.load(a), dtype=nl.bfloat16))
+    return out
+
+class Rounds(unittest.TestCase):
+    def test_keeps_every_bit(self):
+        self.assertEqual(rounded(np.full((2, 2), 1 / 3, np.float32))[0, 0], np.float32(1 / 3))
+
+    def test_is_near(self):
+        self.assertAlmostEqual(rounded(np.full((2, 2), 1 / 3, np.float32))[0, 0], 1 / 3, 2)
+
+    @unittest.skip("not now")
+    def test_is_skipped(self):
+        pass
+"""
+
+
+def test_a_files_own_test_is_a_row(folder: Path) -> None:
+    (folder / "clone" / "own.py").write_text(OWN_TEST)
+
+    def outcome(name: str, **more) -> tuple[str, str]:
+        made = run(Row("clone", "own.py", f"Rounds.{name}", **more), folder)
+        return made.status, made.detail
+
+    assert outcome("test_is_near") == ("passed", "its own test passes")
+    status, detail = outcome("test_keeps_every_bit")
+    assert status == "failed" and detail.startswith("AssertionError: ")
+    assert outcome("test_keeps_every_bit", precise=False)[0] == "passed"
+    assert outcome("test_is_skipped") == ("failed", "its test was skipped")
+
+
+PAGE = """
+.. code-block:: python
+
+   def added(a, b):
+       return None
+
+.. code-block:: python
+
+   @nki.jit
+   def added(a, b):
+       out = nl.ndarray(a.shape, a.dtype, buffer=nl.shared_hbm)
+       nl.store(out, nl.add(nl.load(a), nl.load(b)))
+       return out
+"""
+
+
+def test_a_block_of_a_page_is_a_row(folder: Path) -> None:
+    (folder / "clone" / "page.rst").write_text(PAGE)
+    given = {"reference": "add", "inputs": [SHAPE, SHAPE], "precision": "float16"}
+    assert run(Row("clone", "page.rst", "added#2", **given), folder).status == "passed"
+    assert run(Row("clone", "page.rst", "added", **given), folder).status == "failed"
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_of_a_table_names_a_reference(table: Path) -> None:
+    for row in rows(table):
+        assert row.reference == OWN or callable(named_function(row.reference))
+        assert not isinstance(row.inputs, str) or callable(named_function(row.inputs))
 
 
 @pytest.mark.deep
 @pytest.mark.skipif(not os.environ.get(CLONES), reason=f"{CLONES} does not name a folder with clones")
-def test_public_kernels_agree_with_our_references(capsys) -> None:
-    status = main([os.environ[CLONES]])
+@pytest.mark.parametrize("table", TABLES)
+def test_public_kernels_agree_with_our_references(table: Path, capsys) -> None:
+    status = main([os.environ[CLONES], "--table", str(table)])
     assert status == 0, capsys.readouterr().out
