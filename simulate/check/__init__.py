@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from simulate.check import device, init, mem, out, race, values
+from simulate.check import device, init, mem, order, out, race, stale, values
 from simulate.check.evidence import Evidence
 from simulate.check.findings import KINDS, Finding, Severity, from_error, in_order, text
 from simulate.check.formats import Format, render
@@ -23,6 +23,8 @@ from simulate.run import Launch
 DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
     "mem": mem.detect,
     "init": init.detect,
+    "stale": stale.detect,
+    "order": order.detect,
     "race": race.detect,
     "out": out.detect,
     "values": values.detect,

@@ -96,6 +96,7 @@ class CoreEvidence:
         default_factory=dict
     )  # event: (where, writes)
     overlapping_dmas: list[tuple[int, int]] = field(default_factory=list)  # event, tensor
+    written: dict[int, Footprint] = field(default_factory=dict)  # by DMAs and matmuls, with digests, by event
     repeated_rows: list[Note] = field(default_factory=list)
     large_integers: list[Note] = field(default_factory=list)
     wide_fp8: list[Note] = field(default_factory=list)
@@ -162,7 +163,14 @@ class Evidence:
         event = len(running.stream)
         if plan.accumulate is Accumulate.first_write_overwrites:
             core.automatic.add(event)
-        if plan.engine is Engine.dma and plan.meeting is None:
+        by_dma = plan.engine is Engine.dma and plan.meeting is None
+        if (
+            (by_dma or plan.accumulate is not None)
+            and len(plan.writes) == 1
+            and plan.writes[0].dynamic is None
+        ):
+            core.written[event] = _written(plan.writes[0], plan)
+        if by_dma:
             self._transfer(core, event, plan)
         if running.rank.logical_core_size > 1 and plan.meeting is None:
             touched = [

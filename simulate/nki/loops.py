@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,18 +29,22 @@ def fori_loop(
 ) -> None:
     """body_fun(i) for i in lower, lower+step, … below upper, on the device; i is a read-only register."""
     positive_step(step)
+    outside_no_reorder("fori_loop")
     for value in range(_bound(lower), _bound(upper), operator.index(step)):
-        body_returns_nothing(body_fun(_counter(value)))
+        with _inside():
+            body_returns_nothing(body_fun(_counter(value)))
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
     """r = init; while r is not 0: r = body_fun(r). The body returns the next register."""
     _known_at_run_time()
+    outside_no_reorder("while_loop")
     condition: Any = init
     body_returns_register(condition)
     while condition.value != 0:
-        _iteration()
-        condition = body_fun(condition)
+        with _inside():
+            _iteration()
+            condition = body_fun(condition)
         body_returns_register(condition)
 
 
@@ -47,9 +52,22 @@ def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[Virtu
     """Deprecated since 0.6: a loop over a register range; use fori_loop."""
     warnings.warn("nl.dynamic_range is deprecated; use nl.fori_loop", DeprecationWarning, stacklevel=2)
     positive_step(step)
+    outside_no_reorder("dynamic_range")
     lower, upper = (0, start) if stop is None else (start, stop)
     for value in range(_bound(lower), _bound(upper), operator.index(step)):
-        yield _counter(value)
+        with _inside():
+            yield _counter(value)
+
+
+@contextmanager
+def _inside() -> Iterator[None]:
+    """One iteration of a device loop; ordering requests may not lead out of it."""
+    stream = current_core().stream
+    stream.open_loops.append(len(stream))
+    try:
+        yield
+    finally:
+        stream.open_loops.pop()
 
 
 def _bound(value: Any) -> int:
@@ -101,6 +119,15 @@ def positive_step(step: Any) -> None:
     """The step of a device loop is a positive compile-time integer."""
     if isinstance(step, VirtualRegister) or operator.index(step) < 1:
         raise RuleViolation(positive_step, f"step={step!r}", hint="keep the step a Python int, 1 or more")
+
+
+@rule("NKW-ORDER-BLOCK")
+def outside_no_reorder(loop: str) -> None:
+    """There is no device loop inside nl.no_reorder()."""
+    if current_core().stream.open_blocks:
+        raise RuleViolation(
+            outside_no_reorder, f"nl.{loop} inside nl.no_reorder()", hint="put no_reorder into the body"
+        )
 
 
 @rule("NKW-LOOP-BODY")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from simulate.nki import isa
 from simulate.nki.operators import new_tile, same_shape
 from simulate.numerics import ALU_OPERATORS, as_dtype, cast
 from simulate.run import current_core
+from simulate.run.location import kernel_line
+from simulate.run.stream import Block, Stream
 
 _SBUF, _PSUM = MemoryRegion.sbuf, MemoryRegion.psum
 
@@ -116,12 +118,23 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
     return result
 
 
-@contextmanager
-def no_reorder() -> Iterator[None]:
+def no_reorder() -> AbstractContextManager[None]:
     """Instructions of a `with` block run in program order; values never depend on it, only time does."""
-    stream = current_core().stream
+    core = current_core()
+    block = Block(kernel_line())
+    core.stream.blocks.append(block)
+    return _in_order(core.stream, block)
+
+
+@contextmanager
+def _in_order(stream: Stream, block: Block) -> Iterator[None]:
     first = len(stream)
-    yield
+    block.entered = True
+    stream.open_blocks += 1
+    try:
+        yield
+    finally:
+        stream.open_blocks -= 1
     stream.requested.extend((index - 1, index) for index in range(first + 1, len(stream)))
 
 

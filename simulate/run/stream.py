@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
 
-from simulate.errors import Location
+from simulate.errors import Location, RuleViolation, rule
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Cost, Plan, State
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
@@ -114,13 +114,47 @@ class NkiInstruction(NKIObject):
         self.index = index
 
     def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
-        """Ask that this instruction runs after `producers`; values never change by it, only time does."""
+        """Ask that this instruction runs after `producers`; values never change by it, only time does.
+
+        Raises RuleViolation for what is no instruction of this core and launch.
+        """
         for producer in producers:
+            if not isinstance(producer, NkiInstruction):
+                raise RuleViolation(
+                    producer_is_instruction,
+                    f"depends_on of {type(producer).__name__} {producer!r:.60}",
+                    hint="keep what the instruction returned, and pass that",
+                )
+            if producer._stream is not self._stream:
+                raise RuleViolation(
+                    producer_of_this_core,
+                    f"{self!r} of rank {self._stream.rank} core {self._stream.core} depends on {producer!r} of rank "
+                    f"{producer._stream.rank} core {producer._stream.core}, or of another launch",
+                    hint="nisa.core_barrier or nisa.sendrecv orders cores",
+                )
             self._stream.requested.append((producer.index, self.index))
         return self
 
     def __repr__(self) -> str:
         return f"<{self._stream.op_names[self._stream.ops[self.index]]} #{self.index}>"
+
+
+@rule("NKW-ORDER-HANDLE")
+def producer_is_instruction() -> None:
+    """depends_on takes what instructions return, not the tiles they write."""
+
+
+@rule("NKW-ORDER-CORE")
+def producer_of_this_core() -> None:
+    """An ordering request joins two instructions of one core in one launch."""
+
+
+@dataclass(slots=True)
+class Block:
+    """One `nl.no_reorder()`: where it stands, and whether a `with` entered it."""
+
+    line: Line
+    entered: bool = False
 
 
 class Stream:
@@ -144,6 +178,10 @@ class Stream:
         self.meetings: dict[int, int] = {}
         self.states: dict[int, State] = {}
         self.requested: list[tuple[int, int]] = []
+        self.blocks: list[Block] = []
+        self.open_blocks = 0
+        self.open_loops: list[int] = []  # the device loops that are running: a number for each iteration
+        self.loops: dict[int, tuple[int, ...]] = {}  # those of an event, if any
         self.first_use: dict[int, int] = {}
         self.last_use: dict[int, int] = {}
         self._op_ids: dict[str, int] = {}
@@ -207,6 +245,8 @@ class Stream:
         self.row_ends.append(len(rows))
         if plan.name is not None:
             self.names[index] = plan.name
+        if self.open_loops:
+            self.loops[index] = tuple(self.open_loops)
         if plan.state is not None:
             self.states[index] = plan.state
         if meeting is not None:

@@ -1,0 +1,83 @@
+"""`order`: ordering requests that the compiler refuses or that order nothing."""
+
+from __future__ import annotations
+
+from simulate.check.evidence import Evidence
+from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.run import Launch
+from simulate.run.location import location
+from simulate.run.stream import Stream
+
+LATER = kind(
+    "NKW-ORDER-LATER",
+    Severity.error,
+    "An instruction can wait only for one that the program issues before it.",
+)
+LOOP = kind(
+    "NKW-ORDER-LOOP",
+    Severity.error,
+    "An ordering request does not lead out of an iteration of a device loop.",
+)
+NOT_ENTERED = kind(
+    "NKW-ORDER-NOT-ENTERED",
+    Severity.warning,
+    "nl.no_reorder() is a context manager: it orders the instructions of a `with` block, and nothing without one.",
+)
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """What is wrong with depends_on, with_schedule and no_reorder, core by core."""
+    return [finding for stream in launch.streams for finding in (*_edges(stream), *_blocks(stream))]
+
+
+def _edges(stream: Stream) -> list[Finding]:
+    findings = []
+    lines: set[tuple[int, int]] = set()
+    for producer, consumer in stream.requested:
+        later = producer >= consumer
+        around, own = stream.loops.get(producer, ()), stream.loops.get(consumer, ())
+        pair = stream.line_ids[producer], stream.line_ids[consumer]
+        if pair in lines or not (later or own[: len(around)] != around):
+            continue
+        lines.add(pair)
+        ops = [stream.op_names[stream.ops[event]] for event in (consumer, producer)]
+        touches = [
+            touch(stream, event, a) for event in (producer, consumer) for a in stream.accesses(event)[-1:]
+        ]
+        where = stream.event(consumer).where
+        if later:
+            which = "itself" if producer == consumer else f"{ops[1]} #{producer}, which is issued later"
+            findings.append(
+                found(
+                    LATER,
+                    f"{ops[0]} #{consumer} is to run after {which}",
+                    where,
+                    touches if producer != consumer else touches[:1],
+                    hint="later.depends_on(earlier); with_schedule takes (consumer, producer)",
+                )
+            )
+        else:
+            findings.append(
+                found(
+                    LOOP,
+                    f"{ops[0]} #{consumer} is to run after {ops[1]} #{producer} inside an iteration of a device loop "
+                    "that it is not in",
+                    where,
+                    touches,
+                    hint="keep both in the body, or the producer before the loop",
+                )
+            )
+    return findings
+
+
+def _blocks(stream: Stream) -> list[Finding]:
+    return [
+        found(
+            NOT_ENTERED,
+            "nl.no_reorder() is called without `with`, and orders nothing",
+            location(block.line),
+            hint="with nl.no_reorder(): and the instructions below it",
+        )
+        for block in stream.blocks
+        if not block.entered
+    ]

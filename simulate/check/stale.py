@@ -1,0 +1,216 @@
+"""`stale`: results that are overwritten before anything read them, and what an earlier iteration left in a tile."""
+
+from __future__ import annotations
+
+from simulate.check.evidence import Evidence, Footprint
+from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.memory import MemoryRegion
+from simulate.run import Launch
+from simulate.run.stream import ACCUMULATE, READ, WRITE, Access, Stream
+
+UNREAD = kind(
+    "NKW-UNREAD",
+    Severity.warning,
+    "What a DMA brings is read before the same line brings other data to the same place.",
+)
+PSUM_UNREAD = kind(
+    "NKW-PSUM-UNREAD",
+    Severity.warning,
+    "The result of a matmul is read before another one overwrites it, and after the last one has added to it.",
+)
+STALE = kind(
+    "NKW-STALE",
+    Severity.warning,
+    "An instruction that joins the elements of a tile reads only what the last load has filled.",
+)
+
+# They join all rows, or all elements of a row, so that what is left over reaches the whole result.
+_JOINS_ROWS = ("nc_matmul", "tensor_partition_reduce")
+_JOINS_COLUMNS = (
+    "tensor_reduce bn_stats max8 tensor_scalar_reduce activation_reduce tensor_tensor_scan "
+    "tensor_scalar_cumulative"
+).split()
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Lost results and left-over data, core by core."""
+    shared = (MemoryRegion.shared_hbm,) if any(s.core for s in launch.streams) else ()
+    findings: list[Finding] = []
+    for stream in launch.streams:
+        accesses, written = evidence.accesses(stream), evidence.of(stream).written
+        findings += _overwritten(stream, accesses, written, shared)
+        findings += _dropped(stream, accesses, evidence.of(stream).automatic)
+        findings += _left_over(stream, accesses)
+    return findings
+
+
+def _overwritten(
+    stream: Stream,
+    accesses: list[tuple[Access, ...]],
+    written: dict[int, Footprint],
+    skipped: tuple[MemoryRegion, ...],
+) -> list[Finding]:
+    """Writes of one line to one view with other data, and no read of any of it between.
+
+    `skipped` are memories in which another core may read.
+    """
+    findings = []
+    pending: dict[int, dict[Footprint, tuple[int, Access]]] = {}  # by tensor
+    lines: set[int] = set()
+    for event, operands in enumerate(accesses):
+        for access in operands:
+            if access.kind == READ and access.tensor in pending:
+                kept = pending[access.tensor]
+                pending[access.tensor] = {f: w for f, w in kept.items() if not _meet(w[1], access)}
+        view = written.get(event)
+        if view is None or stream.tensors[view.tensor].buffer in skipped:
+            continue
+        access = next(a for a in operands if a.tensor == view.tensor and a.kind != READ)
+        waiting = pending.setdefault(view.tensor, {})
+        before = waiting.get(view)
+        line = stream.line_ids[event]
+        if access.kind == ACCUMULATE:
+            if before is not None:
+                waiting[view] = event, access
+            continue
+        lost = (
+            before is not None
+            and stream.line_ids[before[0]] == line
+            and written[before[0]].digest != view.digest
+            and line not in lines
+        )
+        if lost and before is not None:
+            lines.add(line)
+            findings.append(_lost(stream, before, (event, access)))
+        waiting.pop(view, None)  # so that the key is the new write's
+        waiting[view] = event, access
+    return findings
+
+
+def _lost(stream: Stream, before: tuple[int, Access], after: tuple[int, Access]) -> Finding:
+    record = stream.tensors[after[1].tensor]
+    in_psum = record.buffer is MemoryRegion.psum
+    what = "the result of a matmul" if in_psum else "what a DMA brought"
+    return found(
+        PSUM_UNREAD if in_psum else UNREAD,
+        f"{what} to {record.name} {record.shape} is overwritten by the next run of the line, and nothing read it",
+        stream.event(after[0]).where,
+        (touch(stream, *before), touch(stream, *after)),
+        hint="accumulate=(k > 0) with k the loop over the contraction"
+        if in_psum
+        else "index the destination by the loop's variable, or read the buffer that was loaded",
+    )
+
+
+def _dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]) -> list[Finding]:
+    """Sums in PSUM that matmuls went on with after the last read.
+
+    With accumulate=None the tile counts as reopened, which is another finding.
+    """
+    read: dict[int, tuple[int, Access]] = {}
+    added: dict[int, tuple[int, Access]] = {}
+    for event, operands in enumerate(accesses):
+        for access in operands:
+            if stream.tensors[access.tensor].buffer is not MemoryRegion.psum:
+                continue
+            if access.kind == READ:
+                read[access.tensor] = event, access
+                added.pop(access.tensor, None)
+            elif access.kind == WRITE:
+                read.pop(access.tensor, None)
+                added.pop(access.tensor, None)
+            elif event not in automatic and access.tensor in read and _meet(read[access.tensor][1], access):
+                added[access.tensor] = event, access
+    return [
+        found(
+            PSUM_UNREAD,
+            f"a matmul adds to {stream.tensors[tensor].name} {stream.tensors[tensor].shape} after the last read of it",
+            stream.event(read[tensor][0]).where,
+            (touch(stream, *read[tensor]), touch(stream, *last)),
+            hint="read the sum after the last accumulation",
+        )
+        for tensor, last in added.items()
+    ]
+
+
+def _left_over(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
+    """Reads of a tile beyond what its last load filled, where the same line had filled that before."""
+    findings = []
+    loads: dict[int, list[tuple[int, Access]]] = {}  # of tiles that one line alone writes, by DMA
+    foreign: set[int] = set()
+    lines: set[int] = set()
+    for event, operands in enumerate(accesses):
+        op = stream.op_names[stream.ops[event]]
+        for access in operands:
+            if access.kind != READ:
+                if stream.tensors[access.tensor].buffer is not MemoryRegion.sbuf:
+                    continue
+                history = loads.setdefault(access.tensor, [])
+                if op != "dma_copy" or (
+                    history and stream.line_ids[history[-1][0]] != stream.line_ids[event]
+                ):
+                    foreign.add(access.tensor)
+                history.append((event, access))
+                continue
+            history = loads.get(access.tensor, [])
+            if len(history) < 2 or access.tensor in foreign or stream.line_ids[event] in lines:
+                continue
+            fresh, old = history[-1], history[-2]
+            joins = op in _JOINS_ROWS if _shorter(fresh[1], old[1], True) else False
+            joins = joins or (op in _JOINS_COLUMNS and _shorter(fresh[1], old[1], False))
+            if not joins or not _beyond(access, fresh[1], old[1]):
+                continue
+            if op == "nc_matmul" and not all(
+                _stale_too(loads, foreign, other, access) for other in operands if other.kind == READ
+            ):
+                continue  # the other operand may hold zeros there
+            lines.add(stream.line_ids[event])
+            record = stream.tensors[access.tensor]
+            findings.append(
+                found(
+                    STALE,
+                    f"{op} reads more of {record.name} {record.shape} than its last load filled; the rest is from the "
+                    "load before",
+                    stream.event(event).where,
+                    (touch(stream, *old), touch(stream, *fresh), touch(stream, event, access)),
+                    hint="slice the operands to the rows and columns that are there, or memset the rest",
+                )
+            )
+    return findings
+
+
+def _stale_too(
+    loads: dict[int, list[tuple[int, Access]]], foreign: set[int], other: Access, access: Access
+) -> bool:
+    history = loads.get(other.tensor, [])
+    return other.tensor not in foreign and bool(history) and history[-1][1].end_row < access.end_row
+
+
+def _shorter(fresh: Access, old: Access, rows: bool) -> bool:
+    """Whether a load fills the first part of what the one before it filled: fewer rows, or fewer columns."""
+    one, other = (_rows(fresh), _rows(old)) if rows else (_columns(fresh), _columns(old))
+    return one[0] == other[0] and one[1] < other[1]
+
+
+def _beyond(access: Access, fresh: Access, old: Access) -> bool:
+    """Whether a read reaches into what only the older load filled."""
+    rows = fresh.end_row < min(access.end_row, old.end_row)
+    columns = fresh.end_byte < min(access.end_byte, old.end_byte)
+    return (rows or columns) and _meet(access, fresh)
+
+
+def _rows(access: Access) -> tuple[int, int]:
+    return access.first_row, access.end_row
+
+
+def _columns(access: Access) -> tuple[int, int]:
+    return access.first_byte, access.end_byte
+
+
+def _meet(one: Access, other: Access) -> bool:
+    return (
+        one.first_row < other.end_row
+        and other.first_row < one.end_row
+        and one.first_byte < other.end_byte
+        and other.first_byte < one.end_byte
+    )

@@ -1,0 +1,204 @@
+"""What counts as lost, left over, or ordered in vain, and the healthy patterns beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import simulate
+from simulate.check import detect, gathered
+from simulate.errors import RuleViolation
+
+simulate.install("simulate")
+
+import nki.isa as nisa  # noqa: E402
+import nki.language as nl  # noqa: E402
+
+
+def codes(kernel: Callable[..., Any], *arguments: Any, target: str = "trn2") -> list[str]:
+    with gathered() as seen:
+        simulate.World(target).launch(kernel, [(arguments, {})])
+    ((launch, evidence),) = seen.launches
+    return [finding.code for finding in detect(launch, evidence)]
+
+
+def stored(tile: Any) -> Any:
+    out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm, name="out")
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+X = np.arange(48, dtype=np.float32).reshape(4, 12)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [("other", ["NKW-UNREAD"]), ("the same", []), ("read between", [])]
+)
+def test_a_load_over_an_unread_load_is_lost_only_if_it_differs(values, expected) -> None:
+    def kernel(x):
+        tile = nl.ndarray((4, 4), dtype=nl.float32)
+        other = nl.zeros((4, 4), dtype=nl.float32)
+        for block in range(3):
+            first = 0 if values == "the same" else block * 4
+            nisa.dma_copy(dst=tile, src=x[:, first : first + 4])
+            if values == "read between":
+                nisa.tensor_tensor(dst=other, data1=other, data2=tile, op=nl.add)
+        nisa.tensor_tensor(dst=other, data1=other, data2=tile, op=nl.add)
+        return stored(other)
+
+    assert codes(kernel, X) == expected
+
+
+def test_interleaved_columns_do_not_overwrite_each_other() -> None:
+    def kernel(x):
+        tile = nl.ndarray((4, 6, 2), dtype=nl.float32)
+        for half in range(2):
+            nisa.dma_copy(dst=tile[:, :, half], src=x[:, half * 6 : half * 6 + 6])
+        return stored(tile)
+
+    assert codes(kernel, X) == []
+
+
+@pytest.mark.parametrize(("read", "expected"), [(4, []), (5, ["NKW-STALE"]), (6, ["NKW-STALE"])])
+def test_columns_beyond_the_last_load_are_left_over(read, expected) -> None:
+    def kernel(x):
+        tile = nl.ndarray((4, 6), dtype=nl.float32)
+        sums = nl.ndarray((4, 2), dtype=nl.float32)
+        for block, columns in ((0, 6), (1, 4)):
+            nisa.dma_copy(dst=tile[:, 0:columns], src=x[:, block * 6 : block * 6 + columns])
+            part = sums[:, block : block + 1]
+            nisa.tensor_reduce(dst=part, op=nl.add, data=tile[:, 0 : (read if block else 6)], axis=1)
+        return stored(sums)
+
+    assert codes(kernel, X) == expected
+
+
+@pytest.mark.parametrize("cleared", [True, False])
+def test_what_is_cleared_or_only_passed_on_row_by_row_is_not_left_over(cleared) -> None:
+    def kernel(x):
+        tile = nl.ndarray((4, 6), dtype=nl.float32)
+        out = nl.ndarray((4, 10), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        for block, columns in ((0, 6), (1, 4)):
+            if cleared:
+                nisa.memset(dst=tile, value=0.0)
+            nisa.dma_copy(dst=tile[:, 0:columns], src=x[:, block * 6 : block * 6 + columns])
+            result = nl.ndarray((4, 6), dtype=nl.float32)
+            if cleared:
+                nisa.tensor_tensor_scan(
+                    dst=result, data0=tile, data1=tile, initial=0.0, op0=nl.add, op1=nl.add
+                )
+            else:
+                nisa.tensor_scalar(
+                    dst=result, data=tile, op0=nl.add, operand0=1.0
+                )  # all columns, two for nothing
+            nisa.dma_copy(dst=out[:, block * 6 : block * 6 + columns], src=result[:, 0:columns])
+        return out
+
+    assert codes(kernel, X) == []
+
+
+@pytest.mark.parametrize(
+    ("accumulates", "last_read", "expected"),
+    [
+        ((False, True, True), 2, []),
+        ((None, None, None), 2, []),
+        ((False, False, True), 2, ["NKW-PSUM-UNREAD"]),
+        ((False, True, True), 1, ["NKW-PSUM-UNREAD"]),
+        ((None, None, None), 1, ["NKW-PSUM-REOPENED"]),
+    ],
+)
+def test_every_product_reaches_a_read(accumulates, last_read, expected) -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        sums = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.psum)
+        result = nl.ndarray((4, 4), dtype=nl.float32)
+        for k in range(3):
+            block = tile[:, k * 4 : k * 4 + 4]
+            nisa.nc_matmul(dst=sums, stationary=block, moving=block, accumulate=accumulates[k])
+            if k == last_read:
+                nisa.tensor_copy(dst=result, src=sums)
+        return stored(result)
+
+    assert codes(kernel, X) == expected
+
+
+@pytest.mark.parametrize(
+    ("producer", "expected"),
+    [("before", []), ("same iteration", []), ("other iteration", ["NKW-ORDER-LOOP"])],
+)
+def test_requests_stay_inside_an_iteration(producer, expected) -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        handles = [nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)]
+
+        def body(i):
+            if producer == "same iteration":
+                handles.append(nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0))
+            last = nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+            last.depends_on(handles[-1])
+            if producer == "other iteration":
+                handles.append(last)
+
+        nl.fori_loop(0, 3, body)
+        return stored(tile)
+
+    assert codes(kernel, X) == expected
+
+
+def test_an_instruction_cannot_wait_for_itself() -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        added = nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+        added.depends_on(added)
+        return stored(tile)
+
+    assert codes(kernel, X) == ["NKW-ORDER-LATER"]
+
+
+@pytest.mark.parametrize("producer", [None, "double", [1, 2]])
+def test_refuses_producers_that_are_no_instructions(producer) -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0).depends_on(producer)
+        return stored(tile)
+
+    with pytest.raises(RuleViolation, match="NKW-ORDER-HANDLE"):
+        simulate.World("trn2").launch(kernel, [((X,), {})])
+
+
+@pytest.mark.parametrize("loop", ["fori_loop", "while_loop", "dynamic_range"])
+def test_a_block_may_stand_inside_a_device_loop_and_not_around_it(loop) -> None:
+    def run(body):
+        if loop == "fori_loop":
+            nl.fori_loop(0, 2, body)
+        elif loop == "while_loop":
+            done = nisa.register_alloc(0)
+            nl.while_loop(nisa.register_alloc(1), lambda i: [body(i), done][1])
+        else:
+            for i in nl.dynamic_range(2):
+                body(i)
+
+    def kernel(x, around):
+        tile = nl.load(x)
+
+        def body(i):
+            if around:
+                nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+                return
+            with nl.no_reorder():
+                nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+                nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+
+        if around:
+            with nl.no_reorder():
+                run(body)
+        else:
+            run(body)
+        return stored(tile)
+
+    assert codes(kernel, X, False) == []
+    with pytest.raises(RuleViolation, match="NKW-ORDER-BLOCK"):
+        simulate.World("trn2").launch(kernel, [((X, True), {})])
