@@ -32,9 +32,15 @@ def rows() -> Iterator[Row]:
             yield against(
                 f"matmul {size}x{size}x{size}, bf16, {how}",
                 "numpy float32 A @ B",
-                _launch("matmul", (a, b), mode),
+                launcher("matmul", (a, b), mode),
                 lambda: wide_a @ wide_b,  # noqa: B023  (called before the next size)
             )
+    for name, arguments in layer():
+        yield from _against_reference(name, arguments)
+
+
+def layer() -> list[tuple[str, tuple[Any, ...]]]:
+    """The kernels of a layer of the shape of a 1B Llama, shrunk to 128 tokens, with their arguments."""
     tokens, hidden, heads, kv_heads, size, inner, length = 128, 512, 8, 4, 64, 1024, 256
     x, norm = _floats(tokens, hidden), _floats(1, hidden)
     q_width, kv_width = heads * size, kv_heads * size
@@ -50,7 +56,7 @@ def rows() -> Iterator[Row]:
         np.zeros((kv_heads, length, size), np.float32),
     )
     last, first_id = np.array([[tokens]], np.int32), np.zeros((1, 1), np.int32)
-    work: list[tuple[str, tuple[Any, ...]]] = [
+    return [
         ("embedding", (ids, table)),
         ("rmsnorm", (x, norm, 1e-5)),
         ("qkv_projection", (x, norm, w_qkv, 1e-5, q_width, kv_width)),
@@ -61,8 +67,6 @@ def rows() -> Iterator[Row]:
         ("mlp", (x, norm, w_gate, w_up, w_down, 1e-5, None)),
         ("lm_head", (x[:1], norm, head, 1e-5, 8, first_id, None)),
     ]
-    for name, arguments in work:
-        yield from _against_reference(name, arguments)
 
 
 def _against_reference(name: str, arguments: tuple[Any, ...]) -> Iterator[Row]:
@@ -71,12 +75,13 @@ def _against_reference(name: str, arguments: tuple[Any, ...]) -> Iterator[Row]:
         yield against(
             f"{name}, {how}",
             f"{name}_reference",
-            _launch(name, arguments, mode),
+            launcher(name, arguments, mode),
             lambda: reference(*arguments),
         )
 
 
-def _launch(name: str, arguments: tuple[Any, ...], mode: simulate.Mode) -> Callable[[], Any]:
+def launcher(name: str, arguments: tuple[Any, ...], mode: simulate.Mode) -> Callable[[], Any]:
+    """A call that launches a shipped kernel on one rank."""
     kernel: Callable[..., Any] = getattr(nki_kernels, name)
     world = simulate.World()
     return lambda: world.launch(kernel, [(arguments, {})], mode=mode)

@@ -255,7 +255,10 @@ class Evidence:
             for tensor in tensors_of(value):
                 _, shape, strides, offset, width = tensor.byte_view()
                 states = tensor.storage.validity.states(shape, strides, offset, width)
-                missing = int((np.broadcast_to(states, shape) == 0).sum()) * width
+                if isinstance(states, int):
+                    missing = 0 if states else tensor.size * width
+                else:
+                    missing = int(np.count_nonzero(states == 0)) * width
                 self.returned.append(Returned(rank, tensor.storage.serial, missing))
 
 

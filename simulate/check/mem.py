@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import combinations
 
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
@@ -65,13 +64,7 @@ def _clobbered(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Findi
         for serial in stream.first_use
         if (record := stream.tensors[serial]).address is not None and record.buffer.on_chip
     ]
-    pairs = [
-        (one, other)
-        for one, other in combinations(addressed, 2)
-        if one.buffer is other.buffer
-        and _whole(one).common(_whole(other))
-        and _overlap_in_time(stream, one, other)
-    ]
+    pairs = _together(stream, addressed)
     if not pairs:
         return []
     wanted = {record.serial for pair in pairs for record in pair}
@@ -144,11 +137,22 @@ def _physical(record: TensorRecord, access: Access) -> _Box:
     )
 
 
-def _overlap_in_time(stream: Stream, one: TensorRecord, other: TensorRecord) -> bool:
-    return (
-        stream.first_use[one.serial] < stream.last_use[other.serial]
-        and stream.first_use[other.serial] < stream.last_use[one.serial]
-    )
+def _together(stream: Stream, records: list[TensorRecord]) -> list[tuple[TensorRecord, TensorRecord]]:
+    """The pairs, of records in the order of their first use, that are alive together and share a place."""
+    pairs: list[tuple[int, int]] = []
+    alive: list[int] = []
+    for index, record in enumerate(records):
+        first, last, place = stream.first_use[record.serial], stream.last_use[record.serial], _whole(record)
+        alive = [other for other in alive if stream.last_use[records[other].serial] > first]
+        pairs += [
+            (other, index)
+            for other in alive
+            if records[other].buffer is record.buffer
+            and stream.first_use[records[other].serial] < last
+            and _whole(records[other]).common(place)
+        ]
+        alive.append(index)
+    return [(records[one], records[other]) for one, other in sorted(pairs)]
 
 
 def _placements(launch: Launch) -> list[Finding]:

@@ -29,6 +29,7 @@ FORGOTTEN = kind(
 )
 UNUSED = kind("NKW-INPUT-UNUSED", Severity.warning, "Every input tensor is read or written.")
 
+_Write = tuple[Stream, int, Access]
 _RANDOM = frozenset({"rng", "rand2", "dropout"})  # what they write varies without any input
 
 
@@ -38,7 +39,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     depends = _depends_on_inputs(launch, evidence)
     for rank in sorted({stream.rank for stream in launch.streams}):
         streams = [stream for stream in launch.streams if stream.rank == rank]
-        findings += _rank(streams, evidence, depends[rank], _definition(launch))
+        findings += _rank(launch, streams, evidence, depends[rank])
     return findings
 
 
@@ -51,9 +52,7 @@ def _definition(launch: Launch) -> Location | None:
     return None
 
 
-def _rank(
-    streams: list[Stream], evidence: Evidence, depends: set[int], definition: Location | None
-) -> list[Finding]:
+def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: set[int]) -> list[Finding]:
     records = streams[0].tensors
     reads, writes = _uses(streams, evidence)
     returned = {each.tensor: each for each in evidence.returned if each.rank == streams[0].rank}
@@ -62,7 +61,7 @@ def _rank(
         found(
             UNUSED,
             f"input {record.name} {record.shape} {record.dtype} is neither read nor written",
-            definition,
+            _definition(launch),
             hint="drop the parameter, or use it",
         )
         for record in inputs
@@ -71,14 +70,13 @@ def _rank(
     for serial, output in sorted(returned.items()):
         record = records[serial]
         last = writes.get(serial)
-        touches = (last,) if last else ()
         if _is_input(record):
             if last is None:
                 findings.append(
                     found(
                         UNTOUCHED,
                         f"the kernel returns its input {record.name} {record.shape} as it came",
-                        definition,
+                        _definition(launch),
                         hint="return the tensor that holds the result",
                     )
                 )
@@ -90,7 +88,7 @@ def _rank(
                     f"{output.unwritten_bytes} of {record.nbytes} bytes of the output {record.name} {record.shape} "
                     f"{record.dtype} were never written",
                     record.where,
-                    touches,
+                    _touches(last),
                     hint="write the rest, often the last, ragged tile",
                 )
             )
@@ -100,7 +98,7 @@ def _rank(
                     PRIVATE,
                     f"the output {record.name} {record.shape} lies in private HBM",
                     record.where,
-                    touches,
+                    _touches(last),
                     hint="buffer=nl.shared_hbm",
                 )
             )
@@ -110,7 +108,7 @@ def _rank(
                     CONSTANT,
                     f"no input reaches the output {record.name} {record.shape}",
                     record.where,
-                    touches,
+                    _touches(last),
                     hint="check which tile is copied out",
                 )
             )
@@ -119,7 +117,7 @@ def _rank(
             FORGOTTEN,
             f"{record.name} {record.shape} {record.dtype} is written, but neither returned nor read",
             record.where,
-            (writes[record.serial],),
+            _touches(writes[record.serial]),
             hint="return it, or allocate scratch space with buffer=nl.private_hbm",
         )
         for record in records
@@ -136,10 +134,14 @@ def _is_input(record: TensorRecord) -> bool:
     return record.line is None and not record.buffer.on_chip and record.buffer is not MemoryRegion.register
 
 
-def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int, Touch]]:
+def _touches(write: _Write | None) -> tuple[Touch, ...]:
+    return () if write is None else (touch(*write),)
+
+
+def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int, _Write]]:
     """The tensors that are read, and the last write of every tensor in HBM that is written."""
     reads: set[int] = set()
-    writes: dict[int, tuple[Stream, int, Access]] = {}
+    writes: dict[int, _Write] = {}
     for stream in streams:
         for index, operands in enumerate(evidence.accesses(stream)):
             for access in operands:
@@ -150,7 +152,7 @@ def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int
                     or stream.op_names[stream.ops[index]] == "core_barrier"
                 ):
                     writes[access.tensor] = stream, index, access
-    return reads, {tensor: touch(*write) for tensor, write in writes.items()}
+    return reads, writes
 
 
 def _depends_on_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]]:

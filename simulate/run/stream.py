@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
+from typing import NamedTuple
 
 from simulate.errors import Location, RuleViolation, rule
 from simulate.isa.enums import Engine
@@ -77,8 +78,7 @@ class TensorTable:
         return Stream(rank, core, self)
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """One operand of an event: a box of rows by bytes in a tensor, and whether it is read, written or added to."""
 
     tensor: int

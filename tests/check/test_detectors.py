@@ -227,3 +227,27 @@ def test_footprints_of_different_widths_meet_by_bytes(offset: int, meets: bool) 
     words = Footprint(0, 4, 1, (1,), (1,))
     assert words.meets(Footprint(0, 2, offset, (1,), (1,))) is meets
     assert not words.meets(Footprint(1, 2, offset, (1,), (1,)))
+
+
+def test_explicit_addresses_that_are_used_in_turn_are_compared_with_their_neighbours_in_time() -> None:
+    """A clobbered tile is found among two hundred that share its place one after another."""
+
+    def kernel(x: Any, sick: bool) -> Any:
+        out = nl.ndarray((2, 4), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile = None
+        for turn in range(200):
+            before, tile = (
+                tile,
+                nl.ndarray((2, 4), dtype=nl.float32, buffer=nl.sbuf, address=(0, turn % 2 * 16)),
+            )
+            nisa.dma_copy(dst=tile, src=x)
+            if turn == 150 and sick:
+                other = nl.ndarray((2, 4), dtype=nl.float32, buffer=nl.sbuf, address=(0, 16), name="intruder")
+                nisa.memset(other, value=0)
+                nisa.tensor_tensor(dst=tile, data1=before, data2=other, op=nl.add)
+        nisa.dma_copy(dst=out, src=tile)
+        return out
+
+    x = np.ones((2, 4), np.float32)
+    for sick, codes in ((False, []), (True, ["NKW-MEM-CLOBBER"])):
+        assert [finding.code for finding in findings(kernel, x, sick)] == codes
