@@ -393,5 +393,5 @@ class TensorViews(NKIObject):
 
 
 def _cell(index: Any) -> Any:
-    """The tensor behind a run-time index: a register stands for its cell."""
+    """The tensor behind a run-time index: a register or a scalar stands for its cell."""
     return getattr(index, "cell", index)

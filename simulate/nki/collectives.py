@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from simulate.errors import RuleViolation, rule
 from simulate.isa.book import COLLECTIVES, Planner, documented_signature
 from simulate.isa.collectives import ReplicaGroup
 from simulate.isa.collectives.group import is_replica_group
@@ -12,7 +14,7 @@ from simulate.memory.registers import VirtualRegister
 from simulate.nki import isa
 from simulate.nki.missing import not_yet
 from simulate.run import NkiInstruction, current_core
-from simulate.run.issue import call_collective
+from simulate.run.issue import call_collective, prepare_collective
 
 
 def _collective(planner: Planner) -> Callable[..., NkiInstruction]:
@@ -43,6 +45,69 @@ def collective_permute_implicit_current_processing_rank_id(
     return isa.register_alloc(ring[(ring.index(rank) - iteration_id) % len(ring)])
 
 
+def _prepare(planner: Planner) -> Callable[..., NkiInstruction]:
+    def prepare(*args: Any, **kwargs: Any) -> NkiInstruction:
+        core = current_core()
+        one_prepare(core.prepared)
+        made = prepare_collective(planner, args, kwargs)
+        core.prepared = Prepared(made, planner, args, {**kwargs, "name": None})
+        return made
+
+    prepare.__name__ = prepare.__qualname__ = f"{planner.__name__}_prepare"
+    prepare.__doc__ = (
+        f"The first half of {planner.__name__} (0.7): reads its metadata, which must be there; the data may come "
+        "later. One trigger must follow before the next prepare of any kind."
+    )
+    prepare.__signature__ = documented_signature(planner, 2)  # type: ignore[attr-defined]
+    return prepare
+
+
+def _trigger(planner: Planner) -> Callable[..., NkiInstruction]:
+    def trigger(prepare_instr: NkiInstruction, name: str | None = None) -> NkiInstruction:
+        core = current_core()
+        prepared = core.prepared
+        triggers_its_prepare(planner.__name__, prepared, prepare_instr)
+        core.prepared = None
+        return call_collective(planner, prepared.args, {**prepared.kwargs, "name": name})
+
+    trigger.__name__ = trigger.__qualname__ = f"{planner.__name__}_trigger"
+    trigger.__doc__ = (
+        f"The second half of {planner.__name__} (0.7), with the arguments of its prepare: moves the data."
+    )
+    return trigger
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A collective that waits for its trigger."""
+
+    instruction: NkiInstruction
+    planner: Planner
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@rule("NKW-PREPARE-ONE")
+def one_prepare(waiting: Any) -> None:
+    """Prepares share a single slot: each is followed by its trigger before the next."""
+    if waiting is not None:
+        raise RuleViolation(
+            one_prepare, f"a prepare after {waiting.planner.__name__}_prepare", hint="trigger the first one"
+        )
+
+
+@rule("NKW-PREPARE-TRIGGER")
+def triggers_its_prepare(collective: str, waiting: Any, instruction: Any) -> None:
+    """A trigger takes the instruction that its own prepare returned, once."""
+    if waiting is None or waiting.instruction is not instruction or waiting.planner.__name__ != collective:
+        raise RuleViolation(triggers_its_prepare, f"{collective}_trigger of {instruction!r:.60}")
+
+
+_SPLIT = ("all_gather_v", "all_to_all_v")
+globals().update({f"{name}_prepare": _prepare(COLLECTIVES[name]) for name in _SPLIT})
+globals().update({f"{name}_trigger": _trigger(COLLECTIVES[name]) for name in _SPLIT})
+
+
 def __getattr__(name: str) -> Any:
     return not_yet("nki.collectives", name)
 
@@ -51,5 +116,6 @@ __all__ = [
     "ReplicaGroup",
     "collective_permute_implicit_current_processing_rank_id",
     "rank_id",
+    *(f"{name}_{half}" for name in _SPLIT for half in ("prepare", "trigger")),
     *COLLECTIVES,
 ]

@@ -21,6 +21,7 @@ from simulate.nki.constants import (
 )
 from simulate.nki.missing import not_yet
 from simulate.nki.older import member, modern
+from simulate.nki.scalars import NkiScalar, scalar_load, scalar_store
 from simulate.run import NkiInstruction, current_core
 from simulate.run.issue import call
 
@@ -84,6 +85,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "NkiInstruction",
+    "NkiScalar",
     "NkiValidationError",
     "VirtualRegister",
     "constants",
@@ -97,5 +99,7 @@ __all__ = [
     "oob_mode",
     "reduce_cmd",
     "register_alloc",
+    "scalar_load",
+    "scalar_store",
     *INSTRUCTIONS,
 ]

@@ -17,6 +17,7 @@ from simulate.errors import RuleViolation, Unsupported, rule
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost, Domain, Plan
 from simulate.memory.registers import VirtualRegister
+from simulate.nki.scalars import NkiScalar, not_a_comparison
 from simulate.run import current_core
 from simulate.run.issue import issue
 
@@ -27,12 +28,17 @@ def fori_loop(
     body_fun: Callable[[VirtualRegister], Any],
     step: int = 1,
 ) -> None:
-    """body_fun(i) for i in lower, lower+step, … below upper, on the device; i is a read-only register."""
+    """body_fun(i) for i in lower, lower+step, … below upper, on the device; i is read-only.
+
+    i is a scalar that has arithmetic (0.7), unless a bound is a register: then it is a register too.
+    """
     positive_step(step)
     outside_no_reorder("fori_loop")
+    plain = any(isinstance(b, VirtualRegister) and not isinstance(b, NkiScalar) for b in (lower, upper))
     for value in range(_bound(lower), _bound(upper), operator.index(step)):
+        counter = _counter(value)
         with _inside():
-            body_returns_nothing(body_fun(_counter(value)))
+            body_returns_nothing(body_fun(counter if plain else NkiScalar(counter)))
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
@@ -72,6 +78,7 @@ def _inside() -> Iterator[None]:
 
 def _bound(value: Any) -> int:
     if isinstance(value, VirtualRegister):
+        not_a_comparison(value)
         _known_at_run_time()
         return value.value
     return operator.index(value)

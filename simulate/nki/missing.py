@@ -28,6 +28,7 @@ NOT_YET: dict[str, dict[str, str]] = {
     "nki.isa": {},
     "nki.language": {
         **dict.fromkeys(("arange", "mgrid", "par_dim"), _BETA1),
+        "int64": "64-bit scalars came with 0.7 and are not simulated; int32 reaches 2147483647",
         **dict.fromkeys(
             ("NkiBlockGrid", "NkiGrid", "NkiTileGrid", "alloc_blocks", "alloc_tiles", "blocks", "tiles"),
             _GRIDS,

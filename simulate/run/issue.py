@@ -11,7 +11,8 @@ import numpy as np
 
 from simulate.errors import NkwError, RuleViolation, rule
 from simulate.isa import book
-from simulate.isa.plan import Accumulate, Domain, Masked, Meeting, Plan
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Accumulate, Cost, Domain, Masked, Meeting, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.validity import ACCUMULATED, CARRIED, EMPTY, WRITTEN
 from simulate.run.carry_out import accumulated, flat, gather, put
@@ -44,6 +45,32 @@ def call_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[s
     try:
         plan = book.plan(planner, (core.hardware, core.rank.number), args, kwargs)
         return issue(core, planner.__name__, plan)
+    except NkwError as error:
+        raise _located(error, planner) from None
+
+
+def prepare_collective(
+    planner: book.Planner, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> NkiInstruction:
+    """Check the arguments of a collective and read its metadata, ahead of the collective itself.
+
+    Its rules are applied, and metadata that was not written is refused. How long the setup takes is not published:
+    the time is that of an instruction between streams.
+    """
+    core = current_core()
+    try:
+        whole = book.plan(planner, (core.hardware, core.rank.number), args, kwargs)
+        cycles = core.hardware.semaphore_ns * core.hardware.sync_clock_ghz
+        setup = Plan(
+            engine=Engine.sync,
+            reads=whole.reads[1:],
+            writes=(),
+            domain=Domain.bits,
+            compute=lambda *_: (),
+            cost=Cost(interval_cycles=cycles, latency_cycles=cycles),
+            name=kwargs.get("name"),
+        )
+        return issue(core, f"{planner.__name__}_prepare", setup)
     except NkwError as error:
         raise _located(error, planner) from None
 

@@ -89,6 +89,7 @@ class NeuronCore:
         self.stream = rank.tensors.stream(rank.number, number)
         self.has_grid = False
         self.recorder: Recorder | None = None
+        self.prepared: Any = None  # a collective that waits for its trigger
         self.witness = None if self.dry else present()
         self._state: dict[State, np.ndarray] = {}
         self._shared_taken = 0

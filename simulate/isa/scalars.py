@@ -1,0 +1,64 @@
+"""Arithmetic on run-time scalars: 32-bit integers in an engine's registers, as `NkiScalar` (0.7) writes it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+
+from simulate.hardware import Hardware
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Cost, Domain, Plan
+from simulate.memory import NkiTensor
+
+
+class ScalarOperator(Enum):
+    """What two scalars can be joined by; sums and products wrap to 32 bits, comparisons give 1 or 0."""
+
+    add = np.add
+    subtract = np.subtract
+    multiply = np.multiply
+    less = np.less
+    less_equal = np.less_equal
+    greater = np.greater
+    greater_equal = np.greater_equal
+    equal = np.equal
+    not_equal = np.not_equal
+
+    @property
+    def compares(self) -> bool:
+        """Whether the result is a truth value."""
+        return self not in (ScalarOperator.add, ScalarOperator.subtract, ScalarOperator.multiply)
+
+
+def scalar_arithmetic(
+    hardware: Hardware,
+    operator: ScalarOperator,
+    dst: NkiTensor,
+    left: NkiTensor | int,
+    right: NkiTensor | int,
+) -> Plan:
+    """dst = left operator right, (1, 1) int32 cells or numbers of 32 bits, on the Sync stream.
+
+    Cost: none is published; one of an instruction between registers, as for register_move.
+    """
+    sides = (left, right)
+
+    def compute(*cells: np.ndarray) -> tuple[np.ndarray]:
+        operand = iter(cells)
+        first, second = (
+            next(operand) if isinstance(side, NkiTensor) else np.full((1, 1), side, np.int32)
+            for side in sides
+        )
+        return (operator.value(first, second).astype(np.int32),)
+
+    cycles = hardware.semaphore_ns * hardware.sync_clock_ghz
+    return Plan(
+        engine=Engine.sync,
+        reads=tuple(side for side in sides if isinstance(side, NkiTensor)),
+        writes=(dst,),
+        domain=Domain.bits,
+        compute=compute,
+        cost=Cost(interval_cycles=cycles, latency_cycles=cycles),
+        name=None,
+    )

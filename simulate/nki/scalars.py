@@ -1,0 +1,130 @@
+"""Run-time scalars of NKI 0.7: `nisa.NkiScalar`, `scalar_load` and `scalar_store`.
+
+A scalar is a register with Python's arithmetic: every operator issues an instruction and returns a new scalar. Of the
+two widths, 32 bits are simulated; NeuronCores' 64-bit scalars are not.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from simulate.errors import RuleViolation, rule
+from simulate.isa.book import INSTRUCTIONS
+from simulate.isa.registers import immediate
+from simulate.isa.scalars import ScalarOperator, scalar_arithmetic
+from simulate.memory import MemoryRegion, NkiTensor
+from simulate.memory.registers import VirtualRegister
+from simulate.numerics import DType, as_dtype
+from simulate.run import current_core
+from simulate.run.issue import call, issue
+
+
+def _operator(which: ScalarOperator, swapped: bool = False) -> Callable[[Any, Any], NkiScalar]:
+    def method(self: NkiScalar, other: Any) -> NkiScalar:
+        left, right = (other, self) if swapped else (self, other)
+        return _joined(which, left, right)
+
+    return method
+
+
+class NkiScalar(VirtualRegister):
+    """One int32, computed on the device: an operand of +, - and *, a `scalar_offset`, a bound of fori_loop.
+
+    Sums and products wrap to 32 bits. Comparisons are traced, but their result cannot be used, and Python cannot look
+    at a scalar: no `if`, `int()` or `range()`.
+    """
+
+    __slots__ = ("dtype", "is_comparison")
+
+    def __init__(self, state: Any = None, dtype: Any = None, is_comparison: bool = False) -> None:
+        super().__init__(
+            getattr(getattr(state, "cell", None), "storage", state), getattr(state, "frozen", False)
+        )
+        self.dtype: DType = as_dtype("int32" if dtype is None else dtype)
+        self.is_comparison = is_comparison
+
+    __add__, __radd__ = _operator(ScalarOperator.add), _operator(ScalarOperator.add, True)
+    __sub__, __rsub__ = _operator(ScalarOperator.subtract), _operator(ScalarOperator.subtract, True)
+    __mul__, __rmul__ = _operator(ScalarOperator.multiply), _operator(ScalarOperator.multiply, True)
+    __lt__, __le__ = _operator(ScalarOperator.less), _operator(ScalarOperator.less_equal)
+    __gt__, __ge__ = _operator(ScalarOperator.greater), _operator(ScalarOperator.greater_equal)
+    __eq__ = _operator(ScalarOperator.equal)  # type: ignore[assignment]
+    __ne__ = _operator(ScalarOperator.not_equal)  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+    def __neg__(self) -> NkiScalar:
+        return _joined(ScalarOperator.subtract, 0, self)
+
+    def __bool__(self) -> bool:
+        return bool(self._refuse())
+
+
+def scalar_load(src: NkiTensor) -> NkiScalar:
+    """A scalar with the one element of src, an int32 tensor in SBUF or HBM."""
+    one_int32("src", src)
+    scalar = NkiScalar(current_core().allocate_register())
+    call(INSTRUCTIONS["register_load"], (scalar, src), {})
+    return scalar
+
+
+def scalar_store(dst: NkiTensor, value: NkiScalar) -> None:
+    """Write a scalar to the one element of dst, an int32 tensor in SBUF or HBM."""
+    one_int32("dst", dst)
+    is_scalar(value)
+    not_a_comparison(value)
+    call(INSTRUCTIONS["register_store"], (dst, value), {})
+
+
+def _joined(which: ScalarOperator, left: Any, right: Any) -> NkiScalar:
+    core = current_core()
+    result = NkiScalar(core.allocate_register(), is_comparison=which.compares)
+    sides = [_side(side) for side in (left, right)]
+    issue(core, "scalar_arithmetic", scalar_arithmetic(core.hardware, which, result.cell, *sides))
+    return result
+
+
+def _side(value: Any) -> NkiTensor | int:
+    if isinstance(value, VirtualRegister):
+        not_a_comparison(value)
+        return value.cell
+    whole_number(value)
+    return immediate(value)
+
+
+@rule("NKW-SCALAR-TILE")
+def one_int32(operand: str, tile: Any) -> None:
+    """A scalar exchanges one int32 element with a tensor in SBUF or HBM; unsigned dtypes are not accepted."""
+    fits = (
+        isinstance(tile, NkiTensor)
+        and tile.size == 1
+        and tile.dtype == "int32"
+        and tile.buffer is not MemoryRegion.psum
+    )
+    if not fits:
+        seen = tile.describe() if isinstance(tile, NkiTensor) else repr(tile)[:60]
+        raise RuleViolation(one_int32, f"{operand} is {seen}", limit="one int32 element in sbuf or hbm")
+
+
+@rule("NKW-SCALAR")
+def is_scalar(value: Any) -> None:
+    """scalar_store takes an NkiScalar; a number known while specialising is written with nisa.memset."""
+    if not isinstance(value, NkiScalar):
+        raise RuleViolation(is_scalar, f"{value!r:.60}", hint="nisa.memset(dst=tile, value=number)")
+
+
+@rule("NKW-SCALAR-OPERAND")
+def whole_number(value: Any) -> None:
+    """The other operand of a scalar's arithmetic is a Python int or another scalar."""
+    try:
+        operator.index(value)
+    except TypeError:
+        raise RuleViolation(whole_number, f"{value!r:.60} of type {type(value).__name__}") from None
+
+
+@rule("NKW-SCALAR-COMPARISON")
+def not_a_comparison(value: Any) -> None:
+    """The result of comparing scalars is traced and cannot be used."""
+    if getattr(value, "is_comparison", False):
+        raise RuleViolation(not_a_comparison, "a comparison as an operand", hint="compare tiles instead")
