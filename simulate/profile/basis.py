@@ -93,11 +93,11 @@ def _parts(
             slowed = max(length - cost.interval_cycles / hardware.tensor_clock_ghz, 0.0)
             yield ("tensor_throttled_clock_ghz", "activity_throttle_busy_fraction"), slowed
             length -= slowed
-        fixed, name = _overhead(hardware, engine, cost, phase)
+        fixed, name = _overhead(hardware, engine, stream, index, phase)
         fixed = min(fixed, length)
         yield (name,), fixed
         if length > fixed:
-            yield _pace(hardware, engine, stream, index, op), length - fixed
+            yield _pace(hardware, engine, stream, index, phase), length - fixed
 
 
 def _dma_numbers(hardware: Hardware, cost: Cost, phase: Phase) -> tuple[str, ...]:
@@ -122,12 +122,24 @@ def _dma_numbers(hardware: Hardware, cost: Cost, phase: Phase) -> tuple[str, ...
     )
 
 
-def _overhead(hardware: Hardware, engine: Engine, cost: Cost, phase: Phase) -> tuple[float, str]:
+def _matmul_overhead_cycles(hardware: Hardware, stream: Stream, index: int) -> tuple[float, bool]:
+    """The cycles of a matmul beside its streaming, and whether loading the stationary tile sets the pace instead."""
+    cost, once = stream.costs[stream.cost_ids[index]], hardware.matmul_issue_overhead_cycles
+    beside = cost.interval_cycles - cost.streamed_cycles
+    names = [stream.tensors[access.tensor].dtype for access in stream.accesses(index)[:1]]
+    passes = hardware.matmul_fp32_passes if any(DTYPES[name].itemsize == 4 for name in names) else 1
+    loads = beside > passes * once * (1 + 1e-9)
+    return (once if loads else beside), loads
+
+
+def _overhead(
+    hardware: Hardware, engine: Engine, stream: Stream, index: int, phase: Phase
+) -> tuple[float, str]:
     """The part of an engine's phase that does not grow with the operands, in ns, and its number."""
-    issue = phase is Phase.issue
+    cost, issue = stream.costs[stream.cost_ids[index]], phase is Phase.issue
     if engine is Engine.tensor:
-        cycles = hardware.matmul_issue_overhead_cycles
         if issue:
+            cycles, _ = _matmul_overhead_cycles(hardware, stream, index)
             return cycles / hardware.tensor_clock_ghz, "matmul_issue_overhead_cycles"
         return hardware.matmul_latency_ns, "matmul_latency_ns"
     if engine is Engine.vector:
@@ -144,10 +156,14 @@ def _overhead(hardware: Hardware, engine: Engine, cost: Cost, phase: Phase) -> t
     return overhead, name
 
 
-def _pace(hardware: Hardware, engine: Engine, stream: Stream, index: int, op: str) -> tuple[str, ...]:
+def _pace(hardware: Hardware, engine: Engine, stream: Stream, index: int, phase: Phase) -> tuple[str, ...]:
     """The numbers behind the part that grows with the operands."""
+    op = stream.op_names[stream.ops[index]]
     if engine is Engine.tensor:
-        return "tensor_clock_ghz", "load_weights_cycles_per_row"
+        if phase is not Phase.issue:  # longer than at the full clock
+            return ("matmul_throttled_latency_ns",)
+        _, loads = _matmul_overhead_cycles(hardware, stream, index)
+        return ("tensor_clock_ghz", "load_weights_cycles_per_row") if loads else ("tensor_clock_ghz",)
     if engine is Engine.gpsimd:
         return "gpsimd_clock_ghz", _PACE.get(op, "gpsimd_cycles_per_element")
     if engine is Engine.scalar:

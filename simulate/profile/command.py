@@ -37,7 +37,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
     try:
         trace = claim(options.trace, "trace", "NKW-TRACE-PATH") if options.trace else None
         page = claim(options.html, "page", "NKW-PAGE-PATH") if options.html else None
-        with recorded(calls=page is not None) as launches:
+        with recorded(calls=True) as launches:
             status = run(options)
         if not launches:
             if status == 0:

@@ -10,7 +10,7 @@ from simulate.hardware import Hardware
 from simulate.profile.basis import Basis, basis
 from simulate.profile.critical_path import Stretch, critical_path
 from simulate.profile.gaps import Gap, GapGroup, gaps, grouped
-from simulate.profile.lines import LineTime, lines
+from simulate.profile.lines import LineTime, calling_lines, lines
 from simulate.profile.moments import Moments
 from simulate.profile.roofline import Roofline, roofline
 from simulate.profile.traffic import TensorTraffic, traffic
@@ -79,6 +79,11 @@ class Profile:
     def lines(self) -> tuple[LineTime, ...]:
         """Time by line of source."""
         return lines(self.moments, self.critical_path)
+
+    @cached_property
+    def calling_lines(self) -> tuple[LineTime, ...]:
+        """Time by calling line, with all that it calls."""
+        return calling_lines(self.moments, self.critical_path)
 
     @cached_property
     def basis(self) -> Basis:

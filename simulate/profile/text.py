@@ -9,6 +9,7 @@ from textwrap import wrap
 from simulate.profile.basis import CALLED
 from simulate.profile.critical_path import Phase, Stretch
 from simulate.profile.gaps import DONE, FIRST_BYTE, GapGroup
+from simulate.profile.lines import LineTime
 from simulate.profile.moments import Moments, named, short, source
 from simulate.profile.profile import Profile
 from simulate.timing import Reading
@@ -203,9 +204,15 @@ def _traffic(profile: Profile, rows: int) -> list[str]:
 
 
 def _lines(profile: Profile, rows: int) -> list[str]:
-    length = profile.length_ns
-    out = [f"{'line':<44s}{'events':>8s}{'held us':>13s}{'of length':>13s}"]
-    for each in profile.lines[:rows]:
+    out = _line_rows("line", profile.lines[:rows], profile.length_ns)
+    if profile.calling_lines:
+        out += ["", *_line_rows("line with all it calls", profile.calling_lines[:rows], profile.length_ns)]
+    return out
+
+
+def _line_rows(head: str, times: Sequence[LineTime], length: float) -> list[str]:
+    out = [f"{head:<44s}{'events':>8s}{'held us':>13s}{'of length':>13s}"]
+    for each in times:
         where = short(named(each.line), 43)
         out.append(
             f"{_fit(where, 43):<44s}{each.events:>8d}{us(each.held_ns):>13s}{share(each.path_ns, length):>13s}"

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 
-from simulate.hardware import Confidence
+from simulate.hardware import Confidence, derived, hardware
+from simulate.isa import costs
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
 from simulate.memory import MemoryRegion
+from simulate.nki import isa as nisa
+from simulate.nki import language as nl
 from simulate.profile import Profile, profile
 from simulate.profile.critical_path import Phase
 from simulate.profile.gaps import DONE, FIRST_BYTE
+from simulate.run import recorded
 from simulate.timing import Reading, Reason
 from tests.timing import kernels
 from tests.timing.streams import EXACT, Builder, box, dma_cost, random_streams
@@ -237,3 +243,56 @@ def test_an_assumed_collective_is_told_from_a_derived_engine() -> None:
     second = profile(build.stream, EXACT).basis
     assert dict(second.by_confidence)[Confidence.guessed] == 499.0
     assert second.by_number[0][0] == "collective_latency_ns"
+
+
+def helper(a):
+    return nl.load(a)
+
+
+def calls_twice(a):
+    """Two loads by one helper, and a store."""
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    first = helper(a)
+    second = helper(a)
+    nisa.tensor_tensor(dst=first, data1=first, data2=second, op=nl.add)
+    nisa.dma_copy(dst=out, src=first)
+    return out
+
+
+def test_a_calling_line_counts_what_it_calls() -> None:
+    with recorded(calls=True) as launches:
+        kernels.dry(calls_twice, kernels.zeros(128, 64))
+    done = profile(launches[0].streams, launches[0].hardware)
+    load = done.lines[[line.events for line in done.lines].index(2)]
+    assert [(line.events, line.line[0].co_name) for line in done.calling_lines] == [(1, "calls_twice")] * 2
+    assert sum(line.held_ns for line in done.calling_lines) == pytest.approx(load.held_ns, rel=1e-12)
+    assert sum(line.path_ns for line in done.calling_lines) == pytest.approx(load.path_ns, rel=1e-12)
+
+
+def test_without_callers_no_line_calls() -> None:
+    launch = kernels.dry(calls_twice, kernels.zeros(128, 64))
+    assert profile(launch.streams, launch.hardware).calling_lines == ()
+
+
+@pytest.mark.parametrize(
+    ("columns", "loads"), [(8, True), (127, True), (128, False), (129, False), (512, False)]
+)
+def test_matmuls_of_fewer_columns_than_rows_rest_on_loading_the_stationary_tile(
+    columns: int, loads: bool
+) -> None:
+    build = Builder()
+    chip = hardware("trn2").with_numbers(load_weights_cycles_per_row=derived(1.0, "tests"))
+    cost = costs.matmul(chip, 128, 128, columns, fp32=False)
+    for _ in range(4):
+        build.event(Engine.tensor, (build.tensor("a"),), (build.tensor("c"),), cost, op="nc_matmul")
+    found = {name for name, _, _ in profile(build.stream, chip).basis.by_number}
+    assert ("load_weights_cycles_per_row" in found) == loads
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2"])
+@pytest.mark.parametrize("dtype", [kernels.BF16, np.float32])
+def test_long_matmuls_rest_on_the_clock_of_the_array(dtype: Any, target: str) -> None:
+    launch = kernels.dry(kernels.same_tiles, kernels.zeros(128, 512, dtype), target=target)
+    found = {name for name, _, _ in profile(launch.streams, launch.hardware).basis.by_number}
+    assert "load_weights_cycles_per_row" not in found
+    assert found & {"tensor_clock_ghz", "tensor_throttled_clock_ghz"}

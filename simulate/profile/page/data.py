@@ -63,7 +63,6 @@ def part_data(profile: Profile) -> dict[str, Any]:
         "tracks": _tracks(profile),
         "events": _events(profile, names),
         "ops": names.ops,
-        "lines": [[named(line), source(line)] for line in names.lines],
         "tensors": names.tensors,
         "boxes": names.boxes,
         "reasons": [_SAID.get(reason, str(reason)) for reason in Reason],
@@ -97,7 +96,12 @@ def part_data(profile: Profile) -> dict[str, Any]:
             [names.line(each.line), each.events, _ns(each.held_ns), _ns(each.path_ns)]
             for each in profile.lines
         ],
+        "callers": [
+            [names.line(each.line), each.events, _ns(each.held_ns), _ns(each.path_ns)]
+            for each in profile.calling_lines
+        ],
         "sources": _sources(profile, names),
+        "lines": [[named(line), source(line)] for line in names.lines],
         "whatIf": [[each.what, each.line, _ns(each.length_ns)] for each in profile.what_if[:_ROWS]],
     }
 
@@ -258,7 +262,7 @@ def _sources(profile: Profile, names: _Names) -> list[dict[str, Any]]:
     """Files whose lines issue instructions, with the lines around: [number, text, line or -1]; None is a cut."""
     files: dict[str, dict[int, int]] = {}
     labels = {}
-    for each in profile.lines:
+    for each in (*profile.lines, *profile.calling_lines):
         code, number = each.line
         files.setdefault(code.co_filename, {})[number] = names.line(each.line)
         labels[code.co_filename] = location(each.line).file

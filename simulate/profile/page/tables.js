@@ -79,9 +79,11 @@ function showWhatIf(part) {
 function showSource(part) {
   const section = emptied("source", "Source");
   section.append(make("p", { class: "soft" },
-    "Time by line: the number and the shade are its part of the critical path; point at a line for what it holds."));
-  const times = new Map(part.lineTimes.map((each) => [each[0], each]));
-  const most = Math.max(1, ...part.lineTimes.map((each) => each[3]));
+    "Time by line: the number and the shade are its part of the critical path, for a line that calls others theirs " +
+    "included; point at a line for what it holds."));
+  const times = new Map([...part.callers, ...part.lineTimes].map((each) => [each[0], each]));
+  const issues = new Set(part.lineTimes.map((each) => each[0]));
+  const most = Math.max(1, ...part.lineTimes.map((each) => each[3]), ...part.callers.map((each) => each[3]));
   for (const { file, rows } of part.sources) {
     const listing = make("div", { class: "listing code" });
     for (const row of rows) {
@@ -96,10 +98,11 @@ function showSource(part) {
       if (time) {
         element.classList.add("used");
         const heat = Math.round(62 * time[3] / most);
-        element.style.background = `color-mix(in srgb, var(--hot) ${heat}%, transparent)`;
-        element.style.boxShadow = `inset 3px 0 ${colourOf(part, line)}`;
+        const shade = issues.has(line) ? "var(--hot)" : "var(--accent)";
+        element.style.background = `color-mix(in srgb, ${shade} ${issues.has(line) ? heat : heat / 2}%, transparent)`;
+        if (issues.has(line)) element.style.boxShadow = `inset 3px 0 ${colourOf(part, line)}`;
         element.onpointermove = (event) => showTip(event, [`${file}:${number}`,
-          `${time[1].toLocaleString("en")} instructions hold engines and DMA queues for ${us(time[2])}`,
+          `${time[1].toLocaleString("en")} instructions${issues.has(line) ? "" : " that it calls for"} hold engines and DMA queues for ${us(time[2])}`,
           `${us(time[3])} of the critical path, ${share(time[3], part.length)}`]);
         element.onpointerleave = hideTip;
       }
