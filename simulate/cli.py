@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     lint.set_defaults(act=checks.lint)
 
     doctor = commands.add_parser("doctor", help="print what is installed and what works")
-    doctor.set_defaults(act=checks.doctor)
+    doctor.set_defaults(act=_doctor)
 
     explain = commands.add_parser(
         "explain", help="print the sentence behind a code of a rule, a finding or lint"
@@ -152,6 +152,12 @@ def _run_script_or_kernel(options: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidArgument) else 1
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from simulate.bind import install
+
+    return checks.doctor(options, install)
 
 
 def _run_script(options: argparse.Namespace, raises: bool = False) -> int:

@@ -15,7 +15,7 @@ from simulate.check import device, init, mem, order, out, race, stale, values
 from simulate.check.evidence import Evidence
 from simulate.check.findings import KINDS, Finding, Severity, from_error, in_order, text
 from simulate.check.formats import Format, render
-from simulate.check.gather import gathered
+from simulate.check.gather import Gatherer, gathered
 from simulate.check.sync import explain
 from simulate.errors import Deadlock, MeetingMismatch, NkwError
 from simulate.run import Launch
@@ -43,12 +43,18 @@ def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) ->
 
     orders and seeds: as for `gathered`. Passes on what the call raises, unless a kernel broke a rule.
     """
-    findings: list[Finding] = []
     with gathered(orders, seeds) as seen:
         try:
             launching()
         except NkwError as error:
-            findings.append(finding_of(error))
+            if error not in seen.errors:
+                seen.errors.append(error)
+    return findings_of(seen)
+
+
+def findings_of(seen: Gatherer) -> list[Finding]:
+    """What is found in everything that was gathered, and what stopped launches."""
+    findings = list(map(finding_of, seen.errors))
     for launch, evidence in seen.launches:
         findings += detect(launch, evidence)
     return in_order(findings)
@@ -72,10 +78,12 @@ __all__ = [
     "Evidence",
     "Finding",
     "Format",
+    "Gatherer",
     "Severity",
     "detect",
     "examine",
     "finding_of",
+    "findings_of",
     "gathered",
     "in_order",
     "render",

@@ -12,9 +12,10 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-from simulate.check import Finding, Format, Severity, detect, finding_of, gathered, in_order, render
+from simulate.check import Finding, Format, Gatherer, Severity, findings_of, gathered, in_order, render
 from simulate.check.lint import LEVELS, lint_file
 from simulate.errors import NkwError
+from simulate.run import target_hardware
 
 _DEVICES = "neuron*"
 _PACKAGES = {"nki": (0, 2), "neuronx-cc": (2, 20), "torch-neuronx": (2, 7), "libneuronxla": (2, 2)}
@@ -54,10 +55,9 @@ def add_variations(command: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is less than 0")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no count; give 0 or more")
+    return int(text)
 
 
 def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int]) -> int:
@@ -65,27 +65,34 @@ def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace]
 
     What the script prints goes to stderr, so that stdout holds the report and nothing else.
     """
-    findings: list[Finding] = []
-    failed: object = None
     with gathered(options.orders, options.seeds) as seen, redirect_stdout(sys.stderr):
-        try:
-            failed = run_script(options)
-        except NkwError as error:
-            findings.append(finding_of(error))
-        except SystemExit as end:
-            failed = end.code
-        except Exception as error:
-            traceback.print_exc()
-            failed = type(error).__name__
-    if failed:
-        print(f"error: {options.script} did not run to its end ({failed})", file=sys.stderr)
-        return 2
-    for launch, evidence in seen.launches:
-        findings += detect(launch, evidence)
-    if not seen.launches and not findings:
+        status, failed = _run(options, run_script, seen)
+    if not (status or failed or seen.launches or seen.errors):
         print("error: no kernel was launched", file=sys.stderr)
         return 2
-    return 1 if _report(findings, options) else 0
+    findings: list[Finding] | None = []
+    if seen.launches or seen.errors:
+        findings = _report(findings_of(seen), options)
+    if failed:
+        print(f"error: {options.script} did not run to its end ({failed})", file=sys.stderr)
+    return 2 if status or failed or findings is None else 1 if findings else 0
+
+
+def _run(
+    options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int], seen: Gatherer
+) -> tuple[int, object]:
+    """Run the script; returns the status of what could not begin and has been said, and why it ended early."""
+    try:
+        return run_script(options), None
+    except NkwError as error:
+        if error not in seen.errors:
+            seen.errors.append(error)
+    except SystemExit as end:
+        return 0, end.code
+    except Exception as error:
+        traceback.print_exc()
+        return 0, type(error).__name__
+    return 0, None
 
 
 def lint(options: argparse.Namespace) -> int:
@@ -100,8 +107,11 @@ def lint(options: argparse.Namespace) -> int:
     except NkwError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    kept = _report(findings, options)
+    if kept is None:
+        return 2
     # Warnings of lint are advice on source that compiles; only errors make it fail.
-    return 1 if any(finding.severity is Severity.error for finding in _report(findings, options)) else 0
+    return 1 if any(finding.severity is Severity.error for finding in kept) else 0
 
 
 def level_names() -> list[str]:
@@ -113,19 +123,29 @@ def _level_name(level: tuple[int, int]) -> str:
     return ".".join(map(str, level))
 
 
-def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Finding]:
+def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Finding] | None:
+    """Print findings but those that are to be left out; returns them, or None where they cannot be written."""
     ignored, raised = ({code.upper() for code in codes} for codes in (options.ignore, options.as_error))
     kept = [
         replace(finding, severity=Severity.error) if finding.code in raised or "ALL" in raised else finding
         for finding in findings
         if finding.code not in ignored
     ]
-    print(render(in_order(kept), Format(options.format)), end="")
+    try:
+        print(render(in_order(kept), Format(options.format)), end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except (OSError, UnicodeEncodeError) as error:
+        print(f"error: the report cannot be written: {error}", file=sys.stderr)
+        return None
     return kept
 
 
-def doctor(options: argparse.Namespace) -> int:
-    """Say what is installed, which backend `import nki` would get, and whether a small kernel runs."""
+def doctor(options: argparse.Namespace, backend: Callable[[], str]) -> int:
+    """Say what is installed, what `import nki` and the target would be here, and whether a small kernel runs.
+
+    `backend` decides what `nki` means, and raises NkwError where it cannot be what was asked for.
+    """
     works = True
     print(f"Python       {platform.python_version()}")
     for name in ("numpy", "ml_dtypes", "torch"):
@@ -134,6 +154,12 @@ def doctor(options: argparse.Namespace) -> int:
         print(f"{name:12s} {_vendor_package(name)}")
     devices = sorted(path.name for path in Path("/dev").glob(_DEVICES))
     print(f"chip         {', '.join(devices) if devices else 'no Neuron device files'}")
+    for label, asked in (("import nki", backend), ("target", lambda: target_hardware().name)):
+        try:
+            print(f"{label:12s} {asked()}")
+        except NkwError as error:
+            print(f"{label:12s} {error}")
+            works = False
     try:
         total = _trial()
         print(f"simulator    a small kernel ran and returned {'the right' if total else 'a wrong'} answer")

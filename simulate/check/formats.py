@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
+from urllib.parse import quote
 
 from simulate.check.findings import KINDS, Finding, Severity, Touch, text
 from simulate.errors import RULES, Location
@@ -62,7 +63,7 @@ def _place(where: Location | None) -> dict[str, Any] | None:
 
 def _sarif(findings: Sequence[Finding]) -> str:
     codes = sorted({finding.code for finding in findings})
-    rules = [{"id": code, "shortDescription": {"text": sentence(code)}} for code in codes]
+    rules = [{"id": code, "shortDescription": {"text": sentence(code) or code}} for code in codes]
     results = []
     for finding in findings:
         result: dict[str, Any] = {
@@ -88,7 +89,7 @@ def _sarif(findings: Sequence[Finding]) -> str:
 def _sarif_location(where: Location) -> dict[str, Any]:
     return {
         "physicalLocation": {
-            "artifactLocation": {"uri": where.file},
+            "artifactLocation": {"uri": quote(where.file)},
             "region": {"startLine": max(where.line, 1)},
         }
     }

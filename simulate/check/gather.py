@@ -8,7 +8,7 @@ from typing import Any
 
 from simulate.check import interleavings, orders
 from simulate.check.evidence import Evidence, tensors_of
-from simulate.errors import InvalidArgument
+from simulate.errors import InvalidArgument, NkwError
 from simulate.isa.plan import Plan
 from simulate.memory import Storage
 from simulate.run import Launch
@@ -28,6 +28,7 @@ class Gatherer:
                 "NKW-CHECK-COUNT", f"orders={orders}, seeds={seeds}; give 0 or more of each"
             )
         self.launches: list[tuple[Launch, Evidence]] = []
+        self.errors: list[NkwError] = []
         self._orders, self._seeds = orders, seeds
         self._forget()
 
@@ -69,6 +70,10 @@ class Gatherer:
         if tape is not None:
             tape.end([[tensor.storage for tensor in tensors_of(value)] for value in returned])
             evidence.varied += orders.vary(tape, self._orders)
+
+    def refused(self, error: NkwError) -> None:
+        """Keep what stopped a launch: a fault is one even if the script that made the launch lives with it."""
+        self.errors.append(error)
 
 
 @contextmanager

@@ -75,6 +75,9 @@ class Trace:
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
         """What the launch returned is compared elsewhere."""
 
+    def refused(self, error: NkwError) -> None:
+        """Who made the launch hears of it."""
+
 
 class Repeatable:
     """A call about to be made, with copies of its arguments, and the trace of its first launch."""

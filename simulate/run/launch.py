@@ -129,12 +129,18 @@ def launch(
     """
     chip = chip or target_hardware()
     check_world(len(arguments))
+    witness = present()
     with elsewhere.launch() if elsewhere is not None else nullcontext():
-        if mode is Mode.replay and present() is None:
+        if mode is Mode.replay and witness is None:
             options = replay or ReplayOptions.from_environment()
             return _replayed(kernel, arguments, chip, logical_core_size, options, elsewhere)
         mode = Mode.eager if mode is Mode.replay else mode
-        return _launch(kernel, arguments, chip, logical_core_size, mode, has_grid, elsewhere=elsewhere)[0]
+        try:
+            return _launch(kernel, arguments, chip, logical_core_size, mode, has_grid, elsewhere=elsewhere)[0]
+        except NkwError as error:
+            if witness is not None:
+                witness.refused(error)
+            raise
 
 
 def _replayed(

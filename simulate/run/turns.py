@@ -54,7 +54,7 @@ class Turns:
         self._draw = random.Random(f"turns {seed}")  # a string: small numbers begin alike
         self._gatherings: dict[Hashable, _Gathering] = {}
         self._meetings_held = 0
-        self._waiting: dict[int, str] = {}
+        self._waiting: dict[int, tuple[_Gathering, Meeting, Location]] = {}
         self._done: set[int] = set()
         self._error: BaseException | None = None
         self._go = [threading.Semaphore(0) for _ in range(count)]
@@ -155,7 +155,12 @@ class Turns:
                 semaphore.release()
 
     def _deadlock(self) -> Deadlock:
-        lines = [f"core {core} waits {what}" for core, what in sorted(self._waiting.items())]
+        lines = []
+        for core, (gathering, meeting, where) in sorted(self._waiting.items()):
+            missing = ", ".join(str(member) for member in meeting.members if member not in gathering.arrived)
+            lines.append(
+                f"core {core} waits in {meeting.terms.get('operation', 'a meeting')} at {where} for {missing}"
+            )
         lines += [f"core {core} has ended" for core in sorted(self._done)]
         return Deadlock(
             "NKW-DEADLOCK",
@@ -186,10 +191,7 @@ class Turns:
             for waiting in gathering.cores:
                 del self._waiting[waiting]
         else:
-            missing = [m for m in meeting.members if m not in gathering.arrived]
-            self._waiting[core] = (
-                f"in {meeting.terms.get('operation', 'a meeting')} at {where} for {', '.join(map(str, missing))}"
-            )
+            self._waiting[core] = gathering, meeting, where
             gathering.cores.append(core)
             if self._elsewhere is not None and meeting.by_rank:
                 self._posted.append((gathering, self._elsewhere.post(meeting, operands, where, dry)))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from simulate.errors import NkwError
 from simulate.isa.plan import Plan
 from simulate.memory import Storage
 
@@ -32,6 +33,9 @@ class Witness(Protocol):
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
         """A launch is over; `returned` has what the kernel returned on each rank, as tensors of the simulator."""
+
+    def refused(self, error: NkwError) -> None:
+        """A launch did not come to its end, whether or not the caller goes on without it."""
 
 
 _present: list[Witness] = []

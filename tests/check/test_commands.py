@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,3 +190,81 @@ def test_explain_knows_findings_lint_and_rules(simulate: Any, code: str) -> None
     assert done.returncode == 0
     assert done.stdout.startswith(code.upper())
     assert simulate("explain", code + "X").returncode == 2
+
+
+STUCK = """
+try:
+    waits[2](np.ones((4, 4), np.float32))
+except Exception as error:
+    print("went on without", type(error).__name__)
+"""
+
+WAITS = """
+@nki.jit
+def waits(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm, name="out")
+    if nl.program_id(0) == 0:
+        nisa.core_barrier(data=out, cores=(0, 1))
+    nisa.dma_copy(dst=out, src=nl.load(x))
+    return out
+"""
+
+
+def test_a_refused_launch_is_found_even_if_the_script_goes_on(simulate: Any, folder: Path) -> None:
+    (folder / "stuck.py").write_text(SCRIPT.format(rows=4) + WAITS + STUCK)
+    before = threading.active_count()
+    done = simulate("check", "--format", "json", "stuck.py")
+    assert done.returncode == 1
+    assert [finding["code"] for finding in json.loads(done.stdout)["findings"]] == ["NKW-DEADLOCK"]
+    assert "went on without Deadlock" in done.stderr
+    assert threading.active_count() == before
+
+
+def test_a_script_that_fails_after_a_launch_still_gets_its_report(simulate: Any, folder: Path) -> None:
+    (folder / "late.py").write_text(SCRIPT.format(rows=3) + "\nraise SystemExit('wrong answer')\n")
+    done = simulate("check", "late.py")
+    assert done.returncode == 2
+    assert done.stdout.startswith("warning[NKW-OUTPUT-PARTIAL]")
+    assert "error: late.py did not run to its end (wrong answer)" in done.stderr
+
+
+def test_a_script_that_is_not_there_is_said_once(simulate: Any) -> None:
+    assert simulate("check", "missing.py").stderr == "error: missing.py is not a file\n"
+
+
+@pytest.mark.parametrize("command", ["check", "lint"])
+def test_a_report_that_cannot_be_written_is_no_finding(
+    simulate: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert simulate(command, "good.py").returncode == 2
+
+
+def test_sarif_writes_file_names_as_uris(simulate: Any, folder: Path) -> None:
+    (folder / "two words ü.py").write_text(SCRIPT.format(rows=3))
+    (run,) = json.loads(simulate("check", "--format", "sarif", "two words ü.py").stdout)["runs"]
+    (result,) = run["results"]
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "two%20words%20%C3%BC.py"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("NKI_BACKEND", "bogus", "known are auto, simulate, neuron"),
+        ("NEURON_PLATFORM_TARGET_OVERRIDE", "trn9", "trn1"),
+    ],
+)
+def test_doctor_says_what_the_environment_asks_for_in_vain(
+    simulate: Any, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+) -> None:
+    healthy = simulate("doctor")
+    assert healthy.returncode == 0
+    assert "import nki   simulate\ntarget       trn2\n" in healthy.stdout
+    monkeypatch.setenv(variable, value)
+    done = simulate("doctor")
+    assert done.returncode == 1
+    assert said in done.stdout

@@ -41,6 +41,9 @@ class Taping:
     def ended(self, launch: Any, returned: Any) -> None:
         self.tape.end([[value.storage for value in _flat(each)] for each in returned])
 
+    def refused(self, error: Any) -> None:
+        raise AssertionError("no launch of these tests is refused") from error
+
 
 def _flat(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple) else [value]

@@ -217,3 +217,19 @@ def test_a_barrier_is_met_by_the_cores_of_its_own_rank(skipped: tuple[bool, bool
     else:
         with pytest.raises(Deadlock, match="core_barrier"):
             world.launch(barrier_unless, arguments)
+
+
+def test_a_deadlock_of_many_ranks_names_who_is_missing_when_it_is_reported() -> None:
+    group = ncc.ReplicaGroup([[0, 1, 2, 3]])
+
+    def kernel(x, skips):
+        inside, total = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm) for _ in range(2))
+        nisa.dma_copy(dst=inside, src=x)
+        if not skips:
+            ncc.all_reduce(srcs=[inside], dsts=[total], replica_group=group, op=nl.add)
+        return inside
+
+    with pytest.raises(Deadlock) as seen:
+        run(kernel, [(np.ones((2, 2), np.float32), rank == 3) for rank in range(4)])
+    waits = [line.rpartition(" for ")[2] for line in str(seen.value).splitlines() if " waits in " in line]
+    assert waits == ["3", "3", "3"]
