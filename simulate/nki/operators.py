@@ -41,6 +41,10 @@ class Operator(NKIObject):
         return f"nl.{self.nki_operator}"
 
 
+# Their examples in the reference give y one value per partition; the others' text excludes broadcasting.
+_WITH_COLUMN = ("abs_max", "abs_min")
+
+
 def _named(function: Function, name: str, doc: str) -> Function:
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
@@ -52,7 +56,8 @@ def _binary(name: str) -> Function:
     def operator(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
         tile = x if isinstance(x, NkiTensor) else y
         result = new_tile(tile, dtype)
-        if isinstance(x, NkiTensor) and isinstance(y, NkiTensor):
+        column = name in _WITH_COLUMN and isinstance(y, NkiTensor) and y.shape == (tile.shape[0], 1)
+        if isinstance(x, NkiTensor) and isinstance(y, NkiTensor) and not column:
             same_shape(x, y)
             isa.tensor_tensor(dst=result, data1=x, data2=y, op=operator)
         else:

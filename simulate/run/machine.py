@@ -121,6 +121,8 @@ class NeuronCore:
         sizes = _shape(shape)
         is_region(buffer)
         if buffer.on_chip:
+            # The tile of a register's word may be written (1,) as well; on chip a tensor has two dims.
+            sizes = (1, 1) if sizes == (1,) else sizes
             on_chip_shape(self.hardware, sizes)
             tile_fits(self.hardware, sizes, element, buffer)
             if address is not None:

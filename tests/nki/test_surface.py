@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from simulate import nki
-from simulate.errors import InvalidArgument, Unsupported
+from simulate.errors import InvalidArgument, RuleViolation, Unsupported
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
@@ -295,3 +295,36 @@ def test_what_is_missing_can_be_imported_and_says_why() -> None:
         value = getattr(importlib.import_module(module), name)
         with pytest.raises(Unsupported, match=rf"{module}\.{name} cannot be simulated: \w"):
             value()
+
+
+def test_a_registers_word_may_be_one_dimensional() -> None:
+    @nki.jit
+    def kernel(x):
+        word = nl.ones([1], dtype=nl.int32, buffer=nl.sbuf)
+        register = nisa.register_alloc()
+        nisa.register_load(register, word)
+        nisa.register_store(x, register)
+        assert word.shape == (1, 1)
+        return x
+
+    assert kernel(np.zeros((1,), np.int32))[0] == 1
+    with pytest.raises(RuleViolation, match="NKW-TILE-SHAPE"):
+        nki.simulate(lambda x: nl.ndarray([2], nl.int32))(np.zeros((1,), np.int32))
+
+
+@pytest.mark.parametrize(("name", "picks"), [("abs_max", np.greater), ("abs_min", np.less)])
+def test_magnitudes_compare_with_a_column(monkeypatch, name: str, picks) -> None:
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    x, column = _ones(8, 4) - 15, np.array([[-3.0], [3.0]] * 4, np.float32)
+
+    @nki.jit
+    def kernel(x, column):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, getattr(nl, name)(nl.load(x), nl.load(column)))
+        return out
+
+    # The signed operand itself: x where its magnitude is larger (smaller), y otherwise and in a tie.
+    expected = np.where(picks(np.abs(x), np.abs(column)), x, column)
+    np.testing.assert_array_equal(kernel(x, column), expected)
+    with pytest.raises(RuleViolation, match="NKW-NL-SHAPES"):
+        nki.simulate(lambda x, y: nl.add(nl.load(x), nl.load(y)))(x, column)
