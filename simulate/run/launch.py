@@ -19,7 +19,15 @@ from simulate.memory.placement import Placement, Tile, live_tiles_fit, place
 from simulate.run.arguments import Arguments
 from simulate.run.calls import Calls, TracedTable
 from simulate.run.location import raised_at
-from simulate.run.machine import Mode, NeuronCore, Rank, Recorder, capacity_bytes, enter
+from simulate.run.machine import (
+    Mode,
+    NeuronCore,
+    Rank,
+    Recorder,
+    SparingRecorder,
+    capacity_bytes,
+    enter,
+)
 from simulate.run.options import ReplayOptions
 from simulate.run.processes import Processes, started_by_torchrun
 from simulate.run.program import Program
@@ -38,6 +46,8 @@ from simulate.run.witness import present
 
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 PRECISE_VARIABLE = "NKI_PRECISE_FP"
+_LARGE_BYTES = 32 * 2**20
+"""Arguments above this are recorded sparingly: planning a launch twice then costs little beside computing it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +178,14 @@ def _replayed(
         with REPLAYS.report.timed("eager"):
             return _recorded(kernel, arguments, chip, key, options, elsewhere)
     launched, program = known
+    if not isinstance(program, Program):
+        planned = _planned_again(kernel, arguments, launched, program, options)
+        if planned is None:
+            REPLAYS.forget(key, "the kernel's instructions differ from launch to launch")
+            with REPLAYS.report.timed("eager"):
+                return _launch(kernel, arguments, chip, logical_core_size, Mode.eager)[0]
+        program = planned
+        REPLAYS.complete(key, program)
     if options.verify:
         outputs = _verified(kernel, arguments, arrays, launched, program, options, elsewhere)
     else:
@@ -186,9 +204,14 @@ def _recorded(
     options: ReplayOptions,
     elsewhere: Processes | None,
 ) -> Launch:
-    """Launch eagerly, and keep the program if nothing in it may depend on data."""
+    """Launch eagerly, and keep the program if nothing in it may depend on data.
+
+    The plans of a launch with large arguments are not kept, because they would hold the bytes of all its tiles at
+    once; they are made again, without bytes, when the launch is replayed for the first time.
+    """
     looked_before = LOOKS.count
-    recorders = [Recorder() for _ in arguments]
+    large = elsewhere is None and _argument_bytes(arguments) > _LARGE_BYTES
+    recorders = [SparingRecorder() if large else Recorder() for _ in arguments]
     done, held, returned = _launch(
         kernel, arguments, chip, 1, Mode.eager, recorders=recorders, elsewhere=elsewhere
     )
@@ -201,11 +224,43 @@ def _recorded(
         reasons.append("an argument is held in another dtype")
     if reasons:
         REPLAYS.report.refuse(reasons[0])
+    elif large:
+        REPLAYS.keep(key, kernel, replace(done, outputs=[]), recorders)
     else:
         inputs = [taker.storages() for taker in held]
         program = Program([recorder.plans for recorder in recorders], inputs, returned, options.speed)
         REPLAYS.keep(key, kernel, replace(done, outputs=[]), program)
     return done
+
+
+def _planned_again(
+    kernel: Callable[..., Any],
+    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+    launched: Launch,
+    seen: Sequence[Recorder],
+    options: ReplayOptions,
+) -> Program | None:
+    """The program of a launch of which only what was seen is kept; None if its instructions are others this time."""
+    recorders = [Recorder() for _ in arguments]
+    with REPLAYS.report.timed("planning again"):
+        _, held, returned = _launch(
+            kernel, arguments, launched.hardware, 1, Mode.dry, recorders=recorders, observed=False
+        )
+    plans = [
+        before.with_plans(again)
+        for before, again in zip(seen, recorders)
+        if isinstance(before, SparingRecorder)
+    ]
+    whole = [rank for rank in plans if rank is not None]
+    if len(whole) < len(arguments):
+        return None
+    return Program(whole, [taker.storages() for taker in held], returned, options.speed)
+
+
+def _argument_bytes(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> int:
+    """The bytes of the arrays that are arguments themselves."""
+    values = (value for args, kwargs in arguments for value in (*args, *kwargs.values()))
+    return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
 
 def _verified(
@@ -308,7 +363,8 @@ def _launch(
     for observer in observers:
         if observer.refused:
             observer.launches.append(done)
-    for stream, placements in zip(done.streams, done.placements):
+    checks_capacity = observed or mode is not Mode.dry  # planned again, it was checked before
+    for stream, placements in zip(done.streams, done.placements if checks_capacity else ()):
         for buffer, placement in placements.items():
             try:
                 limit = capacity_bytes(chip, buffer)

@@ -60,10 +60,14 @@ class Recorder:
 
         `keeps` tells to which PSUM elements a matmul was added, `in_part` that a result left some elements alone.
         """
-        self.plans.append((plan, keeps, in_part))
+        self.keep(plan, keeps, in_part)
         for tile in plan.reads:
             if tile.dynamic is not None and tile.storage.validity.uniform in (None, EMPTY, CARRIED):
                 self.refuse("a run-time index reads a tensor that is written in part")
+
+    def keep(self, plan: Plan, keeps: Any, in_part: bool) -> None:
+        """Keep what was recorded of one plan."""
+        self.plans.append((plan, keeps, in_part))
 
     def wrote_in_part(self, tile: NkiTensor) -> None:
         """A write left some elements of its destination alone; which ones may depend on data."""
@@ -73,6 +77,27 @@ class Recorder:
     def refuse(self, reason: str) -> None:
         """Say why this launch cannot be replayed; the first reason counts."""
         self.refusal = self.refusal or reason
+
+
+class SparingRecorder(Recorder):
+    """Keeps what was seen of each plan, not the plans, which hold the bytes of every tile of the launch.
+
+    A dry launch of the same kind gives the plans again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Any, bool]] = []
+
+    def keep(self, plan: Plan, keeps: Any, in_part: bool) -> None:
+        """Keep what was seen of one plan."""
+        self.seen.append((keeps, in_part))
+
+    def with_plans(self, again: Recorder) -> list[tuple[Plan, Any, bool]] | None:
+        """What was seen with the plans of a dry launch; None if that launch had other instructions."""
+        if len(again.plans) != len(self.seen):
+            return None
+        return [(plan, *seen) for (plan, _, _), seen in zip(again.plans, self.seen)]
 
 
 class NeuronCore:

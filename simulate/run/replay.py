@@ -100,7 +100,7 @@ class ReplayCache:
     def __init__(self, capacity: int = 256) -> None:
         self.capacity = capacity
         self.report = ReplayReport()
-        self._programs: OrderedDict[Any, tuple[Watch, Any, Program]] = OrderedDict()
+        self._programs: OrderedDict[Any, tuple[Watch, Any, Program | Sequence[Any]]] = OrderedDict()
 
     def key(
         self, kernel: Callable[..., Any], arguments: Arguments, options: tuple[Any, ...]
@@ -118,8 +118,11 @@ class ReplayCache:
             self.report.refuse(str(reason))
             return None
 
-    def find(self, key: Any) -> tuple[Any, Program] | None:
-        """The launch and program recorded under a key, if the kernel's surroundings are still the same."""
+    def find(self, key: Any) -> tuple[Any, Program | Sequence[Any]] | None:
+        """The launch and program recorded under a key, if the kernel's surroundings are still the same.
+
+        Instead of the program it may be what `keep` was given to make one of.
+        """
         entry = self._programs.get(key)
         if entry is None:
             return None
@@ -132,8 +135,22 @@ class ReplayCache:
         self.report.hits += 1
         return launch, program
 
-    def keep(self, key: Any, kernel: Callable[..., Any], launch: Any, program: Program) -> None:
-        """Keep a program; the reason is counted if the kernel's surroundings cannot be watched."""
+    def complete(self, key: Any, program: Program) -> None:
+        """Keep a program in place of what it was made of."""
+        watch, launch, _ = self._programs[key]
+        self._programs[key] = watch, launch, program
+
+    def forget(self, key: Any, reason: str) -> None:
+        """Drop a program that cannot be replayed after all."""
+        del self._programs[key]
+        self.report.dropped += 1
+        self.report.hits -= 1
+        self.report.refuse(reason)
+
+    def keep(
+        self, key: Any, kernel: Callable[..., Any], launch: Any, program: Program | Sequence[Any]
+    ) -> None:
+        """Keep a program, or what to make one of; the reason is counted if the surroundings cannot be watched."""
         try:
             watch = Watch(kernel)
         except NotFixed as reason:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import simulate
 from simulate.run import ReplayMismatch, ReplayOptions
+from simulate.run.machine import Recorder, SparingRecorder
 from simulate.run.replay import REPLAYS, ReplayCache
 
 simulate.install("simulate")
@@ -24,9 +26,12 @@ SCALE = 2.0
 STEPS = [1.0, 2.0]
 
 
-@pytest.fixture(autouse=True)
-def fresh_cache(monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
+@pytest.fixture(autouse=True, params=["plans kept", "planned again"])
+def fresh_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
+    """An empty cache; every test here is run as for small arguments and as for large ones."""
     cache = ReplayCache()
+    if request.param == "planned again":
+        monkeypatch.setattr(LAUNCH, "_LARGE_BYTES", 0)
     monkeypatch.setattr(LAUNCH, "REPLAYS", cache)
     return cache
 
@@ -457,7 +462,9 @@ def test_the_environment_chooses_where_the_world_does_not(fresh_cache, monkeypat
         replayed(scaled, x, 2.0)
 
 
-def test_the_report_says_what_became_of_every_launch(fresh_cache) -> None:
+def test_the_report_says_what_became_of_every_launch(fresh_cache, monkeypatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(LAUNCH, "REPLAYS", fresh_cache)
     for seed in range(3):
         attention_launch(seed)
     replayed(scaled, floats(0, 4, 4)[:, ::2], 2.0)
@@ -543,3 +550,24 @@ def test_ranks_that_meet_in_a_chain_wait_for_each_other(fresh_cache) -> None:
         outputs = world.launch(chained, given, mode=simulate.Mode.replay).outputs
         assert [int(output[0, 0]) for output in outputs] == [11, 111, 111]
     assert fresh_cache.report.hits == 2
+
+
+def test_a_launch_whose_plans_differ_when_made_again_is_launched_eagerly(fresh_cache, monkeypatch) -> None:
+    monkeypatch.setattr(LAUNCH, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(LAUNCH.SparingRecorder, "with_plans", lambda self, again: None)
+    first, second = floats(1, 128, 9), floats(2, 128, 9)
+    assert np.array_equal(replayed(scaled, first, 3.0), 3 * first)
+    assert np.array_equal(replayed(scaled, second, 3.0), 3 * second)
+    assert list(fresh_cache.report.refusals) == ["the kernel's instructions differ from launch to launch"]
+    assert (fresh_cache.report.hits, fresh_cache.report.dropped) == (0, 1)
+
+
+def test_what_was_seen_is_not_joined_to_the_plans_of_other_instructions() -> None:
+    seen, again = SparingRecorder(), Recorder()
+    plan = SimpleNamespace(reads=())
+    seen.add(plan, True, False)
+    assert seen.with_plans(again) is None
+    again.add(plan, None, False)
+    assert seen.with_plans(again) == [(plan, True, False)]
+    again.add(plan, None, False)
+    assert seen.with_plans(again) is None
