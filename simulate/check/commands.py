@@ -7,13 +7,14 @@ import platform
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 from simulate.check import Finding, Format, Gatherer, Severity, findings_of, gathered, in_order, render
-from simulate.check.lint import LEVELS, lint_file
+from simulate.check.findings import from_error
+from simulate.check.lint import LEVELS, calls_of, lint_file
 from simulate.errors import NkwError
 from simulate.run import target_hardware
 
@@ -101,12 +102,18 @@ def lint(options: argparse.Namespace) -> int:
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     level = next(each for each in LEVELS if _level_name(each) == options.level)
     findings: list[Finding] = []
-    try:
-        for file in files:
-            findings += lint_file(file, level)
-    except NkwError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    called = frozenset[str]()
+    for file in files:
+        with suppress(NkwError):
+            called |= calls_of(file)
+    for file in files:
+        try:
+            findings += lint_file(file, level, called)
+        except NkwError as error:
+            if not path.is_dir():
+                print(f"error: {error}", file=sys.stderr)
+                return 2
+            findings.append(from_error(error))  # one file that cannot be read does not hide the others
     kept = _report(findings, options)
     if kept is None:
         return 2

@@ -30,6 +30,12 @@ def elementwise(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
     return [result]
 
 
+def moved(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
+    """The instruction only moves elements, and moves these bools as it does the values."""
+    (result,) = plan.compute(*defined)
+    return [result.values | ~result.chosen if hasattr(result, "chosen") else result]
+
+
 def by_partition(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray] | None:
     """A partition of the result comes of the same one of the first operand; the others say where, and are needed."""
     if not all(each.all() for each in defined[1:]):

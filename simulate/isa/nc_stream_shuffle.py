@@ -10,7 +10,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import carries, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Masked, Plan
@@ -66,6 +66,7 @@ def nc_stream_shuffle(
         compute=compute,
         cost=costs.vector(hardware, src.free_size),
         name=name,
+        carries=carries.moved,
     )
 
 

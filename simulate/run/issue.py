@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simulate.errors import NkwError, RuleViolation, rule
-from simulate.isa import book
+from simulate.isa import book, carries
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Cost, Domain, Masked, Meeting, Plan
 from simulate.memory import MemoryRegion, NkiTensor
@@ -178,7 +178,8 @@ def _excused(plan: Plan, tile: NkiTensor, op: str, line: tuple[CodeType, int]) -
     stays_on_chip = all(each.buffer.on_chip and each.dynamic is None for each in plan.writes)
     if plan.carries is None or not stays_on_chip or any(each.dynamic is not None for each in plan.reads):
         raise error
-    if not np.any(tile.storage.validity.states(*tile.byte_view()[1:])):
+    together = plan.reads if plan.carries is carries.by_row else (tile,)
+    if not any(np.any(each.storage.validity.states(*each.byte_view()[1:])) for each in together):
         raise error
     if error.where is None:
         error.where, error.instruction = location(line), op

@@ -165,6 +165,21 @@ def test_lint_reads_a_file_or_a_folder(simulate: Any, folder: Path) -> None:
     assert simulate("lint", "missing.py").returncode == 2
 
 
+def test_lint_of_a_folder_reports_a_file_that_is_no_python_and_goes_on(simulate: Any, folder: Path) -> None:
+    (folder / "helper.py").write_text(
+        "import nki\nimport nki.language as nl\n\n@nki.jit\ndef helper(x):\n    t = nl.load(x)\n    nl.store(x, t)\n"
+    )
+    assert simulate("lint", "helper.py").returncode == 1
+    (folder / "user.py").write_text(
+        "import nki.language as nl\n\ndef k(x):\n    helper(nl.load(x))\n    return x\n"
+    )
+    assert simulate("lint", ".").returncode == 0  # the kernel is another file's helper
+    (folder / "broken.py").write_text("def k(:\n")
+    assert simulate("lint", "broken.py").returncode == 2
+    done = simulate("lint", ".")
+    assert done.returncode == 1 and "error[NKW-LINT-SYNTAX]" in done.stdout and "1 error" in done.stdout
+
+
 def test_doctor_finds_a_working_simulator(simulate: Any) -> None:
     done = simulate("doctor")
     assert done.returncode == 0

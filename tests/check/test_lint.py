@@ -205,6 +205,24 @@ def test_a_comparison_with_none_is_a_warning() -> None:
     assert (finding.code, finding.severity) == ("NKI001", Severity.warning)
 
 
+@pytest.mark.parametrize("returned", ["return tile", "pass"])
+def test_a_kernel_that_another_one_calls_may_return_tiles_or_nothing(returned: str) -> None:
+    tile = "tile = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.sbuf)"
+    helper = f"@nki.jit\ndef helper(x):\n    {tile}\n    {returned}\n"
+    code = "NKI004" if returned.startswith("return") else "NKI005"
+    assert code in codes(helper)
+    assert code in codes(helper + "\ndef main(x):\n    helper(x)\n")  # a launch
+    calling = "\ndef k(x):\n    helper(nl.load(x))\n    return x\n"
+    assert code not in codes(helper + calling)
+    assert lint_source(HEAD + helper, "kernel.py", called=frozenset({"helper"})) == []
+
+
+@pytest.mark.parametrize("line", ["other(x)", "nisa.dma_copy(dst=out, src=t, dge_mode=2)"])
+def test_what_compiles_against_the_guide_is_a_warning(line: str) -> None:
+    (finding,) = lint_source(HEAD + AROUND + BODY.format(line), "kernel.py")
+    assert finding.severity is Severity.warning
+
+
 def test_plain_python_around_kernels_is_left_alone() -> None:
     assert codes("def reference(x):\n    return [y is x for y in x]\n") == []
 

@@ -106,7 +106,24 @@ def gathered(x):
     return out, (slice(0, 8), slice(None)), np.repeat(X[:8, :1], 16, axis=1)
 
 
+def shuffled(x):
+    """Partition 1 of each quadrant goes to partition 0; what is not named keeps its bytes, written or not."""
+    tile = nl.ndarray((P, F), dtype=nl.float32)
+    nisa.dma_copy(dst=tile[1:3], src=x[1:3])
+    nisa.nc_stream_shuffle(dst=tile, src=tile, shuffle_mask=[1, 255, 2, 4] + [255] * 28)
+    return tile, (slice(0, 3), slice(None)), X[[1, 1, 2]]
+
+
+def counted_on_the_first_core(x):
+    tile, out = nl.ndarray((P, F), dtype=nl.float32), nl.ndarray((P, F + 1), dtype=nl.int32)
+    nisa.memset(dst=tile[0:1], value=1.0)
+    nisa.nonzero_with_count(dst=out, src=tile)
+    return out, (slice(0, 1), slice(F, F + 1)), np.array([[F]])
+
+
 CASES = (
+    shuffled,
+    counted_on_the_first_core,
     scaled,
     added,
     by_a_column,

@@ -51,9 +51,12 @@ def buffers_are_objects(source: Source, scope: Scope) -> Iterator[Spot]:
             yield Spot(call, f"buffer={value.value!r}", f"buffer=nl.{value.value}")
 
 
-@lint_rule("NKI007", Severity.error)
+@lint_rule("NKI007", Severity.warning)
 def enums_are_members(source: Source, scope: Scope) -> Iterator[Spot]:
-    """An argument that is an enum gets a member of it, not a number."""
+    """An argument that is an enum gets a member of it, not a number.
+
+    A warning: the vendor's library numbers members, and compiles.
+    """
     for call, name in source.calls(scope):
         for keyword in call.keywords if name.startswith("nisa.") else []:
             value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None

@@ -65,15 +65,15 @@ def load_rules() -> None:
         importlib.import_module(f"simulate.check.lint.{name}")
 
 
-def lint_source(text: str, file: str, level: Level = DEFAULT_LEVEL) -> list[Finding]:
-    """The findings in one source text. Raises InvalidArgument for a text that is no Python."""
+def lint_source(
+    text: str, file: str, level: Level = DEFAULT_LEVEL, called: frozenset[str] = frozenset()
+) -> list[Finding]:
+    """The findings in one source text; `called` names functions that other files call.
+
+    Raises InvalidArgument for a text that is no Python.
+    """
     load_rules()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's own remarks on the text are not ours
-            source = Source(ast.parse(text))
-    except (SyntaxError, ValueError) as error:
-        raise InvalidArgument("NKW-LINT-SYNTAX", f"{file} is not Python: {error}") from None
+    source = Source(_parsed(text, file), called)
     findings = []
     for rule in RULES:
         if level < rule.since or (rule.until is not None and level >= rule.until):
@@ -86,10 +86,29 @@ def lint_source(text: str, file: str, level: Level = DEFAULT_LEVEL) -> list[Find
     return in_order(findings)
 
 
-def lint_file(path: Path, level: Level = DEFAULT_LEVEL) -> list[Finding]:
-    """The findings in one file."""
+def lint_file(
+    path: Path, level: Level = DEFAULT_LEVEL, called: frozenset[str] = frozenset()
+) -> list[Finding]:
+    """The findings in one file; `called` names functions that other files call."""
+    return lint_source(_text(path), str(path), level, called)
+
+
+def calls_of(path: Path) -> frozenset[str]:
+    """The names of the functions that the kernels of a file call. Raises InvalidArgument for what is no Python."""
+    return Source(_parsed(_text(path), str(path))).own_calls
+
+
+def _parsed(text: str, file: str) -> ast.Module:
     try:
-        text = path.read_text(encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's own remarks on the text are not ours
+            return ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise InvalidArgument("NKW-LINT-SYNTAX", f"{file} is not Python: {error}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument("NKW-LINT-FILE", f"{path} cannot be read: {error}") from None
-    return lint_source(text, str(path), level)

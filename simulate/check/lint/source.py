@@ -46,7 +46,8 @@ class Scope:
 class Source:
     """One parsed file."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, called: frozenset[str] = frozenset()) -> None:
+        """`called` names functions that other files call."""
         self.tree = tree
         self.aliases: dict[str, str] = {}
         self.old_imports: list[ast.stmt] = []
@@ -62,6 +63,15 @@ class Source:
         ]
         for scope in self.scopes:
             _Variables(self, scope).visit(scope.node)
+        functions = [
+            node.func for scope in self.scopes for node in ast.walk(scope.node) if isinstance(node, ast.Call)
+        ]
+        self.own_calls = frozenset(
+            function.id if isinstance(function, ast.Name) else function.attr
+            for function in functions
+            if isinstance(function, (ast.Name, ast.Attribute))
+        )
+        self.called = self.own_calls | called
 
     def _imports(self) -> None:
         for node in ast.walk(self.tree):
