@@ -1,0 +1,53 @@
+"""Findings of the detectors on kernels that are known to work on the chip, each with the reason why it stands."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Argued(NamedTuple):
+    """A finding that is right and harms nothing here: its code, words of its message, whose kernels, and why."""
+
+    code: str
+    words: str
+    kernel: str
+    reason: str
+
+
+ARGUED = (
+    Argued(
+        "NKW-INPUT-UNUSED",
+        "is neither read nor written",
+        "",
+        "An entry point takes what any of its variants needs (scales, masks, a placeholder that gives a shape), and "
+        "the test hands over all of it; the variant at hand needs less.",
+    ),
+    Argued(
+        "NKW-FP8-OVERFLOW",
+        "results overflow",
+        "core/qkv/qkv_cte",
+        "The kernel casts to fp8 first and clips to the largest finite value in the next instruction, which turns the "
+        "infinities into it.",
+    ),
+    Argued(
+        "NKW-OUTPUT-INPUT",
+        "returns its input dummy_out",
+        "core/utils/tensor_view",
+        "The kernel of the test compares views while it is specialised, and has nothing else to return.",
+    ),
+    Argued(
+        "NKW-RACE",
+        "both cores write the same values",
+        "",
+        "With two physical cores the library computes some results on both and stores both, which is a warning: it "
+        "costs a transfer, and whoever writes last leaves the same bytes.",
+    ),
+)
+
+
+def argument(row: Any, finding: str) -> str:
+    """Why a finding on a row's kernel stands; empty if nobody has argued it."""
+    for each in ARGUED:
+        if f"[{each.code}]" in finding and each.words in finding and each.kernel in row.kernel:
+            return each.reason
+    return ""

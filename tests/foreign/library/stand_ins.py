@@ -1,0 +1,168 @@
+"""What stands in, in a process that runs the library's tests, for what is not installed or needs a device.
+
+The library's tests come with inputs and references; what compiles a kernel and sends it to a device is replaced by
+`running.Manager`. Nothing of the kernels is replaced, except for slips of the published files, which `REPAIRS` and
+`mend` name.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from tests.foreign.library import dtypes, running
+
+ABSENT = ("allpairspy", "aws_embedded_metrics", "boto3", "botocore", "fabric2", "pandas", "plotext")
+"""Packages that only the device's side of the library's tests uses."""
+
+_TESTS = "test.integration.nkilib"
+REPAIRS = {
+    # The docstring of `mlp` ends twice, which no Python parses; the first end goes.
+    "nkilib_src.nkilib.core.mlp.mlp": (
+        '        - Standard matrix multiplication layouts\n    """\n\n        TKG mode supports:',
+        "        - Standard matrix multiplication layouts\n\n        TKG mode supports:",
+    ),
+    # A name that is used and not imported.
+    f"{_TESTS}.core.qkv.test_qkv_tkg": (
+        "from test.utils.test_orchestrator import Orchestrator\n",
+        "from test.utils.common_dataclasses import Platforms\n"
+        "from test.utils.test_orchestrator import Orchestrator\n",
+    ),
+    # The module has moved.
+    f"{_TESTS}.experimental.subkernels.test_topk_reduce": (
+        "nkilib.experimental.subkernels.topk_reduce",
+        "nkilib.experimental.collectives.topk_reduce",
+    ),
+    # The inputs carry the name with a suffix.
+    f"{_TESTS}.core.attention.test_gen_mask_tkg": (
+        '{"golden_mask": kernel_input["mask_out_hbm"]}',
+        '{"golden_mask": kernel_input["mask_out_hbm.must_alias_input"]}',
+    ),
+    # Our dtypes are strings, and numpy does not know the packed ones.
+    f"{_TESTS}.core.moe.moe_tkg.test_moe_tkg": ("getattr(nl, d, np.dtype(d))", "getattr(nl, d)"),
+}
+"""By module: text that the published file has, and what is read in its place."""
+
+
+class Anything(type):
+    """A class with every attribute, for names that are imported and never used."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+
+class Nothing(metaclass=Anything):
+    """Whatever is imported from an absent package; calling it gives another one."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing
+
+
+class _Empty(ModuleType):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds absent packages as empty ones, and repaired files as repaired."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        if name.split(".")[0] in ABSENT:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        if name in REPAIRS:
+            found = importlib.machinery.PathFinder.find_spec(name, path)
+            if found is not None and isinstance(found.loader, importlib.machinery.SourceFileLoader):
+                found.loader = _Repaired(found.loader.name, found.loader.path)
+            return found
+        return None
+
+    def create_module(self, spec: Any) -> ModuleType:
+        return _Empty(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _Repaired(importlib.machinery.SourceFileLoader):
+    def get_code(self, fullname: str) -> Any:
+        source, path = self.get_source(fullname), self.get_filename(fullname)
+        old, new = REPAIRS[fullname]
+        assert source is not None and old in source, f"{fullname} has changed"
+        return compile(source.replace(old, new), path, "exec")
+
+
+def install(clone: Path) -> None:
+    """Make the clone's library and its tests importable, with what they lack."""
+    sys.path[:0] = [str(clone), str(clone / "src")]
+    sys.meta_path.insert(0, _Finder())
+    sys.modules["neuron_dtypes"] = dtypes.module()
+    if importlib.util.find_spec("scipy") is None:
+        sys.modules["scipy"] = ModuleType("scipy")
+        for name, functions in (
+            ("linalg", {"circulant": circulant}),
+            ("special", {"expit": expit, "erf": erf}),
+        ):
+            module = sys.modules[f"scipy.{name}"] = ModuleType(f"scipy.{name}")
+            module.__dict__.update(functions)
+    for name in [name for name in sys.modules if name == "test" or name.startswith("test.")]:
+        del sys.modules[name]  # Python's own package of that name
+    orchestrator = ModuleType("test.utils.test_orchestrator")
+    orchestrator.Orchestrator = running.Manager  # type: ignore[attr-defined]
+    sys.modules["test.utils.test_orchestrator"] = orchestrator
+    mend()
+    allocate_packed()
+
+
+def allocate_packed() -> None:
+    """Let numpy's zeros and empty make arrays of the packed dtypes, which the vendor's are numpy dtypes."""
+    for name in ("zeros", "empty"):
+        setattr(np, name, dtypes.allocating(getattr(np, name)))
+
+
+def mend() -> None:
+    """Correct the reference's table of fp4 values, which has -2 twice and so misses one place for all beyond."""
+    import torch
+    from nkilib_src.nkilib.core.utils import mx_torch_common
+
+    half = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    mx_torch_common._FP4_LUT = torch.tensor(half + [-value for value in half])
+
+
+def circulant(column: Any) -> np.ndarray:
+    """The matrix whose columns are rotations of `column`, as scipy.linalg has it."""
+    column = np.asarray(column)
+    rows = np.arange(column.size)
+    return column[(rows[:, None] - rows) % column.size]
+
+
+def expit(x: Any) -> np.ndarray:
+    """The logistic function, in the dtype that comes in."""
+    return 1 / (1 + np.exp(-np.asarray(x)))
+
+
+def erf(x: Any) -> np.ndarray:
+    """The error function."""
+    import torch
+
+    return torch.erf(torch.from_numpy(np.ascontiguousarray(x))).numpy()
