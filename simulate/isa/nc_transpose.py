@@ -92,6 +92,8 @@ def _times_identity(values: np.ndarray) -> tuple[np.ndarray]:
     """What data.T @ identity gives: sums of one element times 1 and the rest of its row times 0, from 0 on."""
     rows = flat(values).T
     product = rows + np.float32(0)
+    if rows.shape[1] == 1:
+        return (product,)
     broken = ~np.isfinite(rows)
     if broken.any():
         others = broken.sum(axis=1, keepdims=True) - broken

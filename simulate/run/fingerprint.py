@@ -42,15 +42,19 @@ class Watch:
     """The surroundings of one kernel function as they were when it was recorded."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._places: list[tuple[Any, Any, Any]] = []
+        self._names: list[tuple[dict[str, Any], str, Any]] = []
+        self._places: list[tuple[Any, str, Any]] = []
         self._texts: list[tuple[Any, str]] = []
         self._seen: set[int] = set()
         self._function(function)
 
     def unchanged(self) -> bool:
         """Whether every name still stands for what it did, and every list, dict and set still holds the same."""
-        for holder, key, value in self._places:
-            if _look_up(holder, key) is not value:
+        for names, name, value in self._names:
+            if names.get(name) is not value:
+                return False
+        for holder, part, value in self._places:
+            if getattr(holder, part, None) is not value:
                 return False
         return all(repr(value) == text for value, text in self._texts)
 
@@ -75,7 +79,7 @@ class Watch:
             if name not in function.__globals__:
                 continue
             value = function.__globals__[name]
-            self._places.append((function.__globals__, name, value))
+            self._names.append((function.__globals__, name, value))
             self._value(value, f"the global {name}")
             if isinstance(value, types.ModuleType) and not value.__name__.startswith(_OURS):
                 self._module(value, names)
@@ -83,7 +87,7 @@ class Watch:
     def _module(self, module: types.ModuleType, names: set[str]) -> None:
         for name in names & vars(module).keys():
             value = vars(module)[name]
-            self._places.append((vars(module), name, value))
+            self._names.append((vars(module), name, value))
             self._value(value, f"{module.__name__}.{name}")
 
     def _value(self, value: Any, what: str) -> None:
@@ -108,12 +112,6 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
-
-
-def _look_up(holder: Any, key: Any) -> Any:
-    if isinstance(holder, dict):
-        return holder.get(key)
-    return getattr(holder, key, None)
 
 
 def static_key(value: Any, arrays: dict[int, np.ndarray]) -> Any:

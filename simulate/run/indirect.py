@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NoReturn
 
 import numpy as np
 
@@ -28,18 +30,9 @@ def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
     indices = dynamic.index.array.reshape(-1).astype(np.int64)
     inside = (indices >= 0) & (indices < dynamic.extent)
     if not inside.all() and not skip_out_of_range:
-        at = int(np.flatnonzero(~inside)[0])
-        raise OutOfBounds(
-            run_time_index_inside,
-            f"index {indices[at]} is out of bounds for axis 0 with size {dynamic.extent} ({view.describe()})",
-            limit=f"0 to {dynamic.extent - 1}",
-            hint="clip the indices, or pass oob_mode=nisa.oob_mode.skip",
-        )
+        refuse_index(indices, dynamic.extent, view.describe())
     shift = (indices * dynamic.step).reshape(-1, *(1,) * (len(view.shape) - 1))
-    elements = np.full((1,) * len(view.shape), view.offset, np.int64) + shift
-    for dim, (extent, stride) in enumerate(zip(view.shape, view.strides)):
-        steps = np.arange(extent, dtype=np.int64) * stride
-        elements = elements + steps.reshape(tuple(extent if d == dim else 1 for d in range(len(view.shape))))
+    elements = places(view.shape, view.strides) + (shift + view.offset)
     limit = view.storage.nbytes // view.dtype.storage.itemsize
     within = (elements >= 0) & (elements < limit)
     if dynamic.per_partition or not inside.all():
@@ -47,12 +40,36 @@ def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
     if within.all():
         return Resolved(elements, None)
     if not skip_out_of_range:
-        raise OutOfBounds(
-            run_time_index_inside,
-            f"elements {elements.min()} to {elements.max()} of {view.describe()}",
-            limit=f"0 to {limit - 1}",
-        )
+        refuse_elements(int(elements.min()), int(elements.max()), limit, view.describe())
     return Resolved(elements, within)
+
+
+@lru_cache(maxsize=1024)
+def places(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """The element numbers of a view from its first element on; not to be written to."""
+    found = np.zeros((1,) * len(shape), np.int64)
+    for dim, (extent, stride) in enumerate(zip(shape, strides)):
+        steps = np.arange(extent, dtype=np.int64) * stride
+        found = found + steps.reshape(tuple(extent if d == dim else 1 for d in range(len(shape))))
+    return found
+
+
+def refuse_elements(first: int, last: int, count: int, what: str) -> NoReturn:
+    """Raise OutOfBounds for elements that lie outside of a tensor of `count`."""
+    raise OutOfBounds(
+        run_time_index_inside, f"elements {first} to {last} of {what}", limit=f"0 to {count - 1}"
+    )
+
+
+def refuse_index(indices: np.ndarray, extent: int, what: str) -> NoReturn:
+    """Raise OutOfBounds for the first index that lies outside."""
+    at = int(np.flatnonzero((indices < 0) | (indices >= extent))[0])
+    raise OutOfBounds(
+        run_time_index_inside,
+        f"index {indices[at]} is out of bounds for axis 0 with size {extent} ({what})",
+        limit=f"0 to {extent - 1}",
+        hint="clip the indices, or pass oob_mode=nisa.oob_mode.skip",
+    )
 
 
 def _by_group(view: NkiTensor, dynamic: Dynamic, skip_out_of_range: bool) -> Resolved:

@@ -142,7 +142,7 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
             if plan.meeting is not None and plan.carries is not None and isinstance(result, Masked):
                 tile.storage.validity.mark_carried(result.chosen, *tile.byte_view()[1:])
             if touched is not None and core.recorder is not None:
-                in_part = True
+                in_part = in_part or isinstance(result, Masked)
                 core.recorder.wrote_in_part(tile)
     for tile, defined in carried:
         tile.storage.validity.mark_carried(defined, *tile.byte_view()[1:])

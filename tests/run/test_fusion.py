@@ -101,6 +101,42 @@ def test_sums_taken_in_another_order_stay_within_the_bound(cache) -> None:
     assert (np.abs(replayed[0].astype(np.float64) - eager[0]) <= bound).all()
 
 
+def pieced_product(parts, b):
+    """The sum of parts[i].T @ b[i]; each part is computed first, so that its operand lies apart."""
+    count, depth, rows = parts.shape
+    out = nl.ndarray((rows, b.shape[2]), dtype=nl.float32, buffer=nl.shared_hbm)
+    total = nl.ndarray((rows, b.shape[2]), dtype=nl.float32, buffer=nl.psum)
+    for part in range(count):
+        left = nl.ndarray((depth, rows), dtype=nl.float32)
+        nisa.tensor_scalar(dst=left, data=nl.load(parts[part]), op0=nl.multiply, operand0=float(part + 1))
+        nisa.nc_matmul(dst=total, stationary=left, moving=nl.load(b[part]), accumulate=part > 0)
+    result = nl.ndarray(total.shape, dtype=nl.float32)
+    nisa.tensor_copy(dst=result, src=total)
+    stored(out, result)
+    return out
+
+
+@pytest.mark.parametrize(("columns", "joined"), [(7, 0), (8, 2), (9, 2)])
+def test_operands_in_pieces_are_put_together_where_that_pays(cache, columns, joined) -> None:
+    agree(pieced_product, whole(1, 3, 128, 5), whole(2, 3, 128, columns))
+    assert cache.report.products_joined == joined
+
+
+@pytest.mark.parametrize("per_row", [True, False])
+def test_indices_read_at_run_time(cache, per_row) -> None:
+    def moves(table, rows, out):
+        tile = nl.ndarray((2, 3), dtype=table.dtype)
+        index = nl.load(rows)
+        here = {"vector_offset": index} if per_row else {"scalar_offset": index[0:1]}
+        nisa.dma_copy(dst=tile, src=table.ap([[3, 2], [1, 3]], **here))
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
+        nisa.dma_copy(dst=out.ap([[3, 2], [1, 3]], **here), src=tile)
+        return out
+
+    agree(moves, whole(1, 8, 3), np.array([[5], [2]], np.int32), whole(2, 8, 3))
+    assert cache.report.as_recorded == 0
+
+
 def test_an_input_that_is_overwritten_is_read_before(cache) -> None:
     def shifts(x):
         first, second = nl.load(x[0:64]), nl.load(x[64:128])

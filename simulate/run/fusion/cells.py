@@ -35,8 +35,13 @@ def values_of(cells: Cells, values: list[Value]) -> list[Value]:
 
 
 def as_view(cells: Cells, values: list[Value]) -> View | None:
-    """The view of one value that shows exactly these elements, if there is one."""
+    """The view of one value that shows exactly these elements, if there is one.
+
+    Raises NotFused for elements that nothing wrote, which an instruction may carry along.
+    """
     first = int(cells.flat[0])
+    if first < 0:
+        raise NotFused("an operand is written in part")
     origin = (0,) * cells.ndim
     expected = np.full((1,) * cells.ndim, first, np.int64)
     strides = []

@@ -82,6 +82,10 @@ class View:
             and views.is_row_major(self.shape, self.strides)
         )
 
+    def turned(self) -> View:
+        """With its dims in the opposite order."""
+        return View(self.value, self.offset, self.shape[::-1], self.strides[::-1])
+
     def at(self, slices: tuple[slice, ...]) -> View:
         """The part that `slices` (with start and stop) cut out."""
         offset = self.offset + sum(s.start * stride for s, stride in zip(slices, self.strides))

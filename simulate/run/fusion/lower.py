@@ -23,7 +23,7 @@ from simulate.run.fusion.builder import EXACT_IN_FLOAT32, Builder
 from simulate.run.fusion.cells import Cells, cells_of, pieces
 from simulate.run.fusion.graph import Kind, NotFused, Value, View
 from simulate.run.fusion.traced import Traced, Untraceable, traced
-from simulate.run.fusion.works import Computed, Copy, Narrowed, Step, Widened
+from simulate.run.fusion.works import Addressed, Computed, Copy, Gathered, Narrowed, Scattered, Step, Widened
 
 Recorded = Sequence[tuple[Plan, Any, bool]]
 
@@ -96,9 +96,9 @@ class Lowering:
     def _find_homes(self) -> None:
         for (plan, _, _), as_recorded in zip(self._recorded, self._as_recorded):
             for tile in (*plan.reads, *plan.writes):
-                if as_recorded or tile.dtype is not tile.storage.dtype:
+                if as_recorded or tile.dynamic is not None or tile.dtype is not tile.storage.dtype:
                     self.homes[id(tile.storage)] = tile.storage
-                if tile.dynamic is not None:
+                if as_recorded and tile.dynamic is not None:
                     index = tile.dynamic.index
                     self.homes[id(index.storage)] = index.storage
 
@@ -136,6 +136,11 @@ class Lowering:
 
     def _read(self, tile: NkiTensor) -> Cells:
         """Where the elements of a tile come from."""
+        if tile.dynamic is not None:
+            self.read_homes.add(id(tile.storage))
+            tensor = _flat(self._home(tile))
+            gathered = Gathered(_addressed(tile))
+            return cells_of(self.builder.op(gathered, [tensor, self._index(tile)], tile.shape, tile.dtype))
         if id(tile.storage) not in self.homes:
             table = self._table(tile.storage)
             return _seen(table, tile)
@@ -150,13 +155,25 @@ class Lowering:
         if id(tile.storage) not in self.homes:
             _seen(self._table(tile.storage), tile)[...] = cells
             return
-        self._stored[id(tile.storage)] = self.builder.sequence
         value = self.builder.value(Kind.home, tile.storage.shape, tile.dtype, storage=tile.storage)
+        if tile.dynamic is not None:
+            self.read_homes.add(id(tile.storage))
+            values = self.builder.read(cells, tile.dtype)
+            operands = [values, self._index(tile)]
+            self.builder.append(Scattered(_addressed(tile)), operands, [_flat(value)], keep=True)
+            self._stored[id(tile.storage)] = self.builder.sequence - 1
+            return
         target = View(value, tile.offset, tile.shape, tile.strides)
         for box, piece in pieces(cells, self.builder.values):
             shown = self.builder.presented(piece, tile.dtype)
             self.builder.append(Copy(), [shown], [target.at(box)], keep=True)
         self._stored[id(tile.storage)] = self.builder.sequence - 1
+
+    def _index(self, tile: NkiTensor) -> View:
+        """The indices by which a tile is addressed at run time."""
+        assert tile.dynamic is not None
+        index = tile.dynamic.index
+        return self.builder.read(self._read(index), index.dtype)
 
     def _table(self, storage: Storage) -> Cells:
         table = self._tables.get(id(storage))
@@ -256,9 +273,30 @@ class Lowering:
 
 
 def _needs_memory(plan: Plan, keeps: Any, masked: bool) -> bool:
-    dynamic = any(tile.dynamic is not None for tile in (*plan.reads, *plan.writes))
+    dynamic = any(
+        tile.dynamic is not None
+        and (
+            plan.skip_out_of_range
+            or keeps is not None
+            or bool(tile.dynamic.group)
+            or not _addressed(tile).goes_up
+        )
+        for tile in (*plan.reads, *plan.writes)
+    )
     adds = keeps is True and plan.writes[0].dtype != "float32"
     return dynamic or masked or adds or plan.meeting is not None or isinstance(keeps, np.ndarray)
+
+
+def _addressed(tile: NkiTensor) -> Addressed:
+    dynamic = tile.dynamic
+    assert dynamic is not None
+    return Addressed(tile.shape, tile.strides, tile.offset, dynamic.step, dynamic.extent, tile.describe())
+
+
+def _flat(home: Value) -> View:
+    """All elements of a home, by their numbers."""
+    assert home.storage is not None
+    return View(home, 0, (home.storage.nbytes // home.element.itemsize,), (1,))
 
 
 def _seen(table: Cells, tile: NkiTensor) -> Cells:

@@ -1,8 +1,9 @@
-"""Joining matrix products: an accumulation group into one, then neighbouring columns, then neighbouring rows.
+"""Joining matrix products: an accumulation group into one, then neighbouring columns, then rows.
 
 A kernel multiplies tiles of 128 by 128 by 512 because the array has that size. What their operands show is, after the
-copies are gone, mostly neighbouring parts of two large matrices; one product of those does the same work faster. The
-order of the float32 sums changes with it, nothing else: each product and each sum is still float32.
+copies are gone, mostly neighbouring parts of two large matrices; one product of those does the same work faster. Where
+one operand is in pieces and the other is not, the pieces are put together. The order of the float32 sums changes with
+it, nothing else: each product and each sum is still float32.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import numpy as np
 from simulate.numerics.dtypes import float32
 from simulate.run.fusion.builder import Builder
 from simulate.run.fusion.graph import Kind, Op, Uses, Value, View
-from simulate.run.fusion.works import Product, Ufunc
+from simulate.run.fusion.works import Copy, Product, Ufunc
+
+_WORTH_COPYING = 8
+"""An element is copied to join products if each copy enters at least so many multiplications."""
 
 
 def join_products(builder: Builder) -> int:
@@ -25,50 +29,6 @@ def join_products(builder: Builder) -> int:
     _neighbours(builder, shared=0, grown=1)
     _neighbours(builder, shared=1, grown=0)
     return before - sum(isinstance(op.work, Product) for op in builder.ops)
-
-
-def _accumulation_groups(builder: Builder) -> None:
-    """sum + a1 @ b1 + a2 @ b2 … becomes sum + [a1 a2 …] @ [b1 b2 …]."""
-    uses = Uses(builder.ops)
-    gone: set[int] = set()
-    for op in builder.ops:
-        add = _addition(op, uses)
-        if add is None:
-            continue
-        before, product = add
-        earlier = _only_writer(before.value, uses)
-        if (
-            earlier is None
-            or not isinstance(earlier.work, Product)
-            or len(uses.readers(before.value)) != 1
-            or not before.is_whole
-        ):
-            continue
-        left = stacked(earlier.reads[0], product.reads[0], 1)
-        right = stacked(earlier.reads[1], product.reads[1], 0)
-        if left is None or right is None or len(earlier.reads) != 2:
-            continue
-        op.work, op.reads = Product(), (left, right)
-        gone |= {id(earlier), id(product)}
-    builder.ops = [op for op in builder.ops if id(op) not in gone]
-
-
-def _addition(op: Op, uses: Uses) -> tuple[View, Op] | None:
-    """The accumulator and the product of `accumulator + product`, if nothing else reads the product."""
-    if not isinstance(op.work, Ufunc) or op.work.function is not np.add or len(op.reads) != 2:
-        return None
-    before, view = op.reads
-    product = _only_writer(view.value, uses)
-    if product is None or not isinstance(product.work, Product) or len(product.reads) != 2:
-        return None
-    if len(uses.readers(view.value)) != 1 or not view.is_whole or before.shape != view.shape:
-        return None
-    return before, product
-
-
-def _only_writer(value: Value, uses: Uses) -> Op | None:
-    writers = uses.writers(value)
-    return writers[0] if len(writers) == 1 and value.kind is Kind.buffer else None
 
 
 def stacked(first: View, second: View, axis: int) -> View | None:
@@ -94,21 +54,122 @@ def stacked(first: View, second: View, axis: int) -> View | None:
     return View(first.value, first.offset, tuple(shape), tuple(strides))
 
 
+def _all_stacked(views: Sequence[View], axis: int) -> View | None:
+    joined: View | None = views[0]
+    for view in views[1:]:
+        joined = None if joined is None else stacked(joined, view, axis)
+    return joined
+
+
+def _put_together(
+    builder: Builder, views: Sequence[View], axis: int, sequence: float, ops: list[Op]
+) -> View | None:
+    """Views below each other in one new buffer, by copies at a place in the sequence; None for several dtypes."""
+    if len({str(view.value.dtype) for view in views}) > 1:
+        return None
+    turned = any(abs(view.strides[0]) < abs(view.strides[1]) for view in views if 1 not in view.shape)
+    if all(1 in view.shape for view in views):
+        turned = axis == 1
+    shape = list(views[0].shape)
+    shape[axis] = sum(view.shape[axis] for view in views)
+    kept = tuple(shape[::-1]) if turned else tuple(shape)
+    whole = View.whole(builder.value(Kind.buffer, kept, views[0].value.dtype))
+    if turned:
+        whole = whole.turned()
+    start = 0
+    for view in views:
+        box = [slice(0, extent) for extent in whole.shape]
+        box[axis] = slice(start, start + view.shape[axis])
+        start += view.shape[axis]
+        source, target = view, whole.at(tuple(box))
+        if turned:
+            source, target = source.turned(), target.turned()
+        ops.append(Op(Copy(), (source,), (target,), sequence))
+    whole.value.ready = int(sequence)
+    return whole
+
+
+# -- accumulation groups ----------------------------------------------------------------------------------------
+
+
+def _accumulation_groups(builder: Builder) -> None:
+    """a0 @ b0 + a1 @ b1 + a2 @ b2 … becomes [a0 a1 a2 …] @ [b0 b1 b2 …]."""
+    uses = Uses(builder.ops)
+    groups: dict[int, list[Op]] = {}  # the products of a sum, by the operation that has it
+    additions: dict[int, list[Op]] = {}
+    for op in builder.ops:
+        add = _addition(op, uses)
+        if add is None:
+            continue
+        before, product = add
+        earlier = _only_writer(before.value, uses)
+        if earlier is None or len(uses.readers(before.value)) != 1 or not before.is_whole:
+            continue
+        if isinstance(earlier.work, Product):
+            members = [earlier]
+        elif id(earlier) in groups:
+            members = groups.pop(id(earlier))
+        else:
+            continue
+        groups[id(op)] = [*members, product]
+        additions[id(op)] = [*additions.pop(id(earlier), []), op]
+    gone: set[int] = set()
+    for members, sums in zip(groups.values(), additions.values()):
+        gone |= _join_group(builder, members, sums)
+    builder.ops = sorted((op for op in builder.ops if id(op) not in gone), key=lambda op: op.sequence)
+
+
+def _join_group(builder: Builder, members: list[Op], sums: list[Op]) -> set[int]:
+    """Put one product in place of a sum of products; returns the operations that it replaces."""
+    last = sums[-1]
+    rows, columns = last.writes[0].shape
+    copies: list[Op] = []
+    operands = []
+    for number, (axis, reused) in enumerate(((1, columns), (0, rows))):
+        views = [op.reads[number] for op in members]
+        whole = _all_stacked(views, axis)
+        if whole is None and reused >= _WORTH_COPYING:
+            whole = _put_together(builder, views, axis, last.sequence, copies)
+        if whole is None:
+            return set()
+        operands.append(whole)
+    last.work, last.reads = Product(), tuple(operands)
+    builder.ops += copies
+    # A stable sort by sequence would put the copies behind the product that reads them.
+    for place, copy in enumerate(copies):
+        copy.sequence = last.sequence - 0.5 + place / (2 * len(copies) + 2)
+    return {id(op) for op in (*members, *sums[:-1])}
+
+
+def _addition(op: Op, uses: Uses) -> tuple[View, Op] | None:
+    """The accumulator and the product of `accumulator + product`, if nothing else reads the product."""
+    if not isinstance(op.work, Ufunc) or op.work.function is not np.add or len(op.reads) != 2:
+        return None
+    before, view = op.reads
+    product = _only_writer(view.value, uses)
+    if product is None or not isinstance(product.work, Product):
+        return None
+    if len(uses.readers(view.value)) != 1 or not view.is_whole or before.shape != view.shape:
+        return None
+    return before, product
+
+
+def _only_writer(value: Value, uses: Uses) -> Op | None:
+    writers = uses.writers(value)
+    return writers[0] if len(writers) == 1 and value.kind is Kind.buffer else None
+
+
+# -- neighbours -------------------------------------------------------------------------------------------------
+
+
 def _neighbours(builder: Builder, shared: int, grown: int) -> None:
     """Join products with one operand in common whose other operands follow each other."""
     uses = Uses(builder.ops)
     groups: dict[Any, list[Op]] = {}
     for op in builder.ops:
-        if isinstance(op.work, Product) and len(op.reads) == 2:
+        if isinstance(op.work, Product):
             view, other = op.reads[shared], op.reads[grown]
-            key = (
-                view.value.number,
-                view.offset,
-                view.shape,
-                view.strides,
-                other.value.number,
-                other.shape[1 - grown],
-            )
+            key = view.value.number, view.offset, view.shape, view.strides, other.value.number
             groups.setdefault(key, []).append(op)
     gone: set[int] = set()
     for members in groups.values():
@@ -117,7 +178,7 @@ def _neighbours(builder: Builder, shared: int, grown: int) -> None:
         joined: View | None = None
         for op in members:
             longer = None if joined is None else stacked(joined, op.reads[grown], grown)
-            if longer is None or _place([*run, op], uses) is None:
+            if longer is None or place_of([*run, op], uses) is None:
                 gone |= _join(builder, run, joined, shared, grown, uses)
                 run, joined = [op], op.reads[grown]
             else:
@@ -126,9 +187,9 @@ def _neighbours(builder: Builder, shared: int, grown: int) -> None:
     builder.ops = sorted((op for op in builder.ops if id(op) not in gone), key=lambda op: op.sequence)
 
 
-def _place(run: Sequence[Op], uses: Uses) -> float | None:
-    """A sequence number at which all operands of a run are ready and no result is wanted yet."""
-    ready = max(_ready(view, uses) for op in run for view in op.reads)
+def place_of(run: Sequence[Op], uses: Uses) -> float | None:
+    """The sequence number of a member at which all operands of a run are ready and no result is wanted yet."""
+    ready = max((_ready(view, uses) for op in run for view in op.reads), default=-1.0)
     wanted = min((reader.sequence for op in run for reader in uses.readers(op.writes[0].value)), default=1e18)
     for op in sorted(run, key=lambda op: op.sequence):
         if ready < op.sequence < wanted:
@@ -146,7 +207,7 @@ def _join(
     """Put one product in place of a run; returns the operations that it replaces."""
     if len(run) < 2 or joined is None:
         return set()
-    place = _place(run, uses)
+    place = place_of(run, uses)
     assert place is not None
     operands = [joined, joined]
     operands[shared] = run[0].reads[shared]

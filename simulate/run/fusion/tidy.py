@@ -92,16 +92,12 @@ def prepare_products(builder: Builder, narrow: bool) -> None:
 def _laid_out(builder: Builder, view: View, narrow: bool, sequence: float, ops: list[Op]) -> View:
     """A contiguous float32 copy of a matrix, in the order in which its elements lie."""
     turned = abs(view.strides[0]) < abs(view.strides[1])
-    source = _transposed(view) if turned else view
+    source = view.turned() if turned else view
     wide = not narrow and source.value.element != np.float32
     dtype = float32 if wide else source.value.dtype
     target = View.whole(builder.value(Kind.buffer, source.shape, dtype))
     ops.append(Op(Widened(source.value.dtype) if wide else Copy(), (source,), (target,), sequence))
-    return _transposed(target) if turned else target
-
-
-def _transposed(view: View) -> View:
-    return View(view.value, view.offset, view.shape[::-1], view.strides[::-1])
+    return target.turned() if turned else target
 
 
 def _fits_blas(view: View) -> bool:

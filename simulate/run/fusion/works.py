@@ -14,6 +14,7 @@ from simulate.numerics import DType, from_float32, to_float32
 from simulate.run.carry_out import rounded
 from simulate.run.fusion import speed
 from simulate.run.fusion.graph import Op
+from simulate.run.indirect import places, refuse_elements, refuse_index
 
 Step = tuple[Any, list[Any]]
 
@@ -112,6 +113,62 @@ class Product:
         return [product] if len(reads) == 2 else [product, (np.add, [out, reads[2], out])]
 
 
+@dataclass(frozen=True, slots=True)
+class Addressed:
+    """A view of a tensor whose elements are found at run time: each index moves the view by `step` elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    step: int
+    extent: int
+    what: str
+
+    def elements(self, index: np.ndarray, count: int) -> np.ndarray:
+        """The numbers of the elements, of `count`. Raises OutOfBounds for an index that leads outside."""
+        indices = index.reshape(-1).astype(np.int64)
+        low, high = int(indices.min()), int(indices.max())
+        if low < 0 or high >= self.extent:
+            refuse_index(indices, self.extent, self.what)
+        if self.reach + high * self.step >= count:
+            refuse_elements(self.offset + low * self.step, self.reach + high * self.step, count, self.what)
+        indices *= self.step
+        indices += self.offset
+        return places(self.shape, self.strides) + indices.reshape(-1, *(1,) * (len(self.shape) - 1))
+
+    @property
+    def reach(self) -> int:
+        """The last element without an index."""
+        return self.offset + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides))
+
+    @property
+    def goes_up(self) -> bool:
+        """Whether no step leads to a lower element."""
+        return self.offset >= 0 and self.step >= 0 and min(self.strides) >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The elements of a view that is addressed at run time."""
+
+    where: Addressed
+
+    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+        """One call."""
+        return [(_gather, [self.where, writes[0], *reads])]
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """A write to a view that is addressed at run time."""
+
+    where: Addressed
+
+    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+        """One call."""
+        return [(_scatter, [self.where, writes[0], *reads])]
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Computed:
     """An instruction's own `compute`, where it cannot be taken apart."""
@@ -125,6 +182,16 @@ class Computed:
 
 def _named(function: Any, *operands: Any) -> None:
     function(*operands[:-1], out=operands[-1])
+
+
+def _gather(where: Addressed, out: np.ndarray, tensor: np.ndarray, index: np.ndarray) -> None:
+    np.take(
+        tensor, where.elements(index, tensor.size), out=out, mode="clip"
+    )  # checked; "raise" would go through a buffer
+
+
+def _scatter(where: Addressed, tensor: np.ndarray, values: np.ndarray, index: np.ndarray) -> None:
+    tensor[where.elements(index, tensor.size)] = values
 
 
 def _assign(convert: Any, out: np.ndarray, values: np.ndarray) -> None:
