@@ -1,4 +1,4 @@
-"""What the simulator itself costs: import, one instruction, one recorded event."""
+"""What the simulator itself costs: import, one instruction, one recorded event, and placing events in time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import numpy as np
 
 import simulate
 from benchmarks.measure import Row, medians, seconds
+from simulate.hardware import DEFAULT_TARGET, hardware
+from simulate.run.machine import Mode
+from simulate.timing import Reading, dependences, schedule
 
 simulate.install("simulate")
 
@@ -28,6 +31,7 @@ def rows() -> Iterator[Row]:
     yield from _per_instruction("tensor_tensor", _adds, lambda tile: np.add(tile, tile, out=tile))
     yield from _per_instruction("activation", _exps, lambda tile: np.exp(tile, out=tile))
     yield _per_event()
+    yield from _scheduling()
 
 
 def _import_time(module: str, label: str) -> Row:
@@ -70,6 +74,38 @@ def _per_instruction(op: str, kernel, plain) -> Iterator[Row]:
     overhead = (simulated - alone) / _INSTRUCTIONS * 1e6
     yield Row(f"{op} on a {_SHAPE} tile, overhead", "numpy's own call, subtracted", overhead, "us")
     yield Row(f"{op} on a {_SHAPE} tile", "", _INSTRUCTIONS / simulated, "instructions/s")
+
+
+def _scheduling() -> Iterator[Row]:
+    """Placing a recorded stream in time, apart from the kernel's Python."""
+    stream = simulate.launch(_tiles, [((np.zeros((128, 64 * 512), np.float32),), {})], mode=Mode.dry).streams[
+        0
+    ]
+    chip = hardware(DEFAULT_TARGET)
+    waits = dependences(stream, every_read=True)
+    jobs = {"dependences": lambda: dependences(stream)}
+    for reading in (Reading.program, Reading.scheduled):
+        jobs[f"schedule, {reading.value} reading"] = lambda reading=reading: schedule(
+            stream, chip, reading, waits
+        )
+    for label, taken in zip(jobs, medians(list(jobs.values()))):
+        yield Row(
+            label, "dependences known" if "reading" in label else "", len(stream) / taken, "instructions/s"
+        )
+
+
+def _tiles(x):
+    """Many small steps on all engines: loads, products, copies out of PSUM, additions, stores."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for _ in range(64):
+        for first in range(0, x.shape[1], 512):
+            tile = nl.load(x[:, first : first + 512])
+            bank = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+            nisa.nc_matmul(dst=bank, stationary=tile[:, 0:128], moving=tile)
+            nisa.activation(dst=tile, op=nl.exp, data=bank)
+            nisa.tensor_tensor(dst=tile, data1=tile, data2=bank, op=nl.add)
+            nisa.dma_copy(dst=out[:, first : first + 512], src=tile)
+    return out
 
 
 def _per_event() -> Row:

@@ -63,11 +63,13 @@ class _Stretch:
         self.beyond: list[list[int]] = [[] for _ in range(engines)]  # complete, but not in the window yet
         self.waiting: list[list[tuple[float, int]]] = [[] for _ in range(engines)]  # by their earliest start
         self.startable: list[list[int]] = [[] for _ in range(engines)]  # as soon as their engine is free
-        for event in range(first, end):
-            producers = {packed >> 2 for packed in before[event] if first <= packed >> 2 < end}
-            self.missing[event - first] = len(producers)
-            for producer in producers:
-                self.followers[producer - first].append(event)
+        low, high = first * 4, end * 4
+        followers = self.followers
+        for number, waits in enumerate(before[first:end]):
+            for packed in waits:
+                if low <= packed < high:
+                    followers[(packed >> 2) - first].append(first + number)
+                    self.missing[number] += 1
 
     def run(self) -> None:
         """Place all of them."""
