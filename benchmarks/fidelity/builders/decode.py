@@ -10,7 +10,11 @@ import numpy as np
 from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, array, chip_of, dtype_of, quantity_of
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import decode
+from benchmarks.fidelity.kernels import experts as experts_kernels
+from simulate.hardware import Hardware
 
+# Steps of the attention block before its weights came in wide rows.
+_BY_TILES = ("tile-wise", "direct column layout", "all-ones", "restructured", "barrier free")
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -36,7 +40,7 @@ def layer(entry: Entry) -> Case:
         raise NotCovered(f"shapes {entry.shapes!r} do not give H, the heads and the length of the cache")
     depth = sizes.get("d", 128)
     share = heads // entry.cores
-    width = 128 if entry.says("tile-wise") else 2048
+    width = 128 if any(entry.says(words) for words in _BY_TILES) else 2048
     # Where nothing else is said these kernels leave descriptors to software; hardware DGE comes as a step of its own.
     mode = "hwdge" if entry.says("hardware DGE") else "swdge"
     hidden = sizes["H"]
@@ -46,9 +50,11 @@ def layer(entry: Entry) -> Case:
         array((share * depth, hidden), _BF16),
         array((1, depth, positions), _BF16),
         array((1, positions, depth), _BF16),
+        array((2, depth, 1), _BF16),
         share,
         width,
         mode,
+        entry.says("cos/sin broadcast"),
     )
     return Case(chip, (Run(decode.attention_block, (arguments,)),), quantity_of(entry), Schedule.explicit)
 
@@ -83,8 +89,28 @@ def experts(entry: Entry) -> Case:
         chosen,
         gate_width,
         down_width,
+        _stages(entry, chip, hidden, sizes["E"]),
     )
-    return Case(chip, (Run(decode.experts, (arguments,)),), quantity_of(entry), Schedule.explicit)
+    return Case(chip, (Run(experts_kernels.experts, (arguments,)),), quantity_of(entry), Schedule.explicit)
+
+
+def _stages(entry: Entry, chip: Hardware, hidden: int, count: int) -> experts_kernels.Stages:
+    """What a description says of a fused kernel; later steps keep what earlier ones gained."""
+    if not entry.says("fused"):
+        return experts_kernels.Stages()
+    mended = entry.says("memsets removed") or entry.says("one router load") or entry.says("two buffer sets")
+    return experts_kernels.Stages(
+        router=array((hidden, count), _BF16),
+        one_router_load=entry.says("one router load"),
+        buffers=1 if entry.says("library") else 2 if entry.says("two buffer sets") else 0,
+        memsets=not mended and not entry.says("fp8 expert weights"),
+        hardware_dge=chip.hardware_dge
+        and (entry.says("hardware DGE") or entry.says("scalar_tensor_tensor fusion")),
+        shuffles=5 if entry.says("shuffle reduction") else 0,
+        widened_ahead=not entry.says("before each matmul") and not entry.says("fused silu"),
+        scaled_apart=entry.says("before each matmul"),
+        quantised=entry.says("quantisation"),
+    )
 
 
 def _pairs(entry: Entry) -> Case:
@@ -108,4 +134,6 @@ def _pairs(entry: Entry) -> Case:
         width // 128,
         together,
     )
-    return Case(chip, (Run(decode.paired_experts, (arguments,)),), quantity_of(entry), Schedule.explicit)
+    return Case(
+        chip, (Run(experts_kernels.paired_experts, (arguments,)),), quantity_of(entry), Schedule.explicit
+    )

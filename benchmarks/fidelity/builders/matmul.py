@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.fidelity.builders.variants import as_much_faster, is_late_step
-from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, array, chip_of, dtype_of, quantity_of
+from benchmarks.fidelity.case import (
+    Case,
+    NotCovered,
+    Run,
+    Schedule,
+    array,
+    chip_of,
+    dtype_of,
+    quantity_of,
+)
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import matmul
 from simulate.hardware import Hardware
@@ -46,6 +55,8 @@ def build(entry: Entry) -> Case:
     if entry.says("A^T B^T") or entry.says("transpose", "style"):
         return case(matmul.contraction_first, a_t, b)
     if entry.says("lhs @ rhs") or entry.says("untransposed"):
+        if fits(chip, a, b):
+            return case(matmul.columns_outermost, a, b)
         if fits(chip, b):
             return case(matmul.transposing, a, b, True)
         block = 1024
@@ -59,9 +70,9 @@ def build(entry: Entry) -> Case:
     return case(matmul.blocked, a_t, b, 4, 1, 8)
 
 
-def fits(chip: Hardware, operand: np.ndarray) -> bool:
-    """An operand waits in SBUF where it leaves a quarter of it for the rest."""
-    per_partition = operand.size * operand.dtype.itemsize // chip.partitions
+def fits(chip: Hardware, *operands: np.ndarray) -> bool:
+    """Operands wait in SBUF where they leave a quarter of it for the rest."""
+    per_partition = sum(operand.nbytes for operand in operands) // chip.partitions
     return per_partition <= 0.75 * chip.sbuf_usable_bytes_per_partition
 
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, constant, evacuate, load, psum, sbuf
+from benchmarks.fidelity.kernels.common import (
+    BANK,
+    PARTITIONS,
+    constant,
+    evacuate,
+    load,
+    psum,
+    sbuf,
+)
 
 
-def attention_block(x, w_qkv, w_o, keys, values, heads, width, mode="none"):
+def attention_block(x, w_qkv, w_o, keys, values, angles, heads, width, mode="none", spread=False):
     """QKV projection, attention of one token with its cache, output projection and residual.
+
+    angles [2, d, 1] are the cosines and sines of the token's position. spread: they are repeated for every head by the
+    DMA that loads them, one element at a time, else by the instruction that uses them.
 
     x [H / 128 on the free axis, 128 partitions] as [128, H / 128]; w_qkv [H, (heads + 2 kv) d]; w_o [heads d, H]; keys
     [kv, d, S], values [kv, S, d]. Weights come in tiles of `width` columns, one DMA each.
@@ -17,8 +28,15 @@ def attention_block(x, w_qkv, w_o, keys, values, heads, width, mode="none"):
     groups, _, positions = keys.shape
     columns = load(x)
     epsilon = constant((PARTITIONS, 1), 1.0e-6)
-    columns = _normalised(columns, epsilon)
+    columns = normalised(columns, epsilon)
+    turning = _loaded(
+        w_o[0:PARTITIONS, 0:PARTITIONS], mode
+    )  # stands for the permutation that swaps halves of a head
+    waves = [_angles(angles[i], heads + groups, mode, spread) for i in range(2)]
     qkv = project(columns, w_qkv, width, mode)
+    _rotated(qkv[:, 0 : heads + groups], waves, turning)
+    for group in range(groups):
+        nisa.dma_copy(dst=keys[group, :, 0:1], src=qkv[:, heads + group : heads + group + 1])
     out = sbuf((PARTITIONS, heads), x.dtype)
     for group in range(groups):
         cached_keys = load(keys[group])
@@ -26,13 +44,43 @@ def attention_block(x, w_qkv, w_o, keys, values, heads, width, mode="none"):
             load(values[group, first : first + PARTITIONS, :]) for first in range(0, positions, PARTITIONS)
         ]
         share = heads // groups
-        query = _normalised(qkv[:, group * share : (group + 1) * share], epsilon)
+        query = normalised(qkv[:, group * share : (group + 1) * share], epsilon)
         _attend(out[:, group * share : (group + 1) * share], query, cached_keys, cached_values)
     result = project(out, w_o, width, mode)
     nisa.tensor_tensor(dst=result, data1=result, data2=load(x), op=nl.add)
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=total, src=result)
     return total
+
+
+def _angles(angles, heads, mode, spread):
+    if not spread:
+        return _loaded(angles, mode)
+    wide = sbuf((PARTITIONS, heads), angles.dtype)
+    repeated = angles.ap(pattern=[[1, PARTITIONS], [0, heads]])
+    nisa.dma_copy(dst=wide, src=repeated, dge_mode=nisa.dge_mode.swdge)
+    return wide
+
+
+def _rotated(columns, waves, turning):
+    """Rotary embedding of the heads in columns [d, heads]: cos times them, plus sin times their swapped halves."""
+    bank = psum(columns.shape)
+    nisa.nc_matmul(dst=bank, stationary=turning, moving=columns)
+    part = sbuf(columns.shape, nl.float32)
+    if waves[0].shape[1] == 1:
+        nisa.tensor_scalar(dst=part, data=bank, op0=nl.multiply, operand0=_single(waves[1]))
+        nisa.tensor_scalar(dst=columns, data=columns, op0=nl.multiply, operand0=_single(waves[0]))
+    else:
+        nisa.tensor_tensor(dst=part, data1=bank, data2=waves[1], op=nl.multiply)
+        nisa.tensor_tensor(dst=columns, data1=columns, data2=waves[0], op=nl.multiply)
+    nisa.tensor_tensor(dst=columns, data1=columns, data2=part, op=nl.add)
+
+
+def _single(column):
+    """A column in float32, as scalar operands are."""
+    wide = sbuf(column.shape, nl.float32)
+    nisa.tensor_copy(dst=wide, src=column)
+    return wide
 
 
 def project(columns, w, width, mode):
@@ -69,7 +117,7 @@ def project(columns, w, width, mode):
 
 def head(x, w, width=2048):
     """RMSNorm of one token, its product with w [H, V], and the largest logits."""
-    columns = _normalised(load(x), constant((PARTITIONS, 1), 1.0e-6))
+    columns = normalised(load(x), constant((PARTITIONS, 1), 1.0e-6))
     depth, size = w.shape
     out = nl.ndarray((1, size), dtype=nl.float32, buffer=nl.shared_hbm)
     best = sbuf((1, 8 * ((size + width - 1) // width)), nl.float32)
@@ -90,113 +138,13 @@ def head(x, w, width=2048):
     return out
 
 
-def experts(x, rows, gate_up, down, chosen, gate_width, down_width):
-    """The chosen experts of a mixture for one token: gate_up [E, H, 2 I], down [E, I, H], fetched by index.
-
-    x [128, H / 128]; rows [128, 1] holds the row numbers that indirect loads address.
-    """
-    count, depth, double = gate_up.shape
-    inner = double // 2
-    columns = load(x)
-    places = load(rows)
-    gate_up = gate_up.reshape((count * depth, double))
-    down = down.reshape((count * inner, depth))
-    total = sbuf((PARTITIONS, depth // PARTITIONS), nl.float32)
-    nisa.memset(dst=total, value=0.0)
-    for _ in range(chosen):
-        tiles = [_gathered(gate_up, places, double, gate_width) for _ in range(depth // PARTITIONS)]
-        act = sbuf((PARTITIONS, (inner + PARTITIONS - 1) // PARTITIONS), columns.dtype)
-        for i in range(0, inner, PARTITIONS):
-            high = min(PARTITIONS, inner - i)
-            gate, up = psum((high, 1)), psum((high, 1))
-            for half, bank in ((0, gate), (inner, up)):
-                for k in range(len(tiles)):
-                    nisa.nc_matmul(
-                        dst=bank,
-                        stationary=_used(tiles[k], half + i, high, columns.dtype),
-                        moving=columns[:, k : k + 1],
-                        accumulate=k > 0,
-                    )
-            curve = sbuf((high, 1), nl.float32)
-            nisa.activation(dst=curve, op=nl.silu, data=gate)
-            place = act[0:high, i // PARTITIONS : i // PARTITIONS + 1]
-            nisa.tensor_tensor(dst=place, data1=curve, data2=up, op=nl.multiply)
-        parts = [_gathered(down, places, depth, down_width) for _ in range(act.shape[1])]
-        product = psum((PARTITIONS, depth // PARTITIONS))
-        for n in range(depth // PARTITIONS):
-            for i in range(len(parts)):
-                high = min(PARTITIONS, inner - i * PARTITIONS)
-                stationary = _used(parts[i], n * PARTITIONS, PARTITIONS, columns.dtype)
-                nisa.nc_matmul(
-                    dst=product[:, n : n + 1],
-                    stationary=stationary[0:high, :],
-                    moving=act[0:high, i : i + 1],
-                    accumulate=i > 0,
-                )
-        nisa.tensor_tensor(dst=total, data1=total, data2=product, op=nl.add)
-    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    result = sbuf(x.shape, x.dtype)
-    nisa.tensor_copy(dst=result, src=total)
-    nisa.dma_copy(dst=out, src=result)
-    return out
-
-
-def paired_experts(x, rows, blocks, loads, matmuls, tokens):
-    """`loads` blocks [128, n] fetched by index, one DMA each, and `matmuls` small products of each with the tokens.
-
-    The products of a block accumulate in PSUM and are scaled after that; x [128, tokens].
-    """
-    moving = load(x)
-    places = load(rows)
-    total = sbuf((PARTITIONS, tokens), nl.float32)
-    nisa.memset(dst=total, value=0.0)
-    scale = constant((PARTITIONS, 1), 1.0)
-    for _ in range(loads):
-        tile = _gathered(blocks, places, blocks.shape[1], blocks.shape[1])
-        bank = psum((PARTITIONS, tokens))
-        for i in range(matmuls):
-            stationary = tile[:, i * PARTITIONS : (i + 1) * PARTITIONS]
-            nisa.nc_matmul(dst=bank, stationary=stationary, moving=moving, accumulate=i > 0)
-        nisa.scalar_tensor_tensor(
-            dst=total, data=bank, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=total
-        )
-    out = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=total)
-    return out
-
-
 def _loaded(source, mode):
     tile = sbuf(source.shape, source.dtype)
     nisa.dma_copy(dst=tile, src=source, dge_mode=getattr(nisa.dge_mode, mode))
     return tile
 
 
-def _gathered(table, places, columns, width):
-    """128 rows of `columns` elements of an expert table, by row numbers, in DMAs of `width` columns."""
-    tile = sbuf((PARTITIONS, columns), table.dtype)
-    for first in range(0, columns, width):
-        last = min(columns, first + width)
-        source = table.ap(
-            pattern=[[columns, PARTITIONS], [1, last - first]],
-            offset=first,
-            vector_offset=places,
-            indirect_dim=0,
-        )
-        nisa.dma_copy(dst=tile[:, first:last], src=source)
-    return tile
-
-
-def _used(tile, first, size, dtype):
-    """Columns of a loaded tile in the dtype that is multiplied: fp8 weights are widened before each matmul."""
-    part = tile[:, first : first + size]
-    if tile.dtype == dtype:
-        return part
-    wide = sbuf(part.shape, dtype)
-    nisa.tensor_copy(dst=wide, src=part)
-    return wide
-
-
-def _normalised(columns, epsilon):
+def normalised(columns, epsilon):
     """RMSNorm of a vector that lies across the partitions: squares, their sum by a matmul with ones, rsqrt, scale."""
     squares = sbuf(columns.shape, nl.float32)
     total = sbuf((PARTITIONS, 1), nl.float32)

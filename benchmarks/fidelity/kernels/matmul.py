@@ -69,11 +69,10 @@ def free_blocked(a_t, b, block_rows=256, block_columns=1024):
     return c
 
 
-def blocked(a_t, b, block_m=4, block_n=1, block_k=8, banks=4):
+def blocked(a_t, b, block_m=4, block_n=1, block_k=8):
     """Blocks of all three dims, in tiles; the operands of a block are loaded before its products.
 
-    Sums over the blocks of K stay in `banks` PSUM banks where a block of output tiles fits, else each block of K is
-    added to the sum in SBUF by the Vector engine.
+    Each block of K is added to the sum in SBUF by the Vector engine.
     """
     depth, rows = a_t.shape
     columns = b.shape[1]
@@ -155,10 +154,28 @@ def transposing(a, b, resident, norm=None, residual=None, transposed_b=False):
         left = transposed(tile)
         for n in range(0, columns, BANK):
             if resident:
-                tiles = [tile[:, n : n + BANK] for tile in right]
+                tiles = right[n // BANK]
             else:
                 tiles = [load(b[k : k + PARTITIONS, n : n + BANK]) for k in range(0, depth, PARTITIONS)]
             _product(c, left, tiles, m, n)
+    return c
+
+
+def columns_outermost(a, b):
+    """a [M, K] times b [K, N], both resident: blocks of 512 columns outside, a transposed once, in the first."""
+    rows, depth = a.shape
+    columns = b.shape[1]
+    c = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
+    kept = {}
+    for n in range(0, columns, BANK):
+        last = min(columns, n + BANK)
+        if not n:
+            first = load(a[0:PARTITIONS, :])  # ahead of b, so that its transposes need not wait
+        right = [load(b[k : k + PARTITIONS, n:last]) for k in range(0, depth, PARTITIONS)]
+        for m in range(0, rows, PARTITIONS):
+            if not n:
+                kept[m] = transposed(load(a[m : m + PARTITIONS, :]) if m else first)
+            _product(c, kept[m], right, m, n)
     return c
 
 
@@ -276,8 +293,12 @@ def transposed(tile):
 
 
 def _right(b, transposed_b):
+    """By block of columns, in the order of use, the tiles [128, 512] of b."""
     if not transposed_b:
-        return [load(b[k : k + PARTITIONS, :]) for k in range(0, b.shape[0], PARTITIONS)]
+        return [
+            [load(b[k : k + PARTITIONS, n : n + BANK]) for k in range(0, b.shape[0], PARTITIONS)]
+            for n in range(0, b.shape[1], BANK)
+        ]
     columns, depth = b.shape
     right = [sbuf((PARTITIONS, columns), b.dtype) for k in range(0, depth, PARTITIONS)]
     for n in range(0, columns, PARTITIONS):
@@ -286,7 +307,7 @@ def _right(b, transposed_b):
             bank = psum((PARTITIONS, PARTITIONS), b.dtype)
             nisa.nc_transpose(dst=bank, data=tile[:, k * PARTITIONS : (k + 1) * PARTITIONS])
             nisa.activation(dst=right[k][:, n : n + PARTITIONS], op=nl.copy, data=bank)
-    return right
+    return [[tile[:, n : n + BANK] for tile in right] for n in range(0, columns, BANK)]
 
 
 def _normalised(tile, weight, epsilon):
