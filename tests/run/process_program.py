@@ -1,9 +1,14 @@
-"""What each of three processes runs that torchrun starts for `test_processes`; prints one line of JSON per finding."""
+"""What each of three processes runs that torchrun starts for `test_processes`: a line of JSON for each thing found.
+
+Each rank writes to a file of its own in the folder that is the argument; lines of one stream could run into each other.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch.distributed as dist
@@ -22,7 +27,7 @@ def part(rank: int, launch: int = 0) -> np.ndarray:
     return np.random.default_rng([rank, launch]).standard_normal((5, 7)).astype(np.float32)
 
 
-def main() -> None:
+def main(folder: Path) -> None:
     """Report what this process's rank got, for the test to compare."""
     world = simulate.World.of_processes("trn1")
     rank = world.rank
@@ -30,7 +35,8 @@ def main() -> None:
     pair = ncc.ReplicaGroup([[0, 2], [1]])
 
     def say(**found: object) -> None:
-        print(json.dumps({"rank": rank, **found}), flush=True)
+        with (folder / f"rank{rank}").open("a") as file:
+            file.write(json.dumps({"rank": rank, **found}) + "\n")
 
     def refused(what: str, action: object) -> None:
         began = time.monotonic()
@@ -57,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

@@ -49,11 +49,12 @@ def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def said() -> list[dict[str, Any]]:
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the three processes of process_program found."""
-    done = torchrun(3, "tests.run.process_program")
+    folder = tmp_path_factory.mktemp("said")
+    done = torchrun(3, "tests.run.process_program", str(folder))
     assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for file in sorted(folder.iterdir()) for line in file.read_text().splitlines()]
 
 
 def found(said: list[dict[str, Any]], what: str) -> dict[int, dict[str, Any]]:
