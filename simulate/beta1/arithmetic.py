@@ -8,7 +8,7 @@ from typing import Any
 from simulate.beta1.elementwise import elementwise, partition_broadcast
 from simulate.beta1.masks import normalised
 from simulate.beta1.operators import BINARY, UNARY
-from simulate.beta1.program import current, defer, issue
+from simulate.beta1.program import current, defer, issue, remark
 from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, assign
 from simulate.errors import RuleViolation, rule
@@ -36,6 +36,7 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Ti
         return elementwise(
             "tensor_scalar", {"data": tile}, {"operand0": number}, attributes, dtype, mask, natural
         )
+    _remark_on_broadcast(name, x, y)
     if x.shape[0] != y.shape[0]:
         rows = max(x.shape[0], y.shape[0])
         x, y = (partition_broadcast(tile, rows) if tile.shape[0] == 1 < rows else tile for tile in (x, y))
@@ -49,6 +50,16 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Ti
     if x.buffer is MemoryRegion.psum and y.buffer is MemoryRegion.psum:
         y = in_sbuf(y)
     return elementwise("tensor_tensor", {"data1": x, "data2": y}, {}, {"op": op}, dtype, mask, natural)
+
+
+def _remark_on_broadcast(name: str, x: Tile, y: Tile) -> None:
+    over_rows = x.shape[0] != y.shape[0]
+    free = [tile.shape[1:] for tile in (x, y)]
+    over_third = (
+        max(map(len, free)) > 1 and free[0] != free[1] and min(x.size, y.size) > max(x.shape[0], y.shape[0])
+    )
+    if over_rows or over_third:
+        remark("NKW-BETA1-BROADCAST", f"{name} of {x.shape} and {y.shape} spreads one over the other")
 
 
 def unary(name: str, x: Tile, dtype: Any = None, mask: Any = None) -> Tile:
@@ -68,6 +79,10 @@ def update(name: str, target: Tile, value: Any) -> Tile:
         if adds and target.buffer is MemoryRegion.psum and region is not None:
             value.complete(region, accumulate=True)
             return target
+    if target.buffer is MemoryRegion.psum:
+        remark(
+            "NKW-BETA1-UPDATE", f"{name} in place on {target.tensor.describe()} of what no matmul returned"
+        )
     region = target.region
     assign(region, binary(name, target, value))
     return target

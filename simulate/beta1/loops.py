@@ -7,6 +7,7 @@ from typing import Any
 
 from simulate.beta1.program import current
 from simulate.errors import InvalidArgument
+from simulate.run.affine import independent
 
 
 class LoopVariable(int):
@@ -27,18 +28,19 @@ class Cores(int):
 
 def affine_range(*bounds: int, **_: Any) -> Iterator[LoopVariable]:
     """A loop without carried dependences; options for the compiler's schedule change nothing."""
+    for number, value in enumerate(independent(range(*bounds))):
+        yield LoopVariable(value, number == 0)
+
+
+def sequential_range(*bounds: int, **_: Any) -> Iterator[LoopVariable]:
+    """A loop with carried dependences."""
     for number, value in enumerate(range(*bounds)):
         yield LoopVariable(value, number == 0)
 
 
-def sequential_range(*bounds: int, **options: Any) -> Iterator[LoopVariable]:
-    """A loop with carried dependences."""
-    return affine_range(*bounds, **options)
-
-
 def static_range(*bounds: int, **options: Any) -> Iterator[LoopVariable]:
     """A loop that is unrolled, as all of them are here."""
-    return affine_range(*bounds, **options)
+    return sequential_range(*bounds, **options)
 
 
 def nc(count: int) -> Cores:

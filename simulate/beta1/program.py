@@ -224,6 +224,14 @@ def issue(instruction: str, /, **arguments: Any) -> NkiInstruction:
     return call(INSTRUCTIONS[instruction], (), arguments, _here.line)
 
 
+def remark(code: str, seen: str) -> None:
+    """Note, once per line, what a statement does that no instruction shows; a detector judges it."""
+    line = kernel_line()
+    remarks = current().core.stream.remarks
+    if all((code, line) != known[:2] for known in remarks):
+        remarks.append((code, line, seen))
+
+
 def defer(
     shape: tuple[int, ...],
     dtype: Any,

@@ -16,11 +16,12 @@ import numpy as np
 
 from simulate.beta1.indices import Index
 from simulate.beta1.overloads import Overloads
-from simulate.beta1.program import Pending, at, current, issue, running
+from simulate.beta1.program import Pending, at, current, issue, remark, running
 from simulate.beta1.region import Region, indexed, pieces, sliced
 from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.memory.indexing import fill_ellipsis, index_of
+from simulate.memory.validity import EMPTY
 from simulate.numerics import DType, as_dtype
 
 
@@ -119,7 +120,12 @@ class Tile(Overloads, NKIObject):
 
     def reshape(self, shape: Sequence[int]) -> Tile:
         """The same elements in another shape; nothing is copied."""
-        return Tile.at(Region.of(self.tensor.reshape(tuple(shape))))
+        tensor = self.tensor
+        other = tensor.reshape(tuple(shape))
+        filled = tensor.buffer.on_chip and tensor.storage.validity.uniform != EMPTY
+        if filled and _extents(other.shape[1:]) > _extents(tensor.shape[1:]) > 0:
+            remark("NKW-BETA1-RESHAPE", f"{tensor.describe()} is filled, and reshaped to {other.shape}")
+        return Tile.at(Region.of(other))
 
     def expand_dims(self, axis: int) -> Tile:
         """A view with a dim of size 1 before `axis`."""
@@ -196,6 +202,11 @@ class BlockTensor(NKIObject):
 
     def __repr__(self) -> str:
         return f"<{self.blocks} blocks of {self.tiles[0].shape} {self.dtype} in {self.buffer.value}>"
+
+
+def _extents(shape: Sequence[int]) -> int:
+    """How many dims of more than one element."""
+    return sum(size > 1 for size in shape)
 
 
 def make(

@@ -1,8 +1,10 @@
 """Detectors: what a launch that ran to its end, or that stopped, says about the chip.
 
 A detector is a pure function of a `Launch` and of the `Evidence` that was gathered while it ran. Families, one file
-each: `mem` overlap of tiles with explicit addresses; `race` unordered accesses; `sync` why cores wait in vain; `out`
-inputs and outputs; `device` known divergences between simulation and chip. `orders` and `interleavings` carry a launch
+each: `mem` overlap of tiles with explicit addresses; `init` registers and generators used before they are set;
+`stale` results that nothing read and data left over; `order` ordering requests; `race` unordered accesses; `sync` why
+cores wait in vain; `out` inputs and outputs; `values` numbers the chip does not hold; `device` known divergences
+between simulation and chip, and `carried` those of loops and of Beta 1. `orders` and `interleavings` carry a launch
 out again, where that is asked for. `lint` looks at source code instead.
 """
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from simulate.check import device, init, mem, order, out, race, stale, values
+from simulate.check import carried, device, init, mem, order, out, race, stale, values
 from simulate.check.evidence import Evidence
 from simulate.check.findings import KINDS, Finding, Severity, from_error, in_order, text
 from simulate.check.formats import Format, render
@@ -29,6 +31,7 @@ DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
     "out": out.detect,
     "values": values.detect,
     "device": device.detect,
+    "carried": carried.detect,
     "varied": lambda launch, evidence: evidence.varied,
 }
 

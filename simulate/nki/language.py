@@ -6,6 +6,7 @@ tiles, a short form that allocates a result and issues one instruction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from simulate.nki.tile_functions import (
 from simulate.nki.tile_size import tile_size
 from simulate.numerics import DTYPES, DType
 from simulate.run import current_core
+from simulate.run.affine import AffineRange
 
 globals().update(DTYPES)
 # Not in the reference; public kernels write nl.bool for nl.bool_ and nl.range for range.
@@ -123,19 +125,19 @@ def ds(start: int, size: int) -> slice:
     return slice(start, start + size)
 
 
-def affine_range(start: int, stop: int | None = None, step: int = 1) -> range:
+def affine_range(start: int, stop: int | None = None, step: int = 1) -> Sequence[int]:
     """A loop without carried dependences; unrolled, like `range`."""
-    return range(start) if stop is None else range(start, stop, step)
+    return AffineRange(start) if stop is None else AffineRange(start, stop, step)
 
 
 def sequential_range(start: int, stop: int | None = None, step: int = 1) -> range:
     """A loop with carried dependences; unrolled, like `range`."""
-    return affine_range(start, stop, step)
+    return range(start) if stop is None else range(start, stop, step)
 
 
 def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
     """An unrolled loop, like `range`."""
-    return affine_range(start, stop, step)
+    return sequential_range(start, stop, step)
 
 
 def program_id(axis: int = 0) -> int:

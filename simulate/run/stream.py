@@ -149,6 +149,15 @@ def producer_of_this_core() -> None:
     """An ordering request joins two instructions of one core in one launch."""
 
 
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration of an `nl.affine_range`: its loop, its number, and how many tensors were there before the loop."""
+
+    loop: int
+    number: int
+    tensors_before: int
+
+
 @dataclass(slots=True)
 class Block:
     """One `nl.no_reorder()`: where it stands, and whether a `with` entered it."""
@@ -178,6 +187,10 @@ class Stream:
         self.meetings: dict[int, int] = {}
         self.states: dict[int, State] = {}
         self.requested: list[tuple[int, int]] = []
+        self.remarks: list[tuple[str, Line, str]] = []  # code, line and what was seen, of what no event shows
+        self.affine_loops: list[int] = []  # the event at which each nl.affine_range began
+        self.open_affine: list[Iteration] = []
+        self.affine: dict[int, tuple[Iteration, ...]] = {}  # the iterations of nl.affine_range an event is in
         self.blocks: list[Block] = []
         self.open_blocks = 0
         self.open_loops: list[int] = []  # the device loops that are running: a number for each iteration
@@ -245,6 +258,8 @@ class Stream:
         self.row_ends.append(len(rows))
         if plan.name is not None:
             self.names[index] = plan.name
+        if self.open_affine:
+            self.affine[index] = tuple(self.open_affine)
         if self.open_loops:
             self.loops[index] = tuple(self.open_loops)
         if plan.state is not None:

@@ -202,3 +202,44 @@ def test_a_block_may_stand_inside_a_device_loop_and_not_around_it(loop) -> None:
     assert codes(kernel, X, False) == []
     with pytest.raises(RuleViolation, match="NKW-ORDER-BLOCK"):
         simulate.World("trn2").launch(kernel, [((X, True), {})])
+
+
+@pytest.mark.parametrize(
+    ("loop", "outside", "expected"),
+    [
+        ("affine_range", True, ["NKW-AFFINE-CARRIED"]),
+        ("affine_range", False, []),
+        ("sequential_range", True, []),
+        ("static_range", True, []),
+    ],
+)
+def test_a_tile_from_outside_is_not_filled_in_every_affine_iteration(loop, outside, expected) -> None:
+    def kernel(x):
+        out = nl.ndarray((4, 12), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        shared = nl.zeros((4, 4), dtype=nl.float32)
+        for block in getattr(nl, loop)(3):
+            tile = shared if outside else nl.ndarray((4, 4), dtype=nl.float32)
+            nisa.dma_copy(dst=tile, src=x[:, block * 4 : block * 4 + 4])
+            nisa.dma_copy(dst=out[:, block * 4 : block * 4 + 4], src=tile)
+        nisa.tensor_copy(dst=nl.ndarray((4, 4), dtype=nl.float32), src=shared)
+        return out
+
+    assert codes(kernel, X) == expected
+
+
+def test_sums_in_place_and_parts_of_a_tile_are_no_carried_dependence() -> None:
+    def kernel(x):
+        total = nl.zeros((4, 4), dtype=nl.float32)
+        parts = nl.ndarray((4, 12), dtype=nl.float32)
+        for block in nl.affine_range(3):
+            columns = slice(block * 4, block * 4 + 4)
+            nisa.dma_copy(dst=parts[:, columns], src=x[:, columns])
+            nisa.tensor_tensor(dst=total, data1=total, data2=parts[:, columns], op=nl.add)
+        return stored(total)
+
+    assert codes(kernel, X) == []
+
+
+def test_affine_range_is_a_range_also_outside_of_kernels() -> None:
+    assert list(nl.affine_range(2, 8, 3)) == [2, 5]
+    assert (len(nl.affine_range(4)), nl.affine_range(4)[-1]) == (4, 3)

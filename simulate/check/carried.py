@@ -1,0 +1,98 @@
+"""`carried`: dependences between iterations that a loop declares independent, and Beta 1 code that its compiler breaks.
+
+Users met all of these as right in simulation and wrong on the chip; the public reports concern the compiler of
+Beta 1 (aws-neuron-sdk issues 1045, 1051 and 1138). Reshapes and broadcasts of today's dialect are everyday code of the
+vendor's own library, so only those of Beta 1 are reported.
+"""
+
+from __future__ import annotations
+
+from simulate.check.evidence import Evidence
+from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.run import Launch
+from simulate.run.location import location
+from simulate.run.stream import READ, WRITE, Access, Iteration, Stream
+
+CARRIED = kind(
+    "NKW-AFFINE-CARRIED",
+    Severity.warning,
+    "Iterations of nl.affine_range are independent: a tile from outside is not filled anew in each of them.",
+)
+RESHAPE = kind(
+    "NKW-BETA1-RESHAPE",
+    Severity.warning,
+    "With the compiler of Beta 1 a filled tile whose free dim a reshape splits comes out wrong.",
+)
+BROADCAST = kind(
+    "NKW-BETA1-BROADCAST",
+    Severity.warning,
+    "The compiler of Beta 1 gives wrong rows where an operator spreads a tile over partitions or a third dim.",
+)
+UPDATE = kind(
+    "NKW-BETA1-UPDATE",
+    Severity.warning,
+    "In Beta 1 `+=` on a PSUM tile is the accumulation of matmuls; what else is added there comes out wrong.",
+)
+_REMARKS = {
+    UPDATE.code: (UPDATE, "copy the sum to SBUF, and add there"),
+    RESHAPE.code: (RESHAPE, "load or copy the parts to a tile of the wanted shape"),
+    BROADCAST.code: (BROADCAST, "spread it with broadcast_to first, or loop over the rows"),
+}
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Tiles written in several iterations of an nl.affine_range, and what Beta 1 code was seen to do."""
+    findings: list[Finding] = []
+    for stream in launch.streams:
+        if stream.affine:
+            findings += _carried(stream, evidence.accesses(stream))
+        for code, line, seen in stream.remarks:
+            what, hint = _REMARKS[code]
+            findings.append(found(what, seen, location(line), hint=hint))
+    return findings
+
+
+def _carried(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
+    findings = []
+    before: dict[tuple[int, int], list[tuple[int, Access, Iteration]]] = {}  # by loop and tensor
+    said: set[int] = set()
+    for event, around in stream.affine.items():
+        if stream.op_names[stream.ops[event]].startswith("nc_matmul"):
+            continue
+        for access in accesses[event]:
+            record = stream.tensors[access.tensor]
+            if access.kind != WRITE or not record.buffer.on_chip or access.tensor in said:
+                continue
+            if any(other.kind == READ and _same(other, access) for other in accesses[event]):
+                continue  # a sum in place may be taken in any order, and public kernels do so
+            for iteration in around:
+                if access.tensor >= iteration.tensors_before:
+                    continue
+                writes = before.setdefault((iteration.loop, access.tensor), [])
+                other = next(
+                    (w for w in writes if w[2].number != iteration.number and _same(w[1], access)), None
+                )
+                if other is None:
+                    if not any(w[1] == access and w[2] == iteration for w in writes):
+                        writes.append((event, access, iteration))
+                    continue
+                said.add(access.tensor)
+                findings.append(
+                    found(
+                        CARRIED,
+                        f"{record.name} {record.shape} was allocated outside of an nl.affine_range, and its iterations "
+                        f"{other[2].number} and {iteration.number} both write it",
+                        stream.event(event).where,
+                        (touch(stream, other[0], other[1]), touch(stream, event, access)),
+                        hint="allocate it inside the loop, or use nl.sequential_range",
+                    )
+                )
+                break
+    return findings
+
+
+def _same(one: Access, other: Access) -> bool:
+    return one.tensor == other.tensor and (
+        (one.first_row, one.end_row, one.first_byte, one.end_byte)
+        == (other.first_row, other.end_row, other.first_byte, other.end_byte)
+    )

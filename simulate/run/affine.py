@@ -1,0 +1,51 @@
+"""`nl.affine_range`: a range whose iterations the stream notes, since the kernel calls them independent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from simulate.run.machine import running_core
+from simulate.run.stream import Iteration
+
+
+def independent(values: Sequence[int]) -> Iterator[int]:
+    """The values, one per iteration; inside a kernel the events of an iteration are marked with it."""
+    core = running_core()
+    if core is None:
+        yield from values
+        return
+    stream = core.stream
+    loop, before = len(stream.affine_loops), len(stream.tensors)
+    stream.affine_loops.append(len(stream))
+    for number, value in enumerate(values):
+        stream.open_affine.append(Iteration(loop, number, before))
+        try:
+            yield value
+        finally:
+            stream.open_affine.pop()
+
+
+class AffineRange(Sequence[int]):
+    """What `range` gives, whose iterations are marked."""
+
+    def __init__(self, *bounds: int) -> None:
+        self._range = range(*bounds)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._range[at]
+
+    def __iter__(self) -> Iterator[int]:
+        return independent(self._range)
+
+    def __eq__(self, other: object) -> bool:
+        return self._range == (other._range if isinstance(other, AffineRange) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._range)
+
+    def __repr__(self) -> str:
+        return repr(self._range)
