@@ -65,7 +65,7 @@ def layer() -> list[tuple[str, tuple[Any, ...]]]:
         ("attention_decode", (q[:1], k[:1], v[:1], keys, values, last, size**-0.5)),
         ("output_projection", (q, w_o, x, None)),
         ("mlp", (x, norm, w_gate, w_up, w_down, 1e-5, None)),
-        ("lm_head", (x[:1], norm, head, 1e-5, 8, first_id, None)),
+        ("lm_head", (x[:1], norm, head, 1e-5, 8, first_id)),
     ]
 
 

@@ -14,6 +14,7 @@ Arguments
     top_k            compile-time int, 1 or more
     vocab_offset     [1, 1] @ HBM, int32: the id of this rank's first column
     replica_group    nki.collectives.ReplicaGroup with the ranks in the order of their columns, or None for one rank
+    num_ranks        compile-time int: R, the length of this rank's list; NKI documents no way to ask a ReplicaGroup
     returns logits   [T, V] @ HBM, float32: this rank's
             values   [T, K] @ HBM, float32, descending: the largest logits of all ranks
             ids      [T, K] @ HBM, int32: their ids; of equal logits the lower id comes first
@@ -65,7 +66,7 @@ MAX_CANDIDATES = 1024
 
 
 @nki.jit
-def lm_head(x, norm_weight, w_head, eps, top_k, vocab_offset, replica_group=None):
+def lm_head(x, norm_weight, w_head, eps, top_k, vocab_offset, replica_group=None, num_ranks=1):
     """Logits of this rank's part of the vocabulary, and the largest of all ranks with their ids."""
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_head, "w_head [H, V]")
@@ -80,11 +81,11 @@ def lm_head(x, norm_weight, w_head, eps, top_k, vocab_offset, replica_group=None
     assert top_k >= 1, f"top_k is {top_k}; at least 1 is wanted"
     searches = blocks(columns, MAX_SEARCHED)
     width = blocks(columns, searches)
-    # NKI documents no name for a ReplicaGroup's lists; `groups` is the simulator's.
-    ranks = 1 if replica_group is None else len(replica_group.groups[0])
     assert keep <= columns, f"the largest {keep} (top_k {top_k}, a multiple of 8) of {columns} columns"
-    assert searches * ranks * keep <= MAX_CANDIDATES, (
-        f"the largest {keep} of {searches} searches on {ranks} ranks are more than {MAX_CANDIDATES} candidates"
+    assert num_ranks >= 1, f"num_ranks is {num_ranks}; the group's list has at least this rank"
+    assert replica_group is not None or num_ranks == 1, f"{num_ranks} ranks, but no replica_group"
+    assert searches * num_ranks * keep <= MAX_CANDIDATES, (
+        f"the largest {keep} of {searches} searches on {num_ranks} ranks are more than {MAX_CANDIDATES} candidates"
     )
     logits = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
     values = nl.ndarray((rows, keep), dtype=nl.float32, buffer=nl.shared_hbm)
@@ -115,7 +116,7 @@ def lm_head(x, norm_weight, w_head, eps, top_k, vocab_offset, replica_group=None
         nisa.dma_copy(dst=ids, src=candidate_ids)
     else:
         if replica_group is not None:
-            candidates, candidate_ids = gather_candidates(candidates, candidate_ids, replica_group, ranks)
+            candidates, candidate_ids = gather_candidates(candidates, candidate_ids, replica_group, num_ranks)
         merge(values, ids, candidates, candidate_ids)
     return logits, values, ids
 
@@ -169,6 +170,7 @@ def lm_head_reference(
     top_k: int,
     vocab_offset: np.ndarray,
     replica_group: object = None,
+    num_ranks: int = 1,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Product in float32 and a stable sort. For several ranks pass the whole w_head and the offset 0."""
     logits = rmsnorm_reference(widened(x), norm_weight, eps) @ widened(w_head)

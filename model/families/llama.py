@@ -245,10 +245,11 @@ class KernelModel:
                 "mlp", [(part, w.mlp_norm, w.w_gate, w.w_up, w.w_down, eps, group) for part, w in zip(x, own)]
             )
             self._progress(layer + 1, self._config.num_hidden_layers)
+        together = group, self._device.ranks
         heads = run(
             "lm_head",
             [
-                (part[-1:], rank.norm, rank.w_head, eps, self._candidates, rank.first_token, group)
+                (part[-1:], rank.norm, rank.w_head, eps, self._candidates, rank.first_token, *together)
                 for part, rank in zip(x, weights)
             ],
         )

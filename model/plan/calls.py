@@ -141,7 +141,7 @@ class RankCalls:
 
     def _head(self, rows: int, hidden: int, columns: int) -> tuple[Any, ...]:
         x, norm, weight = self._shaped(rows, hidden), self._shaped(1, hidden), self._shaped(hidden, columns)
-        return x, norm, weight, self._layer.eps, _CANDIDATES, _int32(1, 1), self._group
+        return x, norm, weight, self._layer.eps, _CANDIDATES, _int32(1, 1), self._group, self._tp
 
     def _caches(self) -> tuple[np.ndarray, np.ndarray]:
         dim = self._layer.head_dim

@@ -12,6 +12,7 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
+from simulate.errors import RuleViolation
 from tests.kernels.accuracy import ODD_SIZES, TARGETS, compare, in_float64, normal, run
 
 BF16 = ml_dtypes.bfloat16
@@ -126,7 +127,8 @@ def over_ranks(
     edges = [0, *cuts, head.shape[1]]
     group = ReplicaGroup([list(range(len(edges) - 1))])
     given = [
-        ((x, norm, head[:, a:b].copy(), eps, top_k, np.int32([[a]]), group), {}) for a, b in pairwise(edges)
+        ((x, norm, head[:, a:b].copy(), eps, top_k, np.int32([[a]]), group, len(edges) - 1), {})
+        for a, b in pairwise(edges)
     ]
     return simulate.World("trn1", ranks=len(given)).launch(kernels.lm_head, given)
 
@@ -158,6 +160,16 @@ def test_last_rank_may_have_a_smaller_part() -> None:
     launch = over_ranks(x, norm, head, eps, 8, [50])
     logits = np.concatenate([output[0] for output in launch.outputs], axis=1)
     assert np.array_equal(launch.outputs[1][2], largest(logits, 8)[1])
+
+
+def test_the_number_of_ranks_is_that_of_the_group() -> None:
+    given = *arguments(1, 16, 24, 8), ReplicaGroup([[0]])
+    for ranks in (0, 2):
+        with pytest.raises((AssertionError, RuleViolation), match=r"num_ranks is 0|all_gather over 1 ranks"):
+            run(kernels.lm_head, (*given, ranks))
+    with pytest.raises(AssertionError, match="2 ranks, but no replica_group"):
+        run(kernels.lm_head, (*given[:-1], None, 2))
+    assert np.array_equal(run(kernels.lm_head, (*given, 1))[2], run(kernels.lm_head, given[:-1])[2])
 
 
 def test_refuses_what_does_not_fit() -> None:
