@@ -33,7 +33,9 @@ def elementwise(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
 def moved(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
     """The instruction only moves elements, and moves these bools as it does the values."""
     (result,) = plan.compute(*defined)
-    return [result.values | ~result.chosen if hasattr(result, "chosen") else result]
+    if not hasattr(result, "chosen"):
+        return [result]
+    return [result.values | ~result.chosen.reshape(result.values.shape)]
 
 
 def by_partition(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray] | None:

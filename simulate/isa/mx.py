@@ -11,6 +11,7 @@ import numpy as np
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import rules
+from simulate.isa.shapes import flat
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import DType
 
@@ -39,13 +40,14 @@ def scale_rows(hardware: Hardware, scale: NkiTensor, data: NkiTensor, columns: i
     groups = data.shape[0] // GROUP_PARTITIONS
     per_quadrant = width // GROUP_PARTITIONS
     return tuple(
-        scale[width * q : width * q + per_quadrant, :columns] for q in range(-(-groups // per_quadrant))
+        (scale[:, :columns] if scale.ndim == 2 else scale)[width * q : width * q + per_quadrant]
+        for q in range(-(-groups // per_quadrant))
     )
 
 
 def scale_bytes(rows: tuple[np.ndarray, ...]) -> np.ndarray:
     """Biased exponents (groups, columns) from the rows of a scale tile, as int32."""
-    joined = np.concatenate(rows, axis=0)
+    joined = np.concatenate([flat(part) for part in rows], axis=0)
     if joined.dtype == np.float32:  # NKI_PRECISE_FP=0, see stored_scale
         exponents = np.frexp(joined)[1] - 1 + SCALE_BIAS
         return np.where(np.isnan(joined), SCALE_NAN, exponents).astype(np.int32)
@@ -77,11 +79,13 @@ def scale_start(hardware: Hardware, operand: str, scale: NkiTensor) -> None:
 
 @rule("NKW-MX-SCALE-SHAPE")
 def scale_shape(hardware: Hardware, operand: str, scale: NkiTensor, data: NkiTensor, columns: int) -> None:
-    """A scale tile has two dims, a column per packed element, row 32 (g // 4) + g % 4 for each group g."""
+    """A scale tile has a column per packed element (free dims count together), row 32 (g // 4) + g % 4 for group g."""
     last = data.shape[0] // GROUP_PARTITIONS - 1
     per_quadrant = hardware.partitions_per_quadrant // GROUP_PARTITIONS
     needed = hardware.partitions_per_quadrant * (last // per_quadrant) + last % per_quadrant + 1
-    if scale.ndim != 2 or scale.shape[0] < needed or scale.shape[1] < columns:
+    # More columns than are needed can be left out where they are one dim.
+    wide_enough = scale.shape[1] >= columns if scale.ndim == 2 else scale.free_size == columns
+    if scale.shape[0] < needed or not wide_enough:
         raise RuleViolation(
             scale_shape,
             f"{operand} has shape {scale.shape} for {data.shape[0]} partitions of data",

@@ -107,6 +107,12 @@ class NkiTensor(TensorViews):
         tensor._be(shape, dtype, self.storage, strides, offset, dynamic)
         return tensor
 
+    @property
+    def base_tensor(self) -> NkiTensor:
+        """The tensor that a view was made of, as it was allocated; public MX kernels ask a view for it."""
+        storage = self.storage
+        return NkiTensor.over(storage.shape, storage.dtype, storage)
+
     def or_outside(self) -> NkiTensor:
         """This view, or the same as an `OutsideTensor` if it reaches outside its storage."""
         try:

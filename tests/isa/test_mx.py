@@ -78,6 +78,11 @@ def test_mx_exists_on_gen4_only():
         ("NKW-MX-SCALE-SHAPE", quantizing(dst_scale=tile((64, 3), "uint8")), quantizing()),
         (
             "NKW-MX-SCALE-SHAPE",
+            quantizing(dst_scale=tile((64, 2, 3), "uint8")),
+            quantizing(dst_scale=tile((64, 2, 2), "uint8")),
+        ),
+        (
+            "NKW-MX-SCALE-SHAPE",
             quantizing(32, dst_scale=tile((3, 4), "uint8")),
             quantizing(32, dst_scale=tile((4, 4), "uint8")),
         ),
@@ -108,6 +113,25 @@ def quantized(src, element, scale_dtype="uint8"):
         return out_of(packed, nl.uint8), out_of(scale)
 
     return run(kernel, src)
+
+
+def test_the_free_dims_of_a_scale_tile_count_together():
+    src = sample("bfloat16", (64, 16)).astype(ml_dtypes.bfloat16)
+
+    def kernel(x):
+        results = []
+        for free in ((4,), (2, 2)):
+            packed = nl.ndarray((64, 4), dtype="float8_e4m3fn_x4")
+            scale = nl.full((64, *free), 0, nl.uint8)
+            nisa.quantize_mx(dst=packed, src=nl.load(x), dst_scale=scale)
+            product = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.psum)
+            nisa.nc_matmul_mx(product, packed, packed, scale, scale)
+            results += [out_of(scale.reshape((64, 4))), out_of(nl.copy(product))]
+        return tuple(results)
+
+    scale, product, other_scale, other_product = run(kernel, src)
+    assert_same(scale, other_scale)
+    assert_same(product, other_product)
 
 
 def row_of(group):
@@ -216,6 +240,11 @@ def test_operand_formats_may_be_mixed(left, right):
             "NKW-MX-SCALE-SHAPE",
             matmul(moving_scale=tile((4, 15), "uint8")),
             matmul(moving_scale=tile((4, 17), "uint8")),
+        ),
+        (
+            "NKW-MX-SCALE-SHAPE",
+            matmul(moving_scale=tile((4, 3, 5), "uint8")),
+            matmul(moving_scale=tile((4, 4, 4), "uint8")),
         ),
         ("NKW-MX-ROW-TILE", matmul(tile_size=(32, 128)), matmul(tile_size=(32, 128), tile_position=(96, 0))),
         (

@@ -246,6 +246,13 @@ def test_a_tensor_is_true_for_being_there() -> None:
     assert tile((8, 8)) and tile((8, 8))[:1] and tensor((1, 1))
 
 
+def test_a_view_knows_the_tensor_it_was_made_of() -> None:
+    words = tensor((4, 8), "uint32")
+    base = words.view("uint16")[1:3].reshape((32,)).base_tensor
+    assert (base.shape, base.dtype, base.offset) == ((4, 8), "uint32", 0)
+    assert np.array_equal(base.array, words.array)
+
+
 def test_an_empty_part_may_be_named_and_not_used() -> None:
     view = tensor((8, 4))[3:3]
     assert view.shape == (0, 4)

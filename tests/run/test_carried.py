@@ -110,7 +110,8 @@ def shuffled(x):
     """Partition 1 of each quadrant goes to partition 0; what is not named keeps its bytes, written or not."""
     tile = nl.ndarray((P, F), dtype=nl.float32)
     nisa.dma_copy(dst=tile[1:3], src=x[1:3])
-    nisa.nc_stream_shuffle(dst=tile, src=tile, shuffle_mask=[1, 255, 2, 4] + [255] * 28)
+    planes = tile.reshape((P, 2, F // 2))
+    nisa.nc_stream_shuffle(dst=planes, src=planes, shuffle_mask=[1, 255, 2, 4] + [255] * 28)
     return tile, (slice(0, 3), slice(None)), X[[1, 1, 2]]
 
 

@@ -116,7 +116,9 @@ def install(clone: Path) -> None:
     """Make the clone's library and its tests importable, with what they lack."""
     sys.path[:0] = [str(clone), str(clone / "src")]
     sys.meta_path.insert(0, _Finder())
-    sys.modules["neuron_dtypes"] = dtypes.module()
+    sys.modules["neuron_dtypes"] = sys.modules["neuronxcc.starfish.support.dtype"] = dtypes.module()
+    for name in ("neuronxcc.starfish", "neuronxcc.starfish.support"):
+        sys.modules[name] = _Empty(name)
     if importlib.util.find_spec("scipy") is None:
         sys.modules["scipy"] = ModuleType("scipy")
         for name, functions in (
