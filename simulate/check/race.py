@@ -93,6 +93,8 @@ def _between(one: Stream, other: Stream, evidence: Evidence) -> list[Finding]:
                 )
                 if key in seen or not left.footprint.meets(right.footprint):
                     continue
+                if _reads_what_it_wrote(left, right, first[tensor], rights):
+                    continue
                 seen.add(key)
                 findings.append(_race(one, left, other, right, bool(between)))
     return _once_per_lines(findings)
@@ -120,6 +122,14 @@ def _same_values(left: _Use, right: _Use) -> bool:
         and one.digest == other.digest
         and one == other
     )
+
+
+def _reads_what_it_wrote(left: _Use, right: _Use, lefts: list[_Use], rights: list[_Use]) -> bool:
+    """Whether one core reads what it has written itself, and the other writes the very same bytes to that place."""
+    if left.writes and right.writes:
+        return False
+    reading, own, writing = (right, rights, left) if left.writes else (left, lefts, right)
+    return any(each.event < reading.event and _same_values(each, writing) for each in own)
 
 
 def _race(one: Stream, left: _Use, other: Stream, right: _Use, barrier: bool) -> Finding:

@@ -38,6 +38,26 @@ def moved(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
     return [result.values | ~result.chosen.reshape(result.values.shape)]
 
 
+def quantized(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
+    """Eight partitions of four elements share a scale: all of them are defined, or the packed elements are not."""
+    dst, *scales = plan.writes
+    partitions, columns = dst.shape[0], dst.free_size
+    groups = defined[0].reshape(partitions // 8, 8, columns, -1).all(axis=(1, 3))
+    rows = np.split(groups, np.cumsum([tile.shape[0] for tile in scales])[:-1], axis=0)
+    packed = np.repeat(groups, 8, axis=0).reshape(dst.shape)
+    return [packed, *(each.reshape(tile.shape) for tile, each in zip(scales, rows))]
+
+
+def contracted_with_scales(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
+    """As `contracted`; the other operands are the rows of scales of the first, and as many of the second."""
+    stationary, moving, *scales = (flat(each).all(axis=0) for each in defined)
+    half = len(scales) // 2
+    columns = [
+        np.logical_and.reduce([*parts]) for parts in ((stationary, *scales[:half]), (moving, *scales[half:]))
+    ]
+    return [np.logical_and.outer(*columns).reshape(plan.writes[0].shape)]
+
+
 def by_partition(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray] | None:
     """A partition of the result comes of the same one of the first operand; the others say where, and are needed."""
     if not all(each.all() for each in defined[1:]):

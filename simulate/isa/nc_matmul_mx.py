@@ -9,7 +9,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, Unsupported, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, indirection, mx, rules
+from simulate.isa import carries, costs, indirection, mx, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.nc_matmul import (
@@ -98,6 +98,7 @@ def nc_matmul_mx(
         compute=compute,
         cost=costs.matmul(hardware, mx.PACKED * stationary.shape[0], columns, streamed, False),
         name=name,
+        carries=carries.contracted_with_scales,
         accumulate=how,
     )
 

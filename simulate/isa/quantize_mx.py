@@ -6,7 +6,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, mx, rules
+from simulate.isa import carries, costs, mx, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -74,6 +74,7 @@ def quantize_mx(
         compute=compute,
         cost=costs.vector(hardware, src.free_size / hardware.vector_quantize_mx_elements_per_cycle),
         name=name,
+        carries=carries.quantized,
     )
 
 

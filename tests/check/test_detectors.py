@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.check import Finding, detect, gathered
+from simulate.check import Finding, Severity, detect, gathered
 from simulate.check.evidence import Footprint
 
 simulate.install("simulate")
@@ -132,6 +132,28 @@ def test_a_meeting_between_two_accesses_orders_them(meeting: str) -> None:
         return out
 
     assert codes(kernel, X, cores=2) == []
+
+
+@pytest.mark.parametrize(
+    ("scale", "own_first", "racing"), [(0.0, True, False), (0.0, False, True), (1.0, True, True)]
+)
+def test_a_core_may_read_back_what_both_write_alike(scale: float, own_first: bool, racing: bool) -> None:
+    """What a core reads is what it wrote, whatever the other has done by then, unless that writes other bytes."""
+
+    def kernel(x: Any) -> Any:
+        core = nl.program_id(0)
+        scratch = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="scratch")
+        out = nl.ndarray((16, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        tile = nl.load(x)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=scale * core)
+        if own_first or core == 0:
+            nisa.dma_copy(dst=scratch, src=tile)
+        nisa.dma_copy(dst=out[nl.ds(core * 8, 8)], src=nl.load(scratch))
+        return out
+
+    found = findings(kernel, np.ones((8, 4), np.float32), cores=2)
+    races = [each for each in found if each.code == "NKW-RACE" and each.severity is Severity.error]
+    assert bool(races) is racing, [str(each) for each in found]
 
 
 def test_two_cores_may_read_the_same_input() -> None:

@@ -30,6 +30,25 @@ ARGUED = (
         "infinities into it.",
     ),
     Argued(
+        "NKW-PSUM-INIT",
+        "accumulates onto",
+        "core/attention/attention_bwd",
+        "The kernel clears PSUM with memset before it accumulates. The reference calls that undefined before gen4; "
+        "the finding stands, as the advice it is.",
+    ),
+    Argued(
+        "NKW-RACE",
+        "in no order",
+        "core/moe/moe_cte",
+        "Tokens that pad a block are scattered to a row beyond the last; both cores write there, and nobody reads it.",
+    ),
+    Argued(
+        "NKW-SCATTER-TWICE",
+        "are written more than once",
+        "core/moe/moe_cte",
+        "As above: all tokens that pad a block go to the one row that nobody reads.",
+    ),
+    Argued(
         "NKW-OUTPUT-INPUT",
         "returns its input dummy_out",
         "core/utils/tensor_view",
