@@ -17,6 +17,7 @@ from simulate.memory.view_rules import (
     broadcast_free_unit_dim,
     dynamic_free_dim,
     index_within_tensor,
+    indirect_dim_exists,
     no_mutation_by_assignment,
     one_dynamic_offset,
     partition_dim_stays_first,
@@ -319,6 +320,8 @@ class TensorViews(NKIObject):
         dynamic = base.dynamic
         if scalar_offset is not None and vector_offset is not None:
             raise RuleViolation(one_dynamic_offset, "both scalar_offset and vector_offset")
+        if not 0 <= indirect_dim < len(base.shape):
+            indirect_dim_exists(indirect_dim, self.describe())
         if vector_offset is not None:
             if indirect_dim != 0 or self.buffer.on_chip:
                 raise RuleViolation(vector_select_in_hbm, f"indirect_dim {indirect_dim} of {self.describe()}")

@@ -76,3 +76,9 @@ def dynamic_free_dim(tensor: str) -> None:
 @rule("NKW-ONE-DYNAMIC")
 def one_dynamic_offset() -> None:
     """An access has at most one part that is read at run time."""
+
+
+@rule("NKW-INDIRECT-DIM")
+def indirect_dim_exists(dim: int, tensor: str) -> None:
+    """indirect_dim of an access pattern names a dim of the tensor that it is taken of."""
+    raise RuleViolation(indirect_dim_exists, f"indirect_dim {dim} of {tensor}")

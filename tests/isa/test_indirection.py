@@ -393,6 +393,16 @@ def test_the_partition_dim_is_not_addressed_at_run_time() -> None:
     assert data.select(1, where).is_indirect()
 
 
+@pytest.mark.parametrize(("dim", "exists"), [(-1, False), (0, True), (2, True), (3, False)])
+def test_the_dim_of_a_run_time_offset_exists(dim: int, exists: bool) -> None:
+    data, where = tile((4, 4, 8), buffer=nl.shared_hbm), tile((1, 1), "int32")
+    if exists:
+        assert data.ap([[8, 4], [1, 8]], scalar_offset=where, indirect_dim=dim).is_indirect()
+        return
+    with pytest.raises(NkwError, match="NKW-INDIRECT-DIM"):
+        data.ap([[8, 4], [1, 8]], scalar_offset=where, indirect_dim=dim)
+
+
 # -- what is refused ----------------------------------------------------------------------------------------
 
 
