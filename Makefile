@@ -14,7 +14,7 @@ PARALLEL := --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast deep lint format docs notebooks bench wheel hook pre-commit clean
+.PHONY: help demo test test-fast deep mutants lint format docs notebooks bench wheel hook pre-commit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test-fast: $(VENV)/.dev ## the tests that take seconds
 deep: lint ## lint, then all tests, the exhaustive ones too, and a million random instructions
 	$(PYTEST) $(PARALLEL)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.oracle --instructions 1000000
+
+mutants: $(VENV)/.dev ## break the shipped kernels in some 2,000 ways and see what notices
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.mutants --processes $(WORKERS)
 
 lint: $(VENV)/.dev ## ruff, formatting, types, import contracts
 	$(BIN)/ruff check .

@@ -1,0 +1,383 @@
+"""Small inputs on which every line and every branch of the shipped kernels runs, with what they have to return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from nki.collectives import ReplicaGroup
+
+import nki_kernels
+from tests.kernels.accuracy import as_tuple, compare, copied, in_float64, normal, whole_numbers
+
+BF16 = ml_dtypes.bfloat16
+EPS = 1e-5
+Outputs = Sequence[tuple[np.ndarray, ...]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch: a kernel, a chip, the arguments of every rank, and a judge of the outputs of every rank.
+
+    The judge raises AssertionError where numbers, shapes or dtypes are wrong. A case without one is dry: planned and
+    placed at the largest sizes, where it may only be refused.
+    """
+
+    kernel: str
+    target: str
+    arguments: tuple[tuple[Any, ...], ...]
+    judge: Callable[[Outputs], None] | None
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the world."""
+        return len(self.arguments)
+
+
+def _alone(kernel: str, target: str, *arguments: Any, whole: Any = None, ranks: Any = None) -> Case:
+    """A case judged by the kernel's reference; for several ranks `whole` has the arguments of the reference.
+
+    The caches of attention hold copies, so they are compared byte by byte.
+    """
+    stored = (1, 2) if kernel.startswith("attention") else ()
+    reference = getattr(nki_kernels, f"{kernel}_reference")
+    given = whole or arguments
+    plain = as_tuple(reference(*copied(given)))
+    exact = as_tuple(reference(*(in_float64(argument) for argument in given)))
+
+    def judge(outputs: Outputs) -> None:
+        for output in outputs:
+            assert len(output) == len(plain)
+            for number, (got, truth, same_dtype) in enumerate(zip(output, exact, plain)):
+                if number in stored or same_dtype.dtype.kind in "iu":
+                    assert got.dtype == same_dtype.dtype
+                    assert np.array_equal(got, same_dtype)
+                else:
+                    compare(got, truth, same_dtype)
+
+    return Case(kernel, target, ranks or (arguments,), judge)
+
+
+def _matmul() -> list[Case]:
+    return [
+        _alone("matmul", "trn1", normal(1, 129, 20), normal(2, 129, 24), True),
+        _alone("matmul", "trn2", normal(1, 130, 200), normal(2, 200, 600)),
+        _alone("matmul", "trn3", normal(1, 130, 200, dtype=BF16), normal(2, 200, 513, dtype=BF16)),
+        _alone("matmul", "trn1", normal(1, 520, 136), normal(2, 136, 20, dtype=BF16)),
+        _alone("matmul", "trn2", normal(1, 3, 700), normal(2, 700, 2050, dtype=BF16)),
+        _alone("matmul", "trn1", normal(1, 129, 1290), normal(2, 1290, 8)),
+        _alone("matmul", "trn2", normal(1, 3, 512), normal(2, 512, 2048)),
+        _alone("matmul", "trn3", normal(1, 2, 8), normal(2, 8, 2049)),
+        _alone("matmul", "trn1", normal(1, 512, 8), normal(2, 8, 8)),
+        _alone("matmul", "trn2", normal(1, 513, 8), normal(2, 8, 8)),
+    ]
+
+
+def _rows() -> list[Case]:
+    rng = np.random.default_rng(2)
+    table, ids = normal(1, 300, 12), rng.integers(0, 300, (130, 1)).astype(np.int32)
+    ids[[0, 129]] = [[299], [0]]
+    positions = rng.integers(0, 60, (130, 1)).astype(np.int32)
+    angles = np.arange(60)[:, None] / 10000 ** (np.arange(4) / 4)
+    tables = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    turned = normal(3, 130, 3 * 8)
+    around = [
+        case
+        for rows in (128, 129)
+        for case in (
+            _alone("embedding", "trn2", ids[:rows], table),
+            _alone("rope", "trn2", turned[:rows], positions[:rows], *tables, 3),
+            _alone("rmsnorm", "trn2", normal(4, rows, 24), normal(5, 1, 24), EPS),
+        )
+    ]
+    return [
+        *around,
+        _alone("embedding", "trn2", ids, table),
+        _alone("embedding", "trn1", ids[:3], table.astype(BF16)),
+        _alone("rope", "trn2", turned, positions, *tables, 3),
+        _alone("rope", "trn1", turned[:5].astype(BF16), positions[:5], *tables, 3),
+        _alone("rmsnorm", "trn2", normal(4, 130, 72), normal(5, 1, 72), EPS),
+        _alone("rmsnorm", "trn3", normal(4, 130, 72, scale=1e-3), normal(5, 1, 72), EPS),
+        _alone("rmsnorm", "trn1", normal(4, 5, 200, dtype=BF16), normal(5, 1, 200, dtype=BF16), EPS),
+    ]
+
+
+def _weights(seed: int, rows: int, columns: int, dtype: Any = np.float32) -> np.ndarray:
+    return normal(seed, rows, columns, dtype=dtype, scale=rows**-0.5)
+
+
+def _qkv(
+    target: str, tokens: int, hidden: int, q: int, kv: int, x: Any = np.float32, w: Any = np.float32
+) -> Case:
+    arguments = normal(1, tokens, hidden, dtype=x), normal(2, 1, hidden, dtype=w)
+    return _alone("qkv_projection", target, *arguments, _weights(3, hidden, q + 2 * kv, w), EPS, q, kv)
+
+
+def _output(target: str, tokens: int, depth: int, hidden: int, ranks: int = 1, w: Any = np.float32) -> Case:
+    o, weight, residual = normal(1, tokens, depth), _weights(2, depth, hidden, w), normal(3, tokens, hidden)
+    if ranks == 1:
+        return _alone("output_projection", target, o, weight, residual)
+    group = ReplicaGroup([list(range(ranks))])
+    parts = np.split(np.arange(depth), ranks)
+    shards = tuple((o[:, part].copy(), weight[part], residual, group) for part in parts)
+    return _alone("output_projection", target, whole=(o, weight, residual), ranks=shards)
+
+
+def _mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int = 1, w: Any = np.float32) -> Case:
+    x, norm = normal(1, tokens, hidden), normal(2, 1, hidden, dtype=w)
+    gate, up, down = (
+        _weights(3, hidden, inner, w),
+        _weights(4, hidden, inner, w),
+        _weights(5, inner, hidden, w),
+    )
+    whole = (x, norm, gate, up, down, EPS)
+    if ranks == 1:
+        return _alone("mlp", target, *whole)
+    group = ReplicaGroup([list(range(ranks))])
+    parts = np.split(np.arange(inner), ranks)
+    shards = tuple((x, norm, gate[:, p].copy(), up[:, p].copy(), down[p], EPS, group) for p in parts)
+    return _alone("mlp", target, whole=whole, ranks=shards)
+
+
+def _projections() -> list[Case]:
+    return [
+        _qkv("trn2", 5, 172, 96, 24, w=BF16),
+        _qkv("trn1", 130, 72, 40, 8),
+        _qkv("trn3", 5, 40, 24, 8, BF16, BF16),
+        _qkv("trn2", 520, 24, 500, 70),
+        _qkv("trn1", 512, 8, 16, 8),
+        _qkv("trn1", 513, 8, 16, 8),
+        _qkv("trn2", 3, 8, 2032, 8),
+        _qkv("trn2", 3, 8, 2048, 8),
+        _qkv("trn3", 3, 8, 2047, 1),
+        _output("trn2", 130, 72, 172),
+        _output("trn1", 5, 72, 40, ranks=2),
+        _output("trn1", 520, 24, 530, w=BF16),
+        _output("trn3", 130, 48, 40, ranks=2, w=BF16),
+        _output("trn2", 512, 8, 16),
+        _output("trn2", 513, 8, 16),
+        _output("trn1", 3, 8, 2048),
+        _output("trn1", 3, 8, 2049),
+        _output("trn2", 128, 8, 16, ranks=2),
+        _output("trn2", 129, 8, 16, ranks=2),
+        _mlp("trn1", 512, 8, 16),
+        _mlp("trn1", 513, 8, 16),
+        _mlp("trn2", 3, 8, 2048),
+        _mlp("trn2", 3, 8, 2049),
+        _mlp("trn2", 130, 72, 172, w=BF16),
+        _mlp("trn1", 5, 40, 72, ranks=2),
+        _mlp("trn2", 3, 24, 2200),
+        _mlp("trn3", 520, 24, 530),
+    ]
+
+
+def _reduced(target: str, group: ReplicaGroup) -> Case:
+    ranks = sum(map(len, group.groups))
+    parts = [whole_numbers(rank, 129, 17, largest=100_000) for rank in range(ranks)]
+    sums = {
+        rank: np.sum([parts[one] for one in ranks_of], axis=0)
+        for ranks_of in group.groups
+        for rank in ranks_of
+    }
+
+    def judge(outputs: Outputs) -> None:
+        for rank, (output,) in enumerate(outputs):
+            assert output.dtype == np.float32
+            assert np.array_equal(output, sums[rank])
+
+    return Case("all_reduce", target, tuple((part, group) for part in parts), judge)
+
+
+def _searched(target: str, *arguments: Any, ranks: int = 1) -> Case:
+    """lm_head: logits as near as numpy's, then exactly the largest of these logits, the lowest id first."""
+    x, norm, head, eps, top_k, offset = arguments
+    exact = nki_kernels.lm_head_reference(*(in_float64(a) for a in arguments))[0]
+    plain = nki_kernels.lm_head_reference(*arguments)[0]
+    keep = -(-top_k // 8) * 8
+    parts = np.split(np.arange(head.shape[1]), ranks)
+    group = ReplicaGroup([list(range(ranks))])
+    shards = tuple(
+        (x, norm, head[:, part].copy(), eps, top_k, offset + np.int32(part[0]), group if ranks > 1 else None)
+        for part in parts
+    )
+
+    def judge(outputs: Outputs) -> None:
+        for (logits, _, _), part in zip(outputs, parts):
+            compare(logits, exact[:, part], plain[:, part])
+        logits = np.concatenate([output[0] for output in outputs], axis=1)
+        order = np.argsort(-logits, axis=1, kind="stable")[:, :keep]
+        for _, values, ids in outputs:
+            assert values.dtype == np.float32 and ids.dtype == np.int32
+            assert np.array_equal(values, np.take_along_axis(logits, order, axis=1))
+            assert np.array_equal(ids, order + offset[0, 0])
+
+    return Case("lm_head", target, shards, judge)
+
+
+def _heads() -> list[Case]:
+    def given(
+        rows: int, hidden: int, columns: int, top_k: int, first: int = 0, w: Any = np.float32
+    ) -> tuple[Any, ...]:
+        x, norm = normal(1, rows, hidden), normal(2, 1, hidden, dtype=w)
+        head = normal(3, hidden, columns, dtype=w, scale=hidden**-0.5)
+        return x, norm, head, EPS, top_k, np.int32([[first]])
+
+    tied = np.random.default_rng(4).integers(0, 3, (1, 16400)).astype(np.float32)
+    one = np.ones((1, 1), np.float32)
+    return [
+        _searched("trn1", *given(2, 24, 24, 24)),
+        _searched("trn2", *given(5, 172, 600, 9, 128000, BF16)),
+        _searched("trn1", *given(3, 24, 200, 24, 128000), ranks=2),
+        _searched("trn2", *given(8, 8, 100, 16), ranks=2),
+        _searched("trn2", one, one, tied, 0.0, 24, np.int32([[7]])),
+        _searched("trn2", one, one, tied[:, :100].copy(), 0.0, 24, np.int32([[7]]), ranks=2),
+        _searched("trn1", *given(9, 8, 16385, 16, 128000)),
+        _searched("trn3", *given(2, 8, 33000, 8, 128000), ranks=2),
+        _searched("trn1", *given(3, 8, 2048, 8)),
+        _searched("trn1", *given(3, 8, 2049, 8)),
+        _searched("trn1", *given(128, 8, 400, 130), ranks=2),
+    ]
+
+
+def _caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    return normal(8, heads, depth, positions, dtype=dtype), normal(9, heads, positions, depth, dtype=dtype)
+
+
+def _prompt(
+    tokens: int, heads: int, kv_heads: int, depth: int, dtype: Any = np.float32
+) -> tuple[np.ndarray, ...]:
+    widths = heads * depth, kv_heads * depth, kv_heads * depth
+    return tuple(normal(seed, tokens, width, dtype=dtype) for seed, width in enumerate(widths, 1))
+
+
+def _attention() -> list[Case]:
+    def decode(
+        target: str, position: int, heads: int, kv: int, depth: int, positions: int, dtype: Any, cache: Any
+    ) -> Case:
+        stored = _caches(kv, depth, positions, cache)
+        # Later positions hold what no mask but an infinite or a very low one can hide.
+        stored[0][:, :, position + 1 :] = 3e10
+        stored[1][:, position + 1 :] = -50
+        place = np.int32([[position]])
+        return _alone(
+            "attention_decode", target, *_prompt(1, heads, kv, depth, dtype), *stored, place, depth**-0.5, kv
+        )
+
+    def prefill(
+        target: str, tokens: int, heads: int, kv: int, depth: int, positions: int, dtype: Any, cache: Any
+    ) -> Case:
+        given = *_prompt(tokens, heads, kv, depth, dtype), *_caches(kv, depth, positions, cache)
+        return _alone("attention_prefill", target, *given, depth**-0.5)
+
+    def climbing(target: str, tokens: int, first: float, step: float) -> Case:
+        """Scores that are whole numbers far from 0: exact in float32, and in nothing narrower."""
+        q, k, v = (
+            np.zeros((tokens, 8), np.float32),
+            np.zeros((tokens, 8), np.float32),
+            _prompt(tokens, 1, 1, 8)[2],
+        )
+        q[:, 0], k[:, 0] = 1, first + step * np.arange(tokens)
+        return _alone("attention_prefill", target, q, k, v, *_caches(1, 8, tokens), 1.0)
+
+    def last_key(tokens: int) -> tuple[np.ndarray, ...]:
+        """Only the last token may see its key, which a mask has to hide from all others."""
+        q, k, v = _prompt(tokens, 1, 1, 8)
+        k[-1] *= 3e10
+        return q, k, v, *_caches(1, 8, tokens)
+
+    q, k, v = _prompt(1100, 1, 1, 8)
+    growing = np.linspace(0, 300, 1100, dtype=np.float32)[:, None]
+    steep = (np.abs(q), np.abs(k) * growing, v, *_caches(1, 8, 1100))
+    falling = (np.abs(q), np.abs(k) * growing[::-1], v, *_caches(1, 8, 1100))
+    return [
+        decode("trn2", 60, 6, 3, 48, 128, np.float32, np.float32),
+        decode("trn1", 5, 4, 1, 16, 9, BF16, BF16),
+        decode("trn1", 100, 4, 2, 16, 2304, np.float32, BF16),
+        decode("trn2", 1001, 2, 1, 8, 2048, np.float32, np.float32),
+        decode("trn1", 1001, 2, 1, 8, 2049, np.float32, np.float32),
+        decode("trn1", 3, 16, 16, 128, 5, np.float32, np.float32),
+        decode("trn2", 3, 17, 17, 128, 5, np.float32, np.float32),
+        decode("trn3", 7, 40, 40, 128, 16, np.float32, np.float32),
+        _alone("attention_prefill", "trn2", *last_key(20), 8**-0.5),
+        climbing("trn2", 20, 100_003.0, 1.0),
+        climbing("trn1", 20, 2.0**34, 2.0**20),
+        prefill("trn1", 128, 2, 1, 8, 128, np.float32, np.float32),
+        prefill("trn1", 512, 1, 1, 8, 512, np.float32, np.float32),
+        prefill("trn2", 513, 1, 1, 8, 513, np.float32, np.float32),
+        prefill("trn2", 129, 4, 2, 16, 130, np.float32, np.float32),
+        prefill("trn1", 20, 2, 2, 48, 24, BF16, BF16),
+        prefill("trn3", 600, 2, 1, 8, 768, np.float32, BF16),
+        _alone("attention_prefill", "trn2", *steep, 8**-0.5),
+        _alone("attention_prefill", "trn1", *falling, 8**-0.5),
+    ]
+
+
+def _largest() -> list[Case]:
+    """The largest sizes that the kernels promise, on the chip with the least memory."""
+
+    def empty(*shape: int, dtype: Any = BF16) -> np.ndarray:
+        return np.empty(shape, dtype)
+
+    def dry(kernel: str, *arguments: Any) -> Case:
+        return Case(kernel, "trn1", (arguments,), None)
+
+    place, offset, norm = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.int32), empty(1, 8192)
+    rows = empty(512, 8192, dtype=np.float32)
+    deep = empty(129, 16384, dtype=np.float32)
+    return [
+        dry("matmul", deep, empty(16384, 2600)),
+        dry("matmul", empty(512, 4096, dtype=np.float32), empty(4096, 520)),
+        dry("matmul", empty(1100, 256, dtype=np.float32), empty(256, 520)),
+        dry("matmul", empty(3, 8, dtype=np.float32), empty(8, 4200)),
+        dry("rmsnorm", empty(129, 8192, dtype=np.float32), empty(1, 8192, dtype=np.float32), EPS),
+        dry(
+            "rope",
+            empty(129, 8192, dtype=np.float32),
+            empty(129, 1, dtype=np.int32),
+            *(empty(9, 64) for _ in "cs"),
+            64,
+        ),
+        dry("embedding", empty(129, 1, dtype=np.int32), empty(100, 8192, dtype=np.float32)),
+        dry("qkv_projection", rows, norm, empty(8192, 12), EPS, 4, 4),
+        dry("qkv_projection", rows[:3, :8].copy(), empty(1, 8), empty(8, 6144), EPS, 4096, 1024),
+        dry("qkv_projection", empty(1100, 8), empty(1, 8), empty(8, 12), EPS, 4, 4),
+        dry("output_projection", deep, empty(16384, 600), empty(129, 600, dtype=np.float32)),
+        dry("output_projection", empty(3, 128, dtype=np.float32), empty(128, 8192), rows[:3]),
+        dry("output_projection", empty(1100, 8), empty(8, 520), empty(1100, 520)),
+        dry("mlp", rows, norm, empty(8192, 24), empty(8192, 24), empty(24, 8192), EPS),
+        dry("mlp", empty(3, 8), empty(1, 8), empty(8, 5000), empty(8, 5000), empty(5000, 8), EPS),
+        dry(
+            "mlp",
+            empty(512, 128, dtype=np.float32),
+            empty(1, 128),
+            empty(128, 16384),
+            empty(128, 16384),
+            empty(16384, 128),
+            EPS,
+        ),
+        dry("mlp", empty(1100, 8), empty(1, 8), empty(8, 520), empty(8, 520), empty(520, 8), EPS),
+        dry(
+            "attention_decode", *_prompt(1, 128, 8, 128), empty(8, 128, 8192), empty(8, 8192, 128), place, 0.1
+        ),
+        dry("attention_prefill", *_prompt(4200, 1, 1, 128), empty(1, 128, 4200), empty(1, 4200, 128), 0.1),
+        dry("lm_head", rows[:128, :512].copy(), empty(1, 512), empty(512, 33000), EPS, 64, offset, None),
+    ]
+
+
+@lru_cache(maxsize=1)
+def cases() -> tuple[Case, ...]:
+    """All cases, the quick ones of every kernel first."""
+    groups = [[0, 1]], [[0, 3], [2, 1]]
+    return (
+        *(_reduced(target, ReplicaGroup(group)) for target, group in zip(("trn1", "trn2"), groups)),
+        *_rows(),
+        *_matmul(),
+        *_projections(),
+        *_attention(),
+        *_heads(),
+        *_largest(),
+    )

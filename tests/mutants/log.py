@@ -1,0 +1,150 @@
+"""The calls that a kernel makes, spelled out in full, and when two runs of them are equal whatever the inputs.
+
+The stream leaves out constants; a call here is an instruction with all of its arguments, tiles by their place of
+allocation, shape, strides and offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from simulate.isa import book
+from simulate.isa.plan import Accumulate, Plan
+from simulate.memory import NkiTensor, Storage
+from simulate.run import current_core
+
+Tile = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One instruction: its name, its arguments, and the allocations it reads and writes."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    reads: tuple[Tile, ...]
+    writes: tuple[Tile, ...]
+    accumulates: bool
+
+    @property
+    def again(self) -> bool:
+        """Whether carrying it out a second time at once changes nothing."""
+        return not self.accumulates and not set(self.reads) & set(self.writes)
+
+
+@contextmanager
+def logged() -> Iterator[dict[int, list[Call]]]:
+    """Collect the calls of every rank made inside a `with` block."""
+    calls: dict[int, list[Call]] = {}
+    names: dict[int, Tile] = {}
+    counts: dict[Tile, int] = {}
+    kept: list[Storage] = []
+    plain = book.plan
+
+    def named(storage: Storage) -> Tile:
+        known = names.get(id(storage))
+        if known is None:
+            kept.append(storage)  # so that its id stays its own
+            where = (storage.line[0].co_name, storage.line[1]) if storage.line else ("argument", storage.name)
+            place = (current_core().rank.number, *where)
+            counts[place] = counts.get(place, 0) + 1
+            known = names[id(storage)] = (*where, counts[place])
+        return known
+
+    def spelled(value: Any) -> Any:
+        if isinstance(value, NkiTensor):
+            dynamic = value.dynamic
+            index = None if dynamic is None else (spelled(dynamic.index), dynamic.step, dynamic.extent)
+            view = (value.shape, value.strides, value.offset, str(value.dtype), index)
+            return ("tile", named(value.storage), view, value.buffer.value)
+        if isinstance(value, (list, tuple)):
+            return tuple(spelled(part) for part in value)
+        return getattr(value, "__name__", None) or repr(value)
+
+    def plan(planner: Any, context: Any, args: Any, kwargs: Any) -> Plan:
+        made = plain(planner, context, args, kwargs)
+        arguments = (spelled(args), tuple((key, spelled(kwargs[key])) for key in sorted(kwargs)))
+        reads = list(made.reads) + [
+            tile.dynamic.index for tile in (*made.reads, *made.writes) if tile.dynamic is not None
+        ]
+        calls.setdefault(current_core().rank.number, []).append(
+            Call(
+                planner.__name__,
+                arguments,
+                tuple(named(tile.storage) for tile in reads),
+                tuple(named(tile.storage) for tile in made.writes),
+                made.accumulate not in (None, Accumulate.overwrite) or made.state is not None,
+            )
+        )
+        return made
+
+    book.plan = plan
+    try:
+        yield calls
+    finally:
+        book.plan = plain
+
+
+def same_calls(ours: Mapping[int, list[Call]], theirs: Mapping[int, list[Call]]) -> str | None:
+    """Why two runs compute the same on any data: a word, or None if nothing here shows it.
+
+    identical: call by call. memory: but for the memory that a tile lies in. repeated: but for instructions carried
+    out a second time at once that read nothing they write. reordered: but for the order of instructions that
+    share no tile, or only read it.
+    """
+    if ours.keys() != theirs.keys():
+        return None
+    for word, seen in _VIEWS.items():
+        if all(seen(ours[rank]) == seen(theirs[rank]) for rank in ours):
+            return word
+    return None
+
+
+def _identical(calls: list[Call]) -> Any:
+    return [(call.name, call.arguments) for call in calls]
+
+
+def _in_any_memory(calls: list[Call]) -> Any:
+    return [(call.name, _without_memory(call.arguments)) for call in calls]
+
+
+def _without_memory(value: Any) -> Any:
+    if isinstance(value, tuple):
+        if len(value) == 4 and value[0] == "tile":
+            return value[:3]
+        return tuple(_without_memory(part) for part in value)
+    return value
+
+
+def _once(calls: list[Call]) -> Any:
+    kept: list[Call] = []
+    for call in calls:
+        if not (kept and call == kept[-1] and call.again):
+            kept.append(call)
+    return _identical(kept)
+
+
+def _in_any_order(calls: list[Call]) -> Any:
+    """For every allocation the calls that touch it, those that only read it between two writes in no order."""
+    histories: dict[Tile, list[Any]] = {}
+    for call in calls:
+        what = repr((call.name, call.arguments))
+        for tile in {*call.reads, *call.writes}:
+            history = histories.setdefault(tile, [])
+            if tile in call.writes:
+                history.append(what)
+            elif history and isinstance(history[-1], list):
+                history[-1].append(what)
+            else:
+                history.append([what])
+    for history in histories.values():
+        for part in history:
+            if isinstance(part, list):
+                part.sort()
+    return histories
+
+
+_VIEWS = {"identical": _identical, "repeated": _once, "memory": _in_any_memory, "reordered": _in_any_order}

@@ -1,0 +1,99 @@
+"""The source of the shipped kernels, and one change of it."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[2] / "nki_kernels"
+MODULES = tuple(
+    sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in ("__init__", "precision"))
+)
+"""The files that are mutated; precision.py serves the references only."""
+
+GUARDS = ("expect_dims", "check_heads")
+"""Functions that refuse bad arguments and issue nothing; the tests of the kernels try them."""
+
+Path_ = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change: `count` statements, or one expression, at `path` of a module's tree become `new` source.
+
+    moved: the order in which the statements that were there follow each other now, instead of new source. `function`
+    is "" for a constant of the module.
+    """
+
+    module: str
+    function: str
+    operator: str
+    what: str
+    line: int
+    path: Path_
+    new: str = ""
+    count: int = 0
+    moved: tuple[int, ...] = ()
+    number: int = 0
+
+    @property
+    def key(self) -> str:
+        """Its name, which does not depend on line numbers."""
+        return f"{self.module}.{self.function or 'constants'} {self.operator}: {self.what}" + (
+            f" #{self.number}" if self.number else ""
+        )
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    """A module's tree; not to be changed."""
+    return _parsed(module)
+
+
+def _parsed(module: str) -> ast.Module:
+    return ast.parse((FOLDER / f"{module}.py").read_text(encoding="utf-8"))
+
+
+def mutated(mutant: Mutant) -> ast.Module:
+    """A module's tree with one change; every node keeps its line."""
+    changed = _parsed(mutant.module)
+    *way, last = mutant.path
+    node: object = changed
+    for step in way:
+        node = node[step] if isinstance(step, int) else getattr(node, step)  # type: ignore[index]
+    if mutant.count:
+        assert isinstance(node, list) and isinstance(last, int)
+        old = node[last : last + mutant.count]
+        new = [copy.deepcopy(old[at]) for at in mutant.moved] or ast.parse(mutant.new).body
+        if not mutant.moved:
+            new = [_at(statement, old[0]) for statement in new]
+        node[last : last + mutant.count] = new
+    else:
+        replacement = ast.parse(mutant.new, mode="eval").body
+        old = node[last] if isinstance(last, int) else getattr(node, last)  # type: ignore[index]
+        _at(replacement, old)
+        if isinstance(last, int):
+            node[last] = replacement  # type: ignore[index]
+        else:
+            setattr(node, last, replacement)
+    return ast.fix_missing_locations(changed)
+
+
+def _at(node: ast.AST, place: ast.AST) -> ast.AST:
+    for each in ast.walk(node):
+        if hasattr(each, "lineno"):
+            ast.copy_location(each, place)
+    return node
+
+
+def kernels(module: str) -> Iterator[tuple[ast.FunctionDef, Path_]]:
+    """The functions of a module that issue instructions or lead to them, with their paths."""
+    for number, node in enumerate(tree(module).body):
+        if not isinstance(node, ast.FunctionDef) or node.name in GUARDS:
+            continue
+        if not node.name.endswith("_reference"):
+            yield node, ("body", number)
