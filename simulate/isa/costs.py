@@ -35,6 +35,7 @@ def vector(
     return Cost(
         interval_cycles=max(busy, element_cycles + between_ns * clock),
         latency_cycles=element_cycles + extra_cycles + hardware.vector_latency_overhead_ns * clock,
+        fast_mode=fast_mode,
     )
 
 

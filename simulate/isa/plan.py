@@ -81,7 +81,7 @@ class Cost:
     `interval_cycles` is start to start of independent instructions on one engine, `latency_cycles` issue to result
     usable. `flops` counts multiply and add as two; `table` names the activation table the instruction needs.
     `streamed_cycles` is how long columns stream through the array at its full clock: what the activity throttle sees,
-    no time of its own.
+    no time of its own. `fast_mode`: the Vector engine handles several elements per cycle.
     """
 
     interval_cycles: float
@@ -91,6 +91,7 @@ class Cost:
     dma: DmaCost | None = None
     meeting_ns: float = 0.0
     streamed_cycles: float = 0.0
+    fast_mode: bool = False
 
 
 @dataclass(frozen=True, slots=True)

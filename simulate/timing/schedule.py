@@ -29,7 +29,7 @@ as `Cost` states them, in the clock of the engine. Decisions where the documenta
   instruction is slowed down by what the array has done since the kernel began (`Throttle`): the limiter's windows are
   replaced by one that grows, so that a lower cost never lengthens a schedule by the throttle.
 
-Not modelled: ports shared by engines and PSUM bank conflicts.
+- Memory ports that engines share (`ports`) are granted in program order, for the issue interval.
 
 The order in which DMAs of different queues take the pool follows from when they are triggered. Like every
 server that takes whoever comes, it has scheduling anomalies: a faster instruction can let a store slip in
@@ -53,6 +53,7 @@ from simulate.run.stream import Stream
 from simulate.timing.dependences import Dependences, dependences
 from simulate.timing.order import as_streams
 from simulate.timing.pool import DmaPool
+from simulate.timing.ports import shared_ports
 from simulate.timing.readings import Reading
 from simulate.timing.scheduled import place_oldest_ready
 from simulate.timing.throttle import Throttle
@@ -198,6 +199,9 @@ class _Core:
         self.placed = placed
         self.phases = _phases_of(stream, hardware)
         self.throttle = Throttle(hardware, stream)
+        self.ports = shared_ports(stream, hardware) if self.ordered else []
+        self.port_free_ns: dict[int, float] = {}
+        self.port_last: dict[int, int] = {}
         self.free_ns = [0.0] * len(ENGINES)
         self.last = [-1] * len(ENGINES)
         self.loaded: str | None = None
@@ -243,6 +247,11 @@ class _Core:
                 blocker = queue[-self.slots]
                 if placed.ready[blocker] > start:
                     start, cause, reason = placed.ready[blocker], blocker, Reason.outstanding
+        if self.ports:
+            for port in self.ports[event - self.base]:
+                if self.port_free_ns.get(port, 0.0) > start:
+                    start, cause = self.port_free_ns[port], self.port_last[port]
+                    reason = Reason.engine
         floor = 0.0
         mine = self.stream_lane + lane
         ready, read, origin = placed.ready, placed.read, placed.origin
@@ -276,6 +285,9 @@ class _Core:
             interval_ns += slowed_ns
             latency_ns += slowed_ns + pipeline_ns
         end = start + interval_ns
+        if self.ports:
+            for port in self.ports[event - self.base]:
+                self.port_free_ns[port], self.port_last[port] = end, event
         placed.start[event], placed.end[event] = start, end
         placed.origin[event] = self.stream_lane + lane
         if self.ordered:
