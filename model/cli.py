@@ -155,6 +155,19 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="do not compare the tokens with the numpy model, which takes time and memory of its own",
     )
     parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="replay kernels instruction by instruction, for the bytes of an eager launch",
+    )
+    parser.add_argument(
+        "--verify-replay",
+        action="store_true",
+        help="compare every replayed launch with an eager one, and stop at a difference",
+    )
+    parser.add_argument(
+        "--replay-report", action="store_true", help="print what became of the kernels' launches"
+    )
+    parser.add_argument(
         "--trace", metavar="FILE", type=Path, help="write the predicted timeline; opens in Perfetto"
     )
     parser.add_argument(

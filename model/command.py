@@ -72,6 +72,10 @@ def generate_command(options: argparse.Namespace) -> int:
             results.temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
             results.commit()
         print(summary(run, generation, predictions))
+        if options.replay_report and options.backend == "simulate":
+            from model.device import replay_report
+
+            print("\n" + replay_report())
         if page is not None:
             print(f"page: {options.html}")
         if options.profile:
@@ -128,7 +132,14 @@ class _Job:
             from model.device import SimulatedDevice
 
             processes = _rank() is not None
-            return self._model(SimulatedDevice(options.target, options.tp, processes=processes), progress)
+            device = SimulatedDevice(
+                options.target,
+                options.tp,
+                processes=processes,
+                exact=options.exact,
+                verify=options.verify_replay,
+            )
+            return self._model(device, progress)
         if options.backend == "neuron":
             from model.neuron import NeuronDevice
 

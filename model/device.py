@@ -27,6 +27,7 @@ from simulate.occupancy import occupancies, svg
 from simulate.profile import Profile, profile
 from simulate.profile.page import Part, Step
 from simulate.profile.page import write_page as write_profiles
+from simulate.run import REPLAYS, ReplayOptions
 from simulate.timing import Reading, Timeline, bracket, schedule, write_trace
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "chip",
     "kernel_limit",
     "neuron_package_installed",
+    "replay_report",
     "started_by_torchrun",
     "write_page",
     "write_passes",
@@ -82,14 +84,28 @@ class Prediction:
         return max(names, key=lambda name: self.busy_share[name])
 
 
+def replay_report() -> str:
+    """What became of the launches of this process, in some lines."""
+    return REPLAYS.report.text()
+
+
 class SimulatedDevice:
     """Ranks of one chip that compute: all in this process, or each in one of those that torchrun started.
 
-    The first launch of a kind is checked instruction by instruction; with `replay`, later ones run its recorded plans
-    on new data and give the same bytes as an eager launch.
+    The first launch of a kind is checked instruction by instruction; with `replay`, later ones run what was recorded
+    on new data, rewritten to be faster: float32 sums of matrix products may be taken in another order. `exact` gives
+    the bytes of an eager launch, `verify` compares every replay with one. Both are also the environment's to ask for.
     """
 
-    def __init__(self, target: str, ranks: int, replay: bool = True, processes: bool = False) -> None:
+    def __init__(
+        self,
+        target: str,
+        ranks: int,
+        replay: bool = True,
+        processes: bool = False,
+        exact: bool = False,
+        verify: bool = False,
+    ) -> None:
         _bind_kernels()
         self.ranks = ranks
         self._mode = simulate.Mode.replay if replay else simulate.Mode.eager
@@ -97,6 +113,8 @@ class SimulatedDevice:
         self._world = _typed(
             lambda: simulate.World.of_processes(target) if processes else simulate.World(target, ranks)
         )
+        asked = _typed(ReplayOptions.from_environment)
+        self._world.replay = replace(asked, exact=asked.exact or exact, verify=asked.verify or verify)
         self.own = range(self._world.rank, self._world.rank + self._world.ranks)
         if self._world.size != ranks:
             raise ModelError(

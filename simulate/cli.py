@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a script whose `import nki` is the simulator")
+    _replay_arguments(run)
     _script_arguments(run)
     run.set_defaults(act=_run)
 
@@ -102,8 +103,37 @@ def _script_arguments(command: argparse.ArgumentParser, script: str = "a Python 
     command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to it")
 
 
+def _replay_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--replay",
+        action="store_true",
+        help="replay launches like one that was checked before, with less work",
+    )
+    command.add_argument(
+        "--exact", action="store_true", help="replay instruction by instruction: the bytes of an eager launch"
+    )
+    command.add_argument(
+        "--verify-replay",
+        action="store_true",
+        help="compare every replay with an eager launch, and stop at a difference",
+    )
+    command.add_argument("--replay-report", action="store_true", help="print what became of the launches")
+
+
 def _run(options: argparse.Namespace) -> int:
-    return _run_script(options)
+    from simulate.run.options import EXACT_VARIABLE, REPLAY_VARIABLE, VERIFY_VARIABLE
+
+    replays = options.replay or options.exact or options.verify_replay
+    asked = {REPLAY_VARIABLE: replays, EXACT_VARIABLE: options.exact, VERIFY_VARIABLE: options.verify_replay}
+    for variable, wanted in asked.items():
+        if wanted:
+            os.environ[variable] = "1"
+    status = _run_script(options)
+    if options.replay_report:
+        from simulate.run import REPLAYS
+
+        print(REPLAYS.report.text(), file=sys.stderr)
+    return status
 
 
 def _time(options: argparse.Namespace) -> int:

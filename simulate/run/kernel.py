@@ -8,7 +8,8 @@ from typing import Any
 
 from simulate.errors import InvalidArgument
 from simulate.run.launch import launch
-from simulate.run.machine import running_core
+from simulate.run.machine import Mode, running_core
+from simulate.run.options import replay_is_wanted
 from simulate.run.schedule import Scheduled
 
 
@@ -46,11 +47,18 @@ class Kernel:
         return Kernel(Scheduled(self.func, edges), self._logical_core_size, self._has_grid)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch on one rank of the target chip; returns what the kernel returns, as arrays."""
+        """Launch on one rank of the target chip; returns what the kernel returns, as arrays.
+
+        With NKW_REPLAY=1, launches without a grid are replayed where one of their kind was recorded.
+        """
         if running_core() is not None:
             return self.func(*args, **kwargs)
         done = launch(
-            self.func, [(args, kwargs)], logical_core_size=self._logical_core_size, has_grid=self._has_grid
+            self.func,
+            [(args, kwargs)],
+            logical_core_size=self._logical_core_size,
+            mode=Mode.replay if replay_is_wanted() and not self._has_grid else Mode.eager,
+            has_grid=self._has_grid,
         )
         return done.outputs[0]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from simulate.errors import InvalidArgument
 from simulate.run.fusion import speed
 
+REPLAY_VARIABLE = "NKW_REPLAY"
 EXACT_VARIABLE = "NKW_EXACT_REPLAY"
 VERIFY_VARIABLE = "NKW_VERIFY_REPLAY"
 
@@ -30,6 +31,11 @@ class ReplayOptions:
     def from_environment(cls) -> ReplayOptions:
         """NKW_EXACT_REPLAY=1, NKW_VERIFY_REPLAY=1 and NKW_SPEED=torch switch on; raises InvalidArgument."""
         return cls(_flag(EXACT_VARIABLE), _flag(VERIFY_VARIABLE), speed.wanted())
+
+
+def replay_is_wanted() -> bool:
+    """Whether NKW_REPLAY=1 asks for kernels that are called like functions to be replayed."""
+    return REPLAY_VARIABLE in os.environ and _flag(REPLAY_VARIABLE)
 
 
 def _flag(variable: str) -> bool:

@@ -263,3 +263,16 @@ def test_a_closed_pipe_is_no_error(tiny) -> None:
     errors = process.stderr.read()
     assert process.wait(timeout=60) == 0
     assert errors == ""
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--exact"], ["--exact", "--verify-replay"], ["--verify-replay", "--tp", "2"]]
+)
+def test_every_way_of_replaying_writes_the_same_story(capsys, options) -> None:
+    arguments = ["generate", "--max-new-tokens", "4", "--no-check", "--replay-report"]
+    assert main(arguments) == 0
+    story = capsys.readouterr().out.splitlines()[0]
+    assert main([*arguments, *options]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == story
+    assert " launches replayed, " in shown

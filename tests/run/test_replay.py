@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import simulate
+from simulate.cli import main
 from simulate.run import ReplayMismatch, ReplayOptions
 from simulate.run.machine import Recorder, SparingRecorder
 from simulate.run.replay import REPLAYS, ReplayCache
@@ -596,3 +597,42 @@ def test_a_replay_refuses_an_index_that_does_not_exist(fresh_cache) -> None:
         assert messages[0] == messages[1]
     assert fresh_cache.report.hits == 3
     assert fresh_cache.report.as_recorded == 0
+
+
+SCRIPT = """
+import numpy as np
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+@nki.jit
+def doubled(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+for seed in range(3):
+    assert (doubled(np.full((4, 4), float(seed), np.float32)) == 2 * seed).all()
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "0 launches replayed, 0 recorded"),
+        (["--replay"], "2 launches replayed, 1 recorded, 0 refused, 0 dropped, 0 verified"),
+        (["--exact"], "2 launches replayed, 1 recorded, 0 refused, 0 dropped, 0 verified"),
+        (["--verify-replay"], "2 launches replayed, 1 recorded, 0 refused, 0 dropped, 2 verified"),
+    ],
+)
+def test_a_script_is_replayed_on_request(fresh_cache, monkeypatch, capsys, tmp_path, options, said) -> None:
+    for variable in ("NKW_REPLAY", "NKW_EXACT_REPLAY", "NKW_VERIFY_REPLAY"):
+        monkeypatch.setenv(variable, "0")
+    monkeypatch.setattr("simulate.run.REPLAYS", fresh_cache)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    assert main(["run", *options, "--replay-report", str(script)]) == 0
+    assert f"replay: {said}" in capsys.readouterr().err
+    assert bool(fresh_cache.report.rewritten) == (options in (["--replay"], ["--verify-replay"]))
