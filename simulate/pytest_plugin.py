@@ -1,4 +1,4 @@
-"""The pytest plugin: options for target, backend and checks, the fixture `check_kernel`, and a marker for targets.
+"""The pytest plugin: options for target, backend and checks, the fixtures `check_kernel` and `nki_budget`, and markers.
 
 It is registered as an entry point, so every pytest run of an environment with this package loads it. It imports pytest
 alone; the simulator and numpy are loaded by the first test that asks for a fixture, or by `--nki-backend`.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from simulate.testing import KernelChecker
+    from simulate.testing import BudgetChecker, KernelChecker
 
 _TARGETS = ("trn1", "inf2", "trn2", "trn3")
 _TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
@@ -46,10 +46,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, refuse unknown names, and bind `nki` if that was asked for."""
+    """Register the markers, refuse unknown names, and bind `nki` if that was asked for."""
     config.addinivalue_line(
         "markers",
         "nki_targets(*targets): run a test that uses nki_target or check_kernel on each of these chips",
+    )
+    config.addinivalue_line(
+        "markers",
+        "nki_budget(time_us, hbm_bytes, sbuf_bytes, reading='program', target): the most that the kernel given to the "
+        "fixture nki_budget may be predicted to take",
     )
     _known(_listed(_option(config, "nki_target")), "nki_target")
     for name, choices in (("nki_check", _LEVELS), ("nki_backend", _BACKENDS)):
@@ -72,6 +77,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "nki_target" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("nki_targets")
+    budget = metafunc.definition.get_closest_marker("nki_budget")
+    if marker is None and budget is not None and budget.kwargs.get("target") in _TARGETS:
+        marker = pytest.mark.nki_targets(budget.kwargs["target"]).mark
     asked = _listed(_option(metafunc.config, "nki_target"))
     if marker is None:
         targets = asked or [os.environ.get(_TARGET_VARIABLE) or "trn2"]
@@ -86,6 +94,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize("nki_target", [pytest.param(marker.args[0], marks=skipped)])
             return
     metafunc.parametrize("nki_target", targets)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a budget that nothing would be held to."""
+    for item in items:
+        if item.get_closest_marker("nki_budget") and "nki_budget" not in getattr(item, "fixturenames", ()):
+            raise pytest.UsageError(f"{item.nodeid} has a budget; let it ask for the fixture nki_budget too")
+
+
+@pytest.fixture
+def nki_budget(
+    nki_target: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> BudgetChecker:
+    """Holds kernels to the budget of the test's marker `nki_budget`: see `simulate.testing.BudgetChecker`."""
+    from simulate.bind import install
+    from simulate.errors import InvalidArgument
+    from simulate.testing import Budget, BudgetChecker
+
+    marker = request.node.get_closest_marker("nki_budget")
+    if marker is None:
+        raise InvalidArgument("NKW-BUDGET", "nki_budget: the test has no marker nki_budget that states one")
+    budget = Budget.of(marker.args, marker.kwargs)
+    if install(_option(request.config, "nki_backend") or None) == "neuron":
+        pytest.skip("budgets are of the simulator, and `nki` is the real package")
+    return BudgetChecker(budget, nki_target, lambda: _folder(request.node, tmp_path_factory))
 
 
 @pytest.fixture

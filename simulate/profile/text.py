@@ -27,7 +27,7 @@ def text(profile: Profile, rows: int = 8) -> str:
     if profile.length_ns:
         blocks += [_path(profile, rows), _gaps(profile)]
     if profile.traffic:
-        blocks.append(_traffic(profile, rows))
+        blocks.append(traffic_table(profile, rows))
     if profile.lines:
         blocks += [_lines(profile, rows), _what_if(profile, rows)]
     return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks) + "\n"
@@ -100,13 +100,19 @@ def _rates(profile: Profile) -> list[str]:
     return out
 
 
-def _path(profile: Profile, rows: int) -> list[str]:
+def path_table(profile: Profile, rows: int) -> list[str]:
+    """The `rows` lines that hold most of the critical path, under a heading."""
     path, moments, length = profile.critical_path, profile.moments, profile.length_ns
     out = [f"{'critical path, by line':<40s}{'steps':>7s}{'us':>12s}{'share':>9s}  mostly"]
     for op, line, steps, total, mostly in path_by_line(moments, path)[:rows]:
         where = _fit(f"{op} {short(line, 38 - len(op))}", 39)
         out.append(f"{where:<40s}{steps:>7d}{us(total):>12s}{share(total, length):>9s}  {mostly.value:.10}")
-    out.append("")
+    return out
+
+
+def _path(profile: Profile, rows: int) -> list[str]:
+    path, moments = profile.critical_path, profile.moments
+    out = [*path_table(profile, rows), ""]
     out.append(f"{'chain: start us':>15s}{'us':>12s}  {'instruction':<34s}waits")
     shown = _longest(path, _CHAIN)
     last = -1
@@ -190,7 +196,8 @@ def gap_sentence(group: GapGroup) -> str:
     return f"{here} waited{what}: {group.why} {group.cause_op} {short(group.cause_line, 34)} on {group.cause_track}"
 
 
-def _traffic(profile: Profile, rows: int) -> list[str]:
+def traffic_table(profile: Profile, rows: int) -> list[str]:
+    """The `rows` tensors in HBM that move most bytes, under a heading."""
     out = [f"{'HBM tensor':<36s}{'MB':>11s}{'read MB':>11s}{'times':>6s}{'written':>10s}{'times':>6s}"]
     for each in profile.traffic[:rows]:
         out.append(
