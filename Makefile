@@ -14,7 +14,7 @@ PARALLEL := --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast deep mutants lint format docs notebooks bench wheel hook pre-commit clean
+.PHONY: help demo test test-fast deep mutants lint format docs timelines notebooks bench wheel hook pre-commit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ format: $(VENV)/.dev ## let ruff mend and format what it can
 
 docs: $(VENV)/.base ## write docs/instructions from the instruction book
 	$(BIN)/python -m tools.instruction_pages
+
+timelines: $(VENV)/.base ## store the predicted timelines of the shipped kernels anew
+	$(BIN)/python -m tools.timelines
 
 notebooks: $(VENV)/.dev ## run the notebooks and store what they print
 	$(BIN)/python -m tools.notebooks

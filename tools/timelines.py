@@ -1,0 +1,100 @@
+"""Writes tests/timing/stored: the timeline of every shipped kernel at a small shape on every generation, as text.
+
+Predicted times are exact, so a change of a kernel, a cost or the scheduling shows as a difference of these files. The
+reading is `program`. Times are in microseconds; a DMA has a line for its trigger and one for its data phase.
+
+    python -m tools.timelines [FOLDER]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import nki_kernels
+import simulate
+from nki_kernels import ladder
+from simulate.timing import listing, schedule
+
+FOLDER = Path(__file__).resolve().parents[1] / "tests" / "timing" / "stored"
+TARGETS = ("trn1", "trn2", "trn3")
+"""One chip of each generation."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel and its arguments, the same on each of `ranks` ranks; of arrays only shape and dtype matter."""
+
+    kernel: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    ranks: int = 1
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.kernel.__name__
+
+
+def cases() -> tuple[Case, ...]:
+    """Every kernel of the package and the first rung of the ladder, each at a shape of few instructions."""
+    from nki.collectives import ReplicaGroup
+
+    x, norm = _wide(4, 256), _wide(1, 256)
+    q, k, v = _wide(130, 128), _wide(130, 64), _wide(130, 64)
+    caches = _wide(1, 64, 256), _wide(1, 256, 64)
+    angles, places = _wide(256, 32), np.zeros((130, 1), np.int32)
+    one = np.zeros((1, 1), np.int32)
+    return (
+        Case(nki_kernels.matmul, (_wide(130, 256), _narrow(256, 640))),
+        Case(nki_kernels.embedding, (places, _narrow(1024, 256))),
+        Case(nki_kernels.rmsnorm, (_wide(130, 256), norm, 1e-5)),
+        Case(nki_kernels.qkv_projection, (x, norm, _narrow(256, 640), 1e-5, 512, 64)),
+        Case(nki_kernels.rope, (q, places, angles, angles, 2)),
+        Case(nki_kernels.attention_prefill, (q, k, v, *caches, 0.125)),
+        Case(nki_kernels.attention_decode, (q[:1], k[:1], v[:1], *caches, one, 0.125)),
+        Case(nki_kernels.output_projection, (_wide(4, 256), _narrow(256, 640), _wide(4, 640))),
+        Case(nki_kernels.mlp, (x, norm, _narrow(256, 640), _narrow(256, 640), _narrow(640, 256), 1e-5)),
+        Case(nki_kernels.lm_head, (x, norm, _narrow(256, 640), 1e-5, 8, one)),
+        Case(nki_kernels.all_reduce, (_wide(128, 512), ReplicaGroup([[0, 1]])), ranks=2),
+        Case(ladder.tile_by_tile, (_narrow(256, 256), _narrow(256, 512))),
+    )
+
+
+def _wide(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+def _narrow(*shape: int) -> np.ndarray:
+    return np.zeros(shape, ml_dtypes.bfloat16)
+
+
+def timeline(case: Case, target: str) -> str:
+    """The timeline of one kernel on one chip, from a launch that computes no numbers."""
+    world = simulate.World(target, case.ranks)
+    launch = world.launch(case.kernel, [(case.arguments, {})] * case.ranks, mode=simulate.Mode.dry)
+    return listing(launch.streams, schedule(launch.streams, launch.hardware))
+
+
+def timelines() -> dict[str, str]:
+    """Every stored timeline as it is today, by the name of its file."""
+    return {f"{case.name}-{target}.txt": timeline(case, target) for case in cases() for target in TARGETS}
+
+
+def write(folder: Path = FOLDER) -> None:
+    """Write all timelines into a folder, and remove those of kernels and chips that are gone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = timelines()
+    for stale in {path.name for path in folder.glob("*.txt")} - set(fresh):
+        (folder / stale).unlink()
+    for name, text in fresh.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
