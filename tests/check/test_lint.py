@@ -79,6 +79,12 @@ LINES = [
         "nisa.core_barrier(data=out, cores=(0, 1))",
     ),
     ("NKI037", "a = t.ap(pattern=[[16, 8], [1, 8]])", "a = t.ap(pattern=[[8, 8], [1, 8]])"),
+    ("NKI038", "a = x.vector_select(0, i)[0:4]", "a = x.vector_select(0, i)[:, 0:4]"),
+    ("NKI038", "a = x.vector_select(0, i).select(1, r)", "a = x.vector_select(0, i).select(1, 3)"),
+    ("NKI038", "a = x.select(1, r).select(0, r)", "a = x.select(1, r).select(0, 2)"),
+    ("NKI040", "nisa.tensor_copy(dst=out, src=t[:, 0:4])", "nisa.memset(t, 0.0); nisa.tensor_copy(out, t)"),
+    ("NKI040", "nisa.tensor_tensor(dst=t, data1=t, data2=x, op=nl.add)", "nisa.tensor_copy(dst=t, src=x)"),
+    ("NKI040", "nl.device_print('t', t)", "helper(t); nl.device_print('t', t)"),
     ("NKI039", "a = nisa.vector_engine", "a = nisa.engine.vector"),
 ]
 
@@ -147,6 +153,13 @@ WHOLE = [
         "        for k in range(4):\n            nisa.nc_matmul(dst=acc, stationary=s[k], moving=v[k])\n",
         "def k(s, v):\n    for m in range(2):\n        acc = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)\n"
         "        for k in range(4):\n            nisa.nc_matmul(dst=acc, stationary=s[k], moving=v[k])\n",
+    ),
+    (
+        "NKI041",
+        "def k(x, t):\n    a = nisa.memset(x, 0)\n    def body(i):\n        b = nisa.memset(t, 0)\n"
+        "        a.depends_on(b)\n    nl.fori_loop(0, 4, body)\n",
+        "def k(x, t):\n    a = nisa.memset(x, 0)\n    def body(i):\n        b = nisa.memset(t, 0)\n"
+        "        b.depends_on(a)\n    nl.fori_loop(0, 4, body)\n",
     ),
     (
         "NKI042",
@@ -219,7 +232,7 @@ def test_a_kernel_that_another_one_calls_may_return_tiles_or_nothing(returned: s
 
 @pytest.mark.parametrize("line", ["other(x)", "nisa.dma_copy(dst=out, src=t, dge_mode=2)"])
 def test_what_compiles_against_the_guide_is_a_warning(line: str) -> None:
-    (finding,) = lint_source(HEAD + AROUND + BODY.format(line), "kernel.py")
+    (finding,) = lint_source(HEAD + AROUND + BODY.format("nisa.memset(t, 0.0); " + line), "kernel.py")
     assert finding.severity is Severity.warning
 
 
@@ -241,3 +254,26 @@ def test_refuses_what_is_no_python(tmp_path: Path) -> None:
         lint_file(tmp_path / "missing.py")
     (tmp_path / "empty.py").write_text("")
     assert lint_file(tmp_path / "empty.py") == []
+
+
+def test_a_file_of_the_older_dialect_has_only_warnings() -> None:
+    kernel = "def k(x):\n    i = nl.arange(128)\n    return nisa.reciprocal(data=nl.load(x), mask=i)\n"
+    older = "import neuronxcc.nki.isa as nisa\nimport neuronxcc.nki.language as nl\n\n" + kernel
+    found = lint_source(older, "kernel.py")
+    assert {finding.code for finding in found} == {"NKI021", "NKI022", "NKI023", "NKI024"}
+    assert {finding.severity for finding in found} == {Severity.warning}
+    assert any(finding.severity is Severity.error for finding in lint_source(HEAD + kernel, "kernel.py"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for j in range(2):\n        if j: nisa.tensor_copy(dst=out, src=u)\n        nisa.memset(u, 0.0)",
+        "v = u[:, 0:2]\n    nisa.memset(v, 0.0)\n    nisa.tensor_copy(dst=out, src=u)",
+        "print(u.shape)\n    nl.store(out, nl.load(x))",
+        "tiles = [u]\n    nisa.tensor_copy(dst=out, src=u)",
+    ],
+)
+def test_tiles_that_something_may_have_written_are_left_alone(text: str) -> None:
+    body = BODY.format("u = nl.ndarray((128, 8), dtype=nl.float32)\n    " + text)
+    assert "NKI040" not in codes(body)

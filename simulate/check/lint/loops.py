@@ -167,3 +167,52 @@ def what_bodies_return(source: Source, scope: Scope) -> Iterator[Spot]:
             )
         elif name == "nl.while_loop" and not returns:
             yield Spot(call, f"the body {body.name} returns nothing", "return the register to test next")
+
+
+@lint_rule("NKI041", Severity.error)
+def requests_stay_in_the_loop(source: Source, scope: Scope) -> Iterator[Spot]:
+    """depends_on does not lead out of a device loop: the producer is in the same body or outside."""
+    bodies: list[ast.AST] = [
+        body
+        for call, name in source.calls(scope)
+        if name in ("nl.fori_loop", "nl.while_loop")
+        and (body := _body(source, scope, call, 2 if name == "nl.fori_loop" else 1)) is not None
+    ]
+    bodies += [
+        node
+        for node in ast.walk(scope.node)
+        if isinstance(node, ast.For)
+        and isinstance(node.iter, ast.Call)
+        and source.name_of(node.iter.func) == "nl.dynamic_range"
+    ]
+    made: dict[str, list[int]] = {}
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            made.setdefault(node.targets[0].id, []).append(node.lineno)
+    for node in ast.walk(scope.node):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        consumer = node.func.value
+        if node.func.attr != "depends_on" or not isinstance(consumer, ast.Name):
+            continue
+        own = _loops_of(bodies, made.get(consumer.id, []))
+        for producer in node.args:
+            around = _loops_of(bodies, made.get(producer.id, [])) if isinstance(producer, ast.Name) else None
+            if own is not None and around is not None and not around <= own:
+                assert isinstance(producer, ast.Name)
+                yield Spot(
+                    node,
+                    f"{consumer.id} depends on {producer.id}, which is issued inside a device loop",
+                    "keep both in the body, or the producer before the loop",
+                )
+
+
+def _loops_of(bodies: list[ast.AST], lines: list[int]) -> frozenset[int] | None:
+    """The device loops around the one line that assigns a name; None if there is no such line, or several."""
+    if len(lines) != 1:
+        return None
+    return frozenset(
+        index
+        for index, body in enumerate(bodies)
+        if getattr(body, "lineno", 0) <= lines[0] <= (getattr(body, "end_lineno", 0) or 0)
+    )

@@ -61,7 +61,7 @@ def lint_rule(
 
 def load_rules() -> None:
     """Import the rule files, which register themselves."""
-    for name in ("calls", "interface", "loops", "python", "values"):
+    for name in ("calls", "interface", "loops", "python", "tiles", "values"):
         importlib.import_module(f"simulate.check.lint.{name}")
 
 
@@ -70,6 +70,7 @@ def lint_source(
 ) -> list[Finding]:
     """The findings in one source text; `called` names functions that other files call.
 
+    A file of the older dialect compiles with the compiler it was written for: what it has to change is a warning.
     Raises InvalidArgument for a text that is no Python.
     """
     load_rules()
@@ -82,7 +83,8 @@ def lint_source(
             for spot in rule.look(source, scope):
                 line = getattr(spot.node, "lineno", scope.node.lineno)
                 where = Location(file, line, scope.node.name)
-                findings.append(found(rule.kind, spot.message, where, (), spot.hint, spot.severity))
+                severity = Severity.warning if source.older else spot.severity
+                findings.append(found(rule.kind, spot.message, where, (), spot.hint, severity))
     return in_order(findings)
 
 

@@ -51,7 +51,9 @@ class Source:
         self.tree = tree
         self.aliases: dict[str, str] = {}
         self.old_imports: list[ast.stmt] = []
+        self._new_imports = 0
         self._imports()
+        self.older = bool(self.old_imports) and not self._new_imports  # a file of Beta 1, all of it
         self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self.kernels = {
             node.name for node in tree.body if isinstance(node, ast.FunctionDef) and self.decorators(node)
@@ -88,6 +90,8 @@ class Source:
         if module == _OLD or module.startswith(_OLD + "."):
             self.old_imports.append(node)
             module = module.removeprefix("neuronxcc.")
+        elif module == "nki" or module.startswith("nki."):
+            self._new_imports += 1
         if module in _NEW:
             self.aliases[name] = "nki" if root else _NEW[module]
         elif module == "nki.jit":

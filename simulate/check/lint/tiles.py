@@ -1,0 +1,183 @@
+"""Lint rules that follow a name through a function: views by a run-time index, and tiles that nothing has filled."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+
+from simulate.check.findings import Severity
+from simulate.check.lint.rules import Spot, lint_rule
+from simulate.check.lint.source import Holds, Scope, Source, argument
+from simulate.isa import INSTRUCTIONS
+
+_READERS = frozenset({"nl.store", "nl.device_print"})
+
+
+def _dynamic(scope: Scope, node: ast.expr) -> int | None:
+    """The dim that one call of a view method selects at run time; None if it selects none."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return None
+    if node.func.attr == "vector_select":
+        return 0
+    if node.func.attr == "select":
+        index, dim = argument(node, 1, "index"), argument(node, 0, "dim")
+        held = scope.holds.get(index.id) if isinstance(index, ast.Name) else None
+        return _number(dim, -1) if held in (Holds.tensor, Holds.register) else None
+    if node.func.attr == "ap":
+        given = [k for k in node.keywords if k.arg in ("scalar_offset", "vector_offset")]
+        named = [k for k in given if not (isinstance(k.value, ast.Constant) and k.value.value is None)]
+        return _number(argument(node, 4, "indirect_dim"), 0) if named else None
+    return None
+
+
+def _number(node: ast.expr | None, otherwise: int) -> int:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, int) else otherwise
+
+
+def _views(scope: Scope) -> dict[str, tuple[ast.expr, int]]:
+    """Names that are assigned once, to a view selected at run time: the call, and the dim."""
+    assigned: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            assigned.setdefault(node.targets[0].id, []).append(node.value)
+    views = {}
+    for name, values in assigned.items():
+        dim = _dynamic(scope, values[0]) if len(values) == 1 else None
+        if dim is not None:
+            views[name] = values[0], dim
+    return views
+
+
+@lint_rule("NKI038", Severity.error)
+def one_dynamic_index(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A view is indexed at run time once, and the dim that is selected so is not sliced or selected again."""
+    views = _views(scope)
+
+    def dynamic_of(node: ast.expr) -> int | None:
+        if isinstance(node, ast.Name):
+            return views[node.id][1] if node.id in views else None
+        return _dynamic(scope, node)
+
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            dim = dynamic_of(node.func.value)
+            if dim is None:
+                continue
+            if _dynamic(scope, node) is not None:
+                yield Spot(
+                    node,
+                    f"{node.func.attr} of a view that is indexed at run time already",
+                    "copy the rows with nisa.dma_copy first, and select from the copy",
+                )
+            elif node.func.attr in ("slice", "select") and _number(argument(node, 0, "dim"), -1) == dim:
+                yield _sliced(node, node.func.attr, dim)
+        elif isinstance(node, ast.Subscript):
+            dim = dynamic_of(node.value)
+            keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            plain = not any(map(_is_ellipsis, keys))
+            if dim is not None and 0 <= dim < len(keys) and plain and not _whole(keys[dim]):
+                yield _sliced(node, ast.unparse(node), dim)
+
+
+def _is_ellipsis(key: ast.expr) -> bool:
+    return isinstance(key, ast.Starred) or (isinstance(key, ast.Constant) and key.value is Ellipsis)
+
+
+def _whole(key: ast.expr) -> bool:
+    return isinstance(key, ast.Slice) and key.lower is None and key.upper is None and key.step is None
+
+
+def _sliced(node: ast.expr, seen: str, dim: int) -> Spot:
+    return Spot(node, f"{seen} on dim {dim}, which is selected at run time", "slice the index tile instead")
+
+
+@lint_rule("NKI040", Severity.warning)
+def tiles_are_filled_first(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A tile from nl.ndarray is written before it is read; on chip it holds what was there before."""
+    loops = [n for n in ast.walk(scope.node) if isinstance(n, (ast.For, ast.While))]
+    nested = [n for n in ast.walk(scope.node) if isinstance(n, ast.FunctionDef) and n is not scope.node]
+    places: dict[int, tuple[int, int]] = {}
+    for name, tensor in scope.tensors.items():
+        if tensor.buffer not in ("nl.sbuf", "nl.psum") or not _allocated_once(source, scope, name):
+            continue
+        places = places or _statements(scope)
+        uses = _uses(source, scope, name, places)
+        if not uses or nested:  # a function inside may write it before
+            continue
+        first, reads = uses[0]
+        later_writes = [node for node, reading in uses if not reading]
+        around = [loop for loop in loops if _inside(first, loop) and loop.lineno > tensor.line]
+        if reads and not any(_inside(write, loop) for write in later_writes for loop in around):
+            yield Spot(first, f"{name} is read, and nothing has written it", "nisa.memset or load it first")
+
+
+def _allocated_once(source: Source, scope: Scope, name: str) -> bool:
+    """Whether every binding of a name is one nl.ndarray."""
+    values = [
+        node.value
+        for node in ast.walk(scope.node)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(part, ast.Name) and part.id == name for t in node.targets for part in ast.walk(t))
+    ]
+    calls = [value for value in values if isinstance(value, ast.Call)]
+    return len(values) == len(calls) == 1 and source.name_of(calls[0].func) == "nl.ndarray"
+
+
+def _uses(
+    source: Source, scope: Scope, name: str, places: dict[int, tuple[int, int]]
+) -> list[tuple[ast.expr, bool]]:
+    """Where a name occurs in order of lines, and whether an instruction only reads it there."""
+    reading: set[int] = set()
+    for call, called in source.calls(scope):
+        for parameter, value in _operands(call, called):
+            base = value.value if isinstance(value, ast.Subscript) else value
+            if isinstance(base, ast.Name) and base.id == name and _is_input(called, parameter):
+                reading.add(id(base))
+    names = [
+        node
+        for node in ast.walk(scope.node)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+    ]
+    ignored = {
+        id(node.value)
+        for node in ast.walk(scope.node)
+        if isinstance(node, ast.Attribute) and node.attr in ("shape", "dtype", "ndim", "buffer")
+    }
+    kept = sorted((node for node in names if id(node) not in ignored), key=lambda n: (n.lineno, n.col_offset))
+    # Of one call the inputs come first: it reads before it writes.
+    uses = [(node, id(node) in reading) for node in kept]
+    return sorted(
+        uses, key=lambda use: (places.get(id(use[0]), (use[0].lineno, use[0].col_offset)), not use[1])
+    )
+
+
+def _statements(scope: Scope) -> dict[int, tuple[int, int]]:
+    """Where the statement around an expression begins, by the expression's id."""
+    return {
+        id(part): (statement.lineno, statement.col_offset)
+        for statement in ast.walk(scope.node)
+        if isinstance(statement, (ast.Expr, ast.Assign, ast.Return))
+        for part in ast.walk(statement)
+    }
+
+
+def _operands(call: ast.Call, called: str) -> Iterator[tuple[str, ast.expr]]:
+    planner = INSTRUCTIONS.get(called.removeprefix("nisa.")) if called.startswith("nisa.") else None
+    names = list(inspect.signature(planner).parameters)[1:] if planner is not None else ["dst", "value"]
+    yield from zip(names, call.args)
+    yield from ((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg)
+
+
+def _is_input(called: str, parameter: str) -> bool:
+    """Whether an instruction only reads what is given for a parameter."""
+    if called in _READERS:
+        return parameter == "value" or called == "nl.device_print"
+    known = called.startswith("nisa.") and called.removeprefix("nisa.") in INSTRUCTIONS
+    barrier = called == "nisa.core_barrier"
+    return known and not barrier and not any(part in parameter for part in ("dst", "res", "name"))
+
+
+def _inside(node: ast.AST, outer: ast.AST) -> bool:
+    line = getattr(node, "lineno", 0)
+    return getattr(outer, "lineno", 0) <= line <= (getattr(outer, "end_lineno", 0) or 0)
