@@ -16,7 +16,8 @@ Limits
     Those of HBM.
 
 Cost
-    Two copies of M * N in HBM and one all-reduce. Bound: the collective's latency for small matrices.
+    Two copies of M * N in HBM and one all-reduce, each reading and writing it once. Bound: the collective's
+    latency for small matrices.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ Limits
     D up to 128, Hq up to 128 (of this rank), S up to 8192.
 
 Cost
-    HBM: both caches once; one row written. Tensor engine: for each 512 positions one matmul per 128 (kv head, d) pairs,
-    and S/128 * Hk D/512 for the second product. Bound: reading the caches.
+    HBM: both caches once, and one row of each written; q, k, v and o once. Tensor engine: for each 512 positions one
+    matmul per 128 (kv head, d) pairs, and S/128 * Hk D/512 for the second product. Bound: reading the caches.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ Limits
     D up to 128; T up to S and up to 8192 (keys and values of one head in SBUF).
 
 Cost
-    HBM: q, k, o once, v twice (once straight into the cache), the caches' rows once. Tensor engine: T^2 Hq D
+    HBM: q, k, o once, v twice (once straight into the cache), T rows of each cache once. Tensor engine: T^2 Hq D
     multiplications twice, half of them skipped, plus a transpose of the weights. Bound: the Tensor engine for long
     prompts, the chain of small instructions for short ones.
 """

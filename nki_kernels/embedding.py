@@ -19,7 +19,8 @@ Limits
     H up to 32768 (a row of float32 in one partition). An id outside the table is refused where addresses are checked.
 
 Cost
-    HBM: T * H elements read, T * H float32 written. Three DMAs for 128 tokens. Bound: DMA latency for one token.
+    HBM: ids once, T * H elements read, T * H float32 written. Three DMAs for 128 tokens. Bound: DMA latency for one
+    token.
 """
 
 from __future__ import annotations

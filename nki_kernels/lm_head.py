@@ -37,7 +37,8 @@ Limits
     of a search; ids below 2^24, because they are added in float32.
 
 Cost
-    HBM: w_head once, logits once. 3 K/8 passes of the Vector engine over the logits. Bound: reading w_head.
+    HBM: w_head once, logits once, x once, T times the norm's weight, the candidates. 3 K/8 - 1 passes of the Vector
+    engine over the logits. Bound: reading w_head.
 """
 
 from __future__ import annotations

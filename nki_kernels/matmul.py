@@ -14,7 +14,8 @@ Layout
     comes that way from HBM, a is transposed on the Tensor engine. c has rows on the partitions, as it lies in HBM.
 
 Tiling
-    for up to 512 rows of a, which stay in SBUF as [128, K/128, rows]
+    for R rows of a, which stay in SBUF as [128, K/128, rows]: 512 for K up to 4096, beyond the
+    multiple of 128 that keeps [K/128, R] within 16384 elements
         for 512 columns of b (2048 if there are at most 128 rows), which accumulate in 4 PSUM banks
             for K, in weight tiles [128, blocks, columns] of 32 KiB per partition, each read once by one DMA
                 one nc_matmul for each block, 128 rows and 512 columns
@@ -23,7 +24,7 @@ Limits
     K up to 16384: a row tile [128, K] and its transpose must fit into SBUF.
 
 Cost
-    HBM: a once, b ceil(M / 512) times, c once. Tensor engine: M/128 * K/128 * N/512 matmuls of 512 columns, four
+    HBM: a once, b ceil(M / R) times, c once. Tensor engine: M/128 * K/128 * N/512 matmuls of 512 columns, four
     passes each in float32. Bound: HBM up to some hundred rows (bfloat16), the Tensor engine beyond.
 """
 

@@ -19,7 +19,7 @@ Layout
     gate, F on the partitions for the last product. The intermediate never goes to HBM.
 
 Tiling
-    for up to 512 rows, fewer if [F/128, rows] float32 outgrows 64 KiB
+    for up to 512 rows, fewer if [H/128, rows] or [F/128, rows] outgrows 16384 elements
         normalise and transpose the rows
         for 512 to 2048 columns of F: gate product, silu; up product, gated as it leaves PSUM; transpose into blocks
         the product with w_down as in output_projection
@@ -28,8 +28,9 @@ Limits
     H up to 8192, F up to 16384.
 
 Cost
-    HBM: the three weights once for each row group, x twice, y once. Bound: reading the weights, up to some
-    hundred rows; for few rows over several ranks also the latency of the all-reduce.
+    HBM: the three weights once for each row group, x twice, y once, min(T, 128) times the norm's weight; over ranks
+    also the partial product, float32, four times. Bound: reading the weights, up to some hundred rows; for few rows
+    over several ranks also the latency of the all-reduce.
 """
 
 from __future__ import annotations

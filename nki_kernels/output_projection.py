@@ -23,8 +23,8 @@ Limits
     K up to 16384, H up to 8192.
 
 Cost
-    HBM: w_o ceil(T / 512) times, o, residual and y once; over ranks also the partial product four times. Bound:
-    reading w_o; for few rows over several ranks the latency of the all-reduce.
+    HBM: w_o ceil(T / R) times with matmul's R, o, residual and y once; over ranks also the partial product, float32,
+    four times. Bound: reading w_o; for few rows over several ranks the latency of the all-reduce.
 """
 
 from __future__ import annotations

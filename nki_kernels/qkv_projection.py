@@ -20,14 +20,16 @@ Layout
     Rows of x on the partitions for the norm; then transposed, with H on the partitions, for the product.
 
 Tiling
-    As matmul: up to 512 normalised rows stay in SBUF, the weight is read once for each 512 rows, 512 to 2048 columns
-    accumulate in PSUM at a time. A column range that spans two outputs is stored in two pieces.
+    As matmul: up to R normalised rows stay in SBUF, the weight is read once for each R rows, 512 to 2048 columns
+    accumulate in PSUM at a time. R is 512 for H up to 4096, 384 up to 5376, 256 beyond. A column range that spans two
+    outputs is stored in two pieces.
 
 Limits
     H up to 8192.
 
 Cost
-    HBM: the weight ceil(T / 512) times, x and the outputs once. Bound: reading the weight, up to some hundred rows.
+    HBM: the weight ceil(T / R) times, x and the outputs once, min(T, 128) times the norm's weight. Bound: reading the
+    weight, up to some hundred rows.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ Limits
     heads * D up to 8192: three float32 tiles and the result lie in SBUF together.
 
 Cost
-    HBM: x and y once, one row of each table per token. Four Vector instructions and five DMAs for 128 tokens.
-    Bound: DMA.
+    HBM: x, positions and y once, one row of each table per token. Four Vector instructions and five DMAs for 128
+    tokens. Bound: DMA.
 """
 
 from __future__ import annotations

@@ -1,0 +1,251 @@
+"""The shipped kernels keep to budgets, and move through HBM what the Cost sections of their headers say.
+
+Shapes are those of one rank of a Llama-3.1-8B on eight: hidden size 4096, 4 heads of 128 with one key/value head, an
+intermediate size of 1792, 16,032 of the vocabulary; prompts of 1,024 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from nki.collectives import ReplicaGroup
+
+import nki_kernels as kernels
+from nki_kernels import ladder
+from simulate.testing import Predicted
+
+TOLERATED = 1.1
+"""A budget of time is today's prediction and a tenth: what is meant to cost more says so here."""
+
+EPS = 1e-5
+
+
+def narrow(*shape: int) -> np.ndarray:
+    return np.zeros(shape, ml_dtypes.bfloat16)
+
+
+def wide(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+def ids(rows: int) -> np.ndarray:
+    return np.zeros((rows, 1), np.int32)
+
+
+def passes(rows: int, depth: int) -> int:
+    """How often weights are read: each group of rows has at most 512, and at most 16,384 elements per partition."""
+    padded = -(-depth // 128) * 128
+    return -(-rows // min(512, max(128, 16384 // padded * 128)))
+
+
+@dataclass(frozen=True)
+class Work:
+    """A launch, how often it reads each argument, and the bytes it moves besides: results, internal buffers, caches.
+
+    predicted_us: what it was predicted to take on trn2 when this was written.
+    """
+
+    kernel: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    reads: dict[str, float]
+    other_bytes: int
+    predicted_us: float = 0.0
+    ranks: int = 1
+
+    @property
+    def hbm_bytes(self) -> int:
+        """The bytes of all ranks together."""
+        names = self.kernel.func.__code__.co_varnames
+        sizes = {
+            name: each.nbytes for name, each in zip(names, self.arguments) if isinstance(each, np.ndarray)
+        }
+        read = sum(times * sizes[name] for name, times in self.reads.items())
+        assert read == int(read)
+        return self.ranks * (int(read) + self.other_bytes)
+
+
+def group(ranks: int) -> ReplicaGroup:
+    return ReplicaGroup([list(range(ranks))])
+
+
+def matmul(rows: int, depth: int, columns: int, predicted_us: float = 0.0) -> Work:
+    arguments = (narrow(rows, depth), narrow(depth, columns))
+    reads = {"a": 1, "b": passes(rows, depth)}
+    return Work(kernels.matmul, arguments, reads, rows * columns * 2, predicted_us)
+
+
+def embedding(tokens: int, vocabulary: int, hidden: int, predicted_us: float = 0.0) -> Work:
+    arguments = (ids(tokens), narrow(vocabulary, hidden))
+    reads = {"ids": 1, "table": tokens / vocabulary}
+    return Work(kernels.embedding, arguments, reads, tokens * hidden * 4, predicted_us)
+
+
+def rmsnorm(tokens: int, hidden: int, predicted_us: float = 0.0) -> Work:
+    arguments = (narrow(tokens, hidden), narrow(1, hidden), EPS)
+    reads = {"x": 1, "weight": min(tokens, 128)}
+    return Work(kernels.rmsnorm, arguments, reads, tokens * hidden * 2, predicted_us)
+
+
+def qkv_projection(tokens: int, hidden: int, q: int, kv: int, predicted_us: float = 0.0) -> Work:
+    width = q + 2 * kv
+    arguments = (narrow(tokens, hidden), narrow(1, hidden), narrow(hidden, width), EPS, q, kv)
+    reads = {"x": 1, "norm_weight": min(tokens, 128), "w_qkv": passes(tokens, hidden)}
+    return Work(kernels.qkv_projection, arguments, reads, tokens * width * 2, predicted_us)
+
+
+def rope(tokens: int, heads: int, size: int, positions: int, predicted_us: float = 0.0) -> Work:
+    table = wide(positions, size // 2)
+    arguments = (narrow(tokens, heads * size), ids(tokens), table, table.copy(), heads)
+    reads = {"x": 1, "positions": 1, "cos": tokens / positions, "sin": tokens / positions}
+    return Work(kernels.rope, arguments, reads, tokens * heads * size * 2, predicted_us)
+
+
+def attention_prefill(tokens: int, heads: int, kv: int, length: int, predicted_us: float = 0.0) -> Work:
+    size = 128
+    q, k, v = narrow(tokens, heads * size), narrow(tokens, kv * size), narrow(tokens, kv * size)
+    arguments = (q, k, v, narrow(kv, size, length), narrow(kv, length, size), size**-0.5)
+    return Work(
+        kernels.attention_prefill,
+        arguments,
+        {"q": 1, "k": 1, "v": 2},
+        q.nbytes + k.nbytes + v.nbytes,
+        predicted_us,
+    )
+
+
+def attention_decode(heads: int, kv: int, length: int, predicted_us: float = 0.0) -> Work:
+    size = 128
+    q, k, v = narrow(1, heads * size), narrow(1, kv * size), narrow(1, kv * size)
+    arguments = (q, k, v, narrow(kv, size, length), narrow(kv, length, size), ids(1), size**-0.5)
+    reads = {"q": 1, "k": 1, "v": 1, "k_cache": 1, "v_cache": 1, "position": heads + 1}
+    return Work(kernels.attention_decode, arguments, reads, q.nbytes + k.nbytes + v.nbytes, predicted_us)
+
+
+def output_projection(
+    tokens: int, depth: int, hidden: int, predicted_us: float = 0.0, ranks: int = 1
+) -> Work:
+    y = narrow(tokens, hidden)
+    arguments: tuple[Any, ...] = (narrow(tokens, depth), narrow(depth, hidden), y)
+    reads = {"o": 1, "w_o": passes(tokens, depth), "residual": 1}
+    other = y.nbytes + (4 * tokens * hidden * 4 if ranks > 1 else 0)
+    arguments += (group(ranks),) if ranks > 1 else ()
+    return Work(kernels.output_projection, arguments, reads, other, predicted_us, ranks)
+
+
+def mlp(tokens: int, hidden: int, inner: int, predicted_us: float = 0.0, ranks: int = 1) -> Work:
+    x, down = narrow(tokens, hidden), narrow(inner, hidden)
+    arguments: tuple[Any, ...] = (x, narrow(1, hidden), down.T.copy(), down.T.copy(), down, EPS)
+    times = passes(tokens, max(hidden, inner))
+    reads = {"x": 2, "norm_weight": min(tokens, 128), "w_gate": times, "w_up": times, "w_down": times}
+    other = x.nbytes + (4 * tokens * hidden * 4 if ranks > 1 else 0)
+    arguments += (group(ranks),) if ranks > 1 else ()
+    return Work(kernels.mlp, arguments, reads, other, predicted_us, ranks)
+
+
+def lm_head(rows: int, hidden: int, columns: int, top: int, predicted_us: float = 0.0) -> Work:
+    x = narrow(rows, hidden)
+    arguments = (x, narrow(1, hidden), narrow(hidden, columns), EPS, top, ids(1))
+    reads = {"x": 1, "norm_weight": rows, "w_head": 1, "vocab_offset": rows}
+    keep, searches = -(-top // 8) * 8, -(-columns // 16384)
+    other = rows * columns * 4 + rows * keep * 8
+    if (
+        searches > 1
+    ):  # the candidates' ids written as a table, the places of the best written and read, their ids read
+        other += rows * searches * keep * 4 + 3 * rows * keep * 4
+    return Work(kernels.lm_head, arguments, reads, other, predicted_us)
+
+
+def all_reduce(rows: int, columns: int, ranks: int, predicted_us: float = 0.0) -> Work:
+    x = narrow(rows, columns)
+    return Work(kernels.all_reduce, (x, group(ranks)), {"x": 1}, 5 * x.nbytes, predicted_us, ranks)
+
+
+def rung(kernel: Callable[..., Any], a: int, b: int, predicted_us: float = 0.0) -> Work:
+    """c = a_t.T @ b for M = 1024, K = 512, N = 2048, reading a_t `a` times and b `b` times."""
+    arguments = (narrow(512, 1024), narrow(512, 2048))
+    return Work(kernel, arguments, {"a_t": a, "b": b}, 1024 * 2048 * 2, predicted_us)
+
+
+REALISTIC = (
+    matmul(1024, 4096, 1792, 232.2),
+    embedding(1024, 128256, 4096, 205.8),
+    rmsnorm(1024, 4096, 58.0),
+    qkv_projection(1024, 4096, 512, 128, 187.5),
+    rope(1024, 4, 128, 8192, 48.8),
+    attention_prefill(1024, 4, 1, 2048, 205.8),
+    attention_decode(4, 1, 8192, 57.8),
+    output_projection(1024, 512, 4096, 78.1),
+    mlp(1024, 4096, 1792, 729.9),
+    lm_head(1, 4096, 16032, 8, 408.9),
+    all_reduce(1024, 4096, 8, 172.7),
+    rung(ladder.tile_by_tile, a=4, b=8, predicted_us=74.5),
+)
+
+RAGGED = (
+    *(matmul(rows, 300, 700) for rows in (1, 127, 128, 129, 511, 512, 513)),
+    *(matmul(1025, depth, 520) for depth in (4096, 4097, 8192, 8193)),
+    *(embedding(tokens, 1000, 260) for tokens in (1, 127, 128, 129)),
+    *(rmsnorm(tokens, 260) for tokens in (1, 127, 128, 129)),
+    *(qkv_projection(tokens, 260, 256, 64) for tokens in (1, 129, 512, 513)),
+    *(qkv_projection(513, hidden, 256, 64) for hidden in (4096, 4097, 5376, 5377)),
+    *(rope(tokens, 2, 64, 1024) for tokens in (1, 127, 128, 129)),
+    *(attention_prefill(tokens, 4, 2, 600) for tokens in (1, 127, 128, 129, 600)),
+    *(attention_decode(heads, 2, length) for heads, length in ((2, 129), (16, 2500))),
+    *(output_projection(tokens, 300, 700) for tokens in (1, 129, 513)),
+    output_projection(129, 300, 700, ranks=2),
+    *(mlp(tokens, 260, 300) for tokens in (1, 129, 513)),
+    mlp(400, 260, 5000),
+    mlp(129, 260, 300, ranks=3),
+    lm_head(3, 260, 700, 9),
+    lm_head(2, 260, 20000, 8),
+    all_reduce(129, 300, 3),
+    rung(ladder.hoisted, a=1, b=8),
+    rung(ladder.blocked, a=1, b=2),
+)
+
+
+def named(works: Sequence[Work], budget: Callable[[Work], Any]) -> list[Any]:
+    def shape(work: Work) -> str:
+        return "x".join(map(str, work.arguments[0].shape))
+
+    return [
+        pytest.param(work, id=f"{work.kernel.__name__}-{shape(work)}-{number}", marks=budget(work))
+        for number, work in enumerate(works)
+    ]
+
+
+def check(work: Work, predicted: Predicted) -> None:
+    traffic = predicted.profile.traffic
+    assert {each.name: each.reads for each in traffic if each.argument and each.read_bytes} == pytest.approx(
+        work.reads, rel=1e-12
+    )
+    assert predicted.hbm_bytes == work.hbm_bytes
+
+
+@pytest.mark.parametrize(
+    "work",
+    named(
+        REALISTIC,
+        lambda work: pytest.mark.nki_budget(
+            time_us=TOLERATED * work.predicted_us, hbm_bytes=work.hbm_bytes, target="trn2"
+        ),
+    ),
+)
+def test_a_kernel_keeps_to_its_budget(work: Work, nki_budget) -> None:
+    check(work, nki_budget.ranks(work.kernel, [work.arguments] * work.ranks))
+
+
+@pytest.mark.nki_targets("trn1", "trn2", "trn3")
+@pytest.mark.parametrize("work", named(RAGGED, lambda work: pytest.mark.nki_budget(hbm_bytes=work.hbm_bytes)))
+def test_a_kernel_moves_what_its_header_says(work: Work, nki_budget) -> None:
+    check(work, nki_budget.ranks(work.kernel, [work.arguments] * work.ranks))
+
+
+def test_every_shipped_kernel_has_a_budget() -> None:
+    shipped = {name for name in kernels.__all__ if not name.endswith("_reference")}
+    assert {work.kernel.__name__ for work in REALISTIC} == shipped | {"tile_by_tile"}
