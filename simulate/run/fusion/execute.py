@@ -26,6 +26,9 @@ BUFFERS = Arena()
 
 Step = tuple[Any, list[Any]]
 
+_Slot = tuple[list[Any], int, tuple[int, ...], "np.dtype[Any]", int, tuple[int, ...]]
+"""An argument of a call, and the layout of the array that goes there: shape, element, byte offset, byte strides."""
+
 
 @dataclass(frozen=True)
 class FusionReport:
@@ -53,10 +56,10 @@ class _Rank:
         self._tiles: list[NkiTensor] = []
         self.segments: list[list[Step]] = [[]]
         self.meetings: list[Plan] = []
-        self._slots: dict[int, list[tuple[list[Any], int, View]]] = {}
+        self._slots: dict[int, list[_Slot]] = {}
         self._bound: dict[int, np.ndarray] = {}
         self._offsets, self.size = place_buffers(builder.ops)
-        self._buffers: list[tuple[list[Any], int, View]] = []
+        self._buffers: list[_Slot] = []
         for op in builder.ops:
             self._add(op)
         self.report = FusionReport(
@@ -87,15 +90,16 @@ class _Rank:
         if view.value.kind is Kind.constant:
             arguments[place] = array_of(view)
         elif view.value.kind is Kind.buffer:
-            self._buffers.append((arguments, place, view))
+            start = self._offsets[view.value.number]
+            self._buffers.append((arguments, place, *_layout(view, start)))
         else:
             assert view.value.storage is not None
-            self._slots.setdefault(id(view.value.storage), []).append((arguments, place, view))
+            self._slots.setdefault(id(view.value.storage), []).append((arguments, place, *_layout(view, 0)))
 
     def bind_buffers(self, block: np.ndarray, start: int) -> None:
         """Put the buffers into a block from a byte on."""
-        for arguments, place, view in self._buffers:
-            arguments[place] = _shown(view, block, start + self._offsets[view.value.number])
+        for arguments, place, shape, element, offset, strides in self._buffers:
+            arguments[place] = np.ndarray(shape, element, block, start + offset, strides)
 
     def bind_homes(self) -> None:
         """Let the calls work on the bytes that the homes have now."""
@@ -109,24 +113,19 @@ class _Rank:
             if self._bound.get(key) is storage.array:
                 continue
             changed = True
-            self._bound[key] = storage.array
-            for arguments, place, view in self._slots.get(key, ()):
-                arguments[place] = _shown(view, storage.array, 0)
+            block = self._bound[key] = storage.array
+            for arguments, place, shape, element, offset, strides in self._slots.get(key, ()):
+                arguments[place] = np.ndarray(shape, element, block, offset, strides)
         if changed or self._own:
             for tile in self._tiles:
                 tile.forget_array()
 
 
-def _shown(view: View, block: np.ndarray, start: int) -> np.ndarray:
+def _layout(view: View, start: int) -> tuple[tuple[int, ...], np.dtype[Any], int, tuple[int, ...]]:
+    """Shape, element, byte offset and byte strides of a view of a value that begins at a byte."""
     element = view.value.element
     width = element.itemsize
-    return np.ndarray(
-        view.shape,
-        element,
-        block,
-        start + view.offset * width,
-        tuple([stride * width for stride in view.strides]),
-    )
+    return view.shape, element, start + view.offset * width, tuple(stride * width for stride in view.strides)
 
 
 class Fused:

@@ -18,7 +18,12 @@ VARIABLE = "NKW_SPEED"
 
 def wanted() -> bool:
     """Whether NKW_SPEED=torch asks for torch and it is installed."""
-    return os.environ.get(VARIABLE) == "torch" and _torch() is not None
+    return os.environ.get(VARIABLE) == "torch" and available()
+
+
+def available() -> bool:
+    """Whether torch is installed; imports it."""
+    return _torch() is not None
 
 
 @cache
