@@ -30,6 +30,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ignore", action="append", default=[], metavar="CODE", help="leave out a code")
     command.add_argument(
         "--as-error",
+        "--error",
         action="append",
         default=[],
         metavar="CODE",

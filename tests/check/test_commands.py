@@ -138,8 +138,8 @@ def test_what_a_script_prints_is_not_mixed_with_the_report(simulate: Any, folder
 
 def test_codes_can_be_left_out_and_raised(simulate: Any) -> None:
     assert simulate("check", "--ignore", "NKW-OUTPUT-PARTIAL", "half.py").returncode == 0
-    for raised in ("NKW-OUTPUT-PARTIAL", "all"):
-        done = simulate("check", "--as-error", raised, "half.py")
+    for option, raised in (("--as-error", "NKW-OUTPUT-PARTIAL"), ("--as-error", "all"), ("--error", "ALL")):
+        done = simulate("check", option, raised, "half.py")
         assert done.stdout.endswith("1 error, 0 warnings\n")
 
 

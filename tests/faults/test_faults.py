@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def test_the_healed_kernel_is_silent_and_right(path: Path) -> None:
     findings, outputs = run(path, sick=False)
     assert findings == []
     assert same(outputs, answers(path))
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.parent.name == "deadlock"], ids=lambda p: p.stem
+)
+def test_a_deadlock_leaves_no_thread(path: Path) -> None:
+    before = set(threading.enumerate())
+    run(path, sick=True)
+    assert set(threading.enumerate()) == before
 
 
 def test_every_report_belongs_to_a_kernel() -> None:
