@@ -18,6 +18,7 @@ from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Argument, Domain, Plan, Registers, State
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.run import Launch
+from simulate.run.carry_out import flat
 from simulate.run.indirect import resolve
 from simulate.run.machine import NeuronCore
 from simulate.run.stream import Access, Stream
@@ -52,6 +53,13 @@ class Footprint:
         """The byte offsets in the storage, each once."""
         return np.add.outer(self.numbers() * self.width, np.arange(self.width)).reshape(-1)
 
+    def same_place(self, other: Footprint) -> bool:
+        """Whether both are the same elements, in the same order."""
+        if self.elements is None or other.elements is None:
+            return self.elements is other.elements and self == other
+        alike = self.tensor == other.tensor and self.width == other.width
+        return alike and np.array_equal(self.elements, other.elements)
+
     def meets(self, other: Footprint) -> bool:
         """Whether a byte is common to both."""
         if self.tensor != other.tensor:
@@ -74,9 +82,8 @@ def footprint(tile: NkiTensor, skip_out_of_range: bool) -> Footprint:
 
 def _written(tile: NkiTensor, plan: Plan) -> Footprint:
     made = footprint(tile, plan.skip_out_of_range)
-    if tile.dynamic is not None:
-        return made
-    return replace(made, digest=crc32(np.ascontiguousarray(tile.array).tobytes()))
+    values = tile.array if made.elements is None else flat(tile).array[made.elements]
+    return replace(made, digest=crc32(np.ascontiguousarray(values).tobytes()))
 
 
 @dataclass(frozen=True, slots=True)

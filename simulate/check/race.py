@@ -120,7 +120,7 @@ def _same_values(left: _Use, right: _Use) -> bool:
         and right.writes
         and one.digest is not None
         and one.digest == other.digest
-        and one == other
+        and one.same_place(other)
     )
 
 

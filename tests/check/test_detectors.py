@@ -156,6 +156,21 @@ def test_a_core_may_read_back_what_both_write_alike(scale: float, own_first: boo
     assert bool(races) is racing, [str(each) for each in found]
 
 
+@pytest.mark.parametrize(("apart", "severities"), [(0.0, ["warning"]), (1.0, ["error"])])
+def test_equal_bytes_at_a_place_found_at_run_time_are_a_warning(apart: float, severities: list[str]) -> None:
+    def kernel(x: Any) -> Any:
+        out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        row = nl.ndarray((1, 1), dtype=nl.int32)
+        nisa.memset(dst=row, value=0)
+        tile = nl.load(x)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=apart * nl.program_id(0))
+        nisa.dma_copy(dst=out.ap(pattern=[[4, 8], [1, 4]], scalar_offset=row), src=tile)
+        return out
+
+    found = findings(kernel, np.ones((8, 4), np.float32), cores=2)
+    assert [each.severity.value for each in found if each.code == "NKW-RACE"] == severities
+
+
 def test_two_cores_may_read_the_same_input() -> None:
     def kernel(x):
         core = nl.program_id(0)

@@ -32,9 +32,9 @@ ARGUED = (
     Argued(
         "NKW-PSUM-INIT",
         "accumulates onto",
-        "core/attention/attention_bwd",
-        "The kernel clears PSUM with memset before it accumulates. The reference calls that undefined before gen4; "
-        "the finding stands, as the advice it is.",
+        "",
+        "Backward attention and depthwise convolution clear PSUM with memset before they accumulate. The reference "
+        "calls that undefined before gen4; the finding stands, as the advice it is.",
     ),
     Argued(
         "NKW-RACE",
@@ -43,10 +43,23 @@ ARGUED = (
         "Tokens that pad a block are scattered to a row beyond the last; both cores write there, and nobody reads it.",
     ),
     Argued(
+        "NKW-RACE",
+        "in no order",
+        "experimental/dynamic_shapes",
+        "Both cores copy the result onto itself, as a fence; no byte changes.",
+    ),
+    Argued(
         "NKW-SCATTER-TWICE",
         "are written more than once",
         "core/moe/moe_cte",
         "As above: all tokens that pad a block go to the one row that nobody reads.",
+    ),
+    Argued(
+        "NKW-AFFINE-CARRIED",
+        "was allocated outside of an nl.affine_range",
+        "core/qkv/qkv_cte",
+        "The kernel rotates a few tiles by hand; the compiler orders what iterations do to one tile, so the warning is "
+        "about overlap that is lost.",
     ),
     Argued(
         "NKW-OUTPUT-INPUT",

@@ -123,7 +123,9 @@ def results(row: Any) -> list[tuple[bool, str]]:
     owner, _, name = row.test.rpartition(".")
     function = getattr(getattr(module, owner), name) if owner else getattr(module, name)
     given = {"range_test_options": _case(function, row.case)} if row.case else {}
-    given.update(eval(f"dict({row.arguments})", dict(module.__dict__)))
+    import nki.language as nl
+
+    given.update(eval(f"dict({row.arguments})", {"nl": nl, "np": np, **module.__dict__}))
     manager = Manager(TraceMode.Simulator)
     fixtures = {
         "test_manager": manager,
