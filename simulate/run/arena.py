@@ -14,6 +14,7 @@ from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor, Storage
 from simulate.memory.placement import Tile, place
 
+_NOTHING = np.empty(0, np.uint8)
 _LINE = 64  # bytes of a cache line
 
 
@@ -39,6 +40,7 @@ class Tiles:
     def __init__(self, ranks: Sequence[Sequence[Plan]]) -> None:
         self._places: list[tuple[Storage, int, list[NkiTensor]]] = []
         self._block: np.ndarray | None = None
+        self._let_go = False
         self.size = 0
         for plans in ranks:
             self._add_rank(plans)
@@ -70,14 +72,23 @@ class Tiles:
         if block is self._block:
             return
         self._block = block
+        self._let_go = False
         for storage, offset, views in self._places:
             storage.array = block[offset : offset + storage.nbytes]
             for view in views:
                 view.forget_array()
 
-    def lost(self) -> None:
-        """Other arrays may stand under the tiles now; the next `bind` puts them back into the arena."""
+    def let_go(self) -> None:
+        """Leave the tiles without bytes until the next `bind`; a rewritten program has no use for most of them."""
+        if self._let_go:
+            return
+        self._let_go = True
         self._block = None
+        for storage, _, views in self._places:
+            storage.array = _NOTHING
+            storage.float_views.clear()
+            for view in views:
+                view.forget_array()
 
     def release(self) -> None:
         """Drop conversions of narrow tiles: their bytes are another program's now."""

@@ -115,7 +115,7 @@ class Program:
         fused = None if exact or disturbance is not None or self._overlaps() else self.fused
         with np.errstate(all="ignore"):
             if fused is not None:
-                self._tiles.lost()
+                self._tiles.let_go()
                 fused.run(elsewhere)
             else:
                 for external in self._external:

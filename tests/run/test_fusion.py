@@ -249,6 +249,32 @@ def test_arguments_that_share_memory_are_replayed_as_recorded() -> None:
         assert np.array_equal(result, expected[4 - overlap : 8 - overlap])
 
 
+def test_a_rewritten_program_keeps_no_bytes_of_tiles(cache) -> None:
+    a, b = whole(1, 256, 128), whole(2, 256, 128)
+    for exact in (False, False, True, False, False):
+        result = launch(tiled_product, a, b, exact=exact)
+        assert np.array_equal(result, a.T @ b)
+    ((_, _, program),) = cache._programs.values()
+    tiles = {id(s): s for s, _, _ in program._tiles._places}
+    assert len(tiles) >= 6 and all(storage.array.size == 0 for storage in tiles.values())
+
+
+@pytest.mark.parametrize("exact_between", [False, True])
+def test_tiles_with_run_time_addresses_keep_memory_of_their_own(cache, exact_between) -> None:
+    def picks(x, rows):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        tile, index = nl.load(x), nl.load(rows)
+        inside = nl.ndarray(x.shape, dtype=x.dtype)
+        nisa.tensor_copy(dst=inside, src=tile.ap([[4, 8], [1, 4]], scalar_offset=index, indirect_dim=1))
+        nisa.dma_copy(dst=out, src=inside)
+        return out
+
+    for step, value in enumerate((0, 0, 0, 0)):
+        x = whole(step, 8, 4)
+        given = x, np.array([[value]], np.int32)
+        assert np.array_equal(launch(picks, *given, exact=exact_between and step == 2), x)
+
+
 def test_state_between_instructions_is_followed(cache) -> None:
     def sums(x):
         out = nl.ndarray((x.shape[0], 2), dtype=nl.float32, buffer=nl.shared_hbm)
