@@ -30,8 +30,8 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
     return fresh
 
 
-def launch(kernel, *arguments, mode=simulate.Mode.replay, **options):
-    world = simulate.World("trn2", replay=ReplayOptions(**options))
+def launch(kernel, *arguments, mode=simulate.Mode.replay, target="trn2", **options):
+    world = simulate.World(target, replay=ReplayOptions(**options))
     return world.launch(kernel, [(tuple(arguments), {})], mode=mode).outputs[0]
 
 
@@ -206,6 +206,30 @@ def test_casts_of_every_kind(cache, dtype) -> None:
         return out, back
 
     agree(casts, (np.random.default_rng(0).standard_normal((128, 9)) * 50).astype(dtype))
+
+
+def test_a_product_that_cannot_be_taken_apart_accumulates(cache) -> None:
+    def multiplies(x, y):
+        operands, scales = [], []
+        for data in (x, y):
+            packed = nl.ndarray((64, data.shape[1] // 4), dtype=nl.float8_e4m3fn_x4)
+            scale = nl.ndarray(packed.shape, dtype=nl.uint8)
+            nisa.quantize_mx(dst=packed, src=nl.load(data), dst_scale=scale)
+            operands.append(packed)
+            scales.append(scale)
+        out = nl.ndarray((x.shape[1] // 4, y.shape[1] // 4), dtype=nl.float32, buffer=nl.shared_hbm)
+        total = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.psum)
+        for step in range(3):
+            nisa.nc_matmul_mx(total, *operands, *scales, accumulate=step > 0)
+        result = nl.ndarray(out.shape, dtype=nl.float32)
+        nisa.tensor_copy(dst=result, src=total)
+        stored(out, result)
+        return out
+
+    x, y = whole(1, 64, 16, dtype=BF16), whole(2, 64, 32, dtype=BF16)
+    eager, replayed = both_ways(multiplies, x, y, target="trn3")
+    assert np.array_equal(eager[0], replayed[0])
+    assert cache.report.rewritten == 1
 
 
 def test_a_result_put_together_from_pieces(cache) -> None:

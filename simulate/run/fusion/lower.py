@@ -215,7 +215,7 @@ class Lowering:
             raise
         except Exception:  # whatever numpy or the planner says to operands that hold no data
             self.builder.forget(before)
-            self._computed(plan, operands, state)
+            self._computed(plan, keeps, operands, state)
             return
         if state is not None and plan.state is not None:
             self._states[plan.state] = after
@@ -259,7 +259,7 @@ class Lowering:
             state = self._states[which] = traced(self.builder, initial)
         return state
 
-    def _computed(self, plan: Plan, operands: list[Traced], state: Traced | None) -> None:
+    def _computed(self, plan: Plan, keeps: Any, operands: list[Traced], state: Traced | None) -> None:
         given = operands if state is None else [state, *operands]
         reads = [self.builder.read(each.cells, each.kept) for each in given]
         results: list[Any] = [(tile.shape, tile.dtype) for tile in plan.writes]
@@ -269,7 +269,8 @@ class Lowering:
         if state is not None and plan.state is not None:
             self._states[plan.state] = Traced(self.builder, cells_of(made.pop()), state.kept)
         for tile, view in zip(plan.writes, made):
-            self._write(tile, Traced(self.builder, cells_of(view), tile.dtype))
+            result = Traced(self.builder, cells_of(view), tile.dtype)
+            self._write(tile, self._accumulated(tile, result) if keeps is True else result)
 
 
 def _needs_memory(plan: Plan, keeps: Any, masked: bool) -> bool:
