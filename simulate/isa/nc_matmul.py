@@ -18,6 +18,7 @@ from simulate.memory import MemoryRegion, NkiTensor
 _FP8 = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2")
 _WIDE = ("float32", "tfloat32")
 _INPUTS = (*_FP8, "bfloat16", "float16", *_WIDE)
+_PERF_MODES = (*MatmulPerfMode, *(mode.value for mode in MatmulPerfMode))
 _MODES = {None: Accumulate.first_write_overwrites, True: Accumulate.add, False: Accumulate.overwrite}
 
 
@@ -274,7 +275,7 @@ def double_row_inputs(
 @rule("NKW-MATMUL-PERF-MODE")
 def known_perf_mode(perf_mode: Any) -> None:
     """perf_mode is a member of nisa.matmul_perf_mode, or its value as a string."""
-    if perf_mode not in (*MatmulPerfMode, *(mode.value for mode in MatmulPerfMode)):
+    if perf_mode not in _PERF_MODES:
         raise RuleViolation(
             known_perf_mode,
             f"perf_mode={perf_mode!r:.40}",

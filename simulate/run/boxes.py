@@ -6,11 +6,14 @@ shared HBM.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 
 from simulate.run.stream import READ, Stream
+
+_AT_ONCE = 1 << 18  # pairs of boxes that are compared together: some tens of MB
 
 
 class Boxes:
@@ -57,42 +60,50 @@ def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _neighbours(boxes: np.ndarray) -> list[list[tuple[int, bool]]]:
-    """For every box (tensor, rows, bytes) the others that it overlaps, and whether it covers them."""
+    """For every box (tensor, rows, bytes) the others that it overlaps, and whether it covers them.
+
+    A box is compared with those of its tensor that can reach it along the side that divides the tensor more. One
+    number orders boxes by tensor and then along that side, so that all tensors are searched at once.
+    """
     near: list[list[tuple[int, bool]]] = [[] for _ in boxes]
     if not len(boxes):
         return near
-    bounds = np.flatnonzero(np.diff(boxes[:, 0], prepend=-1)).tolist() + [len(boxes)]
-    for start, end in pairwise(bounds):
-        if end - start > 1:
-            _overlaps(boxes[start:end, 1:], start, near)
+    tensor = np.cumsum(np.diff(boxes[:, 0], prepend=boxes[0, 0]) != 0)
+    span = int(boxes[:, 1:].max()) + 2
+    base = tensor * span
+    by_rows = (_starts(base + boxes[:, 1], span) >= _starts(base + boxes[:, 3], span))[tensor]
+    low = np.where(by_rows, boxes[:, 1], boxes[:, 3])
+    high = np.where(by_rows, boxes[:, 2], boxes[:, 4])
+    widest = np.zeros(int(tensor[-1]) + 1, np.int64)
+    np.maximum.at(widest, tensor, high - low)
+    names = np.argsort(base + low, kind="stable")
+    keys = (base + low)[names]
+    begin = np.searchsorted(keys, (base + np.maximum(low - widest[tensor], -1))[names], side="right")
+    until = np.searchsorted(keys, (base + high)[names], side="left")
+    sides = boxes[names, 1:]
+    for owners, others in _pairs(begin, until):
+        ours, theirs = sides[owners], sides[others]
+        meets = (theirs[:, 0::2] < ours[:, 1::2]).all(1) & (theirs[:, 1::2] > ours[:, 0::2]).all(1)
+        meets &= owners != others
+        owners, others, ours, theirs = owners[meets], others[meets], ours[meets], theirs[meets]
+        covers = (ours[:, 0::2] <= theirs[:, 0::2]).all(1) & (ours[:, 1::2] >= theirs[:, 1::2]).all(1)
+        for owner, other, covered in zip(names[owners].tolist(), names[others].tolist(), covers.tolist()):
+            near[owner].append((other, covered))
     return near
 
 
-def _overlaps(boxes: np.ndarray, start: int, near: list[list[tuple[int, bool]]]) -> None:
-    """Compare the boxes of one tensor, each with those that can reach it along its more divided side."""
-    low, high = (0, 1) if len(np.unique(boxes[:, 0])) >= len(np.unique(boxes[:, 2])) else (2, 3)
-    order = np.argsort(boxes[:, low], kind="stable")
-    boxes = boxes[order]
-    widest = int((boxes[:, high] - boxes[:, low]).max())
-    begin = np.searchsorted(boxes[:, low], boxes[:, low] - widest, side="right").tolist()
-    until = np.searchsorted(boxes[:, low], boxes[:, high], side="left").tolist()
-    names = (order + start).tolist()
-    for i, (first_row, end_row, first_byte, end_byte) in enumerate(boxes.tolist()):
-        there = boxes[begin[i] : until[i]]
-        meets = (
-            (there[:, 0] < end_row)
-            & (there[:, 1] > first_row)
-            & (there[:, 2] < end_byte)
-            & (there[:, 3] > first_byte)
-        )
-        for j in np.flatnonzero(meets).tolist():
-            if begin[i] + j == i:
-                continue
-            row_low, row_high, byte_low, byte_high = there[j].tolist()
-            covers = (
-                first_row <= row_low
-                and end_row >= row_high
-                and first_byte <= byte_low
-                and end_byte >= byte_high
-            )
-            near[names[i]].append((names[begin[i] + j], covers))
+def _starts(keys: np.ndarray, span: int) -> np.ndarray:
+    """How many distinct keys each tensor has, where keys are the tensor's number times `span` and a coordinate."""
+    return np.bincount(np.unique(keys) // span)
+
+
+def _pairs(begin: np.ndarray, until: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All pairs (i, j) with begin[i] <= j < until[i], in order, some `_AT_ONCE` at a time."""
+    counts = np.maximum(until - begin, 0)
+    before = np.cumsum(counts) - counts
+    cuts = np.searchsorted(before, np.arange(0, int(counts.sum()), _AT_ONCE), side="left").tolist()
+    for first, end in pairwise(dict.fromkeys([*cuts, len(counts)])):
+        some = counts[first:end]
+        owners = np.repeat(np.arange(first, end), some)
+        skipped = np.repeat(begin[first:end] - (before[first:end] - before[first]), some)
+        yield owners, np.arange(len(owners)) + skipped

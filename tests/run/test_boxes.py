@@ -1,0 +1,45 @@
+"""Which boxes of a stream overlap: what comparing each with each says, in any number of pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simulate.run import boxes
+
+
+def each_with_each(table: np.ndarray) -> list[set[tuple[int, bool]]]:
+    """Overlaps and covers of boxes (tensor, first row, end row, first byte, end byte), by sets of places."""
+    places = [
+        {(tensor, row, byte) for row in range(top, end) for byte in range(left, right)}
+        for tensor, top, end, left, right in table.tolist()
+    ]
+    return [
+        {(other, there <= here) for other, there in enumerate(places) if other != one and here & there}
+        for one, here in enumerate(places)
+    ]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 17, 1 << 18])
+def test_overlaps_are_those_of_comparing_each_with_each(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boxes, "_AT_ONCE", at_once)
+    random = np.random.default_rng(at_once)
+    seen = 0
+    for _ in range(60):
+        count, tensors, reach = (int(random.integers(1, most)) for most in (30, 5, 7))
+        first = random.integers(0, 8, (count, 2))
+        end = first + random.integers(1, 1 + reach, (count, 2))
+        owner = random.integers(0, tensors, count) * 3
+        table = np.unique(np.column_stack([owner, first[:, 0], end[:, 0], first[:, 1], end[:, 1]]), axis=0)
+        found = boxes._neighbours(table)
+        assert [set(each) for each in found] == each_with_each(table)
+        assert all(len(set(each)) == len(each) for each in found)
+        seen += sum(map(len, found))
+    assert seen > 1000
+
+
+def test_no_boxes_have_no_neighbours() -> None:
+    assert boxes._neighbours(np.zeros((0, 5), np.int64)) == []
+    assert boxes._neighbours(np.array([[4, 0, 1, 0, 1]])) == [[]]
