@@ -16,6 +16,9 @@ from simulate.occupancy import command as occupancy
 from simulate.profile import command as profiles
 
 _TARGETS = ("trn1", "inf2", "trn2", "trn3")
+_SCRIPT_OR_KERNEL = (
+    "a Python file; or a kernel, FILE.py:NAME or MODULE:NAME, and arguments: f32[128,512] or literals"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,23 +50,20 @@ def _parser() -> argparse.ArgumentParser:
         "time", help="run a script and print the predicted time of every kernel launch"
     )
     profiles.add_arguments(time)
-    _script_arguments(
-        time,
-        "a Python file; or a kernel as FILE.py:NAME or MODULE:NAME, whose arguments follow as f32[128,512] or literals",
-    )
+    _script_arguments(time, _SCRIPT_OR_KERNEL)
     time.set_defaults(act=_time)
 
     memory = commands.add_parser(
         "memory", help="run a script and print what every kernel launch has in SBUF and PSUM"
     )
     occupancy.add_arguments(memory)
-    _script_arguments(memory)
+    _script_arguments(memory, _SCRIPT_OR_KERNEL)
     memory.set_defaults(act=_memory)
 
     check = commands.add_parser("check", help="run a script and look for faults in every kernel launch")
     checks.add_arguments(check)
     checks.add_variations(check)
-    _script_arguments(check)
+    _script_arguments(check, _SCRIPT_OR_KERNEL)
     check.set_defaults(act=_check)
 
     lint = commands.add_parser(
@@ -141,11 +141,14 @@ def _time(options: argparse.Namespace) -> int:
 
 
 def _memory(options: argparse.Namespace) -> int:
-    return occupancy.memory(options, _run_script)
+    return occupancy.memory(options, _run_script_or_kernel)
 
 
 def _check(options: argparse.Namespace) -> int:
-    return checks.check(options, lambda options: _run_script(options, raises=True))
+    def run(options: argparse.Namespace) -> int:
+        return _run_script_or_kernel(options, computes=True, raises=True)
+
+    return checks.check(options, run)
 
 
 def _bound(options: argparse.Namespace) -> bool:
@@ -167,18 +170,24 @@ def _bound(options: argparse.Namespace) -> bool:
     return True
 
 
-def _run_script_or_kernel(options: argparse.Namespace) -> int:
-    """Run the script, or launch FILE.py:KERNEL or MODULE:KERNEL dry with the arguments that follow."""
+def _run_script_or_kernel(options: argparse.Namespace, computes: bool = False, raises: bool = False) -> int:
+    """Run the script, or launch FILE.py:KERNEL or MODULE:KERNEL with the arguments that follow.
+
+    A kernel is launched dry unless `computes`. With `raises`, what a kernel's rules refuse is not printed but raised.
+    """
     from simulate.errors import InvalidArgument, NkwError
     from simulate.run.by_name import launch_by_name, names_a_kernel
+    from simulate.run.machine import Mode
 
     if not names_a_kernel(options.script):
-        return _run_script(options)
+        return _run_script(options, raises)
     if not _bound(options):
         return 2
     try:
-        launch_by_name(options.script, options.arguments)
+        launch_by_name(options.script, options.arguments, Mode.eager if computes else Mode.dry)
     except NkwError as error:
+        if raises and not isinstance(error, InvalidArgument):
+            raise
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidArgument) else 1
     return 0

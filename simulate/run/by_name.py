@@ -1,4 +1,4 @@
-"""A launch from words: a kernel by file or module and name, its arguments by dtype and shape. No numbers are computed.
+"""A launch from words: a kernel by file or module and name, its arguments by dtype and shape.
 
 nki_kernels/mlp.py:mlp bf16[1,1024] bf16[1,1024] bf16[1024,4096] bf16[1024,4096] bf16[4096,1024] 1e-5
 """
@@ -46,8 +46,11 @@ def names_a_kernel(words: str) -> bool:
     return _NAMED.fullmatch(words) is not None and not Path(words).is_file()
 
 
-def launch_by_name(words: str, arguments: Sequence[str]) -> Launch:
-    """Launch the kernel dry on the chip of the environment.
+def launch_by_name(words: str, arguments: Sequence[str], mode: Mode = Mode.dry) -> Launch:
+    """Launch the kernel on the chip of the environment; by default dry, which computes no numbers.
+
+    Where numbers are computed, tensors of floats are normally distributed (numpy's generator, seeded with the place of
+    the argument), and tensors of integers count 0, 1, 2 …, so that they can be indices of different rows.
 
     Raises InvalidArgument for a place or a name that is not there, for what is no argument, and where the kernel does
     not take these; otherwise what the launch raises.
@@ -58,11 +61,11 @@ def launch_by_name(words: str, arguments: Sequence[str]) -> Launch:
     for text in arguments:
         keyword = _KEYWORD.fullmatch(text)
         if keyword is None:
-            args.append(_argument(text))
+            args.append(_filled(_argument(text), len(args), mode))
         else:
-            kwargs[keyword["name"]] = _argument(keyword["value"])
+            kwargs[keyword["name"]] = _filled(_argument(keyword["value"]), len(args) + len(kwargs), mode)
     try:
-        return launch(kernel, [(tuple(args), kwargs)], mode=Mode.dry)
+        return launch(kernel, [(tuple(args), kwargs)], mode=mode)
     except (AssertionError, TypeError, ValueError, IndexError, AttributeError) as error:
         if isinstance(error, InvalidArgument) or hasattr(error, "code"):
             raise
@@ -110,3 +113,14 @@ def _argument(text: str) -> Any:
             "NKW-KERNEL-ARGUMENT", f"the shape of {text:.60} is not a list of positive numbers"
         )
     return np.zeros(shape, DTYPES[tensor["dtype"]])
+
+
+def _filled(argument: Any, place: int, mode: Mode) -> Any:
+    """An argument with numbers in it, if any are computed."""
+    if mode is Mode.dry or not isinstance(argument, np.ndarray):
+        return argument
+    if argument.dtype.kind in "iu":
+        return np.arange(argument.size).reshape(argument.shape).astype(argument.dtype)
+    values = np.empty(argument.shape)
+    values[...] = np.random.default_rng(place).standard_normal(argument.shape)
+    return values.astype(argument.dtype)

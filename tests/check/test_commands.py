@@ -92,6 +92,18 @@ def test_check_reports_what_a_launch_leaves(simulate: Any) -> None:
     )
 
 
+def test_check_and_memory_take_a_kernel_by_name_with_shapes(simulate: Any, folder: Path) -> None:
+    for name, rows in (("whole", 4), ("part", 3)):
+        kernel = SCRIPT.format(rows=rows).rpartition("kernel(np")[0]  # the script without its launch
+        (folder / f"{name}.py").write_text(kernel)
+    assert simulate("check", "whole.py:kernel", "f32[4,4]").returncode == 0
+    found = simulate("check", "part.py:kernel", "f32[4,4]")
+    assert found.returncode == 1 and "NKW-OUTPUT-PARTIAL" in found.stdout
+    refused = simulate("check", "whole.py:nothing", "f32[4,4]")
+    assert refused.returncode == 2 and "whole.py has no kernel nothing" in refused.stderr
+    assert "SBUF: fits" in simulate("memory", "whole.py:kernel", "f32[4,4]").stdout
+
+
 def test_orders_and_seeds_are_tried_on_every_launch(simulate: Any, folder: Path) -> None:
     done = simulate("check", "--orders", "3", "--seeds", "3", "good.py")
     assert (done.returncode, done.stdout) == (0, "0 errors, 0 warnings\n")

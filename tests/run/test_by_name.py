@@ -57,6 +57,16 @@ def test_a_kernel_of_a_module_is_launched_dry() -> None:
     assert done.outputs[0].shape == (127, 129)
 
 
+def test_arguments_have_numbers_where_numbers_are_computed(file: str) -> None:
+    done = launch_by_name(f"{file}:scaled", ["f32[128,64]", "2.0"], Mode.eager)
+    assert abs(done.outputs[0].std() - 2) < 0.2
+    again = launch_by_name(f"{file}:scaled", ["f32[128,64]", "2.0"], Mode.eager)
+    assert np.array_equal(done.outputs[0], again.outputs[0])
+    counted = launch_by_name("nki_kernels:embedding", ["i32[5,1]", "f32[9,8]"], Mode.eager)
+    table = np.random.default_rng(1).standard_normal((9, 8)).astype(np.float32)
+    assert np.array_equal(counted.outputs[0], table[:5])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_reaches_the_kernel(file: str, dtype: str) -> None:
     done = launch_by_name(f"{file}:scaled", [f"{dtype}[4,8]", "1.0"])
