@@ -21,7 +21,7 @@ from simulate.beta1.region import Region
 from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
 from simulate.isa.book import INSTRUCTIONS
 from simulate.memory import MemoryRegion, NkiTensor, views
-from simulate.memory.validity import EMPTY
+from simulate.memory.validity import EMPTY, WRITTEN
 from simulate.numerics import ALU_OPERATORS, as_dtype
 from simulate.run import NkiInstruction
 from simulate.run.issue import call
@@ -267,7 +267,7 @@ def _as_found(view: NkiTensor, empty: np.ndarray, dry: bool) -> None:
         bits = view.array.view(f"u{view.array.itemsize}")
         np.copyto(bits, np.iinfo(bits.dtype).max, where=empty)
         view.storage.float_views.clear()
-    view.storage.validity.mark_where(empty, *view.byte_view()[1:])
+    view.storage.validity.mark_where(WRITTEN, empty, *view.byte_view()[1:])
 
 
 @rule("NKW-SPMD-SHARED")

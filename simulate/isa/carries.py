@@ -10,14 +10,10 @@ None where the read is refused after all.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from simulate.isa.plan import Masked, Plan
 from simulate.isa.shapes import flat
-
-if TYPE_CHECKING:
-    from simulate.isa.plan import Plan
 
 
 def elementwise(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
@@ -32,10 +28,10 @@ def elementwise(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
 
 def moved(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
     """The instruction only moves elements, and moves these bools as it does the values."""
-    (result,) = plan.compute(*defined)
-    if not hasattr(result, "chosen"):
-        return [result]
-    return [result.values | ~result.chosen.reshape(result.values.shape)]
+    (result,), (dst,) = plan.compute(*defined), plan.writes
+    if isinstance(result, Masked):
+        return [result.values.reshape(dst.shape) | ~result.chosen.reshape(dst.shape)]
+    return [result.reshape(dst.shape)]
 
 
 def quantized(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:

@@ -82,6 +82,8 @@ def nc_matmul(
         inside_one_bank(hardware, dst)
     if tile_position or tile_size:
         array_tile(hardware, stationary, columns, tile_position, tile_size)
+        if double_row:
+            takes_whole_columns(hardware, tile_size)
     accumulate_is_tristate(accumulate)
 
     carried = carries.contracted
@@ -269,6 +271,17 @@ def double_row_inputs(
             double_row_inputs,
             f"stationary {stationary.shape} {stationary.dtype}, moving {moving.shape} {moving.dtype}",
             limit=f"fp8 (K, 2, free); {'available' if hardware.matmul_double_row else 'not'} on {hardware.name}",
+        )
+
+
+@rule("NKW-MATMUL-DOUBLE-ROW-TILE")
+def takes_whole_columns(hardware: Hardware, size: tuple[int, ...]) -> None:
+    """double_row performance mode cannot be combined with column tiling; it can with row tiling."""
+    if size[1] != hardware.stationary_free_max:
+        raise RuleViolation(
+            takes_whole_columns,
+            f"perf_mode=double_row with tile_size={tuple(size)}",
+            limit=f"a column size of {hardware.stationary_free_max}",
         )
 
 

@@ -20,7 +20,7 @@ from simulate.memory.tensor_views import TensorViews
 from simulate.memory.view_rules import (
     no_python_on_tensors,
 )
-from simulate.numerics import DType, as_dtype, to_float32
+from simulate.numerics import DType, as_dtype, tfloat32, to_float32
 
 
 class NkiTensor(TensorViews):
@@ -175,7 +175,7 @@ class NkiTensor(TensorViews):
         Conversions of narrow types are kept until the allocation is written again: a weight tile is converted once
         however many matmuls it feeds.
         """
-        if self.dtype.storage == np.float32:
+        if self.dtype.storage == np.float32 and self.dtype is not tfloat32:
             return self.array
         key = (self.offset, self.shape, self.strides, self.dtype)
         kept = self.storage.float_views

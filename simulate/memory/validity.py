@@ -65,11 +65,17 @@ class Validity:
         np.copyto(view, CARRIED * _REPEAT[itemsize], where=~defined)
 
     def mark_where(
-        self, chosen: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
+        self,
+        state: int,
+        chosen: np.ndarray,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int,
+        itemsize: int,
     ) -> None:
-        """Mark as WRITTEN those elements of a view that `chosen`, of the view's shape, selects."""
-        if self.uniform != WRITTEN:
-            np.copyto(self._view(shape, strides, offset, itemsize), WRITTEN * _REPEAT[itemsize], where=chosen)
+        """Put those elements of a view into `state` that `chosen`, of the view's shape, selects."""
+        if self.uniform != state:
+            np.copyto(self._view(shape, strides, offset, itemsize), state * _REPEAT[itemsize], where=chosen)
 
     def written(
         self, whole: bool, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
@@ -92,6 +98,17 @@ class Validity:
         """The one state of all elements of a view, or an array with the state of each one."""
         if self.uniform is not None:
             return self.uniform
-        states = self._view(shape, strides, offset, itemsize) // _REPEAT[itemsize]
+        words = self._view(shape, strides, offset, itemsize)
+        states = words // _REPEAT[itemsize]
+        mixed = states * _REPEAT[itemsize] != words
+        if mixed.any():
+            states[mixed] = _least(words[mixed])
         first = int(states.flat[0])
         return first if (states == first).all() else states.astype(np.uint8)
+
+
+def _least(words: np.ndarray) -> np.ndarray:
+    """The state of elements whose bytes were written in different ways: EMPTY or CARRIED where a byte is."""
+    parts = words[:, None].view(np.uint8)
+    carried = (parts == CARRIED).any(axis=1)
+    return np.where((parts == EMPTY).any(axis=1), EMPTY, np.where(carried, CARRIED, WRITTEN))

@@ -4,7 +4,9 @@ Equal dtypes keep their bits. Different dtypes always go through float32:
 
 - to a smaller float: round to nearest, ties to even. Overflow gives infinity; float8_e4m3fn has none and
   gives NaN (not documented for plain casts; the format has nothing else, and only MX quantisation saturates).
-- to tfloat32: a 10-bit mantissa in 4 bytes, same rounding.
+- to tfloat32: a 10-bit mantissa in 4 bytes, same rounding. The reference's table of dtypes gives tfloat32 as
+  (1S,8E,10M): the 13 bits of its word below those belong to no number. A cast writes them as 0; a float32 tile
+  viewed as tfloat32 may hold others, which an engine does not see and a copy between equal dtypes keeps.
 - to an integer: round to nearest, ties to even, then saturate. NaN gives 0: not documented, and the choice of
   most saturating converters.
 - to bool_: any nonzero value, NaN included, gives 1.
@@ -46,7 +48,7 @@ def cast(array: NDArray[Any], source: DType, target: DType) -> NDArray[Any]:
 
 def to_float32(array: NDArray[Any], dtype: DType) -> Float32Array:
     """What an engine computes with: the elements as float32, the same array when they already are."""
-    if dtype.storage is _FLOAT32:
+    if dtype.storage is _FLOAT32 and dtype is not tfloat32:
         return array
     return _TO_FLOAT32[dtype](array)
 
@@ -109,6 +111,11 @@ def _narrow_8bit(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
     return narrow
 
 
+def _read_tfloat32(array: NDArray[Any]) -> NDArray[Any]:
+    upper: NDArray[Any] = (array.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    return upper
+
+
 def _round_to_tfloat32(array: NDArray[Any]) -> NDArray[Any]:
     bits = array.view(np.uint32)
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
@@ -146,6 +153,8 @@ def _truth(array: NDArray[Any]) -> NDArray[Any]:
 def _reader(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
     if dtype.is_packed:
         return _refuse_packed(dtype)
+    if dtype == tfloat32:
+        return _read_tfloat32
     if dtype.is_float and dtype.itemsize == 1:
         return _widen_8bit(dtype)
     return _astype(float32.storage)

@@ -232,12 +232,12 @@ def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
     if tile.dynamic is None and touched is None:
         validity.mark(state, *tile.byte_view())
     elif tile.dynamic is None:
-        validity.mark_where(touched, *tile.byte_view()[1:])
+        validity.mark_where(state, touched, *tile.byte_view()[1:])
     elif touched is not None:
         whole = flat(tile)
         chosen = np.zeros(whole.shape, bool)
         chosen[touched] = True
-        validity.mark_where(chosen, *whole.byte_view()[1:])
+        validity.mark_where(state, chosen, *whole.byte_view()[1:])
 
 
 def _accumulate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import simulate
 from simulate.hardware import hardware
 from simulate.isa import Engine
 from simulate.nki import isa as nisa
@@ -98,6 +99,24 @@ def test_tfloat32_rounds_to_ten_fraction_bits() -> None:
     values = sample("float32", (8, 65))
     copied = execute("trn2", "tensor_copy", dst=Fresh((8, 65), "tfloat32"), src=values)["dst"]
     assert_same(copied, rounded(values, "tfloat32"))
+
+
+def test_an_engine_sees_of_a_float32_tile_viewed_as_tfloat32_what_the_format_has() -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        out = nl.ndarray((2, *x.shape), x.dtype, nl.shared_hbm)
+        for which, dtype in enumerate((nl.float32, nl.tfloat32)):
+            copied = nl.ndarray(x.shape, dtype)
+            nisa.tensor_copy(dst=copied, src=tile.view(nl.tfloat32))
+            nl.store(out[which], copied.view(nl.float32))
+        return out
+
+    values = sample("float32", (4, 9))
+    upper = (values.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    for mode in (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay):
+        done = simulate.World("trn2").launch(kernel, [((values,), {})], mode=mode).outputs[0]
+        assert_same_bits(done[0].copy(), upper)  # another dtype: through float32
+        assert_same_bits(done[1].copy(), values)  # the same dtype: bit by bit
 
 
 def test_a_copy_onto_an_overlapping_view_takes_the_old_values() -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from simulate import nki
 from simulate.errors import NkwError, OutOfBounds
+from simulate.hardware import hardware
+from simulate.memory.validity import ACCUMULATED, EMPTY
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.run import Mode, World, launch, target_hardware
@@ -226,6 +228,25 @@ def test_nc_matmul_leaves_the_columns_beside_a_scatter_unwritten() -> None:
     multiplied(ones, ones, index, index, given, tuple(range(20)), "auto")
     with pytest.raises(NkwError, match="NKW-UNWRITTEN"):
         multiplied(ones, ones, index, index, given, tuple(range(1, 21)), "auto")
+
+
+def test_what_a_matmul_scatters_counts_as_written_by_a_matmul() -> None:
+    def kernel(x, index, places):
+        total = nl.ndarray((24, 40), nl.float32, buffer=nl.psum)
+        operand = nl.load(x)
+        nisa.nc_matmul(
+            dst=total.indirect(nl.load(places), 20), stationary=operand[:, :24], moving=operand[:, :20]
+        )
+        states.append(total.storage.validity.states(*total.byte_view()[1:]))
+        return x
+
+    states: list[Any] = []
+    places = np.random.default_rng(9).permutation(40)[:24].reshape(24, 1).astype("uint16")
+    ones = np.ones((64, FREE), "float16")
+    launch(kernel, [((ones, None, places), {})], hardware("trn3"))
+    expected = np.full((24, 40), EMPTY)
+    expected[:, places[:20, 0]] = ACCUMULATED
+    np.testing.assert_array_equal(states[0], expected)
 
 
 # -- out of range, written in part, replay ------------------------------------------------------------------

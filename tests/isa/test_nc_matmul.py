@@ -265,6 +265,21 @@ def test_double_row_contracts_two_rows_per_partition(target: str) -> None:
             refuses("NKW-MATMUL-DOUBLE-ROW", target, "nc_matmul", **{**planned, **changes})
 
 
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+def test_double_row_takes_row_tiles_and_whole_columns_of_the_array(target: str) -> None:
+    planned = {
+        "dst": tile((5, 7), buffer=PSUM),
+        "stationary": tile((16, 2, 5), "float8_e4m3"),
+        "moving": tile((16, 2, 7), "float8_e4m3"),
+        "perf_mode": _MODE.double_row,
+    }
+    plan(target, "nc_matmul", **planned, tile_position=(64, 0), tile_size=(64, 128))
+    halves = {"tile_position": (64, 0), "tile_size": (64, 64)}
+    refuses("NKW-MATMUL-DOUBLE-ROW-TILE", target, "nc_matmul", **planned, **halves)
+    one = {"stationary": tile((16, 5), "float8_e4m3"), "moving": tile((16, 7), "float8_e4m3")}
+    plan(target, "nc_matmul", dst=planned["dst"], **one, **halves)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("position", "size", "least_generation"),

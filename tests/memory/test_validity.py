@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulate.memory.validity import ACCUMULATED, EMPTY, WRITTEN, Validity
+from simulate.memory.validity import ACCUMULATED, CARRIED, EMPTY, WRITTEN, Validity
 
 
 def test_random_writes_are_remembered_byte_by_byte() -> None:
@@ -46,5 +46,23 @@ def test_a_covering_write_drops_the_mask() -> None:
 
 def test_only_chosen_elements_become_written() -> None:
     validity = Validity(16, EMPTY)
-    validity.mark_where(np.array([True, False, True, False]), (4,), (4,), 0, 4)
+    validity.mark_where(WRITTEN, np.array([True, False, True, False]), (4,), (4,), 0, 4)
     assert np.array_equal(validity.states((4,), (4,), 0, 4), [WRITTEN, EMPTY, WRITTEN, EMPTY])
+
+
+def test_an_element_is_no_more_defined_than_its_least_defined_byte() -> None:
+    halves = [
+        (WRITTEN, WRITTEN, WRITTEN),
+        (ACCUMULATED, WRITTEN, WRITTEN),
+        (WRITTEN, ACCUMULATED, WRITTEN),
+        (CARRIED, WRITTEN, CARRIED),
+        (WRITTEN, CARRIED, CARRIED),
+        (WRITTEN, EMPTY, EMPTY),
+        (EMPTY, CARRIED, EMPTY),
+    ]
+    validity = Validity(2 * len(halves), EMPTY)
+    for element, (low, high, _) in enumerate(halves):
+        validity.mark(low, False, (1,), (1,), 2 * element, 1)
+        validity.mark(high, False, (1,), (1,), 2 * element + 1, 1)
+    states = validity.states((len(halves),), (2,), 0, 2)
+    assert list(states) == [expected for _, _, expected in halves]

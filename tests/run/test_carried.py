@@ -116,6 +116,20 @@ def shuffled(x):
     return tile, (slice(0, 3), slice(None)), X[[1, 1, 2]]
 
 
+def shuffled_into_another_shape(x):
+    """The destination has the elements of the source under other dims."""
+    out = nl.ndarray((P, 2, F // 2), dtype=nl.float32)
+    nisa.memset(dst=out, value=0.0)
+    nisa.nc_stream_shuffle(dst=out, src=half(x), shuffle_mask=[1, 255] + [2] * 30)
+    return out, (slice(0, 2), slice(0, 1)), np.stack([X[1:2, : F // 2], np.zeros((1, F // 2), np.float32)])
+
+
+def shuffled_whole_into_another_shape(x):
+    out = nl.ndarray((P, 2, F // 2), dtype=nl.float32)
+    nisa.nc_stream_shuffle(dst=out, src=half(x), shuffle_mask=[3] * 32)
+    return out, (slice(None), slice(0, 1)), np.broadcast_to(X[3, : F // 2], (P, 1, F // 2))
+
+
 def counted_on_the_first_core(x):
     tile, out = nl.ndarray((P, F), dtype=nl.float32), nl.ndarray((P, F + 1), dtype=nl.int32)
     nisa.memset(dst=tile[0:1], value=1.0)
@@ -137,6 +151,8 @@ def quantized_and_multiplied(x):
 CASES = (
     quantized_and_multiplied,
     shuffled,
+    shuffled_into_another_shape,
+    shuffled_whole_into_another_shape,
     counted_on_the_first_core,
     scaled,
     added,

@@ -226,7 +226,7 @@ class Lowering:
 
     def _operand(self, tile: NkiTensor, as_float: bool) -> Traced:
         cells, dtype = self._read(tile), tile.dtype
-        if not as_float or dtype.storage == np.float32:
+        if not as_float or (dtype.storage == np.float32 and dtype != "tfloat32"):
             return Traced(self.builder, cells, dtype if dtype.storage != np.float32 else float32)
         if dtype in EXACT_IN_FLOAT32:
             return Traced(self.builder, cells, float32)
