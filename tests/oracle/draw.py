@@ -49,10 +49,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class Register:
-    """A register: the simulator's object, the oracle's name."""
+    """A register: the simulator's object (None until it exists), the oracle's name."""
 
     simulated: Any
     name: str
+    writable: bool = True
+    is_scalar: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -121,8 +123,7 @@ class Draw:
         random, kind = self.random, self.random.random()
         top = 2**format_.bits
         if kind < 0.08:
-            # What a word of tfloat32 holds below its mantissa is not documented; it stays zero.
-            return random.integers(0, top >> format_.dropped, count, dtype=np.uint64) << format_.dropped
+            return random.integers(0, top, count, dtype=np.uint64)
         if format_.name == "bool_":
             return random.integers(0, 2, count, dtype=np.uint64)
         if format_.is_integer:
@@ -138,6 +139,8 @@ class Draw:
         if kind < 0.3:
             values = np.rint(values)
         bits = format_.encode(values).astype(np.uint64)
+        if format_.dropped and kind > 0.5:  # as in a float32 tile viewed as tfloat32
+            bits |= random.integers(0, 1 << format_.dropped, count, dtype=np.uint64)
         if kind > 0.88:
             special = random.random(count) < 2 / count
             edges = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 1e-45])
@@ -160,11 +163,12 @@ class Draw:
         shape: tuple[int, ...] | None = None,
         start: int | None = None,
         reuse: float = 0.75,
+        keep: bool = True,
     ) -> Tile:
         """A view of `partitions` rows of `free` elements in at most `dims` dims.
 
         `values` are written into it first; `shape` fixes the shape; `apart_from` are tiles whose memory it must not
-        share; `start` fixes the partition at which it starts.
+        share; `start` fixes the partition at which it starts; `keep` lets later instructions have it too.
         """
         key = (partitions, free, dtype, buffer)
         taken = {id(t.oracle.memory) for t in apart_from if isinstance(t, Tile)}
@@ -179,9 +183,25 @@ class Draw:
         if values is not None:
             self.lockstep.fill(tile, np.asarray(values))
         elif filled and not self.chance(0.01):
-            self.lockstep.fill(tile, self.contents(tile.oracle.format, partitions * free))
-        self.kept.setdefault(key, []).append(tile)
+            self._fill(tile)
+        if keep:
+            self.kept.setdefault(key, []).append(tile)
         return tile
+
+    @staticmethod
+    def rows(tile: Tile, start: int, count: int) -> Tile:
+        """Some partitions of a tile."""
+        at, keys = tile.oracle, slice(start, start + count)
+        return Tile(tile.simulated[keys], Operand(at.memory, at.format, at.addresses[keys]))
+
+    def _fill(self, tile: Tile) -> None:
+        """Contents for a tile, now and then for its first partitions or columns only."""
+        if self.chance(0.015):
+            rows = slice(0, self.upto(tile.shape[0]))
+            keys = (rows,) if self.chance(0.5) else (slice(None), slice(0, self.upto(tile.shape[1])))
+            at = tile.oracle
+            tile = Tile(tile.simulated[keys], Operand(at.memory, at.format, at.addresses[keys]))
+        self.lockstep.fill(tile, self.contents(tile.oracle.format, tile.oracle.addresses.size))
 
     def result(self, partitions: int, free: int, dtype: str, buffer: str = "sbuf", **how: Any) -> Tile:
         """A destination: no stride-0 view, filled or fresh."""

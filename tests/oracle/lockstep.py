@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ from simulate.isa.plan import State
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.run import current_core, launch
+from tests.oracle.carrying import carried
 from tests.oracle.draw import Draw, Register, Tile
 from tests.oracle.formats import FORMATS
 from tests.oracle.instructions import INSTRUCTIONS
 from tests.oracle.known import is_known
-from tests.oracle.machine import Core, Memory, Operand, OutOfRange, Range, Rows, Unwritten
-from tests.oracle.streams import DRAWS
+from tests.oracle.machine import CARRIED, Core, Memory, Offsets, Operand, OutOfRange, Range, Rows, Unwritten
+from tests.oracle.streams import DRAWS, drawn, loop
 
 TARGETS = ("trn1", "trn2", "trn3")
 PER_KERNEL = 60
@@ -29,6 +31,7 @@ _GENERATION = {"trn1": 2, "trn2": 3, "trn3": 4}
 _BUFFERS = {"sbuf": nl.sbuf, "psum": nl.psum, "hbm": nl.private_hbm}
 _FEED_BYTES = 1 << 18
 _OPERATORS = frozenset("op op0 op1 cmp_op comp_op0 comp_op1 reduce_op".split())
+_TENSOR_ENGINE = frozenset({"nc_matmul", "nc_matmul_mx"})
 _ENUMS = {name: getattr(nisa, name) for name in ("engine", "reduce_cmd", "oob_mode", "dge_mode")}
 _ACCUMULATORS = {"scalar": State.scalar_accumulator, "vector": State.vector_accumulator}
 
@@ -72,7 +75,7 @@ class Lockstep:
         memory = Memory("feed", "hbm", host.copy(), np.ones(host.size, np.uint8))
         self._feed_memory = memory
         self.memories.append((feed.storage, memory))
-        self._step = 0
+        self._step = self._named = 0
 
     # -- memory -------------------------------------------------------------------------------------------------
 
@@ -109,10 +112,39 @@ class Lockstep:
 
     def register(self, value: int) -> Register:
         """A register with a value."""
-        register = Register(nisa.register_alloc(), f"register{len(self.registers)}")
+        register = replace(self.new_register(), simulated=nisa.register_alloc())
         self.registers[register.name] = register
-        self.step("register_move", {"dst": register, "src": value})
+        self.step("register_move", {"dst": register, "src": value}, counted=False)
         return register
+
+    def new_register(self) -> Register:
+        """The name of a scalar that the next instruction makes."""
+        self._named += 1
+        return Register(None, f"register{self._named}")
+
+    def scalar(self, value: int) -> Register:
+        """A scalar with a value, loaded from memory."""
+        tile, register = self.allocate((1, 1), "int32", "sbuf"), self.new_register()
+        self.fill(tile, np.array([[value % 2**32]], np.uint64))
+        self.step("scalar_load", {"dst": register, "src": tile}, counted=False)
+        return self.registers[register.name]
+
+    def hold(self, counter: Any, value: int) -> Register:
+        """A loop's counter, which has to have `value` until it is released."""
+        register = replace(self.new_register(), simulated=counter, writable=False)
+        self.registers[register.name] = register
+        self.core.registers[register.name] = value
+        return register
+
+    def release(self, register: Register) -> None:
+        """Forget a loop's counter."""
+        del self.registers[register.name]
+
+    def expect(self, loop: str, seen: list[int], expected: list[int]) -> None:
+        """Count a loop, whose counter has to have gone through these values."""
+        self.tally.compared[loop] += 1
+        if seen != expected:
+            raise Difference(self._report(loop, {}, f"its counter was {seen}, not {expected}"))
 
     def rows_of(self, tensor: Tile, index: Tile, count: int | None = None) -> Tile:
         """`count` rows (default: one per partition) of an HBM matrix, named by an index tile column after column."""
@@ -125,6 +157,14 @@ class Lockstep:
             Operand(index.oracle.memory, index.oracle.format, listed), bytes_per_row, tensor.shape[0]
         )
         return Tile(simulated, Operand(tensor.oracle.memory, tensor.oracle.format, at, named))
+
+    def listed(self, base: Tile, index: Tile, count: int) -> Tile:
+        """`count` elements of every partition of a tile, whose offsets an index lists group by group."""
+        first = base.oracle.addresses.reshape(base.shape[0], -1)[:, :1]
+        at = np.broadcast_to(first, (base.shape[0], count))
+        offsets = Offsets(index.oracle, base.free_size)
+        simulated = base.simulated.indirect(index.simulated, count)
+        return Tile(simulated, Operand(base.oracle.memory, base.oracle.format, at, offsets=offsets))
 
     def row_of(self, tensor: Tile, index: Tile | Register) -> Tile:
         """The row of an HBM matrix that a register or a (1, 1) tile names."""
@@ -142,17 +182,27 @@ class Lockstep:
         self._step += 1
         refusal = expected = None
         try:
-            getattr(nisa, name)(**{key: _simulated(key, value) for key, value in arguments.items()})
+            self._simulate(name, arguments)
         except NkwError as error:
             refusal = error
         except Exception as error:
             raise Difference(self._report(name, arguments, f"it raised {error!r}")) from error
         self.core.ranges.clear()
+        call = {key: _oracle(value) for key, value in arguments.items()}
+        undefined = carried(name, self.core.generation, call)
+        self.core.reads_anything = undefined is not None
         try:
             with np.errstate(all="ignore"):
-                self.oracle[name](self.core, **{key: _oracle(value) for key, value in arguments.items()})
+                group = 32 if name in _TENSOR_ENGINE else 16
+                placed = {
+                    key: self.core.resolved(each, group) if isinstance(each, Operand) else each
+                    for key, each in call.items()
+                }
+                self.oracle[name](self.core, **placed)
         except (Unwritten, OutOfRange) as error:
             expected = error
+        for operand, whole in undefined or ():
+            operand.memory.state[operand.every_byte()[~whole]] = CARRIED
         if counted:
             (self.tally.compared if refusal is None else self.tally.refused)[name] += 1
         wanted = (
@@ -163,6 +213,18 @@ class Lockstep:
         found = f"it answered {refusal}, the oracle {expected!r}" if not wanted else self._compare()
         if found:
             raise Difference(self._report(name, arguments, found))
+
+    def _simulate(self, name: str, arguments: Mapping[str, Any]) -> None:
+        given = {key: _simulated(key, value) for key, value in arguments.items()}
+        if name == "scalar_load":
+            made = nisa.scalar_load(given["src"])
+        elif name == "scalar_arithmetic":
+            made = getattr(operator, given["operator"])(given["left"], given["right"])
+        else:
+            getattr(nisa, name)(**given)
+            return
+        dst: Register = arguments["dst"]
+        self.registers[dst.name] = replace(dst, simulated=made, is_scalar=True)
 
     def _report(self, name: str, arguments: Mapping[str, Any], found: str) -> str:
         head = f"{name} on {self.target}, stream {self.seed}, step {self._step}: {found}"
@@ -303,11 +365,18 @@ def stream(
         lockstep = Lockstep(target, seed, feed, host, oracle, tally)
         draw = Draw(lockstep, np.random.default_rng(seed))
         names = [name for name in DRAWS if only is None or name in only]
-        for _ in range(PER_KERNEL):
+
+        def one() -> None:
             name = draw.pick(names)
-            arguments = DRAWS[name](draw)
+            arguments = drawn(draw, name)
             if arguments is not None and not is_known(name, arguments):
                 lockstep.step(name, arguments)
+
+        for _ in range(PER_KERNEL):
+            if only is None and draw.chance(0.01):
+                loop(draw, one)
+            else:
+                one()
 
     launch(kernel, [((host,), {})], hardware(target))
     return tally

@@ -10,7 +10,8 @@ import numpy as np
 from tests.oracle.formats import Format, single
 
 LANES = 128
-EMPTY, WRITTEN, ACCUMULATED = 0, 1, 3
+EMPTY, WRITTEN, ACCUMULATED, CARRIED = 0, 1, 3, 4
+"""What a byte holds; the lowest bit tells whether it is defined. CARRIED: computed from what nothing has written."""
 
 
 class Unwritten(Exception):
@@ -44,17 +45,38 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Offsets:
+    """The run-time part of an `.indirect` address: each group of partitions lists element offsets for all of them.
+
+    `index` has a row per partition; offset i of a group lies in its row i modulo the group's size, column i divided by
+    it. `extent` is how many elements a partition of the tile has.
+    """
+
+    index: Operand
+    extent: int
+
+
+@dataclass(frozen=True)
 class Operand:
-    """Elements of one format: the byte address of each, in the shape the instruction sees."""
+    """Elements of one format: the byte address of each, in the shape the instruction sees.
+
+    With `offsets` the addresses are those of each partition's first element, repeated.
+    """
 
     memory: Memory
     format: Format
     addresses: np.ndarray
     rows: Rows | None = None
+    offsets: Offsets | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.addresses.shape
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether an index that is read at run time is part of the address."""
+        return self.rows is not None or self.offsets is not None
 
     def flat(self) -> Operand:
         """One row per partition, elements in streaming order."""
@@ -99,14 +121,18 @@ class Core:
     scalar: Accumulators = field(default_factory=lambda: Accumulators.holding(0.0, 0.0))
     vector: Accumulators = field(default_factory=lambda: Accumulators.holding(np.nan, np.inf))
     registers: dict[str, int] = field(default_factory=dict)
+    generators: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    """State words of the generators of an engine's lanes, where they are known."""
     ranges: list[Range] = field(default_factory=list)
+    reads_anything: bool = False
+    """Whether the instruction under way may read what nothing has written (see `carrying`)."""
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def bits(self, operand: Operand) -> np.ndarray:
         """The raw bits of every element."""
         at = operand.every_byte()
-        if not operand.memory.state[at].all():
+        if not self.reads_anything and not (operand.memory.state[at] & WRITTEN).all():
             raise Unwritten(operand.memory.name)
         raw = np.ascontiguousarray(operand.memory.bytes[at])
         return raw.view(operand.format.unsigned)[..., 0]
@@ -124,6 +150,21 @@ class Core:
         if isinstance(operand, Operand):
             return self.matrix(operand)
         return single(np.array([[float(operand)]]))
+
+    def resolved(self, operand: Operand, group: int) -> Operand:
+        """An `.indirect` operand with its offsets put in, for an engine with groups of so many partitions."""
+        if operand.offsets is None:
+            return operand
+        rows = self.bits(operand.offsets.index.flat()).astype(np.int64)
+        partitions, count = operand.shape
+        offsets = np.zeros((partitions, count), np.int64)
+        for partition in range(partitions):
+            first = partition - partition % group
+            for i in range(count):
+                offsets[partition, i] = rows[first + i % group, i // group]
+        if (offsets >= operand.offsets.extent).any():
+            raise OutOfRange
+        return Operand(operand.memory, operand.format, operand.addresses + offsets * operand.format.bytes)
 
     # -- writing ------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from simulate.isa import INSTRUCTIONS as BOOK
-from tests.oracle.instructions import INSTRUCTIONS, WITHOUT_ORACLE
+from tests.oracle.instructions import INSTRUCTIONS, NOT_IN_THE_BOOK, WITHOUT_ORACLE
 from tests.oracle.lockstep import TARGETS, Difference, run, stream
 from tests.oracle.machine import Core, Operand, Unwritten
 from tests.oracle.streams import DRAWS
@@ -20,7 +20,7 @@ PARTS = 8
 
 
 def test_every_instruction_of_the_book_has_a_second_opinion_or_a_reason() -> None:
-    assert set(BOOK) == set(INSTRUCTIONS) | set(WITHOUT_ORACLE)
+    assert set(BOOK) == (set(INSTRUCTIONS) - set(NOT_IN_THE_BOOK)) | set(WITHOUT_ORACLE)
     assert not set(INSTRUCTIONS) & set(WITHOUT_ORACLE)
     assert set(DRAWS) == set(INSTRUCTIONS)
 
@@ -32,7 +32,7 @@ def test_random_instructions_agree(seed: int) -> None:
 
 def test_draws_reach_every_instruction_of_the_oracle() -> None:
     tally = run(3_000, seed=1)
-    assert set(tally.compared) == set(INSTRUCTIONS)
+    assert set(tally.compared) == set(INSTRUCTIONS) | {"fori_loop", "while_loop"}
 
 
 def test_few_drawn_instructions_are_refused() -> None:

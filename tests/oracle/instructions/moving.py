@@ -31,7 +31,13 @@ def _placed(core: Core, operand: Operand, skip: bool) -> tuple[Operand, np.ndarr
 
 
 def dma_copy(
-    core: Core, dst: Operand, src: Operand, oob_mode: str = "error", dge_mode: str = "unknown"
+    core: Core,
+    dst: Operand,
+    src: Operand,
+    priority: int | None = None,
+    oob_mode: str = "error",
+    dge_mode: str = "unknown",
+    engine: str = "unknown",
 ) -> None:
     """dst = src in row-major order of both; elements at row numbers out of range are left alone with skip."""
     skip = oob_mode == "skip"
@@ -49,7 +55,12 @@ def dma_copy(
 
 
 def dma_transpose(
-    core: Core, dst: Operand, src: Operand, axes: tuple[int, ...] | None = None, oob_mode: str = "error"
+    core: Core,
+    dst: Operand,
+    src: Operand,
+    axes: tuple[int, ...] | None = None,
+    dge_mode: str = "unknown",
+    oob_mode: str = "error",
 ) -> None:
     """dst = src with dim i from source dim axes[i]."""
     order = axes or {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}[len(src.shape)]
@@ -100,3 +111,24 @@ def register_load(core: Core, dst: str, src: Operand) -> None:
 def register_store(core: Core, dst: Operand, src: str) -> None:
     """The one element of dst = src."""
     core.write_bits(dst, np.full(dst.shape, core.registers[src] % 2**32, np.int64))
+
+
+# -- run-time scalars ----------------------------------------------------------------------------------------------
+
+_ARITHMETIC = {"add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y}
+
+
+def scalar_load(core: Core, dst: str, src: Operand) -> None:
+    """A new scalar with the one element of src."""
+    register_load(core, dst, src)
+
+
+def scalar_store(core: Core, dst: Operand, value: str) -> None:
+    """The one element of dst = a scalar."""
+    register_store(core, dst, value)
+
+
+def scalar_arithmetic(core: Core, dst: str, operator: str, left: str | int, right: str | int) -> None:
+    """A new scalar: two scalars or whole numbers joined, wrapping to 32 bits."""
+    sides = [core.registers[side] if isinstance(side, str) else side for side in (left, right)]
+    core.registers[dst] = (_ARITHMETIC[operator](*sides) + 2**31) % 2**32 - 2**31

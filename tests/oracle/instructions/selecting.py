@@ -152,7 +152,8 @@ def nonzero_with_count(
 
 def topk(core: Core, val_dst: Operand, idx_dst: Operand, src: Operand, n: int) -> None:
     """Each 16 partitions hold one list (element j in partition j % 16, column j // 16): its K largest, ascending."""
-    values, bits = core.matrix(src), core.bits(src.flat())
+    active = Operand(src.memory, src.format, src.addresses[:, : -(-n // 16)])
+    values, bits = core.matrix(active), core.bits(active)
     count = val_dst.shape[1]
     for first in range(0, values.shape[0], 16):
         where = [(first + j % 16, j // 16) for j in range(n)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.oracle.formats import FLOAT32_MAX, TINY, UNIT, Format, Kind, single
-from tests.oracle.machine import EMPTY, Core, Operand
+from tests.oracle.machine import CARRIED, EMPTY, Core, Operand
 
 _E4M3FN = Format("", 1, Kind.floating, 4, 3, infinite=False)
 _E5M2 = Format("", 1, Kind.floating, 5, 2)
@@ -68,8 +68,8 @@ def _into_psum(
     accumulate: bool | None,
 ) -> None:
     dst = dst.flat()
-    at = dst.every_byte()[..., 0]
-    started = dst.memory.state[at] != EMPTY
+    before_it = dst.memory.state[dst.every_byte()]
+    started = (before_it != EMPTY).all(axis=-1)
     adds = np.zeros(exact.shape, np.bool_) if accumulate is False else started
     before = np.where(adds, single(dst.format.decode(_raw(dst))), 0.0)
     with np.errstate(all="ignore"):
@@ -79,6 +79,8 @@ def _into_psum(
     open_ = (magnitude * (1 + 1e-3) >= FLOAT32_MAX) | (magnitude == np.inf)
     slack = np.where(np.isfinite(result), slack, 0.0)
     core.write(dst, result, np.where(open_ & ~np.isnan(result), np.inf, slack), accumulated=True)
+    undefined = adds & (before_it == CARRIED).any(axis=-1)
+    dst.memory.state[dst.every_byte()[undefined]] = CARRIED
 
 
 def _raw(operand: Operand) -> np.ndarray:
@@ -118,12 +120,8 @@ def _unpacked(core: Core, operand: Operand) -> np.ndarray:
 
 
 def _scale_rows(partitions: int) -> list[int]:
-    """Which row of the scale tile holds group g = k // 8: g itself if the tile is compact, else row g % 4 of
-    quadrant g // 4."""
-    groups = partitions // 8
-    if partitions <= 32:
-        return list(range(groups))
-    return [32 * (g // 4) + g % 4 for g in range(groups)]
+    """Which row of the scale tile holds group g = k // 8: row g % 4 of quadrant g // 4."""
+    return [32 * (g // 4) + g % 4 for g in range(partitions // 8)]
 
 
 def _scales(core: Core, operand: Operand, partitions: int, columns: int) -> np.ndarray:
@@ -140,6 +138,8 @@ def nc_matmul_mx(
     moving: Operand,
     stationary_scale: Operand,
     moving_scale: Operand,
+    tile_position: tuple[int, int] | None = None,
+    tile_size: tuple[int, int] | None = None,
     accumulate: bool | None = None,
 ) -> None:
     """dst[m, n] (+)= sum over k and q of S[k, m, q] 2^(ss - 127) M[k, n, q] 2^(ms - 127)."""

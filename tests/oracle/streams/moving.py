@@ -25,7 +25,7 @@ def dma_copy(d: Draw) -> Arguments:
         dst = destination(
             d, p, f, (src,), dtype if same else d.dtype(), buffer=_anywhere(d), buffers=("sbuf", "hbm")
         )
-        return {"dst": dst, "src": src}
+        return {"dst": dst, "src": src, **_how(d, dst.dtype == src.dtype)}
     if kind < 0.55:
         return _one_row(d, f, dtype)
     rows = d.upto(6) + (p if kind > 0.7 else 0)
@@ -55,7 +55,15 @@ def _one_row(d: Draw, f: int, dtype: str) -> Arguments:
     row = d.lockstep.row_of(table, index)
     other = d.tile(1, f, dtype if d.chance(0.6) else d.dtype(PLAIN), _anywhere(d), apart_from=(index,))
     dst, src = (row, other) if d.chance(0.5) else (other, row)
-    return {"dst": dst, "src": src, "oob_mode": "skip" if skip else "error"}
+    how = _how(d, dst.dtype == src.dtype)
+    return {"dst": dst, "src": src, "oob_mode": "skip" if skip else "error", **how}
+
+
+def _how(d: Draw, same: bool) -> Arguments:
+    """Who writes the descriptors, which engine starts the transfer and how urgent it is: nothing that changes bytes."""
+    mode = d.pick(("unknown", "none", "swdge") + (("hwdge",) if d.generation >= 3 and same else ()))
+    how: Arguments = {"dge_mode": mode, "engine": d.pick(("unknown", "sync", "scalar"))}
+    return {**how, "priority": d.pick((0, 1, 2, 3))} if d.generation >= 4 and d.chance(0.5) else how
 
 
 def _gathered_transpose(d: Draw) -> Arguments:
@@ -81,6 +89,8 @@ def dma_transpose(d: Draw) -> Arguments:
         return _gathered_transpose(d)
     rank = d.pick((2, 2, 3, 4))
     sizes = tuple(d.upto(12 if rank < 4 else 5) for _ in range(rank))
+    if rank == 2 and d.chance(0.3):
+        sizes = (16, sizes[1])
     order = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}[rank]
     count = int(np.prod(sizes[1:]))
     src = d.tile(sizes[0], count, d.dtype(), _anywhere(d), shape=sizes, dims=5)
@@ -88,7 +98,9 @@ def dma_transpose(d: Draw) -> Arguments:
     dst = d.tile(
         shape[0], int(np.prod(shape[1:])), src.dtype, shape=shape, filled=False, apart_from=(src,), dims=5
     )
-    return {"dst": dst, "src": src} | ({"axes": order} if d.chance(0.5) else {})
+    by_hardware = d.generation >= 3 and src.oracle.format.bytes == 2 and sizes[0] == 16 and rank == 2
+    mode = d.pick(("unknown", "none", "hwdge") if by_hardware else ("unknown", "none"))
+    return {"dst": dst, "src": src, "dge_mode": mode} | ({"axes": order} if d.chance(0.5) else {})
 
 
 @draws
@@ -114,20 +126,27 @@ def dma_compute(d: Draw) -> Arguments:
     return {"dst": dst, "srcs": sources, "reduce_op": "add", "oob_mode": "skip" if skip else "error"}
 
 
-def _some_register(d: Draw) -> Any:
-    known = list(d.lockstep.registers.values())
+def _some_register(d: Draw, writable: bool = False) -> Any:
+    known = [
+        each
+        for each in d.lockstep.registers.values()
+        if not writable or (each.writable and not each.is_scalar)
+    ]
     return d.pick(known) if known else d.lockstep.register(int(d.random.integers(-(2**31), 2**31)))
 
 
 @draws
 def register_move(d: Draw) -> Arguments:
     src = _some_register(d) if d.chance(0.5) else int(d.random.integers(-(2**31), 2**32))
-    return {"dst": _some_register(d), "src": src}
+    return {"dst": _some_register(d, writable=True), "src": src}
 
 
 @draws
 def register_load(d: Draw) -> Arguments:
-    return {"dst": _some_register(d), "src": d.tile(1, 1, d.pick(("int32", "uint32")), _anywhere(d))}
+    return {
+        "dst": _some_register(d, writable=True),
+        "src": d.tile(1, 1, d.pick(("int32", "uint32")), _anywhere(d)),
+    }
 
 
 @draws

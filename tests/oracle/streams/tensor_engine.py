@@ -43,7 +43,18 @@ def nc_matmul(d: Draw) -> Arguments:
     written = dst.oracle.memory.state[dst.oracle.addresses].all()
     accumulate = d.pick((None, None, False, True) if written else (None, False))
     arguments = {"dst": dst, "stationary": stationary, "moving": moving, "accumulate": accumulate}
-    return {**arguments, "perf_mode": "double_row"} if double else arguments
+    if double:
+        arguments["perf_mode"] = "double_row"
+    return {**arguments, **_array_tile(d, k, m, double)} if d.chance(0.25) else arguments
+
+
+def _array_tile(d: Draw, k: int, m: int, double: bool) -> Arguments:
+    """Rows and columns of the array that hold the stationary tile; double_row takes whole columns."""
+    sizes = (32, 64, 128) if d.generation >= 3 else (64, 128)
+    rows = d.pick([size for size in sizes if size >= k])
+    columns = 128 if double else d.pick([size for size in sizes if size >= m])
+    position = tuple(size * int(d.random.integers(128 // size)) for size in (rows, columns))
+    return {"tile_position": position, "tile_size": (rows, columns)}
 
 
 def _transposing_matmul(d: Draw, k: int, m: int, dtype: str) -> Arguments:
@@ -74,11 +85,15 @@ def nc_transpose(d: Draw) -> Arguments:
 
 
 def _scale(d: Draw, p: int, f: int, filled: bool = True) -> Tile:
-    """A scale tile: compact rows up to 32 partitions, else one allocation in quadrants."""
-    rows = p // 8 if p <= 32 else p
+    """A scale tile from partition 0, 4, 8 or 12 of a quadrant on: four rows per quadrant of data, or more."""
+    needed = 32 * (p // 32 - 1) + 4
+    start = d.pick((0, 0, 4, 8, 12)) + 32 * int(d.random.integers((128 - needed) // 32 + 1))
+    rows = needed + int(d.random.integers(min(128 - start - needed, 28) + 1))
     low = d.random.integers(110, 140, (rows, f)).astype(np.uint64)
     values = np.where(d.random.random((rows, f)) < 0.005, 255, low) if filled else None
-    return d.tile(rows, f, "uint8", values=values, filled=filled, shape=(rows, f), start=0, reuse=0.3)
+    return d.tile(
+        rows, f, "uint8", values=values, filled=filled, shape=(rows, f), start=start, reuse=0.0, keep=False
+    )
 
 
 @draws
@@ -94,7 +109,12 @@ def nc_matmul_mx(d: Draw) -> Arguments | None:
     scales = _scale(d, k, m), _scale(d, k, n)
     dst = _psum(d, m, n, d.pick(("float32", "bfloat16")), ())
     written = dst.oracle.memory.state[dst.oracle.addresses].all()
+    tile = {}
+    if d.chance(0.3):
+        size = d.pick([size for size in (32, 64, 128) if size >= k])
+        tile = {"tile_position": (size * int(d.random.integers(128 // size)), 0), "tile_size": (size, 128)}
     return {
+        **tile,
         "dst": dst,
         "stationary": stationary,
         "moving": moving,

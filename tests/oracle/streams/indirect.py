@@ -1,0 +1,96 @@
+"""How `.indirect` operands are drawn: another draw's operands, gathered from or scattered into larger tiles (gen4)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.isa.rules import first_partition
+from tests.oracle.draw import Draw, Tile
+from tests.oracle.streams.common import DRAWS, Arguments
+
+_GATHERED = {
+    "tensor_copy": ("src",),
+    "tensor_copy_predicated": ("predicate",),
+    "tensor_tensor": ("data1",),
+    "tensor_scalar": ("data",),
+    "tensor_reduce": ("data",),
+    "tensor_scalar_cumulative": ("src",),
+    "tensor_scalar_reduce": ("data",),
+    "activation": ("data",),
+    "activation_reduce": ("data",),
+    "activate2": ("data",),
+    "exponential": ("src",),
+    "nc_matmul": ("stationary", "moving"),
+}
+"""The operands that may be gathered, of which the first names the partition of a scattered dst's index."""
+_SCALAR_ENGINE = ("activation", "activation_reduce", "activate2")
+
+
+def drawn(d: Draw, name: str) -> Arguments | None:
+    """A call of an instruction, now and then with `.indirect` operands."""
+    if d.generation < 4 or name not in _GATHERED or not d.chance(0.2):
+        return DRAWS[name](d)
+    usual, d.partitions = d.partitions, [16, 32, d.pick((8, 64, 128))]
+    arguments = DRAWS[name](d)
+    d.partitions = usual
+    if arguments is not None and _takes_indirect(name, arguments):
+        _put_in(d, name, arguments)
+    return arguments
+
+
+def _takes_indirect(name: str, call: Arguments) -> bool:
+    if name == "nc_matmul":
+        usual = "perf_mode" not in call and not call.get("is_transpose") and "tile_size" not in call
+        return usual and call["stationary"].oracle.format.bytes < 4
+    if name == "tensor_reduce":
+        return len(call["data"].shape) == 2
+    return not (name == "tensor_copy" and call.get("engine") == "gpsimd")
+
+
+def _put_in(d: Draw, name: str, call: Arguments) -> None:
+    group = 32 if name == "nc_matmul" else 16
+    for key in _GATHERED[name]:
+        if d.chance(0.7) and _fits(call[key], group):
+            call[key] = _indirect(d, call[key], group, int(first_partition(call[key].simulated)), True)
+    on_scalar = name in _SCALAR_ENGINE or call.get("engine") == "scalar"
+    dst, leader = call["dst"], call[_GATHERED[name][0]]
+    if d.chance(0.5) and _fits(dst, group) and not (on_scalar and dst.buffer == "psum"):
+        listed = leader.oracle.offsets
+        start = int(first_partition(leader.simulated if listed is None else leader.simulated.dynamic.index))
+        call["dst"] = _indirect(d, dst, group, start, False)
+        if name == "nc_matmul":
+            call["accumulate"] = d.pick((None, False))
+
+
+def _fits(tile: Tile, group: int) -> bool:
+    """Whether groups of that many partitions can list the tile's elements in a few columns of an index."""
+    partial = tile.shape[0] % group
+    return tile.free_size <= (partial or 4 * group)
+
+
+def _indirect(d: Draw, tile: Tile, group: int, start: int, gathered: bool) -> Tile:
+    """A tile of the same partitions, size and dtype whose elements lie where an index says."""
+    partitions, count = tile.shape[0], tile.free_size
+    width = count + d.upto(8)
+    columns = -(-count // group) + int(d.random.integers(2))
+    lists = np.zeros((partitions, columns), np.int64)
+    for first in range(0, partitions, group):
+        rows = min(group, partitions - first)
+        if gathered:
+            lists[first : first + rows] = d.random.integers(0, width, (rows, columns))
+        else:  # each element once: what becomes of duplicates is not documented
+            offsets = np.resize(d.random.permutation(width), rows * columns)
+            lists[first : first + rows] = offsets.reshape(columns, rows).T
+    if gathered and d.chance(0.03):
+        lists[0, 0] = width
+    own = {"start": start, "apart_from": (), "reuse": 0.0}
+    index_dtype = d.pick(("uint16", "uint32", "int32"))
+    index = d.tile(partitions, columns, index_dtype, values=lists, shape=(partitions, columns), **own)
+    base = d.lockstep.allocate(
+        (start + partitions if gathered else partitions, width), tile.dtype, tile.buffer
+    )
+    if gathered:
+        base = d.rows(base, start, partitions)
+    if gathered or d.chance(0.5):
+        d.lockstep.fill(base, d.contents(base.oracle.format, partitions * width))
+    return d.lockstep.listed(base, index, count)
