@@ -33,6 +33,12 @@ def carried(name: str, generation: int, call: Call) -> Defined | None:
         return None
     if name == "nonzero_with_count":
         reads = [_served(call["src"])]
+    if name == "quantize_mx":
+        reads = [call["src"]]
+    if name == "nc_matmul_mx":
+        reads = [call["stationary"], call["moving"]]
+        for side in ("stationary", "moving"):
+            reads += _scale_rows(call[side], call[f"{side}_scale"])
     unwritten = [each for each in reads if not defined(each).all()]
     if not unwritten or not all(_partly(each) for each in unwritten):
         return None
@@ -95,6 +101,35 @@ def _multiplied(generation: int, call: Call) -> Defined:
     return [(dst, (columns[0][:, None] & columns[1][None, :]).reshape(dst.shape))]
 
 
+def _scale_rows(data: Operand, scale: Operand) -> list[Operand]:
+    """The scales of an MX operand: four rows of every quadrant of partitions."""
+    at = scale.flat().addresses[:, : int(np.prod(data.shape[1:]))]
+    quadrants = range(0, data.shape[0], 32)
+    return [Operand(scale.memory, scale.format, at[first : first + 4]) for first in quadrants]
+
+
+def _multiplied_mx(generation: int, call: Call) -> Defined:
+    columns = []
+    for side in ("stationary", "moving"):
+        data = call[side].flat()
+        parts = [data, *_scale_rows(data, call[f"{side}_scale"])]
+        columns.append(np.array([defined(part).all(axis=0) for part in parts]).all(axis=0))
+    dst = call["dst"]
+    return [(dst, (columns[0][:, None] & columns[1][None, :]).reshape(dst.shape))]
+
+
+def _quantized(generation: int, call: Call) -> Defined:
+    """Eight partitions of four elements share a scale; one that is undefined leaves none of them defined."""
+    dst, rows = call["dst"], defined(call["src"].flat())
+    groups = np.zeros((rows.shape[0] // 8, rows.shape[1] // 4), np.bool_)
+    for group in range(groups.shape[0]):
+        for f in range(groups.shape[1]):
+            groups[group, f] = rows[8 * group : 8 * group + 8, 4 * f : 4 * f + 4].all()
+    scales = _scale_rows(dst, call["dst_scale"])
+    found: Defined = [(dst, np.repeat(groups, 8, axis=0).reshape(dst.shape))]
+    return found + [(scale, groups[4 * q : 4 * q + 4]) for q, scale in enumerate(scales)]
+
+
 def _gathered(generation: int, call: Call) -> Defined | None:
     if not defined(call["index"]).all():
         return None
@@ -116,6 +151,8 @@ _RULES: dict[str, Callable[[int, Call], Defined | None]] = {
     "nc_stream_shuffle": _shuffled,
     "nc_transpose": _transposed,
     "nc_matmul": _multiplied,
+    "nc_matmul_mx": _multiplied_mx,
+    "quantize_mx": _quantized,
     "local_gather": _gathered,
     "nonzero_with_count": _counted,
 }

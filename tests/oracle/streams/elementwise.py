@@ -108,7 +108,8 @@ def tensor_scalar(d: Draw) -> Arguments:
     for i in range(2 if d.chance(0.5) else 1):
         unary = d.chance(0.15)
         arguments[f"op{i}"] = unary_operator(d) if unary else binary_operator(d)
-        arguments[f"operand{i}"] = None if unary else number_or_column(d, p)
+        column = d.pick(("float32", "float32", "bfloat16", "float16"))
+        arguments[f"operand{i}"] = None if unary else number_or_column(d, p, column)
         arguments[f"reverse{i}"] = False if unary else d.chance(0.3)
     return {"dst": destination(d, p, f, tuple(arguments.values())), **arguments}
 
