@@ -15,7 +15,7 @@ from typing import Any
 
 import nki_kernels
 import simulate
-from benchmarks.measure import Row, medians
+from benchmarks.measure import Row
 from model.device import kernel_limit
 from model.plan.calls import Call, RankCalls
 from model.plan.dry import DryTimes
@@ -48,15 +48,13 @@ CONFIG: dict[str, Any] = {  # the published config.json of Llama-3.1-70B, as far
 
 
 def rows() -> Iterator[Row]:
-    """Seconds of a layer and of the model; instructions per second of each step of a dry run."""
+    """Time of a layer and of the model, equal layers once; instructions per second of each step of a dry run."""
     model = _model()
     for what, tokens in ((f"prefill of {PROMPT}", PROMPT), ("a decode step", 1)):
-        (layer, whole) = medians(
-            [lambda: _layer(model, tokens), lambda: _whole(model, tokens)],  # noqa: B023  (called at once)
-            _RUNS,
-        )
-        yield Row(f"a layer of Llama-3.1-70B at tp {RANKS}, {what}, dry", "", layer * 1e3, "ms")
-        yield Row(f"all of Llama-3.1-70B at tp {RANKS}, {what}, dry", "equal layers once", whole * 1e3, "ms")
+        layer = _cpu(lambda: _layer(model, tokens))  # noqa: B023  (called at once)
+        whole = _cpu(lambda: _whole(model, tokens))  # noqa: B023
+        yield Row(f"a layer of Llama-3.1-70B at tp {RANKS}, {what}, dry", "CPU time", layer * 1e3, "ms")
+        yield Row(f"all of Llama-3.1-70B at tp {RANKS}, {what}, dry", "CPU time", whole * 1e3, "ms")
     yield from _rates(_calls(model, PROMPT))
 
 

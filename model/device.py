@@ -28,7 +28,7 @@ from simulate.profile import Profile, profile
 from simulate.profile.page import Part, Step
 from simulate.profile.page import write_page as write_profiles
 from simulate.run import REPLAYS, ReplayOptions
-from simulate.timing import Reading, Timeline, bracket, schedule, write_trace
+from simulate.timing import Reading, Timeline, dependences, schedule, write_trace
 
 __all__ = [
     "INSTANCES",
@@ -242,9 +242,12 @@ class _Timed:
 
     @classmethod
     def of(cls, launch: simulate.Launch) -> _Timed:
-        bounds = bracket(launch.streams, launch.hardware)
-        timeline = schedule(launch.streams, launch.hardware, Reading.program)
-        return cls(launch, timeline, bounds.dataflow_ns, bounds.serial_ns)
+        waits = dependences(launch.streams)
+        dataflow, program, serial = (
+            schedule(launch.streams, launch.hardware, reading, waits)
+            for reading in (Reading.dataflow, Reading.program, Reading.serial)
+        )
+        return cls(launch, program, dataflow.length_ns, serial.length_ns)
 
     @cached_property
     def profile(self) -> Profile:
