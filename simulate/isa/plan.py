@@ -115,6 +115,8 @@ class Meeting:
     members: tuple[int, ...]
     terms: dict[str, Any]
     exchange: Callable[[list[list[np.ndarray]]], list[list[Any]]]
+    admits: Callable[[int], None] | None = None
+    """Refuses the member that may not call it; which one calls is known only when the instruction runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,9 @@ def sendrecv(
     def exchange(operands: list[list[Any]]) -> list[list[Any]]:
         return [[_copied(operands[1][0])], [_copied(operands[0][0])]]
 
+    def admits(core: int) -> None:
+        names_the_other_core(send_to_rank, core)
+
     return Plan(
         engine=Engine.dma,
         reads=(src,),
@@ -90,6 +93,7 @@ def sendrecv(
                 "dma_engine": dma_engine.name,
             },
             exchange=exchange,
+            admits=admits,
         ),
         carries=carries.elementwise,
     )
@@ -123,6 +127,17 @@ def both_cores(send_to_rank: Any, recv_from_rank: Any) -> None:
         raise RuleViolation(
             both_cores,
             f"send_to_rank={send_to_rank!r:.20}, recv_from_rank={recv_from_rank!r:.20}",
+            hint="peer = 1 - nl.program_id(0), for both",
+        )
+
+
+@rule("NKW-SENDRECV-SELF")
+def names_the_other_core(send_to_rank: int, core: int) -> None:
+    """A core exchanges data with the other core of the pair, not with itself."""
+    if send_to_rank == core:
+        raise RuleViolation(
+            names_the_other_core,
+            f"core {core} calls with send_to_rank={send_to_rank}, recv_from_rank={send_to_rank}",
             hint="peer = 1 - nl.program_id(0), for both",
         )
 

@@ -114,6 +114,8 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
     results: Sequence[Any] = ()
     if plan.meeting is not None:
         member = core.rank.number if plan.meeting.by_rank else core.number
+        if plan.meeting.admits is not None:
+            plan.meeting.admits(member)
         results, meeting_serial = core.turns.meet(
             core.index, member, _of_this_core(core, plan.meeting), operands, location(line), dry
         )

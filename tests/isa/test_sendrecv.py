@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import Deadlock, MeetingMismatch
+from simulate.errors import Deadlock, MeetingMismatch, RuleViolation
 from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
@@ -87,6 +89,30 @@ def test_each_core_gets_what_the_other_sent(engine):
 
     x = sample("float32", (8, 8))
     assert_same_bits(exchange(kernel, x), np.concatenate((x[4:], x[:4])))
+
+
+@pytest.mark.parametrize(
+    ("named", "culprit"), [((0, 0), 0), ((1, 1), 1), ((0, 1), 0), ((1, 0), None)], ids=str
+)
+@pytest.mark.parametrize("mode", [simulate.Mode.eager, simulate.Mode.dry])
+def test_a_core_that_names_itself_is_refused(named, culprit, mode):
+    def kernel(x):
+        peer = named[nl.program_id(0)]
+        part = nl.load(x)
+        nisa.sendrecv(src=part, dst=part, send_to_rank=peer, recv_from_rank=peer, pipe_id=0)
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(dst=out, src=part)
+        return out
+
+    before = threading.active_count()
+    launch = [((sample("float32", (1, 8)),), {})]
+    if culprit is None:
+        simulate.launch(kernel, launch, hardware("trn2"), logical_core_size=2, mode=mode, has_grid=True)
+    else:
+        with pytest.raises(RuleViolation, match=f"NKW-SENDRECV-SELF.*\n.*core {culprit} calls"):
+            simulate.launch(kernel, launch, hardware("trn2"), logical_core_size=2, mode=mode, has_grid=True)
+    assert threading.active_count() == before
 
 
 def test_pipes_pair_up_by_their_number():
