@@ -54,9 +54,11 @@ def _put_in(d: Draw, name: str, call: Arguments) -> None:
             call[key] = _indirect(d, call[key], group, int(first_partition(call[key].simulated)), True)
     on_scalar = name in _SCALAR_ENGINE or call.get("engine") == "scalar"
     dst, leader = call["dst"], call[_GATHERED[name][0]]
-    if d.chance(0.5) and _fits(dst, group) and not (on_scalar and dst.buffer == "psum"):
-        listed = leader.oracle.offsets
-        start = int(first_partition(leader.simulated if listed is None else leader.simulated.dynamic.index))
+    indexed = leader.oracle.offsets is not None
+    start = int(first_partition(leader.simulated.dynamic.index if indexed else leader.simulated))
+    starts = range(0, 128, 32 if dst.shape[0] <= 32 else 64 if dst.shape[0] <= 64 else 128)
+    in_reach = start in starts and not (on_scalar and dst.buffer == "psum")
+    if d.chance(0.5) and _fits(dst, group) and in_reach:
         call["dst"] = _indirect(d, dst, group, start, False)
         if name == "nc_matmul":
             call["accumulate"] = d.pick((None, False))
