@@ -80,6 +80,16 @@ def footprint(tile: NkiTensor, skip_out_of_range: bool) -> Footprint:
     return Footprint(serial, width, 0, (), (), elements.reshape(-1))
 
 
+def _folds(tile: NkiTensor) -> bool:
+    """Whether two elements of a view may be one of its storage: a step is no longer than the steps within it reach."""
+    reach = 0
+    for stride, extent in sorted((abs(s), e) for s, e in zip(tile.strides, tile.shape) if e > 1):
+        if stride <= reach or not stride:
+            return True
+        reach += stride * (extent - 1)
+    return False
+
+
 def _written(tile: NkiTensor, plan: Plan) -> Footprint:
     made = footprint(tile, plan.skip_out_of_range)
     values = tile.array if made.elements is None else flat(tile).array[made.elements]
@@ -195,12 +205,12 @@ class Evidence:
     @staticmethod
     def _transfer(core: CoreEvidence, event: int, plan: Plan) -> None:
         for tile in plan.writes:
-            if tile.dynamic is not None:
-                elements = footprint(tile, plan.skip_out_of_range).elements
-                assert elements is not None
-                repeated = elements.size - np.unique(elements).size
+            if tile.dynamic is not None or _folds(tile):
+                touched = footprint(tile, plan.skip_out_of_range)
+                size = tile.size if touched.elements is None else touched.elements.size
+                repeated = size - touched.numbers().size
                 if repeated:
-                    seen = f"{repeated} of {elements.size} elements are written more than once"
+                    seen = f"{repeated} of {size} elements are written more than once"
                     core.repeated_rows.append(Note(event, tile.storage.serial, seen))
             for source in plan.reads:
                 if source.storage is not tile.storage:

@@ -44,7 +44,8 @@ def _edges(stream: Stream) -> list[Finding]:
         touches = [
             touch(stream, event, a) for event in (producer, consumer) for a in stream.accesses(event)[-1:]
         ]
-        where = stream.event(consumer).where
+        line = stream.request_lines.get((producer, consumer))
+        where = stream.event(consumer).where if line is None else location(line)
         if later:
             which = "itself" if producer == consumer else f"{ops[1]} #{producer}, which is issued later"
             findings.append(

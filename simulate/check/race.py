@@ -239,7 +239,7 @@ def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
                     for a in stream.accesses(note.event)
                     if a.tensor == note.tensor
                 ],
-                hint="make the row numbers unique, or send surplus rows out of range with oob_mode skip",
+                hint="let no row number and no step repeat, or send surplus rows out of range with oob_mode skip",
                 severity=Severity.error if promised else None,
             )
         )

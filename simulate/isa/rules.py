@@ -59,6 +59,20 @@ def starts_on_quadrant(hardware: Hardware, operand: str, tile: NkiTensor) -> Non
         )
 
 
+@rule("NKW-PARTITION-STRIDE")
+def partitions_are_consecutive(operand: str, tile: NkiTensor) -> None:
+    """An engine accesses consecutive partitions; only a DMA can step over some."""
+    row = tile.storage.nbytes // tile.storage.shape[0]
+    step = tile.strides[0] * tile.dtype.storage.itemsize
+    if tile.shape[0] > 1 and step != row:
+        raise RuleViolation(
+            partitions_are_consecutive,
+            f"{operand} takes partitions in steps of {step / row:g} from {first_partition(tile)} on",
+            limit="a partition step of 1",
+            hint="have the DMA that loads them bring the rows together, as src=x[0:n:step]",
+        )
+
+
 @rule("NKW-FREE-SIZE")
 def free_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
     """An operand has at most 64K elements per partition in SBUF and 4K in PSUM (gen4: 8K of 16 bits)."""
@@ -130,6 +144,8 @@ def check_tile(
         lies_in(operand, tile, *(allowed or (SBUF, PSUM)))
     partitions_within_limit(hardware, operand, tile)
     starts_on_quadrant(hardware, operand, tile)
+    if tile.dynamic is None:
+        partitions_are_consecutive(operand, tile)
     free_size_within_limit(hardware, operand, tile)
     if tile.ndim > hardware.dims_max:
         dims_within_limit(hardware, operand, tile)

@@ -43,6 +43,7 @@ def tensor_reduce(
     """
     rules.check_tile(hardware, "dst", dst, indirect=True)
     rules.check_tile(hardware, "data", data, indirect=True)
+    axes = _axes(data, axis)
     rules.same_partitions("dst", dst, "data", data)
     indirection.check(hardware, Engine.vector, dst, data)
     rules.not_packed("dst", dst)
@@ -50,7 +51,6 @@ def tensor_reduce(
     operator = alu_operator(op)
     rules.operator_on_chip(hardware, "op", operator)
     vector_reduces(operator)
-    axes = _axes(data, axis)
     keeps_unreduced(dst, data, axes)
     bitvec = rules.is_bitvec(operator)
     if bitvec:

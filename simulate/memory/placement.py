@@ -87,6 +87,17 @@ def same_source(tiles: Iterable[Tile], one: Tile) -> set[int]:
     return {tile.serial for tile in tiles if tile.source == one.source}
 
 
+def to_blame(placement: Placement) -> Tile:
+    """Of the tiles at the peak one of the source that has most of the bytes; of equal ones the last."""
+    taken: dict[Hashable, int] = {}
+    for tile in placement.peak:
+        source = tile.serial if tile.source is None else tile.source
+        taken[source] = taken.get(source, 0) + tile.bytes
+    return max(
+        reversed(placement.peak), key=lambda tile: taken[tile.serial if tile.source is None else tile.source]
+    )
+
+
 def room(tiles: Iterable[Tile], chosen: Collection[int], limit: int) -> int:
     """The most bytes that each tile of `chosen` (serials) may have for all live bytes to stay within `limit`.
 

@@ -221,6 +221,22 @@ class NkiTensor(TensorViews):
             self._refuse()
         return True
 
+    def __array_ufunc__(self, function: np.ufunc, *_: Any, **__: Any) -> NoReturn:
+        """numpy's element-wise functions and operators are Python on tensors as well."""
+        self._refuse_numpy(function)
+
+    def __array_function__(self, function: Any, *_: Any) -> NoReturn:
+        """Refuse the other functions of numpy, which would take the tensor for an object."""
+        self._refuse_numpy(function)
+
+    def _refuse_numpy(self, function: Any) -> NoReturn:
+        name = f"numpy.{getattr(function, '__name__', function)}"
+        raise RuleViolation(
+            no_python_on_tensors,
+            f"{name} on {self.describe()}",
+            hint="nisa.activation, nisa.tensor_tensor, nisa.tensor_reduce or a function of nl",
+        )
+
     for _name in (
         "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow matmul neg and or xor invert lshift rshift "
         "iadd isub imul itruediv lt le gt ge float int"

@@ -67,9 +67,11 @@ def launch_by_name(words: str, arguments: Sequence[str], mode: Mode = Mode.dry) 
     try:
         return launch(kernel, [(tuple(args), kwargs)], mode=mode)
     except (AssertionError, TypeError, ValueError, IndexError, AttributeError) as error:
-        if isinstance(error, InvalidArgument) or hasattr(error, "code"):
+        entered = getattr(error, "code", "NKW-KERNEL-CALL") != "NKW-KERNEL-CALL"
+        if entered:
             raise
-        raise InvalidArgument("NKW-KERNEL-CALL", f"{words} does not take these arguments: {error}") from error
+        why = getattr(error, "message", error)
+        raise InvalidArgument("NKW-KERNEL-CALL", f"{words} does not take these arguments: {why}") from error
 
 
 def _kernel(words: str) -> Callable[..., Any]:

@@ -13,12 +13,13 @@ import numpy as np
 
 from simulate.errors import InvalidArgument, NkwError, RuleViolation
 from simulate.hardware import DEFAULT_TARGET, Hardware, hardware
+from simulate.isa.book import CallError
 from simulate.memory import MemoryRegion
 from simulate.memory.objects import LOOKS
-from simulate.memory.placement import Placement, Tile, live_tiles_fit, place
+from simulate.memory.placement import Placement, Tile, live_tiles_fit, place, to_blame
 from simulate.run.arguments import Arguments
 from simulate.run.calls import Calls, TracedTable
-from simulate.run.location import raised_at
+from simulate.run.location import here, raised_at
 from simulate.run.machine import (
     Mode,
     NeuronCore,
@@ -148,6 +149,8 @@ def launch(
         try:
             return _launch(kernel, arguments, chip, logical_core_size, mode, has_grid, elsewhere=elsewhere)[0]
         except NkwError as error:
+            if isinstance(error, InvalidArgument):  # no kernel line is at fault, but the one that launches
+                error.where = error.where or here()
             if witness is not None:
                 witness.refused(error)
             raise
@@ -340,6 +343,10 @@ def _launch(
         except NkwError as error:
             error.where = error.where or raised_at(error)
             raise
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise CallError("NKW-KERNEL-CALL", str(error)) from None  # the kernel was not entered
+            raise
         finally:
             enter(before)
         if core.number == 0:
@@ -370,8 +377,7 @@ def _launch(
                 limit = capacity_bytes(chip, buffer)
                 live_tiles_fit(placement, buffer, limit, chip.name, stream.label, stream.elements)
             except RuleViolation as error:
-                largest = max(placement.peak, key=lambda tile: tile.bytes)
-                error.where = stream.tensors[largest.serial].where
+                error.where = stream.tensors[to_blame(placement).serial].where
                 raise
     if cores[0].witness is not None:
         cores[0].witness.ended(done, returned)

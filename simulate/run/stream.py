@@ -18,7 +18,7 @@ from simulate.errors import Location, RuleViolation, rule
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Cost, Plan, State
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
-from simulate.run.location import location
+from simulate.run.location import kernel_line, location
 
 READ, WRITE, ACCUMULATE = 0, 1, 2
 Line = tuple[CodeType, int]
@@ -133,6 +133,7 @@ class NkiInstruction(NKIObject):
                     hint="nisa.core_barrier or nisa.sendrecv orders cores",
                 )
             self._stream.requested.append((producer.index, self.index))
+            self._stream.request_lines[producer.index, self.index] = kernel_line()
         return self
 
     def __repr__(self) -> str:
@@ -187,6 +188,7 @@ class Stream:
         self.meetings: dict[int, int] = {}
         self.states: dict[int, State] = {}
         self.requested: list[tuple[int, int]] = []
+        self.request_lines: dict[tuple[int, int], Line] = {}  # of those that depends_on made
         self.remarks: list[tuple[str, Line, str]] = []  # code, line and what was seen, of what no event shows
         self.affine_loops: list[int] = []  # the event at which each nl.affine_range began
         self.open_affine: list[Iteration] = []

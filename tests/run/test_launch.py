@@ -98,6 +98,37 @@ def test_refuses_64_bit_arrays_by_name(dtype: type) -> None:
         double(np.ones((4, 4), dtype))
 
 
+def test_arguments_that_the_signature_does_not_take_are_refused_at_the_line_of_the_call() -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        double()  # the line to blame
+    assert isinstance(refused.value, TypeError)
+    assert refused.value.code == "NKW-KERNEL-CALL"
+    assert refused.value.message == "double() missing 1 required positional argument: 'x'"
+    text = Path(__file__).read_text().splitlines()
+    assert refused.value.where is not None
+    assert text[refused.value.where.line - 1].endswith("# the line to blame")
+
+
+def test_a_type_error_inside_of_a_kernel_stays_one() -> None:
+    @nki.jit
+    def kernel(x):
+        return len(3)
+
+    with pytest.raises(TypeError, match="has no len") as refused:
+        kernel(np.ones((2, 2), np.float32))
+    assert not isinstance(refused.value, NkwError)
+
+
+def test_what_is_wrong_with_an_argument_is_blamed_on_the_line_of_the_launch() -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        double(np.ones((2, 2)))
+    assert refused.value.where is not None
+    assert (Path(refused.value.where.file).name, refused.value.where.function) == (
+        Path(__file__).name,
+        "test_what_is_wrong_with_an_argument_is_blamed_on_the_line_of_the_launch",
+    )
+
+
 def test_refuses_an_empty_array() -> None:
     with pytest.raises(InvalidArgument, match=r"argument x of shape \(0, 4\) has no elements"):
         double(np.ones((0, 4), np.float32))

@@ -21,8 +21,8 @@ def kernel(x, sick):
             kept.append(added)
 
     nl.fori_loop(0, 2, body)
-    last = nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)  # blamed
-    last.depends_on(kept[-1])
+    last = nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+    last.depends_on(kept[-1])  # blamed
     nisa.tensor_tensor(dst=total, data1=total, data2=tile, op=nl.add)
     return copied_out(total)
 

@@ -14,10 +14,10 @@ def kernel(x, sick):
     tile = nl.load(x)
     first = nl.ndarray((4, 8), dtype=nl.float32)
     second = nl.ndarray((4, 8), dtype=nl.float32)
-    before = nisa.tensor_copy(dst=first, src=tile)  # blamed
+    before = nisa.tensor_copy(dst=first, src=tile)
     after = nisa.tensor_tensor(dst=second, data1=tile, data2=tile, op=nl.add)
     if sick:
-        before.depends_on(after)
+        before.depends_on(after)  # blamed
     else:
         after.depends_on(before)
     nisa.tensor_tensor(dst=second, data1=second, data2=first, op=nl.add)
