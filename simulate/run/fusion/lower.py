@@ -61,6 +61,7 @@ class Lowering:
         self._find_homes()
         self._writes = self._find_writes()
         self._tables: dict[int, Cells] = {}
+        self._last_uses = self._find_last_uses()
         self._versions: dict[tuple[int, str, int], Value] = {}
         self._stored: dict[int, int] = {}
         self._states: dict[State, Traced] = {}
@@ -74,6 +75,8 @@ class Lowering:
                 self._keep(plan, keeps)
             else:
                 self._take_apart(plan, keeps)
+            for key in self._last_uses.get(position, ()):
+                self._tables.pop(key, None)
         return self.builder
 
     def written_once(self, given: set[int]) -> dict[int, Storage]:
@@ -101,6 +104,19 @@ class Lowering:
                 if as_recorded and tile.dynamic is not None:
                     index = tile.dynamic.index
                     self.homes[id(index.storage)] = index.storage
+
+    def _find_last_uses(self) -> dict[int, list[int]]:
+        """By position, the storages that no later plan uses: all their tables together outgrow the host's memory."""
+        last: dict[int, int] = {}
+        for position, (plan, _, _) in enumerate(self._recorded):
+            for tile in (*plan.reads, *plan.writes):
+                last[id(tile.storage)] = position
+                if tile.dynamic is not None:
+                    last[id(tile.dynamic.index.storage)] = position
+        found: dict[int, list[int]] = {}
+        for key, position in last.items():
+            found.setdefault(position, []).append(key)
+        return found
 
     def _find_writes(self) -> dict[int, Writes]:
         found: dict[int, Writes] = {}

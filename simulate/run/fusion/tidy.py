@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulate.memory import Storage
+from simulate.memory import Storage, views
 from simulate.numerics.dtypes import float32
+from simulate.run.fusion.blocks import LARGE, BlockedProduct, scratch_elements
 from simulate.run.fusion.builder import Builder
 from simulate.run.fusion.graph import Kind, Op, Uses, View
 from simulate.run.fusion.works import Copy, NarrowProduct, Product, Widened, worth_narrow
@@ -68,7 +69,10 @@ def simplified(view: View) -> View:
 
 
 def prepare_products(builder: Builder, narrow: bool) -> None:
-    """Give products operands that a BLAS takes: float32 (with `narrow`, or bfloat16 both), one stride of 1."""
+    """Give products operands that a BLAS takes: float32 (with `narrow`, or bfloat16 both), one stride of 1.
+
+    A large narrow operand stays as it is, and the product widens it in blocks.
+    """
     made: dict[tuple[object, ...], View] = {}
     ops: list[Op] = []
     for op in builder.ops:
@@ -76,17 +80,42 @@ def prepare_products(builder: Builder, narrow: bool) -> None:
             kept = narrow and worth_narrow(op)
             if kept:
                 op.work = NarrowProduct()
+            large = None if kept else _large_narrow(op)
             operands = [op.reads[0], op.reads[1]]
             for number, view in enumerate(operands):
-                if (kept or view.value.element == np.float32) and _fits_blas(view):
+                if number == large or ((kept or view.value.element == np.float32) and _fits_blas(view)):
                     continue
                 key = view.value.number, view.offset, view.shape, view.strides, kept
                 if key not in made:
                     made[key] = _laid_out(builder, view, kept, op.sequence, ops)
                 operands[number] = made[key]
             op.reads = (*operands, *op.reads[2:])
+            if large is not None:
+                _in_blocks(builder, op, large)
         ops.append(op)
     builder.ops = ops
+
+
+def _large_narrow(op: Op) -> int | None:
+    """Which operand of a product is widened in blocks: the larger one of those narrow and large, if there is one."""
+    found = [
+        (views.count(view.shape), number)
+        for number, view in enumerate(op.reads[:2])
+        if view.value.element != np.float32 and views.count(view.shape) > LARGE
+    ]
+    return max(found)[1] if found else None
+
+
+def _in_blocks(builder: Builder, op: Op, large: int) -> None:
+    """Let a product widen an operand in blocks; it becomes the right one, as (A @ B).T = B.T @ A.T."""
+    if large == 0:
+        op.reads = (op.reads[1].turned(), op.reads[0].turned())
+        op.writes = (op.writes[0].turned(),)
+    left, right = op.reads
+    size = scratch_elements(left.shape[0], *right.shape)
+    scratch = builder.value(Kind.buffer, (size,), float32)
+    op.work = BlockedProduct(right.value.dtype)
+    op.writes = (*op.writes, View.whole(scratch))
 
 
 def _laid_out(builder: Builder, view: View, narrow: bool, sequence: float, ops: list[Op]) -> View:

@@ -83,10 +83,7 @@ class Widened:
 
     def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
         """One call."""
-        source = self.source
-        if not isinstance(source, DType) or source in _WIDENED_BY_NUMPY:
-            return [(np.copyto, [writes[0], reads[0], "unsafe"])]
-        return [(_assign, [partial(to_float32, dtype=source), writes[0], reads[0]])]
+        return [(widen, [self.source, writes[0], reads[0]])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +175,14 @@ class Computed:
     def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
         """One call of the planner's function."""
         return [(_compute, [self.plan, len(writes), *writes, *reads])]
+
+
+def widen(source: DType | np.dtype[Any], out: np.ndarray, values: np.ndarray) -> None:
+    """Put elements of `source` into `out` as float32."""
+    if not isinstance(source, DType) or source in _WIDENED_BY_NUMPY:
+        np.copyto(out, values, casting="unsafe")
+    else:
+        out[...] = to_float32(values, dtype=source)
 
 
 def _named(function: Any, *operands: Any) -> None:
