@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,18 @@ import simulate
 simulate.install()  # any test file can be run alone, also one that imports `nki` before anything of ours
 
 STORIES260K = "NKW_STORIES260K"
+_OURS = ("NKI_", "NKW_", "NEURON_")
+
+
+@pytest.fixture(autouse=True)
+def environment_of_its_own() -> Iterator[None]:
+    """Commands choose the chip and the way of replay in the environment; no test leaves that to the next one."""
+    before = {name: value for name, value in os.environ.items() if name.startswith(_OURS)}
+    yield
+    for name in [name for name in os.environ if name.startswith(_OURS)]:
+        if name not in before:
+            del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

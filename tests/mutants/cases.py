@@ -199,9 +199,9 @@ def _searched(target: str, *arguments: Any, ranks: int = 1) -> Case:
     plain = nki_kernels.lm_head_reference(*arguments)[0]
     keep = -(-top_k // 8) * 8
     parts = np.split(np.arange(head.shape[1]), ranks)
-    group = ReplicaGroup([list(range(ranks))])
+    group = (ReplicaGroup([list(range(ranks))]), ranks)
     shards = tuple(
-        (x, norm, head[:, part].copy(), eps, top_k, offset + np.int32(part[0]), group if ranks > 1 else None)
+        (x, norm, head[:, part].copy(), eps, top_k, offset + np.int32(part[0]), *(group if ranks > 1 else ()))
         for part in parts
     )
 
