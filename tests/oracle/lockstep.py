@@ -194,11 +194,12 @@ class Lockstep:
         try:
             with np.errstate(all="ignore"):
                 group = 32 if name in _TENSOR_ENGINE else 16
-                placed = {
-                    key: self.core.resolved(each, group) if isinstance(each, Operand) else each
-                    for key, each in call.items()
-                }
-                self.oracle[name](self.core, **placed)
+                if name != "dma_copy":  # which skips offsets out of range by itself
+                    call = {
+                        key: self.core.resolved(each, group) if isinstance(each, Operand) else each
+                        for key, each in call.items()
+                    }
+                self.oracle[name](self.core, **call)
         except (Unwritten, OutOfRange) as error:
             expected = error
         for operand, whole in undefined or ():

@@ -155,16 +155,24 @@ class Core:
         """An `.indirect` operand with its offsets put in, for an engine with groups of so many partitions."""
         if operand.offsets is None:
             return operand
-        rows = self.bits(operand.offsets.index.flat()).astype(np.int64)
+        placed, inside = self.listed(operand, operand.offsets, group)
+        if not inside.all():
+            raise OutOfRange
+        return placed
+
+    def listed(self, operand: Operand, offsets: Offsets, group: int) -> tuple[Operand, np.ndarray]:
+        """An `.indirect` operand with its offsets put in, and which of its elements lie inside of the tile."""
+        index = offsets.index.flat()
+        rows = index.format.decode(self.bits(index)).astype(np.int64)
         partitions, count = operand.shape
-        offsets = np.zeros((partitions, count), np.int64)
+        found = np.zeros((partitions, count), np.int64)
         for partition in range(partitions):
             first = partition - partition % group
             for i in range(count):
-                offsets[partition, i] = rows[first + i % group, i // group]
-        if (offsets >= operand.offsets.extent).any():
-            raise OutOfRange
-        return Operand(operand.memory, operand.format, operand.addresses + offsets * operand.format.bytes)
+                found[partition, i] = rows[first + i % group, i // group]
+        inside = (found >= 0) & (found < offsets.extent)
+        at = operand.addresses + np.where(inside, found, 0) * operand.format.bytes
+        return Operand(operand.memory, operand.format, at), inside
 
     # -- writing ------------------------------------------------------------------------------------------------
 

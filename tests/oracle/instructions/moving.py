@@ -11,7 +11,12 @@ from tests.oracle.operators import total
 
 
 def _placed(core: Core, operand: Operand, skip: bool) -> tuple[Operand, np.ndarray]:
-    """An operand with its run-time row numbers put in, and which of its elements lie inside."""
+    """An operand with its run-time row numbers or offsets put in, and which of its elements lie inside."""
+    if operand.offsets is not None:
+        placed, inside = core.listed(operand, operand.offsets, 16)
+        if not inside.all() and not skip:
+            raise OutOfRange
+        return placed, inside
     if operand.rows is None:
         return operand, np.ones(operand.shape, np.bool_)
     rows = operand.rows
@@ -43,7 +48,7 @@ def dma_copy(
     skip = oob_mode == "skip"
     source, readable = _placed(core, src, skip)
     target, writable = _placed(core, dst, skip)
-    if src.rows is None:
+    if not src.is_dynamic:
         core.bits(src)  # elements for rows that are skipped are read all the same
     chosen = readable.reshape(-1) & writable.reshape(-1)
     source = Operand(source.memory, source.format, source.addresses.reshape(-1)[chosen])

@@ -6,7 +6,9 @@ import numpy as np
 
 from simulate.isa.rules import first_partition
 from tests.oracle.draw import Draw, Tile
-from tests.oracle.streams.common import DRAWS, Arguments
+from tests.oracle.formats import FORMATS
+from tests.oracle.machine import Operand
+from tests.oracle.streams.common import DRAWS, PLAIN, Arguments
 
 _GATHERED = {
     "tensor_copy": ("src",),
@@ -28,6 +30,8 @@ _SCALAR_ENGINE = ("activation", "activation_reduce", "activate2")
 
 def drawn(d: Draw, name: str) -> Arguments | None:
     """A call of an instruction, now and then with `.indirect` operands."""
+    if d.generation >= 4 and name == "dma_copy" and d.chance(0.15):
+        return _dma(d)
     if d.generation < 4 or name not in _GATHERED or not d.chance(0.2):
         return DRAWS[name](d)
     usual, d.partitions = d.partitions, [16, 32, d.pick((8, 64, 128))]
@@ -64,14 +68,39 @@ def _put_in(d: Draw, name: str, call: Arguments) -> None:
             call["accumulate"] = d.pick((None, False))
 
 
+def _dma(d: Draw) -> Arguments:
+    """A DMA between a tile and a listed one, whose offsets may be out of range: refused or skipped."""
+    p, f, dtype = d.pick((16, 32, 64, 128)), d.upto(40), d.dtype()
+    other = d.tile(p, f, dtype if d.chance(0.7) else d.dtype(PLAIN), "hbm" if d.chance(0.5) else "sbuf")
+    start = d.pick([at for at in (0, 32, 64) if at + p <= 128 and (p <= 32 or at % 64 == 0)])
+    skip, gathered = d.chance(0.5), d.chance(0.5)
+    beyond = (0.2 if skip else 0.002) if d.chance(0.7) else 0.0
+    like = Tile(None, Operand(other.oracle.memory, FORMATS[dtype], np.zeros((p, f), np.int64)))
+    listed = _indirect(d, like, 16, start, gathered, "sbuf", beyond)
+    dst, src = (other, listed) if gathered else (listed, other)
+    return {"dst": dst, "src": src, "oob_mode": "skip" if skip else "error"}
+
+
 def _fits(tile: Tile, group: int) -> bool:
     """Whether groups of that many partitions can list the tile's elements in a few columns of an index."""
     partial = tile.shape[0] % group
     return tile.free_size <= (partial or 4 * group)
 
 
-def _indirect(d: Draw, tile: Tile, group: int, start: int, gathered: bool) -> Tile:
-    """A tile of the same partitions, size and dtype whose elements lie where an index says."""
+def _indirect(
+    d: Draw,
+    tile: Tile,
+    group: int,
+    start: int,
+    gathered: bool,
+    buffer: str | None = None,
+    beyond: float | None = None,
+) -> Tile:
+    """A tile of the same partitions, size and dtype whose elements lie where an index says.
+
+    `start` is where the index begins and what is gathered. A share `beyond` of the offsets is out of range; by default
+    now and then one of those that are gathered.
+    """
     partitions, count = tile.shape[0], tile.free_size
     width = count + d.upto(8)
     columns = -(-count // group) + int(d.random.integers(2))
@@ -83,15 +112,18 @@ def _indirect(d: Draw, tile: Tile, group: int, start: int, gathered: bool) -> Ti
         else:  # each element once: what becomes of duplicates is not documented
             offsets = np.resize(d.random.permutation(width), rows * columns)
             lists[first : first + rows] = offsets.reshape(columns, rows).T
-    if gathered and d.chance(0.03):
+    if beyond is not None:
+        lists = np.where(d.random.random(lists.shape) < beyond, width + d.upto(3), lists)
+    elif gathered and d.chance(0.03):
         lists[0, 0] = width
     own = {"start": start, "apart_from": (), "reuse": 0.0}
     index_dtype = d.pick(("uint16", "uint32", "int32"))
     index = d.tile(partitions, columns, index_dtype, values=lists, shape=(partitions, columns), **own)
+    same_start = gathered or beyond is not None
     base = d.lockstep.allocate(
-        (start + partitions if gathered else partitions, width), tile.dtype, tile.buffer
+        (start + partitions if same_start else partitions, width), tile.dtype, buffer or tile.buffer
     )
-    if gathered:
+    if same_start:
         base = d.rows(base, start, partitions)
     if gathered or d.chance(0.5):
         d.lockstep.fill(base, d.contents(base.oracle.format, partitions * width))
