@@ -7,93 +7,23 @@ The stream keeps a box per operand. A box can overstate what a strided pattern t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
 from simulate.check.findings import Finding
+from simulate.check.footprint import Footprint, folds, footprint, written
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Argument, Domain, Plan, Registers, State
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.run import Launch
-from simulate.run.carry_out import flat
-from simulate.run.indirect import resolve
 from simulate.run.machine import NeuronCore
 from simulate.run.stream import Access, Stream
 
 _EXACT_INTEGERS = 2**24  # every integer up to this magnitude is a float32
 _FP8_MAX = {"float8_e4m3": 240.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 _FP8_E4M3_MAX = 240.0  # of the chip's own e4m3, to which chips without e4m3fn convert it
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """The bytes that one operand touches: a pattern of elements in the storage, or their numbers."""
-
-    tensor: int
-    width: int
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    elements: np.ndarray | None = None
-    digest: int | None = field(default=None, compare=False)  # of the bytes that a write left there
-
-    def numbers(self) -> np.ndarray:
-        """The elements in the storage, in units of the width, each once."""
-        if self.elements is not None:
-            return np.unique(self.elements)
-        numbers = np.array([self.offset], np.int64)
-        for extent, stride in zip(self.shape, self.strides):
-            numbers = np.add.outer(numbers, np.arange(extent, dtype=np.int64) * stride).reshape(-1)
-        return np.unique(numbers)
-
-    def bytes(self) -> np.ndarray:
-        """The byte offsets in the storage, each once."""
-        return np.add.outer(self.numbers() * self.width, np.arange(self.width)).reshape(-1)
-
-    def same_place(self, other: Footprint) -> bool:
-        """Whether both are the same elements, in the same order."""
-        if self.elements is None or other.elements is None:
-            return self.elements is other.elements and self == other
-        alike = self.tensor == other.tensor and self.width == other.width
-        return alike and np.array_equal(self.elements, other.elements)
-
-    def meets(self, other: Footprint) -> bool:
-        """Whether a byte is common to both."""
-        if self.tensor != other.tensor:
-            return False
-        if self.width == other.width:
-            return np.intersect1d(self.numbers(), other.numbers(), assume_unique=True).size > 0
-        return np.intersect1d(self.bytes(), other.bytes(), assume_unique=True).size > 0
-
-
-def footprint(tile: NkiTensor, skip_out_of_range: bool) -> Footprint:
-    """What a view touches; the elements themselves where an index was read at run time."""
-    width = tile.dtype.storage.itemsize
-    serial = tile.storage.serial
-    if tile.dynamic is None:
-        return Footprint(serial, width, tile.offset, tile.shape, tile.strides)
-    where = resolve(tile, skip_out_of_range)
-    elements = where.elements if where.inside is None else where.elements[where.inside]
-    return Footprint(serial, width, 0, (), (), elements.reshape(-1))
-
-
-def _folds(tile: NkiTensor) -> bool:
-    """Whether two elements of a view may be one of its storage: a step is no longer than the steps within it reach."""
-    reach = 0
-    for stride, extent in sorted((abs(s), e) for s, e in zip(tile.strides, tile.shape) if e > 1):
-        if stride <= reach or not stride:
-            return True
-        reach += stride * (extent - 1)
-    return False
-
-
-def _written(tile: NkiTensor, plan: Plan) -> Footprint:
-    made = footprint(tile, plan.skip_out_of_range)
-    values = tile.array if made.elements is None else flat(tile).array[made.elements]
-    return replace(made, digest=crc32(np.ascontiguousarray(values).tobytes()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +116,15 @@ class Evidence:
             and len(plan.writes) == 1
             and plan.writes[0].dynamic is None
         ):
-            core.written[event] = _written(plan.writes[0], plan)
+            core.written[event] = written(plan.writes[0], plan)
         if by_dma:
             self._transfer(core, event, plan)
         if running.rank.logical_core_size > 1 and plan.meeting is None:
             touched = [
-                (_written(tile, plan) if writes else footprint(tile, plan.skip_out_of_range), writes)
+                (
+                    written(tile, plan, keep=True) if writes else footprint(tile, plan.skip_out_of_range),
+                    writes,
+                )
                 for tiles, writes in ((plan.reads, False), (plan.writes, True))
                 for tile in tiles
                 if tile.buffer is MemoryRegion.shared_hbm
@@ -205,7 +138,7 @@ class Evidence:
     @staticmethod
     def _transfer(core: CoreEvidence, event: int, plan: Plan) -> None:
         for tile in plan.writes:
-            if tile.dynamic is not None or _folds(tile):
+            if tile.dynamic is not None or folds(tile):
                 touched = footprint(tile, plan.skip_out_of_range)
                 size = tile.size if touched.elements is None else touched.elements.size
                 repeated = size - touched.numbers().size

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from simulate.check.evidence import Footprint, Returned, footprint
+from simulate.check.evidence import Returned
 from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
+from simulate.check.footprint import Footprint, footprint
 from simulate.errors import InvalidArgument, Location, NkwError
 from simulate.isa.plan import Plan
 from simulate.memory import MemoryRegion, Storage

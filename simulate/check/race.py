@@ -8,11 +8,11 @@ concurrent where the numbers are equal. A core_barrier orders only the accesses 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 
-from simulate.check.evidence import Evidence, Footprint
+from simulate.check.agreement import Use, reads_what_it_wrote, same_values
+from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.run import Launch
 from simulate.run.stream import READ, Access, Stream
@@ -37,20 +37,6 @@ SCATTER_TWICE = kind(
     Severity.warning,
     "A scatter writes an element twice; which of the values stays is not defined.",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """One access of shared HBM by one core."""
-
-    event: int
-    access: Access
-    passed: int
-    footprint: Footprint
-
-    @property
-    def writes(self) -> bool:
-        return self.access.kind != READ
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
@@ -89,11 +75,11 @@ def _between(one: Stream, other: Stream, evidence: Evidence) -> list[Finding]:
                     left.writes,
                     right.writes,
                     bool(between),
-                    _same_values(left, right),
+                    same_values(left, right),
                 )
                 if key in seen or not left.footprint.meets(right.footprint):
                     continue
-                if _reads_what_it_wrote(left, right, first[tensor], rights):
+                if reads_what_it_wrote(left, right, first[tensor], rights):
                     continue
                 seen.add(key)
                 findings.append(_race(one, left, other, right, bool(between)))
@@ -112,27 +98,7 @@ def _once_per_lines(findings: list[Finding]) -> list[Finding]:
     return list(chosen.values())
 
 
-def _same_values(left: _Use, right: _Use) -> bool:
-    """Whether both cores write the same bytes to the same place, so that their order does not matter."""
-    one, other = left.footprint, right.footprint
-    return (
-        left.writes
-        and right.writes
-        and one.digest is not None
-        and one.digest == other.digest
-        and one.same_place(other)
-    )
-
-
-def _reads_what_it_wrote(left: _Use, right: _Use, lefts: list[_Use], rights: list[_Use]) -> bool:
-    """Whether one core reads what it has written itself, and the other writes the very same bytes to that place."""
-    if left.writes and right.writes:
-        return False
-    reading, own, writing = (right, rights, left) if left.writes else (left, lefts, right)
-    return any(each.event < reading.event and _same_values(each, writing) for each in own)
-
-
-def _race(one: Stream, left: _Use, other: Stream, right: _Use, barrier: bool) -> Finding:
+def _race(one: Stream, left: Use, other: Stream, right: Use, barrier: bool) -> Finding:
     record = one.tensors[left.access.tensor]
     later = (other, right) if right.writes <= left.writes else (one, left)
     touches = (touch(one, left.event, left.access), touch(other, right.event, right.access))
@@ -146,7 +112,7 @@ def _race(one: Stream, left: _Use, other: Stream, right: _Use, barrier: bool) ->
             touches,
             hint=f"nisa.core_barrier(data={record.name}, cores=(0, 1))",
         )
-    if _same_values(left, right):
+    if same_values(left, right):
         return found(
             RACE,
             f"both cores write the same values to {record.name} {record.shape} in {record.buffer.value}",
@@ -164,9 +130,9 @@ def _race(one: Stream, left: _Use, other: Stream, right: _Use, barrier: bool) ->
     )
 
 
-def _uses(stream: Stream, evidence: Evidence, meetings: set[int]) -> dict[int, list[_Use]]:
+def _uses(stream: Stream, evidence: Evidence, meetings: set[int]) -> dict[int, list[Use]]:
     """What a core accesses in shared HBM, one use per line, box and number of meetings passed."""
-    found_uses: dict[int, dict[tuple[object, ...], _Use]] = defaultdict(dict)
+    found_uses: dict[int, dict[tuple[object, ...], Use]] = defaultdict(dict)
     passed = 0
     shared = evidence.of(stream).shared
     for event in range(len(stream)):
@@ -179,7 +145,7 @@ def _uses(stream: Stream, evidence: Evidence, meetings: set[int]) -> dict[int, l
             )
             itself = where if where.elements is None else event
             key = (stream.line_ids[event], access, passed, itself, where.digest)
-            found_uses[where.tensor].setdefault(key, _Use(event, access, passed, where))
+            found_uses[where.tensor].setdefault(key, Use(event, access, passed, where))
     return {tensor: list(uses.values()) for tensor, uses in found_uses.items()}
 
 

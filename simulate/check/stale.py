@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from simulate.check.evidence import Evidence, Footprint
+from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.footprint import Footprint
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.stream import ACCUMULATE, READ, WRITE, Access, Stream

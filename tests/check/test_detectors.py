@@ -11,7 +11,7 @@ import pytest
 
 import simulate
 from simulate.check import Finding, Severity, detect, gathered
-from simulate.check.evidence import Footprint
+from simulate.check.footprint import Footprint
 
 simulate.install("simulate")
 
@@ -169,6 +169,87 @@ def test_equal_bytes_at_a_place_found_at_run_time_are_a_warning(apart: float, se
 
     found = findings(kernel, np.ones((8, 4), np.float32), cores=2)
     assert [each.severity.value for each in found if each.code == "NKW-RACE"] == severities
+
+
+def races(kernel: Any, *arguments: Any) -> list[str]:
+    found = findings(kernel, *arguments, cores=2)
+    return sorted({each.severity.value for each in found if each.code == "NKW-RACE"})
+
+
+@pytest.mark.parametrize("where", ["rows", "scatter", "words"])
+@pytest.mark.parametrize(("apart", "severities"), [(0.0, ["warning"]), (1.0, ["error"])])
+def test_equal_bytes_where_two_parts_overlap_are_a_warning(
+    where: str, apart: float, severities: list[str]
+) -> None:
+    def kernel(x: Any, ids: Any) -> Any:
+        core = nl.program_id(0)
+        out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        rows = nl.ds(core * 3, 5)
+        tile = nl.load(x[rows])
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=apart * core)
+        if where == "rows":
+            nisa.dma_copy(dst=out[rows], src=tile)
+        elif where == "scatter":
+            numbers = nl.load(ids[core])
+            table = out.ap(pattern=[[4, 5], [1, 4]], vector_offset=numbers, indirect_dim=0)
+            nisa.dma_copy(dst=table, src=tile)
+        elif core:
+            nisa.dma_copy(dst=out.view(nl.int16)[rows], src=tile.view(nl.int16))
+        else:
+            nisa.dma_copy(dst=out[rows], src=tile)
+        return out
+
+    ids = np.array([[[0], [1], [2], [3], [4]], [[3], [4], [5], [6], [7]]], np.int32)
+    assert races(kernel, np.arange(32, dtype=np.float32).reshape(8, 4), ids) == severities
+
+
+@pytest.mark.parametrize(
+    ("apart", "all_rows", "most"),
+    [(0.0, True, "warning"), (1.0, True, "error"), (0.0, False, "error")],
+)
+def test_both_cores_may_copy_a_result_onto_itself_that_both_have_stored(
+    apart: float, all_rows: bool, most: str
+) -> None:
+    """The copy has the bytes of its own core; a core that has stored half of them may undo what the other stores."""
+
+    def kernel(x: Any) -> Any:
+        core = nl.program_id(0)
+        out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        if core == 0:
+            nisa.dma_copy(dst=out, src=nl.zeros((8, 4), dtype=nl.float32))
+        nisa.core_barrier(data=out, cores=(0, 1))
+        tile = nl.load(x)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=apart * core)
+        for first in (0, 4) if all_rows else (core * 4,):
+            nisa.dma_copy(dst=out[nl.ds(first, 4)], src=tile)
+        nisa.dma_copy(dst=out, src=out)
+        return out
+
+    assert races(kernel, np.ones((4, 4), np.float32))[0] == most
+
+
+@pytest.mark.parametrize(("again", "severities"), [(True, ["warning"]), (False, ["error"])])
+def test_what_a_core_wrote_before_a_barrier_may_have_been_overwritten(
+    again: bool, severities: list[str]
+) -> None:
+    def kernel(x: Any) -> Any:
+        core = nl.program_id(0)
+        scratch = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="scratch")
+        out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        tile = nl.load(x)
+        if core == 1:
+            nisa.dma_copy(dst=scratch, src=tile)
+        nisa.core_barrier(data=scratch, cores=(0, 1))
+        if core == 0:
+            nisa.dma_copy(dst=scratch, src=nl.zeros((8, 4), dtype=nl.float32))
+        nisa.core_barrier(data=scratch, cores=(0, 1))
+        if core == 0 or again:
+            nisa.dma_copy(dst=scratch, src=tile)
+        if core == 1:
+            nisa.dma_copy(dst=out, src=nl.load(scratch))
+        return out
+
+    assert races(kernel, np.ones((8, 4), np.float32)) == severities
 
 
 def test_two_cores_may_read_the_same_input() -> None:

@@ -37,22 +37,17 @@ ARGUED = (
         "calls that undefined before gen4; the finding stands, as the advice it is.",
     ),
     Argued(
-        "NKW-RACE",
-        "in no order",
-        "core/moe/moe_cte",
-        "Tokens that pad a block are scattered to a row beyond the last; both cores write there, and nobody reads it.",
-    ),
-    Argued(
-        "NKW-RACE",
-        "in no order",
-        "experimental/dynamic_shapes",
-        "Both cores copy the result onto itself, as a fence; no byte changes.",
-    ),
-    Argued(
         "NKW-SCATTER-TWICE",
         "are written more than once",
         "core/moe/moe_cte",
-        "As above: all tokens that pad a block go to the one row that nobody reads.",
+        "Tokens that pad a block are scattered to the one row beyond the last, which nobody reads.",
+    ),
+    Argued(
+        "NKW-RACE-BARRIER",
+        "the barrier between names another tensor",
+        "experimental/moe/bwd",
+        "Each core clears a part of the gradients of the biases that the other adds to; between lie the barriers of "
+        "every step, which name the tensors of the step.",
     ),
     Argued(
         "NKW-AFFINE-CARRIED",

@@ -1,0 +1,98 @@
+"""Which bytes of a tensor an instruction touches, exactly, and what a write leaves in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from zlib import crc32
+
+import numpy as np
+
+from simulate.isa.plan import Plan
+from simulate.memory import NkiTensor
+from simulate.run.carry_out import flat
+from simulate.run.indirect import resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The bytes that one operand touches: a pattern of elements in the storage, or their numbers."""
+
+    tensor: int
+    width: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    elements: np.ndarray | None = None
+    digest: int | None = field(default=None, compare=False)  # of the bytes that a write left there
+    values: np.ndarray | None = field(
+        default=None, compare=False
+    )  # these bytes, a row per element, in shared HBM
+
+    def in_order(self) -> np.ndarray:
+        """The elements in the storage, in units of the width, in the order of the pattern."""
+        if self.elements is not None:
+            return self.elements
+        numbers = np.array([self.offset], np.int64)
+        for extent, stride in zip(self.shape, self.strides):
+            numbers = np.add.outer(numbers, np.arange(extent, dtype=np.int64) * stride).reshape(-1)
+        return numbers
+
+    def numbers(self) -> np.ndarray:
+        """The elements in the storage, in units of the width, each once."""
+        return np.unique(self.in_order())
+
+    def bytes(self) -> np.ndarray:
+        """The byte offsets in the storage, each once."""
+        return np.add.outer(self.numbers() * self.width, np.arange(self.width)).reshape(-1)
+
+    def left(self) -> tuple[np.ndarray, np.ndarray]:
+        """The byte offsets that a write of shared HBM touches, each once, and the bytes that it left there."""
+        assert self.values is not None
+        numbers, at = np.unique(self.in_order(), return_index=True)
+        places = np.add.outer(numbers * self.width, np.arange(self.width)).reshape(-1)
+        return places, self.values[at].reshape(-1)
+
+    def same_place(self, other: Footprint) -> bool:
+        """Whether both are the same elements, in the same order."""
+        if self.elements is None or other.elements is None:
+            return self.elements is other.elements and self == other
+        alike = self.tensor == other.tensor and self.width == other.width
+        return alike and np.array_equal(self.elements, other.elements)
+
+    def meets(self, other: Footprint) -> bool:
+        """Whether a byte is common to both."""
+        if self.tensor != other.tensor:
+            return False
+        if self.width == other.width:
+            return np.intersect1d(self.numbers(), other.numbers(), assume_unique=True).size > 0
+        return np.intersect1d(self.bytes(), other.bytes(), assume_unique=True).size > 0
+
+
+def footprint(tile: NkiTensor, skip_out_of_range: bool) -> Footprint:
+    """What a view touches; the elements themselves where an index was read at run time."""
+    width = tile.dtype.storage.itemsize
+    serial = tile.storage.serial
+    if tile.dynamic is None:
+        return Footprint(serial, width, tile.offset, tile.shape, tile.strides)
+    where = resolve(tile, skip_out_of_range)
+    elements = where.elements if where.inside is None else where.elements[where.inside]
+    return Footprint(serial, width, 0, (), (), elements.reshape(-1))
+
+
+def folds(tile: NkiTensor) -> bool:
+    """Whether two elements of a view may be one of its storage: a step is no longer than the steps within it reach."""
+    reach = 0
+    for stride, extent in sorted((abs(s), e) for s, e in zip(tile.strides, tile.shape) if e > 1):
+        if stride <= reach or not stride:
+            return True
+        reach += stride * (extent - 1)
+    return False
+
+
+def written(tile: NkiTensor, plan: Plan, keep: bool = False) -> Footprint:
+    """What a write that has just been carried out touched, with a digest of its bytes, or the bytes as well."""
+    made = footprint(tile, plan.skip_out_of_range)
+    values = tile.array if made.elements is None else flat(tile).array[made.elements]
+    data = np.ascontiguousarray(values).tobytes()
+    kept = np.frombuffer(data, np.uint8).reshape(-1, made.width) if keep else None
+    return replace(made, digest=crc32(data), values=kept)
