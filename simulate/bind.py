@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import os
 import sys
-from importlib import metadata
 from types import ModuleType
 
 from simulate.errors import InvalidArgument, Unsupported
@@ -65,9 +64,15 @@ def real_package() -> bool:
     if loaded is not None and loaded.__name__ != "simulate.nki":
         return True
     try:
-        version = metadata.version("nki")
-        return importlib.util.find_spec("nki") is not None and _numbers(version) >= _FIRST_REAL_VERSION
-    except (metadata.PackageNotFoundError, ValueError):
+        if importlib.util.find_spec("nki") is None:
+            return False
+    except ValueError:
+        return False
+    from importlib import metadata  # takes as long to import as half of the face
+
+    try:
+        return _numbers(metadata.version("nki")) >= _FIRST_REAL_VERSION
+    except metadata.PackageNotFoundError:
         return False
 
 

@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass
 
 from simulate.errors import InvalidArgument
-from simulate.run.fusion import speed
 
 REPLAY_VARIABLE = "NKW_REPLAY"
 EXACT_VARIABLE = "NKW_EXACT_REPLAY"
@@ -30,6 +29,8 @@ class ReplayOptions:
     @classmethod
     def from_environment(cls) -> ReplayOptions:
         """NKW_EXACT_REPLAY=1, NKW_VERIFY_REPLAY=1 and NKW_SPEED=torch switch on; raises InvalidArgument."""
+        from simulate.run.fusion import speed  # what rewrites programs is loaded when something is replayed
+
         return cls(_flag(EXACT_VARIABLE), _flag(VERIFY_VARIABLE), speed.wanted())
 
 

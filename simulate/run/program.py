@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,9 +11,11 @@ from simulate.isa.plan import Domain, Plan, State
 from simulate.memory import NkiTensor, Storage
 from simulate.run.arena import ARENA, Tiles
 from simulate.run.carry_out import accumulated, operands_of, put, put_all, repeat
-from simulate.run.fusion import Fused, NotFused
 from simulate.run.processes import Processes
 from simulate.run.together import hold
+
+if TYPE_CHECKING:
+    from simulate.run.fusion import Fused
 
 Recorded = list[tuple[Plan, Any, bool]]
 """Plans in program order, to which elements a matmul was added, and whether a result was written in part."""
@@ -84,6 +86,8 @@ class Program:
 
     def rewrite(self) -> None:
         """Make the rewritten program, `fused`; where there is none, `not_fused` says why."""
+        from simulate.run.fusion import Fused, NotFused  # most processes replay nothing
+
         outside = [
             [*given, *(s for s in _storages(value) if all(s is not each for each in given))]
             for given, value in zip(self._given, self._returned)
