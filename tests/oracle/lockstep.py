@@ -166,13 +166,13 @@ class Lockstep:
         simulated = base.simulated.indirect(index.simulated, count)
         return Tile(simulated, Operand(base.oracle.memory, base.oracle.format, at, offsets=offsets))
 
-    def row_of(self, tensor: Tile, index: Tile | Register) -> Tile:
-        """The row of an HBM matrix that a register or a (1, 1) tile names."""
+    def rows_from(self, tensor: Tile, index: Tile | Register, count: int = 1) -> Tile:
+        """So many rows of an HBM matrix, of which a register or a (1, 1) tile names the first."""
         width = tensor.shape[1]
-        simulated = tensor.simulated.ap([[width, 1], [1, width]], scalar_offset=index.simulated)
+        simulated = tensor.simulated.ap([[width, count], [1, width]], scalar_offset=index.simulated)
         number = index.name if isinstance(index, Register) else index.oracle
         rows = Rows(number, width * tensor.oracle.format.bytes, tensor.shape[0])
-        at = tensor.oracle.addresses[:1]
+        at = tensor.oracle.addresses[:count]
         return Tile(simulated, Operand(tensor.oracle.memory, tensor.oracle.format, at, rows))
 
     # -- one instruction ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from simulate.isa import INSTRUCTIONS as BOOK
 from tests.oracle.instructions import INSTRUCTIONS, NOT_IN_THE_BOOK, WITHOUT_ORACLE
 from tests.oracle.lockstep import TARGETS, Difference, run, stream
 from tests.oracle.machine import Core, Operand, Unwritten
-from tests.oracle.streams import DRAWS
+from tests.oracle.streams import DRAWS, indirect
 
 PARTS = 8
 """The streams are tried in parts, which test workers share; `make deep` tries a million instructions."""
@@ -33,6 +33,21 @@ def test_random_instructions_agree(seed: int) -> None:
 def test_draws_reach_every_instruction_of_the_oracle() -> None:
     tally = run(3_000, seed=1)
     assert set(tally.compared) == set(INSTRUCTIONS) | {"fori_loop", "while_loop"}
+
+
+@pytest.mark.parametrize("name", [*indirect.GATHERED, "dma_copy"])
+def test_draws_gather_and_scatter_by_indirect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+    usual = indirect._indirect
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        made.append(arguments[4])
+        return usual(*arguments, **named)
+
+    monkeypatch.setattr(indirect, "_indirect", counted)
+    run(180, 3, ("trn3",), only=frozenset({name}))
+    wanted = {False} if name == "nc_matmul_mx" else {True, False}
+    assert set(made) == wanted
 
 
 def test_few_drawn_instructions_are_refused() -> None:

@@ -10,7 +10,7 @@ from tests.oracle.formats import FORMATS
 from tests.oracle.machine import Operand
 from tests.oracle.streams.common import DRAWS, PLAIN, Arguments
 
-_GATHERED = {
+GATHERED = {
     "tensor_copy": ("src",),
     "tensor_copy_predicated": ("predicate",),
     "tensor_tensor": ("data1",),
@@ -23,8 +23,12 @@ _GATHERED = {
     "activate2": ("data",),
     "exponential": ("src",),
     "nc_matmul": ("stationary", "moving"),
+    "nc_matmul_mx": (),  # the simulator scatters its result, and refuses to gather data and scales by one index
 }
-"""The operands that may be gathered, of which the first names the partition of a scattered dst's index."""
+"""The operands that may be gathered."""
+_LEADS = {"nc_matmul_mx": "stationary"}
+"""Whose partition a scattered dst's index starts on, where that is not the first of those."""
+_TENSOR_ENGINE = ("nc_matmul", "nc_matmul_mx")
 _SCALAR_ENGINE = ("activation", "activation_reduce", "activate2")
 
 
@@ -32,7 +36,7 @@ def drawn(d: Draw, name: str) -> Arguments | None:
     """A call of an instruction, now and then with `.indirect` operands."""
     if d.generation >= 4 and name == "dma_copy" and d.chance(0.15):
         return _dma(d)
-    if d.generation < 4 or name not in _GATHERED or not d.chance(0.2):
+    if d.generation < 4 or name not in GATHERED or not d.chance(0.2):
         return DRAWS[name](d)
     usual, d.partitions = d.partitions, [16, 32, d.pick((8, 64, 128))]
     arguments = DRAWS[name](d)
@@ -52,19 +56,19 @@ def _takes_indirect(name: str, call: Arguments) -> bool:
 
 
 def _put_in(d: Draw, name: str, call: Arguments) -> None:
-    group = 32 if name == "nc_matmul" else 16
-    for key in _GATHERED[name]:
+    group = 32 if name in _TENSOR_ENGINE else 16
+    for key in GATHERED[name]:
         if d.chance(0.7) and _fits(call[key], group):
             call[key] = _indirect(d, call[key], group, int(first_partition(call[key].simulated)), True)
     on_scalar = name in _SCALAR_ENGINE or call.get("engine") == "scalar"
-    dst, leader = call["dst"], call[_GATHERED[name][0]]
+    dst, leader = call["dst"], call[_LEADS.get(name) or GATHERED[name][0]]
     indexed = leader.oracle.offsets is not None
     start = int(first_partition(leader.simulated.dynamic.index if indexed else leader.simulated))
     starts = range(0, 128, 32 if dst.shape[0] <= 32 else 64 if dst.shape[0] <= 64 else 128)
     in_reach = start in starts and not (on_scalar and dst.buffer == "psum")
     if d.chance(0.5) and _fits(dst, group) and in_reach:
         call["dst"] = _indirect(d, dst, group, start, False)
-        if name == "nc_matmul":
+        if name in _TENSOR_ENGINE:
             call["accumulate"] = d.pick((None, False))
 
 

@@ -52,7 +52,7 @@ def _one_row(d: Draw, f: int, dtype: str) -> Arguments:
     index: Any = d.column(1, "int32", values=np.array([[number]]), shape=(1, 1))
     if d.chance(0.5):
         index = d.lockstep.register(number)
-    row = d.lockstep.row_of(table, index)
+    row = d.lockstep.rows_from(table, index)
     other = d.tile(1, f, dtype if d.chance(0.6) else d.dtype(PLAIN), _anywhere(d), apart_from=(index,))
     dst, src = (row, other) if d.chance(0.5) else (other, row)
     how = _how(d, dst.dtype == src.dtype)
@@ -83,8 +83,28 @@ def _gathered_transpose(d: Draw) -> Arguments:
     return {"dst": dst, "src": src, "oob_mode": "skip" if skip else "error"}
 
 
+def _block_transpose(d: Draw) -> Arguments:
+    """Consecutive rows of a table, of which a register or a tile names the first, transposed."""
+    count, columns, dtype = d.upto(12), d.upto(12), d.dtype()
+    rows = count + d.upto(6)
+    table = d.lockstep.allocate((rows, columns), dtype, "hbm")
+    d.lockstep.fill(table, d.contents(table.oracle.format, rows * columns))
+    skip = d.chance(0.4)
+    number = int(d.random.integers(rows - count + 1))
+    if d.chance(0.3 if skip else 0.03):
+        number = rows + int(d.random.integers(3))
+    index: Any = d.column(1, "int32", values=np.array([[number]]), shape=(1, 1))
+    if d.chance(0.5):
+        index = d.lockstep.register(number)
+    dst = d.tile(columns, count, dtype, shape=(columns, count), filled=d.chance(0.5), apart_from=(index,))
+    src = d.lockstep.rows_from(table, index, count)
+    return {"dst": dst, "src": src, "oob_mode": "skip" if skip else "error"}
+
+
 @draws
 def dma_transpose(d: Draw) -> Arguments:
+    if d.chance(0.15):
+        return _block_transpose(d)
     if d.generation >= 3 and d.chance(0.3):
         return _gathered_transpose(d)
     rank = d.pick((2, 2, 3, 4))
