@@ -10,7 +10,7 @@ import numpy as np
 from simulate.memory import Storage, views
 from simulate.numerics import DType
 from simulate.numerics.dtypes import float32
-from simulate.run.fusion.cells import Cells, as_view, cells_of, pieces, values_of
+from simulate.run.fusion.cells import Cells, as_view, pieces, values_of
 from simulate.run.fusion.graph import Kind, Op, Value, View, Work
 from simulate.run.fusion.works import Copy, Widened
 
@@ -116,10 +116,6 @@ class Builder:
             return view
         assert element == np.float32, f"{view.value.dtype} elements are read as {dtype}"
         return self.op(Widened(view.value.dtype), [view], view.shape, float32)
-
-    def cells(self, view: View) -> Cells:
-        """The elements of a view."""
-        return cells_of(view)
 
     def dtypes(self, cells: Cells) -> list[DType | np.dtype[Any]]:
         """The dtypes in which elements are kept."""

@@ -20,8 +20,9 @@ from simulate.memory import NkiTensor, Storage
 from simulate.numerics import DType
 from simulate.numerics.dtypes import float32
 from simulate.run.fusion.builder import EXACT_IN_FLOAT32, Builder
-from simulate.run.fusion.cells import Cells, cells_of, pieces
+from simulate.run.fusion.cells import Cells, pieces
 from simulate.run.fusion.graph import Kind, NotFused, Value, View
+from simulate.run.fusion.tables import Tables, seen
 from simulate.run.fusion.traced import Traced, Untraceable, traced
 from simulate.run.fusion.works import Addressed, Computed, Copy, Gathered, Narrowed, Scattered, Step, Widened
 
@@ -60,8 +61,7 @@ class Lowering:
         self._as_recorded = [_needs_memory(plan, keeps, masked) for plan, keeps, masked in recorded]
         self._find_homes()
         self._writes = self._find_writes()
-        self._tables: dict[int, Cells] = {}
-        self._last_uses = self._find_last_uses()
+        self._tables = Tables((plan for plan, _, _ in recorded), self.builder.values)
         self._versions: dict[tuple[int, str, int], Value] = {}
         self._stored: dict[int, int] = {}
         self._states: dict[State, Traced] = {}
@@ -75,8 +75,7 @@ class Lowering:
                 self._keep(plan, keeps)
             else:
                 self._take_apart(plan, keeps)
-            for key in self._last_uses.get(position, ()):
-                self._tables.pop(key, None)
+            self._tables.passed(position)
         return self.builder
 
     def written_once(self, given: set[int]) -> dict[int, Storage]:
@@ -89,7 +88,7 @@ class Lowering:
             for plan, _, _ in self._recorded:
                 for tile in plan.writes:
                     if tile.storage is storage:
-                        _seen(counts, tile)[...] += 1
+                        seen(counts, tile)[...] += 1
             if counts.max() <= 1:
                 found[key] = storage
         return found
@@ -104,19 +103,6 @@ class Lowering:
                 if as_recorded and tile.dynamic is not None:
                     index = tile.dynamic.index
                     self.homes[id(index.storage)] = index.storage
-
-    def _find_last_uses(self) -> dict[int, list[int]]:
-        """By position, the storages that no later plan uses: all their tables together outgrow the host's memory."""
-        last: dict[int, int] = {}
-        for position, (plan, _, _) in enumerate(self._recorded):
-            for tile in (*plan.reads, *plan.writes):
-                last[id(tile.storage)] = position
-                if tile.dynamic is not None:
-                    last[id(tile.dynamic.index.storage)] = position
-        found: dict[int, list[int]] = {}
-        for key, position in last.items():
-            found.setdefault(position, []).append(key)
-        return found
 
     def _find_writes(self) -> dict[int, Writes]:
         found: dict[int, Writes] = {}
@@ -156,20 +142,19 @@ class Lowering:
             self.read_homes.add(id(tile.storage))
             tensor = _flat(self._home(tile))
             gathered = Gathered(_addressed(tile))
-            return cells_of(self.builder.op(gathered, [tensor, self._index(tile)], tile.shape, tile.dtype))
+            return Cells(self.builder.op(gathered, [tensor, self._index(tile)], tile.shape, tile.dtype))
         if id(tile.storage) not in self.homes:
-            table = self._table(tile.storage)
-            return _seen(table, tile)
+            return self._tables.read(tile)
         self.read_homes.add(id(tile.storage))
         view = View(self._home(tile), tile.offset, tile.shape, tile.strides)
         if self._is_overwritten(tile):
             view = self.builder.op(Copy(), [view], view.shape, tile.dtype)
-        return cells_of(view)
+        return Cells(view)
 
     def _write(self, tile: NkiTensor, result: Traced) -> None:
         cells = result.cells.reshape(tile.shape)
         if id(tile.storage) not in self.homes:
-            _seen(self._table(tile.storage), tile)[...] = cells
+            self._tables.write(tile, cells)
             return
         value = self.builder.value(Kind.home, tile.storage.shape, tile.dtype, storage=tile.storage)
         if tile.dynamic is not None:
@@ -190,12 +175,6 @@ class Lowering:
         assert tile.dynamic is not None
         index = tile.dynamic.index
         return self.builder.read(self._read(index), index.dtype)
-
-    def _table(self, storage: Storage) -> Cells:
-        table = self._tables.get(id(storage))
-        if table is None:
-            table = self._tables[id(storage)] = np.full(storage.size, -1, np.int64)
-        return table
 
     # -- instructions -------------------------------------------------------------------------------------------
 
@@ -248,7 +227,7 @@ class Lowering:
             return Traced(self.builder, cells, float32)
         view = self.builder.read(cells, dtype)
         widened = self.builder.op(Widened(dtype), [view], view.shape, float32)
-        return Traced(self.builder, cells_of(widened), float32)
+        return Traced(self.builder, Cells(widened), float32)
 
     def _as_written(self, tile: NkiTensor, result: Traced, as_float: bool) -> Traced:
         """A result in the dtype of its tile: rounded, unless its elements are of that dtype already."""
@@ -261,7 +240,7 @@ class Lowering:
             return Traced(self.builder, result.cells, dtype)
         view = self.builder.read(result.cells, float32)
         narrow = self.builder.op(Narrowed(dtype), [view], view.shape, dtype)
-        return Traced(self.builder, cells_of(narrow), dtype)
+        return Traced(self.builder, Cells(narrow), dtype)
 
     def _accumulated(self, tile: NkiTensor, product: Traced) -> Traced:
         before = Traced(self.builder, self._read(tile).reshape(product.shape), float32)
@@ -283,9 +262,9 @@ class Lowering:
             results.append((state.shape, state.kept))
         made = self.builder.ops_results(Computed(plan), reads, results)
         if state is not None and plan.state is not None:
-            self._states[plan.state] = Traced(self.builder, cells_of(made.pop()), state.kept)
+            self._states[plan.state] = Traced(self.builder, Cells(made.pop()), state.kept)
         for tile, view in zip(plan.writes, made):
-            result = Traced(self.builder, cells_of(view), tile.dtype)
+            result = Traced(self.builder, Cells(view), tile.dtype)
             self._write(tile, self._accumulated(tile, result) if keeps is True else result)
 
 
@@ -314,13 +293,6 @@ def _flat(home: Value) -> View:
     """All elements of a home, by their numbers."""
     assert home.storage is not None
     return View(home, 0, (home.storage.nbytes // home.element.itemsize,), (1,))
-
-
-def _seen(table: Cells, tile: NkiTensor) -> Cells:
-    width = table.itemsize
-    return np.ndarray(
-        tile.shape, table.dtype, table, tile.offset * width, tuple(stride * width for stride in tile.strides)
-    )
 
 
 def _span(tile: NkiTensor) -> tuple[int, int]:

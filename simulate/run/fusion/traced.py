@@ -14,7 +14,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from simulate.numerics import DType, as_dtype
 from simulate.numerics.dtypes import float32
 from simulate.run.fusion.builder import Builder
-from simulate.run.fusion.cells import Cells
+from simulate.run.fusion.cells import Cells, concatenated
 from simulate.run.fusion.graph import View
 from simulate.run.fusion.works import Product, Reduction, Selection, Ufunc, Widened
 
@@ -56,7 +56,7 @@ class Traced(NDArrayOperatorsMixin):
     @property
     def T(self) -> Traced:
         """As numpy's."""
-        return self._moved(self.cells.T)
+        return self._moved(self.cells.transpose())
 
     def _moved(self, cells: Cells) -> Traced:
         return Traced(self.builder, cells, self.kept)
@@ -91,6 +91,8 @@ class Traced(NDArrayOperatorsMixin):
         other = traced(self.builder, value)
         if other.dtype != self.dtype:
             raise Untraceable("an assignment that converts")
+        if self.cells.shared:
+            raise Untraceable("an assignment that other views of the same elements would show")
         self.cells[key] = other.cells
 
     def astype(self, dtype: Any, copy: bool = True) -> Traced:
@@ -126,15 +128,15 @@ class Traced(NDArrayOperatorsMixin):
         if function is np.where and len(args) == 3 and not kwargs:
             return self._where(*(traced(self.builder, each) for each in args))
         if function is np.broadcast_to and not kwargs:
-            return self._moved(np.broadcast_to(self.cells, args[1]))
+            return self._moved(self.cells.broadcast_to(args[1]))
         if function is np.concatenate:
             parts = [traced(self.builder, each) for each in args[0]]
             if all(part.dtype == self.dtype for part in parts):
-                return self._moved(np.concatenate([part.cells for part in parts], *args[1:], **kwargs))
+                return self._moved(concatenated([part.cells for part in parts], *args[1:], **kwargs))
         raise Untraceable(function.__name__)
 
     def _result(self, view: View) -> Traced:
-        return Traced(self.builder, self.builder.cells(view), view.value.dtype)
+        return Traced(self.builder, Cells(view), view.value.dtype)
 
     def _view(self, operand: Traced) -> View:
         return self.builder.read(operand.cells, operand.kept)
@@ -204,7 +206,7 @@ def traced(builder: Builder, value: Any) -> Traced:
         raise Untraceable(f"a {type(value).__name__}")
     array = np.asarray(value)
     dtype = _kept(array.dtype)
-    return Traced(builder, builder.cells(builder.constant(array, dtype)), dtype)
+    return Traced(builder, Cells(builder.constant(array, dtype)), dtype)
 
 
 def _kept(dtype: np.dtype[Any]) -> DType | np.dtype[Any]:
