@@ -155,7 +155,7 @@ def _bound(options: argparse.Namespace) -> bool:
     """Choose the chip and bind `nki`; prints what is refused."""
     from simulate.bind import install
     from simulate.errors import NkwError
-    from simulate.run.launch import TARGET_VARIABLE, target_hardware
+    from simulate.run.target import TARGET_VARIABLE, target_hardware
 
     if options.target:
         os.environ[TARGET_VARIABLE] = options.target

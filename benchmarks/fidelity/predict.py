@@ -10,8 +10,9 @@ import numpy as np
 from benchmarks.fidelity.case import Case, NotCovered, Quantity, Run
 from simulate.hardware import Confidence, Hardware, guessed
 from simulate.isa.plan import Cost
-from simulate.run.launch import Launch, launch
+from simulate.run.launch import Launch
 from simulate.run.machine import Mode
+from simulate.run.world import launch
 from simulate.timing import Kind, Reading, Timeline, dependences, schedule
 
 _PROBE = 1.1  # guessed constants made slower by this factor, to see how much of a time rests on them

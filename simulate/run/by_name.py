@@ -17,8 +17,9 @@ import ml_dtypes
 import numpy as np
 
 from simulate.errors import InvalidArgument
-from simulate.run.launch import Launch, launch
+from simulate.run.launch import Launch
 from simulate.run.machine import Mode
+from simulate.run.world import launch
 
 DTYPES = {
     "f32": np.float32,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from simulate.errors import InvalidArgument
-from simulate.run.launch import launch
 from simulate.run.machine import Mode, running_core
 from simulate.run.options import replay_is_wanted
 from simulate.run.schedule import Scheduled
+from simulate.run.world import launch
 
 
 class Kernel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tracemalloc
 
 import ml_dtypes
@@ -12,6 +11,7 @@ import pytest
 import simulate
 from simulate.numerics import as_dtype
 from simulate.run import ReplayOptions
+from simulate.run import replayed as replayed_launches
 from simulate.run.fusion.blocks import LARGE, block_shape, multiply, scratch_elements
 from simulate.run.replay import ReplayCache
 
@@ -20,14 +20,13 @@ simulate.install("simulate")
 import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
 
-LAUNCH = sys.modules["simulate.run.launch"]  # the package exports a function of this name
 BF16 = ml_dtypes.bfloat16
 
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
     fresh = ReplayCache()
-    monkeypatch.setattr(LAUNCH, "REPLAYS", fresh)
+    monkeypatch.setattr(replayed_launches, "REPLAYS", fresh)
     return fresh
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import ml_dtypes
 import numpy as np
 import pytest
 
 import simulate
 from simulate.run import ReplayOptions
+from simulate.run import replayed as replayed_launches
 from simulate.run.fusion import speed
 from simulate.run.replay import ReplayCache
 
@@ -18,7 +17,6 @@ simulate.install("simulate")
 import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
 
-LAUNCH = sys.modules["simulate.run.launch"]  # the package exports a function of this name
 BF16 = ml_dtypes.bfloat16
 multiply = speed.multiply
 
@@ -26,7 +24,7 @@ multiply = speed.multiply
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
     fresh = ReplayCache()
-    monkeypatch.setattr(LAUNCH, "REPLAYS", fresh)
+    monkeypatch.setattr(replayed_launches, "REPLAYS", fresh)
     return fresh
 
 

@@ -13,6 +13,7 @@ import pytest
 import simulate
 from simulate.cli import main
 from simulate.run import ReplayMismatch, ReplayOptions
+from simulate.run import replayed as replayed_launches
 from simulate.run.machine import Recorder, SparingRecorder
 from simulate.run.replay import REPLAYS, ReplayCache
 
@@ -22,7 +23,6 @@ import nki.collectives as ncc  # noqa: E402
 import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
 
-LAUNCH = sys.modules["simulate.run.launch"]  # the package exports a function of this name
 SCALE = 2.0
 STEPS = [1.0, 2.0]
 
@@ -32,8 +32,8 @@ def fresh_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """An empty cache; every test here is run as for small arguments and as for large ones."""
     cache = ReplayCache()
     if request.param == "planned again":
-        monkeypatch.setattr(LAUNCH, "_LARGE_BYTES", 0)
-    monkeypatch.setattr(LAUNCH, "REPLAYS", cache)
+        monkeypatch.setattr(replayed_launches, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(replayed_launches, "REPLAYS", cache)
     return cache
 
 
@@ -317,7 +317,7 @@ def test_a_kernel_over_an_unknown_object_is_launched_eagerly(fresh_cache) -> Non
 
 def test_the_cache_is_bounded(monkeypatch) -> None:
     cache = ReplayCache(capacity=2)
-    monkeypatch.setattr(LAUNCH, "REPLAYS", cache)
+    monkeypatch.setattr(replayed_launches, "REPLAYS", cache)
     for columns in (1, 2, 3, 1):
         replayed(scaled, floats(0, 4, columns), 2.0)
     assert (cache.report.recorded, cache.report.dropped, cache.report.hits) == (4, 2, 0)
@@ -465,7 +465,7 @@ def test_the_environment_chooses_where_the_world_does_not(fresh_cache, monkeypat
 
 def test_the_report_says_what_became_of_every_launch(fresh_cache, monkeypatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(LAUNCH, "REPLAYS", fresh_cache)
+    monkeypatch.setattr(replayed_launches, "REPLAYS", fresh_cache)
     for seed in range(3):
         attention_launch(seed)
     replayed(scaled, floats(0, 4, 4)[:, ::2], 2.0)
@@ -554,8 +554,8 @@ def test_ranks_that_meet_in_a_chain_wait_for_each_other(fresh_cache) -> None:
 
 
 def test_a_launch_whose_plans_differ_when_made_again_is_launched_eagerly(fresh_cache, monkeypatch) -> None:
-    monkeypatch.setattr(LAUNCH, "_LARGE_BYTES", 0)
-    monkeypatch.setattr(LAUNCH.SparingRecorder, "with_plans", lambda self, again: None)
+    monkeypatch.setattr(replayed_launches, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(replayed_launches.SparingRecorder, "with_plans", lambda self, again: None)
     first, second = floats(1, 128, 9), floats(2, 128, 9)
     assert np.array_equal(replayed(scaled, first, 3.0), 3 * first)
     assert np.array_equal(replayed(scaled, second, 3.0), 3 * second)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from simulate.run import launch
-from simulate.run.launch import target_hardware
+from simulate.run.target import target_hardware
 from tests.foreign.library.dtypes import Packed, static_cast
 
 
