@@ -116,13 +116,14 @@ def test_refuses_what_no_builder_stands_for(changed: dict[str, str], reason: str
         build(replace(entries()["b"], **changed))
 
 
-def test_a_variant_of_a_described_kernel_is_as_much_faster_as_it_says() -> None:
+def test_a_variant_that_only_its_speed_up_tells_apart_is_not_covered() -> None:
     plain = replace(entries()["b"], family="matmul", kernel="lhsT @ rhs", shapes="128 x 128 x 512")
     time = predict(build(plain)).times_us[Reading.program]
     told = replace(plain, kernel="lhsT @ rhs (optimised variant found by search, 1.250x faster)")
     measured = replace(plain, metrics={"ratio_to_baseline": 1.25})
     for faster in (told, measured):
-        assert predict(build(faster)).times_us[Reading.program] == pytest.approx(time / 1.25)
+        with pytest.raises(NotCovered, match="by its speed-up alone"):
+            build(faster)
     slower = replace(plain, metrics={"ratio_to_baseline": 0.5})
     assert predict(build(slower)).times_us[Reading.program] == time
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.fidelity.builders.variants import as_much_faster
+from benchmarks.fidelity.builders.variants import described_itself
 from benchmarks.fidelity.case import (
     Case,
     NotCovered,
@@ -23,13 +23,14 @@ from benchmarks.fidelity.kernels import transpose as transposes
 
 def build(entry: Entry) -> Case:
     """Vector additions, SiLU and AdamW."""
+    described_itself(entry)
     chip = chip_of(entry)
     dtype = dtype_of(entry)
     sizes = entry.sizes()
 
     def case(kernel: object, *arguments: object) -> Case:
         runs = (Run(kernel, (arguments,)),)  # type: ignore[arg-type]
-        return as_much_faster(entry, Case(chip, runs, quantity_of(entry), Schedule.compiler))
+        return Case(chip, runs, quantity_of(entry), Schedule.compiler)
 
     if entry.says("a + b", "per step"):
         chunk = entry.integer(r"CHUNK=(\d+)")
