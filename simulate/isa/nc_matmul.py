@@ -114,12 +114,27 @@ def nc_matmul(
         domain=Domain.bits if transposes_bits else Domain.float32,
         compute=compute,
         cost=costs.matmul(
-            hardware, stationary.shape[0] * rows_per_partition, columns, streamed, fp32, is_transpose
+            hardware,
+            stationary.shape[0] * rows_per_partition,
+            columns,
+            streamed,
+            fp32,
+            is_transpose,
+            _loaded(stationary, tile_position, tile_size, is_transpose),
         ),
         name=name,
         accumulate=Accumulate.overwrite if is_transpose else _MODES[accumulate],
         carries=carried,
     )
+
+
+def _loaded(
+    stationary: NkiTensor, position: tuple[int, ...], size: tuple[int, ...], is_transpose: bool
+) -> tuple[int, ...] | None:
+    """How the stationary tile is read, and where in the array it lies."""
+    if is_transpose or stationary.dynamic is not None:
+        return None
+    return (*(position or ()), *(size or ()), *stationary.shape, *stationary.strides)
 
 
 @rule("NKW-MATMUL-INDIRECT")

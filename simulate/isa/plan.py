@@ -81,7 +81,9 @@ class Cost:
     `interval_cycles` is start to start of independent instructions on one engine, `latency_cycles` issue to result
     usable. `flops` counts multiply and add as two; `table` names the activation table the instruction needs.
     `streamed_cycles` is how long columns stream through the array at its full clock: what the activity throttle sees,
-    no time of its own. `fast_mode`: the Vector engine handles several elements per cycle.
+    no time of its own. `fast_mode`: the Vector engine handles several elements per cycle. `stationary` tells how a
+    stationary tile is read and where in the array it lies; None where that is not known before the run, and for
+    transposes, whose tile is data. `kept_cycles` is how much shorter the interval is where the array holds it already.
     """
 
     interval_cycles: float
@@ -92,6 +94,8 @@ class Cost:
     meeting_ns: float = 0.0
     streamed_cycles: float = 0.0
     fast_mode: bool = False
+    stationary: tuple[int, ...] | None = None
+    kept_cycles: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,9 @@ class Boxes:
         ranks = np.repeat(owners, [len(table) for table in tables])
         rank_keys = np.unique(ranks, return_inverse=True)[1].reshape(-1)
         serial = whole[:, 0] >> 2
-        tensor = rank_keys * (int(serial.max(initial=0)) + 1) + serial
+        self._serials = int(serial.max(initial=0)) + 1
+        self._keys = np.unique(owners, return_inverse=True)[1].reshape(-1).tolist()
+        tensor = rank_keys * self._serials + serial
         written = np.isin(tensor, np.unique(tensor[(whole[:, 0] & 3) != READ]))
         cells = np.full(len(whole), -1)
         keys = np.column_stack([tensor, whole[:, 1:]])[written]
@@ -44,6 +46,13 @@ class Boxes:
         bounds = np.cumsum([0, *map(len, tables)])
         self.cells = [cells[a:b].tolist() for a, b in pairwise(bounds.tolist())]
         self.near = _neighbours(boxes)
+        tensors = np.arange(len(set(owners)) * self._serials + 1)
+        self._bounds = np.searchsorted(boxes[:, 0], tensors).tolist()
+
+    def of(self, stream: int, serial: int) -> range:
+        """The cells in one tensor of a stream."""
+        key = self._keys[stream] * self._serials + serial
+        return range(self._bounds[key], self._bounds[key + 1])
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

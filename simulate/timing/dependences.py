@@ -27,6 +27,7 @@ from simulate.isa.plan import State
 from simulate.run.boxes import Boxes
 from simulate.run.stream import READ, Stream
 from simulate.timing.order import Step, as_streams, run_order
+from simulate.timing.scheduled import WINDOW
 
 
 class Wait(IntEnum):
@@ -39,11 +40,13 @@ class Wait(IntEnum):
     enough between writes of one engine, whose pipeline delivers in order ("each stream is issued and
     completed in order"), and between matmuls that accumulate into one place: the Tensor engine adds as the
     columns arrive in PSUM, and traces show back-to-back accumulation at the full issue rate.
+    start: until it starts, because what it found free is free (`simulate.timing.rotation`).
     """
 
     result = 0
     read = 1
     issue = 2
+    start = 3
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,14 @@ class Dependences:
 
     Events of all streams are numbered through: event i of stream s is `bases[s] + i`. `before[event]` holds
     producer * 4 + Wait for each dependence. `every_read`: they hold in whatever order engines take their events.
+    `uses` tells with which events the use of a tensor begins and ends.
     """
 
     bases: tuple[int, ...]
     order: tuple[Step, ...]
     before: list[tuple[int, ...]]
-    every_read: bool = False
+    every_read: bool
+    uses: Uses
 
     def of(self, event: int) -> Iterator[tuple[int, Wait]]:
         """The (producer, Wait) pairs of one event."""
@@ -85,7 +90,48 @@ def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) ->
             tracker.run(stream, first, end)
     _add_states(streams, bases, tracker.before)
     _add_requested(streams, bases, tracker.before)
-    return Dependences(bases, order, tracker.before, every_read)
+    return Dependences(bases, order, tracker.before, every_read, Uses(tracker))
+
+
+class Uses:
+    """The events with which the use of a tensor begins and ends, as far as no dependence among its users says so."""
+
+    def __init__(self, tracker: _Tracker) -> None:
+        self._boxes = tracker.boxes
+        self._writer = tracker.writer
+        self._readers = tracker.readers
+        self._roots = tracker.roots
+        self._lane_of = tracker.lane_of
+        self._kept = WINDOW if tracker.every_read else 1
+        self._last: dict[tuple[int, int], list[int]] = {}
+
+    def first(self, stream: int, tensor: int) -> list[int]:
+        """The writers of a tensor of a stream that wait for no earlier one."""
+        cells = self._boxes.of(stream, tensor)
+        return sorted({event for cell in cells for event in self._roots.get(cell, ())})
+
+    def last(self, stream: int, tensor: int) -> list[int]:
+        """The last writers and the reads since, as `Dependences.before` would hold them for who writes it next.
+
+        Of the reads of an engine the last is enough in program order, and otherwise the last of a window: one further
+        back starts before.
+        """
+        known = self._last.get((stream, tensor))
+        if known is not None:
+            return known
+        writers: set[int] = set()
+        readers: dict[int, set[int]] = {}
+        for cell in self._boxes.of(stream, tensor):
+            if self._writer[cell] >= 0:
+                writers.add(self._writer[cell])
+            for reader in self._readers[cell].values():
+                readers.setdefault(self._lane_of[reader], set()).add(reader)
+        found = [writer * 4 + Wait.result for writer in sorted(writers)]
+        for lane, events in readers.items():
+            kept = sorted(events) if lane < 0 else sorted(events)[-self._kept :]
+            found += [event * 4 + Wait.read for event in kept]
+        self._last[stream, tensor] = found
+        return found
 
 
 class _Tracker:
@@ -95,13 +141,14 @@ class _Tracker:
         self.bases = bases
         self.every_read = every_read
         self.before: list[tuple[int, ...]] = [()] * bases[-1]
-        boxes = Boxes(streams)
+        self.boxes = boxes = Boxes(streams)
         self.cells = boxes.cells
         self.kinds = boxes.kinds
         self.ends = boxes.ends
         self.near = boxes.near
         self.writer = [-1] * len(boxes.near)
         self.readers: list[dict[int, int]] = [{} for _ in boxes.near]
+        self.roots: dict[int, list[int]] = {}  # by cell, the writes that follow none
         # What an event is ordered with: its engine, or nothing but itself for what runs on the DMA engines.
         self.lanes = [
             [-1 if engine == Engine.dma.value else number * 8 + engine for engine in stream.engines]
@@ -134,9 +181,12 @@ class _Tracker:
                     if last >= 0:
                         found.append(last * 4)
                 continue
+            known = len(found)
             self._before_write(cell, lane, lane_of, found)
             for other, _ in near[cell]:
                 self._before_write(other, lane, lane_of, found)
+            if len(found) == known:
+                self.roots.setdefault(cell, []).append(self.bases[stream] + event)
         if len(found) > 1:
             return tuple(dict.fromkeys(found))
         return tuple(found)

@@ -10,10 +10,10 @@ class Reading(Enum):
 
     serial: nothing; each core carries out one event after another, each for its whole duration. An upper
     bound.
-    program: engines and DMA queues run concurrently, each in program order.
-    scheduled: as program, but each engine takes its events oldest ready first, within a window, where that is
-    shorter.
-    dataflow: everything that no dependence forbids, on unlimited engines and DMA bandwidth. A lower bound.
+    program: engines and DMA queues run concurrently, each in program order; tiles rotate as deep as they fit.
+    scheduled: as program, but each engine takes its events oldest ready first, within a window; weights that
+    are in the array are not loaded again, and tables are loaded in idle time. As program where that is no longer.
+    dataflow: everything that no dependence forbids, on unlimited engines, DMA bandwidth and memory. A lower bound.
     """
 
     serial = "serial"

@@ -17,12 +17,16 @@ as `Cost` states them, in the clock of the engine. Decisions where the documenta
 - Members of a meeting start together and are ready together.
 - An activation whose function is in another table than the one loaded is preceded by a table load, which
   waits for nothing but the engine. The table of `copy` forces none: published traces show loads on changes to
-  the other sets only. The first table is loaded in the kernel as well.
+  the other sets only. The first table is loaded in the kernel as well. In the scheduled reading the load may lie
+  in an earlier idle time of the engine, since the last activation that needed the table before.
 - The serial reading keeps all of these rules and adds one: an event of a core starts when everything before
   it on that core is finished, and a semaphore later where the engine changes. So no modelled delay (shared
   DMA engines, full queues) can make the program reading longer than the serial one.
 - The scheduled reading places by the same rules in another order (`scheduled`), and keeps program order where that
-  is no longer. So it is never longer than the program reading, nor shorter than the dataflow one.
+  is no longer. So it is never longer than the program reading, nor shorter than the dataflow one. A matmul whose
+  weights the array still holds from the one before it (`weights`) does not load them again: its interval is shorter
+  by what the load would have exposed. The dataflow reading takes that for granted wherever weights occur twice.
+- A tile that takes the bytes of earlier ones waits until those are free (`rotation`), in all readings but dataflow.
 
 - An instruction that needs a result of its own engine starts `same_engine_wait_ns` after that is ready.
 - The activity throttle (gen3, gen4) lets the array run at its full clock only while it is busy enough. Here an
@@ -39,6 +43,7 @@ readings always, a lower cost or a dependence less never makes a schedule longer
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -55,13 +60,16 @@ from simulate.timing.order import as_streams
 from simulate.timing.pool import DmaPool
 from simulate.timing.ports import shared_ports
 from simulate.timing.readings import Reading
+from simulate.timing.rotation import with_room
 from simulate.timing.scheduled import place_oldest_ready
 from simulate.timing.throttle import Throttle
 from simulate.timing.timeline import ENGINES, Placed, Reason, Timeline, build
+from simulate.timing.weights import weights_of
 
-_WAITED_FOR = (Reason.operands, Reason.destination, Reason.order)  # by Wait
+_WAITED_FOR = (Reason.operands, Reason.destination, Reason.order, Reason.destination)  # by Wait
 _RESIDENT_TABLE = ACTIVATION_FUNCTIONS["copy"].table
 _LANES = {engine: lane for lane, engine in enumerate(ENGINES)}
+_TENSOR, _SCALAR = _LANES[Engine.tensor], _LANES[Engine.scalar]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +100,12 @@ def schedule(
     streams = as_streams(streams)
     if reading is not Reading.scheduled:
         waits = waits or dependences(streams)
+        if reading is not Reading.dataflow:
+            waits = with_room(streams, hardware, waits)
         return build(streams, hardware, reading, waits.bases, _placed(streams, hardware, reading, waits))
     if waits is None or not waits.every_read:
         waits = dependences(streams, every_read=True)
+    waits = with_room(streams, hardware, waits)
     in_order = _placed(streams, hardware, Reading.program, waits)
     listed = _placed(streams, hardware, reading, waits)
     placed = listed if listed.length_ns < in_order.length_ns else in_order
@@ -147,6 +158,7 @@ class _Phases(NamedTuple):
     on_dma: bool  # runs on the DMA engines, after its trigger
     transfers: bool  # has the phases of a DMA
     interval_ns: float
+    kept_ns: float  # shorter by this where the array holds the weights
     latency_ns: float
     table: str | None
     first_byte_ns: float
@@ -166,11 +178,13 @@ def _phases(hardware: Hardware, engine: Engine, trigger: Engine, cost: Cost) -> 
         issue_ns = dma.trigger_ns + dma.gpsimd_ns
         drain_ns = max(dma.transfer_ns - dma.busy_ns, 0.0)
         data = dma.first_byte_ns, dma.busy_ns, drain_ns, dma.completion_ns, False
-        return _Phases(_LANES[issuer], on_dma, True, issue_ns, 0.0, None, *data)
+        return _Phases(_LANES[issuer], on_dma, True, issue_ns, 0.0, 0.0, None, *data)
     clock = clock_ghz(hardware, issuer)
     interval_ns, latency_ns = cost.interval_cycles / clock, cost.latency_cycles / clock
     streams = hardware.activity_throttle and cost.streamed_cycles > 0.0
-    return _Phases(_LANES[issuer], on_dma, False, interval_ns, latency_ns, table, 0.0, 0.0, 0.0, 0.0, streams)
+    kept_ns = min(cost.kept_cycles, cost.interval_cycles) / clock
+    data = 0.0, 0.0, 0.0, 0.0, streams
+    return _Phases(_LANES[issuer], on_dma, False, interval_ns, kept_ns, latency_ns, table, *data)
 
 
 class _Core:
@@ -205,6 +219,12 @@ class _Core:
         self.free_ns = [0.0] * len(ENGINES)
         self.last = [-1] * len(ENGINES)
         self.loaded: str | None = None
+        self.idle_ns: float | None = (
+            None  # where a table load would fit, since the loaded one was needed last
+        )
+        self.weights = weights_of(stream) if self.listed or not self.ordered else {}
+        self.shared = Counter(self.weights.values())
+        self.held = -1
         self.finished_ns = 0.0
         self.finished_last = -1
         self.finished_lane = -1
@@ -239,9 +259,12 @@ class _Core:
         if self.ordered:
             placed.table_load[event] = -1.0  # asked before, it may have needed one then
             if phases.table is not None and phases.table != self.loaded:
-                placed.table_load[event] = start
-                start += self.table_load_ns
-                reason = Reason.table_load
+                if self.idle_ns is None:
+                    placed.table_load[event] = start
+                    start += self.table_load_ns
+                    reason = Reason.table_load
+                else:
+                    placed.table_load[event] = self.idle_ns
             queue = self.queues[lane]
             if phases.transfers and len(queue) >= self.slots:
                 blocker = queue[-self.slots]
@@ -254,11 +277,15 @@ class _Core:
                     reason = Reason.engine
         floor = 0.0
         mine = self.stream_lane + lane
-        ready, read, origin = placed.ready, placed.read, placed.origin
+        ready, read, origin, begun = placed.ready, placed.read, placed.origin, placed.start
         for packed in self.before[event]:
             producer, wait = packed >> 2, packed & 3
             if wait == 0:
                 moment = ready[producer]
+            elif wait == 3:
+                if begun[producer] > start:
+                    start, cause, reason = begun[producer], producer, _WAITED_FOR[wait]
+                continue
             else:
                 moment = read[producer]
                 if wait == 2 and ready[producer] > floor:
@@ -280,6 +307,8 @@ class _Core:
         phases, placed = self.phases[event - self.base], self.placed
         lane = phases.lane
         interval_ns, latency_ns = phases.interval_ns, phases.latency_ns
+        if self.weights and lane == _TENSOR:
+            interval_ns -= self._kept_ns(event - self.base, phases)
         if phases.streams:
             slowed_ns, pipeline_ns = self.throttle.extra(event - self.base, start, interval_ns)
             interval_ns += slowed_ns
@@ -291,6 +320,8 @@ class _Core:
         placed.start[event], placed.end[event] = start, end
         placed.origin[event] = self.stream_lane + lane
         if self.ordered:
+            if lane == _SCALAR and self.listed:
+                self._keep_idle_time(start, phases.table)
             self.free_ns[lane], self.last[lane] = end, event
             if phases.table is not None:
                 self.loaded = phases.table
@@ -309,6 +340,22 @@ class _Core:
         if self.serial:
             self.finished_ns = max(self.finished_ns, end, placed.ready[event])
             self.finished_last, self.finished_lane = event, lane
+
+    def _keep_idle_time(self, start: float, table: str | None) -> None:
+        """Remember the first time in which the engine could load the next table; one that is used ends it."""
+        if table is not None:
+            self.idle_ns = None
+        elif self.idle_ns is None and start - self.free_ns[_SCALAR] >= self.table_load_ns:
+            self.idle_ns = self.free_ns[_SCALAR]
+
+    def _kept_ns(self, event: int, phases: _Phases) -> float:
+        """What a matmul need not wait for, because the array holds its weights."""
+        number = self.weights.get(event, -1)
+        if self.ordered:
+            kept, self.held = number >= 0 and number == self.held, number
+        else:
+            kept = self.shared[number] > 1
+        return phases.kept_ns if kept else 0.0
 
     def _transfer(self, event: int, arrival: float, phases: _Phases) -> None:
         placed, lane = self.placed, phases.lane

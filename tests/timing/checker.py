@@ -10,6 +10,7 @@ from itertools import combinations, pairwise
 
 from simulate.hardware import Hardware
 from simulate.isa.enums import Engine
+from simulate.memory import MemoryRegion
 from simulate.run.stream import READ, Stream
 from simulate.timing import Kind, Reading, Slice, Timeline
 
@@ -45,6 +46,7 @@ class _Core:
     ) -> None:
         self.hardware, self.reading, self.slack = hardware, reading, slack
         self.requested = stream.requested
+        self.records = stream.tensors
         self.buffers = [record.buffer for record in stream.tensors]
         self.events = list(stream)
         self.issue = {p.event: p for p in pieces if p.kind in (Kind.instruction, Kind.trigger)}
@@ -56,7 +58,7 @@ class _Core:
             return ["an event is missing or placed twice"]
         found = [*self._durations(), *self._conflicts(), *self._requested()]
         if self.reading is not Reading.dataflow:
-            found += [*self._engines(), *self._queues(), *self._pool(), *self._tables()]
+            found += [*self._engines(), *self._queues(), *self._pool(), *self._tables(), *self._capacity()]
         if self.reading is Reading.serial:
             found += self._one_by_one()
         return found
@@ -73,6 +75,10 @@ class _Core:
             clock = getattr(self.hardware, _CLOCK[event.trigger])
             interval = event.cost.interval_cycles / clock if dma is None else dma.trigger_ns + dma.gpsimd_ns
             slower = self._slowed(event.index, piece.start_ns)
+            if event.cost.kept_cycles and self._weights_held(event):
+                shorter = max(interval - event.cost.kept_cycles / clock, 0.0)
+                if abs(piece.end_ns - piece.start_ns - shorter * (1.0 + slower)) <= self.slack:
+                    interval = shorter
             interval += slower * interval
             if abs(piece.end_ns - piece.start_ns - interval) > self.slack:
                 yield f"#{event.index} holds its engine for {piece.end_ns - piece.start_ns}, not {interval}"
@@ -91,6 +97,35 @@ class _Core:
                 yield f"#{event.index} moves its data too fast"
             if abs(data.ready_ns - data.end_ns - dma.completion_ns) > self.slack:
                 yield f"#{event.index} completes {data.ready_ns - data.end_ns} after its data"
+
+    def _weights_held(self, event) -> bool:
+        """The array may hold the weights: of the matmul before in time, scheduled; without engines, of any."""
+        if self.reading in (Reading.program, Reading.serial):
+            return False
+        others = [other for other in self.events if other.engine is Engine.tensor and other is not event]
+        if self.reading is Reading.scheduled:
+            here = self._turn(event.index)
+            earlier = [other for other in others if self._turn(other.index) < here]
+            others = [max(earlier, key=lambda other: self._turn(other.index))] if earlier else []
+        return any(self._same_weights(event, other) for other in others)
+
+    def _same_weights(self, event, other) -> bool:
+        if event.cost.stationary is None or event.cost.stationary != other.cost.stationary:
+            return False
+        mine, theirs = event.accesses[0], other.accesses[0]
+        if mine != theirs or mine.kind != READ:
+            return False
+        first, last = sorted((event.index, other.index))
+        return not any(
+            a.kind != READ
+            and a.tensor == mine.tensor
+            and a.first_row < mine.end_row
+            and mine.first_row < a.end_row
+            and a.first_byte < mine.end_byte
+            and mine.first_byte < a.end_byte
+            for between in self.events[first:last]
+            for a in between.accesses
+        )
 
     def _slowed(self, event: int, start: float) -> float:
         """The part by which the activity throttle lengthens an event: 0, a half or all of what half rate costs."""
@@ -169,7 +204,10 @@ class _Core:
             held = [p for p in self.issue.values() if self.events[p.event].trigger is engine]
             if engine is Engine.scalar:
                 held += self.loads.values()
-            held.sort(key=lambda p: (self._turn(p.event), p.kind is not Kind.table_load))
+            if self.reading is Reading.scheduled:
+                held.sort(key=lambda p: (p.start_ns, p.end_ns, p.event))
+            else:
+                held.sort(key=lambda p: (self._turn(p.event), p.kind is not Kind.table_load))
             for before, after in pairwise(held):
                 if after.start_ns < before.end_ns - self.slack:
                     yield f"#{after.event} starts on {engine} before #{before.event} has left it"
@@ -202,7 +240,7 @@ class _Core:
                     yield f"the DMA engines give {asked} between {begin} and {end}"
 
     def _tables(self):
-        loaded = None
+        loaded, needed = None, 0.0
         for event in sorted(self.events, key=lambda event: self._turn(event.index)):
             table = event.cost.table
             if event.engine is not Engine.scalar or table in (None, "copy"):
@@ -213,9 +251,39 @@ class _Core:
                     yield f"#{event.index} runs without table {table}"
                 elif abs(load.end_ns - load.start_ns - self.hardware.activation_table_load_ns) > self.slack:
                     yield f"#{event.index} loads its table in {load.end_ns - load.start_ns}"
+                elif load.start_ns < needed - self.slack:
+                    yield f"#{event.index} loads its table while another is needed"
+                elif load.end_ns > self.issue[event.index].start_ns + self.slack:
+                    yield f"#{event.index} starts before its table is loaded"
             elif load is not None:
                 yield f"#{event.index} loads table {table} again"
-            loaded = table
+            loaded, needed = table, self.issue[event.index].end_ns
+
+    def _capacity(self):
+        """At no time do the tiles in use take more than a memory has: from their first use to the end of the last."""
+        limits = {
+            MemoryRegion.sbuf: self.hardware.sbuf_usable_bytes_per_partition,
+            MemoryRegion.psum: self.hardware.psum_bytes_per_partition,
+        }
+        spans: dict[int, tuple[float, float]] = {}
+        for event in self.events:
+            piece = self.issue[event.index]
+            for access in event.accesses:
+                ends = piece.end_ns
+                if access.kind != READ or event.engine is Engine.dma:
+                    ends = max(ends, piece.ready_ns)
+                begin, end = spans.get(access.tensor, (piece.start_ns, ends))
+                spans[access.tensor] = min(begin, piece.start_ns), max(end, ends)
+        for buffer, limit in limits.items():
+            mine = {tile: span for tile, span in spans.items() if self.buffers[tile] is buffer}
+            for moment in {begin for begin, _ in mine.values()}:
+                used = sum(
+                    self.records[tile].row_bytes
+                    for tile, (begin, end) in mine.items()
+                    if begin <= moment + self.slack < end
+                )
+                if used > limit:
+                    yield f"{used} bytes of {buffer.value} are in use at {moment}"
 
     def _one_by_one(self):
         done = 0.0

@@ -163,6 +163,8 @@ def _random_event(
     cost = Cost(_quarters(generator, 200), _quarters(generator, 400), table=table)
     if engine is Engine.tensor:
         cost = replace(cost, streamed_cycles=_quarters(generator, 200))
+        if generator.random() < 0.5:
+            cost = replace(cost, stationary=(1,), kept_cycles=cost.interval_cycles / 4)
     adds = engine is Engine.tensor and generator.random() < 0.6
     index = builder.event(engine, reads, writes, cost, accumulate=adds)
     if index and generator.random() < 0.1:

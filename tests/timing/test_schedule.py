@@ -11,6 +11,7 @@ from simulate.isa.plan import Cost
 from simulate.timing import Kind, Reading, Reason, Slice, Timeline, bracket, schedule
 from simulate.timing.pool import DmaPool
 from simulate.timing.scheduled import WINDOW
+from tests.timing.checker import violations
 from tests.timing.streams import EXACT, Builder, box, dma_cost
 
 SEMAPHORE = EXACT.semaphore_ns
@@ -371,3 +372,22 @@ def test_activations_of_the_loaded_table_go_first_when_scheduled() -> None:
     loads = [len(pieces(schedule(build.stream, EXACT, reading), Kind.table_load)) for reading in Reading]
     assert dict(zip(Reading, loads))[Reading.program] == 4
     assert dict(zip(Reading, loads))[Reading.scheduled] == 2
+
+
+@pytest.mark.parametrize(("idle", "hoisted"), [(LOAD - 0.25, False), (LOAD, True), (LOAD + 0.25, True)])
+def test_a_table_is_loaded_in_an_earlier_idle_time_when_scheduled(idle: float, hoisted: bool) -> None:
+    build = Builder()
+    late, last = build.tensor("late"), build.tensor("last")
+    build.event(Engine.scalar, writes=(build.tensor("first"),), cost=Cost(8.0, 8.0, table="exp"))
+    build.event(Engine.vector, writes=(late,), cost=Cost(*(LOAD + 8.0 + idle - SEMAPHORE,) * 2))
+    copied = build.event(Engine.scalar, reads=(late,), writes=(last,), cost=Cost(8.0, 8.0, table="copy"))
+    build.event(Engine.vector, reads=(last,), writes=(late,), cost=Cost(8.0, 8.0))
+    switched = build.event(Engine.scalar, reads=(late,), cost=Cost(8.0, 8.0, table="silu"))
+    timeline = schedule(build.stream, EXACT, Reading.scheduled)
+    assert violations((build.stream,), EXACT, timeline) == []
+    load = pieces(timeline, Kind.table_load)[-1]
+    begun = starts(timeline)
+    assert begun[copied] == LOAD + 8.0 + idle
+    assert load.start_ns == (LOAD + 8.0 if hoisted else begun[copied] + 8.0)
+    operands = begun[copied] + 8.0 + SEMAPHORE + 8.0 + SEMAPHORE
+    assert begun[switched] == (operands if hoisted else load.end_ns)

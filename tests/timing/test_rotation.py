@@ -1,0 +1,162 @@
+"""Tiles that take the room of earlier ones: how deep a loop rotates, by hand and as laws on random loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simulate.hardware import Hardware, guessed
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Cost
+from simulate.memory import MemoryRegion
+from simulate.timing import Reading, bracket, dependences, schedule
+from tests.timing.checker import violations
+from tests.timing.streams import EXACT, Builder, box, dma_cost, halved
+from tests.timing.test_timing_laws import MONOTONE
+
+SEMAPHORE = EXACT.semaphore_ns
+ORDERED = [Reading.program, Reading.scheduled]
+
+
+def chip_with(sbuf: int, psum: int = 1 << 20) -> Hardware:
+    """A chip with so many bytes per partition."""
+    return EXACT.with_numbers(
+        sbuf_usable_bytes_per_partition=guessed(sbuf, "tests", "so that tiles fill it"),
+        psum_bytes_per_partition=guessed(psum, "tests", "so that tiles fill it"),
+    )
+
+
+def loop(iterations: int, buffer: MemoryRegion = MemoryRegion.sbuf) -> Builder:
+    """Each iteration fills a new tile of 64 bytes in 10 ns and empties it on another engine in 100 ns."""
+    build = Builder()
+    for _ in range(iterations):
+        tile = build.tensor("tile", buffer=buffer)
+        build.event(Engine.vector, writes=(tile,), cost=Cost(10.0, 10.0))
+        build.event(Engine.scalar, reads=(tile,), cost=Cost(100.0, 100.0))
+    return build
+
+
+def fills(build: Builder, chip: Hardware, reading: Reading) -> list[float]:
+    timeline = schedule(build.stream, chip, reading)
+    assert violations((build.stream,), chip, timeline) == []
+    return [piece.start_ns for piece in timeline.slices() if piece.track == "Vector"]
+
+
+@pytest.mark.parametrize("reading", ORDERED)
+@pytest.mark.parametrize("buffer", [MemoryRegion.sbuf, MemoryRegion.psum])
+@pytest.mark.parametrize(("room", "depth"), [(127, 1), (128, 2), (129, 2), (191, 2), (192, 3), (193, 3)])
+def test_a_loop_rotates_as_deep_as_its_tiles_fit(
+    reading: Reading, buffer: MemoryRegion, room: int, depth: int
+) -> None:
+    chip = chip_with(room, 1 << 20) if buffer is MemoryRegion.sbuf else chip_with(1 << 20, room)
+    first_read = 10.0 + SEMAPHORE
+    if depth == 1:
+        expected = [0.0] + [n * (first_read + 100.0 + SEMAPHORE) for n in (1, 2, 3)]
+    else:
+        freed = [first_read + 100.0 * n + SEMAPHORE for n in range(1, 4)]
+        expected = [10.0 * n for n in range(depth)] + freed[: 4 - depth]
+    assert fills(loop(4, buffer), chip, reading) == expected
+
+
+def test_tiles_that_all_fit_never_wait_for_room() -> None:
+    assert fills(loop(4), chip_with(256), Reading.program) == [0.0, 10.0, 20.0, 30.0]
+    assert fills(loop(4), chip_with(255), Reading.program) != [0.0, 10.0, 20.0, 30.0]
+
+
+def test_without_engines_there_is_room_for_everything() -> None:
+    one, many = (schedule(loop(4).stream, chip, Reading.dataflow) for chip in (chip_with(64), EXACT))
+    assert one.length_ns == many.length_ns
+
+
+def test_a_tile_waits_for_every_part_and_every_reader_of_what_lay_there() -> None:
+    build = Builder()
+    old = build.tensor("old")
+    halves = [box(old, (0, 128), columns) for columns in ((0, 32), (32, 64))]
+    out = build.tensor("out", buffer=MemoryRegion.private_hbm)
+    for half in halves:
+        build.event(Engine.vector, writes=(half,), cost=Cost(10.0, 10.0))
+    build.dma((halves[0],), (out,), dma_cost(busy=500.0), Engine.sync)
+    build.event(Engine.scalar, reads=(halves[1],), cost=Cost(100.0, 100.0))
+    new = build.tensor("new")
+    for engine, columns in ((Engine.tensor, (0, 32)), (Engine.gpsimd, (32, 64))):
+        build.event(engine, writes=(box(new, (0, 128), columns),), cost=Cost(10.0, 10.0))
+    chip = chip_with(64)
+    timeline = schedule(build.stream, chip)
+    assert violations((build.stream,), chip, timeline) == []
+    stored = 10.0 + SEMAPHORE + 8 + 100 + 500 + 64
+    assert [p.start_ns for p in timeline.slices() if p.track in ("Tensor", "GpSimd")] == [stored, stored]
+
+
+def test_a_tile_that_lives_on_keeps_its_room() -> None:
+    build = Builder()
+    kept = build.tensor("kept")
+    build.event(Engine.vector, writes=(kept,), cost=Cost(10.0, 10.0))
+    for _ in range(3):
+        tile = build.tensor("tile")
+        build.event(Engine.vector, writes=(tile,), cost=Cost(10.0, 10.0))
+        build.event(Engine.scalar, reads=(tile,), cost=Cost(100.0, 100.0))
+    build.event(Engine.scalar, reads=(kept,), cost=Cost(1.0, 1.0))
+    assert fills(build, chip_with(128), Reading.program)[:3] == [0.0, 10.0, 20.0 + 100.0 + 2 * SEMAPHORE]
+
+
+@pytest.mark.parametrize(("shift", "waits"), [(0, True), (63, True), (64, False)])
+def test_tiles_at_chosen_addresses_wait_where_they_meet(shift: int, waits: bool) -> None:
+    build = loop(2)
+    for number, tile in enumerate(build.table.records):
+        build.table.records[number] = replace(tile, address=(0, number * shift))
+    starts = fills(build, EXACT, Reading.program)
+    assert starts == [0.0, 10.0 + 100.0 + 2 * SEMAPHORE if waits else 10.0]
+
+
+@pytest.mark.parametrize("queues", [1, 2])
+def test_loops_in_a_small_memory_keep_every_law(queues: int) -> None:
+    generator = np.random.default_rng(5)
+    for seed in range(25):
+        build = random_loop(seed, queues)
+        chip = chip_with(int(generator.integers(3, 8)) * 64, int(generator.integers(1, 4)) * 64)
+        for reading in Reading:
+            assert violations((build.stream,), chip, schedule(build.stream, chip, reading)) == [], seed
+        found = bracket(build.stream, chip)
+        assert found.dataflow_ns <= found.scheduled_ns <= found.program_ns <= found.serial_ns, seed
+        assert found.program_ns >= bracket(build.stream, EXACT).program_ns or queues > 1, seed
+        if queues > 1:
+            continue
+        cheaper, waits = halved(build.stream, generator), dependences(build.stream)
+        fewer = [found[1:] for found in waits.before]
+        for reading in MONOTONE:
+            length = schedule(build.stream, chip, reading).length_ns
+            assert schedule(cheaper, chip, reading).length_ns <= length, seed
+            assert schedule(build.stream, chip, reading, replace(waits, before=fewer)).length_ns <= length, (
+                seed
+            )
+
+
+def random_loop(seed: int, queues: int) -> Builder:
+    """Load a tile, use it on the array and another engine, copy the result out of PSUM, store it."""
+    generator = np.random.default_rng(seed)
+    build = Builder()
+    out = build.tensor("out", buffer=MemoryRegion.private_hbm)
+
+    def cost() -> Cost:
+        interval, latency = generator.integers(4, 800, 2) / 4
+        return Cost(float(interval), float(latency))
+
+    def move() -> Cost:
+        return dma_cost(busy=float(generator.integers(4, 400)), completion=SEMAPHORE)
+
+    for _ in range(int(generator.integers(4, 9))):
+        tile, result = build.tensor("tile"), build.tensor("result")
+        bank = build.tensor("bank", buffer=MemoryRegion.psum)
+        if generator.random() < 0.5:
+            build.dma((), (tile,), move(), Engine.sync)
+        else:
+            for columns in ((0, 16), (16, 64)):
+                build.dma((), (box(tile, (0, 128), columns),), move(), Engine.sync)
+        build.event(Engine.tensor, (tile, tile), (bank,), cost())
+        build.event((Engine.vector, Engine.gpsimd)[int(generator.integers(2))], (bank,), (result,), cost())
+        if generator.random() < 0.5:
+            build.event(Engine.scalar, (tile,), (result,), cost())
+        build.dma((result,), (out,), move(), (Engine.sync, Engine.gpsimd)[queues - 1])
+    return build
