@@ -2,10 +2,10 @@
 
 A detector is a pure function of a `Launch` and of the `Evidence` that was gathered while it ran. Families, one file
 each: `mem` overlap of tiles with explicit addresses; `init` registers and generators used before they are set;
-`stale` results that nothing read and data left over; `order` ordering requests; `race` unordered accesses; `sync` why
-cores wait in vain; `out` inputs and outputs; `values` numbers the chip does not hold; `device` known divergences
-between simulation and chip, and `carried` those of loops and of Beta 1. `orders` and `interleavings` carry a launch
-out again, where that is asked for. `lint` looks at source code instead.
+`stale` results that nothing read and data left over; `order` ordering requests; `loops` bodies of device loops;
+`race` unordered accesses; `sync` why cores wait in vain; `out` inputs and outputs; `values` numbers the chip does not
+hold; `device` known divergences between simulation and chip, and `carried` those of loops and of Beta 1. `orders` and
+`interleavings` carry a launch out again, where that is asked for. `lint` looks at source code instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from simulate.check import carried, device, init, mem, order, out, race, stale, values
+from simulate.check import carried, device, init, loops, mem, order, out, race, stale, values
 from simulate.check.evidence import Evidence
 from simulate.check.findings import KINDS, Finding, Severity, from_error, in_order, text
 from simulate.check.formats import Format, render
@@ -27,6 +27,7 @@ DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
     "init": init.detect,
     "stale": stale.detect,
     "order": order.detect,
+    "loops": loops.detect,
     "race": race.detect,
     "out": out.detect,
     "values": values.detect,

@@ -34,10 +34,11 @@ def fori_loop(
     """
     positive_step(step)
     outside_no_reorder("fori_loop")
+    loop = len(current_core().stream)
     plain = any(isinstance(b, VirtualRegister) and not isinstance(b, NkiScalar) for b in (lower, upper))
     for value in range(_bound(lower), _bound(upper), operator.index(step)):
-        counter = _counter(value)
-        with _inside():
+        with _inside(loop):
+            counter = _counter(value)
             body_returns_nothing(body_fun(counter if plain else NkiScalar(counter)))
 
 
@@ -45,10 +46,11 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     """r = init; while r is not 0: r = body_fun(r). The body returns the next register."""
     _known_at_run_time()
     outside_no_reorder("while_loop")
+    loop = len(current_core().stream)
     condition: Any = init
     body_returns_register(condition)
     while condition.value != 0:
-        with _inside():
+        with _inside(loop):
             _iteration()
             condition = body_fun(condition)
         body_returns_register(condition)
@@ -59,17 +61,19 @@ def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[Virtu
     warnings.warn("nl.dynamic_range is deprecated; use nl.fori_loop", DeprecationWarning, stacklevel=2)
     positive_step(step)
     outside_no_reorder("dynamic_range")
+    loop = len(current_core().stream)
     lower, upper = (0, start) if stop is None else (start, stop)
     for value in range(_bound(lower), _bound(upper), operator.index(step)):
-        with _inside():
+        with _inside(loop):
             yield _counter(value)
 
 
 @contextmanager
-def _inside() -> Iterator[None]:
-    """One iteration of a device loop; ordering requests may not lead out of it."""
+def _inside(loop: int) -> Iterator[None]:
+    """One iteration of the device loop of that number; ordering requests may not lead out of it."""
     stream = current_core().stream
     stream.open_loops.append(len(stream))
+    stream.iterations[len(stream)] = loop
     try:
         yield
     finally:

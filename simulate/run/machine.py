@@ -175,6 +175,8 @@ class NeuronCore:
             shape, dtype, buffer, name, array=array, address=address, line=kernel_line(), fresh=True
         )
         self.rank.tensors.add(storage)
+        if self.stream.open_loops:
+            self.stream.made_in[storage.serial] = tuple(self.stream.open_loops)
         return NkiTensor(shape, dtype, storage)
 
     def _allocate_shared(self, shape: tuple[int, ...], dtype: DType, name: str) -> NkiTensor:

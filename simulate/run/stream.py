@@ -197,6 +197,8 @@ class Stream:
         self.open_blocks = 0
         self.open_loops: list[int] = []  # the device loops that are running: a number for each iteration
         self.loops: dict[int, tuple[int, ...]] = {}  # those of an event, if any
+        self.iterations: dict[int, int] = {}  # the loop that an iteration is of, by their numbers
+        self.made_in: dict[int, tuple[int, ...]] = {}  # the open loops where a tensor was allocated, if any
         self.first_use: dict[int, int] = {}
         self.last_use: dict[int, int] = {}
         self._op_ids: dict[str, int] = {}

@@ -127,6 +127,31 @@ WHOLE = [
         "@nki.jit\ndef k(x, a=(1,)):\n    return nl.load(x)\n",
     ),
     (
+        "NKI003",
+        "@nki.jit\ndef k(x, a):\n    return nl.load(x)\ndef run(x):\n    return k[2](x, a=[1])\n",
+        "@nki.jit\ndef k(x, a):\n    return nl.load(x)\ndef run(x):\n    return k[2](x, a=(1,))\n",
+    ),
+    (
+        "NKI010",
+        "def k(x, n):\n    d = {}\n    for i in range(n):\n        d[i] = nl.load(x)\n",
+        "def k(x, n):\n    d = {}\n    for i in range(n):\n        d[f'{i}'] = nl.load(x)\n",
+    ),
+    (
+        "NKI013",
+        "def k(x):\n    def body(i):\n        nl.load(x[i * 2])\n    nl.fori_loop(0, 4, body)\n",
+        "def k(x):\n    for i in range(2):\n        nl.load(x[i * 2])\n    nl.fori_loop(0, 4, returns)\n",
+    ),
+    (
+        "NKI031",
+        "D = {}\ndef h(k):\n    D[k] = 1\n@nki.jit\ndef k(x):\n    h(1)\n    return nl.load(x)\n",
+        "D = {1: 2}\ndef h(k):\n    return D[k]\n@nki.jit\ndef k(x):\n    h(1)\n    return nl.load(x)\n",
+    ),
+    (
+        "NKI031",
+        "import numpy as np\n@nki.jit\ndef k(x):\n    np.random.rand()\n    return nl.load(x)\n",
+        "import numpy as np\n@nki.jit\ndef k(x):\n    return nl.load(x)\ndef run():\n    k(np.random.rand(4, 4))\n",
+    ),
+    (
         "NKI004",
         "@nki.jit\ndef k(x):\n    y = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.hbm)\n    return y\n",
         "@nki.jit\ndef k(x):\n    y = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.shared_hbm)\n    return y\n",

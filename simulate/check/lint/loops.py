@@ -30,6 +30,22 @@ def _body(source: Source, scope: Scope, call: ast.Call, position: int) -> Functi
     return _functions(scope, source).get(node.id) if isinstance(node, ast.Name) else None
 
 
+def _regions(source: Source, scope: Scope) -> Iterator[tuple[str, list[ast.stmt]]]:
+    """The bodies of the device loops that have a counter, and its name."""
+    for node in ast.walk(scope.node):
+        if (
+            isinstance(node, ast.For)
+            and isinstance(node.target, ast.Name)
+            and isinstance(node.iter, ast.Call)
+        ):
+            if source.name_of(node.iter.func) == "nl.dynamic_range":
+                yield node.target.id, node.body
+        elif isinstance(node, ast.Call) and source.name_of(node.func) == "nl.fori_loop":
+            body = _body(source, scope, node, 2)
+            if body is not None and body.args.args:
+                yield body.args.args[0].arg, body.body
+
+
 @lint_rule("NKI011", Severity.warning, since=(0, 6), until=TRACER)
 def old_device_loops(source: Source, scope: Scope) -> Iterator[Spot]:
     """nl.dynamic_range and `while register:` are deprecated for nl.fori_loop and nl.while_loop."""
@@ -59,9 +75,16 @@ def register_control(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI013", Severity.error, until=TRACER)
 def register_arithmetic(source: Source, scope: Scope) -> Iterator[Spot]:
     """There is no Python arithmetic on registers."""
+    counters = {
+        part
+        for name, statements in _regions(source, scope)
+        for statement in statements
+        for part in ast.walk(statement)
+        if isinstance(part, ast.Name) and part.id == name
+    }
     for node in ast.walk(scope.node):
-        if isinstance(node, ast.BinOp) and (
-            _is_register(scope, node.left) or _is_register(scope, node.right)
+        if isinstance(node, ast.BinOp) and any(
+            _is_register(scope, side) or side in counters for side in (node.left, node.right)
         ):
             yield Spot(
                 node,
@@ -73,20 +96,7 @@ def register_arithmetic(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI014", Severity.error)
 def counter_is_read_only(source: Source, scope: Scope) -> Iterator[Spot]:
     """The counter of a device loop is read-only."""
-    regions: list[tuple[str, list[ast.stmt]]] = []
-    for node in ast.walk(scope.node):
-        if (
-            isinstance(node, ast.For)
-            and isinstance(node.target, ast.Name)
-            and isinstance(node.iter, ast.Call)
-        ):
-            if source.name_of(node.iter.func) == "nl.dynamic_range":
-                regions.append((node.target.id, node.body))
-        elif isinstance(node, ast.Call) and source.name_of(node.func) == "nl.fori_loop":
-            body = _body(source, scope, node, 2)
-            if body is not None and body.args.args:
-                regions.append((body.args.args[0].arg, body.body))
-    for counter, statements in regions:
+    for counter, statements in _regions(source, scope):
         for part in (part for statement in statements for part in ast.walk(statement)):
             if isinstance(part, ast.Call) and source.name_of(part.func) in _REGISTER_WRITERS:
                 target = argument(part, 0, "dst")

@@ -69,6 +69,14 @@ def list_arguments(source: Source, scope: Scope) -> Iterator[Spot]:
     for default in [*scope.node.args.defaults, *filter(None, scope.node.args.kw_defaults)]:
         if isinstance(default, ast.List):
             yield Spot(default, f"the default {ast.unparse(default)}", f"({ast.unparse(default)[1:-1]},)")
+    for call in ast.walk(source.tree):
+        if not isinstance(call, ast.Call):
+            continue
+        called = call.func.value if isinstance(call.func, ast.Subscript) else call.func
+        if isinstance(called, ast.Name) and called.id == scope.node.name:
+            for given in [*call.args, *(keyword.value for keyword in call.keywords)]:
+                if isinstance(given, ast.List):
+                    yield Spot(given, f"the argument {ast.unparse(given)}", f"({ast.unparse(given)[1:-1]},)")
 
 
 @lint_rule("NKI009", Severity.error, until=TRACER)
@@ -96,26 +104,34 @@ def dict_keys(source: Source, scope: Scope) -> Iterator[Spot]:
             for key in node.keys:
                 if isinstance(key, ast.Constant) and not isinstance(key.value, str):
                     yield Spot(key, f"the key {ast.unparse(key)}", f'"{ast.unparse(key)}"')
-
-
-@lint_rule("NKI031", Severity.warning)
-def mutable_globals(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A kernel reads no mutable global: a compiled kernel is reused when the global has changed."""
-    mutable = {
+    dicts = {
         target.id
-        for node in source.tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, (ast.List, ast.Dict, ast.Set))
-        for target in node.targets
-        if isinstance(target, ast.Name) and not target.id.startswith("__")
-    }
-    own = {argument.arg for argument in scope.node.args.args} | {
-        node.id
         for node in ast.walk(scope.node)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    counters = {
+        node.target.id
+        for node in ast.walk(scope.node)
+        if isinstance(node, ast.For)
+        and isinstance(node.target, ast.Name)
+        and isinstance(node.iter, ast.Call)
+        and (ast.unparse(node.iter.func) == "range" or source.name_of(node.iter.func).endswith("_range"))
     }
     for node in ast.walk(scope.node):
-        if isinstance(node, ast.Name) and node.id in mutable - own and isinstance(node.ctx, ast.Load):
-            yield Spot(node, f"reads the global {node.id}", "pass it as an argument, or make it a tuple")
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in dicts
+        ):
+            key = node.slice
+            number = isinstance(key, ast.Constant) and not isinstance(key.value, str)
+            if number or (isinstance(key, ast.Name) and key.id in counters):
+                yield Spot(
+                    node, f"the key {ast.unparse(key)} of {node.value.id}", "a list, or f-strings as keys"
+                )
 
 
 @lint_rule("NKI032", Severity.warning, until=TRACER)

@@ -1,0 +1,130 @@
+"""Lint rules about state that is no argument: a compiled kernel is reused when it has changed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from simulate.check.findings import Severity
+from simulate.check.lint.rules import Spot, lint_rule
+from simulate.check.lint.source import Function, Scope, Source
+
+_OUTSIDE = ("random", "time", "datetime", "uuid", "secrets", "os.environ", "os.getenv", "numpy.random")
+"""Modules and names of Python and numpy whose answers change from call to call or from process to process."""
+
+_CHANGES = frozenset("append extend insert remove pop popitem clear update setdefault add discard".split())
+
+
+@lint_rule("NKI031", Severity.warning)
+def mutable_globals(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A kernel reads no mutable global: a compiled kernel is reused when the global has changed."""
+    mutable = {
+        target.id
+        for node in source.tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, (ast.List, ast.Dict, ast.Set))
+        for target in node.targets
+        if isinstance(target, ast.Name) and not target.id.startswith("__")
+    }
+    yield from _reads(scope.node, mutable)
+    if not scope.is_kernel:
+        return
+    modules = _modules(source.tree)
+    yield from _asks_outside(scope.node, modules)
+    changed = mutable & _changed(source.tree)
+    for helper in _helpers(source, scope):
+        yield from _reads(helper, changed)  # a table that nothing changes is a constant
+        yield from _asks_outside(helper, modules)
+
+
+def _reads(function: Function, names: set[str]) -> Iterator[Spot]:
+    own = {argument.arg for argument in function.args.args} | {
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and node.id in names - own and isinstance(node.ctx, ast.Load):
+            yield Spot(node, f"reads the global {node.id}", "pass it as an argument, or make it a tuple")
+
+
+def _asks_outside(function: Function, modules: dict[str, str]) -> Iterator[Spot]:
+    """Clocks, random generators and the environment."""
+    inner = {node.value for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(function):
+        if not isinstance(node, (ast.Name, ast.Attribute)) or node in inner:
+            continue
+        root, *parts = ast.unparse(node).split(".")
+        if root not in modules:
+            continue
+        name = ".".join([modules[root], *parts])
+        if any(name == each or name.startswith(each + ".") for each in _OUTSIDE):
+            yield Spot(node, f"asks {ast.unparse(node)}, whose answer changes", "pass it as an argument")
+
+
+def _modules(tree: ast.Module) -> dict[str, str]:
+    """What the names of imports at the top of a file stand for."""
+    names: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                names[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names
+
+
+def _changed(tree: ast.Module) -> set[str]:
+    """Names whose value some function of the file changes in place."""
+    names = set()
+    for function in (
+        node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ):
+        for node in ast.walk(function):
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
+                target: ast.expr = node.value
+            elif (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in _CHANGES
+            ):
+                target = node.func.value
+            else:
+                continue
+            if isinstance(target, ast.Name):
+                names.add(target.id)
+    return names
+
+
+def _helpers(source: Source, scope: Scope) -> list[Function]:
+    """Functions of the file that a kernel calls and that issue no instructions, so that they are no scope of their own.
+
+    One that several kernels call belongs to the first.
+    """
+    plain = {
+        node.name: node
+        for node in source.tree.body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and all(node is not each.node for each in source.scopes)
+    }
+    for before in source.scopes:
+        reached = _reached(source, before, plain) if before.is_kernel else []
+        if before is scope:
+            return reached
+        for helper in reached:
+            del plain[helper.name]
+    return []
+
+
+def _reached(source: Source, scope: Scope, plain: dict[str, Function]) -> list[Function]:
+    all_of = {**plain, **{each.node.name: each.node for each in source.scopes}}
+    seen: list[Function] = [scope.node]
+    for function in seen:
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                called = all_of.get(node.func.id)
+                if called is not None and called not in seen:
+                    seen.append(called)
+    return [function for function in seen if plain.get(function.name) is function]

@@ -1,0 +1,121 @@
+"""`loops`: what a device loop cannot do, though the simulator, which runs the body anew every time, can.
+
+On the device one body serves all iterations. So its tiles are gone when an iteration ends, and Python values that
+change from one iteration to the next are those of the one time that the body was compiled.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from simulate.check.evidence import Evidence
+from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.memory import MemoryRegion
+from simulate.run import Launch
+from simulate.run.stream import Access, Stream
+
+ESCAPED = kind(
+    "NKW-LOOP-TILE",
+    Severity.error,
+    "A tensor made in an iteration of a device loop is used in that iteration only.",
+)
+CARRIED = kind(
+    "NKW-LOOP-CARRIED",
+    Severity.error,
+    "All iterations of a device loop are one body; Python values that change between them stay as they were first.",
+)
+
+Shape = tuple[str, int, tuple[object, ...]]
+"""What one event of an iteration is: its operator, its line, and where its operands lie."""
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Tiles that leave the iteration they were made in, and iterations that differ by Python values."""
+    findings: list[Finding] = []
+    for stream in launch.streams:
+        if stream.loops:
+            accesses = evidence.accesses(stream)
+            findings += _escaped(stream, accesses)
+            findings += _carried(stream, accesses)
+    return findings
+
+
+def _escaped(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Finding]:
+    findings = []
+    lines: set[int] = set()
+    for event, operands in enumerate(accesses):
+        own = stream.loops.get(event, ())
+        for access in operands:
+            made = stream.made_in.get(access.tensor, ())
+            if own[: len(made)] == made or stream.line_ids[event] in lines:
+                continue
+            lines.add(stream.line_ids[event])
+            record = stream.tensors[access.tensor]
+            after = "in a later iteration" if len(own) >= len(made) else "after the loop"
+            findings.append(
+                found(
+                    ESCAPED,
+                    f"{record.name} {record.shape} was made in an iteration of a device loop at {record.where}, and "
+                    f"is used {after}",
+                    stream.event(event).where,
+                    [touch(stream, event, access)],
+                    hint="allocate it before the loop",
+                )
+            )
+    return findings
+
+
+def _carried(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Finding]:
+    findings = []
+    bodies: dict[tuple[int, ...], dict[int, list[int]]] = defaultdict(dict)
+    for event, path in stream.loops.items():
+        loop = (*path[:-1], stream.iterations[path[-1]])
+        bodies[loop].setdefault(path[-1], []).append(event)
+    for iterations in bodies.values():
+        first, *others = iterations.values()
+        expected = list(_shapes(stream, accesses, first))
+        for number, events in enumerate(others, 2):
+            different = _first_difference(expected, list(_shapes(stream, accesses, events)), first, events)
+            if different is not None:
+                findings.append(
+                    found(
+                        CARRIED,
+                        f"iteration {number} of a device loop is not the first one again: {_words(stream, different)} "
+                        "is another instruction, or has operands at other places",
+                        stream.event(different).where,
+                        [touch(stream, different, a) for a in accesses[different][-1:]],
+                        hint="address by the counter, with scalar_offset=…; keep what changes in a tile or a register",
+                    )
+                )
+                break
+    return findings
+
+
+def _shapes(stream: Stream, accesses: Sequence[tuple[Access, ...]], events: list[int]) -> Iterator[Shape]:
+    """The events of one iteration; tensors made in it, and registers, are numbered in their order."""
+    own: dict[int, int] = {}
+    for event in events:
+        operands: list[object] = []
+        for access in accesses[event]:
+            register = stream.tensors[access.tensor].buffer is MemoryRegion.register
+            made_here = register or access.tensor in stream.made_in
+            tensor = -1 - own.setdefault(access.tensor, len(own)) if made_here else access.tensor
+            operands.append((tensor, *access[1:]))
+        yield stream.op_names[stream.ops[event]], stream.line_ids[event], tuple(operands)
+
+
+def _first_difference(
+    expected: list[Shape], seen: list[Shape], first: list[int], events: list[int]
+) -> int | None:
+    """The first event that is not the same in both; where one iteration ends early, the other's next."""
+    for at, (before, now) in enumerate(zip(expected, seen)):
+        if before != now:
+            return events[at]
+    if len(seen) > len(expected):
+        return events[len(expected)]
+    return first[len(seen)] if len(seen) < len(expected) else None
+
+
+def _words(stream: Stream, event: int) -> str:
+    return f"{stream.op_names[stream.ops[event]]} #{event}"
