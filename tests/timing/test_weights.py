@@ -13,8 +13,7 @@ from simulate.hardware import TARGETS, Hardware, hardware
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
 from simulate.memory import MemoryRegion
-from simulate.run.launch import launch
-from simulate.run.machine import Mode
+from simulate.run import Mode, launch
 from simulate.timing import Reading, schedule
 from tests.timing.checker import violations
 from tests.timing.streams import EXACT, Builder, box
