@@ -106,17 +106,25 @@ def schedule(
     if waits is None or not waits.every_read:
         waits = dependences(streams, every_read=True)
     waits = with_room(streams, hardware, waits)
-    in_order = _placed(streams, hardware, Reading.program, waits)
-    listed = _placed(streams, hardware, reading, waits)
+    facts = [_Facts(stream, hardware) for stream in streams]
+    in_order = _placed(streams, hardware, Reading.program, waits, facts)
+    listed = _placed(streams, hardware, reading, waits, facts)
     placed = listed if listed.length_ns < in_order.length_ns else in_order
     return build(streams, hardware, reading, waits.bases, placed)
 
 
-def _placed(streams: tuple[Stream, ...], hardware: Hardware, reading: Reading, waits: Dependences) -> Placed:
+def _placed(
+    streams: tuple[Stream, ...],
+    hardware: Hardware,
+    reading: Reading,
+    waits: Dependences,
+    facts: Sequence[_Facts] | None = None,
+) -> Placed:
     placed = Placed.of(waits.bases[-1])
+    facts = facts or [_Facts(stream, hardware) for stream in streams]
     cores = [
-        _Core(number, stream, hardware, reading, waits, placed, base)
-        for number, (stream, base) in enumerate(zip(streams, waits.bases))
+        _Core(number, known, hardware, reading, waits, placed, base)
+        for number, (known, base) in enumerate(zip(facts, waits.bases))
     ]
     for step in waits.order:
         if not step.meeting:
@@ -187,13 +195,23 @@ def _phases(hardware: Hardware, engine: Engine, trigger: Engine, cost: Cost) -> 
     return _Phases(_LANES[issuer], on_dma, False, interval_ns, kept_ns, latency_ns, table, *data)
 
 
+class _Facts:
+    """What placing needs to know of a stream, in whatever order."""
+
+    def __init__(self, stream: Stream, hardware: Hardware) -> None:
+        self.phases = _phases_of(stream, hardware)
+        self.throttle = Throttle(hardware, stream)
+        self.ports = shared_ports(stream, hardware)
+        self.weights = weights_of(stream)
+
+
 class _Core:
     """The engines, DMA queues and DMA engines of one core while its stream is placed."""
 
     def __init__(
         self,
         number: int,
-        stream: Stream,
+        facts: _Facts,
         hardware: Hardware,
         reading: Reading,
         waits: Dependences,
@@ -211,9 +229,9 @@ class _Core:
         self.slots = hardware.dma_outstanding_per_queue
         self.before = waits.before
         self.placed = placed
-        self.phases = _phases_of(stream, hardware)
-        self.throttle = Throttle(hardware, stream)
-        self.ports = shared_ports(stream, hardware) if self.ordered else []
+        self.phases = facts.phases
+        self.throttle = facts.throttle
+        self.ports = facts.ports if self.ordered else []
         self.port_free_ns: dict[int, float] = {}
         self.port_last: dict[int, int] = {}
         self.free_ns = [0.0] * len(ENGINES)
@@ -222,7 +240,7 @@ class _Core:
         self.idle_ns: float | None = (
             None  # where a table load would fit, since the loaded one was needed last
         )
-        self.weights = weights_of(stream) if self.listed or not self.ordered else {}
+        self.weights = facts.weights if self.listed or not self.ordered else {}
         self.shared = Counter(self.weights.values())
         self.held = -1
         self.finished_ns = 0.0
@@ -232,6 +250,10 @@ class _Core:
         self.pool = DmaPool()
         self.queue_start_ns = [0.0] * len(ENGINES)
         self.queues: list[list[int]] = [[] for _ in ENGINES]
+        # Of an event whose producers are placed: its last operand's moment, producer, reason, and its result's floor.
+        self.operands: list[tuple[float, int, Reason, float] | None] = []
+        if self.listed:
+            self.operands = [None] * len(self.phases)
 
     def run(self, first: int, end: int) -> None:
         """Place events that meet nobody."""
@@ -275,8 +297,22 @@ class _Core:
                 if self.port_free_ns.get(port, 0.0) > start:
                     start, cause = self.port_free_ns[port], self.port_last[port]
                     reason = Reason.engine
-        floor = 0.0
-        mine = self.stream_lane + lane
+        operands = self.operands[event - self.base] if self.listed else None
+        if operands is None:
+            operands = self._operands(event, self.stream_lane + lane)
+            if self.listed:
+                self.operands[event - self.base] = operands
+        self.result_floor_ns = operands[3]
+        if operands[0] > start:
+            start, cause, reason, _ = operands
+        placed.cause[event], placed.reason[event] = cause, reason
+        return start
+
+    def _operands(self, event: int, mine: int) -> tuple[float, int, Reason, float]:
+        """When what the event waits for lets it start, which is the last of them and why, and its result's floor."""
+        start = floor = 0.0
+        cause, reason = -1, Reason.begin
+        placed = self.placed
         ready, read, origin, begun = placed.ready, placed.read, placed.origin, placed.start
         for packed in self.before[event]:
             producer, wait = packed >> 2, packed & 3
@@ -298,9 +334,7 @@ class _Core:
                 moment += self.semaphore_ns
             if moment > start:
                 start, cause, reason = moment, producer, _WAITED_FOR[wait]
-        self.result_floor_ns = floor
-        placed.cause[event], placed.reason[event] = cause, reason
-        return start
+        return start, cause, reason, floor
 
     def place(self, event: int, start: float) -> None:
         """Let an event start; its engine, queue and result follow."""
