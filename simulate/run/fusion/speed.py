@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -35,17 +36,26 @@ def _torch() -> ModuleType | None:
     return torch
 
 
-def multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-    """out = left @ right for bfloat16 matrices; products and sums are float32."""
+def multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray, height: int, width: int) -> None:
+    """out = left @ right for bfloat16 matrices, whose products and sums are float32.
+
+    `left` is widened whole, `right` in blocks of `height` by `width`.
+    """
     torch = _torch()
     assert torch is not None
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
+
+    def widened(matrix: np.ndarray) -> Any:
+        return torch.from_numpy(matrix.view(np.uint16).view(np.int16)).view(torch.bfloat16).float()
+
     try:
-        operands = [
-            torch.from_numpy(each.view(np.uint16).view(np.int16)).view(torch.bfloat16).float()
-            for each in (left, right)
-        ]
-        torch.mm(*operands, out=torch.from_numpy(out))
+        wide = widened(left)
+        for start in range(0, right.shape[1], width):
+            result = torch.from_numpy(out[:, start : start + width])
+            for first in range(0, right.shape[0], height):
+                block = widened(right[first : first + height, start : start + width])
+                product = torch.mm(wide[:, first : first + height], block)
+                result.copy_(product) if first == 0 else result.add_(product)
     finally:
         torch.set_float32_matmul_precision(before)

@@ -6,10 +6,10 @@ import numpy as np
 
 from simulate.memory import Storage, views
 from simulate.numerics.dtypes import float32
-from simulate.run.fusion.blocks import LARGE, BlockedProduct, scratch_elements
+from simulate.run.fusion.blocks import LARGE, BlockedProduct, NarrowProduct, scratch_elements, worth_narrow
 from simulate.run.fusion.builder import Builder
 from simulate.run.fusion.graph import Kind, Op, Uses, View
-from simulate.run.fusion.works import Copy, NarrowProduct, Product, Widened, worth_narrow
+from simulate.run.fusion.works import Copy, Product, Widened
 
 
 def drop_unused(builder: Builder) -> None:
@@ -81,7 +81,7 @@ def prepare_products(builder: Builder, narrow: bool) -> None:
             if kept:
                 op.work = NarrowProduct()
             large = None if kept else _large_narrow(op)
-            operands = [op.reads[0], op.reads[1]]
+            operands = list(op.reads)
             for number, view in enumerate(operands):
                 if number == large or ((kept or view.value.element == np.float32) and _fits_blas(view)):
                     continue
@@ -89,7 +89,7 @@ def prepare_products(builder: Builder, narrow: bool) -> None:
                 if key not in made:
                     made[key] = _laid_out(builder, view, kept, op.sequence, ops)
                 operands[number] = made[key]
-            op.reads = (*operands, *op.reads[2:])
+            op.reads = tuple(operands)
             if large is not None:
                 _in_blocks(builder, op, large)
         ops.append(op)
@@ -100,7 +100,7 @@ def _large_narrow(op: Op) -> int | None:
     """Which operand of a product is widened in blocks: the larger one of those narrow and large, if there is one."""
     found = [
         (views.count(view.shape), number)
-        for number, view in enumerate(op.reads[:2])
+        for number, view in enumerate(op.reads)
         if view.value.element != np.float32 and views.count(view.shape) > LARGE
     ]
     return max(found)[1] if found else None

@@ -12,13 +12,10 @@ import numpy as np
 from simulate.isa.plan import Domain, Masked, Plan
 from simulate.numerics import DType, from_float32, to_float32
 from simulate.run.carry_out import rounded
-from simulate.run.fusion import speed
-from simulate.run.fusion.graph import Op
 from simulate.run.indirect import places, refuse_elements, refuse_index
 
 Step = tuple[Any, list[Any]]
 
-_WORTH_TORCH = 1 << 24  # multiplications; a call of torch costs about as much as a thousandth of that
 _WIDENED_BY_NUMPY = ("bfloat16", "float16")
 
 
@@ -101,13 +98,11 @@ class Narrowed:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product, plus a third operand if there is one."""
+    """A matrix product."""
 
     def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
-        """One or two calls."""
-        out = writes[0]
-        product = (np.matmul, [reads[0], reads[1], out])
-        return [product] if len(reads) == 2 else [product, (np.add, [out, reads[2], out])]
+        """One call."""
+        return [(np.matmul, [*reads, writes[0]])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,22 +207,3 @@ def _compute(plan: Plan, count: int, *operands: np.ndarray) -> None:
         if number < len(plan.writes) and plan.domain is Domain.float32:
             values = rounded(plan.writes[number], values)
         out[...] = values
-
-
-@dataclass(frozen=True, slots=True)
-class NarrowProduct:
-    """A product of bfloat16 matrices with float32 sums, by torch."""
-
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
-        """One or two calls."""
-        out = writes[0]
-        product = (speed.multiply, [reads[0], reads[1], out])
-        return [product] if len(reads) == 2 else [product, (np.add, [out, reads[2], out])]
-
-
-def worth_narrow(op: Op) -> bool:
-    """Whether torch multiplies two bfloat16 matrices faster than numpy multiplies their float32 copies."""
-    left, right = op.reads[0], op.reads[1]
-    narrow = left.value.dtype == "bfloat16" and right.value.dtype == "bfloat16"
-    narrow = narrow and left.value.element.itemsize == 2 and right.value.element.itemsize == 2
-    return narrow and left.shape[0] * left.shape[1] * right.shape[1] >= _WORTH_TORCH
