@@ -39,9 +39,9 @@ def tensor_tensor(
     dst, data1, data2: [P, ...] @ SBUF or PSUM; data1 and data2 not both in PSUM.
 
     Arithmetic operators compute in float32 and round once to dst's dtype; bitvec operators work on the raw bits of
-    integer tiles of one size. If all three tiles are int32 or uint32 and none lies in PSUM, engine=unknown means
-    GpSimd, which adds, subtracts and multiplies integers exactly; overflow is not documented and wraps here (two's
-    complement). `power` exists on GpSimd only.
+    integer tiles of one size, which the Vector engine alone does. If all three tiles are int32 or uint32 and none lies
+    in PSUM, engine=unknown means GpSimd, which adds, subtracts and multiplies integers exactly; overflow is not
+    documented and wraps here (two's complement). `power` exists on GpSimd only.
 
     Raises RuleViolation. Cost: costs.tensor_tensor_cycles.
     """
@@ -64,6 +64,8 @@ def tensor_tensor(
     element_wise(operator)
     if operator.name == "power":
         rules.engine_can(engine, Engine.gpsimd)
+    elif bitvec:
+        rules.engine_can(engine, Engine.vector)
     else:
         rules.engine_can(engine, Engine.vector, Engine.gpsimd)
     rules.gpsimd_stays_in_sbuf(engine, dst=dst, data1=data1, data2=data2)

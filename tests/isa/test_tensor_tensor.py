@@ -66,6 +66,19 @@ def test_who_does_tensor_tensor() -> None:
     refuses("NKW-GPSIMD-PSUM", "trn1", "tensor_tensor", **floats)
 
 
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("name", ["bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"])
+def test_bits_are_for_the_vector_engine(name: str, target: str) -> None:
+    whole = {operand: tile((8, 8), "int32") for operand in ("dst", "data1", "data2")}
+    call = {**whole, "op": getattr(nl, name)}
+    assert plan(target, "tensor_tensor", **call, engine=Engine.vector).engine is Engine.vector
+    assert plan(target, "tensor_tensor", **call).engine is Engine.vector
+    refuses("NKW-ENGINE", target, "tensor_tensor", **call, engine=Engine.gpsimd)
+    assert (
+        plan(target, "tensor_tensor", **{**whole, "op": nl.add}, engine=Engine.gpsimd).engine is Engine.gpsimd
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
