@@ -24,6 +24,8 @@ class Use:
     passed: int
     """The meetings that its core had passed."""
     footprint: Footprint
+    fence: bool = False
+    """Whether its instruction copies the place onto itself."""
 
     @property
     def writes(self) -> bool:
@@ -45,10 +47,16 @@ def same_values(left: Use, right: Use) -> bool:
 
 
 def reads_what_it_wrote(left: Use, right: Use, lefts: Sequence[Use], rights: Sequence[Use]) -> bool:
-    """Whether one core reads bytes that it gave, since the last meeting, the value that the other core gives them."""
+    """Whether one core reads bytes that it gave, since the last meeting, the value that the other core gives them.
+
+    A fence gives bytes the value that they have. Where it undoes what another has written meanwhile, the two writes
+    race, and that is reported; a reader beside it reads the same in either order.
+    """
     if left.writes == right.writes:
         return False
     reading, own, writing = (right, rights, left) if left.writes else (left, lefts, right)
+    if writing.fence:
+        return True
     since = min(reading.passed, writing.passed)
     places, values = writing.footprint.left()
     places, at, _ = np.intersect1d(places, reading.footprint.bytes(), assume_unique=True, return_indices=True)

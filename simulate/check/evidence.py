@@ -42,6 +42,7 @@ class CoreEvidence:
     shared: dict[int, tuple[tuple[Footprint, bool], ...]] = field(
         default_factory=dict
     )  # event: (where, writes)
+    onto_themselves: set[int] = field(default_factory=set)  # DMAs from a place to the same place, by event
     overlapping_dmas: list[tuple[int, int]] = field(default_factory=list)  # event, tensor
     written: dict[int, Footprint] = field(default_factory=dict)  # by DMAs and matmuls, with digests, by event
     repeated_rows: list[Note] = field(default_factory=list)
@@ -150,6 +151,8 @@ class Evidence:
                     continue
                 there, here = (footprint(each, plan.skip_out_of_range) for each in (source, tile))
                 same = there == here if there.elements is None else source is tile
+                if same and source.dtype == tile.dtype and len(plan.reads) == 1:
+                    core.onto_themselves.add(event)
                 if not same and there.meets(here):
                     core.overlapping_dmas.append((event, tile.storage.serial))
 

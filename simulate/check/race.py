@@ -134,7 +134,7 @@ def _uses(stream: Stream, evidence: Evidence, meetings: set[int]) -> dict[int, l
     """What a core accesses in shared HBM, one use per line, box and number of meetings passed."""
     found_uses: dict[int, dict[tuple[object, ...], Use]] = defaultdict(dict)
     passed = 0
-    shared = evidence.of(stream).shared
+    shared, onto_themselves = evidence.of(stream).shared, evidence.of(stream).onto_themselves
     for event in range(len(stream)):
         if stream.meetings.get(event) in meetings:
             passed += 1
@@ -145,7 +145,8 @@ def _uses(stream: Stream, evidence: Evidence, meetings: set[int]) -> dict[int, l
             )
             itself = where if where.elements is None else event
             key = (stream.line_ids[event], access, passed, itself, where.digest)
-            found_uses[where.tensor].setdefault(key, Use(event, access, passed, where))
+            fence = event in onto_themselves and stream.op_names[stream.ops[event]] == "dma_copy"
+            found_uses[where.tensor].setdefault(key, Use(event, access, passed, where, fence))
     return {tensor: list(uses.values()) for tensor, uses in found_uses.items()}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from simulate.errors import NkiValidationError
 from simulate.isa.book import INSTRUCTIONS, Planner, documented_signature
+from simulate.memory import NkiTensor
 from simulate.memory.registers import VirtualRegister
 from simulate.nki import constants
 from simulate.nki.constants import (
@@ -45,11 +46,15 @@ def get_nc_sub_version() -> int:
     return current_core().hardware.sub_version
 
 
-def register_alloc(x: int | None = None) -> VirtualRegister:
-    """A 32-bit register, with a value or without one."""
+def register_alloc(x: int | NkiTensor | None = None) -> VirtualRegister:
+    """A 32-bit register, with a value or without one.
+
+    The reference knows numbers only; the vendor's own kernels also give a one-element tensor, which is loaded.
+    """
     register = current_core().allocate_register()
     if x is not None:
-        call(INSTRUCTIONS["register_move"], (register, x), {})
+        instruction = "register_load" if isinstance(x, NkiTensor) else "register_move"
+        call(INSTRUCTIONS[instruction], (register, x), {})
     return register
 
 

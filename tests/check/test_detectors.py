@@ -228,6 +228,42 @@ def test_both_cores_may_copy_a_result_onto_itself_that_both_have_stored(
     assert races(kernel, np.ones((4, 4), np.float32))[0] == most
 
 
+@pytest.mark.parametrize(
+    ("store", "fences", "most"), [(None, 2, "warning"), (0, 1, "error"), (1, 1, "error"), (0, 2, "error")]
+)
+def test_fences_after_a_barrier_harm_nobody_unless_somebody_stores(
+    store: int | None, fences: int, most: str
+) -> None:
+    def kernel(x: Any) -> Any:
+        core = nl.program_id(0)
+        out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        nisa.dma_copy(dst=out[nl.ds(core * 4, 4)], src=nl.load(x[nl.ds(core * 4, 4)]))
+        nisa.core_barrier(data=out, cores=(0, 1))
+        if core == store:
+            nisa.dma_copy(dst=out[0:1], src=nl.zeros((1, 4), dtype=nl.float32))
+        if fences == 2 or core != store:
+            nisa.dma_copy(dst=out, src=out)
+        return out
+
+    assert races(kernel, np.ones((8, 4), np.float32))[0] == most
+
+
+def test_a_cast_onto_itself_is_no_fence() -> None:
+    def kernel(x: Any) -> Any:
+        core = nl.program_id(0)
+        out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        if core == 0:
+            nisa.dma_copy(dst=out, src=nl.load(x))
+        nisa.core_barrier(data=out, cores=(0, 1))
+        if core == 0:
+            nisa.dma_copy(dst=out.view(nl.int32), src=out)
+        else:
+            nl.load(out)
+        return out
+
+    assert races(kernel, np.ones((8, 4), np.float32)) == ["error"]
+
+
 @pytest.mark.parametrize(("again", "severities"), [(True, ["warning"]), (False, ["error"])])
 def test_what_a_core_wrote_before_a_barrier_may_have_been_overwritten(
     again: bool, severities: list[str]

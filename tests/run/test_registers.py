@@ -37,6 +37,20 @@ def test_a_register_carries_a_word_from_tile_to_tile() -> None:
         assert run(kernel, numbers([word]))[0, 0] == word
 
 
+@pytest.mark.parametrize(("columns", "loads"), [(1, True), (2, False)])
+def test_a_register_may_begin_with_the_element_of_a_tile(columns: int, loads: bool) -> None:
+    def kernel(x):
+        out = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.shared_hbm)
+        nisa.register_store(out, nisa.register_alloc(nl.load(x)))
+        return out
+
+    if loads:
+        assert run(kernel, numbers([-5]))[0, 0] == -5
+    else:
+        with pytest.raises(RuleViolation, match="NKW-REGISTER-TILE"):
+            run(kernel, numbers([1, 2], (1, 2)))
+
+
 @pytest.mark.parametrize(
     ("value", "fits"), [(2**32 - 1, True), (2**32, False), (-(2**31), True), (-(2**31) - 1, False)]
 )
