@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.fidelity.entry import Entry
 from simulate.errors import InvalidArgument
-from simulate.hardware import Hardware, hardware
+from simulate.hardware import INSTANCES, Hardware, hardware
 from simulate.timing import Reading
 
 
@@ -118,14 +118,16 @@ _GENERATIONS = {"trn1": "gen2", "trn1n": "gen2", "trn2": "gen3", "trn2u": "gen3"
 
 
 def chip_of(entry: Entry) -> Hardware:
-    """The chip of an entry: by its instance where that names one, else by its generation."""
+    """The chip of an entry by its generation, with the collectives of its instance where that is named."""
     target = entry.target.strip().lower()
     if entry.instance.startswith("inf2") or target.startswith("inf2"):
         return hardware("inf2")
     try:
-        return hardware(_GENERATIONS.get(target.split(".")[0], target))
+        chip = hardware(_GENERATIONS.get(target.split(".")[0], target))
     except InvalidArgument:
         raise NotCovered(f"target {entry.target!r} names no single generation") from None
+    named = INSTANCES.get(entry.instance.split(" ")[0])
+    return hardware(named.name) if named is not None and named.target == chip.name else chip
 
 
 _MEASURED = (

@@ -124,7 +124,8 @@ def make_plan(model: Model, request: Request) -> Plan:
     place = _Place.of(model, request, dtype, prompt + generate)
     predictor = None
     if place.target is not None and model.kernels is not None:
-        predictor = Predictor(model, model.kernels, place.target, place.tp, dtype, prompt + generate)
+        # The instance's own name, so that collectives go over its links.
+        predictor = Predictor(model, model.kernels, place.name, place.tp, dtype, prompt + generate)
     peaks = place.peaks.times(place.tp)
     work = roofline.prefill(model, dtype, 1, prompt)
     first = Phase(work, 1e9 * work.seconds(peaks), predictor.first_token(prompt) if predictor else None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from simulate.errors import InvalidArgument
 from simulate.hardware.gen2 import INF2, TRN1
 from simulate.hardware.gen3 import TRN2
 from simulate.hardware.gen4 import TRN3
 from simulate.hardware.instances import INSTANCES, Instance
 from simulate.hardware.record import Confidence, Hardware, Number, derived, documented, guessed
+from simulate.hardware.topology import on_instance
 
 __all__ = [
     "DEFAULT_TARGET",
@@ -33,8 +36,18 @@ DEFAULT_TARGET = "trn2"
 
 
 def hardware(target: str) -> Hardware:
-    """The record of a chip by its name, or by its generation; gen2 means trn1."""
+    """The record of a chip by its name, or by its generation; gen2 means trn1.
+
+    The name of an instance type gives the record of its chip, with the collectives of that instance (`topology`).
+    """
     known = {**_RECORDS, **_GENERATIONS}
     if isinstance(target, str) and target in known:
         return known[target]
+    if isinstance(target, str) and target in INSTANCES:
+        return _on_instance(target)
     raise InvalidArgument("NKW-TARGET", f"{target!r} is no known target; known are {', '.join(known)}")
+
+
+@lru_cache
+def _on_instance(name: str) -> Hardware:
+    return on_instance(_RECORDS[INSTANCES[name].target], INSTANCES[name])
