@@ -49,6 +49,7 @@ class CoreEvidence:
     large_integers: list[Note] = field(default_factory=list)
     wide_fp8: list[Note] = field(default_factory=list)
     overflowing_fp8: list[Note] = field(default_factory=list)
+    spread_by_transpose: list[Note] = field(default_factory=list)
     outside_domain: list[Note] = field(default_factory=list)
     registers: dict[int, Registers] = field(default_factory=dict)  # by event
     generators: dict[int, State] = field(
@@ -102,6 +103,8 @@ class Evidence:
             core.generators[event] = plan.state
         if plan.domain is Domain.float32 and len(operands) == len(plan.reads):
             self._values(core, event, plan, operands)
+            if plan.accumulate is not None and len(plan.reads) == 1:
+                self._transpose(core, event, plan.reads[0], operands[0])
             if plan.argument is not None:
                 self._argument(core, event, plan, plan.argument, operands)
 
@@ -170,6 +173,16 @@ class Evidence:
                 most = float(np.nanmax(np.abs(operand))) if operand.size else 0.0
                 if most > _FP8_E4M3_MAX:
                     core.wide_fp8.append(Note(event, tile.storage.serial, f"a value of magnitude {most:g}"))
+
+    @staticmethod
+    def _transpose(core: CoreEvidence, event: int, tile: NkiTensor, operand: np.ndarray) -> None:
+        """A transpose that multiplies by an identity: 0 times what is not finite is NaN."""
+        count = int((~np.isfinite(operand)).sum())
+        if count:
+            seen = (
+                f"{count} of {tile.size} elements are NaN or infinite, and make their rows of the result NaN"
+            )
+            core.spread_by_transpose.append(Note(event, tile.storage.serial, seen))
 
     @staticmethod
     def _argument(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
+from types import CodeType
+
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
 from simulate.errors import Location
+from simulate.isa import COLLECTIVES
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.location import location
@@ -29,6 +33,12 @@ FORGOTTEN = kind(
 )
 UNUSED = kind("NKW-INPUT-UNUSED", Severity.warning, "Every input tensor is read or written.")
 
+COLLECTIVE = kind(
+    "NKW-COLLECTIVE-UNREAD", Severity.warning, "What a collective brings is read or returned on some rank."
+)
+
+_DECORATOR_LINES = 20  # more than any decorator takes
+
 _Write = tuple[Stream, int, Access]
 _RANDOM = frozenset({"rng", "rand2", "dropout"})  # what they write varies without any input
 
@@ -40,7 +50,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     for rank in sorted({stream.rank for stream in launch.streams}):
         streams = [stream for stream in launch.streams if stream.rank == rank]
         findings += _rank(launch, streams, evidence, depends[rank])
-    return findings
+    return findings + _unread(launch, evidence)
 
 
 def _definition(launch: Launch) -> Location | None:
@@ -48,8 +58,50 @@ def _definition(launch: Launch) -> Location | None:
     for stream in launch.streams:
         for code, _ in stream.lines:
             if code.co_name == launch.kernel:
-                return location((code, code.co_firstlineno))
+                return location((code, _line_of_def(code)))
     return None
+
+
+def _line_of_def(code: CodeType) -> int:
+    """Where `def` stands: the first line of a decorated function is that of its decorator."""
+    first = code.co_firstlineno
+    for line in range(first, first + _DECORATOR_LINES):
+        if linecache.getline(code.co_filename, line).lstrip().startswith(("def ", "async def ")):
+            return line
+    return first
+
+
+def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Collectives whose results no rank reads; each is said once, at its line."""
+    unread: dict[str, Finding | None] = {}
+    returned = {(each.rank, each.tensor) for each in evidence.returned}
+    for stream in launch.streams:
+        accesses = evidence.accesses(stream)
+        last_read = {a.tensor: index for index, each in enumerate(accesses) for a in each if a.kind == READ}
+        for index in stream.meetings:
+            op = stream.op_names[stream.ops[index]]
+            if op not in COLLECTIVES:
+                continue
+            written = [a for a in accesses[index] if a.kind != READ]
+            where = stream.event(index).where
+            used = any(
+                last_read.get(a.tensor, -1) > index or (stream.rank, a.tensor) in returned for a in written
+            )
+            if used or not written:
+                unread[str(where)] = None
+            else:
+                records = ", ".join(f"{stream.tensors[a.tensor].name}" for a in written)
+                unread.setdefault(
+                    str(where),
+                    found(
+                        COLLECTIVE,
+                        f"no rank reads or returns {records} after this {op}",
+                        where,
+                        [touch(stream, index, a) for a in written],
+                        hint="continue with the dsts of the collective, not with its srcs",
+                    ),
+                )
+    return [finding for finding in unread.values() if finding is not None]
 
 
 def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: set[int]) -> list[Finding]:

@@ -27,6 +27,11 @@ FUNCTION = kind(
     Severity.warning,
     "The Scalar engine's functions are fitted to a documented input range; outside of it the result is arbitrary.",
 )
+SPREAD = kind(
+    "NKW-TRANSPOSE-SPREAD",
+    Severity.warning,
+    "Before gen3 the Tensor engine transposes by a product with an identity, which takes finite values only.",
+)
 _RANGE_HINTS = {
     "sin": "reduce the argument to -pi to pi first, or use nl.sin, which does",
     "arctan": "use arctan(x) = pi/2 - arctan(1/x) for large x",
@@ -51,6 +56,9 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
         )
         findings += _notes(
             stream, FUNCTION, seen.outside_domain, "clip the argument, or add a small constant to it"
+        )
+        findings += _notes(
+            stream, SPREAD, seen.spread_by_transpose, "mask with a large finite number such as -30000.0"
         )
     return findings
 

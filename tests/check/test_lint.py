@@ -86,6 +86,7 @@ LINES = [
     ("NKI040", "nisa.tensor_tensor(dst=t, data1=t, data2=x, op=nl.add)", "nisa.tensor_copy(dst=t, src=x)"),
     ("NKI040", "nl.device_print('t', t)", "helper(t); nl.device_print('t', t)"),
     ("NKI039", "a = nisa.vector_engine", "a = nisa.engine.vector"),
+    ("NKI039", "nisa.tensor_tensor(t, t, t, op=np.add)", "nisa.tensor_tensor(t, t, t, op=nl.add)"),
 ]
 
 AROUND = """
@@ -145,6 +146,11 @@ WHOLE = [
         "NKI031",
         "D = {}\ndef h(k):\n    D[k] = 1\n@nki.jit\ndef k(x):\n    h(1)\n    return nl.load(x)\n",
         "D = {1: 2}\ndef h(k):\n    return D[k]\n@nki.jit\ndef k(x):\n    h(1)\n    return nl.load(x)\n",
+    ),
+    (
+        "NKI031",
+        "D = [1]\ndef h():\n    return D[0]\n@nki.jit\ndef k(x):\n    h()\n    return nl.load(x)\nD[0] = 2\n",
+        "D = [1]\nD[0] = 2\ndef h():\n    return D[0]\n@nki.jit\ndef k(x):\n    h()\n    return nl.load(x)\n",
     ),
     (
         "NKI031",

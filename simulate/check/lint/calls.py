@@ -33,6 +33,7 @@ _DEPRECATED = {
     "nl.tile_size.psum_fmax": "nl.tile_size.psum_bank_fmax",
     "nl.tile_size.total_available_sbuf_size": "nl.tile_size and the chip's documented size",
 }
+_OPERATOR_ARGUMENTS = frozenset({"op", "op0", "op1", "reduce_op", "cmp_op", "comp_op0", "comp_op1"})
 _ENUM_ARGUMENTS = {
     "engine": "nisa.engine.vector",
     "dge_mode": "nisa.dge_mode.hwdge",
@@ -144,3 +145,15 @@ def deprecated_names(source: Source, scope: Scope) -> Iterator[Spot]:
             name = source.name_of(node)
             if name in _DEPRECATED:
                 yield Spot(node, name, _DEPRECATED[name])
+    for call, name in source.calls(scope):
+        for keyword in call.keywords if name.startswith("nisa.") and not source.old_imports else ():
+            text = ast.unparse(keyword.value)
+            if keyword.arg in _OPERATOR_ARGUMENTS and text.startswith(("np.", "numpy.")):
+                yield Spot(
+                    keyword.value, f"{keyword.arg}={text}", f"the operator of nl: {_nl_operator(text)}"
+                )
+
+
+def _nl_operator(text: str) -> str:
+    name = text.split(".")[-1]
+    return "nl." + {"max": "maximum", "min": "minimum"}.get(name, name)

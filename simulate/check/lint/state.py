@@ -30,10 +30,12 @@ def mutable_globals(source: Source, scope: Scope) -> Iterator[Spot]:
         return
     modules = _modules(source.tree)
     yield from _asks_outside(scope.node, modules)
-    changed = mutable & _changed(source.tree)
+    yield from _keeps(source, scope.node)
+    changed = mutable & _changed(source.tree, scope.node.lineno)
     for helper in _helpers(source, scope):
         yield from _reads(helper, changed)  # a table that nothing changes is a constant
         yield from _asks_outside(helper, modules)
+        yield from _keeps(source, helper)
 
 
 def _reads(function: Function, names: set[str]) -> Iterator[Spot]:
@@ -76,25 +78,36 @@ def _modules(tree: ast.Module) -> dict[str, str]:
     return names
 
 
-def _changed(tree: ast.Module) -> set[str]:
-    """Names whose value some function of the file changes in place."""
+def _keeps(source: Source, function: Function) -> Iterator[Spot]:
+    """Attributes of classes of the file that a kernel assigns: they outlive the launch, those of instances do not."""
+    for node in ast.walk(function):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in source.classes
+        ):
+            yield Spot(
+                node, f"changes {ast.unparse(node)}", "keep it in an instance, or pass it as an argument"
+            )
+
+
+def _changed(tree: ast.Module, kernel_line: int) -> set[str]:
+    """Names whose value is changed in place by some function, or by the file itself below the kernel."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    below = [node for node in tree.body if node.lineno > kernel_line]
     names = set()
-    for function in (
-        node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ):
-        for node in ast.walk(function):
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
-                target: ast.expr = node.value
-            elif (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in _CHANGES
-            ):
-                target = node.func.value
-            else:
-                continue
-            if isinstance(target, ast.Name):
-                names.add(target.id)
+    for node in (part for top in (*functions, *below) for part in ast.walk(top)):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            target: ast.expr = node.value
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES
+        ):
+            target = node.func.value
+        else:
+            continue
+        if isinstance(target, ast.Name):
+            names.add(target.id)
     return names
 
 
