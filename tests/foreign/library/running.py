@@ -39,11 +39,13 @@ def _of_rank(given: Any, rank: int) -> dict[str, Any]:
 
 def _host(value: Any) -> Any:
     if isinstance(value, Packed):
-        return value.plain
+        return value.plain.copy()
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.dtype.itemsize == 8:
         return value.astype(value.dtype.kind + "4")  # torch and numpy make them; the chip has none
     if isinstance(value, np.ndarray) and value.dtype == np.float64:
         return value.astype(np.float32)
+    if isinstance(value, np.ndarray):
+        return value.copy()  # a kernel may write its inputs, and references are computed afterwards
     return value
 
 
