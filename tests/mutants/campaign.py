@@ -6,6 +6,7 @@ import os
 import pickle
 import resource
 import selectors
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ CPU_SECONDS = 60
 """Of one mutant; the shipped kernels take some seconds for all cases. CPU time does not depend on other processes."""
 
 MEMORY_BYTES = 3 << 30
+"""Of address space, on top of what the process has that starts it: a thread that finds none left never begins, and
+whoever started it waits for ever."""
+
+STUCK_SECONDS = 600
+"""A mutant that neither computes nor ends is killed after this time; none is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,11 @@ def run(
                 child, pipe = _start(mutant, known)
                 selector.register(pipe, selectors.EVENT_READ, (number, mutant, child, bytearray()))
                 running += 1
-            for key, _ in selector.select():
+            ready = selector.select(STUCK_SECONDS)
+            if not ready:
+                for key in selector.get_map().values():
+                    os.kill(key.data[2], signal.SIGKILL)
+            for key, _ in ready:
                 number, mutant, child, received = key.data
                 chunk = os.read(key.fd, 1 << 16)
                 if chunk:
@@ -71,7 +81,8 @@ def _start(mutant: Mutant, known: Iterable[Baseline]) -> tuple[int, int]:
     try:
         os.close(reading)
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        memory = _address_space_bytes() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
@@ -81,6 +92,15 @@ def _start(mutant: Mutant, known: Iterable[Baseline]) -> tuple[int, int]:
     finally:
         os._exit(status)
     raise AssertionError("unreachable")
+
+
+def _address_space_bytes() -> int:
+    """What this process has mapped; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as pages:
+            return int(pages.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def _ended(child: int, received: bytes) -> Verdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import mmap
 import sys
 import threading
 from typing import Any
@@ -173,3 +174,13 @@ def test_calls_are_equal_only_where_the_data_cannot_tell(ours: str, theirs: str,
         "p": instruction("tensor_copy", (B,), (A,), memory="psum"),
     }
     assert same_calls({0: [book[x] for x in ours]}, {0: [book[x] for x in theirs]}) == word
+
+
+def test_a_process_that_holds_much_address_space_still_judges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of memory counts from what the process has: test workers that have loaded torch map gigabytes."""
+    held = mmap.mmap(-1, 4 << 30)  # mapped, never touched
+    try:
+        results = run(sampled([m for m in EVERYTHING if "all_reduce" in m.key], 2, seed=0))
+        assert all(result.verdict.fate is not Fate.limit for result in results)
+    finally:
+        held.close()
