@@ -70,6 +70,7 @@ class Processes:
         self._launches = 0
         self._met: dict[str, int] = {}
         self._published = 0
+        self._sends: list[tuple[Any, Any]] = []
         self._said = ""
         self._last_key: dict[str, str] = {}
         self._say("runs", "", ())
@@ -143,7 +144,26 @@ class Processes:
         operands = [np.ascontiguousarray(each) for each in operands]
         shapes = [(each.shape, each.dtype) for each in operands]
         self._store.set(f"{key}/{self.rank}", pickle.dumps((meeting.terms, where, shapes)))
-        return Posted(key, self.rank, meeting, operands, where, dry)
+        posted = Posted(key, self.rank, meeting, operands, where, dry)
+        if not dry:
+            self._send(posted)
+        return posted
+
+    def _send(self, posted: Posted) -> None:
+        """Begin to send the own operands to every other member, without waiting for them to be received.
+
+        Members with several meetings at once may complete them in different orders; a member that waited for its
+        sends would wait for one that waits for it.
+        """
+        import torch
+        import torch.distributed as dist
+
+        self._sends = [work for work in self._sends if not work[0].is_completed()]
+        for member in posted.meeting.members:
+            for mine in posted.operands:
+                if member != posted.member and member < self.ranks and mine.size:
+                    held = torch.from_numpy(_bytes(mine).copy())
+                    self._sends.append((dist.isend(held, member, tag=_tag(posted)), held))
 
     def wait(self, posted: Sequence[Posted]) -> tuple[int, Arrived]:
         """Wait until one of several meetings is complete; its index, and what every member brought, in their order.
@@ -196,19 +216,16 @@ class Processes:
     def _exchange(
         self, posted: Posted, shapes: dict[int, list[tuple[tuple[int, ...], np.dtype]]]
     ) -> dict[int, list[np.ndarray]]:
-        """Send the own operands to every other member and receive theirs."""
+        """Receive the operands of every other member; what they get was sent when this rank arrived."""
         import torch
         import torch.distributed as dist
 
-        tag = zlib.crc32(posted.key.encode()) & 0x7FFFFFFF
+        tag = _tag(posted)
         operands: dict[int, list[np.ndarray]] = {posted.member: posted.operands}
         work: list[Any] = []
         try:
             for member, described in shapes.items():
                 operands[member] = [np.empty(shape, dtype) for shape, dtype in described]
-                for mine in posted.operands:
-                    if mine.size:
-                        work.append(dist.isend(torch.from_numpy(_bytes(mine).copy()), member, tag=tag))
                 for theirs in operands[member]:
                     if theirs.size:
                         work.append(dist.irecv(torch.from_numpy(_bytes(theirs)), member, tag=tag))
@@ -282,6 +299,11 @@ class Processes:
 
 
 _joined: Processes | None = None
+
+
+def _tag(posted: Posted) -> int:
+    """The number under which the operands of a meeting travel."""
+    return zlib.crc32(posted.key.encode()) & 0x7FFFFFFF
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
