@@ -110,7 +110,6 @@ class Processes:
         """One launch; meetings of different launches are apart. An error inside is told to those that wait."""
         self._launches += 1
         self._met.clear()
-        self._last_key.clear()
         if self._said != "runs":  # the launch before failed
             self._say("runs", "", ())
         try:
@@ -137,16 +136,17 @@ class Processes:
     def post(
         self, meeting: Meeting, operands: list[np.ndarray], where: Location, dry: bool = False
     ) -> Posted:
-        """Arrive at a meeting, without waiting for its other members."""
+        """Arrive at a meeting, without waiting for its other members. Raises NkwError where they cannot be reached."""
         place = repr(meeting.place)
         count = self._met[place] = self._met.get(place, 0) + 1
         key = f"{self._launches}/{count}/{place}"
         operands = [np.ascontiguousarray(each) for each in operands]
         shapes = [(each.shape, each.dtype) for each in operands]
-        self._store.set(f"{key}/{self.rank}", pickle.dumps((meeting.terms, where, shapes)))
         posted = Posted(key, self.rank, meeting, operands, where, dry)
-        if not dry:
-            self._send(posted)
+        with _connected(where):
+            self._store.set(f"{key}/{self.rank}", pickle.dumps((meeting.terms, where, shapes)))
+            if not dry:
+                self._send(posted)
         return posted
 
     def _send(self, posted: Posted) -> None:
@@ -168,8 +168,12 @@ class Processes:
     def wait(self, posted: Sequence[Posted]) -> tuple[int, Arrived]:
         """Wait until one of several meetings is complete; its index, and what every member brought, in their order.
 
-        Raises Deadlock where none can ever be complete, NkwError where a member has failed.
+        Raises Deadlock where none can ever be complete, NkwError where a member has failed or cannot be reached.
         """
+        with _connected(posted[0].where):
+            return self._wait(posted)
+
+    def _wait(self, posted: Sequence[Posted]) -> tuple[int, Arrived]:
         began = looked = time.monotonic()
         while True:
             for index, each in enumerate(posted):
@@ -177,7 +181,7 @@ class Processes:
                     if self._said == "waits":
                         self._say("runs", "", ())
                     return index, self._collect(each)
-            with contextlib.suppress(Exception):  # the store's own error for a wait that took too long
+            with contextlib.suppress(RuntimeError):  # it took too long; a lost store shows at the next look
                 self._store.wait(posted[0].missing(), timedelta(seconds=0.002 if len(posted) > 1 else 0.05))
             now = time.monotonic()
             if now - began > _QUIET_SECONDS and self._said != "waits":
@@ -223,20 +227,13 @@ class Processes:
         tag = _tag(posted)
         operands: dict[int, list[np.ndarray]] = {posted.member: posted.operands}
         work: list[Any] = []
-        try:
-            for member, described in shapes.items():
-                operands[member] = [np.empty(shape, dtype) for shape, dtype in described]
-                for theirs in operands[member]:
-                    if theirs.size:
-                        work.append(dist.irecv(torch.from_numpy(_bytes(theirs)), member, tag=tag))
-            for each in work:
-                each.wait()
-        except RuntimeError as error:
-            raise NkwError(
-                "NKW-PROCESS-LOST",
-                f"the connection to another rank broke: {str(error).splitlines()[0]}",
-                posted.where,
-            ) from None
+        for member, described in shapes.items():
+            operands[member] = [np.empty(shape, dtype) for shape, dtype in described]
+            for theirs in operands[member]:
+                if theirs.size:
+                    work.append(dist.irecv(torch.from_numpy(_bytes(theirs)), member, tag=tag))
+        for each in work:
+            each.wait()
         return operands
 
     def _look(self, posted: Sequence[Posted]) -> None:
@@ -294,11 +291,21 @@ class Processes:
         self._store.set(f"state/{self.rank}", pickle.dumps((self._published, kind, text, list(meetings))))
 
     def _ended(self) -> None:
-        with contextlib.suppress(Exception):  # at exit the store may be gone before
+        with contextlib.suppress(RuntimeError):  # at exit the store may be gone before
             self._say("ended", "", ())
 
 
 _joined: Processes | None = None
+
+
+@contextlib.contextmanager
+def _connected(where: Location) -> Iterator[None]:
+    """Let what torch says of a lost connection or store, always a RuntimeError, be an error of ours."""
+    try:
+        yield
+    except RuntimeError as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise NkwError("NKW-PROCESS-LOST", f"the connection to another rank broke: {first}", where) from None
 
 
 def _tag(posted: Posted) -> int:

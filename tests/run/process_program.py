@@ -14,6 +14,9 @@ import numpy as np
 import torch.distributed as dist
 
 import simulate
+from simulate.errors import Location
+from simulate.isa.plan import Meeting
+from simulate.run.processes import Processes
 
 simulate.install("simulate")
 
@@ -25,6 +28,11 @@ from tests.run.meeting_kernels import crossed, gathered, left_out, reduced, summ
 def part(rank: int, launch: int = 0) -> np.ndarray:
     """The argument of one rank; sums of it depend on their order."""
     return np.random.default_rng([rank, launch]).standard_normal((5, 7)).astype(np.float32)
+
+
+def meeting(place: int) -> Meeting:
+    """A meeting of all ranks that hands out nothing."""
+    return Meeting(place, True, (0, 1, 2), {"operation": "meeting"}, lambda operands: operands)
 
 
 def main(folder: Path) -> None:
@@ -55,6 +63,12 @@ def main(folder: Path) -> None:
     out = both.launch(summed_by_both_cores, [((part(rank), everyone), {})]).outputs[0]
     say(what="both cores", bytes=out.tobytes().hex())
     say(what="world gather", sums=[float(each.sum()) for each in world.gather([np.full(rank, 2.0)])])
+    elsewhere = Processes.join()
+    met = [elsewhere.post(meeting(place), [part(rank, place)], Location("", 0, "")) for place in range(3)]
+    for place in (rank, (rank + 1) % 3, (rank + 2) % 3):  # each rank completes another one first
+        _, arrived = elsewhere.wait([met[place]])
+        sums = [float(operands[0].sum()) for _, operands, _ in arrived]
+        say(what="several at once", place=place, sums=sums)
     refused("shapes", lambda: world.launch(reduced, [((part(rank)[: 5 - rank], everyone), {})]))
     dist.barrier()
     refused("crossed", lambda: world.launch(crossed, [((part(rank), rank), {})]))

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import simulate
-from simulate.errors import InvalidArgument, Unsupported
+from simulate.errors import InvalidArgument, Location, NkwError, Unsupported
+from simulate.isa.plan import Meeting
+from simulate.run.processes import Processes
 from tests.run.meeting_kernels import gathered, reduced, summed_by_both_cores
 from tests.run.process_program import part
 
@@ -92,6 +94,48 @@ def test_groups_are_separate(said: list[dict[str, Any]]) -> None:
 def test_both_cores_of_a_rank_meet_their_counterparts(said: list[dict[str, Any]]) -> None:
     same = in_one_process(summed_by_both_cores, [(part(rank), EVERYONE) for rank in range(3)], "trn2", 2)
     assert [found(said, "both cores")[rank]["bytes"] for rank in range(3)] == same
+
+
+def test_ranks_may_complete_meetings_in_different_orders(said: list[dict[str, Any]]) -> None:
+    wanted = {place: [float(part(rank, place).sum()) for rank in range(3)] for place in range(3)}
+    got = [each for each in said if each["what"] == "several at once"]
+    assert len(got) == 9
+    assert all(each["sums"] == wanted[each["place"]] for each in got)
+
+
+def test_the_store_does_not_grow_with_the_launches() -> None:
+    store = torch.distributed.HashStore()
+    ranks = [Processes(rank, 2, store) for rank in range(2)]
+    meeting = Meeting("place", True, (0, 1), {}, lambda operands: operands)
+    keys = []
+    for _ in range(20):
+        posted = []
+        for rank in ranks:
+            with rank.launch():
+                posted.append(rank.post(meeting, [], Location("", 0, ""), dry=True))
+        for rank, own in zip(ranks, posted):
+            rank.wait([own])
+        keys.append(store.num_keys())
+    assert keys[1:] == keys[:1] * 19
+
+
+def test_a_lost_store_is_an_error_of_ours() -> None:
+    class Lost:
+        def __getattr__(self, name: str) -> Any:
+            def lost(*arguments: Any) -> Any:
+                raise RuntimeError("Broken pipe\nframe #0")
+
+            return lost
+
+    rank = Processes(0, 2, torch.distributed.HashStore())
+    meeting = Meeting("place", True, (0, 1), {}, lambda operands: operands)
+    posted = rank.post(meeting, [], Location("kernel.py", 3, "kernel"), dry=True)
+    rank._store = Lost()
+    for action in (lambda: rank.wait([posted]), lambda: rank.post(meeting, [], posted.where, dry=True)):
+        with pytest.raises(
+            NkwError, match=r"(?s)NKW-PROCESS-LOST.*broke: Broken pipe\n  at kernel.py:3 in kernel"
+        ):
+            action()
 
 
 def test_a_rank_that_leaves_a_collective_out_is_waited_for_until_nobody_can_go_on(
