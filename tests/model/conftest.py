@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tokenizers
+
+from model.device import SimulatedDevice
+from simulate.run import REPLAYS
 
 PRETRAINED = Path(__file__).resolve().parents[2] / "model" / "pretrained"
 
@@ -137,3 +140,16 @@ def transformers_llama() -> ModuleType:
     from transformers.models.llama import modeling_llama
 
     return modeling_llama
+
+
+WAYS = {"eager": {"replay": False}, "replay": {}, "exact replay": {"exact": True}}
+
+
+@pytest.fixture(params=WAYS)
+def simulated(request: pytest.FixtureRequest) -> Iterator[Callable[[str, int], SimulatedDevice]]:
+    """`simulated(target, ranks)`: ranks that compute; a test that asks for them runs once in every way of launching."""
+    REPLAYS.clear()  # what is replayed here was recorded, and rewritten, here
+    hits, rewritten = REPLAYS.report.hits, REPLAYS.report.rewritten
+    yield lambda target, ranks: SimulatedDevice(target, ranks, **WAYS[request.param])
+    assert (REPLAYS.report.hits > hits) == (request.param != "eager")
+    assert (REPLAYS.report.rewritten > rewritten) == (request.param == "replay")

@@ -52,7 +52,7 @@ def noise(config: LlamaConfig, weights: dict[str, np.ndarray], wanted: np.ndarra
         ({"head_dim": 16, "intermediate_size": 50, "dtype": ml_dtypes.bfloat16}, 4),
     ],
 )
-def test_logits_equal_the_numpy_reference(write_model, changes, ranks) -> None:
+def test_logits_equal_the_numpy_reference(write_model, simulated, changes, ranks) -> None:
     """Kernels take float32 sums in another order and nothing else differs, so reordering noise is the yardstick.
 
     Both sides carry it, and eight samples need not hold the largest: hence four times.
@@ -60,16 +60,14 @@ def test_logits_equal_the_numpy_reference(write_model, changes, ranks) -> None:
     config, weights = load(write_model(**changes))
     wanted = logits_of(ReferenceLlama(config, weights), IDS)
     shards = shard_weights(config, weights, ranks)
-    model = KernelModel(config, shards, SimulatedDevice("trn1", ranks), bucket_length(len(IDS), 64))
+    model = KernelModel(config, shards, simulated("trn1", ranks), bucket_length(len(IDS), 64))
     assert np.abs(logits_of(model, IDS) - wanted).max() <= 4 * noise(config, weights, wanted)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_candidates_are_the_largest_logits_of_all_ranks(write_model, ranks) -> None:
+def test_candidates_are_the_largest_logits_of_all_ranks(write_model, simulated, ranks) -> None:
     config, weights = load(write_model())
-    model = KernelModel(
-        config, shard_weights(config, weights, ranks), SimulatedDevice("trn1", ranks), 128, 12
-    )
+    model = KernelModel(config, shard_weights(config, weights, ranks), simulated("trn1", ranks), 128, 12)
     step = model.prefill(IDS)
     order = np.argsort(-step.logits, kind="stable")[:16]
     assert step.ids.tolist() == order.tolist()
@@ -77,11 +75,11 @@ def test_candidates_are_the_largest_logits_of_all_ranks(write_model, ranks) -> N
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_stories260k_tells_the_references_story(stories260k, ranks) -> None:
+def test_stories260k_tells_the_references_story(stories260k, simulated, ranks) -> None:
     config, weights = load(stories260k)
     tokenizer = Tokenizer(stories260k, config.vocab_size)
     ids = tokenizer.encode("Once upon a time")
-    model = KernelModel(config, shard_weights(config, weights, ranks), SimulatedDevice("trn1", ranks), 128)
+    model = KernelModel(config, shard_weights(config, weights, ranks), simulated("trn1", ranks), 128)
     done = generate(model, tokenizer, config, ids, 12, SamplingOptions(), ReferenceLlama(config, weights))
     assert (done.tokens_compared, done.tokens_equal) == (12, 12)
 

@@ -1,10 +1,12 @@
-"""Whole generations through the kernels: the numpy reference's tokens, at every number of ranks and prompt length.
+"""Whole generations through the kernels: the numpy reference's tokens, at every number of ranks and prompt length,
+whether the kernels are launched eagerly, replayed, or replayed exactly.
 
 That the reference's tokens are those of transformers is the business of test_reference.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +27,8 @@ from tests.model.reordering import reordered
 PROMPTS = ("Once upon a time", "Lily and Tom went to the park.", "The dog", "One day, a little boy named Tim")
 NEW_TOKENS = 64
 
+Devices = Callable[[str, int], SimulatedDevice]
+
 
 @cache
 def loaded(folder: Path) -> tuple[LlamaConfig, dict[str, np.ndarray], Tokenizer]:
@@ -32,18 +36,16 @@ def loaded(folder: Path) -> tuple[LlamaConfig, dict[str, np.ndarray], Tokenizer]
     return config, dict(open_checkpoint(folder, config)), Tokenizer(folder, config.vocab_size)
 
 
-def kernel_model(folder: Path, ranks: int, positions: int, target: str = "trn1") -> KernelModel:
+def kernel_model(folder: Path, device: SimulatedDevice, positions: int) -> KernelModel:
     config, weights, _ = loaded(folder)
     length = bucket_length(positions, config.max_position_embeddings)
-    return KernelModel(config, shard_weights(config, weights, ranks), SimulatedDevice(target, ranks), length)
+    return KernelModel(config, shard_weights(config, weights, device.ranks), device, length)
 
 
-def check_story(
-    folder: Path, prompt: str, ranks: int, tokens: int = NEW_TOKENS, target: str = "trn1"
-) -> None:
+def check_story(folder: Path, prompt: str, device: SimulatedDevice, tokens: int = NEW_TOKENS) -> None:
     config, weights, tokenizer = loaded(folder)
     ids = tokenizer.encode(prompt)
-    model = kernel_model(folder, ranks, len(ids) + tokens, target)
+    model = kernel_model(folder, device, len(ids) + tokens)
     own = generate(model, tokenizer, config, ids, tokens, SamplingOptions())
     plain = generate(ReferenceLlama(config, weights), tokenizer, config, ids, tokens, SamplingOptions())
     assert own.generated_ids == plain.generated_ids
@@ -52,29 +54,31 @@ def check_story(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_the_default_model_tells_the_references_story(default_model: Path, prompt: str) -> None:
-    check_story(default_model, prompt, ranks=1)
+def test_the_default_model_tells_the_references_story(
+    default_model: Path, prompt: str, simulated: Devices
+) -> None:
+    check_story(default_model, prompt, simulated("trn1", 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_stories260k_tells_the_references_story(stories260k: Path, prompt: str) -> None:
-    check_story(stories260k, prompt, ranks=1)
+def test_stories260k_tells_the_references_story(stories260k: Path, prompt: str, simulated: Devices) -> None:
+    check_story(stories260k, prompt, simulated("trn1", 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tensor_parallel_ranks_tell_the_same_story(
-    default_model: Path, stories260k: Path, ranks: int
+    default_model: Path, stories260k: Path, ranks: int, simulated: Devices
 ) -> None:
     for folder in (default_model, stories260k):
-        check_story(folder, PROMPTS[0], ranks, tokens=32)
+        check_story(folder, PROMPTS[0], simulated("trn1", ranks), tokens=20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["trn2", "trn3"])
-def test_every_generation_tells_the_same_story(default_model: Path, target: str) -> None:
-    check_story(default_model, PROMPTS[1], ranks=2, tokens=16, target=target)
+def test_every_generation_tells_the_same_story(default_model: Path, target: str, simulated: Devices) -> None:
+    check_story(default_model, PROMPTS[1], simulated(target, 2), tokens=16)
 
 
 def story_ids(folder: Path, count: int) -> list[int]:
@@ -91,7 +95,9 @@ def story_ids(folder: Path, count: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt_tokens", [1, 127, 128, 129, 255])
-def test_prefill_and_one_step_equal_a_longer_prefill(default_model: Path, prompt_tokens: int) -> None:
+def test_prefill_and_one_step_equal_a_longer_prefill(
+    default_model: Path, prompt_tokens: int, simulated: Devices
+) -> None:
     """Two orders of the same float32 sums: four times what eight reorderings of numpy's own sums do to the logits.
 
     255 tokens and the one after them fill the context of 256.
@@ -104,9 +110,9 @@ def test_prefill_and_one_step_equal_a_longer_prefill(default_model: Path, prompt
     ]
     bound = 4 * max(float(np.abs(other - plain).max()) for other in others)
 
-    model = kernel_model(default_model, 1, prompt_tokens + 1)
+    model = kernel_model(default_model, simulated("trn1", 1), prompt_tokens + 1)
     model.prefill(ids[:-1])
     stepped = model.decode(ids[-1], prompt_tokens).logits
-    whole = kernel_model(default_model, 1, prompt_tokens + 1).prefill(ids).logits
+    whole = kernel_model(default_model, simulated("trn1", 1), prompt_tokens + 1).prefill(ids).logits
     assert np.abs(stepped - whole).max() <= bound
     assert np.abs(whole - plain).max() <= bound
