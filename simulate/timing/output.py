@@ -15,9 +15,10 @@ from simulate.errors import InvalidArgument
 def complete(path: str | os.PathLike[str], what: str, code: str) -> Iterator[TextIO]:
     """A text file, UTF-8, that takes its place when the block ends without an error.
 
-    Raises InvalidArgument under `code` where it cannot be written; `what` names it in the sentence.
+    Through a link, the file it stands for is replaced. Raises InvalidArgument under `code` where it cannot be written;
+    `what` names it in the sentence.
     """
-    target = Path(path)
+    target = _regular(path, what, code)
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         with open(partial, "w", encoding="utf-8", newline="\n") as file:
@@ -25,7 +26,7 @@ def complete(path: str | os.PathLike[str], what: str, code: str) -> Iterator[Tex
         os.replace(partial, target)
     except OSError as error:
         raise InvalidArgument(
-            code, f"the {what} cannot be written to {target}: {error.strerror or error}"
+            code, f"the {what} cannot be written to {path}: {error.strerror or error}"
         ) from None
     finally:
         with suppress(OSError):
@@ -37,9 +38,7 @@ def claim(path: str | os.PathLike[str], what: str, code: str) -> Path:
 
     Raises InvalidArgument as `complete` does.
     """
-    target = Path(path).absolute()
-    if target.is_dir():
-        raise InvalidArgument(code, f"the {what} cannot be written to {path}: it is a folder")
+    target = _regular(path, what, code)
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         partial.open("w").close()
@@ -48,4 +47,14 @@ def claim(path: str | os.PathLike[str], what: str, code: str) -> Path:
         raise InvalidArgument(
             code, f"the {what} cannot be written to {path}: {error.strerror or error}"
         ) from None
+    return target
+
+
+def _regular(path: str | os.PathLike[str], what: str, code: str) -> Path:
+    """Where a file of this name lies or will lie. Nothing else may lie there: a rename would take a device's place."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InvalidArgument(code, f"the {what} cannot be written to {path}: it is a folder")
+    if os.path.lexists(target) and not target.is_file():
+        raise InvalidArgument(code, f"the {what} cannot be written to {path}: it is not a regular file")
     return target
