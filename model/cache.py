@@ -22,20 +22,22 @@ def bucket_length(needed: int, max_positions: int) -> int:
 
 @dataclass
 class LayerCache:
-    """Keys and values of one layer on one rank, in float32 like the activations."""
+    """Keys and values of one layer on one rank, in the dtype of the activations."""
 
     keys: np.ndarray
     values: np.ndarray
 
     @classmethod
-    def empty(cls, heads: int, head_dim: int, length: int) -> LayerCache:
+    def empty(cls, heads: int, head_dim: int, length: int, dtype: np.dtype) -> LayerCache:
         """A cache of zeros; rows beyond the current position are never looked at."""
         return cls(
-            np.zeros((heads, head_dim, length), np.float32),
-            np.zeros((heads, length, head_dim), np.float32),
+            np.zeros((heads, head_dim, length), dtype),
+            np.zeros((heads, length, head_dim), dtype),
         )
 
 
-def empty_cache(ranks: int, layers: int, heads: int, head_dim: int, length: int) -> list[list[LayerCache]]:
+def empty_cache(
+    ranks: int, layers: int, heads: int, head_dim: int, length: int, dtype: np.dtype
+) -> list[list[LayerCache]]:
     """Caches by rank, then by layer; `heads` is what one rank holds."""
-    return [[LayerCache.empty(heads, head_dim, length) for _ in range(layers)] for _ in range(ranks)]
+    return [[LayerCache.empty(heads, head_dim, length, dtype) for _ in range(layers)] for _ in range(ranks)]

@@ -19,6 +19,7 @@ from model.errors import ModelError
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 TARGETS = ("trn1", "inf2", "trn2", "trn3")
 DTYPES = ("bfloat16", "float16", "float32")
+ACTIVATIONS = ("auto", "float32", "bfloat16")
 BACKENDS = ("simulate", "numpy", "neuron")
 
 
@@ -131,6 +132,13 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         choices=BACKENDS,
         default="simulate",
         help="simulate, numpy or neuron (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype",
+        metavar="NAME",
+        choices=ACTIVATIONS,
+        default="float32",
+        help="of activations and cache: float32, bfloat16 or auto, the checkpoint's (default: %(default)s)",
     )
     parser.add_argument(
         "--temperature",

@@ -20,6 +20,7 @@ from model.families.llama import Device, KernelModel, RankWeights, shard_weights
 from model.generate import Backend, Generation, encode_prompt, generate, positions_needed
 from model.layers import check_ranks
 from model.output import OutputFile
+from model.precision import activation_dtype
 from model.profile import text as profile_text
 from model.reference import ReferenceLlama
 from model.report import Run, TargetPrediction, document, summary
@@ -59,6 +60,7 @@ def generate_command(options: argparse.Namespace) -> int:
             backend=options.backend,
             target=options.target,
             ranks=options.tp,
+            dtype=activation_dtype(options.dtype, config, weights).name,
             sampling=job.sampling,
             trace=None if trace is None else str(options.trace),
         )
@@ -123,7 +125,9 @@ class _Job:
         """The weights of the ranks in this process."""
         rank = _rank()
         own = range(self.options.tp) if rank is None else range(rank, rank + 1)
-        return shard_weights(self.config, self.weights, self.options.tp, own, self.weights.let_go)
+        return shard_weights(
+            self.config, self.weights, self.options.tp, own, self.weights.let_go, self.options.dtype
+        )
 
     def backend(self, progress: Progress) -> Backend:
         """What --backend names."""
@@ -144,7 +148,11 @@ class _Job:
             from model.neuron import NeuronDevice
 
             return self._model(NeuronDevice(options.tp), progress)
-        return ReferenceLlama(self.config, self.weights)
+        return self.reference()
+
+    def reference(self) -> ReferenceLlama:
+        """The same model in plain numpy."""
+        return ReferenceLlama(self.config, self.weights, self.options.dtype)
 
     def dry_model(self, device: Device, progress: Progress) -> KernelModel:
         """The model on a device that only plans; ranks of other processes are planned here as well."""
@@ -176,7 +184,7 @@ def _generate(job: _Job, tokenizer: Tokenizer) -> Generation:
         job.prompt_ids,
         options.max_new_tokens,
         job.sampling,
-        ReferenceLlama(job.config, job.weights) if compares else None,
+        job.reference() if compares else None,
         emit=lambda text: print(text, end="", flush=True),
         prompt_done=lambda: print(options.prompt, end="", flush=True),
     )

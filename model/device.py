@@ -43,6 +43,7 @@ __all__ = [
     "chip",
     "kernel_limit",
     "neuron_package_installed",
+    "nki_dtype",
     "replay_report",
     "started_by_torchrun",
     "write_page",
@@ -121,6 +122,10 @@ class SimulatedDevice:
                 f"torchrun started {self._world.size} processes for {ranks} ranks; --tp has to be equal"
             )
 
+    def dtype(self, name: str) -> Any:
+        """A dtype as kernels take it for an argument."""
+        return nki_dtype(name)
+
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Launch a kernel on all ranks; returns each rank's outputs."""
         return _launch(self._world, kernel, arguments, self._mode).outputs
@@ -145,6 +150,10 @@ class DryDevice:
         self._launches: dict[tuple[Any, ...], _Timed] = {}
         self._sequence: list[_Timed] = []
         self._layer_ends: list[int] = []
+
+    def dtype(self, name: str) -> Any:
+        """A dtype as kernels take it for an argument."""
+        return nki_dtype(name)
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Plan a kernel on all ranks; returns zeros of the shapes and dtypes that each rank would return."""
@@ -324,6 +333,13 @@ def bind_neuron() -> None:
 def _bind_kernels() -> None:
     """Bind `nki` to the simulator, before the kernels are imported and decide for themselves."""
     _typed(lambda: simulate.install("simulate"))
+
+
+def nki_dtype(name: str) -> Any:
+    """A dtype of `nki.language`, which a device has bound before."""
+    import nki.language
+
+    return getattr(nki.language, name)
 
 
 def _replica_group(ranks: int) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from model.device import bind_neuron, neuron_package_installed
+from model.device import bind_neuron, neuron_package_installed, nki_dtype
 from model.errors import ModelError
 
 _REPOSITORY = "AWS Neuron's package repository"
@@ -39,6 +39,10 @@ class NeuronDevice:
         bind_neuron()
         self.ranks = ranks
         self.own = range(ranks)
+
+    def dtype(self, name: str) -> Any:
+        """A dtype as kernels take it for an argument."""
+        return nki_dtype(name)
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Launch a kernel on the core; numpy in, numpy out."""

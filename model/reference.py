@@ -1,4 +1,9 @@
-"""The Llama in plain numpy: float32 throughout, no kernel and no simulator. The measure for everything else here."""
+"""The Llama in plain numpy, no kernel and no simulator: the measure for everything else here.
+
+Arithmetic is float32 throughout. With bfloat16 activations its results are rounded to bfloat16 where a device stores
+them between engines: every norm, q, k and v before and after their rotation, the exponentials of a softmax, attention's
+output, the gated product, and both sums with the residual. Logits stay float32.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,24 @@ import numpy as np
 
 from model import rope
 from model.config import LlamaConfig
+from model.precision import FLOAT32, StoredWeights, activation_dtype
 from model.sampling import Step
 
 _WIDENED_BYTES = 2**30
 
 
 class ReferenceLlama:
-    """One sequence at a time, with a key/value cache.
+    """One sequence at a time, with a key/value cache; `dtype` is that of the activations: float32, bfloat16 or auto.
 
     Weights of two bytes are widened once, when it is made, if that takes no more than 1 GiB, else at every use.
     """
 
-    def __init__(self, config: LlamaConfig, weights: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self, config: LlamaConfig, weights: Mapping[str, np.ndarray], dtype: str = "float32"
+    ) -> None:
         self._config = config
+        self._dtype = activation_dtype(dtype, config, weights)
+        weights = StoredWeights(weights, self._dtype)
         small = sum(tensor.size for tensor in weights.values()) * 4 <= _WIDENED_BYTES
         self._weights = {name: _widened(tensor) for name, tensor in weights.items()} if small else weights
         self._head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
@@ -49,15 +59,19 @@ class ReferenceLlama:
         cos, sin = self._rotation(start, len(ids))
         for layer in range(config.num_hidden_layers):
             name = f"model.layers.{layer}."
-            x = x + self._attention(layer, self._norm(x, name + "input_layernorm.weight"), cos, sin)
-            x = x + self._mlp(name + "mlp.", self._norm(x, name + "post_attention_layernorm.weight"))
+            normed = self._norm(x, name + "input_layernorm.weight")
+            x = self._rounded(x + self._attention(layer, normed, cos, sin))
+            normed = self._norm(x, name + "post_attention_layernorm.weight")
+            x = self._rounded(x + self._mlp(name + "mlp.", normed))
         return self._norm(x, "model.norm.weight") @ self._transposed(self._head)
 
+    def _rounded(self, x: np.ndarray) -> np.ndarray:
+        """Values as the activations' dtype holds them, in float32."""
+        return x if self._dtype == FLOAT32 else _widened(x.astype(self._dtype))
+
     def _norm(self, x: np.ndarray, name: str) -> np.ndarray:
-        mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        return (
-            x / np.sqrt(mean_square + np.float32(self._config.rms_norm_eps)) * _widened(self._weights[name])
-        )
+        root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(self._config.rms_norm_eps))
+        return self._rounded(x / root * _widened(self._weights[name]))
 
     def _transposed(self, name: str) -> np.ndarray:
         return _widened(self._weights[name]).T
@@ -69,28 +83,29 @@ class ReferenceLlama:
             over="ignore"
         ):  # exp of a large negative gate is inf, and the quotient 0 as it should be
             gate = gate / (1 + np.exp(-gate))
-        return (gate * up) @ self._transposed(name + "down_proj.weight")
+        return self._rounded(gate * up) @ self._transposed(name + "down_proj.weight")
 
     def _attention(self, layer: int, x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         config = self._config
         name = f"model.layers.{layer}.self_attn."
         query, key, value = (
-            (x @ self._transposed(f"{name}{part}_proj.weight"))
+            self._rounded(x @ self._transposed(f"{name}{part}_proj.weight"))
             .reshape(len(x), -1, config.head_dim)
             .swapaxes(0, 1)
             for part in "qkv"
         )
-        keys = self._keys[layer] = np.concatenate([self._keys[layer], _rotated(key, cos, sin)], axis=1)
+        query, key = (self._rounded(_rotated(each, cos, sin)) for each in (query, key))
+        keys = self._keys[layer] = np.concatenate([self._keys[layer], key], axis=1)
         values = self._values[layer] = np.concatenate([self._values[layer], value], axis=1)
         group = config.num_attention_heads // config.num_key_value_heads
-        scores = _rotated(query, cos, sin) @ np.repeat(keys, group, axis=0).swapaxes(1, 2)
+        scores = query @ np.repeat(keys, group, axis=0).swapaxes(1, 2)
         scores *= np.float32(config.head_dim**-0.5)
         tokens, length = scores.shape[1:]
         future = np.arange(length) > np.arange(length - tokens, length)[:, None]
         scores[:, future] = -np.inf
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        scores /= scores.sum(axis=-1, keepdims=True)
-        mixed = (scores @ np.repeat(values, group, axis=0)).swapaxes(0, 1).reshape(tokens, -1)
+        mixed = self._rounded(scores) @ np.repeat(values, group, axis=0) / scores.sum(axis=-1, keepdims=True)
+        mixed = self._rounded(mixed).swapaxes(0, 1).reshape(tokens, -1)
         return mixed @ self._transposed(name + "o_proj.weight")
 
     def _rotation(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -46,6 +46,7 @@ class Run:
     backend: str
     target: str
     ranks: int
+    dtype: str
     sampling: SamplingOptions
     trace: str | None
 
@@ -55,6 +56,8 @@ def summary(run: Run, generation: Generation, predictions: Sequence[TargetPredic
     if generation.tokens_compared:
         counts = f"{generation.tokens_equal} of {generation.tokens_compared}"
         lines = [f"{counts} tokens equal to the numpy reference"]
+        if run.dtype != "float32":
+            lines[0] += f", both with {run.dtype} activations"
     else:
         count = len(generation.generated_ids)
         noun = "token" if count == 1 else "tokens"
@@ -107,6 +110,7 @@ def document(run: Run, generation: Generation, predictions: Sequence[TargetPredi
         "backend": run.backend,
         "target": run.target,
         "tp": run.ranks,
+        "dtype": run.dtype,
         "sampling": asdict(run.sampling),
         "prompt": run.prompt,
         "prompt_ids": list(generation.prompt_ids),

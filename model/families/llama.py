@@ -9,6 +9,8 @@ One layer, on every rank with its own shard:
     x       = mlp(x)                     RMSNorm fused in; all-reduced, plus x
 
 before it `embedding`, after the last one `lm_head`, which every rank computes for its part of the vocabulary.
+
+`embedding` gives x the dtype of the activations, and every kernel after it keeps the dtype of its input.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from model.layers import (
     vocabulary_parallel,
     vocabulary_span,
 )
+from model.precision import StoredWeights, activation_dtype
 from model.sampling import Step
 
 CANDIDATES = 8
@@ -48,6 +51,9 @@ class Device(Protocol):
     ranks: int
     own: range
     replica_group: Any
+
+    def dtype(self, name: str) -> Any:
+        """A dtype as kernels take it for an argument, such as `nl.bfloat16`."""
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Launch a kernel of `nki_kernels` with each own rank's arguments; returns each own rank's outputs."""
@@ -98,8 +104,12 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class RankWeights:
-    """What one rank holds: the whole embedding, its shard of every layer, its part of the head."""
+    """What one rank holds: the whole embedding, its shard of every layer, its part of the head.
 
+    `dtype` is that of the activations and of the cache.
+    """
+
+    dtype: np.dtype
     table: np.ndarray
     layers: tuple[LayerWeights, ...]
     norm: np.ndarray
@@ -113,13 +123,17 @@ def shard_weights(
     ranks: int,
     own: range | None = None,
     taken: Callable[[], None] = lambda: None,
+    dtype: str = "float32",
 ) -> tuple[RankWeights, ...]:
     """Cut a checkpoint for `ranks` ranks, or for those of them in `own`; ModelError if they cannot share the model.
 
-    Everything is copied once, into the layout the kernels want and in the checkpoint's dtype. `taken` is called after
-    each layer, so that the checkpoint can let go of what has been read.
+    Everything is copied once, into the layout the kernels want. `taken` is called after each layer, so that the
+    checkpoint can let go of what has been read. `dtype` (float32, bfloat16 or auto) is that of the activations; beside
+    float32 ones weights keep the checkpoint's dtype, beside bfloat16 ones they are rounded to bfloat16.
     """
     check_ranks(config, ranks)
+    activations = activation_dtype(dtype, config, weights)
+    weights = StoredWeights(weights, activations)
     table = np.array(weights["model.embed_tokens.weight"])
     norm = _row(weights["model.norm.weight"])
     head = table if config.tie_word_embeddings else weights["lm_head.weight"]
@@ -133,6 +147,7 @@ def shard_weights(
     first = [vocabulary_span(config.vocab_size, shard).start for shard in shards]
     return tuple(
         RankWeights(
+            activations,
             table,
             tuple(each[rank] for each in layers),
             norm,
@@ -214,7 +229,12 @@ class KernelModel:
         config = self._config
         kv_heads = local_key_value_heads(config, self._device.ranks)
         self._cache = empty_cache(
-            len(self._device.own), config.num_hidden_layers, kv_heads, config.head_dim, self._cache_length
+            len(self._device.own),
+            config.num_hidden_layers,
+            kv_heads,
+            config.head_dim,
+            self._cache_length,
+            self._weights[0].dtype,
         )
 
     def prefill(self, ids: Sequence[int]) -> Step:
@@ -235,7 +255,7 @@ class KernelModel:
         group = self._device.replica_group
         rows = np.asarray(positions, np.int32)[:, None]
         tokens = np.asarray(ids, np.int32)[:, None]
-        x = run("embedding", [(tokens, rank.table) for rank in weights])
+        x = run("embedding", [(tokens, rank.table, self._device.dtype(rank.dtype.name)) for rank in weights])
         self._progress(0, self._config.num_hidden_layers)
         for layer in range(self._config.num_hidden_layers):
             own = [rank.layers[layer] for rank in weights]

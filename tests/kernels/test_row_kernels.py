@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ml_dtypes
+import nki.language as nl
 import numpy as np
 import pytest
 
@@ -25,6 +26,16 @@ def test_embedding_is_exact(target: str, dtype: type) -> None:
     x = run(kernels.embedding, (ids, table), target)
     assert x.dtype == np.float32
     assert np.array_equal(x, kernels.embedding_reference(ids, table))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_embedding_rounds_to_the_dtype_asked_for(target: str, dtype: type) -> None:
+    table, ids = normal(1, 50, 72, dtype=dtype), row_numbers(2, 129, 50)
+    x = run(kernels.embedding, (ids, table, nl.bfloat16), target)
+    assert x.dtype == BF16
+    assert np.array_equal(x, table[ids[:, 0]].astype(BF16))
+    assert np.array_equal(x, kernels.embedding_reference(ids, table, nl.bfloat16))
 
 
 @pytest.mark.parametrize("tokens", [1, *ODD_SIZES])

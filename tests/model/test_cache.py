@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from model.cache import bucket_length, empty_cache
@@ -19,10 +21,11 @@ def test_length_is_at_most_the_context_rounded_up(context, length) -> None:
     assert bucket_length(context, context) == length
 
 
-def test_keys_lie_transposed_beside_values() -> None:
-    caches = empty_cache(ranks=2, layers=3, heads=4, head_dim=8, length=128)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_keys_lie_transposed_beside_values(dtype) -> None:
+    caches = empty_cache(ranks=2, layers=3, heads=4, head_dim=8, length=128, dtype=np.dtype(dtype))
     assert [len(rank) for rank in caches] == [3, 3]
     for cache in (each for rank in caches for each in rank):
         assert cache.keys.shape == (4, 8, 128)
         assert cache.values.shape == (4, 128, 8)
-        assert cache.keys.dtype == cache.values.dtype == "float32"
+        assert cache.keys.dtype == cache.values.dtype == dtype

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import pytest
 
 from model.cli import PRETRAINED, main
@@ -145,6 +146,50 @@ def test_both_backends_write_the_same_and_a_seed_repeats_it(tiny, tmp_path, caps
     assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.parametrize(
+    ("asked", "dtype", "said"),
+    [
+        (["--dtype", "bfloat16"], "bfloat16", ", both with bfloat16 activations"),
+        (["--dtype", "auto", "--tp", "2"], "bfloat16", ", both with bfloat16 activations"),
+        (["--dtype", "float32"], "float32", ""),
+        ([], "float32", ""),
+    ],
+)
+def test_activations_are_of_the_dtype_asked_for(write_model, tmp_path, capsys, asked, dtype, said) -> None:
+    folder = write_model(eos_token_id=None, torch_dtype="bfloat16", dtype=ml_dtypes.bfloat16)
+    results = tmp_path / "out.json"
+    arguments = ["--model", str(folder), "--max-new-tokens", "4", "--json", str(results), *asked]
+    assert main(["generate", *arguments]) == 0
+    assert f"4 of 4 tokens equal to the numpy reference{said}" in capsys.readouterr().out.splitlines()
+    assert json.loads(results.read_text())["dtype"] == dtype
+
+
+def test_bfloat16_activations_are_predicted_to_be_faster_and_take_less_sbuf(
+    write_model, tmp_path, capsys
+) -> None:
+    """Weights of bfloat16 are not cast on the chip, and every tile of activations has half the bytes."""
+    folder = write_model(eos_token_id=None, torch_dtype="bfloat16", dtype=ml_dtypes.bfloat16, hidden_size=256)
+    tokens = []
+    for dtype in ("float32", "bfloat16"):
+        results = tmp_path / f"{dtype}.json"
+        arguments = [
+            "--model",
+            str(folder),
+            "--max-new-tokens",
+            "2",
+            "--dtype",
+            dtype,
+            "--json",
+            str(results),
+        ]
+        assert main(["generate", "--no-check", *arguments]) == 0
+        tokens.append(json.loads(results.read_text())["predictions"]["trn2"]["per_token"])
+    capsys.readouterr()
+    wide, narrow = tokens
+    assert narrow["program_ns"] < wide["program_ns"]
+    assert narrow["sbuf_bytes"] < wide["sbuf_bytes"]
+
+
 def test_default_model_is_the_shipped_one(capsys) -> None:
     assert PRETRAINED.name == "pretrained"
     assert main(["generate", "--backend", "numpy", "--max-new-tokens", "8"]) == 0
@@ -170,6 +215,7 @@ def test_a_terminal_without_unicode_gets_question_marks(tiny) -> None:
     [
         (["--target", "trn9"], "argument --target: invalid choice: 'trn9'"),
         (["--backend", "gpu"], "argument --backend: invalid choice: 'gpu'"),
+        (["--dtype", "float16"], "argument --dtype: invalid choice: 'float16'"),
         (["--tp", "0"], "argument --tp: '0' is not a positive whole number"),
         (["--tp", "two"], "argument --tp: 'two' is not a whole number"),
         (["--max-new-tokens", "0"], "argument --max-new-tokens: '0' is not a positive whole number"),

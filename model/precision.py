@@ -1,0 +1,55 @@
+"""The dtype of activations and cache: what `--dtype` names, and how weights are stored for it.
+
+float32 is the default. With bfloat16 whatever a kernel leaves in HBM is bfloat16: the residual stream, queries, keys
+and values, the cache, what attention and the gated product hand on. Sums of products, the statistics of norms and
+softmax, rotations and the logits stay float32, as the engines compute them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import ml_dtypes
+import numpy as np
+
+from model.config import LlamaConfig
+from model.errors import ModelError
+
+FLOAT32 = np.dtype(np.float32)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_NAMES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
+
+
+def activation_dtype(asked: str, config: LlamaConfig, weights: Mapping[str, np.ndarray]) -> np.dtype:
+    """The dtype that `asked` names: float32, bfloat16, or auto for the checkpoint's.
+
+    The checkpoint's is what its config names, else that of its weights, as in transformers. A float16 one is run in
+    float32, which holds its weights exactly: the kernels have no float16 activations. ModelError for another name.
+    """
+    if asked == "auto":
+        asked = config.dtype or weights["model.norm.weight"].dtype.name
+        return _NAMES.get(asked, FLOAT32)
+    if asked not in _NAMES:
+        raise ModelError(f"dtype {asked!r} is not computed; known are auto, {', '.join(_NAMES)}")
+    return _NAMES[asked]
+
+
+class StoredWeights(Mapping[str, np.ndarray]):
+    """Weights as they lie in HBM, each made when it is asked for.
+
+    Beside float32 activations they keep the checkpoint's dtype, beside bfloat16 ones they are rounded to bfloat16.
+    """
+
+    def __init__(self, weights: Mapping[str, np.ndarray], activations: np.dtype) -> None:
+        self._weights = weights
+        self._activations = activations
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        weight = self._weights[name]
+        return weight if self._activations == FLOAT32 else weight.astype(self._activations, copy=False)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)

@@ -1,0 +1,81 @@
+"""The dtype of activations: what a name stands for, and how weights are stored beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from model.config import load_config
+from model.errors import ModelError
+from model.families.llama import shard_weights
+from model.precision import StoredWeights, activation_dtype
+
+BF16 = ml_dtypes.bfloat16
+TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": BF16}
+
+
+def norm_of(dtype: str) -> dict[str, np.ndarray]:
+    return {"model.norm.weight": np.ones(4, TYPES[dtype])}
+
+
+@pytest.fixture
+def config(write_model):
+    return load_config(write_model())
+
+
+@pytest.mark.parametrize("asked", ["float32", "bfloat16"])
+@pytest.mark.parametrize("held", TYPES)
+def test_a_name_is_the_dtype_whatever_the_checkpoint_holds(config, asked, held) -> None:
+    assert activation_dtype(asked, replace(config, dtype=held), norm_of(held)) == TYPES[asked]
+
+
+@pytest.mark.parametrize(
+    ("named", "held", "activations"),
+    [
+        ("bfloat16", "bfloat16", "bfloat16"),
+        ("bfloat16", "float32", "bfloat16"),
+        ("float32", "bfloat16", "float32"),
+        ("float16", "float16", "float32"),
+        (None, "bfloat16", "bfloat16"),
+        (None, "float32", "float32"),
+        (None, "float16", "float32"),
+    ],
+)
+def test_auto_is_what_the_config_names_else_what_the_weights_are(config, named, held, activations) -> None:
+    found = activation_dtype("auto", replace(config, dtype=named), norm_of(held))
+    assert found == TYPES[activations]
+
+
+@pytest.mark.parametrize("asked", ["float16", "torch.bfloat16", "", "int8"])
+def test_refuses_another_name(config, asked) -> None:
+    with pytest.raises(
+        ModelError, match=f"dtype '{asked}' is not computed; known are auto, float32, bfloat16"
+    ):
+        activation_dtype(asked, config, norm_of("float32"))
+
+
+@pytest.mark.parametrize("held", TYPES)
+@pytest.mark.parametrize(("activations", "kept"), [("float32", True), ("bfloat16", False)])
+def test_weights_keep_their_dtype_beside_float32_and_are_rounded_beside_bfloat16(
+    random_weights, held, activations, kept
+) -> None:
+    weights = {name: each.astype(TYPES[held]) for name, each in random_weights().items()}
+    stored = StoredWeights(weights, np.dtype(TYPES[activations]))
+    assert list(stored) == list(weights) and len(stored) == len(weights)
+    for name, weight in weights.items():
+        assert stored[name].dtype == (weight.dtype if kept else BF16)
+        assert np.array_equal(stored[name], weight if kept else weight.astype(np.float32).astype(BF16))
+
+
+@pytest.mark.parametrize(
+    ("asked", "cut"), [("float32", np.float32), ("bfloat16", BF16), ("auto", np.float32)]
+)
+def test_a_rank_holds_the_weights_so(write_model, random_weights, asked, cut) -> None:
+    for rank in shard_weights(load_config(write_model()), random_weights(), 2, dtype=asked):
+        layer = rank.layers[0]
+        tensors = [rank.table, rank.norm, rank.w_head, *vars(layer).values()]
+        assert {tensor.dtype for tensor in tensors} == {np.dtype(cut)}
+        assert rank.dtype == cut
