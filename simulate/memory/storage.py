@@ -10,6 +10,7 @@ from types import CodeType
 
 import numpy as np
 
+from simulate.memory.layout import form_of
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.validity import EMPTY, WRITTEN, Validity
 from simulate.numerics import DType
@@ -24,6 +25,7 @@ class Storage:
         "buffer",
         "dtype",
         "float_views",
+        "form",
         "free_size",
         "host",
         "line",
@@ -47,9 +49,8 @@ class Storage:
         fresh: bool = False,
     ) -> None:
         """`array` gives the bytes of a kernel argument, or stands in for them in a dry run (`fresh`)."""
-        size = 1
-        for extent in shape:
-            size *= extent
+        form = self.form = form_of(shape, dtype, buffer)
+        size = form.size
         self.shape = shape
         self.dtype = dtype
         self.buffer = buffer
@@ -63,7 +64,7 @@ class Storage:
         self.host = None if fresh else array
         # Fresh bytes are deliberately not zeroed: the validity map, not a fill value, tells what may be read.
         self.array = np.empty(self.nbytes, np.uint8) if array is None else array.reshape(-1).view(np.uint8)
-        self.validity = Validity(self.nbytes, EMPTY if fresh or array is None else WRITTEN)
+        self.validity = Validity(self.nbytes, EMPTY if fresh or array is None else WRITTEN, form.stored_shape)
         self.float_views: dict[tuple[object, ...], np.ndarray] = {}
 
     def __repr__(self) -> str:

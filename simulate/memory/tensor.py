@@ -13,6 +13,7 @@ import numpy as np
 from simulate.errors import OutOfBounds, RuleViolation
 from simulate.memory import views
 from simulate.memory.indirection import indirect_view_is_final
+from simulate.memory.layout import ByteView, Layout, keep_part, known_part, layout_of, part_key
 from simulate.memory.objects import LOOKS, Dynamic
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
@@ -26,7 +27,18 @@ from simulate.numerics import DType, as_dtype, tfloat32, to_float32
 class NkiTensor(TensorViews):
     """A tensor in SBUF, PSUM or HBM, or a view of one."""
 
-    __slots__ = ("_array", "dtype", "dynamic", "name", "offset", "shape", "storage", "strides", "whole")
+    __slots__ = (
+        "_array",
+        "dtype",
+        "dynamic",
+        "layout",
+        "name",
+        "offset",
+        "shape",
+        "storage",
+        "strides",
+        "whole",
+    )
 
     def __init__(
         self,
@@ -74,24 +86,35 @@ class NkiTensor(TensorViews):
         offset: int,
         dynamic: Dynamic | None,
     ) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        self.storage = storage
         if strides is None:
             strides = views.row_major(shape)
-            self.whole = offset == 0 and dynamic is None and views.count(shape) == storage.size
-        else:
-            self.whole = (
-                offset == 0
-                and dynamic is None
-                and views.count(shape) == storage.size
-                and views.touches_each_once(shape, strides)
-            )
-        self.strides = strides
-        self.offset = offset
+        self._lie(layout_of(storage.form, shape, dtype, strides, offset), storage, dynamic)
+
+    def _lie(self, layout: Layout, storage: Storage, dynamic: Dynamic | None) -> None:
+        self.layout = layout
+        self.shape = layout.shape
+        self.dtype = layout.dtype
+        self.strides = layout.strides
+        self.offset = layout.offset
+        self.whole = layout.whole and dynamic is None
+        self.storage = storage
         self.dynamic = dynamic
         self.name = storage.name
         self._array: np.ndarray | None = None
+
+    def __getitem__(self, key: Any) -> NkiTensor:
+        if self.dynamic is not None or type(self) is not NkiTensor:
+            return super().__getitem__(key)
+        part = part_key(self.layout, key)
+        known = None if part is None else known_part(part)
+        if known is None:
+            view = super().__getitem__(key)
+            if part is not None and type(view) is NkiTensor:
+                keep_part(part, view.layout)
+            return view
+        view = NkiTensor.__new__(NkiTensor)
+        view._lie(known, self.storage, None)
+        return view
 
     def _view(  # type: ignore[override]
         self,
@@ -153,15 +176,8 @@ class NkiTensor(TensorViews):
         """The elements in the dtype's storage type, as a numpy view of the simulated memory."""
         array = self._array
         if array is None:
-            element = self.dtype.storage
-            width = element.itemsize
-            array = np.ndarray(
-                self.shape,
-                element,
-                self.storage.array,
-                self.offset * width,
-                tuple([stride * width for stride in self.strides]),
-            )
+            _, shape, strides, offset, _ = self.layout.byte_view
+            array = np.ndarray(shape, self.dtype.storage, self.storage.array, offset, strides)
             self._array = array
         return array
 
@@ -186,16 +202,11 @@ class NkiTensor(TensorViews):
                 kept[key] = found
         return found
 
-    def byte_view(self) -> tuple[bool, tuple[int, ...], tuple[int, ...], int, int]:
+    def byte_view(self) -> ByteView:
         """How this view lies over the bytes: whole, shape, byte strides, byte offset, element size."""
-        width = self.dtype.storage.itemsize
-        return (
-            self.whole,
-            self.shape,
-            tuple([stride * width for stride in self.strides]),
-            self.offset * width,
-            width,
-        )
+        if self.dynamic is None:
+            return self.layout.byte_view
+        return (False, *self.layout.byte_view[1:])
 
     # -- Python -------------------------------------------------------------------------------------------------
 
@@ -259,7 +270,7 @@ class OutsideTensor(NkiTensor):
         self.check_bounds()
         raise AssertionError("an OutsideTensor lies inside its storage")
 
-    def byte_view(self) -> tuple[bool, tuple[int, ...], tuple[int, ...], int, int]:
+    def byte_view(self) -> ByteView:
         """No bytes: refused."""
         self.check_bounds()
         raise AssertionError("an OutsideTensor lies inside its storage")

@@ -2,13 +2,15 @@
 
 A byte is EMPTY, WRITTEN, ACCUMULATED (written by the Tensor engine, so that a later matmul may add to it), or CARRIED
 (computed from bytes that were never written, and no more defined than they). Most allocations are in one state
-throughout: then no mask exists at all. A mask of one byte per byte appears with the first partial write, and goes
-again when a write covers everything.
+throughout, or become so part by part: then a few boxes tell which part is in which state. A mask of one byte per byte
+appears only where boxes do not tell, and goes again when a write covers everything.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from simulate.memory.extents import Box, contains, joined, meets
 
 EMPTY, WRITTEN, ACCUMULATED, CARRIED = 0, 1, 3, 4
 """The lowest bit tells whether a byte is defined."""
@@ -18,24 +20,93 @@ _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _REPEAT = {1: 0x01, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
 
 
+_BOXES_MOST = 32  # looking through more of them takes longer than a mask
+
+
 class Validity:
-    """The state of every byte of one allocation of `nbytes` bytes."""
+    """The state of every byte of one allocation of `nbytes` bytes.
 
-    __slots__ = ("blame", "mask", "nbytes", "uniform")
+    `shape` are the dims that boxes count in, the last one in bytes. `uniform` is the state of all bytes, if they are in
+    one.
+    """
 
-    def __init__(self, nbytes: int, state: int) -> None:
+    __slots__ = ("_boxes", "_mask", "_rest", "blame", "nbytes", "shape", "uniform")
+
+    def __init__(self, nbytes: int, state: int, shape: tuple[int, ...] | None = None) -> None:
         self.nbytes = nbytes
+        self.shape = (nbytes,) if shape is None else shape
         self.uniform: int | None = state
-        self.mask: np.ndarray | None = None
+        self._boxes: list[tuple[Box, int]] = []  # disjoint; what lies in none of them is in the state `_rest`
+        self._rest = state
+        self._mask: np.ndarray | None = None
         self.blame: Exception | None = None  # for bytes that are CARRIED: the read that was at fault
+
+    @property
+    def mask(self) -> np.ndarray | None:
+        """The state of every byte; None where all are in one."""
+        return None if self.uniform is not None else self._masked()
+
+    def _masked(self) -> np.ndarray:
+        mask = self._mask
+        if mask is None:
+            mask = self._mask = np.full(
+                self.nbytes, self._rest if self.uniform is None else self.uniform, np.uint8
+            )
+            for box, state in self._boxes:
+                mask.reshape(self.shape)[tuple(slice(*interval) for interval in box)] = state
+            self._boxes.clear()
+            self.uniform = None
+        return mask
 
     def _view(
         self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
     ) -> np.ndarray:
-        if self.mask is None:
-            self.mask = np.full(self.nbytes, self.uniform, np.uint8)
-            self.uniform = None
-        return np.ndarray(shape, _WORD[itemsize], self.mask, offset, strides)
+        return np.ndarray(shape, _WORD[itemsize], self._masked(), offset, strides)
+
+    def become(self, state: int) -> None:
+        """Put every byte into `state`."""
+        self.uniform, self._mask = state, None
+        self._boxes.clear()
+
+    def mark_box(self, state: int, box: Box) -> bool:
+        """Put a box into `state`; False, and nothing changes, where a mask must tell."""
+        if self.uniform is not None:
+            if self.uniform == state:
+                return True
+            self._rest, self.uniform = self.uniform, None
+        elif self._mask is not None:
+            return False
+        boxes = self._boxes
+        kept = []
+        for other, known in boxes:
+            if not meets(box, other):
+                kept.append((other, known))
+            elif known == state and contains(other, box):
+                return True
+            elif not contains(box, other):
+                return False
+        if state != self._rest:
+            box = _grown(box, state, kept)
+            kept.append((box, state))
+        if len(kept) > _BOXES_MOST:
+            return False
+        boxes[:] = kept
+        if not kept:
+            self.uniform = self._rest
+        elif len(kept) == 1 and all(end - first == size for (first, end), size in zip(box, self.shape)):
+            self.become(state)
+        return True
+
+    def state_within(self, box: Box) -> int | None:
+        """The one state of all bytes of a box, where it is known without a mask."""
+        if self.uniform is not None:
+            return self.uniform
+        if self._mask is not None:
+            return None
+        for other, state in self._boxes:
+            if meets(box, other):
+                return state if contains(other, box) else None
+        return self._rest
 
     def mark(
         self,
@@ -48,7 +119,7 @@ class Validity:
     ) -> None:
         """Put a view (byte strides, byte offset) into `state`; `whole` tells that the view covers every byte."""
         if whole:
-            self.uniform, self.mask = state, None
+            self.become(state)
         elif self.uniform != state:
             self._view(shape, strides, offset, itemsize)[...] = state * _REPEAT[itemsize]
 
@@ -89,7 +160,7 @@ class Validity:
         if common & ones != ones:
             return False
         if whole and int(states.max()) == common:
-            self.uniform, self.mask = common // ones, None
+            self.become(common // ones)
         return True
 
     def states(
@@ -105,6 +176,20 @@ class Validity:
             states[mixed] = _least(words[mixed])
         first = int(states.flat[0])
         return first if (states == first).all() else states.astype(np.uint8)
+
+
+def _grown(box: Box, state: int, boxes: list[tuple[Box, int]]) -> Box:
+    """A box together with those in the same state that lie beside it, which leave the list."""
+    at = 0
+    while at < len(boxes):
+        other, known = boxes[at]
+        whole = joined(box, other) if known == state else None
+        if whole is None:
+            at += 1
+        else:
+            del boxes[at]
+            box, at = whole, 0
+    return box
 
 
 def _least(words: np.ndarray) -> np.ndarray:

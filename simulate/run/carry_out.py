@@ -64,6 +64,17 @@ def accumulated(tile: NkiTensor, product: np.ndarray, keeps: Any) -> np.ndarray:
     return total if keeps is True else np.where(keeps, total, product)
 
 
+def add(tile: NkiTensor, product: np.ndarray, keeps: Any, as_float: bool) -> None:
+    """Write a product into a view without a run-time index, or add it to the elements that `keeps` selects."""
+    if keeps is True and tile.dtype == "float32":
+        array = tile.array
+        tile.storage.float_views.clear()
+        # The sum of a float32 element and a product needs no rounding after it, so it is taken in place.
+        np.add(array, product if product.shape == array.shape else product.reshape(array.shape), out=array)
+    else:
+        put(tile, accumulated(tile, product, keeps), as_float, False)
+
+
 def repeat(plan: Plan, keeps: Any, states: dict[State, np.ndarray], partitions: int) -> None:
     """Carry out a plan once more that `issue` has carried out before; nothing is checked, no meeting is held.
 
@@ -72,7 +83,12 @@ def repeat(plan: Plan, keeps: Any, states: dict[State, np.ndarray], partitions: 
     operands = operands_of(plan)
     if keeps is not None:
         tile = plan.writes[0]
-        put(tile, accumulated(tile, plan.compute(*operands)[0], keeps), plan.domain is Domain.float32, False)
+        as_float = plan.domain is Domain.float32
+        product = plan.compute(*operands)[0]
+        if tile.dynamic is None:
+            add(tile, product, keeps, as_float)
+        else:
+            put(tile, accumulated(tile, product, keeps), as_float, False)
         return
     if plan.state is not None:
         state = states.get(plan.state)

@@ -15,7 +15,7 @@ from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Cost, Domain, Masked, Meeting, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.validity import ACCUMULATED, CARRIED, EMPTY, WRITTEN
-from simulate.run.carry_out import accumulated, flat, gather, put
+from simulate.run.carry_out import accumulated, add, flat, gather, put
 from simulate.run.indirect import resolve
 from simulate.run.location import kernel_line, location
 from simulate.run.machine import NeuronCore, current_core
@@ -163,7 +163,18 @@ def _of_this_core(core: NeuronCore, meeting: Meeting) -> Meeting:
 
 
 def _written(tile: NkiTensor) -> bool:
-    return tile.storage.validity.written(*tile.byte_view())
+    validity = tile.storage.validity
+    if tile.dynamic is None:
+        state = _known_state(tile)
+        if state is not None:
+            return bool(state & WRITTEN)
+    return validity.written(*tile.byte_view())
+
+
+def _known_state(tile: NkiTensor) -> int | None:
+    """The one state of all elements of a view without a run-time index, where it is known without looking at each."""
+    enclosing = tile.layout.boxes[1]
+    return None if enclosing is None else tile.storage.validity.state_within(enclosing)
 
 
 def _check_written(tile: NkiTensor) -> None:
@@ -232,7 +243,9 @@ def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
     if validity.uniform == state:
         return
     if tile.dynamic is None and touched is None:
-        validity.mark(state, *tile.byte_view())
+        exact = tile.layout.boxes[0]
+        if exact is None or not validity.mark_box(state, exact):
+            validity.mark(state, *tile.byte_view())
     elif tile.dynamic is None:
         validity.mark_where(state, touched, *tile.byte_view()[1:])
     elif touched is not None:
@@ -248,7 +261,14 @@ def _accumulate(
     """Write a matmul's product into PSUM, or add it where matmuls wrote before; returns where it was added."""
     keeps: Any = False
     states: Any = EMPTY
-    if tile.dynamic is not None:
+    if tile.dynamic is None:
+        known = EMPTY if how is Accumulate.overwrite else _known_state(tile)
+        if known in (EMPTY, ACCUMULATED) and (how is not Accumulate.add or known == ACCUMULATED):
+            keeps = known == ACCUMULATED
+            add(tile, product, keeps, as_float)
+            _mark(tile, None, ACCUMULATED)
+            return keeps
+    else:
         _check_written(tile.dynamic.index)
         if core.recorder is not None:
             core.recorder.refuse("where a matmul adds in PSUM depends on data")
@@ -280,7 +300,8 @@ def _states(tile: NkiTensor) -> Any:
     """What was written before at every element of a view."""
     validity = tile.storage.validity
     if tile.dynamic is None:
-        return validity.states(*tile.byte_view()[1:])
+        known = _known_state(tile)
+        return validity.states(*tile.byte_view()[1:]) if known is None else known
     everywhere = validity.states(*flat(tile).byte_view()[1:])
     return everywhere if isinstance(everywhere, int) else everywhere[resolve(tile, False).elements]
 

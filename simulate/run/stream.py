@@ -278,31 +278,11 @@ class Stream:
         self.last_use[serial] = index
         if serial not in self.first_use:
             self.first_use[serial] = index
-        width = tile.dtype.itemsize
-        shape, strides = tile.shape, tile.strides
         if tile.dynamic is not None:
             # Where a run-time index leads is not known before the run: the whole tensor is the footprint.
             record = self.tensors[serial]
             return serial * 4 + kind, 0, record.nbytes // record.row_bytes, 0, record.row_bytes
-        if storage.buffer.on_chip:
-            row = self.tensors[serial].row_bytes // width
-            first, start = divmod(tile.offset, row) if row else (0, 0)
-            reach = start
-            for dim in range(1, len(shape)):
-                reach += (shape[dim] - 1) * strides[dim]
-            return serial * 4 + kind, first, first + shape[0], start * width, (reach + 1) * width
-        row = self.tensors[serial].row_bytes // width
-        first, start = divmod(tile.offset, row) if row else (0, 0)
-        last, reach = first, start
-        for extent, stride in zip(shape, strides):
-            if stride % row == 0:
-                last += (extent - 1) * (stride // row)
-            else:
-                reach += (extent - 1) * stride
-        if reach >= row:
-            # The pattern wraps over the end of a row: take all of the rows it touches.
-            last, start, reach = last + reach // row, 0, row - 1
-        return serial * 4 + kind, first, last + 1, start * width, (reach + 1) * width
+        return (serial * 4 + kind, *tile.layout.rows)
 
     def label(self, serial: int) -> str:
         """An allocation as error messages name it."""

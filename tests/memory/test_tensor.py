@@ -46,6 +46,39 @@ def test_hbm_indexing_is_numpys(key: object) -> None:
     assert np.array_equal(tensor((7, 4, 5))[key].array, numbers((7, 4, 5))[key])
 
 
+def test_a_slice_made_again_is_the_same_view_of_another_tensor() -> None:
+    first, second = tensor((7, 4, 5)), tensor((7, 4, 5))
+    for _ in range(2):
+        for whole in (first, second):
+            part = whole[1:6:3, 2:]
+            assert part.storage is whole.storage and part.dtype is whole.dtype
+            assert np.array_equal(part.array, numbers((7, 4, 5))[1:6:3, 2:])
+            assert np.array_equal(part[:, 1].array, numbers((7, 4, 5))[1:6:3, 3])
+
+
+def test_a_slice_known_for_one_dtype_or_memory_is_not_taken_for_another() -> None:
+    narrow, wide, on_chip = tensor((4, 6), "int16"), tensor((4, 6)), tile((4, 6))
+    for whole in (narrow, wide, on_chip):
+        assert whole[1:3, 2:4].dtype is whole.dtype
+        assert np.array_equal(whole[1:3, 2:4].array, numbers((4, 6))[1:3, 2:4])
+    assert wide[1].shape == (6,) and on_chip[1].shape == (1, 6)
+
+
+def test_indices_that_equal_a_known_one_but_are_none_are_refused() -> None:
+    """1.0 == 1, and a slice that was looked up before must not let it pass."""
+    whole = tensor((7, 4))
+    assert whole[1].shape == (4,) and whole[1:2].shape == (1, 4)
+    for key in (1.0, np.s_[1.0:2], np.s_[1:2.0], np.s_[1:2:1.0], (1, 2.0)):
+        with pytest.raises(OutOfBounds):
+            whole[key]
+    assert whole[np.int64(1)].shape == (4,) and whole[np.int64(1) : np.uint8(2)].shape == (1, 4)
+
+
+def test_shapes_and_strides_are_ints_of_python_whatever_they_were_given_as() -> None:
+    part = tensor((8, 6)).reshape((np.int64(4), np.int32(12)))[:, np.int64(2) : np.int64(5)]
+    assert [type(n) for n in (*part.shape, *part.strides, part.offset)] == [int] * 5
+
+
 def test_hbm_keeps_one_dim() -> None:
     assert tensor((7, 4))[2, 3].shape == (1,)
     assert tensor((7, 4))[2, 3].array[0] == 11

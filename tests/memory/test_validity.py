@@ -29,6 +29,80 @@ def test_random_writes_are_remembered_byte_by_byte() -> None:
             assert np.array_equal(np.broadcast_to(seen, (rows, columns)), states[:, :, 0])
 
 
+def test_random_boxes_are_remembered_byte_by_byte() -> None:
+    """Boxes until a mask must tell, and the mask after that, give the states that a plain array has."""
+    rng = np.random.default_rng(4)
+    known = unknown = masked = 0
+    for _ in range(400):
+        sizes = tuple(int(n) for n in rng.integers(1, 7, 3))
+        start = int(rng.choice([EMPTY, WRITTEN]))
+        validity = Validity(int(np.prod(sizes)), start, sizes)
+        states = np.full(sizes, start, np.uint8)
+        for _ in range(10):
+            box = _box(rng, sizes)
+            place = tuple(slice(*interval) for interval in box)
+            state = int(rng.choice([WRITTEN, ACCUMULATED]))
+            if not validity.mark_box(state, box):
+                masked += 1
+                view = states[place]
+                validity.mark(state, False, view.shape, view.strides, _offset(states, view), 1)
+            states[place] = state
+            for asked in (_box(rng, sizes), tuple((0, size) for size in sizes)):
+                part = states[tuple(slice(*interval) for interval in asked)]
+                found = validity.state_within(asked)
+                if found is None:
+                    unknown += 1
+                else:
+                    known += 1
+                    assert (part == found).all()
+            if validity.uniform is not None:
+                assert (states == validity.uniform).all()
+        if validity.mask is not None:
+            assert np.array_equal(validity.mask.reshape(sizes), states)
+    assert min(known, unknown, masked) > 100
+
+
+def _box(rng: np.random.Generator, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    box = []
+    for size in sizes:
+        first = int(rng.integers(size))
+        box.append((first, int(rng.integers(first, size)) + 1))
+    return tuple(box)
+
+
+def _offset(whole: np.ndarray, view: np.ndarray) -> int:
+    return view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+
+
+def test_parts_that_cover_everything_become_one_state() -> None:
+    for step in (1, 3, 64):
+        validity = Validity(128 * 64, EMPTY, (128, 64))
+        for row in range(0, 128, 64):
+            for first in range(0, 64, step):
+                assert validity.uniform is None or (row, first) == (0, 0)
+                assert validity.mark_box(WRITTEN, ((row, row + 64), (first, min(64, first + step))))
+        assert validity.uniform == WRITTEN and validity.mask is None
+
+
+def test_one_byte_that_is_missing_keeps_the_parts_apart() -> None:
+    validity = Validity(128 * 64, EMPTY, (128, 64))
+    assert validity.mark_box(WRITTEN, ((0, 128), (0, 63)))
+    assert validity.mark_box(WRITTEN, ((0, 127), (63, 64)))
+    assert validity.uniform is None
+    assert validity.state_within(((127, 128), (63, 64))) == EMPTY
+    assert validity.state_within(((0, 128), (0, 63))) == WRITTEN
+    assert not validity.written(True, (128, 64), (64, 1), 0, 1)
+
+
+def test_many_parts_that_do_not_touch_end_in_a_mask() -> None:
+    validity = Validity(128 * 64, EMPTY, (128, 64))
+    boxes = [((row, row + 1), (0, 64)) for row in range(0, 128, 2)]
+    marked = [validity.mark_box(WRITTEN, box) for box in boxes]
+    assert all(marked[:32]) and not any(marked[32:])
+    validity.mark(WRITTEN, False, (1, 64), (64, 1), 64 * 64, 1)
+    assert validity.mask is not None and validity.mask.sum() == 33 * 64
+
+
 def test_a_half_written_word_is_not_written() -> None:
     validity = Validity(8, EMPTY)
     validity.mark(WRITTEN, False, (1,), (2,), 0, 2)

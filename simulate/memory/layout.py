@@ -1,0 +1,153 @@
+"""How a view lies in an allocation, apart from which allocation it is: worked out once, shared by all that lie alike.
+
+A kernel makes the same few views of the same few kinds of tiles over and over. A `Form` is what allocations of one
+shape, dtype and memory have in common; a `Layout` is a shape, strides and an offset over a form, with everything that
+follows from them. Both are kept, so that two views with one Layout object lie alike. Two objects may lie alike as
+well: the tables are emptied when they have grown large.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulate.memory import views
+from simulate.memory.extents import Box, box_of, rows_of
+from simulate.memory.regions import MemoryRegion
+from simulate.numerics import DType
+
+_MOST = 1 << 15  # layouts that are kept, of some 600 bytes each
+
+ByteView = tuple[bool, tuple[int, ...], tuple[int, ...], int, int]
+"""How a view lies over the bytes: whether it covers all, shape, byte strides, byte offset, element size."""
+
+
+class Form:
+    """The shape, dtype and memory of an allocation."""
+
+    __slots__ = ("buffer", "dtype", "row_bytes", "shape", "size", "stored_shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> None:
+        shape = self.shape = tuple([int(size) for size in shape])  # not of numpy
+        self.dtype = dtype
+        self.buffer = buffer
+        self.size = views.count(shape)
+        row = views.count(shape[1:]) if buffer.on_chip else shape[-1]
+        self.row_bytes = row * dtype.itemsize
+        self.stored_shape = (*shape[:-1], shape[-1] * dtype.storage.itemsize)
+
+
+class Layout:
+    """A view of an allocation of some form, by its strides and offset in elements."""
+
+    __slots__ = ("_boxes", "_rows", "byte_view", "dtype", "form", "offset", "shape", "strides", "whole")
+
+    def __init__(
+        self, form: Form, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...], offset: int
+    ) -> None:
+        self.form = form
+        shape = self.shape = tuple(
+            [int(extent) for extent in shape]
+        )  # not of numpy: others will lie like this one
+        strides = self.strides = tuple([int(stride) for stride in strides])
+        offset = self.offset = int(offset)
+        self.dtype = dtype
+        self.whole = (
+            offset == 0 and views.count(shape) == form.size and views.touches_each_once(shape, strides)
+        )
+        width = dtype.storage.itemsize
+        self.byte_view: ByteView = (
+            self.whole,
+            shape,
+            tuple([stride * width for stride in strides]),
+            offset * width,
+            width,
+        )
+        self._boxes: tuple[Box | None, Box | None] | None = None
+        self._rows: tuple[int, int, int, int] | None = None
+
+    @property
+    def boxes(self) -> tuple[Box | None, Box | None]:
+        """The box of the form's dims that the view covers exactly, if it covers one, and a box that encloses it.
+
+        The last dim counts bytes. Neither exists for a view that reaches outside.
+        """
+        found = self._boxes
+        if found is None:
+            found = self._boxes = box_of(self.form.stored_shape, *self.byte_view[1:])
+        return found
+
+    @property
+    def rows(self) -> tuple[int, int, int, int]:
+        """First and end row, first and end byte within a row, that enclose the view, as the stream records them.
+
+        Rows are partitions on chip; in HBM all dims but the last.
+        """
+        found = self._rows
+        if found is None:
+            width = self.dtype.itemsize
+            row = self.form.row_bytes // width
+            found = self._rows = rows_of(
+                self.form.buffer.on_chip, row, width, self.shape, self.strides, self.offset
+            )
+        return found
+
+
+_forms: dict[tuple[Any, ...], Form] = {}
+_layouts: dict[tuple[Any, ...], Layout] = {}
+_parts: dict[tuple[Any, ...], Layout] = {}
+
+
+def form_of(shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> Form:
+    """The form of an allocation."""
+    # A dtype that is kept as float32 equals the one that is not; the object tells them apart.
+    key = (shape, id(dtype), buffer.value)
+    form = _forms.get(key)
+    if form is None:
+        if len(_forms) >= _MOST:
+            _forms.clear()
+        form = _forms[key] = Form(shape, dtype, buffer)
+    return form
+
+
+def layout_of(
+    form: Form, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...], offset: int
+) -> Layout:
+    """The layout of a view."""
+    key = (form, shape, id(dtype), strides, offset)
+    layout = _layouts.get(key)
+    if layout is None:
+        if len(_layouts) >= _MOST:
+            _layouts.clear()
+        layout = _layouts[key] = Layout(form, shape, dtype, strides, offset)
+    return layout
+
+
+def part_key(layout: Layout, keys: Any) -> tuple[Any, ...] | None:
+    """What an index or slice of a view is remembered by: plain ints and slices of them only, else None."""
+    parts: list[Any] = [layout]
+    for part in keys if type(keys) is tuple else (keys,):
+        kind = type(part)
+        if kind is slice:
+            start, stop, step = part.start, part.stop, part.step
+            # 1.0 and True equal 1, and are no ints.
+            for bound in (start, stop, step):
+                if bound is not None and type(bound) is not int:
+                    return None
+            parts.append((start, stop, step))
+        elif kind is int:
+            parts.append(part)
+        else:
+            return None
+    return tuple(parts)
+
+
+def known_part(key: tuple[Any, ...]) -> Layout | None:
+    """The layout that an index or slice gave before."""
+    return _parts.get(key)
+
+
+def keep_part(key: tuple[Any, ...], layout: Layout) -> None:
+    """Remember the layout that an index or slice gives."""
+    if len(_parts) >= _MOST:
+        _parts.clear()
+    _parts[key] = layout
