@@ -1,7 +1,15 @@
 """`python -m simulate`."""
 
+import contextlib
+import os
 import sys
 
 from simulate.cli import main
 
-sys.exit(main())
+try:
+    sys.exit(main())
+except KeyboardInterrupt:
+    with contextlib.suppress(OSError):
+        print("\ninterrupted", file=sys.stderr)
+        sys.stdout.flush()
+    os._exit(130)  # at once: threads of simulated cores may wait for each other, and a plain exit joins them

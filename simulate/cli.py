@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn
 
 from simulate.check import commands as checks
 from simulate.occupancy import command as occupancy
@@ -28,8 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.rest = rest
     if rest and options.command not in ("run", "fidelity"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if "own" in options:
+        _take_late_options(parser, options)
     try:
-        return options.act(options)
+        status: int = options.act(options)
+        sys.stdout.flush()
+        return status
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -43,27 +51,33 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="run a script whose `import nki` is the simulator")
     _replay_arguments(run)
-    _script_arguments(run)
+    _target_argument(run)
+    _script_arguments(run, "a Python file")
     run.set_defaults(act=_run)
 
-    time = commands.add_parser(
-        "time", help="run a script and print the predicted time of every kernel launch"
+    time = _reporting(
+        commands,
+        "time",
+        "run a script and print the predicted time of every kernel launch",
+        profiles.add_arguments,
     )
-    profiles.add_arguments(time)
-    _script_arguments(time, _SCRIPT_OR_KERNEL)
     time.set_defaults(act=_time)
 
-    memory = commands.add_parser(
-        "memory", help="run a script and print what every kernel launch has in SBUF and PSUM"
+    memory = _reporting(
+        commands,
+        "memory",
+        "run a script and print what every kernel launch has in SBUF and PSUM",
+        occupancy.add_arguments,
     )
-    occupancy.add_arguments(memory)
-    _script_arguments(memory, _SCRIPT_OR_KERNEL)
     memory.set_defaults(act=_memory)
 
-    check = commands.add_parser("check", help="run a script and look for faults in every kernel launch")
-    checks.add_arguments(check)
-    checks.add_variations(check)
-    _script_arguments(check, _SCRIPT_OR_KERNEL)
+    check = _reporting(
+        commands,
+        "check",
+        "run a script and look for faults in every kernel launch",
+        checks.add_arguments,
+        checks.add_variations,
+    )
     check.set_defaults(act=_check)
 
     lint = commands.add_parser(
@@ -95,12 +109,60 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _script_arguments(command: argparse.ArgumentParser, script: str = "a Python file") -> None:
+class _Options(argparse.ArgumentParser):
+    """The options of a command by themselves; a bad one is raised."""
+
+    def error(self, message: str) -> NoReturn:
+        raise argparse.ArgumentError(None, message)
+
+
+def _reporting(
+    commands: Any, name: str, help: str, *adds: Callable[[argparse.ArgumentParser], None]
+) -> argparse.ArgumentParser:
+    """A command that reports on the launches of a script, or of a kernel by name."""
+    own = _Options(add_help=False, allow_abbrev=False)
+    for add in adds:
+        add(own)
+    _target_argument(own)
+    command: argparse.ArgumentParser = commands.add_parser(name, parents=[own], help=help)
+    _script_arguments(command, _SCRIPT_OR_KERNEL)
+    command.set_defaults(own=own)
+    return command
+
+
+def _target_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--target", choices=_TARGETS, help="the chip (default: the environment's, else trn2)"
     )
+
+
+def _script_arguments(command: argparse.ArgumentParser, script: str) -> None:
     command.add_argument("script", help=script)
     command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to it")
+
+
+def _take_late_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """The command's own options among the words after a kernel's name are its own; a script gets all of its words.
+
+    Where a script is given words that the command knows itself, a note says so.
+    """
+    from simulate.run.by_name import names_a_kernel
+
+    if not names_a_kernel(options.script):
+        with suppress(argparse.ArgumentError):
+            _, others = options.own.parse_known_args(options.arguments)
+            own = [word for word in options.arguments if word.startswith("--") and word not in others]
+            if own:
+                print(
+                    f"note: {' '.join(own)} after {options.script} goes to that script; options of "
+                    f"{options.command} stand before it",
+                    file=sys.stderr,
+                )
+        return
+    try:
+        _, options.arguments = options.own.parse_known_args(options.arguments, options)
+    except argparse.ArgumentError as error:
+        parser.error(str(error))
 
 
 def _replay_arguments(command: argparse.ArgumentParser) -> None:
@@ -137,11 +199,52 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _time(options: argparse.Namespace) -> int:
-    return profiles.time_command(options, _run_script_or_kernel)
+    return _reported(profiles.time_command, options)
 
 
 def _memory(options: argparse.Namespace) -> int:
-    return occupancy.memory(options, _run_script_or_kernel)
+    return _reported(occupancy.memory, options)
+
+
+def _reported(command: Callable[..., int], options: argparse.Namespace) -> int:
+    """The status of a command that prints a report, in whatever characters the terminal has."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        status = command(options, _run_to_its_end)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"error: the report cannot be written: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
+        return 2
+    return status
+
+
+def _run_to_its_end(options: argparse.Namespace) -> int:
+    """Run the script or the kernel, however it ends: what it launched until then is reported all the same.
+
+    Returns its exit status; 1 with the script's traceback on stderr where an error ended it.
+    """
+    try:
+        return _run_script_or_kernel(options)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+    except Exception as error:
+        sys.stdout.flush()
+        traceback.print_exception(type(error), error, _of_the_script(error.__traceback__))
+    return 1
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames through which the script was started."""
+    starting = (__file__, runpy.__file__, runpy.run_path.__code__.co_filename)
+    while trace is not None and trace.tb_frame.f_code.co_filename in starting:
+        trace = trace.tb_next
+    return trace
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from simulate.errors import NkwError
+from simulate.errors import InvalidArgument, NkwError
 from simulate.occupancy import svg
 from simulate.occupancy.command import distinct as cores
 from simulate.profile.page import Part, Step, write_page
 from simulate.profile.profile import Profile, profile
 from simulate.profile.text import text, us
 from simulate.run import Launch, recorded
+from simulate.run.by_name import names_a_kernel
 from simulate.run.stream import Stream
 from simulate.timing import Reading, write_trace
 from simulate.timing.output import claim
@@ -37,6 +38,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
     try:
         trace = claim(options.trace, "trace", "NKW-TRACE-PATH") if options.trace else None
         page = claim(options.html, "page", "NKW-PAGE-PATH") if options.html else None
+        _distinct_files(options.script, trace, page)
         with recorded(calls=True) as launches:
             status = run(options)
         if not launches:
@@ -64,6 +66,19 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
         print(f"error: {error}", file=sys.stderr)
         return 2
     return status
+
+
+def _distinct_files(script: str, trace: Path | None, page: Path | None) -> None:
+    """Raises InvalidArgument where one file would take the place of another one or of what is run."""
+    run = Path(script.rpartition(":")[0] if names_a_kernel(script) else script).resolve()
+    if run in (trace, page):
+        raise InvalidArgument(
+            "NKW-PAGE-PATH" if run == page else "NKW-TRACE-PATH", f"{script} is what is to be run"
+        )
+    if trace is not None and trace == page:
+        raise InvalidArgument(
+            "NKW-PAGE-PATH", f"{page} is to be the trace already; give the page another name"
+        )
 
 
 def distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile], list[int]]:

@@ -113,7 +113,12 @@ class Arguments:
     def _array(self, tensor: NkiTensor) -> np.ndarray:
         _checked(output_in_hbm, tensor)
         if self._dry:
-            return np.zeros(tensor.shape, _element(tensor.dtype))
+            zeros = np.zeros((), _element(tensor.dtype))  # one element seen as many: there are no values
+            return (
+                np.zeros(tensor.shape, zeros.dtype)
+                if self.torch_seen
+                else np.broadcast_to(zeros, tensor.shape)
+            )
         if tensor.whole and tensor.storage.host is not None:
             for key, known in self._tensors.values():
                 if (

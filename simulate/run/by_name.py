@@ -62,11 +62,15 @@ def launch_by_name(words: str, arguments: Sequence[str], mode: Mode = Mode.dry) 
     for text in arguments:
         keyword = _KEYWORD.fullmatch(text)
         if keyword is None:
-            args.append(_filled(_argument(text), len(args), mode))
+            args.append(_filled(text, text, len(args), mode))
         else:
-            kwargs[keyword["name"]] = _filled(_argument(keyword["value"]), len(args) + len(kwargs), mode)
+            kwargs[keyword["name"]] = _filled(text, keyword["value"], len(args) + len(kwargs), mode)
     try:
         return launch(kernel, [(tuple(args), kwargs)], mode=mode)
+    except MemoryError as error:
+        raise InvalidArgument(
+            "NKW-KERNEL-CALL", f"{words} with these arguments needs more memory than this machine has"
+        ) from error
     except (AssertionError, TypeError, ValueError, IndexError, AttributeError) as error:
         entered = getattr(error, "code", "NKW-KERNEL-CALL") != "NKW-KERNEL-CALL"
         if entered:
@@ -115,15 +119,24 @@ def _argument(text: str) -> Any:
         raise InvalidArgument(
             "NKW-KERNEL-ARGUMENT", f"the shape of {text:.60} is not a list of positive numbers"
         )
-    return np.zeros(shape, DTYPES[tensor["dtype"]])
+    try:  # one element seen as many; numbers come in where there are any
+        return np.broadcast_to(np.zeros((), DTYPES[tensor["dtype"]]), shape)
+    except ValueError:
+        raise InvalidArgument("NKW-KERNEL-ARGUMENT", f"{text:.60} is larger than any memory") from None
 
 
-def _filled(argument: Any, place: int, mode: Mode) -> Any:
+def _filled(text: str, value: str, place: int, mode: Mode) -> Any:
     """An argument with numbers in it, if any are computed."""
+    argument = _argument(value)
     if mode is Mode.dry or not isinstance(argument, np.ndarray):
         return argument
-    if argument.dtype.kind in "iu":
-        return np.arange(argument.size).reshape(argument.shape).astype(argument.dtype)
-    values = np.empty(argument.shape)
-    values[...] = np.random.default_rng(place).standard_normal(argument.shape)
-    return values.astype(argument.dtype)
+    try:
+        if argument.dtype.kind in "iu":
+            return np.arange(argument.size).reshape(argument.shape).astype(argument.dtype)
+        values = np.empty(argument.shape)
+        values[...] = np.random.default_rng(place).standard_normal(argument.shape)
+        return values.astype(argument.dtype)
+    except MemoryError:
+        raise InvalidArgument(
+            "NKW-KERNEL-ARGUMENT", f"{text:.60} does not fit into this machine's memory"
+        ) from None

@@ -1,0 +1,158 @@
+"""The command `time` with scripts that end early, options in the wrong place, and outputs that cannot be."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulate.cli import main
+from tests.profile.test_profile_text import SCRIPT
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("import sys; sys.exit()", 0, ""),
+        ("raise SystemExit(3)", 3, ""),
+        ("raise SystemExit('no data')", 1, "no data\n"),
+        ("raise RuntimeError('the data is odd')", 1, "RuntimeError: the data is odd\n"),
+    ],
+)
+@pytest.mark.parametrize("command", ["time", "memory"])
+def test_a_script_that_ends_early_still_gets_its_report(
+    command: str, end: str, status: int, said: str, script: Path, capsys: Capture
+) -> None:
+    script.write_text(f"{SCRIPT}\n{end}\n")
+    assert main([command, "--target", "trn2", str(script)]) == status
+    captured = capsys.readouterr()
+    assert captured.out.startswith("doubled #0 on trn2")
+    assert captured.err.startswith("target trn2\n")
+    assert captured.err.endswith(said)
+    assert ("Traceback" in captured.err) == ("RuntimeError" in said)
+    assert "runpy" not in captured.err
+
+
+def test_a_script_that_is_no_python_is_said_in_its_own_words(script: Path, capsys: Capture) -> None:
+    script.write_text("def f(:\n")
+    assert main(["time", "--target", "trn2", str(script)]) == 1
+    err = capsys.readouterr().err
+    assert "SyntaxError: invalid syntax" in err
+    assert "cli.py" not in err
+
+
+def test_options_after_a_kernel_are_options(script: Path, tmp_path: Path, capsys: Capture) -> None:
+    html = tmp_path / "page.html"
+    before = ["time", "--target", "trn1", "--reading", "serial", f"{script}:doubled", "f32[128,64]"]
+    after = ["time", f"{script}:doubled", "--target", "trn1", "f32[128,64]", "--reading", "serial"]
+    shown = []
+    for words in (before, after):
+        assert main(words) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert main([*after, "--html", str(html)]) == 0
+    assert html.is_file()
+    with pytest.raises(SystemExit) as left:
+        main([*after[:-1], "hopeful"])
+    assert left.value.code == 2
+    assert "invalid choice: 'hopeful'" in capsys.readouterr().err
+
+
+def test_options_after_a_script_are_the_scripts_and_a_note_says_so(script: Path, capsys: Capture) -> None:
+    script.write_text(f"import sys\nprint(sys.argv[1:])\n{SCRIPT}")
+    assert main(["time", "--target", "trn2", str(script), "--html", "page.html", "--size", "3"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("['--html', 'page.html', '--size', '3']\n")
+    assert captured.err.startswith(
+        f"note: --html after {script} goes to that script; options of time stand before"
+    )
+    assert main(["time", "--target", "trn2", str(script), "--size", "3"]) == 0
+    assert capsys.readouterr().err == "target trn2\n"
+
+
+def test_no_file_takes_the_place_of_another_or_of_the_script(
+    script: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = str(tmp_path / "out")
+    for words, why in (
+        (["--html", str(script), str(script)], f"[NKW-PAGE-PATH] {script} is what is to be run"),
+        (
+            ["--trace", str(script), f"{script}:doubled", "f32[1,1]"],
+            f"[NKW-TRACE-PATH] {script}:doubled is what",
+        ),
+        (["--trace", out, "--html", out, str(script)], f"[NKW-PAGE-PATH] {out} is to be the trace already"),
+    ):
+        assert main(["time", "--target", "trn2", *words]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {why}")
+    assert script.read_text() == SCRIPT
+    assert main(["time", "--target", "trn2", "--trace", out, "--html", f"{out}.html", str(script)]) == 0
+
+
+def test_a_dry_launch_takes_arguments_larger_than_memory(tmp_path: Path, capsys: Capture) -> None:
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(
+        "import nki, nki.isa as nisa, nki.language as nl\n"
+        "@nki.jit\n"
+        "def first_rows(a, small=True):\n"
+        "    out = nl.ndarray((128, 64) if small else a.shape, dtype=a.dtype, buffer=nl.shared_hbm)\n"
+        "    nisa.dma_copy(dst=out[:128, :64], src=nl.load(a[:128, :64]))\n"
+        "    return out\n"
+    )
+    words = ["time", "--target", "trn2", f"{kernel}:first_rows"]
+    assert main([*words, f"f32[{1 << 30},{1 << 20}]"]) == 0
+    assert "4503599627.370" in capsys.readouterr().out
+    assert main([*words, f"f32[{1 << 30},{1 << 20}]", "small=False"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: [NKW-KERNEL-CALL] ")
+    assert main([*words, "f32[99999999999,99999999999]"]) == 2
+    assert capsys.readouterr().err.endswith("f32[99999999999,99999999999] is larger than any memory\n")
+
+
+def test_a_terminal_without_the_characters_gets_others(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = script.with_name("größe.py")
+    named.write_text(SCRIPT)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert main(["time", "--target", "trn2", str(named)]) == 0
+    sys.stdout.flush()
+    assert b"gr??e.py:" in written.getvalue()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_report_that_cannot_be_written_is_one_sentence(script: Path) -> None:
+    words = [sys.executable, "-m", "simulate", "time", "--target", "trn2", str(script)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "target trn2\nerror: the report cannot be written: No space left on device\n",
+    )
+
+
+def test_an_interrupt_ends_at_once_in_one_word(script: Path) -> None:
+    script.write_text("print('ready', flush=True)\nwhile True: pass\n")
+    words = [sys.executable, "-m", "simulate", "time", "--target", "trn2", str(script)]
+    # A shell may have told its background jobs to ignore the signal, and children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate()
+    assert (running.returncode, err) == (130, "target trn2\n\ninterrupted\n")
