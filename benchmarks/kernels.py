@@ -10,7 +10,7 @@ import numpy as np
 
 import nki_kernels
 import simulate
-from benchmarks.measure import Row, against
+from benchmarks.measure import SPIN_SECONDS, Row, against
 
 _RNG = np.random.default_rng(0)
 
@@ -33,6 +33,7 @@ def rows() -> Iterator[Row]:
             "numpy float32 A @ B",
             launcher("matmul", (a, b), simulate.Mode.eager),
             lambda: wide_a @ wide_b,  # noqa: B023  (called before the next size)
+            pause=SPIN_SECONDS,
         )
     for name, arguments in layer():
         yield from _against_reference(name, arguments)

@@ -7,6 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+SPIN_SECONDS = 0.05
+"""Longer than threads of OpenBLAS and OpenMP look for more work after a product. Two libraries whose threads do so one
+after the other would be measured against each other: a product by oneMKL took twice as long right after numpy's."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -26,20 +30,29 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def medians(actions: list[Callable[[], object]], runs: int = 7) -> list[float]:
-    """Median wall time in seconds of each action; one warm-up, then all actions in turn, `runs` times."""
+def medians(actions: list[Callable[[], object]], runs: int = 7, pause: float = 0.0) -> list[float]:
+    """Median wall time in seconds of each action; one warm-up, then all actions in turn, `runs` times.
+
+    Each starts after `pause` seconds: with SPIN_SECONDS, large products find all cores free.
+    """
     for action in actions:
         action()
     samples: list[list[float]] = [[] for _ in actions]
     for _ in range(runs):
         for kept, action in zip(samples, actions):
+            time.sleep(pause)
             kept.append(seconds(action))
     return [statistics.median(kept) for kept in samples]
 
 
 def against(
-    work: str, reference: str, action: Callable[[], object], other: Callable[[], object], runs: int = 7
+    work: str,
+    reference: str,
+    action: Callable[[], object],
+    other: Callable[[], object],
+    runs: int = 7,
+    pause: float = 0.0,
 ) -> Row:
     """A row that holds `action` against `other`, in milliseconds and as a ratio."""
-    mine, theirs = medians([action, other], runs)
+    mine, theirs = medians([action, other], runs, pause)
     return Row(work, reference, mine * 1e3, "ms", mine / theirs)

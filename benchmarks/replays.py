@@ -10,7 +10,7 @@ import numpy as np
 
 import nki_kernels
 import simulate
-from benchmarks.measure import Row, medians
+from benchmarks.measure import SPIN_SECONDS, Row, medians
 from benchmarks.rows import softmax
 from simulate.run import REPLAYS, ReplayOptions
 from simulate.run.fusion import speed
@@ -64,7 +64,9 @@ def _shares() -> Iterator[Row]:
     REPLAYS.clear()
     launch(simulate.Mode.replay)()
     whole, planned, numerics = medians(
-        [launch(simulate.Mode.eager), launch(simulate.Mode.dry), launch(simulate.Mode.replay)], _RUNS
+        [launch(simulate.Mode.eager), launch(simulate.Mode.dry), launch(simulate.Mode.replay)],
+        _RUNS,
+        SPIN_SECONDS,
     )
     before = REPLAYS.report.seconds.get("rewriting", 0.0)
     launch(simulate.Mode.replay, exact=False)()
@@ -94,7 +96,7 @@ def _ways(
         )
     for action in actions[1:]:
         action()  # the first launch is eager
-    theirs, *mine = medians(actions, _RUNS)
+    theirs, *mine = medians(actions, _RUNS, SPIN_SECONDS)
     for how, measured in zip(ways, mine):
         yield Row(f"{work}, replayed, {how}", reference, measured * 1e3, "ms", measured / theirs)
 

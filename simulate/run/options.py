@@ -19,7 +19,7 @@ class ReplayOptions:
     exact: replay instruction by instruction, for the bytes of an eager launch. Otherwise programs are rewritten, and
     the float32 sums of matrix products may be taken in another order.
     verify: launch eagerly as well, every time, and raise ReplayMismatch where a replay differs.
-    speed: let torch multiply bfloat16 matrices, if it is installed.
+    speed: multiply bfloat16 matrices with the CPU's bfloat16 instructions, if torch is installed, which brings them.
     """
 
     exact: bool = False

@@ -12,7 +12,6 @@ import simulate
 from simulate.numerics import as_dtype
 from simulate.run import ReplayOptions
 from simulate.run import replayed as replayed_launches
-from simulate.run.fusion import speed
 from simulate.run.fusion.blocks import LARGE, block_shape, multiply, scratch_elements
 from simulate.run.replay import ReplayCache
 
@@ -143,37 +142,6 @@ def test_a_large_narrow_operand_is_never_widened_whole(cache, columns, blocked, 
     assert cache.report.products_joined > 0
     (program,) = programs(cache)
     assert (program.fused._ranks[0].size < 4 * weights.size) == blocked
-
-
-@pytest.mark.parametrize("depth", [4095, 4096, 4097])
-@pytest.mark.parametrize("columns", [255, 256, 257])
-def test_torch_multiplies_in_blocks(depth, columns) -> None:
-    pytest.importorskip("torch", reason="torch is an extra (speed)")
-    generator = np.random.default_rng(depth)
-    left, right = generator.standard_normal((64, depth)), generator.standard_normal((depth, columns))
-    left, right = left.astype(BF16), right.astype(BF16)
-    around = np.full((66, columns + 2), 7.0, np.float32)
-    speed.multiply(left, right, around[1:-1, 1:-1], *block_shape(64, depth, columns))
-    assert_within_bound_of_sums(around[1:-1, 1:-1], left, right)
-    around[1:-1, 1:-1] = 7.0
-    assert (around == 7.0).all()
-
-
-@pytest.mark.parametrize(("few", "narrow"), [(63, False), (64, True), (65, True)])
-@pytest.mark.parametrize("weights_left", [False, True])
-def test_torch_multiplies_where_both_operands_have_enough_rows(cache, few, narrow, weights_left) -> None:
-    pytest.importorskip("torch", reason="torch is an extra (speed)")
-    x, weights = whole(1, 512, few, dtype=BF16), whole(2, 512, 640, dtype=BF16)
-    assert few * weights.size >= 1 << 24 or not narrow
-    given = (weights, x) if weights_left else (x, weights)
-    world = simulate.World("trn2", replay=ReplayOptions(speed=True))
-    modes = (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay)
-    outputs = [world.launch(tiled_product, [(given, {})], mode).outputs[0] for mode in modes]
-    assert np.array_equal(outputs[0], outputs[2])
-    (program,) = programs(cache)
-    (rank,) = program.fused._ranks
-    called = [function for segment in rank.segments for function, _ in segment]
-    assert (speed.multiply in called) == narrow
 
 
 def test_rewriting_holds_the_tables_of_no_more_tiles_than_are_in_use(cache) -> None:

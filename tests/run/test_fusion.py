@@ -9,7 +9,6 @@ import pytest
 import simulate
 from simulate.run import ReplayOptions
 from simulate.run import replayed as replayed_launches
-from simulate.run.fusion import speed
 from simulate.run.replay import ReplayCache
 
 simulate.install("simulate")
@@ -18,7 +17,6 @@ import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
 
 BF16 = ml_dtypes.bfloat16
-multiply = speed.multiply
 
 
 @pytest.fixture(autouse=True)
@@ -404,31 +402,3 @@ def test_random_programs_give_eagers_bytes(cache, seed) -> None:
     assert cache.report.rewritten == 1
     launch(kernel, *[each.copy() for each in arguments], exact=True, verify=True)
     assert cache.report.verified == 1
-
-
-@pytest.mark.parametrize(("depth", "narrow"), [(255, False), (256, True), (257, True)])
-def test_torch_multiplies_large_bfloat16_matrices_with_float32_sums(
-    cache, monkeypatch, depth, narrow
-) -> None:
-    """The sums are whole numbers beyond the 8 bits of bfloat16, so a rounded product would show."""
-    torch = pytest.importorskip("torch", reason="torch is an extra (speed)")
-    calls = []
-    monkeypatch.setattr(speed, "multiply", lambda *given: calls.append(1) or multiply(*given))
-    a, b = whole(1, depth, 256, dtype=BF16, largest=9), whole(2, depth, 256, dtype=BF16, largest=9)
-    before = torch.get_float32_matmul_precision()
-    eager, replayed = both_ways(tiled_product, a, b, speed=True)
-    assert len(calls) == (1 if narrow else 0)
-    assert np.array_equal(eager[0], replayed[0])
-    assert (replayed[0] != replayed[0].astype(BF16)).any()
-    assert torch.get_float32_matmul_precision() == before
-
-
-def test_speed_is_asked_for_by_name(monkeypatch) -> None:
-    for text in ("", "numpy"):
-        monkeypatch.setenv("NKW_SPEED", text)
-        assert not ReplayOptions.from_environment().speed
-    pytest.importorskip("torch", reason="torch is an extra (speed)")
-    monkeypatch.setenv("NKW_SPEED", "torch")
-    assert ReplayOptions.from_environment().speed
-    monkeypatch.setattr(speed, "available", lambda: False)
-    assert not ReplayOptions.from_environment().speed

@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.memory import views
 from simulate.numerics import DType
-from simulate.run.fusion import speed
-from simulate.run.fusion.graph import Op
 from simulate.run.fusion.works import Step, widen
 
 LARGE = 1 << 20
@@ -23,11 +20,6 @@ LARGE = 1 << 20
 
 _FEW_ROWS = 16
 """Below, a product waits for memory: a block lies in the second-level cache, and its rows are read in long runs."""
-
-_WORTH_TORCH = 1 << 24  # multiplications; a call of torch costs about as much as a thousandth of that
-_ROWS_FOR_TORCH = 64
-"""Below, converting a matrix to and fro costs torch more than multiplying it: 16 rows took 27 ms of CPU time where
-numpy took 16, 128 rows 35 where it took 61, with 2048 by 8192 weights."""
 
 _SMALL_BLOCK = 1 << 18
 _RUN = 2048  # elements of a row of a small block
@@ -81,25 +73,3 @@ def multiply(
             else:
                 np.matmul(left[:, first:last], wide, out=part)
                 np.add(result, part, out=result)
-
-
-@dataclass(frozen=True, slots=True)
-class NarrowProduct:
-    """A product of bfloat16 matrices with float32 sums, by torch."""
-
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
-        """One call."""
-        left, right = reads
-        out = writes[0]
-        if views.count(left.shape) > views.count(right.shape):
-            left, right, out = right.turned(), left.turned(), out.turned()
-        return [(speed.multiply, [left, right, out, *block_shape(left.shape[0], *right.shape)])]
-
-
-def worth_narrow(op: Op) -> bool:
-    """Whether torch multiplies two bfloat16 matrices faster than numpy multiplies their float32 copies."""
-    left, right = op.reads
-    narrow = left.value.dtype == "bfloat16" and right.value.dtype == "bfloat16"
-    narrow = narrow and left.value.element.itemsize == 2 and right.value.element.itemsize == 2
-    (rows, depth), columns = left.shape, right.shape[1]
-    return narrow and min(rows, columns) >= _ROWS_FOR_TORCH and rows * depth * columns >= _WORTH_TORCH

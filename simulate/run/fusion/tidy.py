@@ -6,9 +6,10 @@ import numpy as np
 
 from simulate.memory import Storage, views
 from simulate.numerics.dtypes import float32
-from simulate.run.fusion.blocks import LARGE, BlockedProduct, NarrowProduct, scratch_elements, worth_narrow
+from simulate.run.fusion.blocks import LARGE, BlockedProduct, scratch_elements
 from simulate.run.fusion.builder import Builder
 from simulate.run.fusion.graph import Kind, Op, Uses, View
+from simulate.run.fusion.narrow import NarrowProduct, narrow_operand, narrow_pair, split
 from simulate.run.fusion.works import Copy, Product, Widened
 
 
@@ -68,30 +69,40 @@ def simplified(view: View) -> View:
     return View(view.value, view.offset, tuple(shape) or (1,), tuple(strides) or (1,))
 
 
-def prepare_products(builder: Builder, narrow: bool) -> None:
-    """Give products operands that a BLAS takes: float32 (with `narrow`, or bfloat16 both), one stride of 1.
+def prepare_products(builder: Builder, fast: bool) -> None:
+    """Give products operands that a BLAS takes: one stride of 1, and float32 unless they stay narrow.
 
-    A large narrow operand stays as it is, and the product widens it in blocks.
+    A large narrow operand stays as it is, and the product widens it in blocks. With `fast`, a library multiplies
+    bfloat16 matrices as they lie.
     """
     made: dict[tuple[object, ...], View] = {}
     ops: list[Op] = []
+
+    def laid_out(view: View, narrow: bool, sequence: float) -> View:
+        if (narrow or view.value.element == np.float32) and _fits_blas(view):
+            return view
+        key = view.value.number, view.offset, view.shape, view.strides, narrow
+        if key not in made:
+            made[key] = _laid_out(builder, view, narrow, sequence, ops)
+        return made[key]
+
     for op in builder.ops:
         if isinstance(op.work, Product):
-            kept = narrow and worth_narrow(op)
-            if kept:
+            left, right = op.reads
+            if fast and narrow_pair(op):
                 op.work = NarrowProduct()
-            large = None if kept else _large_narrow(op)
-            operands = list(op.reads)
-            for number, view in enumerate(operands):
-                if number == large or ((kept or view.value.element == np.float32) and _fits_blas(view)):
-                    continue
-                key = view.value.number, view.offset, view.shape, view.strides, kept
-                if key not in made:
-                    made[key] = _laid_out(builder, view, kept, op.sequence, ops)
-                operands[number] = made[key]
-            op.reads = tuple(operands)
-            if large is not None:
-                _in_blocks(builder, op, large)
+                op.reads = laid_out(left, True, op.sequence), laid_out(right, True, op.sequence)
+            else:
+                taken = narrow_operand(op) if fast else None
+                large = _large_narrow(op) if taken is None else None
+                op.reads = tuple(
+                    view if number == large else laid_out(view, number == taken, op.sequence)
+                    for number, view in enumerate(op.reads)
+                )
+                if large is not None:
+                    _in_blocks(builder, op, large)
+                elif taken is not None:
+                    split(builder, op, taken)
         ops.append(op)
     builder.ops = ops
 
