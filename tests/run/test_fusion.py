@@ -99,25 +99,36 @@ def test_sums_taken_in_another_order_stay_within_the_bound(cache) -> None:
     assert (np.abs(replayed[0].astype(np.float64) - eager[0]) <= bound).all()
 
 
-def pieced_product(parts, b):
+def pieced_product(parts, b, width):
     """The sum of parts[i].T @ b[i]; each part is computed first, so that its operand lies apart."""
     count, depth, rows = parts.shape
-    out = nl.ndarray((rows, b.shape[2]), dtype=nl.float32, buffer=nl.shared_hbm)
-    total = nl.ndarray((rows, b.shape[2]), dtype=nl.float32, buffer=nl.psum)
-    for part in range(count):
-        left = nl.ndarray((depth, rows), dtype=nl.float32)
+    columns = b.shape[2]
+    out = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+    lefts = [nl.ndarray((depth, rows), dtype=nl.float32) for _ in range(count)]
+    for part, left in enumerate(lefts):
         nisa.tensor_scalar(dst=left, data=nl.load(parts[part]), op0=nl.multiply, operand0=float(part + 1))
-        nisa.nc_matmul(dst=total, stationary=left, moving=nl.load(b[part]), accumulate=part > 0)
-    result = nl.ndarray(total.shape, dtype=nl.float32)
-    nisa.tensor_copy(dst=result, src=total)
-    stored(out, result)
+    for start in range(0, columns, width):
+        end = min(columns, start + width)
+        total = nl.ndarray((rows, end - start), dtype=nl.float32, buffer=nl.psum)
+        for part, left in enumerate(lefts):
+            moving = nl.load(b[part, :, start:end])
+            nisa.nc_matmul(dst=total, stationary=left, moving=moving, accumulate=part > 0)
+        result = nl.ndarray(total.shape, dtype=nl.float32)
+        nisa.tensor_copy(dst=result, src=total)
+        stored(out, result, columns=slice(start, end))
     return out
 
 
 @pytest.mark.parametrize(("columns", "joined"), [(7, 0), (8, 2), (9, 2)])
 def test_operands_in_pieces_are_put_together_where_that_pays(cache, columns, joined) -> None:
-    agree(pieced_product, whole(1, 3, 128, 5), whole(2, 3, 128, columns))
+    agree(pieced_product, whole(1, 3, 128, 5), whole(2, 3, 128, columns), columns)
     assert cache.report.products_joined == joined
+
+
+def test_pieces_are_put_together_once_for_all_neighbours(cache) -> None:
+    given = whole(1, 3, 128, 9), whole(2, 3, 128, 25)
+    agree(pieced_product, *given, 12)
+    assert cache.report.products_joined == 8  # of three parts times three blocks of columns, the last ragged
 
 
 @pytest.mark.parametrize("per_row", [True, False])

@@ -85,7 +85,7 @@ def _put_together(
         if turned:
             source, target = source.turned(), target.turned()
         ops.append(Op(Copy(), (source,), (target,), sequence))
-    whole.value.ready = int(sequence)
+    whole.value.ready = int(sequence) - 1  # the copies come between this number and the next
     return whole
 
 
@@ -114,26 +114,34 @@ def _accumulation_groups(builder: Builder) -> None:
         groups[id(op)] = [*members, product]
         additions[id(op)] = [*additions.pop(id(earlier), []), op]
     gone: set[int] = set()
-    for members, sums in zip(groups.values(), additions.values()):
-        gone |= _join_group(builder, members, sums)
+    together: dict[Any, View] = {}
+    for members, sums in sorted(
+        zip(groups.values(), additions.values()), key=lambda each: each[1][-1].sequence
+    ):
+        gone |= _join_group(builder, members, sums, together)
     builder.ops = sorted((op for op in builder.ops if id(op) not in gone), key=lambda op: op.sequence)
 
 
-def _join_group(builder: Builder, members: list[Op], sums: list[Op]) -> set[int]:
-    """Put one product in place of a sum of products; returns the operations that it replaces."""
+def _join_group(builder: Builder, members: list[Op], sums: list[Op], together: dict[Any, View]) -> set[int]:
+    """Put one product in place of a sum of products; returns the operations that it replaces.
+
+    `together` are the operands that earlier groups have put together from pieces.
+    """
     last = sums[-1]
     rows, columns = last.writes[0].shape
     copies: list[Op] = []
-    operands = []
+    found: dict[Any, View] = {}
     for number, (axis, reused) in enumerate(((1, columns), (0, rows))):
         views = [op.reads[number] for op in members]
-        whole = _all_stacked(views, axis)
+        key = axis, *((view.value.number, view.offset, view.shape, view.strides) for view in views)
+        whole = _all_stacked(views, axis) or together.get(key)
         if whole is None and reused >= _WORTH_COPYING:
             whole = _put_together(builder, views, axis, last.sequence, copies)
         if whole is None:
             return set()
-        operands.append(whole)
-    last.work, last.reads = Product(), tuple(operands)
+        found[key] = whole
+    together.update(found)
+    last.work, last.reads = Product(), tuple(found.values())
     builder.ops += copies
     # A stable sort by sequence would put the copies behind the product that reads them.
     for place, copy in enumerate(copies):
