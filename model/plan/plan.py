@@ -108,6 +108,18 @@ class Plan:
         return next(rate.step for rate in self.rates if rate.batch == self.batch)
 
     @property
+    def weight_bytes(self) -> int:
+        """What each core or device holds of the weights; other accelerators are taken to share them evenly."""
+        if self.devices is None:
+            return -(-DTYPE_BYTES[self.dtype] * self.model.total // self.tp)
+        return footprint(self.model, self.dtype, self.tp, self.context).weight_bytes
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the weights fit by themselves; also where nothing is known of the memory."""
+        return self.peaks.memory_bytes is None or self.weight_bytes <= self.peaks.memory_bytes
+
+    @property
     def holds(self) -> bool:
         """Whether the batch that was asked for fits."""
         return next(rate.fits for rate in self.rates if rate.batch == self.batch)

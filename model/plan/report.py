@@ -85,7 +85,7 @@ def _instances(plan: Plan) -> list[str]:
     ]
     for fit in plan.fits:
         own = f"{fit.instance.name:24s}{fit.instance.physical_cores:7d}{fit.instance.hbm_bytes / 1e9:10.1f}"
-        held = f"{fit.tp:7d}{fit.copies:9d}{_count(fit.sequences):>13s}" if fit.tp else "  does not fit"
+        held = f"{fit.tp:7d}{fit.copies:9d}{fit.sequences:13,d}" if fit.tp else "  does not fit"
         lines.append(own + held)
     return lines
 
@@ -95,9 +95,16 @@ def _phases(plan: Plan) -> list[str]:
     if plan.devices is not None:
         ranks = f"tp {plan.tp} of {plan.devices} cores, {plan.copies} cop{'ies' if plan.copies > 1 else 'y'}"
     lines = _wrapped(
-        f"{plan.place}: {ranks}; a prompt of {plan.prompt:,}, then {plan.generate:,} tokens; batch {plan.batch:,}"
+        f"{plan.place}: {ranks}; a prompt of {plan.prompt:,}, then {plan.generate:,} "
+        f"token{'s' if plan.generate > 1 else ''}; batch {plan.batch:,}"
     )
-    if not plan.holds:
+    if not plan.holds_weights:
+        assert plan.peaks.memory_bytes is not None
+        lines += _wrapped(
+            f"the weights do not fit here: {plan.weight_bytes / 1e9:,.1f} GB for each of {plan.tp:,}, which "
+            f"{'have' if plan.tp > 1 else 'has'} {plan.peaks.memory_bytes / 1e9:,.1f}"
+        )
+    elif not plan.holds:
         lines.append(f"batch {plan.batch:,} does not fit beside the weights here")
     lines += [
         f"ridge {plan.peaks.ridge:.1f} op/byte: {plan.peaks.operations_per_s / 1e12:.1f} TFLOPS over "
@@ -134,6 +141,8 @@ def _parts(done: PassTime) -> Iterable[str]:
         taken = part.time.program_ns
         reached = " roofline" if part.refusal else f"{part.floor_ns / taken:9.0%}"
         yield f"{part.name:24s}{part.launches:10,d}{taken / 1e6:12.3f}{taken / whole:8.1%}{reached}"
+    ends = done.overhead.program_ns
+    yield f"{'start and end':24s}{1:10,d}{ends / 1e6:12.3f}{ends / whole:8.1%}"
     yield f"{'all':24s}{'':10s}{whole / 1e6:12.3f}{'':8s}{done.floor_ns / whole:9.0%}"
 
 
@@ -151,7 +160,9 @@ def _rates(plan: Plan) -> list[str]:
         if rate.dollars_per_million is not None:
             line += f"{rate.dollars_per_million.program_ns:12,.3f}"
         lines.append(line + ("" if rate.fits else " !"))
-    if not all(rate.fits for rate in plan.rates):
+    if not plan.holds_weights:
+        lines.append("! the weights do not fit")
+    elif not all(rate.fits for rate in plan.rates):
         lines.append("! the cache of this batch does not fit beside the weights")
     asked = next(rate for rate in plan.rates if rate.batch == plan.batch)
     if predicted and asked.dollars_per_million is not None:
@@ -189,8 +200,10 @@ def _milliseconds(time_ns: float) -> str:
 
 
 def _count(number: int) -> str:
-    """A count in at most six characters."""
-    return f"{number:,d}" if number < 100_000 else f"{number:.0e}"
+    """A count in at most six characters, rounded down where they do not show all of it."""
+    if number < 100_000:
+        return f"{number:,d}"
+    return f"{number // 10**3:,d}k" if number < 10**7 else f"{number // 10**6:,d}M"
 
 
 def _wrapped(sentence: str, width: int = 80) -> list[str]:
@@ -264,6 +277,7 @@ def _phase(plan: Plan, phase: Phase) -> dict[str, Any]:
         "bound": phase.work.bound(plan.peaks).value,
         "roofline_ns": phase.roofline_ns,
         **asdict(phase.time),
+        "overhead_ns": 0.0 if phase.predicted is None else phase.predicted.overhead.program_ns,
         "kernels": kernels,
     }
 

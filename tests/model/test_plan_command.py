@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from model.cli import main
+from model.device import chip
 from model.plan.families import load_model
 from model.plan.plan import Request, make_plan
 from tests.model.test_plan_parameters import CONFIGS, COUNTS
@@ -102,15 +103,64 @@ def test_the_document_holds_what_the_text_says(small, tmp_path, capsys) -> None:
     assert [each["batch"] for each in plan["batches"]] == [1, 2, 3, 4, 8, 16, 32, 64]
     for phase in (plan["first_token"], plan["step"]):
         assert phase["dataflow_ns"] <= phase["program_ns"] <= phase["serial_ns"]
-        kernels = sum(kernel["program_ns"] for kernel in phase["kernels"])
-        assert kernels <= phase["program_ns"]
+        for reading in ("dataflow_ns", "program_ns", "serial_ns"):
+            kernels = sum(kernel[reading] for kernel in phase["kernels"])
+            assert kernels + phase["overhead_ns"] == pytest.approx(phase[reading], rel=1e-12)
     assert {each["instance"] for each in plan["instances"]} >= {"trn1.2xlarge", "inf2.48xlarge"}
+
+
+def test_the_rows_of_a_pass_add_up_to_it(small, capsys) -> None:
+    lines = printed(capsys, small, "--tp", "2").splitlines()
+    for title in ("first token, by kernel", "one step, by kernel"):
+        rows = lines[next(at for at, line in enumerate(lines) if line.startswith(title)) + 1 :]
+        rows = [
+            line.split()
+            for line in rows[: next(at for at, row in enumerate(rows) if row.startswith("all ")) + 1]
+        ]
+        times = [float(next(word for word in row if "." in word)) for row in rows]
+        # Each row is rounded to 0.001 ms.
+        assert sum(times[:-1]) == pytest.approx(times[-1], abs=0.0005 * len(times))
+        shares = [float(word[:-1]) for row in rows[:-1] for word in row if "." in word and "%" in word]
+        assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares))
+
+
+def test_counts_of_sequences_are_written_out(capsys, monkeypatch) -> None:
+    monkeypatch.chdir(CONFIGS)
+    text = printed(capsys, "mamba-130m.json")
+    plan = make_plan(load_model(CONFIGS / "mamba-130m.json"), Request())
+    for fit in plan.fits:
+        row = next(line for line in text.splitlines() if line.startswith(f"{fit.instance.name} "))
+        assert row.split()[-1] == f"{fit.sequences:,}"
+    held = next(each for each in plan.footprints if each.tp == 64).sequences(chip("trn3").hbm_bytes_per_core)
+    assert f" {held // 1000:,}k " in text
+    assert "e+" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("--instance", "inf2.xlarge"),
+            "the weights do not fit here: 71.6 GB for each of 2, which have 17.2",
+        ),
+        (("--accelerator", "h100"), "the weights do not fit here: 141.1 GB for each of 1, which has 80.0"),
+    ],
+)
+def test_weights_that_do_not_fit_are_told_from_a_cache_that_does_not(
+    arguments, said, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(CONFIGS)
+    text = printed(capsys, "llama-3.1-70b.json", "--prompt", "8", "--generate", "1", *arguments)
+    assert said in text
+    assert "then 1 token; batch 1" in " ".join(text.split())
+    assert "! the weights do not fit\n" in text
+    assert "beside the weights here" not in text
 
 
 def test_large_times_keep_to_the_columns(capsys, monkeypatch) -> None:
     monkeypatch.chdir(CONFIGS)
     arguments = ["--dtype", "float32", "--batch", "100000", "--price", "1000", "--instance", "trn1.32xlarge"]
-    assert "batch 100,000 does not fit" in printed(capsys, "llama-3.1-405b.json", *arguments)
+    assert "the weights do not fit here" in printed(capsys, "llama-3.1-405b.json", *arguments)
 
 
 def test_prices_are_those_of_complete_requests_on_all_copies(small, tmp_path, capsys) -> None:
