@@ -48,10 +48,10 @@ class Arguments:
             return self._tensor(value, _torch_to_numpy(value), name)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             parts = [self.take(part, f"{name}.{key}") for key, part in zip(value._fields, value)]
-            return value if _same(parts, value) else type(value)(*parts)
+            return value if _same(parts, value) else like(value, parts)
         if isinstance(value, (tuple, list)):
             parts = [self.take(part, f"{name}[{i}]") for i, part in enumerate(value)]
-            return value if _same(parts, value) else type(value)(parts)
+            return value if _same(parts, value) else like(value, parts)
         if isinstance(value, dict):
             named = {key: self.take(part, f"{name}[{key!r}]") for key, part in value.items()}
             return value if _same(named.values(), value.values()) else named
@@ -105,7 +105,7 @@ class Arguments:
             array = self._array(value)
             return _numpy_to_torch(array) if self.torch_seen else array
         if isinstance(value, (tuple, list)):
-            return type(value)(self.give(part) for part in value)
+            return like(value, [self.give(part) for part in value])
         if isinstance(value, dict):
             return {key: self.give(part) for key, part in value.items()}
         return value
@@ -154,6 +154,11 @@ class Arguments:
         for array, held, _ in self._copies:
             if array.flags.writeable:
                 array[...] = held.astype(array.dtype)
+
+
+def like(value: Any, parts: list[Any]) -> Any:
+    """Parts in a tuple or list of the type of `value`; a named tuple takes them one by one."""
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
 def _same(parts: Iterable[Any], others: Iterable[Any]) -> bool:

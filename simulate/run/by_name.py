@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from simulate.errors import InvalidArgument
-from simulate.run.launch import Launch
+from simulate.run.launch import Launch, plain
 from simulate.run.machine import Mode
 from simulate.run.world import launch
 
@@ -94,7 +94,7 @@ def _kernel(words: str) -> Callable[..., Any]:
             raise InvalidArgument("NKW-KERNEL-NAME", f"{place} is no module: {error}") from None
     if not callable(found):
         raise InvalidArgument("NKW-KERNEL-NAME", f"{place} has no kernel {name}")
-    return getattr(found, "func", found)  # type: ignore[no-any-return]
+    return plain(found)
 
 
 def _argument(text: str) -> Any:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -188,6 +188,12 @@ def run_once(
         if not observer.refused:
             observer.launches.append(done)
     return done, held, returned
+
+
+def plain(kernel: Any) -> Callable[..., Any]:
+    """What `nki.jit` was given; a kernel that is not jitted as it is."""
+    jitted = hasattr(kernel, "func") and not isinstance(kernel, partial)
+    return kernel.func if jitted else kernel  # type: ignore[no-any-return]
 
 
 def announce(done: Launch) -> None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simulate.errors import NkwError
 from simulate.isa.plan import Domain, Plan, State
 from simulate.memory import NkiTensor, Storage
 from simulate.run.arena import ARENA, Tiles
+from simulate.run.arguments import like
 from simulate.run.carry_out import accumulated, operands_of, put, put_all, repeat
 from simulate.run.processes import Processes
 from simulate.run.together import hold
@@ -78,6 +80,7 @@ class Program:
         self._narrow_products = narrow_products
         self.fused: Fused | None = None
         self.not_fused: str | None = None
+        self.was_interrupted = False
 
     @property
     def was_rewritten(self) -> bool:
@@ -108,8 +111,25 @@ class Program:
 
         With `exact`, before `rewrite`, and where arrays overlap that the program writes, the plans run one by one as
         recorded; a `disturbance` may then change the products of matmuls. With `elsewhere`, the only rank here meets
-        those of other processes.
+        those of other processes. Raises NkwError for a run-time index that does not exist; `was_interrupted` tells
+        whether anything else has ended the last run before its end.
         """
+        self.was_interrupted = True
+        try:
+            outputs = self._run(arrays, exact, elsewhere, disturbance)
+        except NkwError:
+            self.was_interrupted = False
+            raise
+        self.was_interrupted = False
+        return outputs
+
+    def _run(
+        self,
+        arrays: Sequence[Sequence[np.ndarray]],
+        exact: bool,
+        elsewhere: Processes | None,
+        disturbance: Disturbance | None,
+    ) -> list[Any]:
         for inputs, given in zip(self._inputs, arrays):
             for external, array in zip(inputs, given):
                 external.bind(array)
@@ -125,8 +145,10 @@ class Program:
                 for external in self._external:
                     external.show()
                 self._tiles.bind(ARENA)
-                self._carry_out(elsewhere, disturbance)
-                self._tiles.release()
+                try:
+                    self._carry_out(elsewhere, disturbance)
+                finally:
+                    self._tiles.release()
         return [_given_back(value) for value in self._returned]
 
     def _overlaps(self) -> bool:
@@ -210,7 +232,7 @@ def _given_back(value: Any) -> Any:
         array = value.array
         return array.view(bool) if value.dtype == "bool_" else array
     if isinstance(value, (tuple, list)):
-        return type(value)(_given_back(part) for part in value)
+        return like(value, [_given_back(part) for part in value])
     if isinstance(value, dict):
         return {key: _given_back(part) for key, part in value.items()}
     return value

@@ -12,18 +12,22 @@ kernel's Python looked at, bytes whose being written depends on data.
 
 from __future__ import annotations
 
+import threading
 import time
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from simulate.run.fingerprint import NotFixed, Watch, static_key
+from simulate.run.fingerprint import NotFixed, Signature
 from simulate.run.processes import Processes
 from simulate.run.program import Program
+from simulate.run.surroundings import Watch
 
 Arguments = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 
@@ -94,26 +98,60 @@ class ReplayReport:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What launches have in common that may share a program, and the arrays of one of them, in order.
+
+    `classes` say what the objects among the arguments do.
+    """
+
+    key: tuple[Any, tuple[Any, ...], Any]
+    arrays: list[list[np.ndarray]]
+    classes: list[Any]
+
+    @classmethod
+    def of(cls, kernel: Callable[..., Any], arguments: Arguments, options: tuple[Any, ...]) -> Kind:
+        """The kind of a launch. Raises NotFixed if it cannot be told from others."""
+        taken = [Signature() for _ in arguments]
+        if not _is_itself(kernel):
+            raise NotFixed(f"the kernel is a {type(kernel).__name__}, which may change unseen")
+        parts = tuple((own.key(args), own.key(kwargs)) for own, (args, kwargs) in zip(taken, arguments))
+        classes = [each for own in taken for each in own.classes]
+        return cls((kernel, options, parts), [own.arrays for own in taken], classes)
+
+    def is_of(self, arguments: Arguments) -> bool:
+        """Whether arguments are still of this kind."""
+        kernel, options, _ = self.key
+        try:
+            return Kind.of(kernel, arguments, options).key == self.key
+        except NotFixed:
+            return False
+
+
 class ReplayCache:
-    """Programs by what decides them; the one unused longest makes room for a new one."""
+    """Programs by what decides them; the one unused longest makes room for a new one.
+
+    Programs share memory, so one runs at a time: whoever looks for one holds the `lock` until it has run.
+    """
 
     def __init__(self, capacity: int = 256) -> None:
         self.capacity = capacity
         self.report = ReplayReport()
+        self.lock = threading.RLock()
         self._programs: OrderedDict[Any, tuple[Watch, Any, Program | Sequence[Any]]] = OrderedDict()
 
-    def key(
-        self, kernel: Callable[..., Any], arguments: Arguments, options: tuple[Any, ...]
-    ) -> tuple[Any, list[list[np.ndarray]]] | None:
-        """The key of a launch and its arrays in order; None, with the reason counted, if it cannot have one."""
-        arrays: list[list[np.ndarray]] = []
-        parts: list[Any] = []
+    def kind(self, kernel: Callable[..., Any], arguments: Arguments, options: tuple[Any, ...]) -> Kind | None:
+        """The kind of a launch; None, with the reason counted, if it cannot be told from others."""
         try:
-            for args, kwargs in arguments:
-                own: dict[int, np.ndarray] = {}
-                parts.append((static_key(args, own), static_key(kwargs, own)))
-                arrays.append(list(own.values()))
-            return (kernel, options, tuple(parts)), arrays
+            return Kind.of(kernel, arguments, options)
+        except NotFixed as reason:
+            self.report.refuse(str(reason))
+            return None
+
+    def watch(self, kernel: Callable[..., Any], kind: Kind) -> Watch | None:
+        """The surroundings of a kernel before a launch; None, with the reason counted, if they may change unseen."""
+        try:
+            return Watch(kernel, kind.classes)
         except NotFixed as reason:
             self.report.refuse(str(reason))
             return None
@@ -121,13 +159,14 @@ class ReplayCache:
     def find(self, key: Any) -> tuple[Any, Program | Sequence[Any]] | None:
         """The launch and program recorded under a key, if the kernel's surroundings are still the same.
 
-        Instead of the program it may be what `keep` was given to make one of.
+        A program that was interrupted while it ran is dropped as well: its memory may be bound in part. Instead of the
+        program it may be what `keep` was given to make one of.
         """
         entry = self._programs.get(key)
         if entry is None:
             return None
         watch, launch, program = entry
-        if not watch.unchanged():
+        if not watch.unchanged() or (isinstance(program, Program) and program.was_interrupted):
             del self._programs[key]
             self.report.dropped += 1
             return None
@@ -147,20 +186,14 @@ class ReplayCache:
         self.report.hits -= 1
         self.report.refuse(reason)
 
-    def keep(
-        self, key: Any, kernel: Callable[..., Any], launch: Any, program: Program | Sequence[Any]
-    ) -> None:
-        """Keep a program, or what to make one of; the reason is counted if the surroundings cannot be watched."""
-        try:
-            watch = Watch(kernel)
-        except NotFixed as reason:
-            self.report.refuse(str(reason))
-            return
-        self._programs[key] = (watch, launch, program)
-        self.report.recorded += 1
-        while len(self._programs) > self.capacity:
-            self._programs.popitem(last=False)
-            self.report.dropped += 1
+    def keep(self, key: Any, watch: Watch, launch: Any, program: Program | Sequence[Any]) -> None:
+        """Keep a program, or what to make one of."""
+        with self.lock:
+            self._programs[key] = (watch, launch, program)
+            self.report.recorded += 1
+            while len(self._programs) > self.capacity:
+                self._programs.popitem(last=False)
+                self.report.dropped += 1
 
     def run(
         self,
@@ -180,6 +213,13 @@ class ReplayCache:
     def clear(self) -> None:
         """Forget every program."""
         self._programs.clear()
+
+
+def _is_itself(kernel: Any) -> bool:
+    """Whether a kernel is the same one next time if it is equal; methods and objects may be equal and do otherwise."""
+    return isinstance(kernel, (types.FunctionType, partial)) or type(kernel).__module__.startswith(
+        "simulate."
+    )
 
 
 REPLAYS = ReplayCache()

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from simulate.hardware import Hardware
+from simulate.memory import NkiTensor
 from simulate.memory.objects import LOOKS
 from simulate.run.launch import Launch, announce, run_once
 from simulate.run.machine import Mode, Recorder, SparingRecorder
 from simulate.run.options import ReplayOptions
 from simulate.run.processes import Processes
 from simulate.run.program import Program
-from simulate.run.replay import REPLAYS
+from simulate.run.replay import REPLAYS, Kind
+from simulate.run.surroundings import Watch
 from simulate.run.target import PRECISE_VARIABLE
 from simulate.run.verify import (
     Outcome,
@@ -40,34 +42,49 @@ def replayed(
     elsewhere: Processes | None = None,
 ) -> Launch:
     """Replay a launch that was recorded before; else launch eagerly, and keep it if it can be replayed."""
-    found = None
+    kind = None
     if logical_core_size == 1:
         precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
         world = (0, len(arguments)) if elsewhere is None else (elsewhere.rank, elsewhere.ranks)
-        found = REPLAYS.key(kernel, arguments, (chip, *world, precise, options.speed))
+        kind = REPLAYS.kind(kernel, arguments, (chip, *world, precise, options.speed))
     else:
         REPLAYS.report.refuse("a logical core of several physical cores")
-    if found is None:
-        with REPLAYS.report.timed("eager"):
-            return run_once(kernel, arguments, chip, logical_core_size, Mode.eager, elsewhere=elsewhere)[0]
-    key, arrays = found
-    known = REPLAYS.find(key)
-    if known is None:
-        with REPLAYS.report.timed("eager"):
-            return _recorded(kernel, arguments, chip, key, options, elsewhere)
+    if kind is not None:
+        with REPLAYS.lock:
+            known = REPLAYS.find(kind.key)
+            if known is not None:
+                done = _again(kernel, arguments, kind, known, options, elsewhere)
+                if done is not None:
+                    return done
+                kind = None
+    watch = REPLAYS.watch(kernel, kind) if kind is not None else None
+    with REPLAYS.report.timed("eager"):
+        if kind is not None and watch is not None:
+            return _recorded(kernel, arguments, chip, kind, watch, options, elsewhere)
+        return run_once(kernel, arguments, chip, logical_core_size, Mode.eager, elsewhere=elsewhere)[0]
+
+
+def _again(
+    kernel: Callable[..., Any],
+    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+    kind: Kind,
+    known: tuple[Any, Program | Sequence[Any]],
+    options: ReplayOptions,
+    elsewhere: Processes | None,
+) -> Launch | None:
+    """Replay what is known of a kind of launch; None, with the reason counted, where that is no program after all."""
     launched, program = known
     if not isinstance(program, Program):
         planned = _planned_again(kernel, arguments, launched, program, options)
         if planned is None:
-            REPLAYS.forget(key, "the kernel's instructions differ from launch to launch")
-            with REPLAYS.report.timed("eager"):
-                return run_once(kernel, arguments, chip, logical_core_size, Mode.eager)[0]
+            REPLAYS.forget(kind.key, "the kernel's instructions differ from launch to launch")
+            return None
         program = planned
-        REPLAYS.complete(key, program)
+        REPLAYS.complete(kind.key, program)
     if options.verify:
-        outputs = _verified(kernel, arguments, arrays, launched, program, options, elsewhere)
+        outputs = _verified(kernel, arguments, kind.arrays, launched, program, options, elsewhere)
     else:
-        outputs = REPLAYS.run(program, arrays, options.exact, elsewhere)
+        outputs = REPLAYS.run(program, kind.arrays, options.exact, elsewhere)
     done = replace(launched, mode=Mode.replay, outputs=outputs)
     announce(done)
     return done
@@ -77,11 +94,12 @@ def _recorded(
     kernel: Callable[..., Any],
     arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
     chip: Hardware,
-    key: Any,
+    kind: Kind,
+    watch: Watch,
     options: ReplayOptions,
     elsewhere: Processes | None,
 ) -> Launch:
-    """Launch eagerly, and keep the program if nothing in it may depend on data.
+    """Launch eagerly, and keep the program if nothing in it may depend on data or on what will have changed.
 
     The plans of a launch with large arguments are not kept, because they would hold the bytes of all its tiles at
     once; they are made again, without bytes, when the launch is replayed for the first time.
@@ -99,15 +117,27 @@ def _recorded(
         reasons.append("the launch has warnings")
     if any(taker.converts for taker in held):
         reasons.append("an argument is held in another dtype")
+    reasons += [f"the kernel returns a {name}" for name in map(_not_given_back, returned) if name]
+    if not watch.left_alone() or not kind.is_of(arguments):
+        reasons.append("the kernel changes what it depends on")
     if reasons:
         REPLAYS.report.refuse(reasons[0])
     elif large:
-        REPLAYS.keep(key, kernel, replace(done, outputs=[]), recorders)
+        REPLAYS.keep(kind.key, watch, replace(done, outputs=[]), recorders)
     else:
         inputs = [taker.storages() for taker in held]
         program = Program([recorder.plans for recorder in recorders], inputs, returned, options.speed)
-        REPLAYS.keep(key, kernel, replace(done, outputs=[]), program)
+        REPLAYS.keep(kind.key, watch, replace(done, outputs=[]), program)
     return done
+
+
+def _not_given_back(value: Any) -> str | None:
+    """The type of what a kernel returned and a replay cannot return anew; None if there is nothing of the kind."""
+    if isinstance(value, (tuple, list, dict)):
+        parts = value.values() if isinstance(value, dict) else value
+        return next((name for name in map(_not_given_back, parts) if name), None)
+    known = value is None or isinstance(value, (NkiTensor, bool, int, float, str))
+    return None if known else type(value).__name__
 
 
 def _planned_again(

@@ -20,6 +20,7 @@ import numpy as np
 
 from simulate.errors import NkwError
 from simulate.isa.plan import Plan
+from simulate.run.arguments import like
 
 _UNIT = 2.0**-24  # half the distance from 1 to the next float32
 _RUNS = 2
@@ -145,10 +146,8 @@ def in_place_of(
         return next(
             copy for rank, held in zip(arrays, copies) for array, copy in zip(rank, held) if array is value
         )
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(in_place_of(arrays, copies, part) for part in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(in_place_of(arrays, copies, part) for part in value)
+        return like(value, [in_place_of(arrays, copies, part) for part in value])
     if isinstance(value, dict):
         return {key: in_place_of(arrays, copies, part) for key, part in value.items()}
     return value

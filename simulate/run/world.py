@@ -10,7 +10,7 @@ import numpy as np
 
 from simulate.errors import InvalidArgument, NkwError
 from simulate.hardware import Hardware
-from simulate.run.launch import Launch, run_once
+from simulate.run.launch import Launch, plain, run_once
 from simulate.run.location import here
 from simulate.run.machine import Mode
 from simulate.run.options import ReplayOptions
@@ -128,7 +128,7 @@ class World:
             raise InvalidArgument(
                 "NKW-WORLD", f"{len(arguments)} sets of arguments for a world of {self.ranks} ranks"
             )
-        function = getattr(kernel, "func", kernel)
+        function = plain(kernel)
         return launch(
             function,
             arguments,
