@@ -115,7 +115,7 @@ def run_once(
     turns = Turns(len(arguments) * logical_core_size, elsewhere, seed)
     first = 0 if elsewhere is None else elsewhere.rank
     observers = list(_observers) if observed else []
-    traced = any(observer.calls for observer in observers)
+    traced = observed and calls_are_collected()
     ranks = [
         Rank(first + index, chip, logical_core_size, TracedTable(Calls()) if traced else TensorTable())
         for index in range(len(arguments))
@@ -196,6 +196,11 @@ def plain(kernel: Any) -> Callable[..., Any]:
     return kernel.func if jitted else kernel  # type: ignore[no-any-return]
 
 
+def calls_are_collected() -> bool:
+    """Whether someone who collects launches asks for the callers of every instruction; a replay has none."""
+    return any(observer.calls for observer in _observers)
+
+
 def announce(done: Launch) -> None:
     """Show a launch to everyone who collects them."""
     for observer in _observers:
@@ -206,9 +211,9 @@ def announce(done: Launch) -> None:
 def recorded(calls: bool = False, refused: bool = False) -> Iterator[list[Launch]]:
     """Collect the launches made inside a `with` block, for instance to time a kernel that was called plainly.
 
-    calls: keep the lines of the callers of every instruction and allocation, which costs some time
-    (`Stream.chains`). refused: collect also the launches that ran to their end and are then refused because their
-    tiles do not fit into SBUF or PSUM.
+    calls: keep the lines of the callers as well, of every instruction and allocation, which costs some time
+    (`Stream.chains`); such launches are never replayed. refused: collect also the launches that ran to their end and
+    are then refused because their tiles do not fit into SBUF or PSUM.
     """
     observer = _Observer([], calls, refused)
     _observers.append(observer)

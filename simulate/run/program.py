@@ -42,6 +42,12 @@ class _External:
         storage.array = data.reshape(-1).view(np.uint8)
         storage.float_views.clear()
 
+    def finish(self) -> None:
+        """Let an array of bool hold 0 and 1, as it does after an eager launch; a tile of bool_ may hold any byte."""
+        host = self.storage.host
+        if host is not None and host.dtype == bool:
+            np.not_equal(host.view(np.uint8), 0, out=host)
+
     def show(self) -> None:
         """Let the plans' views show the bytes that the storage has now."""
         if self._seen is not self.storage.array:
@@ -149,6 +155,10 @@ class Program:
                     self._carry_out(elsewhere, disturbance)
                 finally:
                     self._tiles.release()
+        for inputs in self._inputs:
+            for external in inputs:
+                if id(external.storage) in self._written:
+                    external.finish()
         return [_given_back(value) for value in self._returned]
 
     def _overlaps(self) -> bool:
@@ -230,7 +240,7 @@ def _given_back(value: Any) -> Any:
             return host
         value.forget_array()
         array = value.array
-        return array.view(bool) if value.dtype == "bool_" else array
+        return array.astype(bool) if value.dtype == "bool_" else array
     if isinstance(value, (tuple, list)):
         return like(value, [_given_back(part) for part in value])
     if isinstance(value, dict):

@@ -6,7 +6,7 @@ Accuracy and Stability of Numerical Algorithms, section 3.1); two orders differ 
 differences become on their way through the rest of the kernel is found by making them: the recorded program runs with
 every product moved by the whole of that difference, up or down at random. A replay may be as far from the eager
 launch as these runs are at their farthest place, and by one last place of the output's dtype for its own rounding.
-An output of integers has to be the same, unless those runs change it too.
+Infinities, NaN and the elements of an output of integers have to be the same, unless those runs change them too.
 """
 
 from __future__ import annotations
@@ -93,11 +93,16 @@ def _compare(kernel: str, name: str, got: np.ndarray, wanted: np.ndarray, moved:
         return
     wide = [each.astype(np.float64) for each in (got, wanted, *moved)]
     finite = np.isfinite(wide[1]) & np.all([np.isfinite(each) for each in wide[2:]], axis=0)
-    bound = max((float(np.abs(each - wide[1])[finite].max(initial=0.0)) for each in wide[2:]), default=0.0)
+    with np.errstate(invalid="ignore"):
+        bound = max(
+            (float(np.abs(each - wide[1])[finite].max(initial=0.0)) for each in wide[2:]), default=0.0
+        )
     bound += last_place(wanted.dtype, float(np.abs(wide[1])[finite].max(initial=0.0)))
     with np.errstate(invalid="ignore"):
         errors = np.where(finite, np.abs(wide[0] - wide[1]), 0.0)
     errors[finite & ~np.isfinite(wide[0])] = np.inf
+    stays = ~np.isfinite(wide[1]) & np.all([_same(each, wide[1]) for each in wide[2:]], axis=0)
+    errors[stays & ~_same(wide[0], wide[1])] = np.inf
     beyond = int(np.count_nonzero(errors > bound))
     if beyond:
         worst = np.unravel_index(int(np.argmax(errors)), errors.shape)
@@ -107,6 +112,12 @@ def _compare(kernel: str, name: str, got: np.ndarray, wanted: np.ndarray, moved:
             f"{bound:.3g}, which reordered sums explain; at {tuple(int(i) for i in worst)} {wide[0][worst]:.9g} for "
             f"{wide[1][worst]:.9g}",
         )
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Where two arrays are equal, NaN equal to NaN."""
+    same: np.ndarray = (one == other) | (np.isnan(one) & np.isnan(other))
+    return same
 
 
 def disturbance(seed: int) -> Callable[[Plan, list[Any], np.ndarray], np.ndarray]:
@@ -119,9 +130,22 @@ def disturbance(seed: int) -> Callable[[Plan, list[Any], np.ndarray], np.ndarray
         magnitude = plan.compute(*(np.abs(each) for each in operands))[0]
         signs = generator.choice(np.array([-2, 2], np.float32), product.shape)
         moved: np.ndarray = (product + signs * np.float32(gamma) * magnitude).astype(np.float32, copy=False)
+        special = [~np.isfinite(each) for each in operands]
+        if any(each.any() for each in special):
+            moved = np.where(_meets(plan, operands, special), product, moved)
         return moved
 
     return disturb
+
+
+def _meets(plan: Plan, operands: list[Any], special: list[np.ndarray]) -> np.ndarray:
+    """Which sums of products have an infinite or undefined term, and so are what they are in any order."""
+    (left, right), (all_left, all_right) = (
+        [flags.astype(np.float32) for flags in special],
+        [np.ones_like(each) for each in operands],
+    )
+    met: np.ndarray = plan.compute(left, all_right)[0] + plan.compute(all_left, right)[0] > 0
+    return met
 
 
 def last_place(dtype: np.dtype[Any], magnitude: float) -> float:

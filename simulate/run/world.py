@@ -10,7 +10,7 @@ import numpy as np
 
 from simulate.errors import InvalidArgument, NkwError
 from simulate.hardware import Hardware
-from simulate.run.launch import Launch, plain, run_once
+from simulate.run.launch import Launch, calls_are_collected, plain, run_once
 from simulate.run.location import here
 from simulate.run.machine import Mode
 from simulate.run.options import ReplayOptions
@@ -43,7 +43,7 @@ def launch(
     check_world(len(arguments))
     witness = present()
     with elsewhere.launch() if elsewhere is not None else nullcontext():
-        if mode is Mode.replay and witness is None:
+        if mode is Mode.replay and witness is None and not calls_are_collected():
             options = replay or ReplayOptions.from_environment()
             return replayed(kernel, arguments, chip, logical_core_size, options, elsewhere)
         mode = Mode.eager if mode is Mode.replay else mode
