@@ -189,9 +189,13 @@ _DMA = {
     "dma_hwdge_descriptors_free": derived(500, MEGAKERNEL, "about"),
     "dma_hwdge_descriptor_ns": derived(2.0, MEGAKERNEL, "per descriptor beyond those"),
     "dma_swdge_trigger_ns": derived(50.0, TRN2_TRACES, "30 to 75 ns"),
-    "dma_swdge_gpsimd_ns": guessed(1000.0, KILN, "measured on gen2"),
+    "dma_swdge_gpsimd_ns": derived(
+        1220.0,
+        MEGAKERNEL,
+        "per DMA of 32 or 48 packets alike, in four versions of one kernel with 809 to 221 DMAs",
+    ),
     "dma_swdge_descriptor_ns": derived(
-        9.5, MEGAKERNEL, "1.21 us per DMA of 128 rows in four versions of one kernel with 809 to 221 DMAs"
+        9.5, MEGAKERNEL, "fit to three versions of a kernel whose largest DMAs are 1.5 MB in 384 packets"
     ),
     "dma_swdge_first_ns": derived(675.0, TRN2_TRACES, "0.6 to 0.75 us after the trigger"),
     "dma_load_skew_ns": derived(

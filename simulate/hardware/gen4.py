@@ -17,6 +17,7 @@ from simulate.hardware.common import (
     GUIDE_GEN2,
     GUIDE_GEN4,
     ISA,
+    MEGAKERNEL,
 )
 from simulate.hardware.gen3 import TRN2
 from simulate.hardware.record import Hardware, Number, build, carried_over, derived, documented, guessed
@@ -188,6 +189,9 @@ _CONTROL = carried_over(
 _DMA = {
     "dma_engine_bytes_per_ns": documented(38.4, DMA_GUIDE, "33 are documented as achieved"),
     "dma_hwdge_units": guessed(2, DGE_GUIDE, "as on gen3"),
+    "dma_swdge_gpsimd_ns": derived(
+        980.0, MEGAKERNEL, "GpSimd active 44 % of 88.96 us, in which a core asks for 40 DMAs"
+    ),
     "dma_compute_fraction": documented(1.0, GUIDE_GEN4, "read-add-write into SBUF at the full DMA rate"),
     **carried_over(
         TRN2,
@@ -203,7 +207,6 @@ _DMA = {
         "dma_hwdge_descriptors_free",
         "dma_hwdge_descriptor_ns",
         "dma_swdge_trigger_ns",
-        "dma_swdge_gpsimd_ns",
         "dma_swdge_descriptor_ns",
         "dma_swdge_first_ns",
         "dma_load_skew_ns",

@@ -153,14 +153,16 @@ def dma(
     load: bool,
     hbm_sides: int = 1,
     cast_bytes: int = 0,
+    by_row: bool = False,
 ) -> Cost:
     """One DMA: triggered on `engine`'s stream, cut into descriptors, spread over the core's DMA engines.
 
     `mode` tells who writes the descriptors: nobody (a static ring prepared at load time), the hardware, or GpSimd.
-    `piece_bytes` is the length of contiguous runs. Runs are cut at the descriptor limit; in a prepared ring up to eight
-    short runs share a descriptor within it, as traces show, at the rate of one long run. GpSimd writes a descriptor for
-    every run: its rows lie anywhere. It works out addresses for the next ones meanwhile, so the longer
-    of the two counts: a scatter of 128 rows of 4 bytes takes 2 us, 15 ns each, and no further microsecond.
+    `piece_bytes` is the length of contiguous runs. Runs are cut at the descriptor limit; up to eight short runs share a
+    descriptor within it, at the rate of one long run: traces show it for prepared rings, counts of packets for those
+    that software writes. Hardware writes one for every run, and so does GpSimd for rows that lie anywhere (`by_row`).
+    GpSimd works out addresses for the next descriptors meanwhile, so the longer of the two counts: a scatter of 128
+    rows of 4 bytes takes 2 us on gen2, 15 ns each, and no further microsecond.
 
     `hbm_sides` of source and destination lie in HBM. However many engines move them, DMAs of one core take their bytes
     from its share of HBM, so a DMA holds the pool for no less than its bytes take there. The engines do not start
@@ -169,7 +171,7 @@ def dma(
     """
     piece = max(min(piece_bytes, hardware.dma_descriptor_bytes_max), 1)
     shared = 1
-    if mode is not DgeMode.swdge and mode is not DgeMode.hwdge:
+    if mode is not DgeMode.hwdge and not by_row:
         shared = min(max(hardware.dma_descriptor_bytes_max // piece, 1), _PIECES_MAX)
     descriptors = ceil(total_bytes / (piece * shared))
     data_ns = total_bytes / hardware.dma_engine_bytes_per_ns

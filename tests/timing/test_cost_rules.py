@@ -34,10 +34,24 @@ def test_more_bytes_never_make_a_collective_shorter(target: str) -> None:
 def test_software_descriptors_take_the_longer_of_their_addresses_and_their_writing(target: str) -> None:
     chip = hardware(target)
     few = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 4, 4, True).dma
-    many = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 1024 * 4, 4, True).dma
+    many = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 1024 * 4, 4, True, by_row=True).dma
     assert few is not None and many is not None
     assert few.gpsimd_ns == chip.dma_swdge_gpsimd_ns
     assert many.gpsimd_ns == 1024 * chip.dma_swdge_descriptor_ns
+
+
+@pytest.mark.parametrize(("row_bytes", "packets"), [(256, 32), (1024, 48), (4096, 144)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_software_fills_descriptors_with_short_rows_as_counts_of_packets_say(
+    target: str, row_bytes: int, packets: int
+) -> None:
+    # Packets of a DMA of 128 rows in six versions of one kernel; 16 of them, one per DMA engine, signal its end.
+    chip = hardware(target)
+    packed = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 128 * row_bytes, row_bytes, True).dma
+    apart = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 128 * row_bytes, row_bytes, True, by_row=True).dma
+    assert packed is not None and apart is not None
+    assert packed.descriptors == packets - chip.dma_engines
+    assert apart.descriptors == 128
 
 
 def test_hardware_descriptors_reach_the_first_byte_at_the_published_time_from_the_trigger() -> None:

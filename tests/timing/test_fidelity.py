@@ -171,6 +171,87 @@ def test_descriptors_of_one_engine_queue_up_behind_each_other() -> None:
     assert eight == pytest.approx(8 * alone)
 
 
+FUSED = "fused decode MoE: RMSNorm, router, top-8, expert MLPs; kernels"
+ATTENTION = "decode attention block, one token: QKV projections, output projection"
+
+
+def program_us(entry: Entry) -> float:
+    return predict(build(entry), (Reading.program,), Reading.program, probe=False).times_us[Reading.program]
+
+
+def decode_entry(kernel: str, shapes: str, family: str = "moe", **fields: object) -> Entry:
+    told = {"kernel": kernel, "shapes": shapes, "family": family, "dtype": "bf16", "cores": 2} | fields
+    return replace(entries()["b"], **told)
+
+
+@pytest.mark.parametrize("inner", [127, 128, 129, 192])
+def test_a_fused_mixture_has_fewer_waits_with_more_sets_of_tiles(inner: int) -> None:
+    shapes = f"T=1, H=512, I={inner}, E=16, K=8, LNC=2"
+    four = program_us(decode_entry(f"{FUSED}; redundant memsets removed", shapes))
+    two = program_us(decode_entry(f"{FUSED}; four waves of two experts, two buffer sets", shapes))
+    one = program_us(decode_entry(f"{FUSED}; library implementation", shapes))
+    assert four < two < one
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["before each matmul", "fused silu", "quantisation added", "7-step shuffle reduction", "scales packed"],
+)
+def test_every_step_of_a_fused_mixture_with_narrow_weights_has_a_kernel(step: str) -> None:
+    shapes = "T=1, H=512, I=192, E=16, K=8, LNC=2"
+    assert program_us(decode_entry(f"{FUSED}, fp8 expert weights; {step}", shapes, dtype="fp8 weights")) > 0.0
+
+
+@pytest.mark.parametrize("inner", [127, 128, 129])
+def test_a_mixture_asks_for_as_many_dmas_as_it_says(inner: int) -> None:
+    chip, kernel = hardware("trn2"), "mixture-of-experts decode, one token; gate/up rows loaded, {} DMAs"
+    shapes = f"T=1, H=512, I={inner}, E=16, K=8"
+    others = 8 * 4 + 4 + 8 + 1 + 4  # gate and up, the token, the weights, the indices, what is stored
+    down = 8 * -(-inner // 128)
+    less, more = (
+        program_us(decode_entry(kernel.format(others + each * down), shapes, cores=1)) for each in (1, 4)
+    )
+    each_us = chip.dma_swdge_gpsimd_ns / 1000
+    assert 2 * down * each_us < more - less < 4 * down * each_us
+    told = f"{kernel.format(others + down)}; token as stationary operand"
+    assert program_us(decode_entry(told, shapes, cores=1)) > 0.0
+
+
+def test_slots_of_several_pairs_read_less_than_pairs_do() -> None:
+    shapes = "tokens={}, top-8 of 16, H=512, 128 gate/up and 64 down rows"
+    pairs = "selected-expert MoE, one indirect load of an expert block per pair"
+    once = "selected-expert MoE, each selected expert loaded once per call"
+
+    def moved(kernel: str, tokens: int) -> tuple[float, float]:
+        entry = decode_entry(kernel, shapes.format(tokens), target="gen2", dtype="fp8 weights", cores=1)
+        prediction = predict(build(entry), (Reading.program,), Reading.program, probe=False)
+        return prediction.floor_us, prediction.times_us[Reading.program]
+
+    assert moved(once, 15) == moved(pairs, 15)
+    assert moved(once, 16)[0] < moved(pairs, 16)[0]
+
+
+def test_the_bytes_read_tell_how_an_attention_block_is_divided() -> None:
+    shapes = "B=1, H=512, 4 query heads, d=128, KV length 256"
+    one, cache = 2 * 128 * 512, 4 * 128 * 256
+    once = 10 * one + cache
+
+    def block(step: str, read: float, cores: int) -> float:
+        metrics = {"hbm_read_MB": read / 1.0e6}
+        return program_us(
+            decode_entry(f"{ATTENTION}; {step}", shapes, "decode-layer", metrics=metrics, cores=cores)
+        )
+
+    plain = block("tile-wise", once, 1)
+    assert block("tile-wise", once + 4 * one, 1) > plain  # keys and values projected two times more
+    halves = block("tile-wise", 2 * (4 * one + cache + 2 * one), 2)
+    whole = block("tile-wise", 2 * (6 * one + cache + 2 * one), 2)
+    assert halves < whole < plain
+    assert block("row-wide", once, 2) < block(
+        "row-wide", once, 1
+    )  # prepared rings on the one core that works
+
+
 def test_predictions_are_the_same_every_time() -> None:
     first, second = (as_json(outcomes(read_entries(FILE))) for _ in range(2))
     assert json.dumps(first) == json.dumps(second)

@@ -31,4 +31,6 @@ def build(entry: Entry) -> Case:
     bias = array((shapes[1][0], 1))
     pooled = entry.says("pooling")
     arguments = (array(shapes[0][1:], dtype), array(shapes[1], dtype), bias, pooled)
-    return Case(chip, (Run(convolution.by_taps, (arguments,)),), quantity_of(entry), Schedule.explicit)
+    copied = entry.says("contiguous tile per filter tap") and shapes[0][2] % 2 == 0
+    kernel = convolution.by_copied_taps if copied else convolution.by_taps
+    return Case(chip, (Run(kernel, (arguments,)),), quantity_of(entry), Schedule.explicit)

@@ -51,6 +51,46 @@ def by_taps(x, w, bias, pooled=False):
     return out
 
 
+def by_copied_taps(x, w, bias, pooled=False):
+    """The same sums, with the input rows of every tap copied into a tile without gaps by the Scalar engine.
+
+    A pair of output rows loads four input rows once; the copy of a tap serves all output channels, whose sums grow side
+    by side in banks of their own.
+    """
+    channels_in, height, width = x.shape
+    channels_out = w.shape[0]
+    rows, columns = height - 2, width - 2
+    shape = (channels_out, rows // 2, columns // 2) if pooled else (channels_out, rows, columns)
+    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    weights = _weights(w)
+    biases = [load(bias[m : m + PARTITIONS, :]) for m in range(0, channels_out, PARTITIONS)]
+    for row in range(0, rows, 2):
+        banks = [psum((PARTITIONS, 2, columns)) for _ in range(channels_out // PARTITIONS)]
+        first = True
+        for k in range(channels_in // PARTITIONS):
+            strip = load(x[k * PARTITIONS : (k + 1) * PARTITIONS, row : row + 4, :])
+            for i in range(3):
+                for j in range(3):
+                    moving = evacuate(strip[:, i : i + 2, j : j + columns], x.dtype)
+                    for m in range(len(banks)):
+                        stationary = weights[m, k, i * 3 + j]
+                        nisa.nc_matmul(
+                            dst=banks[m], stationary=stationary, moving=moving, accumulate=not first
+                        )
+                    first = False
+        for m in range(len(banks)):
+            result = sbuf((PARTITIONS, 2, columns), x.dtype)
+            nisa.tensor_scalar(
+                dst=result, data=banks[m], op0=nl.add, operand0=biases[m], engine=nisa.vector_engine
+            )
+            channels = slice(m * PARTITIONS, (m + 1) * PARTITIONS)
+            if pooled:
+                _store_pooled(out[channels, row // 2, :], result)
+            else:
+                nisa.dma_copy(dst=out[channels, row : row + 2, :], src=result)
+    return out
+
+
 def depthwise(x, w):
     """Each channel with its own filter along the width: x [batch, channels, width], w [channels, taps]."""
     batches, channels, width = x.shape

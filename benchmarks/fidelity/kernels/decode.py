@@ -16,14 +16,17 @@ from benchmarks.fidelity.kernels.common import (
 )
 
 
-def attention_block(x, w_qkv, w_o, keys, values, angles, heads, width, mode="none", spread=False):
+def attention_block(x, w_qkv, w_o, keys, values, angles, heads, width, mode="none", spread=False, repeats=0):
     """QKV projection, attention of one token with its cache, output projection and residual.
+
+    repeats: times that keys and values are projected once more, as where every query head does it for itself.
 
     angles [2, d, 1] are the cosines and sines of the token's position. spread: they are repeated for every head by the
     DMA that loads them, one element at a time, else by the instruction that uses them.
 
-    x [H / 128 on the free axis, 128 partitions] as [128, H / 128]; w_qkv [H, (heads + 2 kv) d]; w_o [heads d, H]; keys
-    [kv, d, S], values [kv, S, d]. Weights come in tiles of `width` columns, one DMA each.
+    x [H / 128 on the free axis, 128 partitions] as [128, H / 128]; w_qkv [H, (heads + 2 kv) d]; w_o [heads d, N], all
+    of H or a core's columns; keys [kv, d, S], values [kv, S, d]. Weights come in tiles of `width` columns, one DMA
+    each.
     """
     groups, _, positions = keys.shape
     columns = load(x)
@@ -34,6 +37,9 @@ def attention_block(x, w_qkv, w_o, keys, values, angles, heads, width, mode="non
     )  # stands for the permutation that swaps halves of a head
     waves = [_angles(angles[i], heads + groups, mode, spread) for i in range(2)]
     qkv = project(columns, w_qkv, width, mode)
+    for _ in range(repeats):
+        again = project(columns, w_qkv[:, heads * PARTITIONS :], width, mode)
+        nisa.tensor_copy(dst=qkv[:, heads : heads + 2 * groups], src=again)
     _rotated(qkv[:, 0 : heads + groups], waves, turning)
     for group in range(groups):
         nisa.dma_copy(dst=keys[group, :, 0:1], src=qkv[:, heads + group : heads + group + 1])
@@ -47,8 +53,8 @@ def attention_block(x, w_qkv, w_o, keys, values, angles, heads, width, mode="non
         query = normalised(qkv[:, group * share : (group + 1) * share], epsilon)
         _attend(out[:, group * share : (group + 1) * share], query, cached_keys, cached_values)
     result = project(out, w_o, width, mode)
-    nisa.tensor_tensor(dst=result, data1=result, data2=load(x), op=nl.add)
-    total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.tensor_tensor(dst=result, data1=result, data2=load(x[:, 0 : result.shape[1]]), op=nl.add)
+    total = nl.ndarray(result.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=total, src=result)
     return total
 
@@ -58,7 +64,7 @@ def _angles(angles, heads, mode, spread):
         return _loaded(angles, mode)
     wide = sbuf((PARTITIONS, heads), angles.dtype)
     repeated = angles.ap(pattern=[[1, PARTITIONS], [0, heads]])
-    nisa.dma_copy(dst=wide, src=repeated, dge_mode=nisa.dge_mode.swdge)
+    nisa.dma_copy(dst=wide, src=repeated, dge_mode=getattr(nisa.dge_mode, mode))
     return wide
 
 

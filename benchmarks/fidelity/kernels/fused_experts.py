@@ -1,0 +1,233 @@
+"""RMSNorm, router, the best eight experts and their products for one token, as one kernel on two cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from benchmarks.fidelity.kernels.common import PARTITIONS, evacuate, psum, sbuf
+from benchmarks.fidelity.kernels.routing import normalised, quantised, routed
+
+_SWDGE, _HWDGE = nisa.dge_mode.swdge, nisa.dge_mode.hwdge
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What the versions of the fused kernel differ in.
+
+    router_loads: DMAs that bring the router. router_by_hardware, by_hardware: who writes the descriptors of the router,
+    and of the gate and up projections and the scales. wave: experts that are computed together. buffers: sets of tiles
+    for experts, whose loads are asked for ahead. memsets: tiles are cleared for every wave of experts instead of once.
+    widened: the Scalar engine makes 16-bit tiles of the weights before they are multiplied. silu_apart: products are
+    scaled before the activation function, not by it. scaled: weights have scales; packed: they come with the weights.
+    quantised: the token becomes fp8 by its largest magnitude. by_shuffles: steps of shuffles find that, also for the
+    products of every expert.
+    """
+
+    router_loads: int = 4
+    router_by_hardware: bool = False
+    by_hardware: bool = False
+    wave: int = 4
+    buffers: int = 4
+    memsets: bool = False
+    widened: bool = False
+    silu_apart: bool = False
+    packed: bool = False
+    scaled: bool = False
+    quantised: bool = False
+    by_shuffles: bool = False
+
+
+def fused_experts(x, gamma, router, gate_up, down, gate_scales, down_scales, cores, stages):
+    """One core's part of a mixture of experts for one token x [1, H], gamma [1, H].
+
+    router [H, E], gate_up [E, H, 2 I], down [E, I, H]; scales [E, 2 I] and [E, H] of fp8 weights, else None. Both cores
+    compute the gate and up projections of all chosen experts and 1 / `cores` of the columns of the down projections.
+    H lies on the partitions in blocks of 128; what of I is beyond 128 is padded with zeros.
+    """
+    share = x.shape[1] // cores
+    token = normalised(x, gamma)
+    wide, best = routed(token, router, stages.router_loads, stages.router_by_hardware)
+    if stages.quantised:
+        token = quantised(token, stages.by_shuffles)
+    total = sbuf((PARTITIONS, share // PARTITIONS), nl.float32)
+    nisa.memset(dst=total, value=0.0)
+    sets = [_buffers(gate_up, down, share, stages) for _ in range(stages.buffers)]
+    chosen = [_number(best, k, stages) for k in range(best.shape[1])]
+    fetched = 0
+    for wave in range(0, len(chosen), stages.wave):
+        members = range(wave, min(len(chosen), wave + stages.wave))
+        while fetched < min(len(chosen), wave + stages.buffers):
+            tiles = sets[fetched % stages.buffers]
+            if stages.memsets or fetched < stages.buffers:
+                _clear_down(tiles)
+            _fetch(tiles, chosen[fetched], gate_up, down, gate_scales, down_scales, stages)
+            fetched += 1
+        for k in members:
+            if stages.widened:
+                _widen(sets[k % stages.buffers])
+            _pad(sets[k % stages.buffers], clear=k < stages.buffers)
+        products = [_gate_and_up(token, sets[k % stages.buffers]) for k in members]
+        between = [
+            _activated(product, sets[k % stages.buffers], stages) for k, product in zip(members, products)
+        ]
+        for k, columns in zip(members, between):
+            part = _down(columns, sets[k % stages.buffers], share, stages)
+            scaled = sbuf(part.shape, nl.float32)
+            nisa.tensor_scalar(dst=scaled, data=part, op0=nl.multiply, operand0=wide[:, k : k + 1])
+            nisa.tensor_tensor(dst=total, data1=total, data2=scaled, op=nl.add)
+    out = nl.ndarray((1, share), dtype=x.dtype, buffer=nl.shared_hbm)
+    row = sbuf((1, share), x.dtype)
+    for n in range(share // PARTITIONS):
+        bank = psum((1, PARTITIONS))
+        nisa.nc_transpose(dst=bank, data=total[:, n : n + 1])
+        nisa.activation(dst=row[:, n * PARTITIONS : (n + 1) * PARTITIONS], op=nl.copy, data=bank)
+    nisa.dma_copy(dst=out, src=row)
+    return out
+
+
+def _buffers(gate_up, down, share, stages):
+    """Tiles for one expert: weights as they come, gate and up tiles where a block is not full, and scales."""
+    depth, double = gate_up.shape[1:]
+    blocks, inner = depth // PARTITIONS, double // 2
+    dtype = nl.bfloat16 if stages.widened else gate_up.dtype
+    tiles = {
+        "gate": sbuf((PARTITIONS, blocks, double), gate_up.dtype),
+        "down": [sbuf((PARTITIONS, share), down.dtype) for _ in range(0, inner, PARTITIONS)],
+        "padded": [
+            sbuf((PARTITIONS, blocks, PARTITIONS), dtype) for _ in range(2 if inner % PARTITIONS else 0)
+        ],
+        "gate scales": sbuf((PARTITIONS, max(double // PARTITIONS, 1)), nl.float32),
+        "down scales": sbuf((PARTITIONS, share // PARTITIONS), nl.float32),
+    }
+    if stages.packed:
+        nisa.memset(dst=tiles["gate scales"], value=1.0)  # stands for what is unpacked from the weights
+    return tiles
+
+
+def _clear_down(tiles):
+    """Zeros beyond the rows of down, from the last partition on at which an instruction may start."""
+    rest = tiles["gate"].shape[2] // 2 % PARTITIONS
+    start = 96 if rest >= 96 else 64 if rest >= 64 else 0
+    if rest:
+        nisa.memset(dst=tiles["down"][-1][start:PARTITIONS, :], value=0.0)
+
+
+def _number(best, k, stages):
+    """Where the number of an expert is read; the kernels with scales first copy each to a tile of its own."""
+    if not stages.scaled:
+        return best.ap(pattern=[[best.shape[1], 1], [1, 1]], offset=k)
+    own = sbuf((1, 1), best.dtype)
+    nisa.dma_copy(dst=own, src=best[:, k : k + 1])
+    return own.ap(pattern=[[1, 1], [1, 1]], offset=0)
+
+
+def _fetch(tiles, expert, gate_up, down, gate_scales, down_scales, stages):
+    depth, double = gate_up.shape[1:]
+    inner, share = double // 2, tiles["down"][0].shape[1]
+    blocks = depth // PARTITIONS
+    pattern = [[double, PARTITIONS], [PARTITIONS * double, blocks], [1, double]]
+    _dynamic(tiles["gate"], gate_up, pattern, 0, expert, stages.by_hardware)
+    for first, tile in zip(range(0, inner, PARTITIONS), tiles["down"]):
+        rows = min(PARTITIONS, inner - first)
+        _dynamic(tile[0:rows, :], down, [[depth, rows], [1, share]], first * depth, expert)
+    if not stages.scaled:
+        return
+    if not stages.packed:
+        across = [[1, PARTITIONS], [PARTITIONS, tiles["gate scales"].shape[1]]]
+        _dynamic(tiles["gate scales"], gate_scales, across, 0, expert)
+    across = [[1, PARTITIONS], [PARTITIONS, share // PARTITIONS]]
+    _dynamic(tiles["down scales"], down_scales, across, 0, expert, stages.by_hardware, nisa.scalar_engine)
+
+
+def _dynamic(tile, table, pattern, offset, expert, by_hardware=False, queue=nisa.unknown_engine):
+    """A DMA from one expert's part of a table, whose number is known at run time only."""
+    source = table.ap(pattern=pattern, offset=offset, scalar_offset=expert, indirect_dim=0)
+    if by_hardware:
+        nisa.dma_copy(dst=tile, src=source, dge_mode=_HWDGE, engine=queue)
+    else:
+        nisa.dma_copy(dst=tile, src=source, dge_mode=_SWDGE)
+
+
+def _pad(tiles, clear):
+    """What of gate and up does not fill a block of 128 columns, copied to tiles that are zero beyond it."""
+    gate = tiles.get("wide gate", tiles["gate"])
+    inner = gate.shape[2] // 2
+    rest = inner % PARTITIONS
+    for half, tile in enumerate(tiles["padded"]):
+        if clear:
+            nisa.memset(dst=tile[:, :, rest:PARTITIONS], value=0.0)
+        source = gate[:, :, (half + 1) * inner - rest : (half + 1) * inner]
+        nisa.tensor_copy(dst=tile[:, :, 0:rest], src=source)
+
+
+def _widen(tiles):
+    """The weights of an expert in 16 bits, in place of those that came."""
+    tiles["wide gate"] = evacuate(tiles["gate"], nl.bfloat16)
+    tiles["wide down"] = [evacuate(tile, nl.bfloat16) for tile in tiles["down"]]
+
+
+def _gate_and_up(token, tiles):
+    """Both projections in PSUM, a column for every block of 128: those of gate, then those of up."""
+    gate, count = tiles.get("wide gate", tiles["gate"]), len(tiles["down"])
+    inner = gate.shape[2] // 2
+    bank = psum((PARTITIONS, 2 * count))
+    for k in range(gate.shape[1]):
+        for n in range(2 * count):
+            half, i = divmod(n, count)
+            start = half * inner + i * PARTITIONS
+            if tiles["padded"] and i == count - 1:
+                stationary = tiles["padded"][half][:, k, :]
+            else:
+                stationary = gate[:, k, start : start + PARTITIONS]
+            place = bank[:, n : n + 1]
+            nisa.nc_matmul(dst=place, stationary=stationary, moving=token[:, k : k + 1], accumulate=k > 0)
+    return bank
+
+
+def _activated(bank, tiles, stages):
+    """SiLU of the gate times up, a column for every block, in 16 bits."""
+    count = len(tiles["down"])
+    between = sbuf((PARTITIONS, count), nl.float32)
+    if stages.scaled:
+        for i in range(count):
+            _scaled_silu(between[:, i : i + 1], bank, i, tiles["gate scales"], stages)
+    else:
+        other = sbuf((PARTITIONS, count), nl.float32)
+        nisa.activation(dst=between, op=nl.silu, data=bank[:, 0:count])
+        nisa.activation(dst=other, op=nl.copy, data=bank[:, count : 2 * count])
+        nisa.tensor_tensor(dst=between, data1=between, data2=other, op=nl.multiply)
+    return quantised(between, by_shuffles=True) if stages.by_shuffles else evacuate(between, nl.bfloat16)
+
+
+def _down(columns, tiles, share, stages):
+    """One expert's part of the result [128, share / 128]."""
+    product = psum((PARTITIONS, share // PARTITIONS))
+    downs = tiles.get("wide down", tiles["down"])
+    for n in range(share // PARTITIONS):
+        for i in range(len(downs)):
+            stationary = downs[i][:, n * PARTITIONS : (n + 1) * PARTITIONS]
+            place = product[:, n : n + 1]
+            nisa.nc_matmul(dst=place, stationary=stationary, moving=columns[:, i : i + 1], accumulate=i > 0)
+    part = evacuate(product, nl.float32)
+    if stages.scaled:
+        nisa.tensor_tensor(dst=part, data1=part, data2=tiles["down scales"], op=nl.multiply)
+    return part
+
+
+def _scaled_silu(place, bank, i, scales, stages):
+    curve, other = sbuf((PARTITIONS, 1), nl.float32), sbuf((PARTITIONS, 1), nl.float32)
+    count, last = bank.shape[1] // 2, scales.shape[1] - 1
+    own, others = min(i, last), min(count + i, last)
+    scale = scales[:, own : own + 1]
+    if stages.silu_apart:
+        nisa.activation(dst=curve, op=nl.copy, data=bank[:, i : i + 1], scale=scale)
+        nisa.activation(dst=curve, op=nl.silu, data=curve)
+    else:
+        nisa.activation(dst=curve, op=nl.silu, data=bank[:, i : i + 1], scale=scale)
+    nisa.activation(
+        dst=other, op=nl.copy, data=bank[:, count + i : count + i + 1], scale=scales[:, others : others + 1]
+    )
+    nisa.tensor_tensor(dst=place, data1=curve, data2=other, op=nl.multiply)

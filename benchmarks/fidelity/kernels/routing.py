@@ -1,0 +1,133 @@
+"""Before the experts of a fused mixture: RMSNorm of the token, scores of the experts, the best of them."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from benchmarks.fidelity.kernels.common import PARTITIONS, constant, evacuate, load, psum, sbuf
+
+_QUADRANTS = 4
+_EPSILON = 1.0e-6
+
+
+def normalised(x, gamma):
+    """RMSNorm of a token [1, H] with gains [1, H], as [128, H / 128]."""
+    columns, gains = _turned(x), _turned(gamma)
+    squares, sums = sbuf(columns.shape, nl.float32), sbuf((PARTITIONS, 1), nl.float32)
+    nisa.activation(dst=squares, op=nl.square, data=columns)
+    nisa.tensor_reduce(dst=sums, op=nl.add, data=squares, axis=1)
+    scaled = sbuf(columns.shape, nl.float32)
+    nisa.tensor_tensor(dst=scaled, data1=columns, data2=gains, op=nl.multiply)
+    total = sbuf((1, 1), nl.float32)
+    nisa.tensor_partition_reduce(dst=total, data=sums, op=nl.add)
+    factor = sbuf((PARTITIONS, 1), nl.float32)
+    nisa.activation(
+        dst=factor,
+        op=nl.rsqrt,
+        data=_spread(total),
+        scale=1.0 / x.shape[1],
+        bias=constant((PARTITIONS, 1), _EPSILON),
+    )
+    normed = sbuf(columns.shape, nl.float32)
+    nisa.tensor_scalar(dst=normed, data=scaled, op0=nl.multiply, operand0=factor)
+    return evacuate(normed, x.dtype)
+
+
+def routed(token, router, loads, by_hardware):
+    """Weights of the best eight experts on every partition, and their numbers [1, 8].
+
+    router [H, E] comes in `loads` DMAs, whose descriptors hardware or software writes.
+    """
+    depth, count = router.shape
+    blocks = depth // PARTITIONS
+    each = blocks // loads
+    bank = psum((1, count))
+    for first in range(0, blocks, each):
+        tile = sbuf((PARTITIONS, each, count), router.dtype)
+        pattern = [[count, PARTITIONS], [PARTITIONS * count, each], [1, count]]
+        source = router.ap(pattern=pattern, offset=first * PARTITIONS * count)
+        nisa.dma_copy(
+            dst=tile, src=source, dge_mode=nisa.dge_mode.hwdge if by_hardware else nisa.dge_mode.swdge
+        )
+        for k in range(each):
+            column = token[:, first + k : first + k + 1]
+            nisa.nc_matmul(dst=bank, stationary=column, moving=tile[:, k, :], accumulate=first + k > 0)
+    logits = evacuate(bank, nl.float32)
+    largest = sbuf((1, 1), nl.float32)
+    nisa.tensor_reduce(dst=largest, op=nl.maximum, data=logits, axis=1)
+    nisa.tensor_scalar(dst=logits, data=logits, op0=nl.subtract, operand0=largest)
+    nisa.activation(dst=logits, op=nl.exp, data=logits)
+    _to_sum_one(logits)
+    values, places = sbuf((1, 8), nl.float32), sbuf((1, 8), nl.uint32)
+    nisa.max8(dst=values, src=logits)
+    nisa.nc_find_index8(dst=places, data=logits, vals=values)
+    _to_sum_one(values)
+    return _spread(values), places
+
+
+def quantised(columns, by_shuffles):
+    """Columns scaled by their largest magnitude, which is looked for over the partitions as well, for fp8.
+
+    by_shuffles: steps of shuffles find it, else GpSimd.
+    """
+    largest, one = sbuf((PARTITIONS, 1), nl.float32), sbuf((1, 1), nl.float32)
+    nisa.tensor_reduce(dst=largest, op=nl.maximum, data=columns, axis=1)
+    if by_shuffles:
+        one = _largest_by_shuffles(largest)
+    else:
+        nisa.tensor_partition_reduce(dst=one, data=largest, op=nl.maximum)
+    wide = _spread(one)
+    nisa.tensor_scalar(
+        dst=wide, data=wide, op0=nl.multiply, operand0=1.0 / 240.0, op1=nl.maximum, operand1=_EPSILON
+    )
+    nisa.reciprocal(dst=wide, data=wide)
+    narrow = sbuf(columns.shape, nl.float32)
+    nisa.tensor_scalar(dst=narrow, data=columns, op0=nl.multiply, operand0=wide)
+    return evacuate(narrow, nl.bfloat16)
+
+
+def _turned(row):
+    """A row [1, H] of HBM as [128, H / 128]: loaded in blocks, turned by the Tensor engine."""
+    blocks = row.shape[1] // PARTITIONS
+    flat = load(row.reshape((blocks, PARTITIONS)), "hwdge")
+    bank = psum((PARTITIONS, blocks), row.dtype)
+    nisa.nc_transpose(dst=bank, data=flat)
+    return evacuate(bank, row.dtype)
+
+
+def _spread(row):
+    """A row [1, n] on every partition: copied to the first one, shuffled to the others."""
+    wide = sbuf((PARTITIONS, row.shape[1]), nl.float32)
+    nisa.tensor_copy(dst=wide[0:1, :], src=row)
+    for quadrant in range(_QUADRANTS):
+        size = PARTITIONS // _QUADRANTS
+        target = wide[quadrant * size : (quadrant + 1) * size, :]
+        nisa.nc_stream_shuffle(dst=target, src=wide[0:1, :], shuffle_mask=[0] * size)
+    return wide
+
+
+def _to_sum_one(row):
+    total = sbuf((1, 1), nl.float32)
+    nisa.tensor_reduce(dst=total, op=nl.add, data=row, axis=1)
+    nisa.activation(dst=total, op=nl.reciprocal, data=total)
+    nisa.tensor_scalar(dst=row, data=row, op0=nl.multiply, operand0=total)
+
+
+def _largest_by_shuffles(column):
+    """The largest of 128 partitions: five steps of shuffles within every quadrant, then over the quadrants."""
+    size = PARTITIONS // _QUADRANTS
+    found = None
+    for quadrant in range(_QUADRANTS):
+        part = sbuf((size, 1), nl.float32)
+        nisa.tensor_copy(dst=part, src=column[quadrant * size : (quadrant + 1) * size, :])
+        step = 1
+        while step < size:
+            moved = sbuf((size, 1), nl.float32)
+            nisa.nc_stream_shuffle(dst=moved, src=part, shuffle_mask=[(i + step) % size for i in range(size)])
+            nisa.tensor_tensor(dst=part, data1=part, data2=moved, op=nl.maximum)
+            step *= 2
+        if found is not None:
+            nisa.tensor_tensor(dst=part, data1=part, data2=found, op=nl.maximum)
+        found = part
+    return found[0:1, :]

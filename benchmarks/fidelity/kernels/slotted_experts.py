@@ -1,0 +1,220 @@
+"""Mixtures of experts for a batch of tokens on one core: an expert is one block, applied to pairs of token and expert.
+
+Work is cut into slots, one expert and up to `lanes` pairs each, and slots into groups that share instructions of the
+Vector and Scalar engines. A step loads the next group, projects gate and up of its own and finishes the one before.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, constant, load, psum, sbuf
+
+_RING = 3  # groups of tiles for experts
+
+
+def slotted_experts(x, indices, weights, blocks, loads, lanes, group):
+    """`loads` of the slots bring an expert's block; the others find none and compute on what lies there.
+
+    indices, weights [1, S]: expert and weight of each slot. blocks [E, 128, F]: H columns of gate and up, H / 2 of
+    down, and the scales of both. One lane: x is [128, T, H / 128], and a slot's token is known before. More: x is
+    [T, H]; tokens are gathered into lanes by a product with zeros and ones, at most 128 lanes at a time, and what comes
+    out of the lanes is turned and added up by another.
+    """
+    slots = indices.shape[1]
+    depth = x.shape[1] if lanes > 1 else x.shape[2] * PARTITIONS
+    tokens = load(x)
+    numbers = load(indices)
+    wide = _spread(load(weights))
+    fold = constant((PARTITIONS, PARTITIONS), 1.0)
+    halves = constant((PARTITIONS, 2), 1.0)
+    batch = x.shape[0] if lanes > 1 else x.shape[1]
+    each = min(slots, PARTITIONS // lanes)  # slots of one block of lanes
+    if lanes > 1:
+        _planned(numbers)
+        places = sbuf((batch, each * lanes), x.dtype)
+        nisa.memset(dst=places, value=0.0)
+        total = sbuf((batch, depth), nl.float32)
+    else:
+        total = sbuf((PARTITIONS, batch, depth // PARTITIONS), nl.float32)
+    nisa.memset(dst=total, value=0.0)
+    ring = [[sbuf((PARTITIONS, blocks.shape[2]), blocks.dtype) for _ in range(group)] for _ in range(_RING)]
+    groups = (slots + group - 1) // group
+    begun, moving, outputs = {}, None, None
+    for step in range(-1, groups + 1):
+        if step + 1 < groups:
+            _fetch(ring[(step + 1) % _RING], blocks, numbers, (step + 1) * group, min(loads, slots))
+        if 0 <= step < groups:
+            if lanes > 1 and step * group % each == 0:
+                moving = _gathered(tokens, places)
+            columns = [
+                _lane(tokens, moving, step * group + s, each, lanes, slots // batch) for s in range(group)
+            ]
+            begun[step] = _gate_and_up(columns, ring[step % _RING], depth, halves)
+        if step < 1:
+            continue
+        first = (step - 1) * group
+        if lanes > 1 and first % each == 0:
+            outputs = sbuf((PARTITIONS, depth // PARTITIONS, each * lanes), x.dtype)
+        parts = _down(begun.pop(step - 1), ring[(step - 1) % _RING], depth, fold, halves, lanes)
+        for s in range(group):
+            if lanes == 1:
+                place = total[:, min((first + s) * batch // slots, batch - 1), :]
+                nisa.scalar_tensor_tensor(
+                    dst=place,
+                    data=parts[:, s, :],
+                    op0=nl.multiply,
+                    operand0=wide[:, s : s + 1],
+                    op1=nl.add,
+                    operand1=place,
+                )
+        if lanes > 1:
+            at = first % each * lanes
+            nisa.tensor_copy(dst=outputs[:, :, at : at + group * lanes], src=parts)
+            if (first + group) % each == 0:
+                _routed(outputs, places, total)
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    result = sbuf(x.shape, x.dtype)
+    nisa.tensor_copy(dst=result, src=total)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+def _spread(row):
+    """A row [1, n] on every partition, by a product with ones."""
+    size = min(row.shape[1], BANK)
+    bank, wide = psum((PARTITIONS, size)), sbuf((PARTITIONS, size), nl.float32)
+    nisa.nc_matmul(dst=bank, stationary=constant((1, PARTITIONS), 1.0), moving=row[:, 0:size])
+    nisa.tensor_copy(dst=wide, src=bank)
+    return wide
+
+
+def _planned(numbers):
+    """Which lane every pair takes: pairs are compared with the experts on the partitions, counted and summed up."""
+    row = sbuf(numbers.shape, nl.float32)
+    nisa.tensor_copy(dst=row, src=numbers)
+    pairs = _spread(row)
+    before = constant((PARTITIONS, PARTITIONS), 1.0)
+    for _ in range(2):  # tiles of 128 experts
+        same, ranks = sbuf(pairs.shape, nl.float32), sbuf(pairs.shape, nl.float32)
+        count = sbuf((PARTITIONS, 1), nl.float32)
+        nisa.tensor_scalar(dst=same, data=pairs, op0=nl.equal, operand0=1.0)
+        nisa.tensor_reduce(dst=count, op=nl.add, data=same, axis=1)
+        nisa.tensor_tensor_scan(dst=ranks, data0=same, data1=same, initial=0.0, op0=nl.multiply, op1=nl.add)
+        bank = psum((PARTITIONS, 1))
+        nisa.nc_matmul(dst=bank, stationary=before, moving=count)
+        nisa.tensor_copy(dst=count, src=bank)
+        nisa.tensor_scalar(dst=ranks, data=ranks, op0=nl.add, operand0=count)
+        nisa.tensor_tensor(dst=same, data1=same, data2=ranks, op=nl.multiply)
+
+
+def _fetch(tiles, blocks, numbers, first, loads):
+    _, rows, columns = blocks.shape
+    for s in range(len(tiles)):
+        if first + s >= loads:
+            return
+        expert = numbers.ap(pattern=[[numbers.shape[1], 1], [1, 1]], offset=first + s)
+        source = blocks.ap(
+            pattern=[[columns, rows], [1, columns]], offset=0, scalar_offset=expert, indirect_dim=0
+        )
+        nisa.dma_copy(dst=tiles[s], src=source, dge_mode=nisa.dge_mode.swdge)
+
+
+def _gathered(tokens, places):
+    """The tokens of a block of lanes [128, H / 128, lanes], from tokens [T, H] and places [T, lanes]."""
+    blocks, lanes = tokens.shape[1] // PARTITIONS, places.shape[1]
+    moving = sbuf((PARTITIONS, blocks, lanes), tokens.dtype)
+    together = BANK // lanes
+    for first in range(0, blocks, together):
+        bank = psum((PARTITIONS, together, lanes))
+        for c in range(together):
+            start = (first + c) * PARTITIONS
+            stationary = tokens[:, start : start + PARTITIONS]
+            nisa.nc_matmul(dst=bank[:, c, :], stationary=stationary, moving=places)
+        nisa.tensor_copy(dst=moving[:, first : first + together, :], src=bank)
+    return moving
+
+
+def _lane(tokens, moving, slot, each, lanes, chosen):
+    """What moves past the weights of a slot: [128, H / 128, lanes]."""
+    if lanes == 1:
+        token = tokens[:, min(slot // max(chosen, 1), tokens.shape[1] - 1), :]
+        return token.reshape((PARTITIONS, token.shape[1], 1))
+    at = slot % each * lanes
+    return moving[:, :, at : at + lanes]
+
+
+def _gate_and_up(columns, tiles, depth, halves):
+    """Both projections of a group, scaled and added up, with the scales of what follows."""
+    blocks, lanes, group = depth // PARTITIONS, columns[0].shape[2], len(columns)
+    bank = psum((PARTITIONS, group, blocks, lanes))
+    for s in range(group):
+        for c in range(blocks):
+            stationary = tiles[s][:, c * PARTITIONS : (c + 1) * PARTITIONS]
+            nisa.nc_matmul(dst=bank[:, s, c, :], stationary=stationary, moving=columns[s][:, c, :])
+    scales, later = (sbuf((PARTITIONS, group, blocks), nl.float32) for _ in range(2))
+    start = depth + depth // 2
+    for s in range(group):
+        nisa.activation(dst=scales[:, s, :], op=nl.copy, data=tiles[s][:, start : start + blocks])
+        nisa.activation(dst=later[:, s, :], op=nl.copy, data=tiles[s][:, start + blocks : start + 2 * blocks])
+    scaled = sbuf((PARTITIONS, group, lanes, blocks), nl.float32)
+    for i in range(lanes):
+        nisa.tensor_tensor(dst=scaled[:, :, i, :], data1=bank[:, :, :, i], data2=scales, op=nl.multiply)
+    sums = sbuf((PARTITIONS, group, lanes), nl.float32)
+    nisa.tensor_reduce(dst=sums, op=nl.add, data=scaled, axis=3)
+    pair = sbuf((PARTITIONS, 2, group * lanes), nl.float32)
+    for half in range(2):
+        nisa.tensor_scalar(
+            dst=pair[:, half, :], data=sums, op0=nl.multiply, operand0=halves[:, half : half + 1]
+        )
+    return pair, later
+
+
+def _down(begun, tiles, depth, fold, halves, lanes):
+    """The rest of a group: up rows are folded onto gate rows, SiLU, the down projection and its scales."""
+    pair, later = begun
+    group, blocks = len(tiles), depth // PARTITIONS
+    bank = psum(pair.shape)
+    nisa.nc_matmul(dst=bank, stationary=fold, moving=pair)
+    curve = sbuf((PARTITIONS, group * lanes), nl.float32)
+    nisa.activation(dst=curve, op=nl.silu, data=bank[:, 0, :])
+    nisa.tensor_tensor(dst=curve, data1=curve, data2=bank[:, 1, :], op=nl.multiply)
+    between = sbuf((PARTITIONS, group, lanes, 2), nl.bfloat16)
+    for half in range(2):
+        nisa.tensor_scalar(
+            dst=between[:, :, :, half], data=curve, op0=nl.multiply, operand0=halves[:, half : half + 1]
+        )
+    product = psum((PARTITIONS, group, blocks // 2, lanes * 2))
+    for s in range(group):
+        for c in range(blocks // 2):
+            start = depth + c * PARTITIONS
+            stationary = tiles[s][:, start : start + PARTITIONS]
+            nisa.nc_matmul(dst=product[:, s, c, :], stationary=stationary, moving=between[:, s, :, :])
+    if lanes == 1:
+        parts = sbuf((PARTITIONS, group, blocks), nl.float32)
+        nisa.tensor_tensor(dst=parts, data1=product, data2=later, op=nl.multiply)
+        return parts
+    parts = sbuf((PARTITIONS, blocks, group * lanes), nl.bfloat16)
+    for s in range(group):
+        place = parts[:, :, s * lanes : (s + 1) * lanes]
+        nisa.tensor_copy(dst=place, src=product[:, s, :, :])
+    return parts
+
+
+def _routed(outputs, places, total):
+    """The lanes' outputs [128, H / 128, lanes], turned and added to their tokens' totals [T, H]."""
+    blocks, lanes = outputs.shape[1:]
+    turned = sbuf((lanes, blocks * PARTITIONS), outputs.dtype)
+    for first in range(0, blocks, 4):
+        bank = psum((lanes, 4, PARTITIONS), outputs.dtype)
+        for c in range(4):
+            nisa.nc_transpose(dst=bank[:, c, :], data=outputs[:, first + c, :])
+        nisa.activation(dst=turned[:, first * PARTITIONS : (first + 4) * PARTITIONS], op=nl.copy, data=bank)
+    weights = sbuf((lanes, places.shape[0]), outputs.dtype)
+    nisa.memset(dst=weights, value=1.0)
+    for first in range(0, blocks * PARTITIONS, BANK):
+        bank = psum((places.shape[0], BANK))
+        nisa.nc_matmul(dst=bank, stationary=weights, moving=turned[:, first : first + BANK])
+        place = total[:, first : first + BANK]
+        nisa.tensor_tensor(dst=place, data1=place, data2=bank, op=nl.add)
