@@ -161,15 +161,30 @@ class Program:
                     external.finish()
         return [_given_back(value) for value in self._returned]
 
+    def ranks_share(self, arrays: Sequence[Sequence[np.ndarray]]) -> bool:
+        """Whether a rank writes to memory of another one's arrays, so that the turns of ranks decide what is there.
+
+        Ranks take turns at their meetings in the order of arrival, which a program does not keep.
+        """
+        return any(
+            one != other and any(np.may_share_memory(array, each) for each in arrays[other])
+            for one, (held, given) in enumerate(zip(self._inputs, arrays))
+            for external, array in zip(held, given)
+            if id(external.storage) in self._written
+            for other in range(len(arrays))
+        )
+
     def _overlaps(self) -> bool:
-        """Whether an array that the program writes shares memory with another argument."""
-        held = [each for rank in self._inputs for each in rank]
-        for place, external in enumerate(held):
-            if id(external.storage) not in self._written:
-                continue
-            for other_place, other in enumerate(held):
-                if place != other_place and np.may_share_memory(external.storage.array, other.storage.array):
-                    return True
+        """Whether an array that the program writes shares memory with another argument of its rank."""
+        for held in self._inputs:
+            for external in held:
+                if id(external.storage) not in self._written:
+                    continue
+                for other in held:
+                    if other is not external and np.may_share_memory(
+                        external.storage.array, other.storage.array
+                    ):
+                        return True
         return False
 
     def _carry_out(self, elsewhere: Processes | None, disturbance: Disturbance | None) -> None:

@@ -183,6 +183,10 @@ class ReplayCache:
         """Drop a program that cannot be replayed after all."""
         del self._programs[key]
         self.report.dropped += 1
+        self.pass_by(reason)
+
+    def pass_by(self, reason: str) -> None:
+        """Count a launch that does not make use of the program that was found."""
         self.report.hits -= 1
         self.report.refuse(reason)
 

@@ -72,7 +72,7 @@ def _again(
     options: ReplayOptions,
     elsewhere: Processes | None,
 ) -> Launch | None:
-    """Replay what is known of a kind of launch; None, with the reason counted, where that is no program after all."""
+    """Replay what is known of a kind of launch; None, with the reason counted, where that cannot be after all."""
     launched, program = known
     if not isinstance(program, Program):
         planned = _planned_again(kernel, arguments, launched, program, options)
@@ -81,6 +81,9 @@ def _again(
             return None
         program = planned
         REPLAYS.complete(kind.key, program)
+    if len(arguments) > 1 and program.ranks_share(kind.arrays):
+        REPLAYS.pass_by("ranks share memory that one of them writes")
+        return None
     if options.verify:
         outputs = _verified(kernel, arguments, kind.arrays, launched, program, options, elsewhere)
     else:

@@ -11,7 +11,7 @@ Infinities, NaN and the elements of an output of integers have to be the same, u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,9 +157,35 @@ def last_place(dtype: np.dtype[Any], magnitude: float) -> float:
 
 
 def copied(arrays: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
-    """Copies of the arrays of every rank, one for each array."""
+    """Copies of the arrays of every rank, one for each array; those of arrays that share memory share it as well."""
+    given = {id(array): array for rank in arrays for array in rank}
     made: dict[int, np.ndarray] = {}
-    return [[made.setdefault(id(array), array.copy()) for array in rank] for rank in arrays]
+    block: list[np.ndarray] = []
+    end = 0
+    for array in sorted(given.values(), key=_address):
+        if block and _address(array) >= end:
+            made.update(_copy_of_block(block, end))
+            block = []
+        block.append(array)
+        end = max(end, _address(array) + array.nbytes)
+    if block:
+        made.update(_copy_of_block(block, end))
+    return [[made[id(array)] for array in rank] for rank in arrays]
+
+
+def _address(array: np.ndarray) -> int:
+    """Where the bytes of a contiguous array begin."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _copy_of_block(block: Sequence[np.ndarray], end: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Copies of contiguous arrays that lie over each other between the first one's address and `end`."""
+    start = _address(block[0])
+    held = np.empty(end - start, np.uint8)
+    for array in block:
+        copy = np.ndarray(array.shape, array.dtype, held, _address(array) - start)
+        copy[...] = array
+        yield id(array), copy
 
 
 def in_place_of(
