@@ -170,6 +170,7 @@ def _fused(entry: Entry, sizes: dict[str, int]) -> tuple[Callable[..., object], 
         silu_apart=entry.says("before each matmul"),
         packed=packed,
         scaled=narrow,
+        one_number=narrow and not late,
         quantised=quantised,
         by_shuffles=entry.says("shuffle reduction"),
     )

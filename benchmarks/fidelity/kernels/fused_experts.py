@@ -22,6 +22,7 @@ class Stages:
     for experts, whose loads are asked for ahead. memsets: tiles are cleared for every wave of experts instead of once.
     widened: the Scalar engine makes 16-bit tiles of the weights before they are multiplied. silu_apart: products are
     scaled before the activation function, not by it. scaled: weights have scales; packed: they come with the weights.
+    one_number: the numbers of experts pass through one tile, where the next waits for the loads of the one before.
     quantised: the token becomes fp8 by its largest magnitude. by_shuffles: steps of shuffles find that, also for the
     products of every expert.
     """
@@ -36,6 +37,7 @@ class Stages:
     silu_apart: bool = False
     packed: bool = False
     scaled: bool = False
+    one_number: bool = False
     quantised: bool = False
     by_shuffles: bool = False
 
@@ -55,15 +57,24 @@ def fused_experts(x, gamma, router, gate_up, down, gate_scales, down_scales, cor
     total = sbuf((PARTITIONS, share // PARTITIONS), nl.float32)
     nisa.memset(dst=total, value=0.0)
     sets = [_buffers(gate_up, down, share, stages) for _ in range(stages.buffers)]
-    chosen = [_number(best, k, stages) for k in range(best.shape[1])]
+    chosen = best.shape[1]
+    numbers = [_number(best, k) for k in range(chosen)] if stages.scaled and not stages.one_number else []
+    shared = sbuf((1, 1), best.dtype)
     fetched = 0
-    for wave in range(0, len(chosen), stages.wave):
-        members = range(wave, min(len(chosen), wave + stages.wave))
-        while fetched < min(len(chosen), wave + stages.buffers):
+    for wave in range(0, chosen, stages.wave):
+        members = range(wave, min(chosen, wave + stages.wave))
+        while fetched < min(chosen, wave + stages.buffers):
             tiles = sets[fetched % stages.buffers]
             if stages.memsets or fetched < stages.buffers:
                 _clear_down(tiles)
-            _fetch(tiles, chosen[fetched], gate_up, down, gate_scales, down_scales, stages)
+            if stages.one_number:
+                nisa.dma_copy(dst=shared, src=best[:, fetched : fetched + 1])
+                expert = shared.ap(pattern=[[1, 1], [1, 1]], offset=0)
+            elif numbers:
+                expert = numbers[fetched]
+            else:
+                expert = best.ap(pattern=[[chosen, 1], [1, 1]], offset=fetched)
+            _fetch(tiles, expert, gate_up, down, gate_scales, down_scales, stages)
             fetched += 1
         for k in members:
             if stages.widened:
@@ -115,10 +126,8 @@ def _clear_down(tiles):
         nisa.memset(dst=tiles["down"][-1][start:PARTITIONS, :], value=0.0)
 
 
-def _number(best, k, stages):
-    """Where the number of an expert is read; the kernels with scales first copy each to a tile of its own."""
-    if not stages.scaled:
-        return best.ap(pattern=[[best.shape[1], 1], [1, 1]], offset=k)
+def _number(best, k):
+    """The number of an expert in a tile of its own."""
     own = sbuf((1, 1), best.dtype)
     nisa.dma_copy(dst=own, src=best[:, k : k + 1])
     return own.ap(pattern=[[1, 1], [1, 1]], offset=0)
