@@ -1,7 +1,10 @@
 """A Llama of Llama-3.2-1B's shape with random bfloat16 weights: prefill, a decode step and memory.
 
     python -m benchmarks.large_model                    our model and Hugging Face transformers, a process each
-    python -m benchmarks.large_model --only replayed    one: replayed, transformers-float32 or transformers-bfloat16
+    python -m benchmarks.large_model --only replayed    one: replayed, replayed-bfloat16, transformers-float32 or
+                                                        transformers-bfloat16
+
+`replayed` has float32 activations; `replayed-bfloat16` has bfloat16 ones, with torch multiplying (NKW_SPEED=torch).
 
 Each process makes the same weights on the spot, takes one prompt of 128 tokens as warm-up (ours is checked and recorded
 then), and reports the median of several more prompts and of the decode steps that follow them, and its peak memory.
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -29,7 +33,7 @@ import numpy as np
 PROMPT_TOKENS = 128
 STEPS = 4
 RUNS = 3
-SUBJECTS = ("replayed", "transformers-float32", "transformers-bfloat16")
+SUBJECTS = ("replayed", "replayed-bfloat16", "transformers-float32", "transformers-bfloat16")
 
 CONFIG: dict[str, Any] = {  # the published config.json of Llama-3.2-1B, but for what does not change its work
     "architectures": ["LlamaForCausalLM"],
@@ -123,10 +127,11 @@ def main() -> int:
 def _measure(subject: str, config: dict[str, Any]) -> dict[str, float]:
     ids = np.random.default_rng(0).integers(0, config["vocab_size"], PROMPT_TOKENS).tolist()
     floor: dict[str, float] = {}
-    if subject == "replayed":
-        prefill, decode, floor["floor_bytes"] = _ours(config)
+    library, _, dtype = subject.partition("-")
+    if library == "replayed":
+        prefill, decode, floor["floor_bytes"] = _ours(config, dtype or "float32")
     else:
-        prefill, decode = _transformers(config, subject.rpartition("-")[2])
+        prefill, decode = _transformers(config, dtype)
     first: list[tuple[float, float]] = []
     steps: list[tuple[float, float]] = []
     for run in range(RUNS + 1):
@@ -165,7 +170,9 @@ Prefill = Callable[[list[int]], object]
 Decode = Callable[[int, int], object]
 
 
-def _ours(config: dict[str, Any]) -> tuple[Prefill, Decode, float]:
+def _ours(config: dict[str, Any], dtype: str) -> tuple[Prefill, Decode, float]:
+    if dtype == "bfloat16":
+        os.environ["NKW_SPEED"] = "torch"
     from model.cache import bucket_length
     from model.config import load_config
     from model.device import SimulatedDevice
@@ -176,11 +183,11 @@ def _ours(config: dict[str, Any]) -> tuple[Prefill, Decode, float]:
         loaded = load_config(folder)
     shapes = tensor_shapes(loaded)
     length = bucket_length(PROMPT_TOKENS + STEPS, loaded.max_position_embeddings)
-    model = KernelModel(
-        loaded, shard_weights(loaded, RandomWeights(shapes), 1), SimulatedDevice("trn2", 1), length
-    )
+    shards = shard_weights(loaded, RandomWeights(shapes), 1, dtype=dtype)
+    model = KernelModel(loaded, shards, SimulatedDevice("trn2", 1), length)
     weights = sum(int(np.prod(shape)) for shape in shapes.values()) * 2
-    cache = 2 * loaded.num_hidden_layers * loaded.num_key_value_heads * loaded.head_dim * length * 4
+    positions = 2 * loaded.num_hidden_layers * loaded.num_key_value_heads * loaded.head_dim * length
+    cache = positions * shards[0].dtype.itemsize
     return model.prefill, model.decode, float(weights + cache)
 
 
