@@ -18,7 +18,7 @@ from model.errors import ModelError
 
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 TARGETS = ("trn1", "inf2", "trn2", "trn3")
-DTYPES = ("bfloat16", "float16", "float32")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
 ACTIVATIONS = ("auto", "float32", "bfloat16")
 BACKENDS = ("simulate", "numpy", "neuron")
 
@@ -225,7 +225,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         metavar="NAME",
         choices=DTYPES,
-        help="bfloat16, float16 or float32 (default: what the config names)",
+        default="auto",
+        help="bfloat16, float16, float32 or auto, what the config names (default: %(default)s)",
     )
     parser.add_argument(
         "--price",

@@ -1,9 +1,10 @@
 """The kernels of a Llama's layer as one rank launches them: arguments by their shapes only, and the work in them.
 
-Activations, weights and cache share one dtype; float16, which the kernels do not take, is planned as bfloat16, of the
-same width. All ranks carry out the same instructions, so one of them stands for all, except where they meet:
-`all_reduce` is launched by every rank, with float32 sums as in the kernels. `lm_head` is launched by every rank too,
-but only the first has its real shape; the others hold the fewest columns that let them exchange candidates.
+Activations, weights and cache share one dtype, as with `nkw generate --dtype auto`; float16, which the kernels do not
+take, is planned as bfloat16, of the same width. All ranks carry out the same instructions, so one of them stands for
+all, except where they meet: `all_reduce` is launched by every rank, with float32 sums as in the kernels. `lm_head` is
+launched by every rank too, but only the first has its real shape; the others hold the fewest columns that let them
+exchange candidates.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from model.cache import bucket_length
+from model.device import nki_dtype
 from model.plan.memory import DTYPE_BYTES, kv_ranks
 from model.plan.parameters import LlamaLayer, Model
 from model.plan.roofline import Work
@@ -64,7 +66,8 @@ class RankCalls:
     def embedding(self, rows: int) -> Call:
         """Rows of the table."""
         table = self._shaped(self._vocabulary, self._hidden)
-        return Call("embedding", ((_int32(rows, 1), table),), self._moved(2 * rows * self._hidden))
+        arguments = (_int32(rows, 1), table, nki_dtype(self._dtype.name))
+        return Call("embedding", (arguments,), self._moved(2 * rows * self._hidden))
 
     def qkv_projection(self, rows: int) -> Call:
         """Queries, keys and values."""

@@ -22,7 +22,7 @@ def plan_command(options: argparse.Namespace) -> int:
         batch=options.batch,
         prompt=options.prompt,
         generate=options.generate,
-        dtype=options.dtype,
+        dtype=None if options.dtype == "auto" else options.dtype,
         price=options.price,
     )
     name = str(options.config)

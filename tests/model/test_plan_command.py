@@ -193,6 +193,14 @@ def test_tokens_left_open_fill_the_context(small, tmp_path, capsys, arguments, t
     assert (plan["prompt"], plan["generate"]) == tokens
 
 
+@pytest.mark.parametrize(
+    ("arguments", "dtype"),
+    [([], "float32"), (["--dtype", "auto"], "float32"), (["--dtype", "bfloat16"], "bfloat16")],
+)
+def test_auto_is_the_dtype_that_the_config_names(small, tmp_path, capsys, arguments, dtype) -> None:
+    assert document(tmp_path, capsys, small, *arguments)["dtype"] == dtype
+
+
 def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
     model = load_model(CONFIGS / "mixtral-8x7b.json")
     plan = make_plan(model, Request(instance="trn2.48xlarge"))

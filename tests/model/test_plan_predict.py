@@ -32,9 +32,11 @@ def tiny(folder: Path, **changes: Any) -> Model:
     return load_model(path)
 
 
-def predictor(model: Model, target: str = "trn2", tp: int = 1, context: int = 64) -> Predictor:
+def predictor(
+    model: Model, target: str = "trn2", tp: int = 1, context: int = 64, dtype: str = "float32"
+) -> Predictor:
     assert model.kernels is not None
-    return Predictor(model, model.kernels, target, tp, "float32", context)
+    return Predictor(model, model.kernels, target, tp, dtype, context)
 
 
 def named(done: PassTime) -> dict[str, Any]:
@@ -42,13 +44,14 @@ def named(done: PassTime) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2"])
-def test_passes_of_one_rank_are_those_of_the_model_made_of_kernels(write_model, target) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_passes_of_one_rank_are_those_of_the_model_made_of_kernels(write_model, target, dtype) -> None:
     folder = write_model()
     config = load_config(folder)
-    weights = shard_weights(config, dict(open_checkpoint(folder, config)), 1)
+    weights = shard_weights(config, dict(open_checkpoint(folder, config)), 1, dtype=dtype)
     device = DryDevice(target, 1)
     kernels = KernelModel(config, weights, device, bucket_length(64, 64))
-    plan = predictor(load_model(folder), target)
+    plan = predictor(load_model(folder), target, dtype=dtype)
     for run, done in (
         (lambda: kernels.prefill(list(range(16))), plan.first_token(16)),
         (lambda: kernels.decode(5, 16), plan.step(1)),
@@ -61,6 +64,24 @@ def test_passes_of_one_rank_are_those_of_the_model_made_of_kernels(write_model, 
         assert done.time.dataflow_ns >= expected.dataflow_ns or done.time.dataflow_ns == pytest.approx(
             expected.dataflow_ns
         )
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("float16", 2)])
+def test_activations_and_caches_have_the_bytes_of_the_dtype(tmp_path, dtype, size) -> None:
+    """Every array a kernel is given or returns, but ids, positions, rotations and the head's results."""
+    model = tiny(tmp_path)
+    assert model.kernels is not None
+    dry, device = DryTimes("trn2", 1), DryDevice("trn2", 1)
+    calls = RankCalls(model, model.kernels, 1, dtype, 64, dry.replica_group, columns_searched=16384)
+    rows = (calls.embedding, calls.qkv_projection, calls.rope(4), calls.output_projection, calls.mlp)
+    for call in (*(each(5) for each in rows), calls.attention_prefill(5), calls.attention_decode()):
+        (outputs,) = device.run(call.kernel, call.arguments)
+        given = [each for each in call.arguments[0] if isinstance(each, np.ndarray)]
+        arrays = [*given, *(outputs if isinstance(outputs, tuple) else (outputs,))]
+        if call.kernel == "rope":
+            arrays = [each for each in arrays if each.shape[1] != model.kernels.head_dim // 2]
+        floats = {each.dtype.itemsize for each in arrays if each.dtype != np.int32}
+        assert (call.kernel, floats) == (call.kernel, {size})
 
 
 @pytest.mark.parametrize("target", CHIPS)
