@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import math
 import os
 import sys
@@ -39,13 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.command is None:
             _parser().error("a command is needed: generate, plan or sim")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows a question mark
         if options.command == "plan":
-            from model.plan.command import plan_command
-
-            return plan_command(options)
-        from model.command import generate_command
-
-        return generate_command(options)
+            from model.plan.command import plan_command as command
+        else:
+            from model.command import generate_command as command
+        status = command(options)
+        sys.stdout.flush()
+        return status
     except ModelError as error:
         print(f"nkw: error: {error}", file=sys.stderr)
         return 2
@@ -57,6 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone; nothing is left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is not None:  # files say themselves what is wrong with them; this is stdout
+            raise
+        print(f"nkw: error: the output cannot be written: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
+        return 2
 
 
 def _leave(status: int) -> NoReturn:

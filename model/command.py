@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import sys
@@ -175,8 +174,6 @@ def _generate(job: _Job, tokenizer: Tokenizer) -> Generation:
     options = job.options
     backend = job.backend(_progress())
     compares = options.check and options.backend != "numpy"
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without this character shows a question mark
     generation = generate(
         backend,
         tokenizer,

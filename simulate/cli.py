@@ -41,6 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if options.command == "run" or error.filename is not None:
+            raise  # a script's own; files of ours say themselves what is wrong with them
+        print(f"error: the report cannot be written: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,6 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     targets = commands.add_parser("targets", help="print what is simulated of each chip")
     targets.set_defaults(act=_targets)
     return parser
+
+
+Run = Callable[[argparse.Namespace], int]
 
 
 class _Options(argparse.ArgumentParser):
@@ -206,20 +215,11 @@ def _memory(options: argparse.Namespace) -> int:
     return _reported(occupancy.memory, options)
 
 
-def _reported(command: Callable[..., int], options: argparse.Namespace) -> int:
+def _reported(command: Callable[[argparse.Namespace, Run], int], options: argparse.Namespace) -> int:
     """The status of a command that prints a report, in whatever characters the terminal has."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    try:
-        status = command(options, _run_to_its_end)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        print(f"error: the report cannot be written: {error.strerror or error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
-        return 2
-    return status
+    return command(options, _run_to_its_end)
 
 
 def _run_to_its_end(options: argparse.Namespace) -> int:

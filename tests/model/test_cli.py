@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -208,6 +209,28 @@ def test_a_terminal_without_unicode_gets_question_marks(tiny) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b"?")
+
+
+def test_a_plan_has_question_marks_on_such_a_terminal_too(tmp_path, monkeypatch) -> None:
+    named = tmp_path / "größe.json"
+    named.write_text((ROOT / "tests" / "model" / "configs" / "mamba-130m.json").read_text())
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert main(["plan", str(named)]) == 0
+    assert b"gr??e.json:" in written.getvalue()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["generate", "--backend", "numpy"], ["plan"], ["sim", "targets"]])
+def test_output_that_cannot_be_written_is_said_in_one_line(tiny, arguments) -> None:
+    given = {"generate": ["--model", tiny], "plan": [tiny], "sim": []}[arguments[0]]
+    words = [sys.executable, "-m", "model", *arguments, *given]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.removeprefix("nkw: ").startswith("error: the ")
+    assert done.stderr.endswith("cannot be written: No space left on device\n")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
