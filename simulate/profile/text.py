@@ -77,7 +77,7 @@ def _last_core(profile: Profile) -> str:
 def _rates(profile: Profile) -> list[str]:
     roof = profile.roofline
     out = [
-        f"DMA     {roof.dma_bytes / 1e6:12.3f} MB in {roof.transfers} transfers, "
+        f"DMA     {roof.dma_bytes / 1e6:12.3f} MB in {_counted(roof.transfers, 'transfer')}, "
         f"{roof.dma_bytes / roof.length_ns if roof.length_ns else 0:.1f} GB/s, "
         f"{share(roof.dma_bytes / (roof.length_ns or 1), roof.dma_peak)} of {roof.dma_peak:.0f}",
         f"HBM     {roof.hbm_bytes / 1e6:12.3f} MB, {roof.hbm_rate:.1f} GB/s, "
@@ -155,14 +155,13 @@ def _skipped(path: Sequence[Stretch], first: int, end: int) -> list[str]:
     if first >= end:
         return []
     total = sum(each.length_ns for each in path[first:end])
-    steps = "1 step" if end - first == 1 else f"{end - first} steps"
-    return [f"{'...':>15s}{us(total):>12s}  {steps}"]
+    return [f"{'...':>15s}{us(total):>12s}  {_counted(end - first, 'step')}"]
 
 
 def _gaps(profile: Profile) -> list[str]:
     out = ["idle time, by what was waited for"]
     timeline, length, core = profile.timeline, profile.length_ns, _last_core(profile)
-    mine = [group for group in profile.idle if group.track.startswith(core)]
+    mine = [group for group in profile.idle if group.track.startswith(f"{core} " if core else "")]
     for track, groups in groupby(mine, key=lambda group: group.track):
         if timeline.busy_ns[track] < _BUSY * length:
             continue
@@ -170,9 +169,8 @@ def _gaps(profile: Profile) -> list[str]:
         total = sum(group.total_ns for group in listed)
         out.append(f"{track}: idle {us(total)} us, {share(total, length)}")
         for group in listed[:_GAPS]:
-            gaps = f"in {group.count} gaps" if group.count > 1 else "in 1 gap"
             out += wrap(
-                f"{us(group.total_ns):>12s} us {gaps}: {gap_sentence(group)}",
+                f"{us(group.total_ns):>12s} us in {_counted(group.count, 'gap')}: {gap_sentence(group)}",
                 COLUMNS,
                 subsequent_indent=" " * 16,
                 break_on_hyphens=False,
@@ -256,6 +254,10 @@ def us(nanoseconds: float) -> str:
 def share(part: float, whole: float) -> str:
     """A part in per cent."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def _fit(words: str, width: int) -> str:

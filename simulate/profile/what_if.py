@@ -103,6 +103,7 @@ def halved(cost: Cost) -> Cost:
         cost,
         interval_cycles=cost.interval_cycles / 2,
         latency_cycles=cost.latency_cycles / 2,
+        kept_cycles=cost.kept_cycles / 2,
         meeting_ns=cost.meeting_ns / 2,
         dma=dma,
     )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simulate.cli import main
+from simulate.hardware import hardware
+from simulate.nki import isa as nisa
+from simulate.nki import language as nl
 from simulate.profile import profile, text
+from simulate.run import Mode, launch
 from simulate.timing import Reading, bracket, schedule
 from tests.timing import kernels
 from tests.timing.streams import EXACT, Builder, random_streams
@@ -103,6 +108,23 @@ def test_of_many_cores_the_one_that_ends_last_is_shown() -> None:
     found = text(profile(launch.streams, launch.hardware))
     assert "rank 0 core 0 of 4 cores, the one that ends last:" in found
     assert "rank 1" not in found
+
+
+def test_rank_1_is_not_mixed_up_with_rank_10() -> None:
+    def kernel(a: Any, times: int) -> Any:
+        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(a)
+        for _ in range(times):
+            nisa.activation(dst=tile, op=nl.exp, data=tile)
+        nisa.dma_copy(dst=out, src=tile)
+        return out
+
+    arguments = [((kernels.zeros(128, 64), 3 if rank == 1 else 1), {}) for rank in range(11)]
+    done = launch(kernel, arguments, hardware("trn2"), mode=Mode.dry)
+    found = text(profile(done.streams, done.hardware))
+    assert "rank 1 of 11 cores, the one that ends last:" in found
+    assert re.findall(r"^rank \d+", found, re.MULTILINE).count("rank 1") > 5
+    assert "rank 10" not in found
 
 
 def timed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from simulate.hardware import guessed
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
+from simulate.nki import isa as nisa
+from simulate.nki import language as nl
 from simulate.profile import profile
 from simulate.timing import Reading, schedule
 from tests.timing import kernels
@@ -68,3 +73,32 @@ def test_the_streams_are_left_as_they_were() -> None:
 def test_nothing_gains_more_than_half(seed: int) -> None:
     for each in profile(random_streams(seed, 40), EXACT, reading=Reading.serial).what_if:
         assert 0.0 <= each.gain <= 0.5
+
+
+def narrow_products(a):
+    """Matmuls of eight columns with one stationary tile, whose loads the scheduled reading leaves out."""
+    out = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+    stationary, moving = nl.load(a[:, 0:128]), nl.load(a[:, 0:8])
+    for _ in range(64):
+        total = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(dst=total, stationary=stationary, moving=moving)
+    nisa.dma_copy(dst=out, src=nl.copy(total, dtype=nl.float32))
+    return out
+
+
+@pytest.mark.parametrize("reading", list(Reading))
+@pytest.mark.parametrize(
+    "kernel", [narrow_products, kernels.matmul_exp], ids=["narrow products", "products and activations"]
+)
+def test_an_engine_at_half_time_is_one_of_twice_the_clock(kernel: Any, reading: Reading) -> None:
+    """trn1 has no activity throttle, so that times in cycles are all that a clock decides."""
+    arguments = [kernels.zeros(256, 512)] * 2 if kernel is kernels.matmul_exp else [kernels.zeros(128, 512)]
+    launch = kernels.dry(kernel, *arguments, target="trn1")
+    found = {each.what: each for each in profile(launch.streams, launch.hardware, reading=reading).what_if}
+    for engine in ("tensor", "vector", "scalar", "gpsimd", "sync"):
+        clock = f"{engine}_clock_ghz"
+        faster = launch.hardware.with_numbers(
+            **{clock: guessed(2 * getattr(launch.hardware, clock), "test", "doubled")}
+        )
+        what = found[f"all of {'GpSimd' if engine == 'gpsimd' else engine.capitalize()}"]
+        assert what.length_ns == pytest.approx(schedule(launch.streams, faster, reading).length_ns, rel=1e-9)
