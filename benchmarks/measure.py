@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SPIN_SECONDS = 0.05
+SPIN_SECONDS = 0.2
 """Longer than threads of OpenBLAS and OpenMP look for more work after a product. Two libraries whose threads do so one
 after the other would be measured against each other: a product by oneMKL took twice as long right after numpy's."""
 
