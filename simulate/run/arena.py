@@ -27,7 +27,9 @@ class Arena:
     def at_least(self, size: int) -> np.ndarray:
         """The block, made new if it is smaller than `size` bytes."""
         if self.block.size < size:
-            self.block = np.empty(size, np.uint8)
+            whole = np.empty(size + _LINE, np.uint8)
+            start = -whole.ctypes.data % _LINE  # a vector register across two lines is read and written twice
+            self.block = whole[start : start + size]
         return self.block
 
 
