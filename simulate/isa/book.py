@@ -8,6 +8,7 @@ from typing import Any
 
 from simulate.errors import InvalidArgument, RuleViolation
 from simulate.hardware import Hardware
+from simulate.isa import memo
 from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor
 
@@ -49,6 +50,21 @@ def plan(planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwar
 
     Raises RuleViolation for a broken rule, CallError for arguments that do not fit the signature.
     """
+    found = memo.key_of(planner, context, args, kwargs)
+    if found is None:
+        return _planned(planner, context, args, kwargs)
+    key, tiles = found
+    call = memo.CALLS.get(key)
+    if call is not None and call.kept:
+        return call.plan(tiles)
+    made = _planned(planner, context, args, kwargs)
+    memo.made(key, planner, context, args, kwargs)
+    return made
+
+
+def _planned(
+    planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Plan:
     try:
         return planner(*context, *args, **kwargs)
     except RuleViolation as error:

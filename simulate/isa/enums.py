@@ -17,6 +17,11 @@ class Engine(Enum):
     vector = 5
     sync = 6
 
+    def __init__(self, number: int) -> None:
+        self.number = (
+            number  # its value, without the detour of a property: it is asked for at every instruction
+        )
+
     def __repr__(self) -> str:
         return f"nisa.engine.{self.name}"
 

@@ -17,10 +17,8 @@ class MemoryRegion(Enum):
     shared_hbm = "shared_hbm"
     register = "register"
 
-    @property
-    def on_chip(self) -> bool:
-        """Whether this is SBUF or PSUM."""
-        return self is MemoryRegion.sbuf or self is MemoryRegion.psum
+    def __init__(self, name: str) -> None:
+        self.on_chip = name in ("sbuf", "psum")  # whether this is SBUF or PSUM
 
     def __repr__(self) -> str:
         return f"nl.{self.value}"

@@ -10,7 +10,7 @@ from types import CodeType
 
 import numpy as np
 
-from simulate.memory.layout import form_of
+from simulate.memory.layout import Layout, form_of
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.validity import EMPTY, WRITTEN, Validity
 from simulate.numerics import DType
@@ -65,7 +65,7 @@ class Storage:
         # Fresh bytes are deliberately not zeroed: the validity map, not a fill value, tells what may be read.
         self.array = np.empty(self.nbytes, np.uint8) if array is None else array.reshape(-1).view(np.uint8)
         self.validity = Validity(self.nbytes, EMPTY if fresh or array is None else WRITTEN, form.stored_shape)
-        self.float_views: dict[tuple[object, ...], np.ndarray] = {}
+        self.float_views: dict[Layout, np.ndarray] = {}
 
     def __repr__(self) -> str:
         return f"{self.name or 'tensor'} {self.shape} {self.dtype} {self.buffer.value}"

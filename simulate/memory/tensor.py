@@ -21,7 +21,9 @@ from simulate.memory.tensor_views import TensorViews
 from simulate.memory.view_rules import (
     no_python_on_tensors,
 )
-from simulate.numerics import DType, as_dtype, tfloat32, to_float32
+from simulate.numerics import DType, as_dtype, float32, tfloat32, to_float32
+
+_FLOAT32 = float32.storage
 
 
 class NkiTensor(TensorViews):
@@ -191,15 +193,14 @@ class NkiTensor(TensorViews):
         Conversions of narrow types are kept until the allocation is written again: a weight tile is converted once
         however many matmuls it feeds.
         """
-        if self.dtype.storage == np.float32 and self.dtype is not tfloat32:
+        if self.dtype.storage is _FLOAT32 and self.dtype is not tfloat32:
             return self.array
-        key = (self.offset, self.shape, self.strides, self.dtype)
         kept = self.storage.float_views
-        found = kept.get(key)
+        found = kept.get(self.layout)
         if found is None:
             found = to_float32(self.array, self.dtype)
             if self.storage.buffer.on_chip:
-                kept[key] = found
+                kept[self.layout] = found
         return found
 
     def byte_view(self) -> ByteView:

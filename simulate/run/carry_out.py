@@ -13,7 +13,7 @@ import numpy as np
 from simulate.errors import RuleViolation, rule
 from simulate.isa.plan import Domain, Masked, Plan, State
 from simulate.memory import NkiTensor
-from simulate.numerics import from_float32, to_float32
+from simulate.numerics import from_float32, tfloat32, to_float32
 from simulate.run.indirect import resolve
 
 
@@ -144,9 +144,9 @@ def _scatter(
 def rounded(tile: NkiTensor, values: np.ndarray) -> np.ndarray:
     """float32 results in the destination's storage type; one rounding."""
     dtype = tile.dtype
-    if values.dtype == dtype.storage and dtype != "tfloat32":
+    if values.dtype == dtype.storage and dtype is not tfloat32:
         return values
-    return from_float32(values, dtype) if dtype.storage != np.float32 or dtype == "tfloat32" else values
+    return from_float32(values, dtype)
 
 
 @rule("NKW-READ-ONLY")

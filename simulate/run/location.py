@@ -11,7 +11,8 @@ from simulate.errors import Location
 PACKAGE = str(Path(__file__).resolve().parent.parent) + "/"
 """The folder of the simulator, whose frames are no part of a kernel."""
 
-_ours: dict[CodeType, bool] = {}
+_ours: dict[int, tuple[CodeType, bool]] = {}
+"""Codes by their identity, kept so that it stays their own: a code's hash is worked out from all of it every time."""
 
 
 def kernel_line() -> tuple[CodeType, int]:
@@ -19,20 +20,20 @@ def kernel_line() -> tuple[CodeType, int]:
     frame = sys._getframe(1)
     while True:
         code = frame.f_code
-        ours = _ours.get(code)
-        if ours is None:
-            ours = _ours[code] = code.co_filename.startswith(PACKAGE)
-        if not ours or frame.f_back is None:
+        known = _ours.get(id(code)) or _judged(code)
+        if not known[1] or frame.f_back is None:
             return code, frame.f_lineno
         frame = frame.f_back
 
 
 def is_ours(code: CodeType) -> bool:
     """Whether code is the simulator's own."""
-    ours = _ours.get(code)
-    if ours is None:
-        ours = _ours[code] = code.co_filename.startswith(PACKAGE)
-    return ours
+    return (_ours.get(id(code)) or _judged(code))[1]
+
+
+def _judged(code: CodeType) -> tuple[CodeType, bool]:
+    known = _ours[id(code)] = code, code.co_filename.startswith(PACKAGE)
+    return known
 
 
 def location(line: tuple[CodeType, int]) -> Location:

@@ -203,7 +203,7 @@ class Stream:
         self.last_use: dict[int, int] = {}
         self._op_ids: dict[str, int] = {}
         self._cost_ids: dict[int, int] = {}
-        self._line_ids: dict[Line, int] = {}
+        self._line_ids: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -240,13 +240,14 @@ class Stream:
         if cost_id is None:
             cost_id = self._cost_ids[id(plan.cost)] = len(self.costs)
             self.costs.append(plan.cost)  # kept alive here, so that its id stays its own
-        line_id = self._line_ids.get(line)
+        place = id(line[0]), line[1]
+        line_id = self._line_ids.get(place)
         if line_id is None:
-            line_id = self._line_ids[line] = len(self.lines)
-            self.lines.append(line)
+            line_id = self._line_ids[place] = len(self.lines)
+            self.lines.append(line)  # and with it the code, so that its id stays its own
         self.ops.append(op_id)
-        self.engines.append(plan.engine.value)
-        self.triggers.append((plan.trigger or plan.engine).value)
+        self.engines.append(plan.engine.number)
+        self.triggers.append((plan.trigger or plan.engine).number)
         self.cost_ids.append(cost_id)
         self.line_ids.append(line_id)
         rows = self.rows
