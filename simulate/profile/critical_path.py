@@ -63,22 +63,27 @@ def critical_path(moments: Moments) -> tuple[Stretch, ...]:
     enters: list[float] = []
     for event, step in zip(events, steps):
         if step.reason is Reason.pool:
-            # A DMA that came later, but is first in program order, may have interrupted it.
-            enters.append(max(moments.data_start[event], enters[-1]))
+            enters.append(moments.data_start[event])
         elif step.reason in (Reason.table_load, Reason.begin) and not isnan(moments.table_load[event]):
             enters.append(moments.table_load[event])
         else:
             enters.append(moments.start[event])
     leaves = [*enters[1:], timeline.length_ns]
+    # Whoever waits for the DMA engines as a whole waits while they move data.
+    moving = [step.reason is Reason.shared for step in steps[1:]] + [timeline.causes.last >= 0]
     return tuple(
-        Stretch(event, step.reason, enter, leave, tuple(_phases(moments, event, enter, leave)))
-        for event, step, enter, leave in zip(events, steps, enters, leaves)
+        Stretch(event, step.reason, enter, leave, tuple(_phases(moments, event, enter, leave, shared)))
+        for event, step, enter, leave, shared in zip(events, steps, enters, leaves, moving)
     )
 
 
-def _phases(moments: Moments, event: int, enter: float, leave: float) -> Iterator[tuple[Phase, float]]:
+def _phases(
+    moments: Moments, event: int, enter: float, leave: float, shared: bool
+) -> Iterator[tuple[Phase, float]]:
     at = enter
     for phase, until in _ends(moments, event):
+        if shared and phase is Phase.data:
+            until = leave
         end = min(until, leave)
         if end > at:
             yield phase, end - at

@@ -11,8 +11,9 @@ as `Cost` states them, in the clock of the engine. Decisions where the documenta
 - A destination is free when its readers have taken in their operands, at the end of their issue interval
   (`Wait`).
 - The trigger of a DMA is an instruction of its stream and waits there for the operands; so does the
-  descriptor generation of GpSimd. Then: first-byte time, data phase on the shared `DmaPool`, completion. Data
-  phases of one queue start in order. At most `dma_outstanding_per_queue` DMAs of a queue are under way; slots
+  descriptor generation of GpSimd. Then: first-byte time, data phase on the DMA engines (`DmaEngines`), completion. The
+  engines move the DMAs of one queue in order, and those of several queues that an event or the end of the launch waits
+  for in the time that they take together. At most `dma_outstanding_per_queue` DMAs of a queue are under way; slots
   are freed in order, and the stream stalls at the trigger until one is free.
 - Members of a meeting start together and are ready together.
 - An activation whose function is in another table than the one loaded is preceded by a table load, which
@@ -35,10 +36,7 @@ as `Cost` states them, in the clock of the engine. Decisions where the documenta
 
 - Memory ports that engines share (`ports`) are granted in program order, for the issue interval.
 
-The order in which DMAs of different queues take the pool follows from when they are triggered. Like every
-server that takes whoever comes, it has scheduling anomalies: a faster instruction can let a store slip in
-front of a load that matters more. With the DMAs of each core in one queue, and in the serial and dataflow
-readings always, a lower cost or a dependence less never makes a schedule longer.
+So a lower cost or a dependence less never makes the serial, program or dataflow reading longer.
 """
 
 from __future__ import annotations
@@ -57,11 +55,11 @@ from simulate.numerics import ACTIVATION_FUNCTIONS
 from simulate.run.stream import Stream
 from simulate.timing.dependences import Dependences, dependences
 from simulate.timing.order import as_streams
-from simulate.timing.pool import DmaPool
 from simulate.timing.ports import shared_ports
 from simulate.timing.readings import Reading
 from simulate.timing.rotation import with_room
 from simulate.timing.scheduled import place_oldest_ready
+from simulate.timing.sharing import DmaEngines
 from simulate.timing.throttle import Throttle
 from simulate.timing.timeline import ENGINES, Placed, Reason, Timeline, build
 from simulate.timing.weights import weights_of
@@ -132,7 +130,7 @@ def _placed(
                 cores[core].run(first, end)
             continue
         events = [waits.bases[core] + first for core, first, _ in step.members]
-        starts = [cores[core].earliest(event) for (core, _, _), event in zip(step.members, events)]
+        starts = [cores[core].admitted(event) for (core, _, _), event in zip(step.members, events)]
         together = max(starts)
         last = events[starts.index(together)]
         for (core, _, _), event, start in zip(step.members, events, starts):
@@ -142,6 +140,10 @@ def _placed(
         ready = max(placed.ready[event] for event in events)
         for (core, _, _), event in zip(step.members, events):
             cores[core].settle(event, ready)
+    for each in cores:
+        moved, last = each.dma.finished()
+        if moved > placed.moved_ns:
+            placed.moved_ns, placed.moved_last = moved, last
     return placed
 
 
@@ -172,6 +174,7 @@ class _Phases(NamedTuple):
     first_byte_ns: float
     busy_ns: float
     drain_ns: float
+    tail_ns: float  # from the last byte of the DMA engines to the end of the completion
     completion_ns: float
     streams: bool  # through the array, whose clock may be throttled
 
@@ -185,13 +188,20 @@ def _phases(hardware: Hardware, engine: Engine, trigger: Engine, cost: Cost) -> 
     if dma is not None:
         issue_ns = dma.trigger_ns + dma.gpsimd_ns
         drain_ns = max(dma.transfer_ns - dma.busy_ns, 0.0)
-        data = dma.first_byte_ns, dma.busy_ns, drain_ns, dma.completion_ns, False
+        data = (
+            dma.first_byte_ns,
+            dma.busy_ns,
+            drain_ns,
+            drain_ns + dma.completion_ns,
+            dma.completion_ns,
+            False,
+        )
         return _Phases(_LANES[issuer], on_dma, True, issue_ns, 0.0, 0.0, None, *data)
     clock = clock_ghz(hardware, issuer)
     interval_ns, latency_ns = cost.interval_cycles / clock, cost.latency_cycles / clock
     streams = hardware.activity_throttle and cost.streamed_cycles > 0.0
     kept_ns = min(cost.kept_cycles, cost.interval_cycles) / clock
-    data = 0.0, 0.0, 0.0, 0.0, streams
+    data = 0.0, 0.0, 0.0, 0.0, 0.0, streams
     return _Phases(_LANES[issuer], on_dma, False, interval_ns, kept_ns, latency_ns, table, *data)
 
 
@@ -247,8 +257,12 @@ class _Core:
         self.finished_last = -1
         self.finished_lane = -1
         self.result_floor_ns = 0.0
-        self.pool = DmaPool()
-        self.queue_start_ns = [0.0] * len(ENGINES)
+        moving = [each for each in set(facts.phases) if each.transfers]
+        completion_ns = min((each.completion_ns for each in moving if each.busy_ns > 0.0), default=0.0)
+        shared = self.ordered and not self.serial
+        self.dma = DmaEngines(
+            len(ENGINES), (each.lane for each in moving), completion_ns, base, len(facts.phases), shared
+        )
         self.queues: list[list[int]] = [[] for _ in ENGINES]
         # Of an event whose producers are placed: its last operand's moment, producer, reason, and its result's floor.
         self.operands: list[tuple[float, int, Reason, float] | None] = []
@@ -261,7 +275,23 @@ class _Core:
             place_oldest_ready(self, self.base + first, self.base + end, self.before)
             return
         for event in range(self.base + first, self.base + end):
-            self.place(event, self.earliest(event))
+            self.place(event, self.admitted(event))
+
+    def admitted(self, event: int) -> float:
+        """The moment at which an event that is next on its engine starts."""
+        start = self.earliest(event)
+        if not self.dma.shared:
+            return start
+        phases, waits = self.phases[event - self.base], self.before[event]
+        if phases.transfers:
+            queue = self.queues[phases.lane]
+            if len(queue) >= self.slots:
+                waits = (*waits, queue[-self.slots] * 4)
+        moved, last = self.dma.moved(phases.lane, event, waits)
+        if moved > start:
+            start = moved
+            self.placed.cause[event], self.placed.reason[event] = last, Reason.shared
+        return start
 
     def earliest(self, event: int) -> float:
         """The first moment at which an event may start."""
@@ -394,15 +424,11 @@ class _Core:
     def _transfer(self, event: int, arrival: float, phases: _Phases) -> None:
         placed, lane = self.placed, phases.lane
         if self.ordered:
-            arrival = max(arrival, self.queue_start_ns[lane])
-            begin, served, blocker = self.pool.take(arrival, phases.busy_ns, event)
-            placed.data_cause[event] = blocker
-            self.queue_start_ns[lane] = begin
+            begin, served, placed.data_cause[event] = self.dma.serve(lane, event, arrival, phases.busy_ns)
         else:
             begin, served = arrival, arrival + phases.busy_ns
-        end = served + phases.drain_ns
-        ready = end + phases.completion_ns
-        placed.data_start[event], placed.data_end[event] = begin, end
+        ready = served + phases.tail_ns
+        placed.data_start[event], placed.data_end[event] = begin, served + phases.drain_ns
         placed.ready[event] = placed.read[event] = ready
         if self.ordered:
             self.queues[lane].append(event)

@@ -31,6 +31,9 @@ class Core(Protocol):
     def earliest(self, event: int) -> float:
         """The first moment at which an event may start, as things stand."""
 
+    def admitted(self, event: int) -> float:
+        """The moment at which an event that is next on its engine starts."""
+
     def place(self, event: int, start: float) -> None:
         """Let an event start."""
 
@@ -79,7 +82,7 @@ class _Stretch:
                 self._complete(self.first + number)
         for _ in range(len(self.lanes)):
             event = self._chosen()
-            core.place(event, core.earliest(event))
+            core.place(event, core.admitted(event))
             self._leave(event)
             for follower in self.followers[event - self.first]:
                 number = follower - self.first

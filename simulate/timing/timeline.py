@@ -45,9 +45,10 @@ class Reason(IntEnum):
     order = 4  # an earlier write of the same engine to the same place
     table_load = 5
     outstanding = 6  # its DMA queue is full
-    pool = 7  # the DMA engines are taken
+    pool = 7  # the DMA engines move what is before it in its queue or must be complete before
     meeting = 8  # another member comes later
     turn = 9  # serial reading: what is before it on its core is not finished
+    shared = 10  # the DMA engines cannot have moved all that it needs, in several queues together
 
     def __str__(self) -> str:
         return _SAID[self]
@@ -66,6 +67,7 @@ _SAID = {
     Reason.pool: "DMA engines taken by",
     Reason.meeting: "meets",
     Reason.turn: "in turn after",
+    Reason.shared: "DMA engines shared with",
 }
 
 
@@ -110,6 +112,8 @@ class Placed:
     cause: list[int]
     reason: list[int]
     data_cause: list[int]
+    moved_ns: float = 0.0  # when the DMA engines can have moved everything
+    moved_last: int = -1
 
     @classmethod
     def of(cls, events: int) -> Placed:
@@ -123,30 +127,32 @@ class Placed:
 
     @property
     def length_ns(self) -> float:
-        """When the last engine is free and the last result is ready."""
-        return max(max(self.end, default=0.0), max(self.ready, default=0.0))
+        """When the last engine is free, the last result is ready, and the DMA engines have moved everything."""
+        return max(max(self.end, default=0.0), max(self.ready, default=0.0), self.moved_ns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Causes:
     """What each event waited for last, by its number over all streams: an event or -1, and why.
 
-    `pool` is the DMA that kept a data phase from starting.
+    `pool` is the DMA that kept a data phase from starting. `last` is a DMA for which the end of the launch waits
+    longer than for any event, because the DMA engines have more to move; else -1.
     """
 
     event: NDArray[np.int32]
     reason: NDArray[np.int8]
     pool: NDArray[np.int32]
+    last: int
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
     """When everything happened.
 
-    Columns have one entry per slice, ordered by stream, event and kind. `length_ns` reaches from the first
-    start to the last result; starting and ending a kernel takes `overhead_ns` on top. A track is busy while
-    at least one slice is on it: an engine's issue interval, for a DMA queue the data phase of any of its
-    DMAs.
+    Columns have one entry per slice, ordered by stream, event and kind. `length_ns` reaches from the first start to the
+    last result, or until the DMA engines can have moved everything; starting and ending a kernel takes `overhead_ns` on
+    top. A track is busy while at least one slice is on it: an engine's issue interval, for a DMA queue the data phase
+    of any of its DMAs.
     """
 
     reading: Reading
@@ -204,7 +210,7 @@ class Timeline:
         own = (self.kind == Kind.instruction) | (self.kind == Kind.trigger)
         start, end, ready = self.start_ns[own], self.end_ns[own], self.ready_ns[own]
         causes = self.causes
-        at = int(np.argmax(np.maximum(end, ready)))
+        at = causes.last if causes.last >= 0 else int(np.argmax(np.maximum(end, ready)))
         by_data = bool(ready[at] >= end[at])
         steps = []
         while at >= 0:
@@ -248,7 +254,7 @@ def build(
     until = np.concatenate([end, load[loads] + hardware.activation_table_load_ns, data_end[transfers]])
     order = np.lexsort((kinds, rows))
     names, renumbered = _tracks(streams, track)
-    length = max(float(end.max(initial=0.0)), float(ready.max(initial=0.0)))
+    last_slice_ns = max(float(end.max(initial=0.0)), float(ready.max(initial=0.0)))
     return Timeline(
         reading=reading,
         tracks=names,
@@ -259,13 +265,14 @@ def build(
         start_ns=begin[order],
         end_ns=until[order],
         ready_ns=ready[rows][order],
-        length_ns=length,
+        length_ns=placed.length_ns,
         overhead_ns=hardware.kernel_start_ns + hardware.kernel_end_ns,
         bases=bases,
         causes=Causes(
             np.array(placed.cause, np.int32),
             np.array(placed.reason, np.int8),
             np.array(placed.data_cause, np.int32),
+            placed.moved_last if placed.moved_ns > last_slice_ns else -1,
         ),
     )
 

@@ -29,14 +29,18 @@ def violations(
     """Every rule that a timeline breaks by more than `slack_ns`; empty for a legal schedule."""
     found: list[str] = []
     pieces = list(timeline.slices())
+    moved: list[float] = []
     for number, stream in enumerate(streams):
         own = [piece for piece in pieces if piece.stream == number]
         core = _Core(stream, hardware, timeline.reading, own, slack_ns)
         found += [f"stream {number}: {text}" for text in core.violations()]
+        moved.append(core.moved_ns())
     found += _meetings(streams, pieces, slack_ns)
     last = max((max(piece.end_ns, piece.ready_ns) for piece in pieces), default=0.0)
-    if timeline.length_ns != last:
-        found.append(f"length {timeline.length_ns}, the last slice ends at {last}")
+    if timeline.reading in (Reading.program, Reading.scheduled):
+        last = max([last, *moved])
+    if abs(timeline.length_ns - last) > slack_ns:
+        found.append(f"length {timeline.length_ns}, everything has ended at {last}")
     return found
 
 
@@ -58,7 +62,7 @@ class _Core:
             return ["an event is missing or placed twice"]
         found = [*self._durations(), *self._conflicts(), *self._requested()]
         if self.reading is not Reading.dataflow:
-            found += [*self._engines(), *self._queues(), *self._pool(), *self._tables(), *self._capacity()]
+            found += [*self._engines(), *self._queues(), *self._sharing(), *self._tables(), *self._capacity()]
         if self.reading is Reading.serial:
             found += self._one_by_one()
         return found
@@ -226,18 +230,49 @@ class _Core:
                 if under_way >= limit:
                     yield f"#{event} is triggered while {under_way} DMAs of its queue are under way"
 
-    def _pool(self):
-        """A shared server can serve its jobs exactly if no stretch of time is asked for more than its length."""
-        jobs = []
-        for event in self.events:
-            if event.cost.dma is not None:
-                data, dma = self.data[event.index], event.cost.dma
-                jobs.append((data.start_ns, data.end_ns - (dma.transfer_ns - dma.busy_ns), dma.busy_ns))
-        for begin in {job[0] for job in jobs}:
-            for end in {job[1] for job in jobs}:
-                asked = sum(busy for start, stop, busy in jobs if start >= begin and stop <= end)
-                if asked > max(end - begin, 0.0) + self.slack:
-                    yield f"the DMA engines give {asked} between {begin} and {end}"
+    def _sharing(self):
+        """From any moment on, the DMA engines move what must be complete before an event one DMA after the other."""
+        engine_done: dict[Engine, set[int]] = {}
+        queue_done: dict[Engine, set[int]] = {}
+        queues: dict[Engine, list[int]] = {}
+        done: dict[int, set[int]] = {}  # by event, the DMAs moved before its result is usable
+        for event in sorted(self.events, key=lambda event: self._turn(event.index)):
+            here, dma = event.index, event.cost.dma
+            needed = engine_done.setdefault(event.trigger, set())
+            for other in self.events[:here]:
+                if _conflict(other, event) or (other.index, here) in self.requested:
+                    needed |= done[other.index]
+            queue = queues.setdefault(event.trigger, [])
+            if dma is not None and len(queue) >= self.hardware.dma_outstanding_per_queue:
+                needed |= done[queue[-self.hardware.dma_outstanding_per_queue]]
+            complete = self._moved_ns(needed) + self._completion_ns()
+            if self.issue[here].start_ns < complete - self.slack:
+                yield f"#{here} starts before {complete}, when all it needs can be complete"
+            done[here] = set(needed)
+            if dma is not None:
+                queue.append(here)
+                mine = queue_done.setdefault(event.trigger, set())
+                mine |= needed
+                if self.data[here].start_ns < self._moved_ns(mine) - self.slack:
+                    yield f"#{here} moves data before {self._moved_ns(mine)}, when all before it can be moved"
+                mine.add(here)
+                done[here] = set(mine)
+
+    def moved_ns(self) -> float:
+        """When the DMA engines can have moved everything, and its completion is told."""
+        return self._moved_ns(set(self.data)) + self._completion_ns()
+
+    def _moved_ns(self, events: set[int]) -> float:
+        spans = [(self.data[each].start_ns, self.events[each].cost.dma) for each in events]
+        busy = [(start, dma.busy_ns) for start, dma in spans if dma is not None and dma.busy_ns > 0.0]
+        return max(
+            (begin + sum(ns for start, ns in busy if start >= begin) for begin, _ in busy),
+            default=float("-inf"),
+        )
+
+    def _completion_ns(self) -> float:
+        parts = [event.cost.dma for event in self.events if event.cost.dma is not None]
+        return min((dma.completion_ns for dma in parts if dma.busy_ns > 0.0), default=0.0)
 
     def _tables(self):
         loaded, needed = None, 0.0
@@ -293,6 +328,19 @@ class _Core:
                 yield f"#{event.index} starts at {piece.start_ns}, before {done}"
             piece = self.issue[event.index]
             done = max(done, piece.end_ns, piece.ready_ns)
+
+
+def _conflict(first, second) -> bool:
+    return any(
+        a.tensor == b.tensor
+        and not a.kind == b.kind == READ
+        and a.first_row < b.end_row
+        and b.first_row < a.end_row
+        and a.first_byte < b.end_byte
+        and b.first_byte < a.end_byte
+        for a in first.accesses
+        for b in second.accesses
+    )
 
 
 def _meetings(streams: Sequence[Stream], pieces: list[Slice], slack: float):

@@ -104,8 +104,13 @@ def dma_cost(
     return Cost(trigger + gpsimd, whole, dma=parts)
 
 
-def random_streams(seed: int, events: int = 24, ranks: int = 1, queues: int = 3) -> tuple[Stream, ...]:
-    """Streams of events on few tensors, with boxes that often meet; `queues` DMA queues per core."""
+def random_streams(
+    seed: int, events: int = 24, ranks: int = 1, queues: int = 3, moving: float = 0.4
+) -> tuple[Stream, ...]:
+    """Streams of events on few tensors, with boxes that often meet.
+
+    `queues` DMA queues per core; the part `moving` of the events are DMAs.
+    """
     generator = np.random.default_rng(seed)
     builders = [Builder(rank=rank) for rank in range(ranks)]
     meetings = 0
@@ -122,7 +127,7 @@ def random_streams(seed: int, events: int = 24, ranks: int = 1, queues: int = 3)
             meetings += 1
             continue
         at = int(generator.integers(ranks))
-        _random_event(generator, builders[at], tensors[at], queues)
+        _random_event(generator, builders[at], tensors[at], queues, moving)
     return tuple(builder.stream for builder in builders)
 
 
@@ -143,11 +148,11 @@ def halved(stream: Stream, generator: np.random.Generator) -> Stream:
 
 
 def _random_event(
-    generator: np.random.Generator, builder: Builder, tensors: list[NkiTensor], queues: int
+    generator: np.random.Generator, builder: Builder, tensors: list[NkiTensor], queues: int, moving: float
 ) -> None:
     reads = tuple(_box(generator, tensors) for _ in range(int(generator.integers(0, 3))))
     writes = (_box(generator, tensors),)
-    if generator.random() < 0.4:
+    if generator.random() < moving:
         cost = dma_cost(
             busy=_quarters(generator, 300),
             transfer=_quarters(generator, 600),

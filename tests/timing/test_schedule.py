@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from simulate.errors import InvalidArgument
 from simulate.hardware import guessed
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
+from simulate.memory import NkiTensor
 from simulate.timing import Kind, Reading, Reason, Slice, Timeline, bracket, schedule
-from simulate.timing.pool import DmaPool
 from simulate.timing.scheduled import WINDOW
+from simulate.timing.sharing import DmaEngines
 from tests.timing.checker import violations
 from tests.timing.streams import EXACT, Builder, box, dma_cost
 
@@ -133,8 +137,9 @@ def test_dmas_share_the_dma_engines_and_overlap_their_fixed_times() -> None:
     for engine in (Engine.sync, Engine.sync, Engine.gpsimd):
         build.dma((), (), cost, engine)
     data = pieces(schedule(build.stream, EXACT), Kind.transfer)
-    assert [piece.start_ns for piece in data] == [108.0, 148.0, 188.0]
-    assert [piece.end_ns for piece in data] == [308.0, 348.0, 388.0]
+    assert [piece.start_ns for piece in data] == [108.0, 148.0, 108.0]
+    assert [piece.end_ns for piece in data] == [308.0, 348.0, 308.0]
+    assert schedule(build.stream, EXACT).length_ns == 108.0 + 200.0 + 40.0 + 64.0
 
 
 def test_a_queue_is_busy_while_at_least_one_data_phase_is_under_way() -> None:
@@ -167,8 +172,68 @@ def test_a_store_that_waits_does_not_hold_up_the_loads_behind_it() -> None:
     assert store.start_ns == 1000.0 + SEMAPHORE + 108.0
 
 
-def test_a_faster_producer_of_a_store_can_delay_a_load_by_the_store_s_work() -> None:
-    """The scheduling anomaly of a shared server, which the module describes."""
+def two_loads(busy: float = 500.0) -> tuple[Builder, NkiTensor, NkiTensor]:
+    build = Builder()
+    a, b = build.tensor("a"), build.tensor("b")
+    build.dma((), (a,), dma_cost(busy=busy, completion=64.0), Engine.sync)
+    build.dma((), (b,), dma_cost(busy=busy, completion=64.0), Engine.gpsimd)
+    return build, a, b
+
+
+def test_who_waits_for_two_queues_waits_for_what_they_move_together() -> None:
+    build, a, b = two_loads()
+    build.event(Engine.vector, reads=(a,), cost=Cost(1.0, 1.0))
+    build.event(Engine.scalar, reads=(a, b), cost=Cost(1.0, 1.0))
+    timeline = schedule(build.stream, EXACT)
+    assert violations((build.stream,), EXACT, timeline) == []
+    assert starts(timeline)[2:] == [108.0 + 500.0 + 64.0, 108.0 + 1000.0 + 64.0]
+    step = timeline.critical_path[-1]
+    assert (step.event, step.reason) == (3, Reason.shared)
+
+
+def test_an_engine_s_next_event_waits_for_what_all_its_events_needed_together() -> None:
+    build, a, b = two_loads()
+    build.event(Engine.vector, reads=(a,), cost=Cost(1.0, 1.0))
+    build.event(Engine.vector, reads=(b,), cost=Cost(1.0, 1.0))
+    assert starts(schedule(build.stream, EXACT))[2:] == [672.0, 1172.0]
+
+
+def test_the_end_waits_for_all_that_the_dma_engines_move() -> None:
+    build, a, b = two_loads()
+    build.event(Engine.vector, reads=(a,), cost=Cost(1.0, 1.0))
+    build.event(Engine.scalar, reads=(b,), cost=Cost(1.0, 1.0))
+    timeline = schedule(build.stream, EXACT)
+    assert violations((build.stream,), EXACT, timeline) == []
+    assert starts(timeline)[2:] == [672.0, 672.0]
+    assert timeline.length_ns == 1172.0
+    assert timeline.critical_path[-1].event in (0, 1)
+
+
+@pytest.mark.parametrize(("later", "shared"), [(499.0, 1.0), (500.0, 0.0), (501.0, 0.0)])
+def test_dmas_that_do_not_overlap_owe_each_other_nothing(later: float, shared: float) -> None:
+    build = Builder()
+    a, b = build.tensor("a"), build.tensor("b")
+    build.dma((), (a,), dma_cost(busy=500.0), Engine.sync)
+    build.dma((), (b,), dma_cost(busy=500.0, first=100.0 + later), Engine.gpsimd)
+    build.event(Engine.scalar, reads=(a, b), cost=Cost(1.0, 1.0))
+    assert starts(schedule(build.stream, EXACT))[2] == 108.0 + later + 500.0 + 64.0 + shared
+
+
+def test_the_judge_finds_dmas_that_come_faster_than_the_engines_can_move_them() -> None:
+    build, a, b = two_loads()
+    build.event(Engine.scalar, reads=(a, b), cost=Cost(1.0, 1.0))
+    timeline = schedule(build.stream, EXACT)
+    early = replace(timeline, start_ns=timeline.start_ns.copy(), end_ns=timeline.end_ns.copy())
+    early.start_ns[-1] -= 0.25
+    early.end_ns[-1] -= 0.25
+    assert violations((build.stream,), EXACT, timeline) == []
+    assert violations((build.stream,), EXACT, early) == [
+        "stream 0: #2 starts before 1172.0, when all it needs can be complete"
+    ]
+
+
+def test_a_faster_producer_of_a_store_delays_no_load() -> None:
+    """With queues that take the engines as they come the store slips in front of the load, and the end comes later."""
     lengths = []
     for latency in (1000.0, 1.0):
         build = Builder()
@@ -178,9 +243,7 @@ def test_a_faster_producer_of_a_store_can_delay_a_load_by_the_store_s_work() -> 
         build.dma((), (b,), dma_cost(busy=40.0), Engine.sync)
         build.event(Engine.tensor, reads=(b,), cost=Cost(5000.0, 5000.0))
         lengths.append(schedule(build.stream, EXACT).length_ns)
-    store_begins, load_arrives = 1.0 + SEMAPHORE + 8.0 + 10.0, 108.0
-    load_begins = max(load_arrives, store_begins + 40.0)
-    assert lengths == [load_arrives + 40.0 + 64.0 + 5000.0, load_begins + 40.0 + 64.0 + 5000.0]
+    assert lengths == [108.0 + 40.0 + 64.0 + 5000.0] * 2
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
@@ -316,14 +379,21 @@ def test_refuses_meetings_in_contradictory_order() -> None:
     assert refused.value.code == "NKW-TIMING-MEETINGS"
 
 
-def test_the_pool_is_filled_around_what_is_taken() -> None:
-    pool = DmaPool()
-    assert pool.take(100.0, 50.0, 1) == (100.0, 150.0, -1)
-    assert pool.take(0.0, 40.0, 2) == (0.0, 40.0, -1)
-    assert pool.take(20.0, 70.0, 3) == (40.0, 160.0, 1)  # 60 before DMA 1, 10 after it
-    assert pool.take(90.0, 10.0, 4) == (160.0, 170.0, 3)
-    assert pool.take(170.0, 10.0, 5) == (170.0, 180.0, -1)
-    assert pool.take(50.0, 0.0, 6) == (180.0, 180.0, 5)
+def test_a_set_of_dmas_takes_the_engines_as_long_as_they_do_in_order_of_arrival() -> None:
+    """Against the recursion over arrivals in order, which the order of taking them in does not know."""
+    generator = np.random.default_rng(4)
+    for _ in range(200):
+        spans = [(float(begin), float(busy)) for begin, busy in generator.integers(0, 60, (12, 2))]
+        engines = DmaEngines(5, (0, 1), 0.0, 0, 13, shared=True)
+        for event, (begin, busy) in enumerate(sorted(spans[:6]) + sorted(spans[6:])):
+            lane = int(event >= 6)
+            engines.moved(lane, event, ())
+            spans[event] = engines.serve(lane, event, begin, busy)[0], busy
+        end = 0.0
+        for begin, busy in sorted(spans):
+            end = max(end, begin) + busy if busy else end
+        assert engines.moved(2, 12, (5 * 4, 11 * 4))[0] == end
+        assert engines.finished()[0] == end
 
 
 def test_a_stalled_event_lets_later_ones_of_its_engine_pass_when_scheduled() -> None:

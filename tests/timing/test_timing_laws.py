@@ -66,27 +66,20 @@ def test_the_critical_path_is_a_chain_that_ends_last(reading: Reading) -> None:
         ends = [max(p.end_ns, p.ready_ns) for p in timeline.slices() if (p.stream, p.event) == last]
         assert path[0].reason.name in ("begin", "table_load")
         assert all(step.reason.name != "begin" for step in path[1:])
-        assert max(ends) == timeline.length_ns, seed
+        if timeline.causes.last < 0:
+            assert max(ends) == timeline.length_ns, seed
+        else:
+            assert streams[last[0]].event(last[1]).cost.dma is not None, seed
+            assert max(ends) < timeline.length_ns, seed
         assert len({(step.stream, step.event) for step in path}) == len(path)
 
 
 @pytest.mark.parametrize("reading", MONOTONE)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_halved_cost_never_lengthens(reading: Reading, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "queues"), CASES)
+def test_a_halved_cost_never_lengthens(reading: Reading, ranks: int, queues: int) -> None:
     generator = np.random.default_rng(1)
     for seed in SEEDS:
-        streams = random_streams(seed, 40, ranks, queues=1)
-        before = schedule(streams, EXACT, reading).length_ns
-        for _ in range(6):
-            cheaper = tuple(halved(stream, generator) if len(stream) else stream for stream in streams)
-            assert schedule(cheaper, EXACT, reading).length_ns <= before, seed
-
-
-@pytest.mark.parametrize("reading", [Reading.serial, Reading.dataflow])
-def test_a_halved_cost_never_lengthens_with_several_queues(reading: Reading) -> None:
-    generator = np.random.default_rng(2)
-    for seed in SEEDS:
-        streams = random_streams(seed, 40, 2, queues=3)
+        streams = random_streams(seed, 40, ranks, queues)
         before = schedule(streams, EXACT, reading).length_ns
         for _ in range(6):
             cheaper = tuple(halved(stream, generator) if len(stream) else stream for stream in streams)
@@ -94,7 +87,7 @@ def test_a_halved_cost_never_lengthens_with_several_queues(reading: Reading) -> 
 
 
 def test_queues_that_share_the_dma_engines_delay_each_other_by_no_more_than_their_work() -> None:
-    """The bound on the anomalies of a shared server: what all DMAs take of it, on top of a schedule without it."""
+    """What all DMAs take of the engines, on top of a schedule in which they take nothing, bounds every delay."""
     for seed in SEEDS:
         streams = random_streams(seed, 40, 2, queues=3)
         work = sum(event.cost.dma.busy_ns for stream in streams for event in stream if event.cost.dma)
@@ -107,7 +100,7 @@ def test_queues_that_share_the_dma_engines_delay_each_other_by_no_more_than_thei
 def test_a_dependence_less_never_lengthens(reading: Reading) -> None:
     generator = np.random.default_rng(3)
     for seed in SEEDS:
-        streams = random_streams(seed, 40, 2, queues=1)
+        streams = random_streams(seed, 40, 2, queues=3)
         waits = dependences(streams)
         before = schedule(streams, EXACT, reading, waits).length_ns
         waiting = [event for event, found in enumerate(waits.before) if found]
@@ -143,11 +136,13 @@ def test_one_core_of_several_can_be_timed_alone() -> None:
 def test_all_laws_hold_on_ten_thousand_short_streams(first: int) -> None:
     """Legal, within the bracket, no shorter than what is busiest, and never longer for a cost or a dependence less.
 
-    The DMAs of a core are in one queue, for the reason that the next test shows.
+    Most have several cores, several DMA queues, and more for the DMA engines to move than for any other.
     """
     for seed in range(first, first + 1_000):
         generator = np.random.default_rng(seed)
-        streams = random_streams(seed, 12, 1 + seed % 2, queues=1)
+        streams = random_streams(
+            seed, 12, 1 + seed % 3, queues=1 + seed % 4 % 3, moving=0.4 + 0.4 * (seed % 2)
+        )
         waits = dependences(streams)
         timelines = {reading: schedule(streams, EXACT, reading, waits) for reading in Reading}
         length = {reading: timeline.length_ns for reading, timeline in timelines.items()}
@@ -168,15 +163,12 @@ def test_all_laws_hold_on_ten_thousand_short_streams(first: int) -> None:
             assert schedule(streams, EXACT, reading, looser).length_ns <= length[reading], seed
 
 
-def test_a_server_that_never_idles_while_somebody_waits_has_anomalies() -> None:
-    """Why several queues are left out of the law above: a faster instruction lets a store slip in front of a load.
+def test_a_dma_that_nobody_orders_before_another_does_not_delay_it() -> None:
+    """What a server that takes whoever comes breaks the law with: a faster instruction lets a store delay a load.
 
-    Two DMAs share the engines. The store is first in program order, and waits for the Vector engine; the load comes
-    meanwhile and is nearly done. With a Vector instruction half as long the store comes in time to delay the load,
-    for which the Scalar engine waits with a long instruction. No order of service that is fixed without knowing the
-    times avoids this but one that lets the engines idle: then every store holds up the loads behind it.
+    The store is first in program order, and waits for the Vector engine; the load comes meanwhile and is nearly done.
+    With a Vector instruction half as long the store comes in time for the engines to serve both at once.
     """
-    lengths = []
     for vector_ns in (800.0, 400.0):
         build = Builder()
         result, loaded, curve = (build.tensor(name) for name in ("result", "loaded", "curve"))
@@ -186,8 +178,7 @@ def test_a_server_that_never_idles_while_somebody_waits_has_anomalies() -> None:
         build.dma((), (loaded,), dma_cost(busy=700.0), Engine.sync)
         build.event(Engine.scalar, reads=(loaded,), writes=(curve,), cost=Cost(2000.0, 2000.0))
         assert violations((build.stream,), EXACT, schedule(build.stream, EXACT)) == []
-        lengths.append(schedule(build.stream, EXACT).length_ns)
-    assert lengths == [8 + 100 + 700 + 64 + 2000, 8 + 100 + 700 + 400 + 64 + 2000]
+        assert schedule(build.stream, EXACT).length_ns == 8 + 100 + 700 + 64 + 2000
 
 
 def _least_ns(stream: Stream) -> float:

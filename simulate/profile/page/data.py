@@ -37,6 +37,7 @@ _SAID = {
     Reason.pool: "the DMA engines were held by",
     Reason.meeting: "it meets",
     Reason.turn: "in turn, it follows",
+    Reason.shared: "what it needs shared the DMA engines with",
 }
 
 

@@ -1,0 +1,165 @@
+"""The DMA engines of a core, which its DMA queues share.
+
+Each queue is served in order, at the rate of all engines. What several queues ask for together is bounded where
+somebody waits for it: an event starts no earlier than the engines could have moved all that must be complete before
+it, by dependences, by the order of its engine and of the queues, by full queues. From every moment on, the DMAs among
+these that begin after it take their time one after the other. A DMA that nobody waits for delays nobody, and the end
+of the launch waits for all.
+
+So the engines count as serving first what is waited for, and a cost less or a dependence less never makes an event
+later: the sets follow from the stream, the moments from maxima and sums. Chips serve the queues by turns instead; a
+rule that lets DMAs delay others they are not ordered with has anomalies (docs/decisions/0004).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+_START = 3  # Wait.start: says nothing about what has been moved
+
+
+class _Dma(NamedTuple):
+    begin_ns: float
+    busy_ns: float
+    event: int
+
+
+class DmaEngines:
+    """The DMA queues of one core while its stream is placed.
+
+    `triggers` are those of its engines, numbered below `engines`, that trigger DMAs: one queue each. `completion_ns` is
+    the shortest completion of any DMA: that long after its last byte has moved nobody knows of it. `base` and `events`
+    number the events of the core. Where every event waits for all before it, the queues need not be `shared`.
+    """
+
+    def __init__(
+        self,
+        engines: int,
+        triggers: Iterable[int],
+        completion_ns: float,
+        base: int,
+        events: int,
+        shared: bool,
+    ) -> None:
+        self._queue_of = {engine: queue for queue, engine in enumerate(sorted(set(triggers)))}
+        queues: list[list[_Dma]] = [[] for _ in self._queue_of]
+        self.shared = shared and len(queues) > 1
+        """Whether an event may have to wait for what several queues move."""
+        self._queues = queues
+        self._free_ns = [0.0] * len(queues)
+        self._completion_ns = completion_ns
+        self._base = base
+        # By event: how many DMAs of every queue are moved before its result is usable.
+        self._needs = [(0,) * len(queues)] * (events if self.shared else 0)
+        self._before_engine = [_Moved(queues) for _ in range(engines)]
+        self._before_queue = [_Moved(queues) for _ in queues]
+
+    def moved(self, engine: int, event: int, waits: Sequence[int]) -> tuple[float, int]:
+        """When all that an event needs can have been moved, and a DMA of it that is moved last or -1.
+
+        `waits` are what it waits for besides its engine's events so far, as in `Dependences.before`.
+        """
+        needed = self._before_engine[engine]
+        needs, base = self._needs, self._base
+        end = base + len(needs)
+        counts = needed.counts
+        for packed in waits:
+            producer = packed >> 2
+            if packed & 3 == _START or not base <= producer < end:
+                continue
+            more = needs[producer - base]
+            if more is counts:
+                continue
+            for have, want in zip(counts, more):
+                if want > have:
+                    counts = tuple(map(max, counts, more))
+                    break
+        if counts is not needed.counts:
+            needed.include(counts)
+        needs[event - base] = counts
+        return (needed.end_ns + self._completion_ns, needed.last) if needed.last >= 0 else (0.0, -1)
+
+    def serve(self, engine: int, event: int, arrival_ns: float, busy_ns: float) -> tuple[float, float, int]:
+        """Move the data of a DMA: (begin, end, the DMA it waited for or -1)."""
+        number = self._queue_of[engine]
+        queue = self._queues[number]
+        begin, last = arrival_ns, -1
+        if self._free_ns[number] > begin:
+            begin, last = self._free_ns[number], queue[-1].event
+        if self.shared:
+            before = self._before_queue[number]
+            needed = self._needs[event - self._base]
+            if needed != before.counts:
+                needed = tuple(map(max, before.counts, needed))
+                before.include(needed)
+            if before.end_ns > begin:
+                begin, last = before.end_ns, before.last
+            self._needs[event - self._base] = (*needed[:number], len(queue) + 1, *needed[number + 1 :])
+        queue.append(_Dma(begin, busy_ns, event))
+        self._free_ns[number] = begin + busy_ns
+        if self.shared:
+            before.include(self._needs[event - self._base])
+        return begin, begin + busy_ns, last
+
+    def finished(self) -> tuple[float, int]:
+        """When all that was asked for can have been moved, and a DMA that is moved last or -1."""
+        if not self.shared:
+            return 0.0, -1
+        end_ns, last = -1.0, -1
+        for begin, busy_ns, event in sorted(dma for queue in self._queues for dma in queue):
+            if busy_ns > 0.0:
+                end_ns, last = max(end_ns, begin) + busy_ns, event
+        return (end_ns + self._completion_ns, last) if last >= 0 else (0.0, -1)
+
+
+class _Moved:
+    """A set of DMAs, the first few of every queue, and when the engines alone with them have moved them all.
+
+    Kept are the intervals in which they are busy if they never idle; their end is the same whatever the order.
+    """
+
+    def __init__(self, queues: list[list[_Dma]]) -> None:
+        self._queues = queues
+        self.counts = (0,) * len(queues)
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+        self.end_ns = -1.0
+        self.last = -1
+
+    def include(self, counts: tuple[int, ...]) -> None:
+        """Take in the first `counts` of every queue, none of them fewer than so far."""
+        starts, ends, end = self._starts, self._ends, self.end_ns
+        for queue, have, want in zip(self._queues, self.counts, counts):
+            for at in range(have, want):
+                begin, busy, event = queue[at]
+                if busy <= 0.0:
+                    continue
+                if begin > end:
+                    starts.append(begin)
+                    end = begin + busy
+                    ends.append(end)
+                elif begin >= starts[-1]:
+                    end += busy
+                    ends[-1] = end
+                else:
+                    self._fill(begin, busy)
+                    if ends[-1] == end:
+                        continue
+                    end = ends[-1]
+                self.last = event
+        self.counts, self.end_ns = counts, end
+
+    def _fill(self, begin: float, busy: float) -> None:
+        """Take time from `begin` on where there is some."""
+        starts, ends = self._starts, self._ends
+        first = at = bisect_left(ends, begin)
+        low = min(starts[at], begin)
+        moment = begin
+        while at < len(starts) and starts[at] <= moment + busy:
+            busy -= max(starts[at] - moment, 0.0)
+            moment = ends[at]
+            at += 1
+        starts[first:at] = [low]
+        ends[first:at] = [moment + busy]
