@@ -8,6 +8,7 @@ a compiler may find, is not counted.
 from __future__ import annotations
 
 import importlib
+import weakref
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -116,6 +117,8 @@ class SimulatedDevice:
         )
         asked = _typed(ReplayOptions.from_environment)
         self._world.replay = replace(asked, exact=asked.exact or exact, verify=asked.verify or verify)
+        # Programs hold the arrays of their last launch: without this, a model's weights would outlive it.
+        weakref.finalize(self, REPLAYS.let_go).atexit = False
         self.own = range(self._world.rank, self._world.rank + self._world.ranks)
         if self._world.size != ranks:
             raise ModelError(

@@ -14,7 +14,7 @@ from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor, Storage
 from simulate.memory.placement import Tile, place
 
-_NOTHING = np.empty(0, np.uint8)
+NOTHING = np.empty(0, np.uint8)
 _LINE = 64  # bytes of a cache line
 
 
@@ -87,7 +87,7 @@ class Tiles:
         self._let_go = True
         self._block = None
         for storage, _, views in self._places:
-            storage.array = _NOTHING
+            storage.array = NOTHING
             storage.float_views.clear()
             for view in views:
                 view.forget_array()

@@ -10,7 +10,7 @@ import numpy as np
 from simulate.errors import NkwError
 from simulate.isa.plan import Domain, Plan, State
 from simulate.memory import NkiTensor, Storage
-from simulate.run.arena import ARENA, Tiles
+from simulate.run.arena import ARENA, NOTHING, Tiles
 from simulate.run.arguments import like
 from simulate.run.carry_out import accumulated, operands_of, put, put_all, repeat
 from simulate.run.processes import Processes
@@ -41,6 +41,14 @@ class _External:
         storage.host = data
         storage.array = data.reshape(-1).view(np.uint8)
         storage.float_views.clear()
+
+    def let_go(self) -> None:
+        """Hold no array of a launch until the next one."""
+        self.storage.host = self._seen = None
+        self.storage.array = NOTHING
+        self.storage.float_views.clear()
+        for view in self.views:
+            view.forget_array()
 
     def finish(self) -> None:
         """Let an array of bool hold 0 and 1, as it does after an eager launch; a tile of bool_ may hold any byte."""
@@ -160,6 +168,13 @@ class Program:
                 if id(external.storage) in self._written:
                     external.finish()
         return [_given_back(value) for value in self._returned]
+
+    def let_go(self) -> None:
+        """Hold no arguments and results of the last launch any more."""
+        for external in self._external:
+            external.let_go()
+        if self.fused is not None:
+            self.fused.let_go()
 
     def ranks_share(self, arrays: Sequence[Sequence[np.ndarray]]) -> bool:
         """Whether a rank writes to memory of another one's arrays, so that the turns of ranks decide what is there.

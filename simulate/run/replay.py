@@ -131,13 +131,15 @@ class Kind:
 class ReplayCache:
     """Programs by what decides them; the one unused longest makes room for a new one.
 
-    Programs share memory, so one runs at a time: whoever looks for one holds the `lock` until it has run.
+    Programs share memory, so one runs at a time: whoever looks for one does so in its `turn`, until it has run.
     """
 
     def __init__(self, capacity: int = 256) -> None:
         self.capacity = capacity
         self.report = ReplayReport()
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
+        self._in_turn = False
+        self._lets_go = False
         self._programs: OrderedDict[Any, tuple[Watch, Any, Program | Sequence[Any]]] = OrderedDict()
 
     def kind(self, kernel: Callable[..., Any], arguments: Arguments, options: tuple[Any, ...]) -> Kind | None:
@@ -155,6 +157,33 @@ class ReplayCache:
         except NotFixed as reason:
             self.report.refuse(str(reason))
             return None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Find a program and run it in a `with` block, while no other thread does."""
+        with self._lock:
+            self._in_turn = True
+            try:
+                yield
+            finally:
+                self._in_turn = False
+                if self._lets_go:
+                    self.let_go()
+
+    def let_go(self) -> None:
+        """Hold no array of earlier launches any more; without this a program keeps those of its last one.
+
+        Called in the middle of a replay, as a finalizer may be, it waits for its end.
+        """
+        self._lets_go = True
+        if not self._in_turn and self._lock.acquire(blocking=False):
+            try:
+                self._lets_go = False
+                for _, _, program in self._programs.values():
+                    if isinstance(program, Program):
+                        program.let_go()
+            finally:
+                self._lock.release()
 
     def find(self, key: Any) -> tuple[Any, Program | Sequence[Any]] | None:
         """The launch and program recorded under a key, if the kernel's surroundings are still the same.
@@ -192,7 +221,7 @@ class ReplayCache:
 
     def keep(self, key: Any, watch: Watch, launch: Any, program: Program | Sequence[Any]) -> None:
         """Keep a program, or what to make one of."""
-        with self.lock:
+        with self._lock:
             self._programs[key] = (watch, launch, program)
             self.report.recorded += 1
             while len(self._programs) > self.capacity:

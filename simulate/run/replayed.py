@@ -50,7 +50,7 @@ def replayed(
     else:
         REPLAYS.report.refuse("a logical core of several physical cores")
     if kind is not None:
-        with REPLAYS.lock:
+        with REPLAYS.turn():
             known = REPLAYS.find(kind.key)
             if known is not None:
                 done = _again(kernel, arguments, kind, known, options, elsewhere)

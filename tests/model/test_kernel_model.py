@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import ml_dtypes
@@ -162,3 +164,16 @@ def test_what_a_kernel_refuses_is_one_line_that_names_it(write_model) -> None:
 def test_refuses_an_unknown_target() -> None:
     with pytest.raises(ModelError, match="trn9"):
         SimulatedDevice("trn9", 1)
+
+
+def test_weights_do_not_outlive_their_model(write_model) -> None:
+    """A program holds the arrays of its last launch, so that two models of one process would be there at once."""
+    config, weights = load(write_model())
+    shards = shard_weights(config, weights, 1)
+    held = weakref.ref(shards[0].layers[0].w_qkv)
+    model = KernelModel(config, shards, SimulatedDevice("trn1", 1), 128)
+    model.prefill(IDS)
+    model.prefill(IDS)
+    del shards, model
+    gc.collect()
+    assert held() is None

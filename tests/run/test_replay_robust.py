@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -148,3 +149,46 @@ def test_threads_that_launch_the_same_kernel_get_their_own_results(cache, exact)
         sys.setswitchinterval(interval)
     assert not failures
     assert cache.report.hits + cache.report.recorded == 160
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_arrays_of_earlier_launches_are_let_go_on_request(cache, exact) -> None:
+    world = simulate.World("trn2", replay=ReplayOptions(exact=exact))
+    for _ in range(2):
+        given = arguments(1)
+        held = [weakref.ref(each) for each in given[::2]]
+        out = world.launch(kernel, [(given, {})], mode=simulate.Mode.replay).outputs[0]
+        held.append(weakref.ref(out.base))
+        del given, out
+    assert all(each() is not None for each in held)
+    cache.let_go()
+    assert [each() for each in held] == [None, None, None]
+    for seed in (1, 7, 1):
+        check(seed, exact)
+    assert cache.report.hits == 4
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_letting_go_in_the_middle_of_a_replay_waits_for_its_end(cache, exact, monkeypatch) -> None:
+    """As the finalizer of an earlier model does, which Python may run at any time."""
+    check(1, exact)
+    check(2, exact)
+    (_, _, program), *_ = cache._programs.values()
+    steps = []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(RUN):
+            return None
+        if event == "line":
+            cache.let_go()
+            steps.append(program._external[0].storage.host is None)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        found = replayed(3, exact)
+    finally:
+        sys.settrace(None)
+    assert len(steps) > 20 and all(np.array_equal(*each) for each in zip(found, expected(3)))
+    assert program._external[0].storage.host is None
+    check(4, exact)

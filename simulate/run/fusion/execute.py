@@ -101,6 +101,15 @@ class _Rank:
         for arguments, place, shape, element, offset, strides in self._buffers:
             arguments[place] = np.ndarray(shape, element, block, start + offset, strides)
 
+    def let_go(self) -> None:
+        """Leave every home without its bytes until the next `bind_homes`."""
+        self._bound.clear()
+        for slots in self._slots.values():
+            for arguments, place, *_ in slots:
+                arguments[place] = None
+        for tile in self._tiles:
+            tile.forget_array()
+
     def bind_homes(self) -> None:
         """Let the calls work on the bytes that the homes have now."""
         for storage in self._own:
@@ -143,6 +152,11 @@ class Fused:
         self._ranks = [_Rank(plans, own, inputs, narrow) for plans, own in zip(recorded, outside)]
         self._block: np.ndarray | None = None
         self.reports = [rank.report for rank in self._ranks]
+
+    def let_go(self) -> None:
+        """Hold no array of the last launch any more."""
+        for rank in self._ranks:
+            rank.let_go()
 
     def run(self, elsewhere: Processes | None = None) -> None:
         """Carry the calls out on the arrays to which the arguments' and results' storages are bound.
