@@ -2,7 +2,8 @@
 
 Arithmetic is float32 throughout. With bfloat16 activations its results are rounded to bfloat16 where a device stores
 them between engines: every norm, q, k and v before and after their rotation, the exponentials of a softmax, attention's
-output, the gated product, and both sums with the residual. Logits stay float32.
+output, the gated product, and both sums with the residual. Logits stay float32. Exponentials are relative to the
+largest score of all; in a prompt of more than 512 tokens the kernel rounds them relative to the largest so far.
 """
 
 from __future__ import annotations

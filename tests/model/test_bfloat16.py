@@ -23,6 +23,7 @@ from model.device import SimulatedDevice
 from model.families.llama import KernelModel, shard_weights
 from model.reference import ReferenceLlama
 from model.tokenizer import Tokenizer
+from simulate.run import REPLAYS
 from tests.model.reordering import reordered
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -82,6 +83,34 @@ def test_kernels_round_where_the_reference_does(write_model, changes, ranks) -> 
     assert np.median(differences) <= 4 * np.median(noises)
     assert max(differences) <= 4 * max(costs)
     assert np.median(costs) > 1000 * np.median(noises)  # so that the first line would notice a rounding
+
+
+def test_products_of_another_library_round_there_too(write_model, monkeypatch) -> None:
+    """Replayed with NKW_SPEED=torch, at sizes whose products are worth a call: 128 rows, 64 by 128."""
+    pytest.importorskip("torch", reason="torch is the extra of speed")
+    config, weights = load(write_model(hidden_size=64, intermediate_size=128, max_position_embeddings=256))
+    ids = np.random.default_rng(5).integers(3, 300, 128).tolist()
+    wanted = ReferenceLlama(config, weights, "bfloat16").prefill(ids).logits
+    cost = np.abs(ReferenceLlama(config, weights).prefill(ids).logits - wanted).max()
+    monkeypatch.setenv("NKW_SPEED", "torch")
+    REPLAYS.clear()  # so that programs are rewritten for torch
+    model = kernel_model(config, weights, 1, 128)
+    eager, replayed = (model.prefill(ids).logits for _ in range(2))
+    assert REPLAYS.report.hits > 0
+    for own in (eager, replayed):
+        assert np.abs(own - wanted).max() <= 4 * cost
+    REPLAYS.clear()
+
+
+@pytest.mark.parametrize("prompt", [512, 513, 640])
+def test_prompts_of_more_keys_than_a_bank_holds(write_model, prompt) -> None:
+    """512 keys lie in one bank; beyond, exponentials are rounded relative to the largest score so far."""
+    config, weights = load(write_model(max_position_embeddings=1024))
+    ids = np.random.default_rng(prompt).integers(3, 300, prompt).tolist()
+    wanted = ReferenceLlama(config, weights, "bfloat16").prefill(ids).logits
+    cost = np.abs(ReferenceLlama(config, weights).prefill(ids).logits - wanted).max()
+    difference = np.abs(kernel_model(config, weights, 1, prompt).prefill(ids).logits - wanted).max()
+    assert difference <= 4 * cost
 
 
 class Recording(SimulatedDevice):

@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import ml_dtypes
+import nki.language as nl
 import numpy as np
 import pytest
 
@@ -54,6 +55,11 @@ def test_arrays_go_there_and_back_unchanged(installed, dtype) -> None:
     for result in (single, *pair):
         assert result.dtype == dtype
         assert np.array_equal(result, array)
+
+
+@pytest.mark.parametrize("dtype", [nl.float32, nl.bfloat16])
+def test_a_dtype_is_that_of_the_bound_package(installed, dtype) -> None:
+    assert neuron.NeuronDevice(1).dtype(str(dtype)) is dtype
 
 
 def test_other_arguments_reach_the_kernel_as_they_are(installed) -> None:
