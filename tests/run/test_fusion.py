@@ -131,6 +131,31 @@ def test_pieces_are_put_together_once_for_all_neighbours(cache) -> None:
     assert cache.report.products_joined == 8  # of three parts times three blocks of columns, the last ragged
 
 
+def product_then_square(a_by_k, b, width):
+    """(a.T @ b) ** 2, multiplied by blocks of columns and squared at once."""
+    rows, columns = a_by_k.shape[1], b.shape[1]
+    out = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+    wide = nl.ndarray((rows, columns), dtype=nl.float32)
+    left, right = nl.load(a_by_k), nl.load(b)
+    for start in range(0, columns, width):
+        end = min(columns, start + width)
+        total = nl.ndarray((rows, end - start), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(dst=total, stationary=left, moving=right[:, start:end])
+        nisa.tensor_copy(dst=wide[:, start:end], src=total)
+    squares = nl.ndarray((rows, columns), dtype=nl.float32)
+    nisa.tensor_tensor(dst=squares, data1=wide, data2=wide, op=nl.multiply)
+    stored(out, squares)
+    return out
+
+
+@pytest.mark.parametrize("rows", [1, 5, 128])
+def test_results_side_by_side_need_no_copy(cache, rows) -> None:
+    agree(product_then_square, whole(1, 64, rows), whole(2, 64, 300), 128)
+    ((_, _, program),) = cache._programs.values()
+    called = [function.__name__ for segment in program.fused._ranks[0].segments for function, _ in segment]
+    assert called == ["matmul", "multiply"]
+
+
 @pytest.mark.parametrize("per_row", [True, False])
 def test_indices_read_at_run_time(cache, per_row) -> None:
     def moves(table, rows, out):

@@ -17,7 +17,7 @@ from simulate.run.fusion.builder import array_of
 from simulate.run.fusion.graph import Kind, Op, View
 from simulate.run.fusion.lower import AsRecorded, Lowering, Recorded
 from simulate.run.fusion.products import join_products
-from simulate.run.fusion.tidy import drop_unused, make_in_place, prepare_products
+from simulate.run.fusion.tidy import drop_unused, make_in_place, prepare_products, show_neighbours
 from simulate.run.processes import Processes
 from simulate.run.together import hold
 
@@ -48,6 +48,7 @@ class _Rank:
         builder = lowering.run()
         drop_unused(builder)
         joined = join_products(builder)
+        show_neighbours(builder)
         results = lowering.written_once(given)
         make_in_place(builder, results)
         prepare_products(builder, narrow)

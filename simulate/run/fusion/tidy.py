@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from simulate.memory import Storage, views
 from simulate.numerics.dtypes import float32
 from simulate.run.fusion.blocks import LARGE, BlockedProduct, scratch_elements
 from simulate.run.fusion.builder import Builder
-from simulate.run.fusion.graph import Kind, Op, Uses, View
+from simulate.run.fusion.graph import Kind, Op, Uses, Value, View
 from simulate.run.fusion.narrow import NarrowProduct, narrow_operand, narrow_pair, split
 from simulate.run.fusion.works import Copy, Product, Widened
 
@@ -52,6 +54,53 @@ def make_in_place(builder: Builder, results: dict[int, Storage]) -> int:
             writer.keep = writer.keep or into.kind is Kind.home
     builder.ops = [op for op in builder.ops if id(op) not in gone]
     return len(gone)
+
+
+def show_neighbours(builder: Builder) -> int:
+    """Let a matrix that copies put together from neighbouring parts of one value be those parts; returns the copies.
+
+    Products that were joined leave such matrices: their results lay apart before, and side by side now.
+    """
+    uses = Uses(builder.ops)
+    gone: set[int] = set()
+    for value in {op.writes[0].value.number: op.writes[0].value for op in builder.ops if op.writes}.values():
+        copies = uses.writers(value)
+        shown = _shown(value, copies)
+        if shown is None or not uses.can_substitute(value, shown):
+            continue
+        uses.substitute(value, shown)
+        for op in copies:
+            op.reads, op.writes = (), ()
+            gone.add(id(op))
+    builder.ops = [op for op in builder.ops if id(op) not in gone]
+    return len(gone)
+
+
+def _shown(value: Value, copies: Sequence[Op]) -> View | None:
+    """The view of another buffer of which `copies` make a whole matrix, if there is one."""
+    if value.kind is not Kind.buffer or len(value.shape) != 2 or not copies:
+        return None
+    first = copies[0]
+    if not all(isinstance(op.work, Copy) and not op.keep and len(op.reads[0].shape) == 2 for op in copies):
+        return None
+    source, strides = first.reads[0].value, first.reads[0].strides
+    if source.kind is not Kind.buffer or source is value or source.dtype != value.dtype:
+        return None
+    if sum(views.count(op.writes[0].shape) for op in copies) != value.size:
+        return None
+    offsets = set()
+    for op in copies:
+        part, place = op.reads[0], op.writes[0]
+        steps = zip(part.shape, part.strides, strides, place.strides, (value.shape[1], 1))
+        if part.value is not source or any(
+            extent > 1 and (own != wanted or there != unit) for extent, own, wanted, there, unit in steps
+        ):
+            return None
+        row, column = divmod(place.offset, value.shape[1])
+        offsets.add(part.offset - row * strides[0] - column * strides[1])
+    if len(offsets) != 1:
+        return None
+    return View(source, offsets.pop(), value.shape, strides)
 
 
 def simplified(view: View) -> View:
