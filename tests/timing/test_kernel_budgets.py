@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
+import nki.language as nl
 import numpy as np
 import pytest
 from nki.collectives import ReplicaGroup
@@ -79,10 +80,13 @@ def matmul(rows: int, depth: int, columns: int, predicted_us: float = 0.0) -> Wo
     return Work(kernels.matmul, arguments, reads, rows * columns * 2, predicted_us)
 
 
-def embedding(tokens: int, vocabulary: int, hidden: int, predicted_us: float = 0.0) -> Work:
-    arguments = (ids(tokens), narrow(vocabulary, hidden))
+def embedding(
+    tokens: int, vocabulary: int, hidden: int, predicted_us: float = 0.0, dtype: Any = nl.float32
+) -> Work:
+    arguments = (ids(tokens), narrow(vocabulary, hidden), dtype)
     reads = {"ids": 1, "table": tokens / vocabulary}
-    return Work(kernels.embedding, arguments, reads, tokens * hidden * 4, predicted_us)
+    written = tokens * hidden * np.dtype(dtype).itemsize
+    return Work(kernels.embedding, arguments, reads, written, predicted_us)
 
 
 def rmsnorm(tokens: int, hidden: int, predicted_us: float = 0.0) -> Work:
@@ -190,6 +194,7 @@ RAGGED = (
     *(matmul(rows, 300, 700) for rows in (1, 127, 128, 129, 511, 512, 513)),
     *(matmul(1025, depth, 520) for depth in (4096, 4097, 8192, 8193)),
     *(embedding(tokens, 1000, 260) for tokens in (1, 127, 128, 129)),
+    *(embedding(tokens, 1000, 260, dtype=nl.bfloat16) for tokens in (1, 127, 128, 129)),
     *(rmsnorm(tokens, 260) for tokens in (1, 127, 128, 129)),
     *(qkv_projection(tokens, 260, 256, 64) for tokens in (1, 129, 512, 513)),
     *(qkv_projection(513, hidden, 256, 64) for hidden in (4096, 4097, 5376, 5377)),
