@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A line of the user's kernel."""
+    """A line of the user's kernel; without a file, what has no line, such as a replayed launch."""
 
     file: str
     line: int
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+        return f"{self.file}:{self.line} in {self.function}" if self.file else self.function
 
 
 class NkwError(Exception):

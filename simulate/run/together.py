@@ -9,6 +9,7 @@ from typing import Any
 from simulate.errors import Location
 from simulate.isa.plan import Meeting
 from simulate.run.processes import Processes
+from simulate.run.turns import check_agreement
 
 _REPLAYED = Location("", 0, "a replayed launch")
 
@@ -37,8 +38,9 @@ def hold(
 
 
 def _met_elsewhere(elsewhere: Processes, meeting: Meeting, operands: list[Any]) -> list[Any]:
-    """What the meeting of this process's rank with those of other processes gives it."""
+    """What the meeting of this process's rank with those of other processes gives it. Raises MeetingMismatch."""
     place = (True, 0, meeting.place)  # as `issue` names it for the only core of a rank
     _, arrived = elsewhere.wait([elsewhere.post(replace(meeting, place=place), operands, _REPLAYED)])
+    check_agreement(meeting.members, arrived)  # another rank may not be replaying what this one does
     results = meeting.exchange([given for _, given, _ in arrived])
     return results[meeting.members.index(elsewhere.rank)]

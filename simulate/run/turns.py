@@ -207,9 +207,7 @@ class Turns:
     @staticmethod
     def _hold(gathering: _Gathering, meeting: Meeting, dry: bool) -> None:
         arrived = [gathering.arrived[member] for member in meeting.members]
-        disagreement = _disagreement(meeting.members, arrived)
-        if disagreement:
-            raise MeetingMismatch("NKW-MEETING", disagreement, arrived[0][2])
+        check_agreement(meeting.members, arrived)
         if dry:
             gathering.results = {member: [] for member in meeting.members}
             return
@@ -217,8 +215,8 @@ class Turns:
         gathering.results = dict(zip(meeting.members, results))
 
 
-def _disagreement(members: tuple[int, ...], arrived: list[tuple[Meeting, list[Any], Location]]) -> str:
-    """Every term on which the members of a meeting differ, with who says what and where; empty if none."""
+def check_agreement(members: tuple[int, ...], arrived: Sequence[tuple[Meeting, list[Any], Location]]) -> None:
+    """Raise MeetingMismatch with every term on which the members of a meeting differ, who says what, and where."""
     lines = []
     keys = list(dict.fromkeys(key for meeting, _, _ in arrived for key in meeting.terms))
     for key in keys:
@@ -228,7 +226,9 @@ def _disagreement(members: tuple[int, ...], arrived: list[tuple[Meeting, list[An
                 f"  {key}: member {member} says {value} ({where})"
                 for member, value, (_, _, where) in zip(members, said, arrived)
             ]
-    return "\n".join(["the members of a meeting disagree", *lines]) if lines else ""
+    if lines:
+        message = "\n".join(["the members of a meeting disagree", *lines])
+        raise MeetingMismatch("NKW-MEETING", message, arrived[0][2])
 
 
 def check_world(ranks: int) -> None:

@@ -57,6 +57,12 @@ def main(folder: Path) -> None:
     for launch in range(3):
         done = world.launch(reduced, [((part(rank, launch), everyone), {})], mode=simulate.Mode.replay)
         say(what="reduced", launch=launch, mode=done.mode.value, bytes=done.outputs[0].tobytes().hex())
+    shorter = part(rank)[:4] if rank == 1 else part(rank)  # one rank records a launch that the others replay
+    refused(
+        "replayed shapes",
+        lambda: world.launch(reduced, [((shorter, everyone), {})], mode=simulate.Mode.replay),
+    )
+    dist.barrier()
     out = world.launch(gathered, [((part(rank), pair, 1 if rank == 1 else 2), {})]).outputs[0]
     say(what="gathered", bytes=out.tobytes().hex())
     both = simulate.World.of_processes("trn2", logical_core_size=2)

@@ -86,6 +86,16 @@ def test_eager_and_replayed_launches_give_the_bytes_of_one_process(said: list[di
         ]
 
 
+def test_ranks_that_replay_disagree_with_one_that_does_otherwise(said: list[dict[str, Any]]) -> None:
+    reports = found(said, "replayed shapes")
+    assert {rank: report["code"] for rank, report in reports.items()} == dict.fromkeys(
+        range(3), "NKW-MEETING"
+    )
+    for report in reports.values():
+        assert "member 0 says [((5, 7), 'float32')] (a replayed launch)" in report["text"]
+        assert "member 1 says [((4, 7), 'float32')] (" in report["text"]
+
+
 def test_groups_are_separate(said: list[dict[str, Any]]) -> None:
     same = in_one_process(gathered, [(part(rank), PAIR, 1 if rank == 1 else 2) for rank in range(3)])
     assert [found(said, "gathered")[rank]["bytes"] for rank in range(3)] == same
