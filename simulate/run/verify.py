@@ -6,7 +6,8 @@ Accuracy and Stability of Numerical Algorithms, section 3.1); two orders differ 
 differences become on their way through the rest of the kernel is found by making them: the recorded program runs with
 every product moved by the whole of that difference, up or down at random. A replay may be as far from the eager
 launch as these runs are at their farthest place, and by one last place of the output's dtype for its own rounding.
-Infinities, NaN and the elements of an output of integers have to be the same, unless those runs change them too.
+Infinities, NaN and the elements of an output of integers have to be the same, unless those runs change them too: a
+product whose terms come near the largest float32 is infinite in one of them and undefined in the other.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from simulate.run.arguments import like
 
 _UNIT = 2.0**-24  # half the distance from 1 to the next float32
 _RUNS = 2
+_NEAR_OVERFLOW = np.float32(2.0**120)
+"""From here on the order may decide whether a sum overflows, also one of up to 256 products in PSUM."""
 
 
 class ReplayMismatch(NkwError):
@@ -127,25 +130,17 @@ def disturbance(seed: int) -> Callable[[Plan, list[Any], np.ndarray], np.ndarray
     def disturb(plan: Plan, operands: list[Any], product: np.ndarray) -> np.ndarray:
         terms = operands[0].size // max(1, product.shape[0])
         gamma = terms * _UNIT / (1 - terms * _UNIT)
-        magnitude = plan.compute(*(np.abs(each) for each in operands))[0]
+        # An infinite or undefined term makes a sum what it is in any order, unless the others overflow.
+        finite = [np.where(np.isfinite(each), np.abs(each), np.float32(0)) for each in operands]
+        magnitude = plan.compute(*finite)[0]
         signs = generator.choice(np.array([-2, 2], np.float32), product.shape)
         moved: np.ndarray = (product + signs * np.float32(gamma) * magnitude).astype(np.float32, copy=False)
-        special = [~np.isfinite(each) for each in operands]
-        if any(each.any() for each in special):
-            moved = np.where(_meets(plan, operands, special), product, moved)
+        overflows = ~(magnitude < _NEAR_OVERFLOW)
+        if overflows.any():
+            moved[overflows] = (np.inf, np.nan)[seed % 2]
         return moved
 
     return disturb
-
-
-def _meets(plan: Plan, operands: list[Any], special: list[np.ndarray]) -> np.ndarray:
-    """Which sums of products have an infinite or undefined term, and so are what they are in any order."""
-    (left, right), (all_left, all_right) = (
-        [flags.astype(np.float32) for flags in special],
-        [np.ones_like(each) for each in operands],
-    )
-    met: np.ndarray = plan.compute(left, all_right)[0] + plan.compute(all_left, right)[0] > 0
-    return met
 
 
 def last_place(dtype: np.dtype[Any], magnitude: float) -> float:
