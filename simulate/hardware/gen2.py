@@ -189,6 +189,7 @@ _DMA = {
     "dma_hwdge_descriptor_ns": guessed(2.0, _GEN3_TRACES, "gen3 value; no hardware DGE here"),
     "dma_swdge_trigger_ns": guessed(50.0, _GEN3_TRACES, "gen3 value"),
     "dma_swdge_gpsimd_ns": derived(1000.0, KILN),
+    "dma_swdge_known_gpsimd_ns": guessed(1000.0, KILN, "as for addresses that follow from data"),
     "dma_swdge_descriptor_ns": derived(15.0, KILN),
     "dma_swdge_first_ns": guessed(675.0, _GEN3_TRACES, "gen3 value"),
     "dma_load_skew_ns": guessed(400.0, _GEN3_TRACES, "gen3 value"),

@@ -194,6 +194,12 @@ _DMA = {
         MEGAKERNEL,
         "per DMA of 32 or 48 packets alike, in four versions of one kernel with 809 to 221 DMAs",
     ),
+    "dma_swdge_known_gpsimd_ns": derived(
+        750.0,
+        MEGAKERNEL,
+        "per DMA of 32 packets in three one-core versions of an attention block with 324 to 466 of them, less 3.7 us "
+        "for each value that goes through HBM; two-core ones leave at most 0.7 us",
+    ),
     "dma_swdge_descriptor_ns": derived(
         9.5, MEGAKERNEL, "fit to three versions of a kernel whose largest DMAs are 1.5 MB in 384 packets"
     ),

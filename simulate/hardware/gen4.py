@@ -207,6 +207,7 @@ _DMA = {
         "dma_hwdge_descriptors_free",
         "dma_hwdge_descriptor_ns",
         "dma_swdge_trigger_ns",
+        "dma_swdge_known_gpsimd_ns",
         "dma_swdge_descriptor_ns",
         "dma_swdge_first_ns",
         "dma_load_skew_ns",

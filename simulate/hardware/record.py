@@ -235,6 +235,7 @@ class Hardware:
     dma_hwdge_descriptor_ns: float
     dma_swdge_trigger_ns: float
     dma_swdge_gpsimd_ns: float
+    dma_swdge_known_gpsimd_ns: float
     dma_swdge_descriptor_ns: float
     dma_swdge_first_ns: float
     dma_load_skew_ns: float

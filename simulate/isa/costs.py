@@ -154,6 +154,7 @@ def dma(
     hbm_sides: int = 1,
     cast_bytes: int = 0,
     by_row: bool = False,
+    at_run_time: bool = False,
 ) -> Cost:
     """One DMA: triggered on `engine`'s stream, cut into descriptors, spread over the core's DMA engines.
 
@@ -161,8 +162,9 @@ def dma(
     `piece_bytes` is the length of contiguous runs. Runs are cut at the descriptor limit; up to eight short runs share a
     descriptor within it, at the rate of one long run: traces show it for prepared rings, counts of packets for those
     that software writes. Hardware writes one for every run, and so does GpSimd for rows that lie anywhere (`by_row`).
-    GpSimd works out addresses for the next descriptors meanwhile, so the longer of the two counts: a scatter of 128
-    rows of 4 bytes takes 2 us on gen2, 15 ns each, and no further microsecond.
+    GpSimd works out addresses for the next descriptors meanwhile, which takes longer where they follow from data
+    (`at_run_time`). The longer of the two counts: a scatter of 128 rows of 4 bytes takes 2 us on gen2, 15 ns each, and
+    no further microsecond.
 
     `hbm_sides` of source and destination lie in HBM. However many engines move them, DMAs of one core take their bytes
     from its share of HBM, so a DMA holds the pool for no less than its bytes take there. The engines do not start
@@ -181,7 +183,8 @@ def dma(
     gpsimd_ns = 0.0
     if mode is DgeMode.swdge:
         trigger_ns, first_ns = hardware.dma_swdge_trigger_ns, hardware.dma_swdge_first_ns
-        gpsimd_ns = max(hardware.dma_swdge_gpsimd_ns, descriptors * hardware.dma_swdge_descriptor_ns)
+        gpsimd_ns = hardware.dma_swdge_gpsimd_ns if at_run_time else hardware.dma_swdge_known_gpsimd_ns
+        gpsimd_ns = max(gpsimd_ns, descriptors * hardware.dma_swdge_descriptor_ns)
     elif mode is DgeMode.hwdge:
         beyond = max(descriptors - hardware.dma_hwdge_descriptors_free, 0)
         trigger_ns = hardware.dma_hwdge_trigger_ns + beyond * hardware.dma_hwdge_descriptor_ns

@@ -94,7 +94,9 @@ def dma_copy(
         writes=(dst,),
         domain=Domain.bits if same else Domain.float32,
         compute=_unchanged,
-        cost=costs.dma(hardware, trigger, mode, total, piece, load, hbm_sides, cast_bytes, by_row),
+        cost=costs.dma(
+            hardware, trigger, mode, total, piece, load, hbm_sides, cast_bytes, by_row, dynamic is not None
+        ),
         name=name,
         carries=carries.elementwise,
         trigger=trigger,

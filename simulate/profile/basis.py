@@ -108,7 +108,9 @@ def _dma_numbers(hardware: Hardware, cost: Cost, phase: Phase) -> tuple[str, ...
         mode = "swdge"
     if phase is Phase.issue:
         if mode == "swdge":
-            return "dma_swdge_trigger_ns", "dma_swdge_gpsimd_ns", "dma_swdge_descriptor_ns"
+            at_run_time = dma.gpsimd_ns >= hardware.dma_swdge_gpsimd_ns
+            fixed = "dma_swdge_gpsimd_ns" if at_run_time else "dma_swdge_known_gpsimd_ns"
+            return "dma_swdge_trigger_ns", fixed, "dma_swdge_descriptor_ns"
         return (f"dma_{mode}_trigger_ns",)
     if phase is Phase.first_byte:
         return (f"dma_{mode}_first_ns",)

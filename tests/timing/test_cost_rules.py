@@ -34,9 +34,11 @@ def test_more_bytes_never_make_a_collective_shorter(target: str) -> None:
 def test_software_descriptors_take_the_longer_of_their_addresses_and_their_writing(target: str) -> None:
     chip = hardware(target)
     few = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 4, 4, True).dma
+    found = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 4, 4, True, at_run_time=True).dma
     many = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 1024 * 4, 4, True, by_row=True).dma
-    assert few is not None and many is not None
-    assert few.gpsimd_ns == chip.dma_swdge_gpsimd_ns
+    assert few is not None and many is not None and found is not None
+    assert few.gpsimd_ns == chip.dma_swdge_known_gpsimd_ns
+    assert found.gpsimd_ns == chip.dma_swdge_gpsimd_ns >= few.gpsimd_ns
     assert many.gpsimd_ns == 1024 * chip.dma_swdge_descriptor_ns
 
 

@@ -48,10 +48,14 @@ def layer(entry: Entry) -> Case:
         array((1, positions, depth), _BF16),
         array((2, depth, 1), _BF16),
         share,
-        width,
-        _descriptors(entry, work),
-        entry.says("cos/sin broadcast"),
-        work.repeats,
+        decode.Form(
+            width,
+            _descriptors(entry, work),
+            entry.says("cos/sin broadcast"),
+            work.repeats,
+            _softmax(entry, work),
+            entry.says("all-ones"),
+        ),
     )
     return Case(chip, (Run(decode.attention_block, (arguments,)),), quantity_of(entry), Schedule.explicit)
 
@@ -91,6 +95,15 @@ def _divided(entry: Entry, hidden: int, heads: int, depth: int, positions: int) 
     if share < heads:
         return _Work(heads // entry.cores, hidden)
     return _Work(heads, hidden // entry.cores)
+
+
+def _softmax(entry: Entry, work: _Work) -> str:
+    """How the scores are handled: the versions for one core alone go head by head, later ones in two passes."""
+    if entry.cores == 1:
+        return "heads"
+    if work.alone:
+        return "rows"
+    return "again" if entry.says("scores recomputed") else "tiles"
 
 
 def _descriptors(entry: Entry, work: _Work) -> str:

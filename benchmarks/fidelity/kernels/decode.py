@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -14,20 +16,38 @@ from benchmarks.fidelity.kernels.common import (
     psum,
     sbuf,
 )
+from benchmarks.fidelity.kernels.flash_decode import attend_by_heads, attend_in_tiles, reduced_by_trip
 
 
-def attention_block(x, w_qkv, w_o, keys, values, angles, heads, width, mode="none", spread=False, repeats=0):
+@dataclass(frozen=True)
+class Form:
+    """What the versions of the attention block differ in.
+
+    width: columns of a weight tile. mode: who writes descriptors. spread: cosines and sines are repeated for every head
+    by the DMA that loads them, one element at a time, else by the instruction that uses them. repeats: times that keys
+    and values are projected once more, as where every query head does it for itself. softmax: whole rows of scores,
+    two passes over tiles, the same with scores computed again, or head by head. trips: sums over the partitions go
+    through HBM as maxima do.
+    """
+
+    width: int = 2048
+    mode: str = "none"
+    spread: bool = False
+    repeats: int = 0
+    softmax: str = "rows"
+    trips: bool = False
+
+
+def attention_block(x, w_qkv, w_o, keys, values, angles, heads, form):
     """QKV projection, attention of one token with its cache, output projection and residual.
 
-    repeats: times that keys and values are projected once more, as where every query head does it for itself.
-
-    angles [2, d, 1] are the cosines and sines of the token's position. spread: they are repeated for every head by the
-    DMA that loads them, one element at a time, else by the instruction that uses them.
+    angles [2, d, 1] are the cosines and sines of the token's position.
 
     x [H / 128 on the free axis, 128 partitions] as [128, H / 128]; w_qkv [H, (heads + 2 kv) d]; w_o [heads d, N], all
     of H or a core's columns; keys [kv, d, S], values [kv, S, d]. Weights come in tiles of `width` columns, one DMA
     each.
     """
+    width, mode = form.width, form.mode
     groups, _, positions = keys.shape
     columns = load(x)
     epsilon = constant((PARTITIONS, 1), 1.0e-6)
@@ -35,9 +55,9 @@ def attention_block(x, w_qkv, w_o, keys, values, angles, heads, width, mode="non
     turning = _loaded(
         w_o[0:PARTITIONS, 0:PARTITIONS], mode
     )  # stands for the permutation that swaps halves of a head
-    waves = [_angles(angles[i], heads + groups, mode, spread) for i in range(2)]
+    waves = [_angles(angles[i], heads + groups, mode, form.spread) for i in range(2)]
     qkv = project(columns, w_qkv, width, mode)
-    for _ in range(repeats):
+    for _ in range(form.repeats):
         again = project(columns, w_qkv[:, heads * PARTITIONS :], width, mode)
         nisa.tensor_copy(dst=qkv[:, heads : heads + 2 * groups], src=again)
     _rotated(qkv[:, 0 : heads + groups], waves, turning)
@@ -51,12 +71,30 @@ def attention_block(x, w_qkv, w_o, keys, values, angles, heads, width, mode="non
         ]
         share = heads // groups
         query = normalised(qkv[:, group * share : (group + 1) * share], epsilon)
-        _attend(out[:, group * share : (group + 1) * share], query, cached_keys, cached_values)
+        if form.trips:
+            query = _by_trips(query)
+        place = out[:, group * share : (group + 1) * share]
+        if form.softmax == "rows":
+            _attend(place, query, cached_keys, cached_values)
+        elif form.softmax == "heads":
+            attend_by_heads(place, query, cached_keys, cached_values, form.trips)
+        else:
+            attend_in_tiles(place, query, cached_keys, cached_values, form.softmax == "again")
     result = project(out, w_o, width, mode)
     nisa.tensor_tensor(dst=result, data1=result, data2=load(x[:, 0 : result.shape[1]]), op=nl.add)
     total = nl.ndarray(result.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=total, src=result)
     return total
+
+
+def _by_trips(query):
+    """The norms of every head once more, each by way of HBM: of its query, and of the key that belongs to it."""
+    for head in range(query.shape[1]):
+        one = query[:, head : head + 1]
+        for _ in range(2):
+            scale = reduced_by_trip(evacuate(one, nl.float32), nl.add)
+            nisa.tensor_scalar(dst=one, data=one, op0=nl.multiply, operand0=scale)
+    return query
 
 
 def _angles(angles, heads, mode, spread):
