@@ -27,6 +27,8 @@ Float32Array = NDArray[np.float32]
 
 _ONE = np.float32(1)
 _ZERO = np.float32(0)
+_SATURATED = np.float32(40)
+"""exp of it, and of anything above 18, swallows the 1 that is added to it in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +77,14 @@ def _prelu(x: Float32Array, relu_param: Any = 0.0) -> Float32Array:
 
 @quiet
 def _sigmoid(x: Float32Array) -> Float32Array:
-    """1 / (1 + exp(-x)), extended by exp(x) where x is negative, so that no exponential overflows.
-
-    Two exponentials cost less than one and a selection by sign.
-    """
-    return np.exp(np.minimum(x, _ZERO)) / (_ONE + np.exp(-np.abs(x)))
+    """1 / (1 + exp(-x)), extended by exp(x), which is stopped where the quotient is 1 so that it does not overflow."""
+    grown = np.exp(np.minimum(x, _SATURATED))
+    return grown / (_ONE + grown)
 
 
 @quiet
 def _silu(x: Float32Array) -> Float32Array:
-    return x * np.exp(np.minimum(x, _ZERO)) / (_ONE + np.exp(-np.abs(x)))
+    return x * _sigmoid(x)
 
 
 @quiet
