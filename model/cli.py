@@ -202,7 +202,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "decode step, composed of dry runs of this project's kernels."
     )
     parser.add_argument("config", metavar="CONFIG", type=Path, help="config.json, or a folder that holds one")
-    parser.add_argument("--instance", metavar="NAME", help="instance type (default: trn2.48xlarge)")
+    parser.add_argument(
+        "--instance",
+        metavar="NAME",
+        help="instance type, or several over EFA: '4 x trn1.32xlarge' (default: trn2.48xlarge)",
+    )
     parser.add_argument(
         "--accelerator",
         metavar="NAME",

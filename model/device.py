@@ -22,7 +22,7 @@ import numpy as np
 import simulate
 from model.errors import ModelError
 from simulate.bind import real_package
-from simulate.hardware import INSTANCES, Hardware, Instance, hardware
+from simulate.hardware import INSTANCES, Hardware, Instance, hardware, instance
 from simulate.memory import MemoryRegion
 from simulate.occupancy import occupancies, svg
 from simulate.profile import Profile, profile
@@ -42,6 +42,7 @@ __all__ = [
     "SimulatedDevice",
     "bind_neuron",
     "chip",
+    "instance_named",
     "kernel_limit",
     "neuron_package_installed",
     "nki_dtype",
@@ -309,6 +310,11 @@ def write_page(path: Path, title: str, passes: Sequence[tuple[str, Pass]]) -> No
 def chip(target: str) -> Hardware:
     """The record of one chip, with a core's limits, clocks and bandwidths."""
     return _typed(lambda: hardware(target))
+
+
+def instance_named(name: str) -> Instance:
+    """An instance type by its name, or several of them over EFA; ModelError for a name that is neither."""
+    return _typed(lambda: instance(name))
 
 
 def kernel_limit(kernel: str, name: str) -> int:

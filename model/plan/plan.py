@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model.device import INSTANCES, Instance, chip
+from model.device import INSTANCES, Instance, chip, instance_named
 from model.errors import ModelError
 from model.plan import roofline
 from model.plan.dry import Time
@@ -186,9 +186,8 @@ class _Place:
         if request.accelerator is not None:
             return cls._accelerator(model, request, request.accelerator, dtype, tokens)
         name = request.instance or DEFAULT_INSTANCE
-        if name not in INSTANCES:
-            raise ModelError(f"instance {name!r} is not known; known are {', '.join(INSTANCES)}")
-        instance = INSTANCES[name]
+        instance = instance_named(name)
+        name = instance.name
         record, cores = chip(instance.target), instance.physical_cores
         tp = request.tp
         if tp is None:

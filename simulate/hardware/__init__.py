@@ -8,7 +8,7 @@ from simulate.errors import InvalidArgument
 from simulate.hardware.gen2 import INF2, TRN1
 from simulate.hardware.gen3 import TRN2
 from simulate.hardware.gen4 import TRN3
-from simulate.hardware.instances import INSTANCES, Instance
+from simulate.hardware.instances import INSTANCES, Instance, instance
 from simulate.hardware.record import Confidence, Hardware, Number, derived, documented, guessed
 from simulate.hardware.topology import on_instance
 
@@ -24,6 +24,7 @@ __all__ = [
     "documented",
     "guessed",
     "hardware",
+    "instance",
 ]
 
 _RECORDS = {record.name: record for record in (TRN1, INF2, TRN2, TRN3)}
@@ -38,16 +39,18 @@ DEFAULT_TARGET = "trn2"
 def hardware(target: str) -> Hardware:
     """The record of a chip by its name, or by its generation; gen2 means trn1.
 
-    The name of an instance type gives the record of its chip, with the collectives of that instance (`topology`).
+    The name of an instance type, or of several (`4 x trn1.32xlarge`), gives the record of its chip, with the
+    collectives of that instance (`topology`). Raises InvalidArgument for a name that is none of these.
     """
     known = {**_RECORDS, **_GENERATIONS}
     if isinstance(target, str) and target in known:
         return known[target]
-    if isinstance(target, str) and target in INSTANCES:
-        return _on_instance(target)
+    if isinstance(target, str) and (target in INSTANCES or " x " in target):
+        return _on_instance(instance(target).name)
     raise InvalidArgument("NKW-TARGET", f"{target!r} is no known target; known are {', '.join(known)}")
 
 
 @lru_cache
 def _on_instance(name: str) -> Hardware:
-    return on_instance(_RECORDS[INSTANCES[name].target], INSTANCES[name])
+    place = instance(name)
+    return on_instance(_RECORDS[place.target], place)

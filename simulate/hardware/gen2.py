@@ -214,6 +214,11 @@ _KERNEL = {
 
 _LINKS = {
     "neuronlink_gb_per_s_per_chip": documented(384.0, "Amazon EC2 Trn1/Trn1n architecture page"),
+    "collective_efa_step_ns": derived(
+        165000.0,
+        "published nccom-test sweep of 32 ranks over two and four nodes (instance inferred as trn1.32xlarge)",
+        "all-reduces of 256 KB less what they take inside, by two and by four steps; with the software of 2023",
+    ),
     "collective_latency_ns": derived({2: 2100.0, 8: 6300.0, 32: 9100.0}, _SWEEP, "all-reduce of 1 KB"),
     "collective_mesh_gb_per_s": derived({2: 60.0, 8: 15.0, 32: 19.0}, _SWEEP, "payload rate"),
     "collective_bus_gb_per_s": derived({2: 57.0, 8: 67.0, 32: 128.0}, _SWEEP, "plateau"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulate.hardware.common import (
+    COLLECTIVES_GUIDE,
     COMMON,
     COST_FORMULAS,
     CS149_TRACES,
@@ -230,6 +231,9 @@ _BY_LINKS = "trn1's by the ratio of link bandwidths, 1280 to 384"
 
 _LINKS = {
     "neuronlink_gb_per_s_per_chip": documented(1280.0, _DEVICE_PAGE),
+    "collective_efa_step_ns": guessed(
+        15000.0, COLLECTIVES_GUIDE, "its hop of about 15 us; nothing is published of the software on top"
+    ),
     "collective_latency_ns": guessed(
         {2: 3600.0, 4: 7200.0, 8: 10800.0, 32: 15600.0},
         MEGAKERNEL,

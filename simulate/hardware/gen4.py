@@ -235,7 +235,13 @@ _LINKS = {
     "neuronlink_gb_per_s_per_chip": documented(2560.0, _DEVICE_PAGE),
     "collective_mesh_gb_per_s": guessed({2: 400.0, 8: 100.0, 32: 126.0}, COLLECTIVES_GUIDE, _BY_LINKS),
     "collective_bus_gb_per_s": guessed({2: 380.0, 8: 446.0, 32: 854.0}, COLLECTIVES_GUIDE, _BY_LINKS),
-    **carried_over(TRN2, "collective_latency_ns", "collective_switch_bytes", reason="gen3 value"),
+    **carried_over(
+        TRN2,
+        "collective_latency_ns",
+        "collective_switch_bytes",
+        "collective_efa_step_ns",
+        reason="gen3 value",
+    ),
 }
 
 TRN3: Hardware = build(

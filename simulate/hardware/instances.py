@@ -1,11 +1,13 @@
-"""EC2 instance types and UltraServers: how many chips of which kind, and what joins them."""
+"""EC2 instance types, UltraServers, and several of them: how many chips of which kind, and what joins them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from simulate.errors import InvalidArgument
 from simulate.hardware.record import Number, build, derived, documented, guessed
 
 _TRN1_PAGE = "Amazon EC2 Trn1/Trn1n architecture page"
@@ -20,7 +22,10 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One instance type. None where nothing is published, or where a single chip has no such link."""
+    """One instance type, or `parts` equal ones of the type `part`. None where nothing is published or so linked.
+
+    A part moves `between_gb_per_s` to the others, over links between chips at `ring_gb_per_s_per_chip`, else over EFA.
+    """
 
     name: str
     target: str
@@ -30,6 +35,10 @@ class Instance:
     neuronlink_gb_per_s_per_chip: float | None
     efa_gbit_per_s: float | None
     topology: str
+    parts: int
+    part: str | None
+    between_gb_per_s: float | None
+    ring_gb_per_s_per_chip: float | None
     provenance: Mapping[str, Number]
 
 
@@ -46,7 +55,12 @@ def _instance(
     neuronlink: Number,
     efa: Number,
     topology: Number,
+    parts: int = 1,
+    part: str | None = None,
+    between: Number | None = None,
+    ring: Number | None = None,
 ) -> Instance:
+    none = derived(None, topology.source, "no parts")
     return build(
         Instance,
         {
@@ -58,6 +72,10 @@ def _instance(
             "neuronlink_gb_per_s_per_chip": neuronlink,
             "efa_gbit_per_s": efa,
             "topology": topology,
+            "parts": derived(parts, topology.source),
+            "part": derived(part, topology.source),
+            "between_gb_per_s": between or none,
+            "ring_gb_per_s_per_chip": ring or none,
         },
     )
 
@@ -94,6 +112,24 @@ def _trn2_48xlarge(name: str, note: str, topology: Number) -> Instance:
         documented(1024.0, _TRN2_PAGE, note),
         documented(3200.0, _TRN2_PAGE),
         topology,
+    )
+
+
+def _trn2_ultraserver() -> Instance:
+    """Four trn2u.48xlarge, joined chip by chip in rings."""
+    return _instance(
+        "trn2 UltraServer",
+        "trn2",
+        documented(64, _TRN2_PAGE),
+        derived(512, _TRN2_PAGE, "eight cores a chip"),
+        derived(4 * 1536 * _GIB, _TRN2_PAGE, "four instances"),
+        documented(1024.0, _TRN2_PAGE, "inside an instance"),
+        derived(4 * 3200.0, _TRN2_PAGE, "four instances"),
+        documented("4 instances of a 4x4 2-D torus of chips, joined in a Z ring", _TRN2_PAGE),
+        parts=4,
+        part="trn2u.48xlarge",
+        between=derived(16 * 256.0, _TRN2_PAGE, "sixteen chips of 256 GB/s each"),
+        ring=documented(256.0, _TRN2_PAGE),
     )
 
 
@@ -146,6 +182,7 @@ _ALL = (
             "4x4 2-D torus of chips, a Z ring of 4 instances", _TRN2_PAGE, "64 chips in an UltraServer"
         ),
     ),
+    _trn2_ultraserver(),
     _instance(
         "trn3.3xlarge",
         "trn3",
@@ -162,3 +199,50 @@ _ALL = (
 
 INSTANCES: Mapping[str, Instance] = MappingProxyType({instance.name: instance for instance in _ALL})
 """Every known instance type by its name."""
+
+_SEVERAL = re.compile(r"(\d{1,4}) ?x ?(.+)")
+
+
+def instance(name: str) -> Instance:
+    """An instance type or UltraServer by its name, or several of them over EFA: `4 x trn1.32xlarge`.
+
+    Raises InvalidArgument for a name that is not known, for fewer than two of one, and for several of one that has no
+    EFA on record.
+    """
+    if name in INSTANCES:
+        return INSTANCES[name]
+    several = _SEVERAL.fullmatch(name)
+    if several is None or several[2] not in INSTANCES:
+        raise InvalidArgument(
+            "NKW-INSTANCE",
+            f"instance {name!r} is not known; known are {', '.join(INSTANCES)}, and several over EFA, as in "
+            "'4 x trn1.32xlarge'",
+        )
+    count, part = int(several[1]), INSTANCES[several[2]]
+    if count < 2:
+        raise InvalidArgument(
+            "NKW-INSTANCE", f"{name!r}: several are two at least; one is {part.name!r} alone"
+        )
+    if part.efa_gbit_per_s is None:
+        having = ", ".join(each.name for each in INSTANCES.values() if each.efa_gbit_per_s)
+        raise InvalidArgument(
+            "NKW-INSTANCE", f"{name!r}: no EFA is on record for {part.name}; it is for {having}"
+        )
+    return _several(count, part)
+
+
+def _several(count: int, part: Instance) -> Instance:
+    known = part.provenance
+    return _instance(
+        f"{count} x {part.name}",
+        part.target,
+        derived(count * part.chips, known["chips"].source),
+        derived(count * part.physical_cores, known["physical_cores"].source),
+        derived(count * part.hbm_bytes, known["hbm_bytes"].source),
+        known["neuronlink_gb_per_s_per_chip"],
+        derived(count * known["efa_gbit_per_s"].value, known["efa_gbit_per_s"].source),
+        derived(f"{count} over EFA, each a {part.topology}", known["topology"].source),
+        parts=count,
+        part=part.name,
+        between=derived(known["efa_gbit_per_s"].value / 8, known["efa_gbit_per_s"].source),
+    )

@@ -257,6 +257,7 @@ class Hardware:
     neuronlink_gb_per_s_per_chip: float
     collective_hop_ns: float
     collective_efa_hop_ns: float
+    collective_efa_step_ns: float
     collective_latency_ns: Mapping[int, float]
     collective_mesh_gb_per_s: Mapping[int, float]
     collective_bus_gb_per_s: Mapping[int, float]

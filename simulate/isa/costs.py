@@ -6,11 +6,11 @@ published device traces; every constant and its source stands in the hardware re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from math import ceil
 
 from simulate.hardware import Hardware
+from simulate.hardware.topology import of_ranks
 from simulate.isa.enums import DgeMode, Engine
 from simulate.isa.plan import Cost, DmaCost
 from simulate.memory import MemoryRegion, NkiTensor
@@ -222,12 +222,12 @@ def collective(hardware: Hardware, ranks: int, total_bytes: int, hops: float) ->
 
     `hops` scales the payload: 1 for an all-reduce (reduce-scatter and all-gather together), one half for either.
     """
-    latency_ns = _nearest(hardware.collective_latency_ns, ranks)
-    switch_bytes = _nearest(hardware.collective_switch_bytes, ranks)
-    wire_ns = min(total_bytes, switch_bytes) / _nearest(hardware.collective_mesh_gb_per_s, ranks)
+    latency_ns = of_ranks(hardware.collective_latency_ns, ranks)
+    switch_bytes = of_ranks(hardware.collective_switch_bytes, ranks)
+    wire_ns = min(total_bytes, switch_bytes) / of_ranks(hardware.collective_mesh_gb_per_s, ranks)
     if total_bytes > switch_bytes:
         # Bytes more never take less time: just above the switch the plateau's rate is not reached yet.
-        ring_ns = 2 * (ranks - 1) / ranks * total_bytes / _nearest(hardware.collective_bus_gb_per_s, ranks)
+        ring_ns = 2 * (ranks - 1) / ranks * total_bytes / of_ranks(hardware.collective_bus_gb_per_s, ranks)
         wire_ns = max(wire_ns, ring_ns)
     whole_ns = latency_ns + hops * wire_ns if ranks > 1 else 0.0
     trigger_ns = hardware.dma_static_trigger_ns
@@ -237,12 +237,6 @@ def collective(hardware: Hardware, ranks: int, total_bytes: int, hops: float) ->
         latency_cycles=(trigger_ns + whole_ns) * clock,
         meeting_ns=whole_ns,
     )
-
-
-def _nearest(by_ranks: Mapping[int, float], ranks: int) -> float:
-    """The entry for the smallest published rank count that is at least `ranks`, else for the largest."""
-    enough = [known for known in by_ranks if known >= ranks]
-    return by_ranks[min(enough) if enough else max(by_ranks)]
 
 
 def clock_ghz(hardware: Hardware, engine: Engine) -> float:

@@ -19,10 +19,12 @@ from simulate.hardware import (
     documented,
     guessed,
     hardware,
+    instance,
 )
 from simulate.hardware.record import build
 
 RECORDS = [hardware(target) for target in TARGETS]
+SEVERAL = instance("4 x trn2.48xlarge")
 FIELDS = [field.name for field in dataclasses.fields(Hardware) if field.name != "provenance"]
 UNITS = (
     "_ghz",
@@ -39,7 +41,7 @@ UNITS = (
 )
 
 
-@pytest.mark.parametrize("record", [*RECORDS, *INSTANCES.values()], ids=lambda r: r.name)
+@pytest.mark.parametrize("record", [*RECORDS, *INSTANCES.values(), SEVERAL], ids=lambda r: r.name)
 def test_every_field_carries_source_and_confidence(record) -> None:
     names = [field.name for field in dataclasses.fields(record) if field.name != "provenance"]
     assert list(record.provenance) == names

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from simulate.errors import InvalidArgument
-from simulate.hardware import INSTANCES, Hardware, hardware
+from simulate.hardware import INSTANCES, Hardware, hardware, instance
+from simulate.hardware.topology import across
 from simulate.isa import costs
 
 MB = 1_000_000
@@ -73,6 +74,75 @@ def test_four_chips_of_a_torus_use_half_of_their_links() -> None:
 def test_more_servers_use_more_links() -> None:
     own = hardware("trn3 UltraServer Gen1")
     assert own.collective_bus_gb_per_s[512] == own.collective_bus_gb_per_s[32] * (256 + 320 + 128) / 256
+
+
+def test_an_ultraserver_is_four_instances_and_their_ring() -> None:
+    own, part = instance("trn2 UltraServer"), INSTANCES["trn2u.48xlarge"]
+    assert (own.chips, own.physical_cores) == (64, 512)
+    assert own.hbm_bytes == 4 * part.hbm_bytes
+    chip, inside = hardware("trn2 UltraServer"), hardware("trn2u.48xlarge")
+    for ranks in (2, 8, 32, 128):
+        assert all_reduce_us(chip, ranks, 100 * MB) == all_reduce_us(inside, ranks, 100 * MB)
+    # Doubling and halving among four takes four steps; sixteen rings, of two links to a row's two.
+    latency_us = (chip.collective_latency_ns[512] - inside.collective_latency_ns[128]) / 1000.0
+    assert latency_us == pytest.approx(4 * 1.5)
+    ring_gb_per_s = 16 * 67.0 * 256.0 / (384.0 / 2)
+    each_byte = 2 * 127 / 128 / inside.collective_bus_gb_per_s[128] + 2 * 3 / 4 / ring_gb_per_s
+    assert 2 * 511 / 512 / chip.collective_bus_gb_per_s[512] == pytest.approx(each_byte)
+
+
+@pytest.mark.parametrize(("count", "steps"), [(2, 2), (3, 4), (4, 4), (5, 6), (16, 8)])
+def test_several_instances_add_steps_and_bytes_over_efa(count: int, steps: int) -> None:
+    own, one = hardware(f"{count} x trn1.32xlarge"), hardware("trn1.32xlarge")
+    ranks = 32 * count
+    assert max(own.collective_latency_ns) == ranks
+    for size in (256_000, 512 * MB):
+        added = all_reduce_us(own, ranks, size) - all_reduce_us(one, 32, size)
+        sent_us = 2 * (count - 1) / count * size / 100.0 / 1000.0
+        assert added == pytest.approx(steps * 165.0 + sent_us, rel=1e-9)
+
+
+def test_several_instances_agree_with_the_sweeps_over_nodes() -> None:
+    """All-reduces of 32 ranks on two and four nodes, 355 and 705 us; 64 ranks on two, 398 us."""
+    one = hardware("trn1.32xlarge")
+    for nodes, measured_us in ((2, 355.2), (4, 705.4)):
+        each = 32 // nodes
+        spread = across(one, nodes, each, 100.0 * each / 32, one.collective_efa_step_ns, "test")
+        assert all_reduce_us(spread, 32, 262_144) == pytest.approx(measured_us, rel=0.02)
+    assert all_reduce_us("2 x trn1.32xlarge", 64, 102_400) == pytest.approx(398.0, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["2 x trn1n.32xlarge", "3 x trn2 UltraServer", "2 x trn3 UltraServer Gen1"])
+def test_groups_inside_one_of_several_go_over_its_own_links(name: str) -> None:
+    own, one = hardware(name), hardware(name[4:])
+    cores = INSTANCES[name[4:]].physical_cores
+    for ranks in (2, cores):
+        assert all_reduce_us(own, ranks, 100 * MB) == all_reduce_us(one, ranks, 100 * MB)
+    assert all_reduce_us(own, cores + 1, 100 * MB) > all_reduce_us(one, cores, 100 * MB)
+    assert instance(name).physical_cores == int(name[0]) * cores
+
+
+def test_spaces_in_several_do_not_count() -> None:
+    assert instance("4xtrn1.32xlarge").name == instance("4x trn1.32xlarge").name == "4 x trn1.32xlarge"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("1 x trn1.32xlarge", "several are two at least; one is 'trn1.32xlarge' alone"),
+        ("0 x trn1.32xlarge", "several are two at least"),
+        ("2 x inf2.48xlarge", "no EFA is on record for inf2.48xlarge; it is for trn1.32xlarge, "),
+        ("2 x trn2.3xlarge", "no EFA is on record for trn2.3xlarge"),
+        ("2 x trn2.47xlarge", "instance '2 x trn2.47xlarge' is not known; known are trn1.2xlarge, "),
+        ("10000 x trn1.32xlarge", "is not known"),
+        ("2 x 2 x trn1.32xlarge", "is not known"),
+    ],
+)
+def test_refuses_several_of_what_cannot_be_joined(name: str, sentence: str) -> None:
+    for asked in (instance, hardware):
+        with pytest.raises(InvalidArgument, match=sentence) as refused:
+            asked(name)
+        assert refused.value.code == "NKW-INSTANCE"
 
 
 def test_refuses_an_unknown_instance() -> None:

@@ -217,6 +217,8 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
         (["--tp", "3"], "3 ranks do not divide 4 heads"),
         (["--instance", "p5"], "instance 'p5' is not known; known are trn1.2xlarge, "),
         (["--instance", "inf2.xlarge", "--tp", "4"], "4 ranks on inf2.xlarge, which has 2 cores"),
+        (["--instance", "2 x inf2.48xlarge"], "no EFA is on record for inf2.48xlarge"),
+        (["--instance", "2 x trn1.32xlarge", "--tp", "128"], "128 ranks on 2 x trn1.32xlarge, which has 64"),
         (["--prompt", "60", "--generate", "5"], "a prompt of 60 and 5 generated tokens exceed the model's"),
         (["--accelerator", "b9"], "accelerator 'b9'; known are a100, h100, or give TFLOPS,TB/s"),
         (["--accelerator", "h100", "--instance", "inf2.xlarge"], "for an instance or for an accelerator"),
@@ -231,6 +233,16 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
 )
 def test_refuses_wrong_options_in_one_line(small, capsys, arguments, message) -> None:
     assert message in refused(capsys, small, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "tp"), [("trn2 UltraServer", 512), ("2 x trn1.32xlarge", 64), ("2 x trn1.32xlarge", 32)]
+)
+def test_ranks_go_up_to_the_last_core_of_what_is_joined(name: str, tp: int) -> None:
+    model = load_model(CONFIGS / "mamba-130m.json")
+    assert 768 * 2 % tp == 0
+    plan = make_plan(model, Request(instance=name, tp=tp))
+    assert (plan.place, plan.tp, plan.copies) == (name, tp, plan.devices // tp)
 
 
 @pytest.mark.parametrize("arguments", [["--instance", "inf2.xlarge", "--tp", "2"], ["--tp", "4"]])

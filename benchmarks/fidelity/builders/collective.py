@@ -1,4 +1,4 @@
-"""Collectives among the cores of one instance."""
+"""Collectives among the cores of one instance, or of several."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import numpy as np
 from benchmarks.fidelity.case import Case, NotCovered, Quantity, Run, Schedule, array, chip_of
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import collectives
+from simulate.hardware import hardware, instance
+from simulate.hardware.topology import across
+
+_NODE = "trn1.32xlarge"  # which the sweeps over several nodes are consistent with
 
 
 def build(entry: Entry) -> Case:
@@ -17,15 +21,18 @@ def build(entry: Entry) -> Case:
     chip = chip_of(entry)
     if "host" in entry.measured:
         raise NotCovered("the time of a whole graph on the host, of which the collective is a small part")
-    nodes = re.search(r"(\d+) nodes|(\d+) node\(s\)", entry.kernel)
-    if (nodes and int(nodes.group(1) or nodes.group(2)) > 1) or entry.says("two nodes"):
-        raise NotCovered("ranks on several instances, whose network is not modelled")
     if entry.says("framework-compiled"):
         raise NotCovered("an estimate of the authors, not a measurement of one collective")
     size = re.search(r"(\d+) B", entry.shapes)
     if size is None:
         raise NotCovered(f"shapes {entry.shapes!r} give no size in bytes")
     ranks = entry.cores
+    nodes = _nodes(entry)
+    if nodes > 1:
+        each, place = ranks // nodes, instance(_NODE)
+        assert place.efa_gbit_per_s is not None
+        efa = place.efa_gbit_per_s / 8 * each / place.physical_cores
+        chip = across(hardware(_NODE), nodes, each, efa, chip.collective_efa_step_ns, entry.kernel)
     group = ncc.ReplicaGroup([list(range(ranks))])
     part = array((1, int(size.group(1))), np.uint8)
     if entry.says("all-reduce"):
@@ -38,3 +45,10 @@ def build(entry: Entry) -> Case:
     of = "all_reduce" if entry.says("all-reduce") else "all_gather"
     arguments = tuple((part, group, *extra) for _ in range(ranks))
     return Case(chip, (Run(kernel, arguments),), Quantity.latency, Schedule.collective, of)
+
+
+def _nodes(entry: Entry) -> int:
+    if entry.says("two nodes"):
+        return 2
+    found = re.search(r"(\d+) nodes|(\d+) node\(s\)", entry.kernel)
+    return int(found[1] or found[2]) if found else 1
