@@ -196,16 +196,21 @@ def gap_sentence(group: GapGroup) -> str:
 
 def traffic_table(profile: Profile, rows: int) -> list[str]:
     """The `rows` tensors in HBM that move most bytes, under a heading."""
-    out = [f"{'HBM tensor':<36s}{'MB':>11s}{'read MB':>11s}{'times':>6s}{'written':>10s}{'times':>6s}"]
+    out = [f"{'HBM tensor':<34s}{'MB':>11s}{'read MB':>11s}{'times':>7s}{'written':>10s}{'times':>7s}"]
     for each in profile.traffic[:rows]:
         out.append(
-            f"{_fit(each.name, 35):<36s}{each.nbytes / 1e6:>11.3f}{each.read_bytes / 1e6:>11.3f}"
-            f"{each.reads:>6.2f}{each.written_bytes / 1e6:>10.3f}{each.writes:>6.2f}"
+            f"{_fit(each.name, 33):<34s}{each.nbytes / 1e6:>11.3f}{each.read_bytes / 1e6:>11.3f}"
+            f"{_times(each.reads):>7s}{each.written_bytes / 1e6:>10.3f}{_times(each.writes):>7s}"
         )
     if len(profile.traffic) > rows:
         rest = profile.traffic[rows:]
         out.append(f"{len(rest)} more with {sum(each.moved_bytes for each in rest) / 1e6:.3f} MB")
     return out
+
+
+def _times(often: float) -> str:
+    """How often something is moved, in at most six characters below a million."""
+    return f"{often:.{2 if often < 100 else 1 if often < 1000 else 0}f}"
 
 
 def _lines(profile: Profile, rows: int) -> list[str]:

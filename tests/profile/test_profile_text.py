@@ -177,3 +177,26 @@ def test_time_takes_a_kernel_by_name_with_shapes(capsys: pytest.CaptureFixture[s
     status, out, err = timed(capsys, "--target", "trn1", "nki_kernels:absent")
     assert (status, out) == (2, "")
     assert err == "target trn1\nerror: [NKW-KERNEL-NAME] nki_kernels has no kernel absent\n"
+
+
+@pytest.mark.parametrize("times", [9, 99, 100, 128, 999, 1000, 4096])
+def test_columns_of_a_tensor_that_is_read_often_stay_apart(times: int) -> None:
+    def kernel(a: Any, row: Any) -> Any:
+        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray(a.shape, dtype=a.dtype)
+        for _ in range(times):
+            nisa.dma_copy(dst=tile[0:1, :], src=row)
+        nisa.dma_copy(dst=tile, src=a)
+        nisa.dma_copy(dst=out, src=tile)
+        return out
+
+    found = text(profile(*timed_streams(kernel, kernels.zeros(128, 512), kernels.zeros(1, 512)))).splitlines()
+    size, read = 2048 / 1e6, times * 2048 / 1e6
+    (row,) = [line.split() for line in found if re.match(r"row +0\.002", line)]
+    assert [float(cell) for cell in row[1:]] == pytest.approx([size, read, times, 0, 0], abs=0.0005)
+    assert max(map(len, found)) <= 80
+
+
+def timed_streams(kernel: Any, *arguments: Any) -> tuple[Any, Any]:
+    done = kernels.dry(kernel, *arguments)
+    return done.streams, done.hardware

@@ -112,7 +112,7 @@ class Timeline {
     for (const row of this.part.rows) {
       if (row.lane) continue;
       paint.fillStyle = this.ink;
-      paint.fillText(row.track.name, 0, row.y + ROW / 2, LEFT - 48);
+      paint.fillText(row.track.name, 0, row.y + ROW / 2, LEFT - 56);
       paint.fillStyle = this.soft;
       paint.textAlign = "right";
       paint.fillText(share(row.track.busy, this.part.length), LEFT - 8, row.y + ROW / 2);
