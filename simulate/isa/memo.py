@@ -73,22 +73,17 @@ def key_of(
             if value.dynamic is not None:
                 return None
             parts.append(value.layout)
-            # One tile twice is another call than two tiles that lie alike.
-            for place, tile in enumerate(tiles):
-                if tile is value:
-                    parts.append(place)
+            if value in tiles:  # one tile twice is another call than two tiles that lie alike
+                parts.append(tiles.index(value))
             tiles.append(value)
         elif kind in _BY_VALUE:
-            parts.append(kind)  # 1 is no True
-            parts.append(value)
+            parts += kind, value  # 1 is no True
         elif kind in _BY_IDENTITY:
             parts.append(id(value))
         elif kind is float:
-            parts.append(kind)
-            parts.append(value or repr(value))  # 0.0 is no -0.0
+            parts += kind, value or repr(value)  # 0.0 is no -0.0
         elif kind is tuple and all(type(part) is int for part in value):
-            parts.append(kind)
-            parts.append(value)
+            parts += kind, value
         elif issubclass(kind, Enum):
             _BY_IDENTITY.add(kind)
             parts.append(id(value))

@@ -101,18 +101,29 @@ def joined(box: Box, other: Box) -> Box | None:
 
 
 def rows_of(
-    on_chip: bool, row: int, width: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+    on_chip: bool,
+    row_bytes: int,
+    width: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
 ) -> tuple[int, int, int, int]:
     """First and end row, first and end byte within a row, of a box of rows by bytes that encloses a view.
 
-    `row` is the elements of a row, `width` the bytes of an element; strides and offset count elements.
+    `width` is the bytes of an element; strides and offset count elements.
     """
+    row = row_bytes // width
     first, start = divmod(offset, row) if row else (0, 0)
     if on_chip:
         reach = start
         for dim in range(1, len(shape)):
             reach += (shape[dim] - 1) * strides[dim]
         return first, first + shape[0], start * width, (reach + 1) * width
+    if not row:
+        # An element is wider than a row: take all of the rows it touches.
+        reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides) if stride > 0)
+        end = (offset + reach + 1) * width
+        return offset * width // row_bytes, -(-end // row_bytes), 0, row_bytes
     last, reach = first, start
     for extent, stride in zip(shape, strides):
         if stride % row == 0:

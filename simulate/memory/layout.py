@@ -39,7 +39,7 @@ class Form:
 class Layout:
     """A view of an allocation of some form, by its strides and offset in elements."""
 
-    __slots__ = ("_boxes", "_rows", "byte_view", "dtype", "form", "offset", "shape", "strides", "whole")
+    __slots__ = ("_boxes", "byte_view", "dtype", "form", "offset", "rows", "shape", "strides", "whole")
 
     def __init__(
         self, form: Form, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...], offset: int
@@ -63,7 +63,11 @@ class Layout:
             width,
         )
         self._boxes: tuple[Box | None, Box | None] | None = None
-        self._rows: tuple[int, int, int, int] | None = None
+        self.rows = rows_of(form.buffer.on_chip, form.row_bytes, dtype.itemsize, shape, strides, offset)
+        """The box of rows by bytes within a row that encloses the view, as the stream records it.
+
+        Rows are partitions on chip; in HBM all dims but the last.
+        """
 
     @property
     def boxes(self) -> tuple[Box | None, Box | None]:
@@ -74,21 +78,6 @@ class Layout:
         found = self._boxes
         if found is None:
             found = self._boxes = box_of(self.form.stored_shape, *self.byte_view[1:])
-        return found
-
-    @property
-    def rows(self) -> tuple[int, int, int, int]:
-        """First and end row, first and end byte within a row, that enclose the view, as the stream records them.
-
-        Rows are partitions on chip; in HBM all dims but the last.
-        """
-        found = self._rows
-        if found is None:
-            width = self.dtype.itemsize
-            row = self.form.row_bytes // width
-            found = self._rows = rows_of(
-                self.form.buffer.on_chip, row, width, self.shape, self.strides, self.offset
-            )
         return found
 
 
@@ -130,10 +119,14 @@ def part_key(layout: Layout, keys: Any) -> tuple[Any, ...] | None:
         if kind is slice:
             start, stop, step = part.start, part.stop, part.step
             # 1.0 and True equal 1, and are no ints.
-            for bound in (start, stop, step):
-                if bound is not None and type(bound) is not int:
-                    return None
-            parts.append((start, stop, step))
+            if (
+                (start is None or type(start) is int)
+                and (stop is None or type(stop) is int)
+                and (step is None or type(step) is int)
+            ):
+                parts.append((start, stop, step))
+            else:
+                return None
         elif kind is int:
             parts.append(part)
         else:

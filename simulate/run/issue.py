@@ -89,7 +89,7 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
     Raises RuleViolation for a read of bytes that were never written, where the plan does not tell what becomes of
     them; for one that does, it is raised when a later instruction needs what came of them.
     """
-    line = line or kernel_line()
+    line = line or kernel_line(inside=3)  # who calls is the simulator's own
     if core.turns.drawn:
         core.turns.give_way(core.index)
     as_float = plan.domain is Domain.float32

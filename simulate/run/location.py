@@ -15,9 +15,9 @@ _ours: dict[int, tuple[CodeType, bool]] = {}
 """Codes by their identity, kept so that it stays their own: a code's hash is worked out from all of it every time."""
 
 
-def kernel_line() -> tuple[CodeType, int]:
-    """The innermost frame outside this package: its code and line number."""
-    frame = sys._getframe(1)
+def kernel_line(inside: int = 1) -> tuple[CodeType, int]:
+    """The innermost frame outside this package: its code and line number. So many callers are known to be inside."""
+    frame = sys._getframe(inside)
     while True:
         code = frame.f_code
         known = _ours.get(id(code)) or _judged(code)

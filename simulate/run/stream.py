@@ -250,17 +250,12 @@ class Stream:
         self.triggers.append((plan.trigger or plan.engine).number)
         self.cost_ids.append(cost_id)
         self.line_ids.append(line_id)
-        rows = self.rows
         for tile in plan.reads:
-            rows.extend(self._box(tile, READ, index))
-            if tile.dynamic is not None:
-                rows.extend(self._box(tile.dynamic.index, READ, index))
+            self._enter(tile, READ, index)
         adds = plan.accumulate is not None and plan.accumulate is not Accumulate.overwrite
         for tile in plan.writes:
-            rows.extend(self._box(tile, ACCUMULATE if adds else WRITE, index))
-            if tile.dynamic is not None:
-                rows.extend(self._box(tile.dynamic.index, READ, index))
-        self.row_ends.append(len(rows))
+            self._enter(tile, ACCUMULATE if adds else WRITE, index)
+        self.row_ends.append(len(self.rows))
         if plan.name is not None:
             self.names[index] = plan.name
         if self.open_affine:
@@ -273,17 +268,18 @@ class Stream:
             self.meetings[index] = meeting
         return NkiInstruction(self, index)
 
-    def _box(self, tile: NkiTensor, kind: int, index: int) -> tuple[int, int, int, int, int]:
-        storage = tile.storage
-        serial = storage.serial
+    def _enter(self, tile: NkiTensor, kind: int, index: int) -> None:
+        serial = tile.storage.serial
         self.last_use[serial] = index
         if serial not in self.first_use:
             self.first_use[serial] = index
-        if tile.dynamic is not None:
-            # Where a run-time index leads is not known before the run: the whole tensor is the footprint.
-            record = self.tensors[serial]
-            return serial * 4 + kind, 0, record.nbytes // record.row_bytes, 0, record.row_bytes
-        return (serial * 4 + kind, *tile.layout.rows)
+        if tile.dynamic is None:
+            self.rows.extend((serial * 4 + kind, *tile.layout.rows))
+            return
+        # Where a run-time index leads is not known before the run: the whole tensor is the footprint.
+        record = self.tensors[serial]
+        self.rows.extend((serial * 4 + kind, 0, record.nbytes // record.row_bytes, 0, record.row_bytes))
+        self._enter(tile.dynamic.index, READ, index)
 
     def label(self, serial: int) -> str:
         """An allocation as error messages name it."""

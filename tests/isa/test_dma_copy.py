@@ -149,3 +149,19 @@ def test_rows_named_by_a_tile_are_scattered() -> None:
     values = np.arange(6, dtype=np.int32).reshape(3, 2)
     result = launch(kernel, [((rows, values), {})], hardware("trn2")).outputs[0]
     assert result.tolist() == [[4, 5], [7, 7], [7, 7], [0, 1]]
+
+
+@pytest.mark.parametrize("rows", [4, 8])
+def test_elements_wider_than_a_row_of_hbm_take_the_rows_they_touch(rows: int) -> None:
+    def kernel(x):
+        words = nl.ndarray((1, rows // 4), nl.int32)
+        nisa.dma_copy(dst=words, src=x.ap([[rows // 4, 1], [1, rows // 4]], dtype=nl.int32))
+        out = nl.ndarray((1, rows // 4), nl.int32, nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=words)
+        return out
+
+    x = np.arange(rows, dtype=np.uint8)[:, None]
+    done = launch(kernel, [((x,), {})], hardware("trn2"))
+    assert_same_bits(done.outputs[0].ravel(), x.ravel().view(np.int32))
+    read = done.streams[0].event(0).accesses[0]
+    assert (read.first_row, read.end_row, read.first_byte, read.end_byte) == (0, rows, 0, 1)

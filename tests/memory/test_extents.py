@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from simulate.memory.extents import Box, box_of, contains, joined, meets
+from simulate.memory.extents import Box, box_of, contains, joined, meets, rows_of
 
 
 def _touched(shape: tuple[int, ...], strides: tuple[int, ...], offset: int, width: int) -> list[int]:
@@ -88,6 +88,28 @@ def test_boxes_of_usual_views(sizes, shape, strides, offset, width, box) -> None
     exact, enclosing = box_of(sizes, shape, strides, offset, width)
     assert exact == box
     assert enclosing is not None
+
+
+def test_rows_by_bytes_enclose_what_a_view_in_hbm_touches() -> None:
+    rng = np.random.default_rng(7)
+    tight = narrow = 0
+    for _ in range(3000):
+        width = int(rng.choice([1, 2, 4]))
+        rows, row_bytes = int(rng.integers(1, 9)), int(rng.choice([1, 2, 4, 8, 12, 16]))
+        if row_bytes > width and row_bytes % width:
+            continue
+        shape = tuple(int(n) for n in rng.integers(1, 4, rng.integers(1, 4)))
+        strides = tuple(int(n) for n in rng.integers(0, 9, len(shape)))
+        offset = int(rng.integers(rows * row_bytes))
+        touched = _touched(shape, tuple(width * stride for stride in strides), offset * width, width)
+        if touched[-1] >= rows * row_bytes:
+            continue
+        first, end, low, high = rows_of(False, row_bytes, width, shape, strides, offset)
+        assert 0 <= first < end <= rows and 0 <= low < high <= row_bytes
+        assert set(touched) <= set(_inside((rows, row_bytes), ((first, end), (low, high))))
+        narrow += row_bytes < width
+        tight += len(touched) == (end - first) * (high - low)
+    assert tight > 50 and narrow > 20
 
 
 def test_an_empty_view_has_no_box() -> None:
