@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.fidelity.case import Case, NotCovered, Quantity, Run, Schedule, array, chip_of
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import collectives
-from simulate.hardware import hardware, instance
+from simulate.hardware import INSTANCES, hardware, instance
 from simulate.hardware.topology import across
 
 _NODE = "trn1.32xlarge"  # which the sweeps over several nodes are consistent with
@@ -26,7 +26,9 @@ def build(entry: Entry) -> Case:
     size = re.search(r"(\d+) B", entry.shapes)
     if size is None:
         raise NotCovered(f"shapes {entry.shapes!r} give no size in bytes")
-    ranks = entry.cores
+    ranks, most = entry.cores, max(each.physical_cores for each in INSTANCES.values())
+    if ranks > most:
+        raise NotCovered(f"{ranks:,} ranks; the largest instance on record has {most:,} cores")
     nodes = _nodes(entry)
     if nodes > 1:
         each, place = ranks // nodes, instance(_NODE)
