@@ -6,10 +6,10 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from simulate.errors import NkwError
 from simulate.timing import Reading
+from simulate.timing.output import claim, complete
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks.fidelity.table import text
 
     try:
+        results = claim(options.json, "results", "NKW-FIDELITY-FILE") if options.json else None
         entries = read_entries(options.measurements)
     except NkwError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -30,11 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     readings = () if options.quick else tuple(Reading)
     found = outcomes(entries, readings, main, probe=not options.quick)
     print(text(found))
-    if options.json:
+    if results is not None:
         try:
-            Path(options.json).write_text(json.dumps(as_json(found), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            print(f"error: {options.json} cannot be written: {error}", file=sys.stderr)
+            with complete(results, "results", "NKW-FIDELITY-FILE") as file:
+                file.write(json.dumps(as_json(found), indent=1) + "\n")
+        except NkwError as error:
+            print(f"error: {error}", file=sys.stderr)
             return 2
     return 0
 

@@ -31,6 +31,8 @@ _TEXTS = (
     "confidence",
 )
 _NEEDED = ("family", "target")
+_SHORTEST_US, _LONGEST_US = 1e-4, 1e12
+"""Less than a third of a clock cycle, and eleven days: a time beyond them is a slip, often of its unit."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def read_entries(path: str | Path) -> list[Entry]:
         raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} cannot be read: {error}") from None
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} is no JSON: {error}") from None
     if not isinstance(content, list):
         raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} holds a {type(content).__name__}, not a list")
@@ -108,8 +110,13 @@ def _entry(number: int, item: Any) -> Entry:
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
         flaws.append(f"cores is {cores!r:.40}, not a count")
         cores = 1
-    if latency is not None and not _is_time(latency):
+    if latency is not None and not _is_number(latency):
         flaws.append(f"latency_us is {latency!r:.40}, not a time or null")
+        latency = None
+    elif latency is not None and not _SHORTEST_US <= latency <= _LONGEST_US:
+        flaws.append(
+            f"latency_us is {latency!r:.40}, no time of a kernel: {_SHORTEST_US} to {_LONGEST_US:.0e}"
+        )
         latency = None
     if not isinstance(metrics, dict):
         flaws.append(f"metrics is {metrics!r:.40}, not an object")
@@ -131,5 +138,5 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _is_time(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, (int, float)) and 0 < value < float("inf")

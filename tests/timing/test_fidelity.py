@@ -297,7 +297,8 @@ def test_kendall_and_quantiles_of_small_lists() -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("{", "is no JSON"), ("{}", "holds a dict, not a list")],
+    [("{", "is no JSON"), ("[" * 100_000, "is no JSON"), ("{}", "holds a dict, not a list")],
+    ids=["a brace", "a hundred thousand brackets", "an object"],
 )
 def test_refuses_a_file_that_is_no_list_of_measurements(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "bad.json"
@@ -314,6 +315,8 @@ def test_refuses_a_file_that_is_no_list_of_measurements(tmp_path: Path, content:
         ({"cores": 0}, "cores is 0, not a count"),
         ({"cores": "two"}, "cores is 'two', not a count"),
         ({"latency_us": -1}, "latency_us is -1, not a time or null"),
+        ({"latency_us": 5e-324}, "latency_us is 5e-324, no time of a kernel: 0.0001 to 1e[+]12"),
+        ({"latency_us": 10**13}, "latency_us is 10000000000000, no time of a kernel"),
         ({"latency_us": "fast"}, "latency_us is 'fast', not a time or null"),
         ({"confidence": "sure"}, "confidence is 'sure', not high, medium, low"),
         ({"metrics": [1]}, r"metrics is \[1\], not an object"),
@@ -372,3 +375,16 @@ def test_the_command_prints_the_table_and_writes_json(
     assert quick["reading"] == "scheduled" and list(quick["predicted_us"]) == ["scheduled"]
     assert main(["--measurements", str(tmp_path / "none.json")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_results_that_cannot_be_written_are_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place, why in (
+        (tmp_path, "it is a folder"),
+        (tmp_path / "no" / "out.json", "No such file or directory"),
+    ):
+        assert main(["--measurements", str(FILE), "--json", str(place)]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err == f"error: [NKW-FIDELITY-FILE] the results cannot be written to {place}: {why}\n"
