@@ -165,9 +165,13 @@ def shared_constant(constant: Any) -> NkiTensor:
     dtype = as_dtype(array.dtype)
     kept = core.stored(dtype)
     shape = array.shape or (1,)
-    held = np.array(cast(np.ascontiguousarray(array), dtype, kept)) if not core.dry else np.empty(0, np.uint8)
+    recorder = core.recorder
+    is_seen = recorder is not None or not core.dry  # what is recorded will be replayed with these contents
+    held = np.array(cast(np.ascontiguousarray(array), dtype, kept)) if is_seen else np.empty(0, np.uint8)
     storage = Storage(shape, kept, MemoryRegion.shared_hbm, "constant", array=held)
     core.rank.tensors.add(storage)
+    if recorder is not None:
+        recorder.made_constant(storage, not isinstance(constant, np.ndarray))
     return NkiTensor(shape, kept, storage)
 
 

@@ -14,7 +14,8 @@ from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor, Storage
 from simulate.memory.placement import Tile, place
 
-NOTHING = np.empty(0, np.uint8)
+NOTHING = np.empty(1, np.uint8)
+"""What stands in for bytes that are let go. It is not empty: numpy lays a view of any size over an empty buffer."""
 _LINE = 64  # bytes of a cache line
 
 

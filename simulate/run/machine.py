@@ -54,6 +54,7 @@ class Recorder:
     def __init__(self) -> None:
         self.plans: list[tuple[Plan, Any, bool]] = []
         self.refusal: str | None = None
+        self.constants: dict[int, Storage] = {}
 
     def add(self, plan: Plan, keeps: Any, in_part: bool) -> None:
         """Keep a plan that was carried out.
@@ -61,6 +62,8 @@ class Recorder:
         `keeps` tells to which PSUM elements a matmul was added, `in_part` that a result left some elements alone.
         """
         self.keep(plan, keeps, in_part)
+        if self.constants and any(id(tile.storage) in self.constants for tile in plan.writes):
+            self.refuse("a constant is written")
         for tile in plan.reads:
             if tile.dynamic is not None and tile.storage.validity.uniform in (None, EMPTY, CARRIED):
                 self.refuse("a run-time index reads a tensor that is written in part")
@@ -68,6 +71,12 @@ class Recorder:
     def keep(self, plan: Plan, keeps: Any, in_part: bool) -> None:
         """Keep what was recorded of one plan."""
         self.plans.append((plan, keeps, in_part))
+
+    def made_constant(self, storage: Storage, from_file: bool) -> None:
+        """The kernel has made a tensor that has contents from the start; a program has them once for all launches."""
+        self.constants[id(storage)] = storage
+        if from_file:
+            self.refuse("a constant is read from a file")
 
     def wrote_in_part(self, tile: NkiTensor) -> None:
         """A write left some elements of its destination alone; which ones may depend on data."""

@@ -26,7 +26,10 @@ Disturbance = Callable[[Plan, list[Any], np.ndarray], np.ndarray]
 
 
 class _External:
-    """Storage whose bytes are another array's in every launch, with every view that the plans take of it."""
+    """Storage in HBM with every view that the plans take of it.
+
+    That of an argument or a result has other bytes in every launch; one of the kernel's own keeps its bytes.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -41,6 +44,11 @@ class _External:
         storage.host = data
         storage.array = data.reshape(-1).view(np.uint8)
         storage.float_views.clear()
+
+    def have_bytes(self) -> None:
+        """Make bytes for a tensor of the kernel's own, which has none where it was planned only."""
+        if self.storage.array.nbytes < self.storage.nbytes:
+            self.storage.array = np.empty(self.storage.nbytes, np.uint8)
 
     def let_go(self) -> None:
         """Hold no array of a launch until the next one."""
@@ -75,13 +83,17 @@ class Program:
         narrow_products: bool = False,
     ) -> None:
         external: dict[int, _External] = {}
-        for storage in (s for rank in (*inputs, *map(_storages, returned)) for s in rank):
+        for storage in (s for rank in (*inputs, *map(storages_of, returned)) for s in rank):
             external.setdefault(id(storage), _External(storage))
+        inside: dict[int, _External] = {}
         for recorded in plans:
             for plan, _, _ in recorded:
                 for tile in (*plan.reads, *plan.writes):
                     if id(tile.storage) in external:
                         external[id(tile.storage)].views.append(tile)
+                    elif not tile.buffer.on_chip:
+                        own = inside.setdefault(id(tile.storage), _External(tile.storage))
+                        own.views.append(tile)
         self._plans = [list(recorded) for recorded in plans]
         self._given = [list(rank) for rank in inputs]
         self._inputs = [[external[id(storage)] for storage in rank] for rank in inputs]
@@ -89,6 +101,7 @@ class Program:
         given = {id(storage) for rank in inputs for storage in rank}
         self._results = [each for key, each in external.items() if key not in given]
         self._external = list(external.values())
+        self._inside = list(inside.values())
         self._returned = list(returned)
         self._written = {id(tile.storage) for rank in plans for plan, _, _ in rank for tile in plan.writes}
         self._narrow_products = narrow_products
@@ -105,8 +118,9 @@ class Program:
         """Make the rewritten program, `fused`; where there is none, `not_fused` says why."""
         from simulate.run.fusion import Fused, NotFused  # most processes replay nothing
 
+        constants = [own.storage for own in self._inside if own.storage.host is not None]
         outside = [
-            [*given, *(s for s in _storages(value) if all(s is not each for each in given))]
+            [*given, *constants, *(s for s in storages_of(value) if all(s is not each for each in given))]
             for given, value in zip(self._given, self._returned)
         ]
         try:
@@ -156,7 +170,9 @@ class Program:
                 self._tiles.let_go()
                 fused.run(elsewhere)
             else:
-                for external in self._external:
+                for own in self._inside:
+                    own.have_bytes()
+                for external in (*self._external, *self._inside):
                     external.show()
                 self._tiles.bind(ARENA)
                 try:
@@ -251,14 +267,14 @@ class _Run:
         self._next += 1
 
 
-def _storages(value: Any) -> list[Storage]:
+def storages_of(value: Any) -> list[Storage]:
     """The storages behind the tensors that a kernel returned."""
     if isinstance(value, NkiTensor):
         return [value.storage]
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (tuple, list)):
-        return [storage for part in value for storage in _storages(part)]
+        return [storage for part in value for storage in storages_of(part)]
     return []
 
 

@@ -16,7 +16,7 @@ from simulate.run.launch import Launch, announce, run_once
 from simulate.run.machine import Mode, Recorder, SparingRecorder
 from simulate.run.options import ReplayOptions
 from simulate.run.processes import Processes
-from simulate.run.program import Program
+from simulate.run.program import Program, storages_of
 from simulate.run.replay import REPLAYS, Kind
 from simulate.run.surroundings import Watch
 from simulate.run.target import PRECISE_VARIABLE
@@ -121,8 +121,14 @@ def _recorded(
     if any(taker.converts for taker in held):
         reasons.append("an argument is held in another dtype")
     reasons += [f"the kernel returns a {name}" for name in map(_not_given_back, returned) if name]
-    if not watch.left_alone() or not kind.is_of(arguments):
-        reasons.append("the kernel changes what it depends on")
+    for recorder, value in zip(recorders, returned):
+        if any(id(storage) in recorder.constants for storage in storages_of(value)):
+            reasons.append("a constant is returned")
+    disturbed = watch.disturbance()
+    if disturbed is not None:
+        reasons.append(disturbed)
+    elif not kind.is_of(arguments):
+        reasons.append("the kernel changes its arguments")
     if reasons:
         REPLAYS.report.refuse(reasons[0])
     elif large:

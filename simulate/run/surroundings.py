@@ -79,9 +79,11 @@ class Watch:
         self._rows: list[tuple[Any, tuple[Any, ...]]] = []
         self._seen: dict[Any, Any] = {}
         self._randomness = _drawn()
+        self._pending: list[tuple[Any, str, frozenset[str]]] = []
         self._value(kernel, "the kernel", frozenset())
-        for each in classes:
-            self._value(each, "an argument", frozenset())
+        self._each(classes, "an argument", frozenset())
+        while self._pending:
+            self._look_at(*self._pending.pop())
 
     def unchanged(self) -> bool:
         """Whether every name still stands for what it did, and every list, dict and set still holds the same."""
@@ -96,9 +98,11 @@ class Watch:
             and not any(self._empty)
         )
 
-    def left_alone(self) -> bool:
-        """Whether nothing changed while the kernel ran, and it drew none of Python's or numpy's random numbers."""
-        return self.unchanged() and self._randomness == _drawn()
+    def disturbance(self) -> str | None:
+        """What happened while the kernel ran that may not happen next time; None if nothing did."""
+        if not self.unchanged():
+            return "the kernel changes what it depends on"
+        return None if self._randomness == _drawn() else "random numbers were drawn while the kernel ran"
 
     def _first_time(self, value: Any, names: frozenset[str] = frozenset()) -> bool:
         """Whether a value is met for the first time, by code that uses these names."""
@@ -110,6 +114,9 @@ class Watch:
 
     def _value(self, value: Any, what: str, names: frozenset[str]) -> None:
         """Watch a value that code reaches; `names` are the attributes that this code may ask it for."""
+        self._pending.append((value, what, names))
+
+    def _look_at(self, value: Any, what: str, names: frozenset[str]) -> None:
         kind = type(value)
         if kind in _CONSTANTS or isinstance(value, _FIXED):
             return

@@ -489,7 +489,7 @@ def draws_random_numbers():
     return lambda x: scaled(x, random.random())
 
 
-@refusal("the kernel changes what it depends on")
+@refusal("random numbers were drawn while the kernel ran")
 def draws_random_numbers_of_numpy():
     return lambda x: scaled(x, np.random.rand())  # noqa: NPY002
 
@@ -595,6 +595,36 @@ def test_an_argument_that_cannot_be_compared_is_no_error(cache, argument, reason
     for _ in range(2):
         assert np.array_equal(launched(lambda x, other: scaled(x, 2.0), X, argument), 2 * X)
     assert cache.report.refusals == {reason: 2}
+
+
+def test_a_kernel_that_changes_its_arguments_is_launched_eagerly(cache) -> None:
+    def kernel(x, held):
+        held.append(1)
+        return scaled(x, len(held))
+
+    for _ in range(2):
+        held: list[int] = []
+        assert np.array_equal(launched(kernel, X, held), X)
+        assert held == [1]
+    assert cache.report.refusals == {"the kernel changes its arguments": 2}
+
+
+def test_a_long_chain_of_values_is_watched_to_its_end(cache) -> None:
+    last: list[Any] = [2.0]
+    first = last
+    for _ in range(5000):
+        first = [first]
+
+    def kernel(x):
+        found: Any = first
+        while isinstance(found, list):
+            found = found[0]
+        return scaled(x, found)
+
+    for factor in (2.0, 2.0, 3.0):
+        last[0] = factor
+        assert np.array_equal(launched(kernel, X), factor * X)
+    assert (cache.report.hits, cache.report.dropped) == (1, 1)
 
 
 def test_an_array_of_another_byte_order_is_read_as_the_numbers_it_holds() -> None:
