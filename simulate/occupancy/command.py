@@ -25,7 +25,7 @@ def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace
 
     Returns the status of the script, or 2 if there is nothing to show or the picture cannot be written.
     """
-    with recorded(calls=True, refused=True) as launches:
+    with recorded(calls=True, refused=True, outputs=False) as launches:
         status = run_script(options)
     if not launches:
         if status == 0:

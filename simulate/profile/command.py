@@ -39,7 +39,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
         trace = claim(options.trace, "trace", "NKW-TRACE-PATH") if options.trace else None
         page = claim(options.html, "page", "NKW-PAGE-PATH") if options.html else None
         _distinct_files(options.script, trace, page)
-        with recorded(calls=True) as launches:
+        with recorded(calls=True, outputs=False) as launches:
             status = run(options)
         if not launches:
             if status == 0:

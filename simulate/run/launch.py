@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -40,6 +40,11 @@ class _Observer:
     launches: list[Launch]
     calls: bool
     refused: bool
+    outputs: bool
+
+    def see(self, done: Launch) -> None:
+        """Keep a launch."""
+        self.launches.append(done if self.outputs else replace(done, outputs=[]))
 
 
 _observers: list[_Observer] = []
@@ -172,7 +177,7 @@ def run_once(
     )
     for observer in observers:
         if observer.refused:
-            observer.launches.append(done)
+            observer.see(done)
     checks_capacity = observed or mode is not Mode.dry  # planned again, it was checked before
     for stream, placements in zip(done.streams, done.placements if checks_capacity else ()):
         for buffer, placement in placements.items():
@@ -186,7 +191,7 @@ def run_once(
         cores[0].witness.ended(done, returned)
     for observer in observers:
         if not observer.refused:
-            observer.launches.append(done)
+            observer.see(done)
     return done, held, returned
 
 
@@ -204,18 +209,19 @@ def calls_are_collected() -> bool:
 def announce(done: Launch) -> None:
     """Show a launch to everyone who collects them."""
     for observer in _observers:
-        observer.launches.append(done)
+        observer.see(done)
 
 
 @contextmanager
-def recorded(calls: bool = False, refused: bool = False) -> Iterator[list[Launch]]:
+def recorded(calls: bool = False, refused: bool = False, outputs: bool = True) -> Iterator[list[Launch]]:
     """Collect the launches made inside a `with` block, for instance to time a kernel that was called plainly.
 
     calls: keep the lines of the callers as well, of every instruction and allocation, which costs some time
     (`Stream.chains`); such launches are never replayed. refused: collect also the launches that ran to their end and
-    are then refused because their tiles do not fit into SBUF or PSUM.
+    are then refused because their tiles do not fit into SBUF or PSUM. outputs: keep what the launches returned, which
+    is most of what a long run keeps.
     """
-    observer = _Observer([], calls, refused)
+    observer = _Observer([], calls, refused, outputs)
     _observers.append(observer)
     try:
         yield observer.launches

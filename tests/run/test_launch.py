@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import ml_dtypes
@@ -249,6 +251,19 @@ def test_recordings_nest() -> None:
             double(x)
         double(x)
     assert (len(inner), len(outer)) == (1, 2)
+
+
+def test_a_recording_without_outputs_keeps_no_array() -> None:
+    with simulate.recorded() as whole, simulate.recorded(outputs=False) as spare:
+        result = double(np.ones((4, 4), np.float32))
+        kept = weakref.ref(result)
+        del result
+    assert [launch.outputs for launch in spare] == [[]]
+    assert spare[0].streams == whole[0].streams
+    assert kept() is whole[0].outputs[0]
+    whole.clear()
+    gc.collect()
+    assert kept() is None
 
 
 def test_the_default_chip_is_trn2_and_an_unknown_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
