@@ -350,6 +350,22 @@ def test_print_shows_a_tiles_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert "x is <" in shown
 
 
+def test_print_in_a_dry_launch_says_that_there_are_no_values(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tiles of a dry launch have no bytes; numpy would lay a view of any size over them."""
+
+    def kernel(x):
+        tile = nl.load(x)
+        print(tile)
+        print(tile[0:1, 1:2])
+        print(nl.shared_constant(np.ones((2, 2), np.float32)))
+        nl.device_print("x is", tile)
+        return x
+
+    simulate.launch(kernel, [((np.full((2, 2), 7, np.float32),), {})], mode=simulate.Mode.dry)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and all("(dry run: no values)" in line for line in lines)
+
+
 def test_breakpoint_stops_inside_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(
