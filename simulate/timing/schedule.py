@@ -283,14 +283,14 @@ class _Core:
         if not self.dma.shared:
             return start
         phases, waits = self.phases[event - self.base], self.before[event]
-        if phases.transfers:
-            queue = self.queues[phases.lane]
-            if len(queue) >= self.slots:
-                waits = (*waits, queue[-self.slots] * 4)
-        moved, last = self.dma.moved(phases.lane, event, waits)
+        lane = phases.lane
+        if phases.transfers and len(self.queues[lane]) >= self.slots:
+            waits = (*waits, self.queues[lane][-self.slots] * 4)
+        moved = self.dma.moved(lane, event, waits)
         if moved > start:
             start = moved
-            self.placed.cause[event], self.placed.reason[event] = last, Reason.shared
+            self.placed.cause[event] = self.dma.moved_last(lane)
+            self.placed.reason[event] = Reason.shared
         return start
 
     def earliest(self, event: int) -> float:

@@ -15,15 +15,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 _START = 3  # Wait.start: says nothing about what has been moved
 
 
-class _Dma(NamedTuple):
-    begin_ns: float
-    busy_ns: float
-    event: int
+_Dma = tuple[float, float, int]
+"""Begin, time on the engines, event."""
 
 
 class DmaEngines:
@@ -56,30 +53,25 @@ class DmaEngines:
         self._before_engine = [_Moved(queues) for _ in range(engines)]
         self._before_queue = [_Moved(queues) for _ in queues]
 
-    def moved(self, engine: int, event: int, waits: Sequence[int]) -> tuple[float, int]:
-        """When all that an event needs can have been moved, and a DMA of it that is moved last or -1.
+    def moved(self, engine: int, event: int, waits: Sequence[int]) -> float:
+        """When all that an event needs can have been moved.
 
         `waits` are what it waits for besides its engine's events so far, as in `Dependences.before`.
         """
         needed = self._before_engine[engine]
         needs, base = self._needs, self._base
         end = base + len(needs)
-        counts = needed.counts
-        for packed in waits:
-            producer = packed >> 2
-            if packed & 3 == _START or not base <= producer < end:
-                continue
-            more = needs[producer - base]
-            if more is counts:
-                continue
-            for have, want in zip(counts, more):
-                if want > have:
-                    counts = tuple(map(max, counts, more))
-                    break
-        if counts is not needed.counts:
-            needed.include(counts)
-        needs[event - base] = counts
-        return (needed.end_ns + self._completion_ns, needed.last) if needed.last >= 0 else (0.0, -1)
+        more = [needs[(each >> 2) - base] for each in waits if base <= each >> 2 < end and each & 3 != _START]
+        if more:
+            counts = tuple(map(max, needed.counts, *more))
+            if counts != needed.counts:
+                needed.include(counts)
+        needs[event - base] = needed.counts
+        return needed.end_ns + self._completion_ns
+
+    def moved_last(self, engine: int) -> int:
+        """A DMA that is moved last of all that the events of an engine so far need."""
+        return self._before_engine[engine].last
 
     def serve(self, engine: int, event: int, arrival_ns: float, busy_ns: float) -> tuple[float, float, int]:
         """Move the data of a DMA: (begin, end, the DMA it waited for or -1)."""
@@ -87,21 +79,19 @@ class DmaEngines:
         queue = self._queues[number]
         begin, last = arrival_ns, -1
         if self._free_ns[number] > begin:
-            begin, last = self._free_ns[number], queue[-1].event
+            begin, last = self._free_ns[number], queue[-1][2]
         if self.shared:
-            before = self._before_queue[number]
-            needed = self._needs[event - self._base]
-            if needed != before.counts:
-                needed = tuple(map(max, before.counts, needed))
-                before.include(needed)
+            before, at = self._before_queue[number], event - self._base
+            needed = self._needs[at]
+            if needed is not before.lately:
+                before.lately = needed
+                before.include(tuple(map(max, before.counts, needed)))
             if before.end_ns > begin:
                 begin, last = before.end_ns, before.last
-            self._needs[event - self._base] = (*needed[:number], len(queue) + 1, *needed[number + 1 :])
-        queue.append(_Dma(begin, busy_ns, event))
-        self._free_ns[number] = begin + busy_ns
-        if self.shared:
-            before.include(self._needs[event - self._base])
-        return begin, begin + busy_ns, last
+            self._needs[at] = before.add(number, begin, busy_ns, event)
+        queue.append((begin, busy_ns, event))
+        end = self._free_ns[number] = begin + busy_ns
+        return begin, end, last
 
     def finished(self) -> tuple[float, int]:
         """When all that was asked for can have been moved, and a DMA that is moved last or -1."""
@@ -123,9 +113,10 @@ class _Moved:
     def __init__(self, queues: list[list[_Dma]]) -> None:
         self._queues = queues
         self.counts = (0,) * len(queues)
+        self.lately: tuple[int, ...] = self.counts  # others that are known to be no more
         self._starts: list[float] = []
         self._ends: list[float] = []
-        self.end_ns = -1.0
+        self.end_ns = float("-inf")
         self.last = -1
 
     def include(self, counts: tuple[int, ...]) -> None:
@@ -150,6 +141,20 @@ class _Moved:
                     end = ends[-1]
                 self.last = event
         self.counts, self.end_ns = counts, end
+
+    def add(self, queue: int, begin: float, busy: float, event: int) -> tuple[int, ...]:
+        """Take in the next of one queue, which begins after all others; the counts with it."""
+        if busy > 0.0:
+            end = begin + busy
+            if begin > self.end_ns:
+                self._starts.append(begin)
+                self._ends.append(end)
+            else:
+                self._ends[-1] = end
+            self.end_ns, self.last = end, event
+        counts = self.counts
+        self.counts = (*counts[:queue], counts[queue] + 1, *counts[queue + 1 :])
+        return self.counts
 
     def _fill(self, begin: float, busy: float) -> None:
         """Take time from `begin` on where there is some."""

@@ -392,7 +392,7 @@ def test_a_set_of_dmas_takes_the_engines_as_long_as_they_do_in_order_of_arrival(
         end = 0.0
         for begin, busy in sorted(spans):
             end = max(end, begin) + busy if busy else end
-        assert engines.moved(2, 12, (5 * 4, 11 * 4))[0] == end
+        assert engines.moved(2, 12, (5 * 4, 11 * 4)) == end
         assert engines.finished()[0] == end
 
 
