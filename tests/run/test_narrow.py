@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -212,4 +214,9 @@ def test_speed_is_asked_for_by_name(monkeypatch) -> None:
     monkeypatch.setenv("NKW_SPEED", "torch")
     assert ReplayOptions.from_environment().speed
     monkeypatch.setattr(speed, "available", lambda: False)
-    assert not ReplayOptions.from_environment().speed
+    speed._warn_of_absence.cache_clear()
+    with pytest.warns(UserWarning, match=r"NKW_SPEED=torch, but torch is not installed: numpy multiplies"):
+        assert not ReplayOptions.from_environment().speed
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        assert not ReplayOptions.from_environment().speed

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -35,8 +36,21 @@ _SIGNATURE = (
 
 
 def wanted() -> bool:
-    """Whether NKW_SPEED=torch asks for torch and it is installed."""
-    return os.environ.get(VARIABLE) == "torch" and available()
+    """Whether NKW_SPEED=torch asks for torch and it is installed; warns once where it is not."""
+    if os.environ.get(VARIABLE) != "torch":
+        return False
+    if not available():
+        _warn_of_absence()
+        return False
+    return True
+
+
+@cache
+def _warn_of_absence() -> None:
+    warnings.warn(
+        f"{VARIABLE}=torch, but torch is not installed: numpy multiplies; pip install 'nki-workbench[speed]'",
+        stacklevel=3,
+    )
 
 
 def available() -> bool:
