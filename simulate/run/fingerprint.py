@@ -34,7 +34,7 @@ class Signature:
         Raises NotFixed for a value that cannot be compared.
         """
         kind = type(value)
-        if isinstance(value, np.ndarray):
+        if kind is np.ndarray or isinstance(value, np.ndarray):
             return self._array(value)
         if value is None or kind in (bool, int, str, bytes) or isinstance(value, np.dtype):
             return kind, value
@@ -60,14 +60,15 @@ class Signature:
         raise NotFixed(f"an argument is a {kind.__name__}")
 
     def _array(self, value: np.ndarray) -> Any:
-        if not value.flags.c_contiguous or value.size == 0:
+        flags, dtype = value.flags, value.dtype
+        if not flags.c_contiguous or value.size == 0:
             raise NotFixed("an array is not contiguous")
-        if not value.dtype.isnative:
+        if not dtype.isnative:
             raise NotFixed("an array has another byte order")
         place = self._places.setdefault(id(value), len(self.arrays))
         if place == len(self.arrays):
             self.arrays.append(value)
-        return "array", place, value.shape, value.dtype, value.flags.writeable
+        return "array", place, value.shape, dtype, flags.writeable
 
     def _object(self, value: Any) -> Any:
         """An object by what its attributes hold now; it is not replayed with arrays, which it may hand out itself."""

@@ -70,14 +70,9 @@ class ReplayReport:
             self.products_joined += rank.products_joined
             self.as_recorded += rank.as_recorded
 
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
+    def timed(self, phase: str) -> _Timed:
         """Add the time of a `with` block to a phase."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+        return _Timed(self.seconds, phase)
 
     def text(self) -> str:
         """The report in some lines, for a command line."""
@@ -96,6 +91,21 @@ class ReplayReport:
             spent = ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in self.seconds.items())
             lines.append(f"  time: {spent}")
         return "\n".join(lines)
+
+
+class _Timed:
+    __slots__ = ("_phase", "_seconds", "_start")
+
+    def __init__(self, seconds: dict[str, float], phase: str) -> None:
+        self._seconds = seconds
+        self._phase = phase
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.perf_counter() - self._start
+        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + seconds
 
 
 @dataclass(frozen=True, eq=False)

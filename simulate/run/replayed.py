@@ -88,7 +88,7 @@ def _again(
         outputs = _verified(kernel, arguments, kind.arrays, launched, program, options, elsewhere)
     else:
         outputs = REPLAYS.run(program, kind.arrays, options.exact, elsewhere)
-    done = replace(launched, mode=Mode.replay, outputs=outputs)
+    done = launched.repeated(outputs)
     announce(done)
     return done
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import simulate
+from simulate.errors import OutOfBounds
 from simulate.run import ReplayOptions
 from simulate.run import replayed as replayed_launches
 from simulate.run.replay import ReplayCache
@@ -169,6 +170,36 @@ def test_indices_read_at_run_time(cache, per_row) -> None:
 
     agree(moves, whole(1, 8, 3), np.array([[5], [2]], np.int32), whole(2, 8, 3))
     assert cache.report.as_recorded == 0
+
+
+@pytest.mark.parametrize(("index", "outside"), [(-1, True), (0, False), (7, False), (8, True)])
+@pytest.mark.parametrize("per_row", [True, False])
+def test_run_time_indices_stay_inside_in_replays(cache, per_row, index, outside) -> None:
+    def moves(table, rows, out):
+        count = 2 if per_row else 1
+        tile = nl.ndarray((count, 3), dtype=table.dtype)
+        loaded = nl.load(rows)
+        here = {"vector_offset": loaded} if per_row else {"scalar_offset": loaded}
+        nisa.dma_copy(dst=tile, src=table.ap([[3, count], [1, 3]], **here))
+        nisa.dma_copy(dst=out.ap([[3, count], [1, 3]], **here), src=tile)
+        return out
+
+    table, rows, out = (
+        whole(1, 8, 3),
+        np.full((2 if per_row else 1, 1), 1, np.int32),
+        np.zeros((8, 3), np.float32),
+    )
+    for _ in range(2):
+        launch(moves, table, rows, out)
+    rows[-1] = index
+    if outside:
+        with pytest.raises(OutOfBounds, match=f"index {index} is out of bounds for axis 0 with size 8"):
+            launch(moves, table, rows, out)
+    else:
+        wanted = np.zeros((8, 3), np.float32)
+        wanted[[1, *rows[:, 0]]] = table[[1, *rows[:, 0]]]
+        assert np.array_equal(launch(moves, table, rows, out), wanted)
+    assert cache.report.rewritten == 1
 
 
 def test_an_input_that_is_overwritten_is_read_before(cache) -> None:

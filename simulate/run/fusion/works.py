@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,7 @@ class Product:
         return [(np.matmul, [*reads, writes[0]])]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Addressed:
     """A view of a tensor whose elements are found at run time: each index moves the view by `step` elements."""
 
@@ -128,7 +128,19 @@ class Addressed:
         indices += self.offset
         return places(self.shape, self.strides) + indices.reshape(-1, *(1,) * (len(self.shape) - 1))
 
-    @property
+    def only(self, index: np.ndarray, tensor: np.ndarray) -> np.ndarray:
+        """The view that a single index leads to. Raises OutOfBounds for an index that leads outside."""
+        at = int(index.item())
+        if not 0 <= at < self.extent:
+            refuse_index(index.reshape(-1), self.extent, self.what)
+        first = self.offset + at * self.step
+        if self.reach + at * self.step >= tensor.size:
+            refuse_elements(first, self.reach + at * self.step, tensor.size, self.what)
+        width = tensor.itemsize
+        strides = tuple([stride * width for stride in self.strides])
+        return np.ndarray(self.shape, tensor.dtype, tensor, first * width, strides)
+
+    @cached_property
     def reach(self) -> int:
         """The last element without an index."""
         return self.offset + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides))
@@ -185,12 +197,18 @@ def _named(function: Any, *operands: Any) -> None:
 
 
 def _gather(where: Addressed, out: np.ndarray, tensor: np.ndarray, index: np.ndarray) -> None:
+    if index.size == 1:
+        np.copyto(out, where.only(index, tensor))
+        return
     np.take(
         tensor, where.elements(index, tensor.size), out=out, mode="clip"
     )  # checked; "raise" would go through a buffer
 
 
 def _scatter(where: Addressed, tensor: np.ndarray, values: np.ndarray, index: np.ndarray) -> None:
+    if index.size == 1:
+        np.copyto(where.only(index, tensor), values)
+        return
     tensor[where.elements(index, tensor.size)] = values
 
 
