@@ -25,7 +25,7 @@ from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor, Storage
 from simulate.numerics import DType
 
-_MOST = 1 << 14  # calls that are known, of some 2 KiB each
+_MOST = 1 << 14  # calls that are known, of some 1 KB each
 _BY_VALUE = frozenset((int, bool, str, type(None)))
 _BY_IDENTITY = {Hardware, DType, FunctionType, BuiltinFunctionType, np.ufunc}
 """Types whose values never change; kernels pass the same few objects, so the object stands for its value."""

@@ -15,10 +15,13 @@ from simulate.memory.extents import Box, box_of, rows_of
 from simulate.memory.regions import MemoryRegion
 from simulate.numerics import DType
 
-_MOST = 1 << 15  # layouts that are kept, of some 600 bytes each
+_MOST = 1 << 14  # layouts that are kept, of some 1.4 KB each with the slice that gave them
 
 ByteView = tuple[bool, tuple[int, ...], tuple[int, ...], int, int]
 """How a view lies over the bytes: whether it covers all, shape, byte strides, byte offset, element size."""
+
+
+_FOLLOWS = frozenset(("boxes", "byte_view", "rows"))
 
 
 class Form:
@@ -37,47 +40,50 @@ class Form:
 
 
 class Layout:
-    """A view of an allocation of some form, by its strides and offset in elements."""
+    """A view of an allocation of some form, by its strides and offset in elements.
 
-    __slots__ = ("_boxes", "byte_view", "dtype", "form", "offset", "rows", "shape", "strides", "whole")
+    What follows from these is worked out when it is first asked for:
+
+    byte_view  how it lies over the bytes
+    boxes      the box of the form's dims that it covers exactly, if it covers one, and a box that encloses it; the last
+               dim counts bytes, and a view that reaches outside has neither
+    rows       the box that encloses it as the stream records it: first and end row, first and end byte within a row;
+               rows are partitions on chip, in HBM all dims but the last
+    """
+
+    __slots__ = ("boxes", "byte_view", "dtype", "form", "offset", "rows", "shape", "strides")
+
+    boxes: tuple[Box | None, Box | None]
+    byte_view: ByteView
+    rows: tuple[int, int, int, int]
 
     def __init__(
         self, form: Form, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...], offset: int
     ) -> None:
         self.form = form
-        shape = self.shape = tuple(
-            [int(extent) for extent in shape]
-        )  # not of numpy: others will lie like this one
-        strides = self.strides = tuple([int(stride) for stride in strides])
-        offset = self.offset = int(offset)
+        self.shape = tuple(map(int, shape))  # not of numpy: others will lie like this one
         self.dtype = dtype
-        self.whole = (
-            offset == 0 and views.count(shape) == form.size and views.touches_each_once(shape, strides)
-        )
-        width = dtype.storage.itemsize
-        self.byte_view: ByteView = (
-            self.whole,
-            shape,
-            tuple([stride * width for stride in strides]),
-            offset * width,
-            width,
-        )
-        self._boxes: tuple[Box | None, Box | None] | None = None
-        self.rows = rows_of(form.buffer.on_chip, form.row_bytes, dtype.itemsize, shape, strides, offset)
-        """The box of rows by bytes within a row that encloses the view, as the stream records it.
+        self.strides = tuple(map(int, strides))
+        self.offset = int(offset)
 
-        Rows are partitions on chip; in HBM all dims but the last.
-        """
-
-    @property
-    def boxes(self) -> tuple[Box | None, Box | None]:
-        """The box of the form's dims that the view covers exactly, if it covers one, and a box that encloses it.
-
-        The last dim counts bytes. Neither exists for a view that reaches outside.
-        """
-        found = self._boxes
-        if found is None:
-            found = self._boxes = box_of(self.form.stored_shape, *self.byte_view[1:])
+    def __getattr__(self, name: str) -> Any:
+        # Called for a slot that is still empty; afterwards it is read like any other.
+        if name not in _FOLLOWS:
+            raise AttributeError(name)
+        form, shape, strides, offset = self.form, self.shape, self.strides, self.offset
+        found: Any
+        if name == "byte_view":
+            width = self.dtype.storage.itemsize
+            covers = (
+                offset == 0 and views.count(shape) == form.size and views.touches_each_once(shape, strides)
+            )
+            found = covers, shape, tuple([stride * width for stride in strides]), offset * width, width
+        elif name == "boxes":
+            found = box_of(form.stored_shape, *self.byte_view[1:])
+        else:
+            width = self.dtype.itemsize
+            found = rows_of(form.buffer.on_chip, form.row_bytes, width, shape, strides, offset)
+        setattr(self, name, found)
         return found
 
 

@@ -39,7 +39,6 @@ class NkiTensor(TensorViews):
         "shape",
         "storage",
         "strides",
-        "whole",
     )
 
     def __init__(
@@ -98,7 +97,6 @@ class NkiTensor(TensorViews):
         self.dtype = layout.dtype
         self.strides = layout.strides
         self.offset = layout.offset
-        self.whole = layout.whole and dynamic is None
         self.storage = storage
         self.dynamic = dynamic
         self.name = storage.name
@@ -131,6 +129,11 @@ class NkiTensor(TensorViews):
         tensor = NkiTensor.__new__(NkiTensor)
         tensor._be(shape, dtype, self.storage, strides, offset, dynamic)
         return tensor
+
+    @property
+    def whole(self) -> bool:
+        """Whether the view covers every byte of its storage, each once."""
+        return self.dynamic is None and self.layout.byte_view[0]
 
     @property
     def base_tensor(self) -> NkiTensor:

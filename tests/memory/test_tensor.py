@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,20 @@ def test_indices_that_equal_a_known_one_but_are_none_are_refused() -> None:
 def test_shapes_and_strides_are_ints_of_python_whatever_they_were_given_as() -> None:
     part = tensor((8, 6)).reshape((np.int64(4), np.int32(12)))[:, np.int64(2) : np.int64(5)]
     assert [type(n) for n in (*part.shape, *part.strides, part.offset)] == [int] * 5
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copied_view_lies_as_the_view_does(copied) -> None:
+    part = tensor((7, 4, 5))[1:6:3, 2:]
+    other = copied(part)
+    assert (other.shape, other.strides, other.offset, other.dtype) == (
+        part.shape,
+        part.strides,
+        part.offset,
+        part.dtype,
+    )
+    assert np.array_equal(other[1:].array, part[1:].array)
+    assert other.byte_view() == part.byte_view() and other.layout.rows == part.layout.rows
 
 
 def test_hbm_keeps_one_dim() -> None:
