@@ -55,10 +55,14 @@ def plan(planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwar
         return _planned(planner, context, args, kwargs)
     key, tiles = found
     call = memo.CALLS.get(key)
-    if call is not None and call.kept:
-        return call.plan(tiles)
+    if call is not None:
+        if not call.tried:
+            call.learn(planner, context, args, kwargs)
+        if call.kept:
+            return call.plan(tiles)
     made = _planned(planner, context, args, kwargs)
-    memo.made(key, planner, context, args, kwargs)
+    if call is None:
+        memo.met(key, context, args, kwargs)
     return made
 
 

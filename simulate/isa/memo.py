@@ -36,19 +36,37 @@ _NO_BYTES = np.empty(0, np.uint8)
 class Call:
     """What is known of a call: nothing but that it was made, at first; then its plan apart from the tiles."""
 
-    __slots__ = ("_engine", "_reads", "_rest", "_writes", "constants", "kept", "times")
+    __slots__ = ("_engine", "_reads", "_rest", "_writes", "constants", "kept", "tried")
 
     def __init__(self, constants: list[Any]) -> None:
         self.constants = constants  # kept alive, because the key knows some by their identity
-        self.times = 0
+        self.tried = False
         self.kept = False
 
-    def keep(self, plan: Plan, tiles: list[NkiTensor]) -> None:
-        """Keep the plan of this call with `tiles`."""
+    def learn(
+        self,
+        planner: Callable[..., Plan],
+        context: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """The call is made for the second time: plan it for stand-ins, and keep that for this one and those to come."""
+        self.tried = True
+        tiles = [value for value in (*args, *kwargs.values()) if type(value) is NkiTensor]
+        stand_ins: dict[int, NkiTensor] = {}
+        for tile in tiles:
+            if id(tile) not in stand_ins:
+                stand_ins[id(tile)] = _stand_in(tile)
+        plan = planner(
+            *context,
+            *[stand_ins.get(id(value), value) for value in args],
+            **{name: stand_ins.get(id(value), value) for name, value in kwargs.items()},
+        )
+        places = [stand_ins[id(tile)] for tile in tiles]
         self._engine = plan.engine
-        self._reads = [_place(tile, tiles) for tile in plan.reads]
-        self._writes = [_place(tile, tiles) for tile in plan.writes]
-        self._rest = tuple(getattr(plan, name) for name in _REST)
+        self._reads = [_place(tile, places) for tile in plan.reads]
+        self._writes = [_place(tile, places) for tile in plan.writes]
+        self._rest = tuple([getattr(plan, name) for name in _REST])
         self.kept = plan.meeting is None and min((*self._reads, *self._writes), default=0) >= 0
 
     def plan(self, tiles: list[NkiTensor]) -> Plan:
@@ -92,34 +110,14 @@ def key_of(
     return tuple(parts), tiles
 
 
-def made(
-    key: tuple[Any, ...],
-    planner: Callable[..., Plan],
-    context: tuple[Any, ...],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+def met(
+    key: tuple[Any, ...], context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """A call was planned that is not kept; the second time, keep it for those that come."""
-    call = CALLS.get(key)
-    if call is None:
-        if len(CALLS) >= _MOST:
-            CALLS.clear()
-        values = (*context, *args, *kwargs.values())
-        call = CALLS[key] = Call([value for value in values if type(value) is not NkiTensor])
-    call.times += 1
-    if call.times != 2:
-        return
-    stand_ins: dict[int, NkiTensor] = {}
-    tiles = [value for value in (*args, *kwargs.values()) if type(value) is NkiTensor]
-    for tile in tiles:
-        if id(tile) not in stand_ins:
-            stand_ins[id(tile)] = _stand_in(tile)
-    plan = planner(
-        *context,
-        *[stand_ins.get(id(value), value) for value in args],
-        **{name: stand_ins.get(id(value), value) for name, value in kwargs.items()},
-    )
-    call.keep(plan, [stand_ins[id(tile)] for tile in tiles])
+    """A call was planned for the first time."""
+    if len(CALLS) >= _MOST:
+        CALLS.clear()
+    values = (*context, *args, *kwargs.values())
+    CALLS[key] = Call([value for value in values if type(value) is not NkiTensor])
 
 
 def _stand_in(tile: NkiTensor) -> NkiTensor:
