@@ -42,6 +42,7 @@ def generate_command(options: argparse.Namespace) -> int:
     for option in ("trace", "profile", "html"):
         if getattr(options, option) and options.backend != "simulate":
             raise ModelError(f"--{option} needs the simulate backend; {options.backend} predicts no timeline")
+    _check_files_differ(options)
     config = load_config(options.model)
     check_ranks(config, options.tp)
     tokenizer = Tokenizer(options.model, config.vocab_size)
@@ -82,6 +83,17 @@ def generate_command(options: argparse.Namespace) -> int:
         if options.profile:
             print("\n" + profile_text(options.target, passes))
     return 0
+
+
+def _check_files_differ(options: argparse.Namespace) -> None:
+    """Raise ModelError where two outputs have one name."""
+    known: dict[str, str] = {}
+    for option in ("trace", "html", "json"):
+        path = getattr(options, option)
+        if path is not None:
+            other = known.setdefault(os.path.realpath(path), option)
+            if other != option:
+                raise ModelError(f"--{other} and --{option} name the same file, {path}")
 
 
 def _rank() -> int | None:

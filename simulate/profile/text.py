@@ -10,7 +10,7 @@ from simulate.profile.basis import CALLED
 from simulate.profile.critical_path import Phase, Stretch
 from simulate.profile.gaps import DONE, FIRST_BYTE, GapGroup
 from simulate.profile.lines import LineTime
-from simulate.profile.moments import Moments, named, short, source
+from simulate.profile.moments import Moments, columns, named, short, source
 from simulate.profile.profile import Profile
 from simulate.timing import Reading
 from simulate.timing.timeline import core_label
@@ -106,7 +106,7 @@ def path_table(profile: Profile, rows: int) -> list[str]:
     out = [f"{'critical path, by line':<40s}{'steps':>7s}{'us':>12s}{'share':>9s}  mostly"]
     for op, line, steps, total, mostly in path_by_line(moments, path)[:rows]:
         where = _fit(f"{op} {short(line, 38 - len(op))}", 39)
-        out.append(f"{where:<40s}{steps:>7d}{us(total):>12s}{share(total, length):>9s}  {mostly.value:.10}")
+        out.append(f"{where} {steps:>7d}{us(total):>12s}{share(total, length):>9s}  {mostly.value:.10}")
     return out
 
 
@@ -121,7 +121,7 @@ def _path(profile: Profile, rows: int) -> list[str]:
         each = path[at]
         what = _fit(f"{moments.op(each.event)} {short(named(moments.line(each.event)), 22)}", 33)
         waits = each.reason.name.replace("_", " ")
-        out.append(f"{us(each.start_ns):>15s}{us(each.length_ns):>12s}  {what:<34s}{waits}")
+        out.append(f"{us(each.start_ns):>15s}{us(each.length_ns):>12s}  {what} {waits}")
         last = at
     out += _skipped(path, last + 1, len(path))
     return out
@@ -169,12 +169,8 @@ def _gaps(profile: Profile) -> list[str]:
         total = sum(group.total_ns for group in listed)
         out.append(f"{track}: idle {us(total)} us, {share(total, length)}")
         for group in listed[:_GAPS]:
-            out += wrap(
-                f"{us(group.total_ns):>12s} us in {_counted(group.count, 'gap')}: {gap_sentence(group)}",
-                COLUMNS,
-                subsequent_indent=" " * 16,
-                break_on_hyphens=False,
-            )
+            gaps = _counted(group.count, "gap")
+            out += _wrapped(f"{us(group.total_ns):>12s} us in {gaps}: {gap_sentence(group)}", " " * 16)
         if len(listed) > _GAPS:
             rest = sum(group.total_ns for group in listed[_GAPS:])
             out.append(f"{us(rest):>12s} us for other causes: {len(listed) - _GAPS}")
@@ -199,7 +195,7 @@ def traffic_table(profile: Profile, rows: int) -> list[str]:
     out = [f"{'HBM tensor':<34s}{'MB':>11s}{'read MB':>11s}{'times':>7s}{'written':>10s}{'times':>7s}"]
     for each in profile.traffic[:rows]:
         out.append(
-            f"{_fit(each.name, 33):<34s}{each.nbytes / 1e6:>11.3f}{each.read_bytes / 1e6:>11.3f}"
+            f"{_fit(each.name, 33)} {each.nbytes / 1e6:>11.3f}{each.read_bytes / 1e6:>11.3f}"
             f"{_times(each.reads):>7s}{each.written_bytes / 1e6:>10.3f}{_times(each.writes):>7s}"
         )
     if len(profile.traffic) > rows:
@@ -225,11 +221,11 @@ def _line_rows(head: str, times: Sequence[LineTime], length: float) -> list[str]
     for each in times:
         where = short(named(each.line), 43)
         out.append(
-            f"{_fit(where, 43):<44s}{each.events:>8d}{us(each.held_ns):>13s}{share(each.path_ns, length):>13s}"
+            f"{_fit(where, 43)} {each.events:>8d}{us(each.held_ns):>13s}{share(each.path_ns, length):>13s}"
         )
         code = source(each.line)
         if code:
-            out.append(f"  {code:.{COLUMNS - 2}}")
+            out.append(f"  {_cut(code, COLUMNS - 2)}")
     return out
 
 
@@ -239,7 +235,7 @@ def _what_if(profile: Profile, rows: int) -> list[str]:
     for each in gains[:rows]:
         what = f"{each.what} {short(each.line, 40)}" if each.line else each.what
         change = f"{-100 * each.gain:.1f} %"
-        out.append(f"{_fit(what, 51):<52s}{us(each.length_ns):>14s}{change:>14s}")
+        out.append(f"{_fit(what, 51)} {us(each.length_ns):>14s}{change:>14s}")
     rest = [each for each in profile.what_if if each.length_ns >= each.before_ns and not each.line]
     if rest:
         names = ", ".join(each.what for each in rest)
@@ -247,8 +243,10 @@ def _what_if(profile: Profile, rows: int) -> list[str]:
     return out
 
 
-def _wrapped(sentence: str) -> list[str]:
-    return wrap(sentence, COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
+def _wrapped(sentence: str, indent: str = "  ") -> list[str]:
+    filled = "".join(each + "\0" * (columns(each) - 1) for each in sentence)  # as long as it is wide
+    lines = wrap(filled, COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
+    return [line.replace("\0", "") for line in lines]
 
 
 def us(nanoseconds: float) -> str:
@@ -266,4 +264,14 @@ def _counted(number: int, thing: str) -> str:
 
 
 def _fit(words: str, width: int) -> str:
-    return words if len(words) <= width else words[: width - 3] + "..."
+    """Words in exactly `width` columns of a terminal, cut at the end where they are longer."""
+    if columns(words) > width:
+        words = _cut(words, width - 3) + "..."
+    return words + " " * (width - columns(words))
+
+
+def _cut(words: str, width: int) -> str:
+    """The beginning of words, in at most `width` columns."""
+    while columns(words) > width:
+        words = words[:-1]
+    return words

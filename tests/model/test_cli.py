@@ -268,6 +268,8 @@ def test_refuses_what_the_model_cannot_do(tiny, capsys, tmp_path) -> None:
     assert "cannot be written: No such file" in refused(capsys, *model, "--json", unwritable)
     assert "cannot be written: No such file" in refused(capsys, *model, "--trace", unwritable)
     assert "cannot be written: it is not a regular file" in refused(capsys, *model, "--json", str(tmp_path))
+    same = ["--html", str(tmp_path / "file"), "--json", str(tmp_path / "." / "file")]
+    assert "--html and --json name the same file" in refused(capsys, *model, *same)
     trace = ["--backend", "numpy", "--trace", str(tmp_path / "trace.json")]
     assert "--trace needs the simulate backend" in refused(capsys, *model, *trace)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -200,3 +200,31 @@ def test_columns_of_a_tensor_that_is_read_often_stay_apart(times: int) -> None:
 def timed_streams(kernel: Any, *arguments: Any) -> tuple[Any, Any]:
     done = kernels.dry(kernel, *arguments)
     return done.streams, done.hardware
+
+
+def test_wide_characters_take_two_columns_and_leave_the_others_in_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {}
+    for name in ("kernel_of_a_model", "模型的内核_" * 2, "模型的内核_" * 9):
+        path = tmp_path / f"{name}.py"
+        path.write_text(SCRIPT.replace("total", "合计"))
+        found[name] = timed(capsys, "--target", "trn2", str(path))[1].splitlines()
+    heads = ("critical path, by line", "chain: start us", "HBM tensor", "line  ", "twice as fast")
+    for lines in found.values():
+        for line in lines:
+            assert columns(line) <= 80
+    plain, *wide = found.values()
+    for lines in wide:
+        for head in heads:
+            at, other = (
+                next(i for i, line in enumerate(each) if line.startswith(head)) for each in (plain, lines)
+            )
+            assert columns(plain[at + 1]) == columns(lines[other + 1]), (
+                head
+            )  # but for the names they are equal
+
+
+def columns(line: str) -> int:
+    """Columns of a terminal, for text of ASCII and ideographs."""
+    return len(line) + sum(ord(each) > 0x2E80 for each in line)
