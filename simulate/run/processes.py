@@ -6,8 +6,8 @@ out a collective is never paired with another one. Values are those of ranks in 
 carries out the same exchange on the operands of all.
 
 A process that waits for long publishes what it waits for. Ranks that wait for each other, or for one that has ended
-or failed, are therefore seen by all of them within a second, as inside one process; a rank that only computes is
-waited for.
+or failed, are therefore seen by all of them within a second, as inside one process, and so is one of the same machine
+that was killed; a rank that only computes is waited for.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import atexit
 import contextlib
 import os
 import pickle
+import socket
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,7 @@ class Processes:
         self._sends: list[tuple[Any, Any]] = []
         self._said = ""
         self._last_key: dict[str, str] = {}
+        self._store.set(f"process/{rank}", pickle.dumps((socket.gethostname(), os.getpid())))
         self._say("runs", "", ())
         atexit.register(self._ended)
 
@@ -111,14 +114,15 @@ class Processes:
         self._launches += 1
         self._met.clear()
         if self._said != "runs":  # the launch before failed
-            self._say("runs", "", ())
+            with _connected(Location("", 0, "a launch")):
+                self._say("runs", "", ())
         try:
             yield
         except NkwError as error:
-            self._say("failed", str(error), ())
+            self._failed(str(error))
             raise
         except BaseException as error:
-            self._say("failed", f"{type(error).__name__}: {error}", ())
+            self._failed(f"{type(error).__name__}: {error}")
             raise
 
     def gather(self, array: np.ndarray) -> list[np.ndarray]:
@@ -270,7 +274,9 @@ class Processes:
             state = states[rank] = self._state_of(rank)
             kind, meetings = state[1], state[3]
             if kind == "runs":
-                return None
+                if not self._is_gone(rank):
+                    return None
+                states[rank] = state[0], "failed", "its process is gone", ()
             for missing in meetings:
                 absent = [key for key in missing if not self._store.check([key])]
                 if not absent:
@@ -285,10 +291,19 @@ class Processes:
         state: tuple[int, str, str, Any] = pickle.loads(self._store.get(f"state/{rank}"))
         return state
 
+    def _is_gone(self, rank: int) -> bool:
+        """Whether a rank's process was on this machine and is there no more: a killed one has not said that it ends."""
+        host, number = pickle.loads(self._store.get(f"process/{rank}"))
+        return os.name == "posix" and host == socket.gethostname() and not _is_there(number)
+
     def _say(self, kind: str, text: str, meetings: Any) -> None:
         self._said = kind
         self._published += 1
         self._store.set(f"state/{self.rank}", pickle.dumps((self._published, kind, text, list(meetings))))
+
+    def _failed(self, text: str) -> None:
+        with contextlib.suppress(RuntimeError):  # it may be the loss of the store that failed
+            self._say("failed", text, ())
 
     def _ended(self) -> None:
         with contextlib.suppress(RuntimeError):  # at exit the store may be gone before
@@ -306,6 +321,18 @@ def _connected(where: Location) -> Iterator[None]:
     except RuntimeError as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise NkwError("NKW-PROCESS-LOST", f"the connection to another rank broke: {first}", where) from None
+
+
+def _is_there(process: int) -> bool:
+    """Whether a process exists on this machine, and is more than an entry that nobody has collected yet."""
+    try:
+        os.kill(process, 0)
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][:1]
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's, or a system without /proc
+        return True
+    return state not in ("Z", "X")
 
 
 def _tag(posted: Posted) -> int:

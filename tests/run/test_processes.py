@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +172,34 @@ def test_ranks_that_wait_in_a_circle_are_told_so(said: list[dict[str, Any]]) -> 
     assert len(reports) == 3
     first = [report for report in reports.values() if report["code"] == "NKW-DEADLOCK"]
     assert first and all(f"rank {rank} waits in all_reduce" in first[0]["text"] for rank in range(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("failing", "how"), [(0, "is killed"), (1, "is killed"), (1, "ends"), (2, "raises")])
+def test_no_rank_waits_for_ever_for_one_that_is_gone(failing: int, how: str) -> None:
+    """Rank 0 holds the store. The processes have no agent above them, which would end them itself."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    processes = []
+    for rank in range(3):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "3"}
+        environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        command = [sys.executable, "-m", "tests.run.failing_program", str(failing), how]
+        processes.append(
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        )
+    said = [process.communicate(timeout=100)[0] for process in processes]
+    for rank in {0, 1, 2} - {failing}:
+        assert processes[rank].returncode == 3
+        assert said[rank].strip() in ("NKW-PROCESS-LOST", "NKW-DEADLOCK")
 
 
 def test_gather_takes_arrays_of_any_size(said: list[dict[str, Any]]) -> None:
