@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from simulate.errors import NkwError
+from simulate.files import claim, complete
 from simulate.timing import Reading
-from simulate.timing.output import claim, complete
 
 
 def main(argv: Sequence[str] | None = None) -> int:

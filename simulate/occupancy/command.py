@@ -6,12 +6,16 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
+from simulate.errors import InvalidArgument
+from simulate.files import claim, complete
 from simulate.occupancy.svg import svg
 from simulate.occupancy.text import text
 from simulate.occupancy.uses import Occupancy, occupancies
 from simulate.run import Launch, recorded
+from simulate.run.by_name import what_is_run
+
+_CODE = "NKW-PICTURE-PATH"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -25,6 +29,13 @@ def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace
 
     Returns the status of the script, or 2 if there is nothing to show or the picture cannot be written.
     """
+    try:
+        picture = claim(options.svg, "picture", _CODE) if options.svg else None
+        if picture == what_is_run(options.script):
+            raise InvalidArgument(_CODE, f"{options.script} is what is to be run")
+    except InvalidArgument as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     with recorded(calls=True, refused=True, outputs=False) as launches:
         status = run_script(options)
     if not launches:
@@ -32,14 +43,11 @@ def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace
             print("error: no kernel was launched", file=sys.stderr)
         return status or 2
     shown = distinct(launches)
-    if options.text or not options.svg:
+    if options.text or picture is None:
         print("\n".join(text(occupancy, title) for title, occupancy in shown), end="")
-    if options.svg:
-        try:
-            Path(options.svg).write_text(svg(shown), encoding="utf-8")
-        except OSError as error:
-            print(f"error: {options.svg} cannot be written: {error.strerror}", file=sys.stderr)
-            return 2
+    if picture is not None:
+        with complete(picture, "picture", _CODE) as file:
+            file.write(svg(shown))
         print(f"picture: {options.svg}")
     return status
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from simulate.errors import InvalidArgument, NkwError
+from simulate.files import claim
 from simulate.occupancy import svg
 from simulate.occupancy.command import distinct as cores
 from simulate.profile.page import Part, Step, write_page
 from simulate.profile.profile import Profile, profile
 from simulate.profile.text import text, us
 from simulate.run import Launch, recorded
-from simulate.run.by_name import names_a_kernel
+from simulate.run.by_name import what_is_run
 from simulate.run.stream import Stream
 from simulate.timing import Reading, write_trace
-from simulate.timing.output import claim
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
 
 def _distinct_files(script: str, trace: Path | None, page: Path | None) -> None:
     """Raises InvalidArgument where one file would take the place of another one or of what is run."""
-    run = Path(script.rpartition(":")[0] if names_a_kernel(script) else script).resolve()
+    run = what_is_run(script)
     if run in (trace, page):
         raise InvalidArgument(
             "NKW-PAGE-PATH" if run == page else "NKW-TRACE-PATH", f"{script} is what is to be run"

@@ -42,6 +42,11 @@ _TENSOR = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[^\]]*)\]")
 _KEYWORD = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 
 
+def what_is_run(script: str) -> Path:
+    """The file of a script, or of a kernel that is named as FILE.py:NAME."""
+    return Path(script.rpartition(":")[0] if names_a_kernel(script) else script).resolve()
+
+
 def names_a_kernel(words: str) -> bool:
     """Whether words have the form FILE.py:KERNEL or MODULE:KERNEL, and are not the path of a file."""
     return _NAMED.fullmatch(words) is not None and not Path(words).is_file()

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
+from simulate.files import complete
 from simulate.run.location import location
 from simulate.run.stream import READ, Stream
 from simulate.timing.dependences import Dependences, dependences
 from simulate.timing.flows import Drawn, Place, flows
 from simulate.timing.order import as_streams
-from simulate.timing.output import complete
 from simulate.timing.timeline import TRACKS, Kind, Slice, Timeline, core_label
 
 _CATEGORIES = {

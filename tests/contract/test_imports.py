@@ -33,6 +33,7 @@ HEALTHY = {
     "simulate/memory/__init__.py": "import simulate.numerics",
     "simulate/numerics/__init__.py": "import simulate.hardware",
     "simulate/hardware/__init__.py": "import simulate.errors",
+    "simulate/files.py": "from simulate.errors import NkwError",
     "simulate/errors.py": "",
     "nki_kernels/__init__.py": "from simulate.bind import install",
     "nki_kernels/add.py": "import numpy as np\nimport nki.language as nl\nfrom nki_kernels.tiles import load",

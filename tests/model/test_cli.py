@@ -304,13 +304,18 @@ def test_sim_hands_over_to_the_simulator(capsys) -> None:
 def test_interrupting_ends_with_130_and_leaves_nothing_behind(write_model, tmp_path, ranks) -> None:
     folder = write_model(max_position_embeddings=4096, eos_token_id=None)
     command = ["generate", "--model", str(folder), "--max-new-tokens", "4000", "--tp", ranks]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "model", *command, "--json", str(tmp_path / "out.json")],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    # A shell may have told its background jobs to ignore the signal, and children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "model", *command, "--json", str(tmp_path / "out.json")],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert process.stdout is not None
     assert process.stdout.read(8) == "Once upo"
     process.send_signal(signal.SIGINT)

@@ -171,4 +171,15 @@ def test_the_command_refuses_what_it_cannot_do(folder: Path, capsys: pytest.Capt
     assert main(["memory", "missing.py"]) == 2
     assert "error: missing.py is not a file" in capsys.readouterr().err
     assert main(["memory", "--svg", "no/such/map.svg", "script.py"]) == 2
-    assert "error: no/such/map.svg cannot be written: No such file or directory" in capsys.readouterr().err
+    wrong = "error: [NKW-PICTURE-PATH] the picture cannot be written to no/such/map.svg: No such file or directory\n"
+    assert capsys.readouterr().err == wrong
+
+
+@pytest.mark.parametrize("run", ["script.py", "script.py:kernel"])
+def test_a_picture_does_not_take_the_place_of_the_script(
+    folder: Path, capsys: pytest.CaptureFixture[str], run: str
+) -> None:
+    (folder / "script.py").write_text(SCRIPT.format(rest=8))
+    assert main(["memory", "--svg", "script.py", run]) == 2
+    assert capsys.readouterr().err == f"error: [NKW-PICTURE-PATH] {run} is what is to be run\n"
+    assert (folder / "script.py").read_text() == SCRIPT.format(rest=8)

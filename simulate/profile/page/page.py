@@ -10,9 +10,9 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from simulate.files import complete
 from simulate.profile.page.data import part_data
 from simulate.profile.profile import Profile
-from simulate.timing.output import complete
 
 _SCRIPTS = ("tools.js", "timeline.js", "tables.js", "charts.js", "main.js")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simulate.errors import InvalidArgument
-from simulate.timing.output import claim, complete
+from simulate.files import claim, complete
 
 
 def written(path: Path, text: str = "words") -> None:

@@ -1,0 +1,104 @@
+"""Running the script or the kernel that a command names, with `import nki` bound to the simulator."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+
+def run_script(options: argparse.Namespace, raises: bool = False) -> int:
+    """Run the script; an NkwError of its kernels is printed, or passed on with `raises`."""
+    from simulate.errors import NkwError
+
+    script = Path(options.script)
+    if not script.is_file():
+        print(f"error: {script} is not a file", file=sys.stderr)
+        return 2
+    if not _bound(options):
+        return 2
+    before: tuple[list[str], list[str]] = (sys.argv, list(sys.path))
+    sys.argv = [str(script), *options.arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except NkwError as error:
+        if raises:
+            raise
+        sys.stdout.flush()
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        sys.argv, sys.path[:] = before
+    return 0
+
+
+def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, raises: bool = False) -> int:
+    """Run the script, or launch FILE.py:KERNEL or MODULE:KERNEL with the arguments that follow.
+
+    A kernel is launched dry unless `computes`. With `raises`, what a kernel's rules refuse is not printed but raised.
+    """
+    from simulate.errors import InvalidArgument, NkwError
+    from simulate.run.by_name import launch_by_name, names_a_kernel
+    from simulate.run.machine import Mode
+
+    if not names_a_kernel(options.script):
+        return run_script(options, raises)
+    if not _bound(options):
+        return 2
+    try:
+        launch_by_name(options.script, options.arguments, Mode.eager if computes else Mode.dry)
+    except NkwError as error:
+        if raises and not isinstance(error, InvalidArgument):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidArgument) else 1
+    return 0
+
+
+def run_to_its_end(options: argparse.Namespace) -> int:
+    """Run the script or the kernel, however it ends: what it launched until then is reported all the same.
+
+    Returns its exit status; 1 with the script's traceback on stderr where an error ended it.
+    """
+    try:
+        return run_script_or_kernel(options)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+    except Exception as error:
+        sys.stdout.flush()
+        traceback.print_exception(type(error), error, _of_the_script(error.__traceback__))
+    return 1
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames through which the script was started."""
+    starting = (__file__, runpy.__file__, runpy.run_path.__code__.co_filename)
+    while trace is not None and trace.tb_frame.f_code.co_filename in starting:
+        trace = trace.tb_next
+    return trace
+
+
+def _bound(options: argparse.Namespace) -> bool:
+    """Choose the chip and bind `nki`; prints what is refused."""
+    from simulate.bind import install
+    from simulate.errors import NkwError
+    from simulate.run.target import TARGET_VARIABLE, target_hardware
+
+    if options.target:
+        os.environ[TARGET_VARIABLE] = options.target
+    try:
+        chip = target_hardware()
+        install("simulate")
+    except NkwError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return False
+    chosen = "" if os.environ.get(TARGET_VARIABLE) else f" (default; --target or {TARGET_VARIABLE} chooses)"
+    print(f"target {chip.name}{chosen}", file=sys.stderr)
+    return True
