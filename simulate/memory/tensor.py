@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from simulate.errors import OutOfBounds, RuleViolation
+from simulate.errors import OutOfBounds, RuleViolation, Unsupported
 from simulate.memory import views
 from simulate.memory.indirection import indirect_view_is_final
 from simulate.memory.layout import ByteView, Layout, keep_part, known_part, layout_of, part_key
@@ -178,9 +178,16 @@ class NkiTensor(TensorViews):
 
     @property
     def array(self) -> np.ndarray:
-        """The elements in the dtype's storage type, as a numpy view of the simulated memory."""
+        """The elements in the dtype's storage type, as a numpy view of the simulated memory.
+
+        Raises Unsupported in a dry launch, whose memory has no bytes.
+        """
         array = self._array
         if array is None:
+            if not self.storage.array.size:  # numpy lays a view of any size over no bytes
+                raise Unsupported(
+                    "NKW-DRY-VALUES", f"a dry run has no values of {self.describe()} to look at"
+                )
             _, shape, strides, offset, _ = self.layout.byte_view
             array = np.ndarray(shape, self.dtype.storage, self.storage.array, offset, strides)
             self._array = array

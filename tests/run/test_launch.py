@@ -401,3 +401,17 @@ def test_refuses_two_cores_where_the_chip_has_single_ones(monkeypatch: pytest.Mo
         double[2](x)
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     assert (double[2](x) == 2).all()
+
+
+@pytest.mark.parametrize("mode", [simulate.Mode.eager, simulate.Mode.dry])
+def test_python_looks_at_the_values_of_a_launch_that_has_some(mode: simulate.Mode) -> None:
+    def kernel(x):
+        assert nl.load(x).array.sum() == 28
+        return x
+
+    given = [((np.full((2, 2), 7, np.float32),), {})]
+    if mode is simulate.Mode.eager:
+        simulate.launch(kernel, given, mode=mode)
+        return
+    with pytest.raises(Unsupported, match=r"a dry run has no values of \(2, 2\) float32 in sbuf to look at"):
+        simulate.launch(kernel, given, mode=mode)
