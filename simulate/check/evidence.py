@@ -116,7 +116,7 @@ class Evidence:
             core.automatic.add(event)
         by_dma = plan.engine is Engine.dma and plan.meeting is None
         if (
-            (by_dma or plan.accumulate is not None)
+            (by_dma or plan.accumulate not in (None, Accumulate.add))
             and len(plan.writes) == 1
             and plan.writes[0].dynamic is None
         ):
