@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import simulate
+from simulate.errors import InvalidArgument
 from simulate.run import ReplayOptions
 from simulate.run import replayed as replayed_launches
 from simulate.run.fusion import narrow, speed
@@ -211,6 +212,9 @@ def test_speed_is_asked_for_by_name(monkeypatch) -> None:
     for text in ("", "numpy"):
         monkeypatch.setenv("NKW_SPEED", text)
         assert not ReplayOptions.from_environment().speed
+    monkeypatch.setenv("NKW_SPEED", "mkl")
+    with pytest.raises(InvalidArgument, match="NKW_SPEED='mkl'; it is numpy or torch"):
+        ReplayOptions.from_environment()
     monkeypatch.setenv("NKW_SPEED", "torch")
     assert ReplayOptions.from_environment().speed
     monkeypatch.setattr(speed, "available", lambda: False)

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from simulate.errors import InvalidArgument
+
 VARIABLE = "NKW_SPEED"
 
 _LIBRARIES = ("libtorch_cpu.so", "torch_cpu.dll", "libtorch_cpu.dylib")
@@ -36,8 +38,14 @@ _SIGNATURE = (
 
 
 def wanted() -> bool:
-    """Whether NKW_SPEED=torch asks for torch and it is installed; warns once where it is not."""
-    if os.environ.get(VARIABLE) != "torch":
+    """Whether NKW_SPEED=torch asks for torch and it is installed; warns once where it is not.
+
+    NKW_SPEED=numpy asks for what is done without it. Raises InvalidArgument for anything else.
+    """
+    text = os.environ.get(VARIABLE, "")
+    if text not in ("", "numpy", "torch"):
+        raise InvalidArgument("NKW-REPLAY-OPTION", f"{VARIABLE}={text!r}; it is numpy or torch")
+    if text != "torch":
         return False
     if not available():
         _warn_of_absence()
