@@ -203,6 +203,13 @@ def test_a_fused_mixture_has_fewer_waits_with_more_sets_of_tiles(inner: int) -> 
     assert four < two < one
 
 
+@pytest.mark.parametrize("count", [127, 128, 129])
+def test_a_router_that_comes_in_one_prepared_load_shortens_a_fused_mixture(count: int) -> None:
+    shapes = f"T=1, H=2048, I=192, E={count}, K=8, LNC=2"
+    four = program_us(decode_entry(f"{FUSED}; redundant memsets removed", shapes))
+    assert program_us(decode_entry(f"{FUSED}; one router load", shapes)) < four
+
+
 @pytest.mark.parametrize(
     "step",
     ["before each matmul", "fused silu", "quantisation added", "7-step shuffle reduction", "scales packed"],

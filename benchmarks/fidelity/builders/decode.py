@@ -163,7 +163,11 @@ def _by_tiles(entry: Entry, sizes: dict[str, int]) -> tuple[Callable[..., object
 
 
 def _fused(entry: Entry, sizes: dict[str, int]) -> tuple[Callable[..., object], tuple[tuple[object, ...]]]:
-    """A fused kernel's core; later steps keep what earlier ones gained."""
+    """A fused kernel's core; later steps keep what earlier ones gained.
+
+    Token and gains, and the router since it comes in one load, are asked for in the mode 3, `nki.isa.dge_mode.none`:
+    rings that are prepared, which the source's log says need an offset known beforehand.
+    """
     hidden, inner, count = sizes["H"], sizes["I"], sizes["E"]
     weights = dtype_of(entry)
     narrow = weights.itemsize == 1
@@ -174,7 +178,7 @@ def _fused(entry: Entry, sizes: dict[str, int]) -> tuple[Callable[..., object], 
     late = narrow and not entry.says("before each matmul") and not entry.says("fused silu")
     stages = fused_experts.Stages(
         router_loads=1 if narrow or entry.says("one router load") else 4,
-        router_by_hardware=narrow or entry.says("one router load"),
+        router_prepared=narrow or entry.says("one router load"),
         by_hardware=packed,
         wave=wave,
         buffers=2 * wave if late else wave,

@@ -17,18 +17,18 @@ _SWDGE, _HWDGE = nisa.dge_mode.swdge, nisa.dge_mode.hwdge
 class Stages:
     """What the versions of the fused kernel differ in.
 
-    router_loads: DMAs that bring the router. router_by_hardware, by_hardware: who writes the descriptors of the router,
-    and of the gate and up projections and the scales. wave: experts that are computed together. buffers: sets of tiles
-    for experts, whose loads are asked for ahead. memsets: tiles are cleared for every wave of experts instead of once.
-    widened: the Scalar engine makes 16-bit tiles of the weights before they are multiplied. silu_apart: products are
-    scaled before the activation function, not by it. scaled: weights have scales; packed: they come with the weights.
-    one_number: the numbers of experts pass through one tile, where the next waits for the loads of the one before.
-    quantised: the token becomes fp8 by its largest magnitude. by_shuffles: steps of shuffles find that, also for the
-    products of every expert.
+    router_loads: DMAs that bring the router. router_prepared: their descriptors are prepared when the kernel is loaded,
+    else software writes them. by_hardware: hardware writes those of the gate and up projections and the scales. wave:
+    experts that are computed together. buffers: sets of tiles for experts, whose loads are asked for ahead. memsets:
+    tiles are cleared for every wave of experts instead of once. widened: the Scalar engine makes 16-bit tiles of the
+    weights before they are multiplied. silu_apart: products are scaled before the activation function, not by it.
+    scaled: weights have scales; packed: they come with the weights. one_number: the numbers of experts pass through one
+    tile, where the next waits for the loads of the one before. quantised: the token becomes fp8 by its largest
+    magnitude. by_shuffles: steps of shuffles find that, also for the products of every expert.
     """
 
     router_loads: int = 4
-    router_by_hardware: bool = False
+    router_prepared: bool = False
     by_hardware: bool = False
     wave: int = 4
     buffers: int = 4
@@ -51,7 +51,7 @@ def fused_experts(x, gamma, router, gate_up, down, gate_scales, down_scales, cor
     """
     share = x.shape[1] // cores
     token = normalised(x, gamma)
-    wide, best = routed(token, router, stages.router_loads, stages.router_by_hardware)
+    wide, best = routed(token, router, stages.router_loads, stages.router_prepared)
     if stages.quantised:
         token = quantised(token, stages.by_shuffles)
     total = sbuf((PARTITIONS, share // PARTITIONS), nl.float32)

@@ -34,10 +34,11 @@ def normalised(x, gamma):
     return evacuate(normed, x.dtype)
 
 
-def routed(token, router, loads, by_hardware):
+def routed(token, router, loads, prepared):
     """Weights of the best eight experts on every partition, and their numbers [1, 8].
 
-    router [H, E] comes in `loads` DMAs, whose descriptors hardware or software writes.
+    router [H, E] comes in `loads` DMAs, whose descriptors are `prepared` when the kernel is loaded, or software writes
+    them.
     """
     depth, count = router.shape
     blocks = depth // PARTITIONS
@@ -47,9 +48,7 @@ def routed(token, router, loads, by_hardware):
         tile = sbuf((PARTITIONS, each, count), router.dtype)
         pattern = [[count, PARTITIONS], [PARTITIONS * count, each], [1, count]]
         source = router.ap(pattern=pattern, offset=first * PARTITIONS * count)
-        nisa.dma_copy(
-            dst=tile, src=source, dge_mode=nisa.dge_mode.hwdge if by_hardware else nisa.dge_mode.swdge
-        )
+        nisa.dma_copy(dst=tile, src=source, dge_mode=nisa.dge_mode.none if prepared else nisa.dge_mode.swdge)
         for k in range(each):
             column = token[:, first + k : first + k + 1]
             nisa.nc_matmul(dst=bank, stationary=column, moving=tile[:, k, :], accumulate=first + k > 0)
@@ -90,7 +89,7 @@ def quantised(columns, by_shuffles):
 def _turned(row):
     """A row [1, H] of HBM as [128, H / 128]: loaded in blocks, turned by the Tensor engine."""
     blocks = row.shape[1] // PARTITIONS
-    flat = load(row.reshape((blocks, PARTITIONS)), "hwdge")
+    flat = load(row.reshape((blocks, PARTITIONS)))
     bank = psum((PARTITIONS, blocks), row.dtype)
     nisa.nc_transpose(dst=bank, data=flat)
     return evacuate(bank, row.dtype)
