@@ -11,7 +11,6 @@ import pytest
 import simulate
 from simulate.numerics import as_dtype
 from simulate.run import ReplayOptions
-from simulate.run import replayed as replayed_launches
 from simulate.run.arena import Arena
 from simulate.run.fusion.blocks import LARGE, block_shape, multiply, scratch_elements
 from simulate.run.replay import ReplayCache
@@ -22,13 +21,6 @@ import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
 
 BF16 = ml_dtypes.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
-    fresh = ReplayCache()
-    monkeypatch.setattr(replayed_launches, "REPLAYS", fresh)
-    return fresh
 
 
 def multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:

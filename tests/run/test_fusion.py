@@ -9,8 +9,6 @@ import pytest
 import simulate
 from simulate.errors import OutOfBounds
 from simulate.run import ReplayOptions
-from simulate.run import replayed as replayed_launches
-from simulate.run.replay import ReplayCache
 
 simulate.install("simulate")
 
@@ -18,13 +16,6 @@ import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
 
 BF16 = ml_dtypes.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
-    fresh = ReplayCache()
-    monkeypatch.setattr(replayed_launches, "REPLAYS", fresh)
-    return fresh
 
 
 def launch(kernel, *arguments, mode=simulate.Mode.replay, target="trn2", **options):

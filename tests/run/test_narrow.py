@@ -11,10 +11,8 @@ import pytest
 import simulate
 from simulate.errors import InvalidArgument
 from simulate.run import ReplayOptions
-from simulate.run import replayed as replayed_launches
 from simulate.run.fusion import narrow, speed
 from simulate.run.fusion.blocks import block_shape
-from simulate.run.replay import ReplayCache
 from tests.run.test_blocks import assert_within_bound_of_sums, tiled_product, whole, works
 
 torch = pytest.importorskip("torch", reason="torch is an extra (speed)")
@@ -22,13 +20,6 @@ onemkl = pytest.mark.skipif(not speed.multiplies_as_they_lie(), reason="this tor
 
 BF16 = ml_dtypes.bfloat16
 LIBRARIES = [pytest.param("oneMKL", marks=onemkl), "torch"]
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
-    fresh = ReplayCache()
-    monkeypatch.setattr(replayed_launches, "REPLAYS", fresh)
-    return fresh
 
 
 @pytest.fixture

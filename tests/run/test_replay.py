@@ -27,14 +27,7 @@ SCALE = 2.0
 STEPS = [1.0, 2.0]
 
 
-@pytest.fixture(autouse=True, params=["plans kept", "planned again"])
-def fresh_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
-    """An empty cache; every test here is run as for small arguments and as for large ones."""
-    cache = ReplayCache()
-    if request.param == "planned again":
-        monkeypatch.setattr(replayed_launches, "_LARGE_BYTES", 0)
-    monkeypatch.setattr(replayed_launches, "REPLAYS", cache)
-    return cache
+pytestmark = pytest.mark.usefixtures("small_or_large")
 
 
 def replayed(kernel, *arguments, ranks: int = 1, target: str = "trn2"):
@@ -57,10 +50,10 @@ def floats(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def test_a_second_launch_is_replayed_on_its_own_data(fresh_cache) -> None:
+def test_a_second_launch_is_replayed_on_its_own_data(cache) -> None:
     first, second = floats(1, 128, 9), floats(2, 128, 9)
     a, b = replayed(scaled, first, 3.0), replayed(scaled, second, 3.0)
-    assert (fresh_cache.report.recorded, fresh_cache.report.hits) == (1, 1)
+    assert (cache.report.recorded, cache.report.hits) == (1, 1)
     assert np.array_equal(a, 3 * first) and np.array_equal(b, 3 * second)
 
 
@@ -96,14 +89,14 @@ def attention_arguments(seed: int):
     return floats(seed, 16, 32), weights, floats(seed + 2, 8, 32), np.array([[seed % 8]], np.int32)
 
 
-def test_replay_gives_eagers_bytes(fresh_cache) -> None:
+def test_replay_gives_eagers_bytes(cache) -> None:
     for seed in range(12):
         eager, again = attention_arguments(seed), attention_arguments(seed)
         wanted = simulate.World("trn2").launch(attention_like, [(eager, {})]).outputs[0]
         got = replayed(attention_like, *again)
         assert got[0].tobytes() == wanted[0].tobytes()
         assert got[1] is again[2] and got[1].tobytes() == wanted[1].tobytes()
-    assert fresh_cache.report.hits == 11
+    assert cache.report.hits == 11
 
 
 def test_results_of_earlier_launches_stay_as_they_are() -> None:
@@ -119,7 +112,7 @@ def test_the_same_array_with_new_content_is_read_anew() -> None:
     assert np.array_equal(replayed(scaled, x, 2.0), 2 * x)
 
 
-def test_ranks_meet_in_a_replay(fresh_cache) -> None:
+def test_ranks_meet_in_a_replay(cache) -> None:
     group = ncc.ReplicaGroup([[0, 1, 2]])
 
     def total(x, group):
@@ -134,7 +127,7 @@ def test_ranks_meet_in_a_replay(fresh_cache) -> None:
         parts = [floats(seed * 3 + rank, 4, 4).round() for rank in range(3)]
         for out in replayed(total, *[(part, group) for part in parts], ranks=3):
             assert np.array_equal(out, sum(parts))
-    assert fresh_cache.report.hits == 2
+    assert cache.report.hits == 2
 
 
 def test_the_stream_of_a_replay_is_the_recorded_one() -> None:
@@ -156,26 +149,26 @@ def test_the_stream_of_a_replay_is_the_recorded_one() -> None:
         ("type of a static argument", lambda x: (x, 2)),
     ],
 )
-def test_another_argument_is_another_program(fresh_cache, name, change) -> None:
+def test_another_argument_is_another_program(cache, name, change) -> None:
     x = floats(0, 4, 4)
     replayed(scaled, x, 2.0)
     changed, factor = change(x)
     result = replayed(scaled, changed, factor)
-    assert fresh_cache.report.hits == 0, name
+    assert cache.report.hits == 0, name
     assert np.array_equal(result, changed * changed.dtype.type(factor))
 
 
-def test_another_target_precision_or_number_of_ranks_is_another_program(fresh_cache, monkeypatch) -> None:
+def test_another_target_precision_or_number_of_ranks_is_another_program(cache, monkeypatch) -> None:
     x = floats(0, 4, 4)
     replayed(scaled, x, 2.0)
     replayed(scaled, x, 2.0, target="trn1")
     replayed(scaled, (x, 2.0), (x, 2.0), ranks=2)
     monkeypatch.setenv("NKI_PRECISE_FP", "0")
     replayed(scaled, x, 2.0)
-    assert fresh_cache.report.hits == 0
+    assert cache.report.hits == 0
 
 
-def test_one_array_twice_is_not_two_arrays(fresh_cache) -> None:
+def test_one_array_twice_is_not_two_arrays(cache) -> None:
     def both(a, b):
         tile = nl.load(a)
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
@@ -185,7 +178,7 @@ def test_one_array_twice_is_not_two_arrays(fresh_cache) -> None:
     x, y = np.zeros((2, 2), np.float32), np.zeros((2, 2), np.float32)
     assert replayed(both, x, y).max() == 0
     assert replayed(both, x, x).min() == 2
-    assert fresh_cache.report.hits == 0
+    assert cache.report.hits == 0
 
 
 def global_scale(x):
@@ -200,12 +193,12 @@ def default_scale(x, factor=2.0):
     return scaled(x, factor)
 
 
-def test_a_changed_global_is_never_served_by_a_stale_program(fresh_cache, monkeypatch) -> None:
+def test_a_changed_global_is_never_served_by_a_stale_program(cache, monkeypatch) -> None:
     x = floats(0, 4, 4)
     assert np.array_equal(replayed(global_scale, x), 2 * x)
     monkeypatch.setitem(globals(), "SCALE", 5.0)
     assert np.array_equal(replayed(global_scale, x), 5 * x)
-    assert fresh_cache.report.dropped == 1
+    assert cache.report.dropped == 1
 
 
 def test_a_changed_list_is_never_served_by_a_stale_program() -> None:
@@ -245,7 +238,7 @@ def test_a_changed_function_is_never_served_by_a_stale_program(monkeypatch) -> N
     assert replayed(global_scale, x) is x
 
 
-def test_what_depends_on_data_is_not_replayed_and_says_why(fresh_cache) -> None:
+def test_what_depends_on_data_is_not_replayed_and_says_why(cache) -> None:
     def loops(x, rows):
         count = nisa.register_alloc()
         nisa.register_load(count, nl.load(rows))
@@ -261,10 +254,10 @@ def test_what_depends_on_data_is_not_replayed_and_says_why(fresh_cache) -> None:
     for times in (1, 3):
         x = np.ones((2, 2), np.float32)
         assert replayed(loops, x, np.array([[times]], np.int32))[0, 0] == 2**times
-    assert fresh_cache.report.refusals == {"the kernel looks at values": 2}
+    assert cache.report.refusals == {"the kernel looks at values": 2}
 
 
-def test_a_kernel_that_prints_prints_every_time(fresh_cache, capsys) -> None:
+def test_a_kernel_that_prints_prints_every_time(cache, capsys) -> None:
     def prints(x):
         tile = nl.load(x)
         print(tile)
@@ -274,10 +267,10 @@ def test_a_kernel_that_prints_prints_every_time(fresh_cache, capsys) -> None:
     for value in (1.0, 2.0):
         replayed(prints, np.full((1, 1), value, np.float32))
     assert "[[1.]]" in (shown := capsys.readouterr().out) and "[[2.]]" in shown
-    assert fresh_cache.report.hits == 0
+    assert cache.report.hits == 0
 
 
-def test_writes_that_depend_on_data_are_not_replayed(fresh_cache) -> None:
+def test_writes_that_depend_on_data_are_not_replayed(cache) -> None:
     def gathers(table, rows):
         out = nl.ndarray((4, 3), dtype=table.dtype, buffer=nl.shared_hbm)
         nisa.dma_copy(dst=out[0:2], src=nl.load(table[0:2]))
@@ -290,14 +283,14 @@ def test_writes_that_depend_on_data_are_not_replayed(fresh_cache) -> None:
 
     table = floats(0, 8, 3)
     replayed(gathers, table, np.array([[1], [2]], np.int32))
-    assert fresh_cache.report.recorded == 1
+    assert cache.report.recorded == 1
     skipped = np.array([[1], [99]], np.int32)
-    fresh_cache.clear()
+    cache.clear()
     replayed(gathers, table, skipped)
-    assert "which bytes of a tensor are written depends on data" in fresh_cache.report.refusals
+    assert "which bytes of a tensor are written depends on data" in cache.report.refusals
 
 
-def test_a_kernel_over_an_unknown_object_is_launched_eagerly(fresh_cache) -> None:
+def test_a_kernel_over_an_unknown_object_is_launched_eagerly(cache) -> None:
     class Settings:
         factor = 2.0
 
@@ -310,9 +303,7 @@ def test_a_kernel_over_an_unknown_object_is_launched_eagerly(fresh_cache) -> Non
     replayed(kernel, x)
     settings.factor = 3.0
     assert np.array_equal(replayed(kernel, x), 3 * x)
-    assert list(fresh_cache.report.refusals) == [
-        "the closure of kernel is a Settings, which may change unseen"
-    ]
+    assert list(cache.report.refusals) == ["the closure of kernel is a Settings, which may change unseen"]
 
 
 def test_the_cache_is_bounded(monkeypatch) -> None:
@@ -323,7 +314,7 @@ def test_the_cache_is_bounded(monkeypatch) -> None:
     assert (cache.report.recorded, cache.report.dropped, cache.report.hits) == (4, 2, 0)
 
 
-def test_random_numbers_start_over_with_every_launch(fresh_cache) -> None:
+def test_random_numbers_start_over_with_every_launch(cache) -> None:
     def noise(x):
         tile = nl.ndarray((4, 4), dtype=nl.uint32)
         nisa.rng(dst=tile)
@@ -333,7 +324,7 @@ def test_random_numbers_start_over_with_every_launch(fresh_cache) -> None:
 
     x = floats(0, 1, 1)
     first, second = replayed(noise, x), replayed(noise, x)
-    assert fresh_cache.report.hits == 1
+    assert cache.report.hits == 1
     assert np.array_equal(first, second)
 
 
@@ -342,7 +333,7 @@ def test_the_process_keeps_one_cache() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, ml_dtypes.float8_e5m2])
-def test_a_one_dimensional_result_of_bytes_keeps_its_dtype(fresh_cache, dtype) -> None:
+def test_a_one_dimensional_result_of_bytes_keeps_its_dtype(cache, dtype) -> None:
     def kernel(x):
         out = nl.ndarray((16,), dtype=x.dtype, buffer=nl.shared_hbm)
         nisa.dma_copy(dst=out, src=x)
@@ -351,7 +342,7 @@ def test_a_one_dimensional_result_of_bytes_keeps_its_dtype(fresh_cache, dtype) -
     x = np.arange(16).astype(dtype)
     for _ in range(2):
         assert replayed(kernel, x).dtype == dtype
-    assert fresh_cache.report.hits == 1
+    assert cache.report.hits == 1
 
 
 @dataclasses.dataclass
@@ -363,7 +354,7 @@ class Plain(nl.NKIObject):
     factor = 2.0
 
 
-def test_parameter_objects_that_may_change_are_launched_eagerly(fresh_cache) -> None:
+def test_parameter_objects_that_may_change_are_launched_eagerly(cache) -> None:
     x, plain = floats(0, 4, 4), Plain()
 
     def takes(x, settings):
@@ -376,7 +367,7 @@ def test_parameter_objects_that_may_change_are_launched_eagerly(fresh_cache) -> 
         plain.factor = factor
         assert np.array_equal(replayed(takes, x, Mutable(factor)), factor * x)
         assert np.array_equal(replayed(closes_over, x), factor * x)
-    assert fresh_cache.report.hits == 0
+    assert cache.report.hits == 0
 
 
 def attention_launch(seed: int, **options):
@@ -385,15 +376,15 @@ def attention_launch(seed: int, **options):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_replay_is_verified_against_an_eager_launch(fresh_cache, exact) -> None:
+def test_a_replay_is_verified_against_an_eager_launch(cache, exact) -> None:
     with simulate.recorded() as launches:
         for seed in range(3):
             attention_launch(seed, exact=exact, verify=True)
-    assert fresh_cache.report.verified == 2
+    assert cache.report.verified == 2
     assert len(launches) == 3
 
 
-def test_a_replay_that_differs_is_refused_with_kernel_and_output(fresh_cache, monkeypatch) -> None:
+def test_a_replay_that_differs_is_refused_with_kernel_and_output(cache, monkeypatch) -> None:
     def wrong(program, arrays, exact, elsewhere):
         outputs = program.run(arrays, exact)
         outputs[0][0][3, 4] += 1.0
@@ -401,7 +392,7 @@ def test_a_replay_that_differs_is_refused_with_kernel_and_output(fresh_cache, mo
 
     attention_launch(0, verify=True)
     attention_launch(1, verify=True)
-    monkeypatch.setattr(fresh_cache, "run", wrong)
+    monkeypatch.setattr(cache, "run", wrong)
     with pytest.raises(ReplayMismatch) as error:
         attention_launch(1, verify=True)
     assert str(error.value).startswith(
@@ -416,7 +407,7 @@ def test_a_replay_that_differs_is_refused_with_kernel_and_output(fresh_cache, mo
     )
 
 
-def test_a_changed_argument_that_differs_is_refused_too(fresh_cache, monkeypatch) -> None:
+def test_a_changed_argument_that_differs_is_refused_too(cache, monkeypatch) -> None:
     def forgets(program, arrays, exact, elsewhere):
         before = arrays[0][2].copy()
         outputs = program.run(arrays, exact)
@@ -424,12 +415,12 @@ def test_a_changed_argument_that_differs_is_refused_too(fresh_cache, monkeypatch
         return outputs
 
     attention_launch(0)
-    monkeypatch.setattr(fresh_cache, "run", forgets)
+    monkeypatch.setattr(cache, "run", forgets)
     with pytest.raises(ReplayMismatch, match=r"attention_like: output 1 differs"):
         attention_launch(1, verify=True)
 
 
-def test_integer_results_have_to_be_the_same(fresh_cache, monkeypatch) -> None:
+def test_integer_results_have_to_be_the_same(cache, monkeypatch) -> None:
     def counts(x):
         out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
         nisa.dma_copy(dst=out, src=nl.load(x))
@@ -443,46 +434,46 @@ def test_integer_results_have_to_be_the_same(fresh_cache, monkeypatch) -> None:
     x, world = np.ones((4, 4), np.int32), simulate.World("trn2", replay=ReplayOptions(verify=True))
     for _ in range(2):
         world.launch(counts, [((x,), {})], mode=simulate.Mode.replay)
-    monkeypatch.setattr(fresh_cache, "run", wrong)
+    monkeypatch.setattr(cache, "run", wrong)
     with pytest.raises(ReplayMismatch, match="output 0 differs from the eager launch in 1 of 16 elements"):
         world.launch(counts, [((x,), {})], mode=simulate.Mode.replay)
 
 
-def test_the_environment_chooses_where_the_world_does_not(fresh_cache, monkeypatch) -> None:
+def test_the_environment_chooses_where_the_world_does_not(cache, monkeypatch) -> None:
     monkeypatch.setenv("NKW_EXACT_REPLAY", "1")
     monkeypatch.setenv("NKW_VERIFY_REPLAY", "1")
     x = floats(0, 4, 4)
     for _ in range(2):
         replayed(scaled, x, 2.0)
-    assert (fresh_cache.report.verified, fresh_cache.report.rewritten) == (1, 0)
+    assert (cache.report.verified, cache.report.rewritten) == (1, 0)
     monkeypatch.setenv("NKW_EXACT_REPLAY", "0")
     replayed(scaled, x, 2.0)
-    assert (fresh_cache.report.verified, fresh_cache.report.rewritten) == (2, 1)
+    assert (cache.report.verified, cache.report.rewritten) == (2, 1)
     monkeypatch.setenv("NKW_VERIFY_REPLAY", "yes")
     with pytest.raises(simulate.NkwError, match="NKW_VERIFY_REPLAY='yes'; it is 0 or 1"):
         replayed(scaled, x, 2.0)
 
 
-def test_the_report_says_what_became_of_every_launch(fresh_cache, monkeypatch) -> None:
+def test_the_report_says_what_became_of_every_launch(cache, monkeypatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(replayed_launches, "REPLAYS", fresh_cache)
+    monkeypatch.setattr(replayed_launches, "REPLAYS", cache)
     for seed in range(3):
         attention_launch(seed)
     replayed(scaled, floats(0, 4, 4)[:, ::2], 2.0)
-    lines = fresh_cache.report.text().splitlines()
+    lines = cache.report.text().splitlines()
     assert lines[0] == "replay: 2 launches replayed, 1 recorded, 1 refused, 0 dropped, 0 verified"
     assert lines[1].startswith("  1 programs rewritten: 15 instructions into ")
     assert lines[1].endswith(", 0 matmuls joined to others, 0 carried out as recorded")
     assert lines[2] == "  refused: an array is not contiguous (1)"
-    assert set(fresh_cache.report.seconds) == {"eager", "rewriting", "replay"}
+    assert set(cache.report.seconds) == {"eager", "rewriting", "replay"}
 
 
-def test_an_argument_held_in_another_dtype_is_launched_eagerly(fresh_cache, monkeypatch) -> None:
+def test_an_argument_held_in_another_dtype_is_launched_eagerly(cache, monkeypatch) -> None:
     monkeypatch.setenv("NKI_PRECISE_FP", "0")
     for seed in range(3):
         x = floats(seed, 4, 4).astype(ml_dtypes.bfloat16)
         assert np.array_equal(replayed(scaled, x, 2.0), 2 * x)
-    assert fresh_cache.report.refusals == {"an argument is held in another dtype": 3}
+    assert cache.report.refusals == {"an argument is held in another dtype": 3}
 
 
 def test_findings_do_not_depend_on_earlier_launches() -> None:
@@ -499,7 +490,7 @@ def test_findings_do_not_depend_on_earlier_launches() -> None:
     assert len(seen[0][0]) == 1
 
 
-def test_a_launch_that_is_interrupted_leaves_no_broken_program(fresh_cache, monkeypatch) -> None:
+def test_a_launch_that_is_interrupted_leaves_no_broken_program(cache, monkeypatch) -> None:
     program_run = sys.modules["simulate.run.fusion.execute"].Fused.run
     attention_launch(0)
     attention_launch(0)
@@ -514,10 +505,10 @@ def test_a_launch_that_is_interrupted_leaves_no_broken_program(fresh_cache, monk
     monkeypatch.setattr("simulate.run.fusion.execute.Fused.run", program_run)
     for _ in range(2):
         attention_launch(1, verify=True)
-    assert (fresh_cache.report.dropped, fresh_cache.report.recorded, fresh_cache.report.verified) == (1, 2, 1)
+    assert (cache.report.dropped, cache.report.recorded, cache.report.verified) == (1, 2, 1)
 
 
-def test_an_interrupted_first_launch_is_not_kept(fresh_cache) -> None:
+def test_an_interrupted_first_launch_is_not_kept(cache) -> None:
     def stops(x):
         tile = nl.load(x)
         if x.shape[0] == 4 and STEPS[-1] == 2.0:
@@ -527,10 +518,10 @@ def test_an_interrupted_first_launch_is_not_kept(fresh_cache) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         replayed(stops, floats(0, 4, 4))
-    assert fresh_cache.report.recorded == 0
+    assert cache.report.recorded == 0
 
 
-def test_ranks_that_meet_in_a_chain_wait_for_each_other(fresh_cache) -> None:
+def test_ranks_that_meet_in_a_chain_wait_for_each_other(cache) -> None:
     """Rank 1 meets rank 0 first and rank 2 then, while rank 2 waits."""
     first, second = ncc.ReplicaGroup([[0, 1]]), ncc.ReplicaGroup([[1, 2]])
 
@@ -551,17 +542,17 @@ def test_ranks_that_meet_in_a_chain_wait_for_each_other(fresh_cache) -> None:
         given = [((np.full((4, 4), 10.0**rank, np.float32), groups[rank]), {}) for rank in range(3)]
         outputs = world.launch(chained, given, mode=simulate.Mode.replay).outputs
         assert [int(output[0, 0]) for output in outputs] == [11, 111, 111]
-    assert fresh_cache.report.hits == 2
+    assert cache.report.hits == 2
 
 
-def test_a_launch_whose_plans_differ_when_made_again_is_launched_eagerly(fresh_cache, monkeypatch) -> None:
+def test_a_launch_whose_plans_differ_when_made_again_is_launched_eagerly(cache, monkeypatch) -> None:
     monkeypatch.setattr(replayed_launches, "_LARGE_BYTES", 0)
     monkeypatch.setattr(replayed_launches.SparingRecorder, "with_plans", lambda self, again: None)
     first, second = floats(1, 128, 9), floats(2, 128, 9)
     assert np.array_equal(replayed(scaled, first, 3.0), 3 * first)
     assert np.array_equal(replayed(scaled, second, 3.0), 3 * second)
-    assert list(fresh_cache.report.refusals) == ["the kernel's instructions differ from launch to launch"]
-    assert (fresh_cache.report.hits, fresh_cache.report.dropped) == (0, 1)
+    assert list(cache.report.refusals) == ["the kernel's instructions differ from launch to launch"]
+    assert (cache.report.hits, cache.report.dropped) == (0, 1)
 
 
 def test_what_was_seen_is_not_joined_to_the_plans_of_other_instructions() -> None:
@@ -575,7 +566,7 @@ def test_what_was_seen_is_not_joined_to_the_plans_of_other_instructions() -> Non
     assert seen.with_plans(again) is None
 
 
-def test_a_replay_refuses_an_index_that_does_not_exist(fresh_cache) -> None:
+def test_a_replay_refuses_an_index_that_does_not_exist(cache) -> None:
     def looks_up(table, rows):
         out = nl.ndarray((2, 3), dtype=table.dtype, buffer=nl.shared_hbm)
         tile = nl.ndarray((2, 3), dtype=table.dtype)
@@ -596,8 +587,8 @@ def test_a_replay_refuses_an_index_that_does_not_exist(fresh_cache) -> None:
                 )
             messages.append((error.value.code, error.value.seen))
         assert messages[0] == messages[1]
-    assert fresh_cache.report.hits == 3
-    assert fresh_cache.report.as_recorded == 0
+    assert cache.report.hits == 3
+    assert cache.report.as_recorded == 0
 
 
 SCRIPT = """
@@ -628,12 +619,12 @@ for seed in range(3):
         (["--verify-replay"], "2 launches replayed, 1 recorded, 0 refused, 0 dropped, 2 verified"),
     ],
 )
-def test_a_script_is_replayed_on_request(fresh_cache, monkeypatch, capsys, tmp_path, options, said) -> None:
+def test_a_script_is_replayed_on_request(cache, monkeypatch, capsys, tmp_path, options, said) -> None:
     for variable in ("NKW_REPLAY", "NKW_EXACT_REPLAY", "NKW_VERIFY_REPLAY"):
         monkeypatch.setenv(variable, "0")
-    monkeypatch.setattr("simulate.run.REPLAYS", fresh_cache)
+    monkeypatch.setattr("simulate.run.REPLAYS", cache)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     assert main(["run", *options, "--replay-report", str(script)]) == 0
     assert f"replay: {said}" in capsys.readouterr().err
-    assert bool(fresh_cache.report.rewritten) == (options in (["--replay"], ["--verify-replay"]))
+    assert bool(cache.report.rewritten) == (options in (["--replay"], ["--verify-replay"]))

@@ -10,8 +10,6 @@ import pytest
 
 import simulate
 from simulate.run import ReplayOptions
-from simulate.run import replayed as replayed_launches
-from simulate.run.replay import ReplayCache
 from simulate.run.verify import copied
 
 simulate.install("simulate")
@@ -22,14 +20,6 @@ import nki.language as nl  # noqa: E402
 
 ROWS, COLUMNS = 16, 8
 DTYPES = (np.float32, ml_dtypes.bfloat16, np.float16, np.int32, np.uint8, ml_dtypes.float8_e5m2, np.int8)
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
-    """An empty cache."""
-    empty = ReplayCache()
-    monkeypatch.setattr(replayed_launches, "REPLAYS", empty)
-    return empty
 
 
 def random_kernel(seed: int, group: Any) -> Any:

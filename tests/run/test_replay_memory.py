@@ -9,23 +9,13 @@ import pytest
 
 import simulate
 from simulate.run import ReplayOptions
-from simulate.run import replayed as replayed_launches
-from simulate.run.replay import ReplayCache
 
 simulate.install("simulate")
 
 import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
 
-
-@pytest.fixture(autouse=True, params=["plans kept", "planned again"])
-def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
-    """An empty cache; every test here is run as for small arguments and as for large ones."""
-    empty = ReplayCache()
-    if request.param == "planned again":
-        monkeypatch.setattr(replayed_launches, "_LARGE_BYTES", 0)
-    monkeypatch.setattr(replayed_launches, "REPLAYS", empty)
-    return empty
+pytestmark = pytest.mark.usefixtures("small_or_large")
 
 
 def launched(kernel: Any, *arguments: Any, exact: bool = False, mode: Any = simulate.Mode.replay) -> Any:

@@ -16,7 +16,6 @@ import pytest
 import simulate
 from simulate.run import ReplayOptions
 from simulate.run import replayed as replayed_launches
-from simulate.run.replay import ReplayCache
 
 simulate.install("simulate")
 
@@ -24,14 +23,6 @@ import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
 
 RUN = str(Path(replayed_launches.__file__).parent)
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
-    """An empty cache."""
-    empty = ReplayCache()
-    monkeypatch.setattr(replayed_launches, "REPLAYS", empty)
-    return empty
 
 
 def kernel(x, w, rows):

@@ -10,21 +10,11 @@ import pytest
 
 import simulate
 from simulate.run import ReplayMismatch, ReplayOptions
-from simulate.run import replayed as replayed_launches
-from simulate.run.replay import ReplayCache
 
 simulate.install("simulate")
 
 import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
-    """An empty cache."""
-    empty = ReplayCache()
-    monkeypatch.setattr(replayed_launches, "REPLAYS", empty)
-    return empty
 
 
 def launched(kernel: Any, *arguments: Any, mode: Any = simulate.Mode.replay, **options: bool) -> Any:

@@ -17,8 +17,6 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.run import replayed as replayed_launches
-from simulate.run.replay import ReplayCache
 
 simulate.install("simulate")
 
@@ -27,14 +25,6 @@ import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
 
 X = np.arange(1, 17, dtype=np.float32).reshape(4, 4)
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch) -> ReplayCache:
-    """An empty cache."""
-    empty = ReplayCache()
-    monkeypatch.setattr(replayed_launches, "REPLAYS", empty)
-    return empty
 
 
 def launched(kernel: Any, *arguments: Any, mode: simulate.Mode = simulate.Mode.replay) -> Any:
