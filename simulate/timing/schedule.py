@@ -41,7 +41,7 @@ So a lower cost or a dependence less never makes the serial, program or dataflow
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -64,7 +64,12 @@ from simulate.timing.throttle import Throttle
 from simulate.timing.timeline import ENGINES, Placed, Reason, Timeline, build
 from simulate.timing.weights import weights_of
 
-_WAITED_FOR = (Reason.operands, Reason.destination, Reason.order, Reason.destination)  # by Wait
+# Plain numbers, as the columns of `Placed` hold them.
+_BEGIN, _ENGINE, _SHARED = int(Reason.begin), int(Reason.engine), int(Reason.shared)
+_WAITED_FOR = tuple(
+    map(int, (Reason.operands, Reason.destination, Reason.order, Reason.destination))
+)  # by Wait
+_NO_OPERANDS = (0.0, -1, _BEGIN, 0.0)
 _RESIDENT_TABLE = ACTIVATION_FUNCTIONS["copy"].table
 _LANES = {engine: lane for lane, engine in enumerate(ENGINES)}
 _TENSOR, _SCALAR = _LANES[Engine.tensor], _LANES[Engine.scalar]
@@ -177,6 +182,7 @@ class _Phases(NamedTuple):
     tail_ns: float  # from the last byte of the DMA engines to the end of the completion
     completion_ns: float
     streams: bool  # through the array, whose clock may be throttled
+    plain: bool  # neither a DMA nor an activation that needs a table
 
 
 def _phases(hardware: Hardware, engine: Engine, trigger: Engine, cost: Cost) -> _Phases:
@@ -195,13 +201,14 @@ def _phases(hardware: Hardware, engine: Engine, trigger: Engine, cost: Cost) -> 
             drain_ns + dma.completion_ns,
             dma.completion_ns,
             False,
+            False,
         )
         return _Phases(_LANES[issuer], on_dma, True, issue_ns, 0.0, 0.0, None, *data)
     clock = clock_ghz(hardware, issuer)
     interval_ns, latency_ns = cost.interval_cycles / clock, cost.latency_cycles / clock
     streams = hardware.activity_throttle and cost.streamed_cycles > 0.0
     kept_ns = min(cost.kept_cycles, cost.interval_cycles) / clock
-    data = 0.0, 0.0, 0.0, 0.0, 0.0, streams
+    data = 0.0, 0.0, 0.0, 0.0, 0.0, streams, table is None
     return _Phases(_LANES[issuer], on_dma, False, interval_ns, kept_ns, latency_ns, table, *data)
 
 
@@ -210,6 +217,7 @@ class _Facts:
 
     def __init__(self, stream: Stream, hardware: Hardware) -> None:
         self.phases = _phases_of(stream, hardware)
+        self.lanes = [phases.lane for phases in self.phases]
         self.throttle = Throttle(hardware, stream)
         self.ports = shared_ports(stream, hardware)
         self.weights = weights_of(stream)
@@ -240,9 +248,10 @@ class _Core:
         self.before = waits.before
         self.placed = placed
         self.phases = facts.phases
+        self.lanes = facts.lanes
         self.throttle = facts.throttle
         self.ports = facts.ports if self.ordered else []
-        self.port_free_ns: dict[int, float] = {}
+        self.port_free_ns: dict[int, float] = defaultdict(float)
         self.port_last: dict[int, int] = {}
         self.free_ns = [0.0] * len(ENGINES)
         self.last = [-1] * len(ENGINES)
@@ -265,7 +274,7 @@ class _Core:
         )
         self.queues: list[list[int]] = [[] for _ in ENGINES]
         # Of an event whose producers are placed: its last operand's moment, producer, reason, and its result's floor.
-        self.operands: list[tuple[float, int, Reason, float] | None] = []
+        self.operands: list[tuple[float, int, int, float] | None] = []
         if self.listed:
             self.operands = [None] * len(self.phases)
 
@@ -279,72 +288,82 @@ class _Core:
 
     def admitted(self, event: int) -> float:
         """The moment at which an event that is next on its engine starts."""
-        start = self.earliest(event)
+        at, operands = event - self.base, None
+        if self.listed:
+            operands, self.operands[at] = self.operands[at], None
+        start = self._start(event, operands or self._operands(event))
         if not self.dma.shared:
             return start
-        phases, waits = self.phases[event - self.base], self.before[event]
-        lane = phases.lane
-        if phases.transfers and len(self.queues[lane]) >= self.slots:
-            waits = (*waits, self.queues[lane][-self.slots] * 4)
-        moved = self.dma.moved(lane, event, waits)
+        lane, blocker = self.lanes[at], -1
+        if self.phases[at].transfers and len(self.queues[lane]) >= self.slots:
+            blocker = self.queues[lane][-self.slots]
+        moved = self.dma.moved(lane, event, self.before[event], blocker)
         if moved > start:
             start = moved
             self.placed.cause[event] = self.dma.moved_last(lane)
-            self.placed.reason[event] = Reason.shared
+            self.placed.reason[event] = _SHARED
         return start
 
     def earliest(self, event: int) -> float:
-        """The first moment at which an event may start."""
-        phases, placed = self.phases[event - self.base], self.placed
+        """The first moment at which an event whose producers are placed may start, as things stand."""
+        at = event - self.base
+        operands = self.operands[at] = self._operands(event)
+        if self.phases[at].plain and not self.ports:
+            free_ns = self.free_ns[self.lanes[at]]
+            return operands[0] if operands[0] > free_ns else free_ns
+        return self._start(event, operands)
+
+    def _start(self, event: int, operands: tuple[float, int, int, float]) -> float:
+        """The first moment at which an event may start, and why no sooner."""
+        at, placed = event - self.base, self.placed
+        phases = self.phases[at]
         lane = phases.lane
-        start, cause, reason = 0.0, -1, Reason.begin
+        start, cause, reason = 0.0, -1, _BEGIN
         if self.serial:
             start, cause = self.finished_ns, self.finished_last
             if cause >= 0:
-                reason = Reason.turn
+                reason = int(Reason.turn)
                 if lane != self.finished_lane:
                     start += self.semaphore_ns
         elif self.ordered:
             start, cause = self.free_ns[lane], self.last[lane]
             if cause >= 0:
-                reason = Reason.engine
-        if self.ordered:
+                reason = _ENGINE
+        if self.ordered and not phases.plain:
             placed.table_load[event] = -1.0  # asked before, it may have needed one then
             if phases.table is not None and phases.table != self.loaded:
                 if self.idle_ns is None:
                     placed.table_load[event] = start
                     start += self.table_load_ns
-                    reason = Reason.table_load
+                    reason = int(Reason.table_load)
                 else:
                     placed.table_load[event] = self.idle_ns
             queue = self.queues[lane]
             if phases.transfers and len(queue) >= self.slots:
                 blocker = queue[-self.slots]
                 if placed.ready[blocker] > start:
-                    start, cause, reason = placed.ready[blocker], blocker, Reason.outstanding
+                    start, cause, reason = placed.ready[blocker], blocker, int(Reason.outstanding)
         if self.ports:
-            for port in self.ports[event - self.base]:
-                if self.port_free_ns.get(port, 0.0) > start:
-                    start, cause = self.port_free_ns[port], self.port_last[port]
-                    reason = Reason.engine
-        operands = self.operands[event - self.base] if self.listed else None
-        if operands is None:
-            operands = self._operands(event, self.stream_lane + lane)
-            if self.listed:
-                self.operands[event - self.base] = operands
-        self.result_floor_ns = operands[3]
-        if operands[0] > start:
-            start, cause, reason, _ = operands
+            for port in self.ports[at]:
+                if self.port_free_ns[port] > start:
+                    start, cause, reason = self.port_free_ns[port], self.port_last[port], _ENGINE
+        ready, producer, waited, self.result_floor_ns = operands
+        if ready > start:
+            start, cause, reason = ready, producer, waited
         placed.cause[event], placed.reason[event] = cause, reason
         return start
 
-    def _operands(self, event: int, mine: int) -> tuple[float, int, Reason, float]:
-        """When what the event waits for lets it start, which is the last of them and why, and its result's floor."""
+    def _operands(self, event: int) -> tuple[float, int, int, float]:
+        """When what an event waits for lets it start, which is the last of them and why, and its result's floor."""
+        waits = self.before[event]
+        if not waits:
+            return _NO_OPERANDS
+        mine = self.stream_lane + self.lanes[event - self.base]
         start = floor = 0.0
-        cause, reason = -1, Reason.begin
+        cause, reason = -1, _BEGIN
         placed = self.placed
         ready, read, origin, begun = placed.ready, placed.read, placed.origin, placed.start
-        for packed in self.before[event]:
+        for packed in waits:
             producer, wait = packed >> 2, packed & 3
             if wait == 0:
                 moment = ready[producer]
@@ -368,21 +387,21 @@ class _Core:
 
     def place(self, event: int, start: float) -> None:
         """Let an event start; its engine, queue and result follow."""
-        phases, placed = self.phases[event - self.base], self.placed
+        at, placed = event - self.base, self.placed
+        phases = self.phases[at]
         lane = phases.lane
         interval_ns, latency_ns = phases.interval_ns, phases.latency_ns
-        if self.weights and lane == _TENSOR:
-            interval_ns -= self._kept_ns(event - self.base, phases)
+        if lane == _TENSOR and self.weights:
+            interval_ns -= self._kept_ns(at, phases)
         if phases.streams:
-            slowed_ns, pipeline_ns = self.throttle.extra(event - self.base, start, interval_ns)
+            slowed_ns, pipeline_ns = self.throttle.extra(at, start, interval_ns)
             interval_ns += slowed_ns
             latency_ns += slowed_ns + pipeline_ns
         end = start + interval_ns
         if self.ports:
-            for port in self.ports[event - self.base]:
+            for port in self.ports[at]:
                 self.port_free_ns[port], self.port_last[port] = end, event
         placed.start[event], placed.end[event] = start, end
-        placed.origin[event] = self.stream_lane + lane
         if self.ordered:
             if lane == _SCALAR and self.listed:
                 self._keep_idle_time(start, phases.table)
@@ -390,9 +409,9 @@ class _Core:
             if phases.table is not None:
                 self.loaded = phases.table
         if phases.transfers:
-            placed.origin[event] = -1
             self._transfer(event, end + phases.first_byte_ns, phases)
         else:
+            placed.origin[event] = self.stream_lane + lane
             ready = start + latency_ns
             if ready < self.result_floor_ns:
                 ready = self.result_floor_ns
@@ -432,10 +451,6 @@ class _Core:
         placed.ready[event] = placed.read[event] = ready
         if self.ordered:
             self.queues[lane].append(event)
-
-    def lane(self, event: int) -> int:
-        """The engine whose stream issues an event."""
-        return self.phases[event - self.base].lane
 
     def switches_table(self, event: int) -> bool:
         """An activation that needs another table than the one loaded."""

@@ -12,10 +12,12 @@ rules are not published.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
+_NEVER = float("inf")
 WINDOW = 64
 """Events of one engine that may be in the air: our choice; the compiler's is not published."""
 
@@ -24,9 +26,9 @@ class Core(Protocol):
     """What the list needs to know of the core whose events it places."""
 
     free_ns: list[float]
-
-    def lane(self, event: int) -> int:
-        """The engine whose stream issues an event."""
+    lanes: list[int]
+    """For every event, from `base` on, the engine whose stream issues it."""
+    base: int
 
     def earliest(self, event: int) -> float:
         """The first moment at which an event may start, as things stand."""
@@ -52,42 +54,44 @@ class _Stretch:
     def __init__(self, core: Core, first: int, end: int, before: Sequence[Sequence[int]]) -> None:
         self.core = core
         self.first = first
-        self.lanes = [core.lane(event) for event in range(first, end)]
+        self.lanes = core.lanes[first - core.base : end - core.base]
         engines = len(core.free_ns)
         self.events: list[list[int]] = [[] for _ in range(engines)]
         self.position = []
         for event, lane in enumerate(self.lanes, first):
-            self.position.append(len(self.events[lane]))
-            self.events[lane].append(event)
+            events = self.events[lane]
+            self.position.append(len(events))
+            events.append(event)
         self.placed = bytearray(end - first)
         self.oldest = [0] * engines
-        self.followers: list[list[int]] = [[] for _ in self.lanes]
-        self.missing = [0] * len(self.lanes)
         self.beyond: list[list[int]] = [[] for _ in range(engines)]  # complete, but not in the window yet
         self.waiting: list[list[tuple[float, int]]] = [[] for _ in range(engines)]  # by their earliest start
         self.startable: list[list[int]] = [[] for _ in range(engines)]  # as soon as their engine is free
+        self.next_ns = [_NEVER] * engines  # when the first of those two starts
+        self.followers: defaultdict[int, list[int]] = defaultdict(list)
+        self.missing = [0] * len(self.lanes)
         low, high = first * 4, end * 4
         followers = self.followers
-        for number, waits in enumerate(before[first:end]):
-            for packed in waits:
+        for event in range(first, end):
+            inside = 0
+            for packed in before[event]:
                 if low <= packed < high:
-                    followers[(packed >> 2) - first].append(first + number)
-                    self.missing[number] += 1
+                    followers[packed >> 2].append(event)
+                    inside += 1
+            self.missing[event - first] = inside
 
     def run(self) -> None:
         """Place all of them."""
-        core = self.core
-        for number, missing in enumerate(self.missing):
-            if not missing:
-                self._complete(self.first + number)
+        core, first, missing = self.core, self.first, self.missing
+        for event in [event for event, producers in enumerate(missing, first) if not producers]:
+            self._complete(event)
         for _ in range(len(self.lanes)):
             event = self._chosen()
             core.place(event, core.admitted(event))
             self._leave(event)
-            for follower in self.followers[event - self.first]:
-                number = follower - self.first
-                self.missing[number] -= 1
-                if not self.missing[number]:
+            for follower in self.followers.pop(event, ()):
+                missing[follower - first] -= 1
+                if not missing[follower - first]:
                     self._complete(follower)
 
     def _complete(self, event: int) -> None:
@@ -95,42 +99,46 @@ class _Stretch:
         number = event - self.first
         lane = self.lanes[number]
         if self.position[number] < self.oldest[lane] + WINDOW:
-            heappush(self.waiting[lane], (self.core.earliest(event), event))
+            self._enter(event, lane)
         else:
             heappush(self.beyond[lane], event)
 
+    def _enter(self, event: int, lane: int) -> None:
+        """The event may be chosen."""
+        start = self.core.earliest(event)
+        if start <= self.core.free_ns[lane]:
+            heappush(self.startable[lane], event)
+            start = self.core.free_ns[lane]
+        else:
+            heappush(self.waiting[lane], (start, event))
+        if start < self.next_ns[lane]:
+            self.next_ns[lane] = start
+
     def _leave(self, event: int) -> None:
-        """The event is placed: the window of its engine may move on."""
+        """The event is placed: its engine is free later, and its window may move on."""
         lane = self.lanes[event - self.first]
+        free, waiting, startable = self.core.free_ns[lane], self.waiting[lane], self.startable[lane]
+        while waiting and waiting[0][0] <= free:
+            heappush(startable, heappop(waiting)[1])
+        self.next_ns[lane] = free if startable else waiting[0][0] if waiting else _NEVER
         self.placed[event - self.first] = 1
         events, at = self.events[lane], self.oldest[lane]
+        if events[at] != event:
+            return
         while at < len(events) and self.placed[events[at] - self.first]:
             at += 1
         self.oldest[lane] = at
         beyond = self.beyond[lane]
         while beyond and self.position[beyond[0] - self.first] < at + WINDOW:
-            later = heappop(beyond)
-            heappush(self.waiting[lane], (self.core.earliest(later), later))
+            self._enter(heappop(beyond), lane)
 
     def _chosen(self) -> int:
         """The next event to be placed, taken from its heap."""
-        best, start = -1, float("inf")
-        for lane, waiting in enumerate(self.waiting):
-            free, startable = self.core.free_ns[lane], self.startable[lane]
-            while waiting and waiting[0][0] <= free:
-                heappush(startable, heappop(waiting)[1])
-            if startable:
-                moment = free
-            elif waiting:
-                moment = waiting[0][0]
-            else:
-                continue
-            if moment < start:
-                best, start = lane, moment
+        best = self.next_ns.index(min(self.next_ns))
         startable = self.startable[best]
         if not startable:
             return heappop(self.waiting[best])[1]
-        if self.core.switches_table(startable[0]):
+        if len(startable) > 1 and self.core.switches_table(startable[0]):
             kept = [event for event in startable if not self.core.switches_table(event)]
             if kept:
                 event = min(kept)

@@ -48,26 +48,32 @@ class DmaEngines:
         self._free_ns = [0.0] * len(queues)
         self._completion_ns = completion_ns
         self._base = base
-        # By event: how many DMAs of every queue are moved before its result is usable.
-        self._needs = [(0,) * len(queues)] * (events if self.shared else 0)
+        self._end = base + events
+        # By queue and event: how many DMAs of the queue are moved before the event's result is usable.
+        self._needs = [[0] * events for _ in queues] if self.shared else []
         self._before_engine = [_Moved(queues) for _ in range(engines)]
         self._before_queue = [_Moved(queues) for _ in queues]
 
-    def moved(self, engine: int, event: int, waits: Sequence[int]) -> float:
-        """When all that an event needs can have been moved.
+    def moved(self, engine: int, event: int, waits: Sequence[int], blocker: int = -1) -> float:
+        """When all that an event needs can have been moved; 0 where it is no more than its engine's events needed.
 
-        `waits` are what it waits for besides its engine's events so far, as in `Dependences.before`.
+        `waits` are what it waits for besides these, as in `Dependences.before`, and `blocker` the DMA whose place in a
+        full queue it takes, or -1.
         """
         needed = self._before_engine[engine]
-        needs, base = self._needs, self._base
-        end = base + len(needs)
-        more = [needs[(each >> 2) - base] for each in waits if base <= each >> 2 < end and each & 3 != _START]
-        if more:
-            counts = tuple(map(max, needed.counts, *more))
-            if counts != needed.counts:
-                needed.include(counts)
-        needs[event - base] = needed.counts
-        return needed.end_ns + self._completion_ns
+        base, end, counts, more = self._base, self._end, needed.counts, False
+        for number, needs in enumerate(self._needs):
+            most = have = counts[number]
+            for packed in waits:
+                if base <= packed >> 2 < end and needs[(packed >> 2) - base] > most and packed & 3 != _START:
+                    most = needs[(packed >> 2) - base]
+            if blocker >= 0 and needs[blocker - base] > most:
+                most = needs[blocker - base]
+            if most > have:
+                needed.include(number, most)
+                more = True
+            needs[event - base] = most
+        return needed.end_ns + self._completion_ns if more else 0.0
 
     def moved_last(self, engine: int) -> int:
         """A DMA that is moved last of all that the events of an engine so far need."""
@@ -82,13 +88,14 @@ class DmaEngines:
             begin, last = self._free_ns[number], queue[-1][2]
         if self.shared:
             before, at = self._before_queue[number], event - self._base
-            needed = self._needs[at]
-            if needed is not before.lately:
-                before.lately = needed
-                before.include(tuple(map(max, before.counts, needed)))
+            for other, needs in enumerate(self._needs):
+                if needs[at] > before.counts[other]:
+                    before.include(other, needs[at])
             if before.end_ns > begin:
                 begin, last = before.end_ns, before.last
-            self._needs[at] = before.add(number, begin, busy_ns, event)
+            before.add(number, begin, busy_ns, event)
+            for needs, count in zip(self._needs, before.counts):
+                needs[at] = count
         queue.append((begin, busy_ns, event))
         end = self._free_ns[number] = begin + busy_ns
         return begin, end, last
@@ -112,53 +119,49 @@ class _Moved:
 
     def __init__(self, queues: list[list[_Dma]]) -> None:
         self._queues = queues
-        self.counts = (0,) * len(queues)
-        self.lately: tuple[int, ...] = self.counts  # others that are known to be no more
+        self.counts = [0] * len(queues)
         self._starts: list[float] = []
-        self._ends: list[float] = []
+        self._ends: list[float] = []  # that of the last interval is `end_ns`
         self.end_ns = float("-inf")
         self.last = -1
 
-    def include(self, counts: tuple[int, ...]) -> None:
-        """Take in the first `counts` of every queue, none of them fewer than so far."""
-        starts, ends, end = self._starts, self._ends, self.end_ns
-        for queue, have, want in zip(self._queues, self.counts, counts):
-            for at in range(have, want):
-                begin, busy, event = queue[at]
-                if busy <= 0.0:
-                    continue
-                if begin > end:
-                    starts.append(begin)
-                    end = begin + busy
-                    ends.append(end)
-                elif begin >= starts[-1]:
-                    end += busy
-                    ends[-1] = end
-                else:
-                    self._fill(begin, busy)
-                    if ends[-1] == end:
-                        continue
-                    end = ends[-1]
-                self.last = event
-        self.counts, self.end_ns = counts, end
-
-    def add(self, queue: int, begin: float, busy: float, event: int) -> tuple[int, ...]:
-        """Take in the next of one queue, which begins after all others; the counts with it."""
-        if busy > 0.0:
-            end = begin + busy
-            if begin > self.end_ns:
-                self._starts.append(begin)
-                self._ends.append(end)
+    def include(self, queue: int, count: int) -> None:
+        """Take in the first `count` of one queue, more than so far."""
+        starts, end = self._starts, self.end_ns
+        for begin, busy, event in self._queues[queue][self.counts[queue] : count]:
+            if busy <= 0.0:
+                continue
+            if begin > end:
+                self._begin(begin)
+                end = self.end_ns = begin + busy
+            elif begin >= starts[-1]:
+                end = self.end_ns = end + busy
             else:
-                self._ends[-1] = end
-            self.end_ns, self.last = end, event
-        counts = self.counts
-        self.counts = (*counts[:queue], counts[queue] + 1, *counts[queue + 1 :])
-        return self.counts
+                self._fill(begin, busy)
+                if self.end_ns == end:
+                    continue
+                end = self.end_ns
+            self.last = event
+        self.counts[queue] = count
+
+    def add(self, queue: int, begin: float, busy: float, event: int) -> None:
+        """Take in the next of one queue, which begins after all others."""
+        if busy > 0.0:
+            if begin > self.end_ns:
+                self._begin(begin)
+            self.end_ns, self.last = begin + busy, event
+        self.counts[queue] += 1
+
+    def _begin(self, begin: float) -> None:
+        """After some idle time another interval begins."""
+        if self._starts:
+            self._ends.append(self.end_ns)
+        self._starts.append(begin)
 
     def _fill(self, begin: float, busy: float) -> None:
         """Take time from `begin` on where there is some."""
         starts, ends = self._starts, self._ends
+        ends.append(self.end_ns)
         first = at = bisect_left(ends, begin)
         low = min(starts[at], begin)
         moment = begin
@@ -168,3 +171,4 @@ class _Moved:
             at += 1
         starts[first:at] = [low]
         ends[first:at] = [moment + busy]
+        self.end_ns = ends.pop()
