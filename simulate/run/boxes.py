@@ -14,6 +14,7 @@ import numpy as np
 from simulate.run.stream import READ, Stream
 
 _AT_ONCE = 1 << 18  # pairs of boxes that are compared together: some tens of MB
+_ALONE: list[tuple[int, bool]] = []  # what overlaps a box that nothing overlaps; one for all, never filled
 
 
 class Boxes:
@@ -74,7 +75,7 @@ def _neighbours(boxes: np.ndarray) -> list[list[tuple[int, bool]]]:
     A box is compared with those of its tensor that can reach it along the side that divides the tensor more. One
     number orders boxes by tensor and then along that side, so that all tensors are searched at once.
     """
-    near: list[list[tuple[int, bool]]] = [[] for _ in boxes]
+    near = [_ALONE] * len(boxes)
     if not len(boxes):
         return near
     tensor = np.cumsum(np.diff(boxes[:, 0], prepend=boxes[0, 0]) != 0)
@@ -90,6 +91,7 @@ def _neighbours(boxes: np.ndarray) -> list[list[tuple[int, bool]]]:
     begin = np.searchsorted(keys, (base + np.maximum(low - widest[tensor], -1))[names], side="right")
     until = np.searchsorted(keys, (base + high)[names], side="left")
     sides = boxes[names, 1:]
+    found: dict[int, list[tuple[int, bool]]] = {}
     for owners, others in _pairs(begin, until):
         ours, theirs = sides[owners], sides[others]
         meets = (theirs[:, 0::2] < ours[:, 1::2]).all(1) & (theirs[:, 1::2] > ours[:, 0::2]).all(1)
@@ -97,7 +99,9 @@ def _neighbours(boxes: np.ndarray) -> list[list[tuple[int, bool]]]:
         owners, others, ours, theirs = owners[meets], others[meets], ours[meets], theirs[meets]
         covers = (ours[:, 0::2] <= theirs[:, 0::2]).all(1) & (ours[:, 1::2] >= theirs[:, 1::2]).all(1)
         for owner, other, covered in zip(names[owners].tolist(), names[others].tolist(), covers.tolist()):
-            near[owner].append((other, covered))
+            found.setdefault(owner, []).append((other, covered))
+    for owner, met in found.items():
+        near[owner] = met
     return near
 
 

@@ -29,6 +29,8 @@ from simulate.run.stream import READ, Stream
 from simulate.timing.order import Step, as_streams, run_order
 from simulate.timing.scheduled import WINDOW
 
+_UNREAD: dict[int, int] = {}  # of every place without a read since its last write; never filled
+
 
 class Wait(IntEnum):
     """Until when an event waits for another one.
@@ -47,6 +49,9 @@ class Wait(IntEnum):
     read = 1
     issue = 2
     start = 3
+
+
+_RESULT, _READ = int(Wait.result), int(Wait.read)  # plain numbers add up faster
 
 
 @dataclass(frozen=True)
@@ -125,11 +130,15 @@ class Uses:
             if self._writer[cell] >= 0:
                 writers.add(self._writer[cell])
             for reader in self._readers[cell].values():
-                readers.setdefault(self._lane_of[reader], set()).add(reader)
-        found = [writer * 4 + Wait.result for writer in sorted(writers)]
+                lane = self._lane_of[reader]
+                if lane in readers:
+                    readers[lane].add(reader)
+                else:
+                    readers[lane] = {reader}
+        found = [writer * 4 + _RESULT for writer in sorted(writers)]
         for lane, events in readers.items():
             kept = sorted(events) if lane < 0 else sorted(events)[-self._kept :]
-            found += [event * 4 + Wait.read for event in kept]
+            found += [event * 4 + _READ for event in kept]
         self._last[stream, tensor] = found
         return found
 
@@ -147,7 +156,7 @@ class _Tracker:
         self.ends = boxes.ends
         self.near = boxes.near
         self.writer = [-1] * len(boxes.near)
-        self.readers: list[dict[int, int]] = [{} for _ in boxes.near]
+        self.readers: list[dict[int, int]] = [_UNREAD] * len(boxes.near)
         self.roots: dict[int, list[int]] = {}  # by cell, the writes that follow none
         # What an event is ordered with: its engine, or nothing but itself for what runs on the DMA engines.
         self.lanes = [
@@ -210,17 +219,19 @@ class _Tracker:
             if cell < 0 or kinds[at] == READ:
                 continue
             self.writer[cell] = this
-            if self.readers[cell]:
-                self.readers[cell] = {}
+            self.readers[cell] = _UNREAD
             for other, covered in self.near[cell]:
                 if covered:
                     self.writer[other] = -1
-                    self.readers[other] = {}
+                    self.readers[other] = _UNREAD
         lane = self.lanes[stream][event]
         key = lane if lane >= 0 and not self.every_read else -1 - this
         for at in range(start, end):
             if kinds[at] == READ and cells[at] >= 0:
-                self.readers[cells[at]][key] = this
+                if self.readers[cells[at]]:
+                    self.readers[cells[at]][key] = this
+                else:
+                    self.readers[cells[at]] = {key: this}
 
 
 def _add_states(streams: tuple[Stream, ...], bases: tuple[int, ...], before: list[tuple[int, ...]]) -> None:

@@ -11,9 +11,8 @@ them. The chip grants them to whoever comes first.
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
+from numpy.typing import NDArray
 
 from simulate.hardware import Hardware
 from simulate.isa.enums import Engine
@@ -21,53 +20,50 @@ from simulate.memory import MemoryRegion
 from simulate.run.stream import Stream
 
 _SBUF, _PSUM, _BUS, _TILES = range(4)
+_ENGINES = max(engine.value for engine in Engine) + 1
 _NONE: tuple[int, ...] = ()
+
+_Column = NDArray[np.int64]
 
 
 def shared_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
     """For every event the ports it holds and another engine of the stream holds as well; empty if there are none."""
-    banks = hardware.psum_same_bank_slowdown_factor > 1.0 and not hardware.vector_scalar_share_psum_port
-    users: dict[int, set[int]] = defaultdict(set)
-    held: dict[int, set[int]] = defaultdict(set)
-    for event, engine, buffer, tensor in _accesses(stream):
-        fast = stream.costs[stream.cost_ids[event]].fast_mode
-        ports = []
-        if buffer is MemoryRegion.sbuf and engine != Engine.scalar.value:
-            if hardware.vector_gpsimd_share_sbuf_port:
-                ports.append(_SBUF)
-            if hardware.vector_fast_modes_share_bus_with_gpsimd and (fast or engine == Engine.gpsimd.value):
-                ports.append(_BUS)
-        if buffer is MemoryRegion.psum and engine != Engine.gpsimd.value:
-            if hardware.vector_scalar_share_psum_port:
-                ports.append(_PSUM)
-            if banks:
-                ports.append(_TILES + tensor)
-        for port in ports:
-            users[port].add(engine)
-            held[event].add(port)
-    contended = {port for port, engines in users.items() if len(engines) > 1}
-    if not contended:
+    engines, events, ports = _held(stream, hardware)
+    users = np.unique(ports * _ENGINES + engines) // _ENGINES
+    contended = np.isin(ports, users[1:][users[1:] == users[:-1]])
+    if not contended.any():
         return []
-    return [
-        tuple(sorted(held[event] & contended)) if event in held else _NONE for event in range(len(stream))
-    ]
+    span = int(ports.max()) + 1
+    pairs = np.unique((events * span + ports)[contended])
+    held = [_NONE] * len(stream)
+    for event, port in zip((pairs // span).tolist(), (pairs % span).tolist()):
+        held[event] += (port,)
+    return held
 
 
-def _accesses(stream: Stream) -> list[tuple[int, int, MemoryRegion, int]]:
-    """(event, engine, memory, tensor) of the on-chip operands of the engines that share ports."""
-    engines = np.frombuffer(stream.engines, np.uint8)
+def _held(stream: Stream, hardware: Hardware) -> tuple[_Column, _Column, _Column]:
+    """(engine, event, port) for every port that an operand lies behind, in columns."""
     tensors = np.frombuffer(stream.rows, np.int64).reshape(-1, 5)[:, 0] >> 2
     counts = np.diff(np.frombuffer(stream.row_ends, np.uint64).astype(np.int64) // 5, prepend=0)
-    owner = np.repeat(np.arange(len(stream)), counts)
-    sharing = [Engine.vector.value, Engine.scalar.value, Engine.gpsimd.value]
-    on_chip = np.array([record.buffer.on_chip for record in stream.tensors], bool)
-    if not len(owner):
-        return []
-    wanted = np.flatnonzero(np.isin(engines[owner], sharing) & on_chip[tensors])
-    records = stream.tensors
-    return [
-        (event, engine, records[tensor].buffer, tensor)
-        for event, engine, tensor in zip(
-            owner[wanted].tolist(), engines[owner[wanted]].tolist(), tensors[wanted].tolist()
-        )
-    ]
+    events = np.repeat(np.arange(len(stream)), counts)
+    engines = np.frombuffer(stream.engines, np.uint8).astype(np.int64)[events]
+    vector, scalar, gpsimd = (engines == each.value for each in (Engine.vector, Engine.scalar, Engine.gpsimd))
+    lies_in = [record.buffer for record in stream.tensors]
+    sbuf = np.array([buffer is MemoryRegion.sbuf for buffer in lies_in], bool)[tensors] & (vector | gpsimd)
+    psum = np.array([buffer is MemoryRegion.psum for buffer in lies_in], bool)[tensors] & (vector | scalar)
+    ports = []
+    if hardware.vector_gpsimd_share_sbuf_port:
+        ports.append((sbuf, np.full_like(tensors, _SBUF)))
+    if hardware.vector_fast_modes_share_bus_with_gpsimd:
+        fast = np.array([cost.fast_mode for cost in stream.costs], bool)
+        fast = fast[np.frombuffer(stream.cost_ids, np.uint32)][events]
+        ports.append((sbuf & (fast | gpsimd), np.full_like(tensors, _BUS)))
+    if hardware.vector_scalar_share_psum_port:
+        ports.append((psum, np.full_like(tensors, _PSUM)))
+    elif hardware.psum_same_bank_slowdown_factor > 1.0:
+        ports.append((psum, _TILES + tensors))
+    if not ports:
+        return tensors[:0], tensors[:0], tensors[:0]
+    behind = np.concatenate([where for where, _ in ports])
+    numbers = np.concatenate([port for _, port in ports])
+    return np.tile(engines, len(ports))[behind], np.tile(events, len(ports))[behind], numbers[behind]

@@ -22,6 +22,8 @@ from simulate.memory import MemoryRegion
 from simulate.run.stream import Stream
 from simulate.timing.dependences import Dependences, Wait
 
+_START = int(Wait.start)
+
 
 def with_room(streams: Sequence[Stream], hardware: Hardware, waits: Dependences) -> Dependences:
     """The dependences, and with them the waits for room."""
@@ -32,7 +34,7 @@ def with_room(streams: Sequence[Stream], hardware: Hardware, waits: Dependences)
                 releases = [packed for tile in old for packed in waits.uses.last(number, tile)]
                 entering = waits.uses.first(number, new)
                 for event in entering[1:]:
-                    added.setdefault(event, []).append(entering[0] * 4 + Wait.start)
+                    added.setdefault(event, []).append(entering[0] * 4 + _START)
                 if entering:
                     added.setdefault(entering[0], []).extend(releases)
     if not added:

@@ -46,6 +46,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from simulate.errors import InvalidArgument
 from simulate.hardware import Hardware
 from simulate.isa.costs import clock_ghz
@@ -468,11 +470,12 @@ class _Core:
 
 
 def _phases_of(stream: Stream, hardware: Hardware) -> list[_Phases]:
-    known: dict[tuple[int, int, int], _Phases] = {}
-    out = []
-    for key in zip(stream.cost_ids, stream.engines, stream.triggers):
-        phases = known.get(key)
-        if phases is None:
-            phases = known[key] = _phases(hardware, Engine(key[1]), Engine(key[2]), stream.costs[key[0]])
-        out.append(phases)
-    return out
+    costs = np.frombuffer(stream.cost_ids, np.uint32).astype(np.int64)
+    engines = np.frombuffer(stream.engines, np.uint8).astype(np.int64)
+    keys = costs * 256 + engines * 16 + np.frombuffer(stream.triggers, np.uint8)
+    distinct, numbers = np.unique(keys, return_inverse=True)
+    known = [
+        _phases(hardware, Engine(key // 16 % 16), Engine(key % 16), stream.costs[key // 256])
+        for key in distinct.tolist()
+    ]
+    return [known[number] for number in numbers.tolist()]

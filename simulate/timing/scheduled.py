@@ -12,7 +12,6 @@ rules are not published.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Protocol
@@ -68,17 +67,21 @@ class _Stretch:
         self.waiting: list[list[tuple[float, int]]] = [[] for _ in range(engines)]  # by their earliest start
         self.startable: list[list[int]] = [[] for _ in range(engines)]  # as soon as their engine is free
         self.next_ns = [_NEVER] * engines  # when the first of those two starts
-        self.followers: defaultdict[int, list[int]] = defaultdict(list)
         self.missing = [0] * len(self.lanes)
+        # The followers of an event are a chain of links, from `chain` of the event to -1.
+        self.chain = [-1] * len(self.lanes)
+        self.links: list[int] = []
+        self.followers: list[int] = []
         low, high = first * 4, end * 4
-        followers = self.followers
         for event in range(first, end):
-            inside = 0
+            known = len(self.links)
             for packed in before[event]:
                 if low <= packed < high:
-                    followers[packed >> 2].append(event)
-                    inside += 1
-            self.missing[event - first] = inside
+                    producer = (packed >> 2) - first
+                    self.links.append(self.chain[producer])
+                    self.chain[producer] = len(self.followers)
+                    self.followers.append(event)
+            self.missing[event - first] = len(self.links) - known
 
     def run(self) -> None:
         """Place all of them."""
@@ -89,30 +92,29 @@ class _Stretch:
             event = self._chosen()
             core.place(event, core.admitted(event))
             self._leave(event)
-            for follower in self.followers.pop(event, ()):
+            link = self.chain[event - first]
+            while link >= 0:
+                follower = self.followers[link]
                 missing[follower - first] -= 1
                 if not missing[follower - first]:
                     self._complete(follower)
+                link = self.links[link]
 
     def _complete(self, event: int) -> None:
-        """Everything that the event waits for has been placed."""
+        """Everything that the event waits for has been placed: it may be chosen, if the window has reached it."""
         number = event - self.first
         lane = self.lanes[number]
         if self.position[number] < self.oldest[lane] + WINDOW:
-            self._enter(event, lane)
+            start = self.core.earliest(event)
+            if start <= self.core.free_ns[lane]:
+                heappush(self.startable[lane], event)
+                start = self.core.free_ns[lane]
+            else:
+                heappush(self.waiting[lane], (start, event))
+            if start < self.next_ns[lane]:
+                self.next_ns[lane] = start
         else:
             heappush(self.beyond[lane], event)
-
-    def _enter(self, event: int, lane: int) -> None:
-        """The event may be chosen."""
-        start = self.core.earliest(event)
-        if start <= self.core.free_ns[lane]:
-            heappush(self.startable[lane], event)
-            start = self.core.free_ns[lane]
-        else:
-            heappush(self.waiting[lane], (start, event))
-        if start < self.next_ns[lane]:
-            self.next_ns[lane] = start
 
     def _leave(self, event: int) -> None:
         """The event is placed: its engine is free later, and its window may move on."""
@@ -130,7 +132,7 @@ class _Stretch:
         self.oldest[lane] = at
         beyond = self.beyond[lane]
         while beyond and self.position[beyond[0] - self.first] < at + WINDOW:
-            self._enter(heappop(beyond), lane)
+            self._complete(heappop(beyond))
 
     def _chosen(self) -> int:
         """The next event to be placed, taken from its heap."""

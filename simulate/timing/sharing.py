@@ -48,7 +48,7 @@ class DmaEngines:
         self._free_ns = [0.0] * len(queues)
         self._completion_ns = completion_ns
         self._base = base
-        self._end = base + events
+        self._events = events
         # By queue and event: how many DMAs of the queue are moved before the event's result is usable.
         self._needs = [[0] * events for _ in queues] if self.shared else []
         self._before_engine = [_Moved(queues) for _ in range(engines)]
@@ -61,12 +61,13 @@ class DmaEngines:
         full queue it takes, or -1.
         """
         needed = self._before_engine[engine]
-        base, end, counts, more = self._base, self._end, needed.counts, False
+        base, events, counts, more = self._base, self._events, needed.counts, False
         for number, needs in enumerate(self._needs):
             most = have = counts[number]
             for packed in waits:
-                if base <= packed >> 2 < end and needs[(packed >> 2) - base] > most and packed & 3 != _START:
-                    most = needs[(packed >> 2) - base]
+                at = (packed >> 2) - base
+                if 0 <= at < events and needs[at] > most and packed & 3 != _START:
+                    most = needs[at]
             if blocker >= 0 and needs[blocker - base] > most:
                 most = needs[blocker - base]
             if most > have:
