@@ -310,7 +310,7 @@ class _Core:
         """The first moment at which an event whose producers are placed may start, as things stand."""
         at = event - self.base
         operands = self.operands[at] = self._operands(event)
-        if self.phases[at].plain and not self.ports:
+        if self.phases[at].plain and not (self.ports and self.ports[at]):
             free_ns = self.free_ns[self.lanes[at]]
             return operands[0] if operands[0] > free_ns else free_ns
         return self._start(event, operands)

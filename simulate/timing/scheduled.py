@@ -73,32 +73,34 @@ class _Stretch:
         self.links: list[int] = []
         self.followers: list[int] = []
         low, high = first * 4, end * 4
+        chain, links, followers = self.chain, self.links, self.followers
         for event in range(first, end):
-            known = len(self.links)
+            known = len(links)
             for packed in before[event]:
                 if low <= packed < high:
                     producer = (packed >> 2) - first
-                    self.links.append(self.chain[producer])
-                    self.chain[producer] = len(self.followers)
-                    self.followers.append(event)
-            self.missing[event - first] = len(self.links) - known
+                    links.append(chain[producer])
+                    chain[producer] = len(followers)
+                    followers.append(event)
+            self.missing[event - first] = len(links) - known
 
     def run(self) -> None:
         """Place all of them."""
-        core, first, missing = self.core, self.first, self.missing
+        admitted, place = self.core.admitted, self.core.place
+        first, missing, links, followers = self.first, self.missing, self.links, self.followers
         for event in [event for event, producers in enumerate(missing, first) if not producers]:
             self._complete(event)
         for _ in range(len(self.lanes)):
             event = self._chosen()
-            core.place(event, core.admitted(event))
+            place(event, admitted(event))
             self._leave(event)
             link = self.chain[event - first]
             while link >= 0:
-                follower = self.followers[link]
+                follower = followers[link]
                 missing[follower - first] -= 1
                 if not missing[follower - first]:
                     self._complete(follower)
-                link = self.links[link]
+                link = links[link]
 
     def _complete(self, event: int) -> None:
         """Everything that the event waits for has been placed: it may be chosen, if the window has reached it."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 _START = 3  # Wait.start: says nothing about what has been moved
 
@@ -106,7 +107,7 @@ class DmaEngines:
         if not self.shared:
             return 0.0, -1
         end_ns, last = -1.0, -1
-        for begin, busy_ns, event in sorted(dma for queue in self._queues for dma in queue):
+        for begin, busy_ns, event in sorted(chain.from_iterable(self._queues)):
             if busy_ns > 0.0:
                 end_ns, last = max(end_ns, begin) + busy_ns, event
         return (end_ns + self._completion_ns, last) if last >= 0 else (0.0, -1)
