@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from benchmarks import checks, dry, families, foreign, kernels, model, simulator
+from benchmarks import checks, dry, families, foreign, kernels, model, replays, simulator
 from benchmarks.measure import Row
 
 
@@ -18,7 +18,7 @@ def main() -> int:
     )
     print("| work | measured | ratio | against |")
     print("|---|---:|---:|---|")
-    for source in (simulator, families, kernels, checks, model, dry, foreign):
+    for source in (simulator, families, kernels, replays, checks, model, dry, foreign):
         for row in source.rows():
             print(_line(row), flush=True)
     return 0
