@@ -25,6 +25,7 @@ from model.reference import ReferenceLlama
 from model.tokenizer import Tokenizer
 from simulate.run import REPLAYS
 from tests.model.reordering import reordered
+from tests.model.shapes import SHARDED
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 Weights = dict[str, np.ndarray]
@@ -58,16 +59,7 @@ def story(config: LlamaConfig, weights: Weights, folder: Path, count: int) -> li
     return ids[:count]
 
 
-@pytest.mark.parametrize(
-    ("changes", "ranks"),
-    [
-        ({}, 1),
-        ({}, 2),
-        ({}, 4),
-        ({"tie_word_embeddings": True, "num_key_value_heads": 1, "vocab_size": 301}, 2),
-        ({"head_dim": 16, "intermediate_size": 50, "dtype": ml_dtypes.bfloat16}, 4),
-    ],
-)
+@pytest.mark.parametrize(("changes", "ranks"), SHARDED)
 def test_kernels_round_where_the_reference_does(write_model, changes, ranks) -> None:
     """Medians over several texts, because on one of them a value may be rounded to the other side."""
     config, weights = load(write_model(**changes))

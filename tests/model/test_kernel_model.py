@@ -7,7 +7,6 @@ import json
 import weakref
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -22,6 +21,7 @@ from model.reference import ReferenceLlama
 from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
 from tests.model.reordering import reordered
+from tests.model.shapes import SHARDED
 
 IDS = np.random.default_rng(3).integers(3, 300, 12).tolist()
 PROMPT = 9
@@ -44,16 +44,7 @@ def noise(config: LlamaConfig, weights: dict[str, np.ndarray], wanted: np.ndarra
     return max(float(np.abs(other - wanted).max()) for other in others)
 
 
-@pytest.mark.parametrize(
-    ("changes", "ranks"),
-    [
-        ({}, 1),
-        ({}, 2),
-        ({}, 4),
-        ({"tie_word_embeddings": True, "num_key_value_heads": 1, "vocab_size": 301}, 2),
-        ({"head_dim": 16, "intermediate_size": 50, "dtype": ml_dtypes.bfloat16}, 4),
-    ],
-)
+@pytest.mark.parametrize(("changes", "ranks"), SHARDED)
 def test_logits_equal_the_numpy_reference(write_model, simulated, changes, ranks) -> None:
     """Kernels take float32 sums in another order and nothing else differs, so reordering noise is the yardstick.
 
