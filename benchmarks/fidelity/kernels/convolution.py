@@ -16,13 +16,8 @@ def by_taps(x, w, bias, pooled=False):
     Weights are transposed once on the Tensor engine and stay; input rows come once per filter row and pair of
     output rows. bias [C_out, 1] is added on the Vector engine; pooled: the maximum of 2 x 2 outputs is kept.
     """
-    channels_in, height, width = x.shape
-    channels_out = w.shape[0]
-    rows, columns = height - 2, width - 2
-    shape = (channels_out, rows // 2, columns // 2) if pooled else (channels_out, rows, columns)
-    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    weights = _weights(w)
-    biases = [load(bias[m : m + PARTITIONS, :]) for m in range(0, channels_out, PARTITIONS)]
+    channels_in, channels_out = x.shape[0], w.shape[0]
+    out, weights, biases, rows, columns = _prepared(x, w, bias, pooled)
     for row in range(0, rows, 2):
         count = min(2, rows - row)
         strips = [
@@ -57,13 +52,8 @@ def by_copied_taps(x, w, bias, pooled=False):
     A pair of output rows loads four input rows once; the copy of a tap serves all output channels, whose sums grow side
     by side in banks of their own.
     """
-    channels_in, height, width = x.shape
-    channels_out = w.shape[0]
-    rows, columns = height - 2, width - 2
-    shape = (channels_out, rows // 2, columns // 2) if pooled else (channels_out, rows, columns)
-    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    weights = _weights(w)
-    biases = [load(bias[m : m + PARTITIONS, :]) for m in range(0, channels_out, PARTITIONS)]
+    channels_in, channels_out = x.shape[0], w.shape[0]
+    out, weights, biases, rows, columns = _prepared(x, w, bias, pooled)
     for row in range(0, rows, 2):
         banks = [psum((PARTITIONS, 2, columns)) for _ in range(channels_out // PARTITIONS)]
         first = True
@@ -133,6 +123,17 @@ def by_positions(x, w):
                 nisa.tensor_reduce(dst=total[:, i : i + 1], op=nl.add, data=products, axis=1)
             nisa.dma_copy(dst=out[batch, rows, :], src=total)
     return out
+
+
+def _prepared(x, w, bias, pooled):
+    """The result, the weights and biases on chip, and the rows and columns of an output channel before pooling."""
+    channels_out = w.shape[0]
+    rows, columns = x.shape[1] - 2, x.shape[2] - 2
+    shape = (channels_out, rows // 2, columns // 2) if pooled else (channels_out, rows, columns)
+    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    weights = _weights(w)
+    biases = [load(bias[m : m + PARTITIONS, :]) for m in range(0, channels_out, PARTITIONS)]
+    return out, weights, biases, rows, columns
 
 
 def _weights(w):
