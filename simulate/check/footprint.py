@@ -103,8 +103,8 @@ def written(tile: NkiTensor, plan: Plan, keep: bool = False) -> Footprint:
 def _digest(values: np.ndarray) -> int:
     """A number that values have in common if their bytes are equal, and hardly otherwise.
 
-    Of many bytes the sums of rows and of columns of words decide, which take a tenth of the time of a checksum and
-    change where rows, columns or words are exchanged.
+    Of many bytes the sums of rows and of columns of words decide, which change where rows, columns or words are
+    exchanged. For 128 x 512 float32 they take 16 us, a checksum of all bytes 50.
     """
     words = values.reshape(values.shape[0], -1) if values.ndim > 1 else values.reshape(1, -1)
     if values.nbytes < _FEW_BYTES or words.shape[1] * words.itemsize % 8:

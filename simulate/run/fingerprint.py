@@ -34,7 +34,7 @@ class Signature:
         Raises NotFixed for a value that cannot be compared.
         """
         kind = type(value)
-        if kind is np.ndarray or isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray):
             return self._array(value)
         if value is None or kind in (bool, int, str, bytes) or isinstance(value, np.dtype):
             return kind, value

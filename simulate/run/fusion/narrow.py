@@ -22,9 +22,7 @@ be subnormal in bfloat16 and are lost, less than 2**-126."""
 
 _SCRATCH = 1 << 22  # elements of the products of all parts
 _NAN = 0x7FC0  # in bfloat16; one whose upper bits are those of infinity would turn into it
-_WORTH_A_CALL = (
-    1 << 18
-)  # multiplications; numpy needs as long to widen and multiply as a call of oneMKL takes
+_WORTH_A_CALL = 1 << 18  # multiplications; with fewer, numpy widens and multiplies as fast
 _WORTH_TORCH = 1 << 24  # multiplications; a call of torch costs about as much as a thousandth of that
 _ROWS_FOR_TORCH = 64
 """Below, converting a matrix to and fro costs torch more than multiplying it: 16 rows took 27 ms of CPU time where
