@@ -12,8 +12,8 @@ import nki_kernels
 import simulate
 from benchmarks.measure import SPIN_SECONDS, Row, medians
 from benchmarks.rows import softmax
-from simulate.run import REPLAYS, ReplayOptions
-from simulate.run.fusion import speed
+from simulate.replay import REPLAYS, ReplayOptions
+from simulate.replay.fusion import speed
 
 _RNG = np.random.default_rng(1)
 _ROWS = 128  # of a block of careful numpy

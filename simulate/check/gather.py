@@ -8,18 +8,18 @@ from typing import Any
 
 from simulate.check import interleavings, orders
 from simulate.check.evidence import Evidence, tensors_of
+from simulate.check.reorder import Tape
 from simulate.errors import InvalidArgument, NkwError
 from simulate.isa.plan import Plan
 from simulate.memory import Storage
 from simulate.run import Launch
-from simulate.run.launch import Call
+from simulate.run.launch import LaunchRequest
 from simulate.run.machine import NeuronCore
-from simulate.run.tape import Tape
-from simulate.run.witness import witnessed
+from simulate.run.observer import observing
 
 
 class Gatherer:
-    """A witness of many launches: one Evidence for each."""
+    """An observer of many launches: one Evidence for each."""
 
     def __init__(self, orders: int = 0, seeds: int = 0) -> None:
         """`orders` legal orders and `seeds` interleavings are tried for every launch."""
@@ -37,7 +37,9 @@ class Gatherer:
         self._tape: Tape | None = None
         self._call: interleavings.Repeatable | None = None
 
-    def began(self, call: Call, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]) -> None:
+    def began(
+        self, call: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
+    ) -> None:
         """Drop what a launch before has left that did not end, and get ready for this one."""
         self._forget()
         if not call.alone:
@@ -85,5 +87,5 @@ def gathered(orders: int = 0, seeds: int = 0) -> Iterator[Gatherer]:
     Raises InvalidArgument for a negative count.
     """
     gatherer = Gatherer(orders, seeds)
-    with witnessed(gatherer):
+    with observing(gatherer):
         yield gatherer

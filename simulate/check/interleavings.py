@@ -1,6 +1,6 @@
 """`turns`: a launch of several cores made again with turns drawn from seeds, and compared byte for byte.
 
-Between meetings the cores of a launch run side by side on the chip, one after the other here. A seed draws who runs,
+Between rendezvous the cores of a launch run side by side on the chip, one after the other here. A seed draws who runs,
 and after which instruction another core goes on. What is compared are the outputs and the arguments that the kernel
 wrote to. A launch is made once more with the usual turns first: what differs then is no matter of turns.
 """
@@ -21,10 +21,10 @@ from simulate.errors import InvalidArgument, Location, NkwError
 from simulate.isa.plan import Plan
 from simulate.memory import MemoryRegion, Storage
 from simulate.run import Launch
-from simulate.run.launch import Call
+from simulate.run.launch import LaunchRequest
 from simulate.run.machine import NeuronCore
+from simulate.run.observer import observing
 from simulate.run.stream import READ, Stream
-from simulate.run.witness import witnessed
 
 TURNS = kind(
     "NKW-TURNS",
@@ -49,13 +49,15 @@ class _Use:
 
 
 class Trace:
-    """A witness that notes in which order cores issue, and what they touch in shared HBM."""
+    """An observer that notes in which order cores issue, and what they touch in shared HBM."""
 
     def __init__(self) -> None:
         self.order: list[tuple[int, int]] = []
         self.uses: list[_Use] = []
 
-    def began(self, call: Call, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]) -> None:
+    def began(
+        self, call: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
+    ) -> None:
         """Nothing is needed before the cores run."""
 
     def issuing(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
@@ -65,7 +67,7 @@ class Trace:
         """Note the event and its accesses of shared HBM."""
         event = len(running.stream)
         self.order.append((running.index, event))
-        if plan.meeting is None and running.rank.logical_core_size > 1:
+        if plan.rendezvous is None and running.rank.logical_core_size > 1:
             self.uses += [
                 _Use(running.index, event, footprint(tile, plan.skip_out_of_range), writes)
                 for tiles, writes in ((plan.reads, False), (plan.writes, True))
@@ -83,7 +85,7 @@ class Trace:
 class Repeatable:
     """A call about to be made, with copies of its arguments, and the trace of its first launch."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: LaunchRequest) -> None:
         """Raises InvalidArgument for an argument that cannot be copied."""
         self.trace = Trace()
         self._call = call
@@ -97,7 +99,7 @@ class Repeatable:
     def again(self, seed: int | None) -> tuple[list[np.ndarray], Trace]:
         """Make the call once more; returns the arrays of its outputs and arguments, and the trace."""
         arguments, trace = _copied(self._kept), Trace()
-        with witnessed(trace):
+        with observing(trace):
             outputs = replace(self._call, arguments=arguments).again(seed).outputs
         return _arrays(outputs, arguments), trace
 

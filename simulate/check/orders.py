@@ -15,10 +15,10 @@ import numpy as np
 
 from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.check.precedence import draw, predecessors
+from simulate.check.reorder import Part, Tape
 from simulate.errors import NkwError
 from simulate.memory import NkiTensor, Storage
 from simulate.run.stream import READ, Access, Stream
-from simulate.run.tape import Part, Tape
 
 ORDER = kind(
     "NKW-ORDER",

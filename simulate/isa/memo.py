@@ -1,12 +1,12 @@
-"""Plans made again for operands that lie alike.
+"""Plans made again for operands that have equal layouts.
 
 A planner is pure: what it refuses, chooses and costs follows from the chip, from how its tiles lie and from its
 constants. So the plan of a call holds for every later call with equal constants and with tiles of the same layouts,
 once its operands are put in the place of the first ones. A kernel's loops make few different calls.
 
-What is kept is planned for stand-ins, tiles that lie alike and have no bytes, so that no launch's memory is held.
+What is kept is planned for stand-ins, tiles of the same layouts without bytes, so that no launch's memory is held.
 
-Calls with a run-time index, a list or another value that may change are planned anew every time, and so are meetings,
+Calls with a run-time index, a list or another value that may change are planned anew every time, and so are rendezvous,
 which differ from core to core.
 """
 
@@ -33,7 +33,7 @@ _REST = tuple(field.name for field in fields(Plan))[len(("engine", "reads", "wri
 _NO_BYTES = np.empty(0, np.uint8)
 
 
-class Call:
+class PlannedCall:
     """What is known of a call: nothing but that it was made, at first; then its plan apart from the tiles."""
 
     __slots__ = ("_engine", "_reads", "_rest", "_writes", "constants", "kept", "tried")
@@ -67,15 +67,15 @@ class Call:
         self._reads = [_place(tile, places) for tile in plan.reads]
         self._writes = [_place(tile, places) for tile in plan.writes]
         self._rest = tuple([getattr(plan, name) for name in _REST])
-        self.kept = plan.meeting is None and min((*self._reads, *self._writes), default=0) >= 0
+        self.kept = plan.rendezvous is None and min((*self._reads, *self._writes), default=0) >= 0
 
     def plan(self, tiles: list[NkiTensor]) -> Plan:
-        """The plan for other tiles that lie alike."""
+        """The plan for other tiles that have equal layouts."""
         reads, writes = tuple([tiles[i] for i in self._reads]), tuple([tiles[i] for i in self._writes])
         return Plan(self._engine, reads, writes, *self._rest)
 
 
-CALLS: dict[tuple[Any, ...], Call] = {}
+CALLS: dict[tuple[Any, ...], PlannedCall] = {}
 """Calls by their key."""
 
 
@@ -91,7 +91,7 @@ def key_of(
             if value.dynamic is not None:
                 return None
             parts.append(value.layout)
-            if value in tiles:  # one tile twice is another call than two tiles that lie alike
+            if value in tiles:  # one tile twice is another call than two tiles that have equal layouts
                 parts.append(tiles.index(value))
             tiles.append(value)
         elif kind in _BY_VALUE:
@@ -117,7 +117,7 @@ def met(
     if len(CALLS) >= _MOST:
         CALLS.clear()
     values = (*context, *args, *kwargs.values())
-    CALLS[key] = Call([value for value in values if type(value) is not NkiTensor])
+    CALLS[key] = PlannedCall([value for value in values if type(value) is not NkiTensor])
 
 
 def _stand_in(tile: NkiTensor) -> NkiTensor:

@@ -91,7 +91,7 @@ class Cost:
     flops: int = 0
     table: str | None = None
     dma: DmaCost | None = None
-    meeting_ns: float = 0.0
+    rendezvous_ns: float = 0.0
     streamed_cycles: float = 0.0
     fast_mode: bool = False
     stationary: tuple[int, ...] | None = None
@@ -107,7 +107,7 @@ class Masked:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """An instruction that several cores carry out together.
 
     Members are those that name the same `place`. They must agree on `terms`; then `exchange` turns the operands of
@@ -159,7 +159,7 @@ class Plan:
     name: str | None
     accumulate: Accumulate | None = None
     state: State | None = None
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     trigger: Engine | None = None
     """The stream that triggers a DMA or a collective, whose own engine is `dma`."""
     skip_out_of_range: bool = False
@@ -168,6 +168,6 @@ class Plan:
     """For instructions that may use the accumulator registers, what they do with them."""
     argument: Argument | None = None
     """For functions that the hardware computes from a table, what they are applied to."""
-    carries: Callable[[Plan, list[np.ndarray]], list[np.ndarray] | None] | None = None
-    """Which elements of the results are defined where some of an operand's are not (`simulate.isa.carries`); without
-    it, operands that were not fully written are refused."""
+    propagate: Callable[[Plan, list[np.ndarray]], list[np.ndarray] | None] | None = None
+    """Which elements of the results are defined where some of an operand's are not (`simulate.isa.propagation`).
+    Without it, operands that were not fully written are refused."""

@@ -107,7 +107,7 @@ def profile(
 ) -> Profile:
     """The profile of one launch.
 
-    Raises InvalidArgument for what is no stream, and for meetings or requested orders that contradict the streams.
+    Raises InvalidArgument for what is no stream, and for rendezvous or requested orders that contradict the streams.
     """
     streams = as_streams(streams)
     return Profile(title or "timeline", streams, hardware, reading, dependences(streams))

@@ -104,7 +104,7 @@ def halved(cost: Cost) -> Cost:
         interval_cycles=cost.interval_cycles / 2,
         latency_cycles=cost.latency_cycles / 2,
         kept_cycles=cost.kept_cycles / 2,
-        meeting_ns=cost.meeting_ns / 2,
+        rendezvous_ns=cost.rendezvous_ns / 2,
         dma=dma,
     )
 

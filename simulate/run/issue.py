@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from simulate.errors import NkwError, RuleViolation, rule
-from simulate.isa import book, carries
+from simulate.isa import book, propagation
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Accumulate, Cost, Domain, Masked, Meeting, Plan
+from simulate.isa.plan import Accumulate, Cost, Domain, Masked, Plan, Rendezvous
 from simulate.memory import MemoryRegion, NkiTensor
-from simulate.memory.validity import ACCUMULATED, CARRIED, EMPTY, WRITTEN
-from simulate.run.carry_out import accumulated, add, flat, gather, put
+from simulate.memory.validity import ACCUMULATED, EMPTY, POISON, WRITTEN
+from simulate.run.execute import accumulated, add, flat, gather, put
 from simulate.run.indirect import resolve
 from simulate.run.location import kernel_line, location
 from simulate.run.machine import NeuronCore, current_core
@@ -90,8 +90,8 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
     them; for one that does, it is raised when a later instruction needs what came of them.
     """
     line = line or kernel_line(inside=3)  # who calls is the simulator's own
-    if core.turns.drawn:
-        core.turns.give_way(core.index)
+    if core.scheduler.drawn:
+        core.scheduler.preempt(core.index)
     as_float = plan.domain is Domain.float32
     dry = core.dry
     operands: list[Any] = []
@@ -107,17 +107,17 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
             blame = _excused(plan, tile, op, line)
         if not dry:
             operands.append(tile.float32() if as_float else tile.array)
-    if core.witness is not None:
-        core.witness.issuing(core, plan, operands)
+    if core.observer is not None:
+        core.observer.issuing(core, plan, operands)
     carried = _carried(plan, blame, operands) if blame is not None else []
-    meeting_serial: int | None = None
+    rendezvous_serial: int | None = None
     results: Sequence[Any] = ()
-    if plan.meeting is not None:
-        member = core.rank.number if plan.meeting.by_rank else core.number
-        if plan.meeting.admits is not None:
-            plan.meeting.admits(member)
-        results, meeting_serial = core.turns.meet(
-            core.index, member, _of_this_core(core, plan.meeting), operands, location(line), dry
+    if plan.rendezvous is not None:
+        member = core.rank.number if plan.rendezvous.by_rank else core.number
+        if plan.rendezvous.admits is not None:
+            plan.rendezvous.admits(member)
+        results, rendezvous_serial = core.scheduler.meet(
+            core.index, member, _of_this_core(core, plan.rendezvous), operands, location(line), dry
         )
     elif dry:
         pass
@@ -141,25 +141,25 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
                 _check_written(tile.dynamic.index)
             touched = put(tile, result, as_float, plan.skip_out_of_range)
             _mark(tile, touched, WRITTEN)
-            if plan.meeting is not None and plan.carries is not None and isinstance(result, Masked):
-                tile.storage.validity.mark_carried(result.chosen, *tile.byte_view()[1:])
+            if plan.rendezvous is not None and plan.propagate is not None and isinstance(result, Masked):
+                tile.storage.validity.mark_poison(result.chosen, *tile.byte_view()[1:])
             if touched is not None and core.recorder is not None:
                 in_part = in_part or isinstance(result, Masked)
                 core.recorder.wrote_in_part(tile)
     for tile, defined in carried:
-        tile.storage.validity.mark_carried(defined, *tile.byte_view()[1:])
+        tile.storage.validity.mark_poison(defined, *tile.byte_view()[1:])
         tile.storage.validity.blame = blame
     if core.recorder is not None:
         core.recorder.add(plan, keeps, in_part)
-    if core.witness is not None:
-        core.witness.issued(core, plan, operands)
-    return core.stream.append(op, plan, line, meeting_serial)
+    if core.observer is not None:
+        core.observer.issued(core, plan, operands)
+    return core.stream.append(op, plan, line, rendezvous_serial)
 
 
-def _of_this_core(core: NeuronCore, meeting: Meeting) -> Meeting:
+def _of_this_core(core: NeuronCore, rendezvous: Rendezvous) -> Rendezvous:
     """Cores of one rank meet apart from those of others; the n-th cores of all ranks meet apart from the others."""
-    apart = core.number if meeting.by_rank else core.rank.number
-    return replace(meeting, place=(meeting.by_rank, apart, meeting.place))
+    apart = core.number if rendezvous.by_rank else core.rank.number
+    return replace(rendezvous, place=(rendezvous.by_rank, apart, rendezvous.place))
 
 
 def _written(tile: NkiTensor) -> bool:
@@ -189,9 +189,9 @@ def _excused(plan: Plan, tile: NkiTensor, op: str, line: tuple[CodeType, int]) -
     """
     error = unwritten(tile)
     stays_on_chip = all(each.buffer.on_chip and each.dynamic is None for each in plan.writes)
-    if plan.carries is None or not stays_on_chip or any(each.dynamic is not None for each in plan.reads):
+    if plan.propagate is None or not stays_on_chip or any(each.dynamic is not None for each in plan.reads):
         raise error
-    together = plan.reads if plan.carries is carries.by_row else (tile,)
+    together = plan.reads if plan.propagate is propagation.by_row else (tile,)
     if not any(np.any(each.storage.validity.states(*each.byte_view()[1:])) for each in together):
         raise error
     if error.where is None:
@@ -204,16 +204,16 @@ def _carried(plan: Plan, blame: RuleViolation, operands: list[Any]) -> list[tupl
 
     Looked up before a result overwrites an operand. Raises `blame` where the plan needs what is not defined.
     """
-    assert plan.carries is not None
+    assert plan.propagate is not None
     states = (each.storage.validity.states(*each.byte_view()[1:]) for each in plan.reads)
     defined = [
         np.broadcast_to(np.bitwise_and(state, WRITTEN) != 0, each.shape)
         for state, each in zip(states, plan.reads)
     ]
-    results = plan.carries(plan, defined)
+    results = plan.propagate(plan, defined)
     if results is None:
         raise blame
-    if plan.meeting is not None:
+    if plan.rendezvous is not None:
         operands[:] = [Masked(values, rest) for values, rest in zip(operands, defined)]
         return []
     return [(tile, result) for tile, result in zip(plan.writes, results) if not result.all()]
@@ -286,13 +286,13 @@ def _accumulate(
                 f"[NKW-PSUM-INIT] matmul accumulates onto {tile.describe()}, which another instruction "
                 f"initialised: undefined on {core.hardware.name}"
             )
-    undefined = np.bitwise_and(states, CARRIED)
+    undefined = np.bitwise_and(states, POISON)
     if tile.dynamic is not None and np.any(undefined):
         raise unwritten(tile)
     touched = put(tile, accumulated(tile, product, keeps), as_float, False)
     _mark(tile, touched, ACCUMULATED)
     if np.any(undefined):
-        tile.storage.validity.mark_carried(np.broadcast_to(undefined == 0, tile.shape), *tile.byte_view()[1:])
+        tile.storage.validity.mark_poison(np.broadcast_to(undefined == 0, tile.shape), *tile.byte_view()[1:])
     return keeps
 
 
@@ -309,7 +309,7 @@ def _states(tile: NkiTensor) -> Any:
 def unwritten(tile: NkiTensor) -> RuleViolation:
     """What is raised for a read of bytes that were never written: of what they were computed from, if that is known."""
     blame = tile.storage.validity.blame
-    if isinstance(blame, RuleViolation) and np.any(np.bitwise_and(_states(tile), CARRIED)):
+    if isinstance(blame, RuleViolation) and np.any(np.bitwise_and(_states(tile), POISON)):
         return blame
     memory = "" if tile.buffer is not MemoryRegion.psum else "; a matmul or tensor_copy must write it first"
     return RuleViolation(

@@ -17,7 +17,7 @@ from simulate.isa.book import CallError
 from simulate.memory import MemoryRegion
 from simulate.memory.placement import Placement, Tile, live_tiles_fit, place, to_blame
 from simulate.run.arguments import Arguments
-from simulate.run.calls import Calls, TracedTable
+from simulate.run.call_stacks import Calls, TracedTable
 from simulate.run.location import raised_at
 from simulate.run.machine import (
     Mode,
@@ -28,9 +28,9 @@ from simulate.run.machine import (
     enter,
 )
 from simulate.run.processes import Processes
+from simulate.run.scheduler import CoreScheduler
 from simulate.run.stream import Stream, TensorTable
 from simulate.run.target import PRECISE_VARIABLE, check_logical_core
-from simulate.run.turns import Turns
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Call:
+class LaunchRequest:
     """What is launched: enough to launch it again, unless other processes take part.
 
     `arguments` has one (args, kwargs) per rank of this process.
@@ -95,7 +95,7 @@ class Call:
     alone: bool  # no other process takes part
 
     def again(self, seed: int | None = None) -> Launch:
-        """Launch it eagerly once more; the turns of its cores are drawn from `seed`. `recorded` does not see it."""
+        """Launch it eagerly once more; its cores are scheduled at random from `seed`. `recorded` does not see it."""
         return run_once(
             self.kernel,
             self.arguments,
@@ -123,7 +123,7 @@ def run_once(
     """Run the kernel's Python; returns the launch, the arguments it took, and what each rank returned."""
     check_logical_core(chip, logical_core_size)
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
-    turns = Turns(len(arguments) * logical_core_size, elsewhere, seed)
+    scheduler = CoreScheduler(len(arguments) * logical_core_size, elsewhere, seed)
     first = 0 if elsewhere is None else elsewhere.rank
     observers = list(_observers) if observed else []
     traced = observed and calls_are_collected()
@@ -134,7 +134,7 @@ def run_once(
     cores: list[NeuronCore] = []
     for rank in ranks:
         for number in range(logical_core_size):
-            core = NeuronCore(rank, number, len(cores), turns, mode, precise)
+            core = NeuronCore(rank, number, len(cores), scheduler, mode, precise)
             core.has_grid = has_grid
             core.recorder = recorders[rank.number - first] if recorders else None
             cores.append(core)
@@ -166,10 +166,10 @@ def run_once(
         if core.number == 0:
             returned[core.rank.number - first] = result
 
-    if cores[0].witness is not None:
-        call = Call(kernel, arguments, chip, logical_core_size, has_grid, elsewhere is None)
-        cores[0].witness.began(call, cores, [taker.storages() for taker in held])
-    turns.run([lambda core=core: body(core) for core in cores])  # type: ignore[misc]
+    if cores[0].observer is not None:
+        call = LaunchRequest(kernel, arguments, chip, logical_core_size, has_grid, elsewhere is None)
+        cores[0].observer.began(call, cores, [taker.storages() for taker in held])
+    scheduler.run([lambda core=core: body(core) for core in cores])  # type: ignore[misc]
     outputs = [taker.give(value) for taker, value in zip(held, returned)]
     for taker in held:
         taker.finish()
@@ -193,8 +193,8 @@ def run_once(
             except RuleViolation as error:
                 error.where = stream.tensors[to_blame(placement).serial].where
                 raise
-    if cores[0].witness is not None:
-        cores[0].witness.ended(done, returned)
+    if cores[0].observer is not None:
+        cores[0].observer.ended(done, returned)
     for observer in observers:
         if not observer.refused:
             observer.see(done)

@@ -16,12 +16,12 @@ from simulate.hardware import Hardware
 from simulate.isa.plan import Plan, State
 from simulate.memory import MemoryRegion, NkiTensor, Storage, views
 from simulate.memory.registers import VirtualRegister
-from simulate.memory.validity import CARRIED, EMPTY
+from simulate.memory.validity import EMPTY, POISON
 from simulate.numerics import DType, as_dtype
 from simulate.run.location import here, kernel_line
+from simulate.run.observer import present
+from simulate.run.scheduler import CoreScheduler
 from simulate.run.stream import TensorTable
-from simulate.run.turns import Turns
-from simulate.run.witness import present
 
 
 class Mode(Enum):
@@ -65,7 +65,7 @@ class Recorder:
         if self.constants and any(id(tile.storage) in self.constants for tile in plan.writes):
             self.refuse("a constant is written")
         for tile in plan.reads:
-            if tile.dynamic is not None and tile.storage.validity.uniform in (None, EMPTY, CARRIED):
+            if tile.dynamic is not None and tile.storage.validity.uniform in (None, EMPTY, POISON):
                 self.refuse("a run-time index reads a tensor that is written in part")
 
     def keep(self, plan: Plan, keeps: Any, in_part: bool) -> None:
@@ -80,7 +80,7 @@ class Recorder:
 
     def wrote_in_part(self, tile: NkiTensor) -> None:
         """A write left some elements of its destination alone; which ones may depend on data."""
-        if tile.storage.validity.uniform in (None, EMPTY, CARRIED):
+        if tile.storage.validity.uniform in (None, EMPTY, POISON):
             self.refuse("which bytes of a tensor are written depends on data")
 
     def refuse(self, reason: str) -> None:
@@ -112,19 +112,21 @@ class SparingRecorder(Recorder):
 class NeuronCore:
     """One physical core: its memories are the tensors it allocates, its history is its stream."""
 
-    def __init__(self, rank: Rank, number: int, index: int, turns: Turns, mode: Mode, precise: bool) -> None:
+    def __init__(
+        self, rank: Rank, number: int, index: int, scheduler: CoreScheduler, mode: Mode, precise: bool
+    ) -> None:
         self.rank = rank
         self.number = number
         self.index = index
         self.hardware = rank.hardware
-        self.turns = turns
+        self.scheduler = scheduler
         self.dry = mode is Mode.dry
         self.precise = precise
         self.stream = rank.tensors.stream(rank.number, number)
         self.has_grid = False
         self.recorder: Recorder | None = None
         self.prepared: Any = None  # a collective that waits for its trigger
-        self.witness = None if self.dry else present()
+        self.observer = None if self.dry else present()
         self._state: dict[State, np.ndarray] = {}
         self._shared_taken = 0
 

@@ -40,7 +40,7 @@ class TensorRecord:
     nbytes: int
     address: tuple[int, int] | None
     line: Line | None
-    callers: tuple[Line, ...] = ()  # outermost first; kept on request only, see `simulate.run.calls`
+    callers: tuple[Line, ...] = ()  # outermost first; kept on request only, see `simulate.run.call_stacks`
 
     @property
     def where(self) -> Location | None:
@@ -101,7 +101,7 @@ class Event:
     cost: Cost
     where: Location
     accesses: tuple[Access, ...]
-    meeting: int | None
+    rendezvous: int | None
 
 
 class NkiInstruction(NKIObject):
@@ -185,7 +185,7 @@ class Stream:
         self.costs: list[Cost] = []
         self.lines: list[Line] = []
         self.names: dict[int, str] = {}
-        self.meetings: dict[int, int] = {}
+        self.rendezvous: dict[int, int] = {}
         self.states: dict[int, State] = {}
         self.requested: list[tuple[int, int]] = []
         self.request_lines: dict[tuple[int, int], Line] = {}  # of those that depends_on made
@@ -211,7 +211,7 @@ class Stream:
     def chains(self) -> tuple[Sequence[int], Sequence[tuple[Line, ...]]]:
         """For every event the number of its chain of kernel lines, outermost caller first, and the chains.
 
-        The callers are kept on request only (`simulate.run.calls`); without them a chain is the event's own line.
+        The callers are kept on request only (`simulate.run.call_stacks`); without them a chain is the event's own line.
         """
         return self.line_ids, [(line,) for line in self.lines]
 
@@ -229,7 +229,7 @@ class Stream:
         )
         return sum(len(column) * column.itemsize for column in columns)
 
-    def append(self, op: str, plan: Plan, line: Line, meeting: int | None) -> NkiInstruction:
+    def append(self, op: str, plan: Plan, line: Line, rendezvous: int | None) -> NkiInstruction:
         """Record one instruction; only `issue` calls this."""
         index = len(self.ops)
         op_id = self._op_ids.get(op)
@@ -264,8 +264,8 @@ class Stream:
             self.loops[index] = tuple(self.open_loops)
         if plan.state is not None:
             self.states[index] = plan.state
-        if meeting is not None:
-            self.meetings[index] = meeting
+        if rendezvous is not None:
+            self.rendezvous[index] = rendezvous
         return NkiInstruction(self, index)
 
     def _enter(self, tile: NkiTensor, kind: int, index: int) -> None:
@@ -318,7 +318,7 @@ class Stream:
             self.costs[self.cost_ids[index]],
             location(self.lines[self.line_ids[index]]),
             self.accesses(index),
-            self.meetings.get(index),
+            self.rendezvous.get(index),
         )
 
     def __iter__(self) -> Iterator[Event]:

@@ -1,4 +1,4 @@
-"""Detectors at their limits: exact footprints, order by meetings, what stays silent, and reports that never change."""
+"""Detectors at their limits: exact footprints, order by rendezvous, what stays silent, and stable reports."""
 
 from __future__ import annotations
 
@@ -113,15 +113,15 @@ def test_cores_race_by_bytes_and_not_by_boxes(first: int, expected: list[str]) -
     assert sorted(set(found)) == expected
 
 
-@pytest.mark.parametrize("meeting", ["barrier", "sendrecv"])
-def test_a_meeting_between_two_accesses_orders_them(meeting: str) -> None:
+@pytest.mark.parametrize("rendezvous", ["barrier", "sendrecv"])
+def test_a_rendezvous_between_two_accesses_orders_them(rendezvous: str) -> None:
     def kernel(x):
         core = nl.program_id(0)
         shared = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.shared_hbm, name="shared")
         tile = nl.load(x)
         if core == 0:
             nisa.dma_copy(dst=shared, src=tile)
-        if meeting == "barrier":
+        if rendezvous == "barrier":
             nisa.core_barrier(data=shared, cores=(0, 1))
         else:
             other = nl.ndarray((8, 8), dtype=nl.float32)

@@ -12,9 +12,9 @@ import nki_kernels
 import simulate
 from simulate.check import examine
 from simulate.check.precedence import draw, predecessors
+from simulate.check.reorder import Tape
 from simulate.errors import InvalidArgument
-from simulate.run.tape import Tape
-from simulate.run.witness import witnessed
+from simulate.run.observer import observing
 from simulate.timing import dependences
 
 simulate.install("simulate")
@@ -27,7 +27,7 @@ SIDE, TILES, STEPS = 8, 4, 60
 
 
 class Taping:
-    """A witness that keeps the tape of one launch."""
+    """An observer that keeps the tape of one launch."""
 
     def began(self, call: Any, cores: Any, inputs: Any) -> None:
         self.tape = Tape(cores, inputs)
@@ -52,7 +52,7 @@ def _flat(value: Any) -> list[Any]:
 def taped(kernel: Callable[..., Any], arguments: list[tuple[Any, ...]], cores: int = 1) -> tuple[Tape, Any]:
     """The tape of a launch, and the launch."""
     taping = Taping()
-    with witnessed(taping):
+    with observing(taping):
         done = simulate.World("trn2", len(arguments), cores).launch(
             kernel, [(each, {}) for each in arguments]
         )

@@ -14,8 +14,9 @@ from simulate.hardware import hardware
 from simulate.memory.validity import ACCUMULATED, EMPTY
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from simulate.run import Mode, World, launch, target_hardware
-from simulate.run.replay import REPLAYS
+from simulate.replay.cache import REPLAYS
+from simulate.run import Mode, target_hardware
+from simulate.world import World, launch
 from tests.isa.tiles import plan, refuses, tile
 
 FREE = 40

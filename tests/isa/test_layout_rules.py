@@ -12,7 +12,7 @@ from simulate.isa import plan_for, rules
 from simulate.memory import Dynamic, MemoryRegion, NkiTensor
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from simulate.run import launch
+from simulate.world import launch
 from tests.isa.tiles import (
     HBM,
     HEALTHY,

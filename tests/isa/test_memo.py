@@ -1,4 +1,4 @@
-"""Plans that are made again from those of calls that lie alike, against plans made anew."""
+"""Plans that are made again from those of calls that have equal layouts, against plans made anew."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_plan_made_again_is_that_of_the_planner_with_the_new_tiles() -> None:
         "accumulate",
         "state",
         "trigger",
-        "carries",
+        "propagate",
         "registers",
     ):
         assert getattr(again, field) == getattr(anew, field), field

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import Deadlock, MeetingMismatch, RuleViolation
+from simulate.errors import Deadlock, RendezvousMismatch, RuleViolation
 from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
@@ -143,7 +143,7 @@ def test_cores_that_disagree_are_named_and_a_lone_one_is_a_deadlock():
 
     x = sample("float32", (1, 8))
     exchange(lambda x: kernel(x, (8, 8), False), x)
-    with pytest.raises(MeetingMismatch, match=r"shape: member 0 says \(1, 8\)"):
+    with pytest.raises(RendezvousMismatch, match=r"shape: member 0 says \(1, 8\)"):
         exchange(lambda x: kernel(x, (8, 7), False), x)
     with pytest.raises(Deadlock, match="sendrecv"):
         exchange(lambda x: kernel(x, (8, 8), True), x)

@@ -20,7 +20,7 @@ from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.numerics import as_dtype
-from simulate.run import launch
+from simulate.world import launch
 
 TARGETS = ("trn1", "trn2", "trn3")
 PARTITIONS = (1, 127, 128)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import simulate
-from simulate.run import REPLAYS, ReplayOptions
+from simulate.replay import REPLAYS, ReplayOptions
 
 TARGETS = ("trn1", "trn2", "trn3")
 ODD_SIZES = (8, 64, 127, 128, 129, 172)

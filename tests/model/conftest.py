@@ -14,7 +14,7 @@ import safetensors.numpy
 import tokenizers
 
 from model.device import SimulatedDevice
-from simulate.run import REPLAYS
+from simulate.replay import REPLAYS
 
 PRETRAINED = Path(__file__).resolve().parents[2] / "model" / "pretrained"
 

@@ -23,7 +23,7 @@ from model.device import SimulatedDevice
 from model.families.llama import KernelModel, shard_weights
 from model.reference import ReferenceLlama
 from model.tokenizer import Tokenizer
-from simulate.run import REPLAYS
+from simulate.replay import REPLAYS
 from tests.model.reordering import reordered
 from tests.model.shapes import SHARDED
 

@@ -10,8 +10,9 @@ from simulate.errors import NkwError, OutOfBounds, RuleViolation
 from simulate.nki import collectives as ncc
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from simulate.run import Mode, World, recorded
-from simulate.run.replay import REPLAYS
+from simulate.replay.cache import REPLAYS
+from simulate.run import Mode, recorded
+from simulate.world import World
 
 
 def _word(value: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 The documentation leaves a read of unwritten memory undefined. The simulator's decision, which is tried here too:
 copies, element-wise instructions, transposes, matmuls and gathers may read a tile of which a part was written, into
-on-chip memory and with no run-time address, and what comes of the rest counts as unwritten (CARRIED). Everything else
+on-chip memory and with no run-time address, and what comes of the rest counts as unwritten (POISON). Everything else
 refuses, and so does everything where the whole operand is unwritten.
 """
 

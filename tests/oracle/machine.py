@@ -10,8 +10,8 @@ import numpy as np
 from tests.oracle.formats import Format, single
 
 LANES = 128
-EMPTY, WRITTEN, ACCUMULATED, CARRIED = 0, 1, 3, 4
-"""What a byte holds; the lowest bit tells whether it is defined. CARRIED: computed from what nothing has written."""
+EMPTY, WRITTEN, ACCUMULATED, POISON = 0, 1, 3, 4
+"""What a byte holds; the lowest bit tells whether it is defined. POISON: computed from what nothing has written."""
 
 
 class Unwritten(Exception):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simulate.run import replayed as replayed_launches
-from simulate.run.replay import ReplayCache
+from simulate.replay import launch as replayed_launches
+from simulate.replay.cache import ReplayCache
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.faults.data import copied_out, inner, ramp
 
-CODE = "NKW-MEETING"
+CODE = "NKW-RENDEZVOUS"
 RANKS = 2
 
 

@@ -8,7 +8,7 @@ import nki.language as nl
 
 from tests.faults.data import copied_out, ramp
 
-CODE = "NKW-MEETING"
+CODE = "NKW-RENDEZVOUS"
 RANKS = 2
 
 

@@ -7,7 +7,7 @@ import nki.language as nl
 
 from tests.faults.data import ramp
 
-CODE = "NKW-MEETING"
+CODE = "NKW-RENDEZVOUS"
 CORES = 2
 
 

@@ -7,7 +7,7 @@ import nki.language as nl
 
 from tests.faults.data import copied_out, inner, ramp
 
-CODE = "NKW-MEETING"
+CODE = "NKW-RENDEZVOUS"
 RANKS = 2
 
 
