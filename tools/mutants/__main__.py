@@ -1,4 +1,4 @@
-"""`python -m tests.mutants`: all mutants of the shipped kernels, or a sample of them."""
+"""`python -m tools.mutants`: all mutants of the shipped kernels, or a sample of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import simulate
 
 simulate.install("simulate")
 
-from tests.mutants.campaign import Result, run  # noqa: E402  (the cases import nki)
-from tests.mutants.operators import mutants  # noqa: E402
-from tests.mutants.source import MODULES, Mutant  # noqa: E402
-from tests.mutants.table import as_json, caught_without_numbers, column, mortality, table  # noqa: E402
+from tools.mutants.campaign import Result, run  # noqa: E402  (the cases import nki)
+from tools.mutants.operators import mutants  # noqa: E402
+from tools.mutants.source import MODULES, Mutant  # noqa: E402
+from tools.mutants.table import as_json, caught_without_numbers, column, mortality, table  # noqa: E402
 
 MORTALITY = 0.98
 CAUGHT = 0.97
@@ -28,7 +28,7 @@ def sampled(everything: list[Mutant], count: int, seed: int) -> list[Mutant]:
 
 def main() -> int:
     """Run the campaign and print its tables; 1 if too many survive or too few are caught without numbers."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="break the shipped kernels")
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description="break the shipped kernels")
     parser.add_argument("--sample", type=int, metavar="N", help="only N of the mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
     parser.add_argument("--file", choices=MODULES, action="append", help="only mutants of this kernel file")

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tests.mutants.cases import cases
-from tests.mutants.judge import Baseline, Fate, Verdict, baseline, judged
-from tests.mutants.source import Mutant
+from tools.mutants.cases import cases
+from tools.mutants.judge import Baseline, Fate, Verdict, baseline, judged
+from tools.mutants.source import Mutant
 
 CPU_SECONDS = 60
 """Of one mutant; the shipped kernels take some seconds for all cases. CPU time does not depend on other processes."""

@@ -20,9 +20,9 @@ from simulate.errors import NkwError
 from simulate.memory.storage import Storage
 from simulate.run.location import PACKAGE
 from tests.kernels.accuracy import as_tuple, copied
-from tests.mutants.cases import Case, Outputs
-from tests.mutants.log import Call, logged, same_calls
-from tests.mutants.source import FOLDER, Mutant, mutated
+from tools.mutants.cases import Case, Outputs
+from tools.mutants.log import Call, logged, same_calls
+from tools.mutants.source import FOLDER, Mutant, mutated
 
 
 class Fate(str, Enum):

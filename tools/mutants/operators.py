@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tests.mutants.source import GUARDS, MODULES, Mutant, Path_, kernels, tree
+from tools.mutants.source import GUARDS, MODULES, Mutant, Path_, kernels, tree
 
 Change = tuple[str, str, Path_]
 """What is changed, the new source, and the path of the expression below the node that an operator looked at."""

@@ -6,9 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from tests.mutants.campaign import Result
-from tests.mutants.equivalents import reason
-from tests.mutants.judge import Fate
+from tools.mutants.campaign import Result
+from tools.mutants.equivalents import reason
+from tools.mutants.judge import Fate
 
 WITHOUT_NUMBERS = (Fate.refused, Fate.guarded, Fate.python, Fate.raw, Fate.found)
 """Fates that need no reference."""
