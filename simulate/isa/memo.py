@@ -25,7 +25,6 @@ from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor, Storage
 from simulate.numerics import DType
 
-_MOST = 1 << 14  # calls that are known, of some 1 KB each
 _BY_VALUE = frozenset((int, bool, str, type(None)))
 _BY_IDENTITY = {Hardware, DType, FunctionType, BuiltinFunctionType, np.ufunc}
 """Types whose values never change; kernels pass the same few objects, so the object stands for its value."""
@@ -78,6 +77,9 @@ class Call:
 CALLS: dict[tuple[Any, ...], Call] = {}
 """Calls by their key."""
 
+MOST_CALLS = 1 << 14
+"""How many calls are known at a time, of some 1 KB each; one more, and all are forgotten."""
+
 
 def key_of(
     planner: Callable[..., Plan], context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -114,7 +116,7 @@ def met(
     key: tuple[Any, ...], context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """A call was planned for the first time."""
-    if len(CALLS) >= _MOST:
+    if len(CALLS) >= MOST_CALLS:
         CALLS.clear()
     values = (*context, *args, *kwargs.values())
     CALLS[key] = Call([value for value in values if type(value) is not NkiTensor])
