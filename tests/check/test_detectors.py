@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
 import simulate
-from simulate.check import Finding, Severity, detect, gathered
+from simulate.check import Severity, gathered
 from simulate.check.footprint import Footprint
-
-simulate.install("simulate")
-
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
-
-
-def findings(
-    kernel: Callable[..., Any], *arguments: Any, target: str = "trn2", cores: int = 1
-) -> list[Finding]:
-    with gathered() as seen:
-        simulate.World(target, 1, cores).launch(kernel, [(arguments, {})])
-    ((launch, evidence),) = seen.launches
-    return detect(launch, evidence)
-
-
-def codes(*arguments: Any, **options: Any) -> list[str]:
-    return [finding.code for finding in findings(*arguments, **options)]
-
-
-def stored(tile: Any) -> Any:
-    out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm, name="out")
-    nisa.dma_copy(dst=out, src=tile)
-    return out
-
+from tests.check.launched import codes, findings, stored
 
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
 
@@ -403,5 +380,5 @@ def test_explicit_addresses_that_are_used_in_turn_are_compared_with_their_neighb
         return out
 
     x = np.ones((2, 4), np.float32)
-    for sick, codes in ((False, []), (True, ["NKW-MEM-CLOBBER"])):
-        assert [finding.code for finding in findings(kernel, x, sick)] == codes
+    for sick, expected in ((False, []), (True, ["NKW-MEM-CLOBBER"])):
+        assert [finding.code for finding in findings(kernel, x, sick)] == expected

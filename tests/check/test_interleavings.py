@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
 import simulate
 from simulate.check import examine
-
-simulate.install("simulate")
-
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
 
 SEEDS = 64
 

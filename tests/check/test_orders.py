@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
@@ -16,12 +19,6 @@ from simulate.errors import InvalidArgument
 from simulate.run.tape import Tape
 from simulate.run.witness import witnessed
 from simulate.timing import dependences
-
-simulate.install("simulate")
-
-import nki.collectives as ncc  # noqa: E402
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
 
 SIDE, TILES, STEPS = 8, 4, 60
 

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
 import simulate
-from simulate.check import detect, gathered
 from simulate.errors import RuleViolation
-
-simulate.install("simulate")
-
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
-
-
-def codes(kernel: Callable[..., Any], *arguments: Any, target: str = "trn2") -> list[str]:
-    with gathered() as seen:
-        simulate.World(target).launch(kernel, [(arguments, {})])
-    ((launch, evidence),) = seen.launches
-    return [finding.code for finding in detect(launch, evidence)]
-
-
-def stored(tile: Any) -> Any:
-    out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm, name="out")
-    nisa.dma_copy(dst=out, src=tile)
-    return out
-
+from tests.check.launched import codes, stored
 
 X = np.arange(48, dtype=np.float32).reshape(4, 12)
 

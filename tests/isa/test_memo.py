@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
@@ -17,11 +19,6 @@ from simulate.isa import book, memo
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.numerics import as_dtype
 from tests.oracle.lockstep import run
-
-simulate.install("simulate")
-
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
 
 CHIP = hardware("trn2")
 
