@@ -343,7 +343,7 @@ def test_reports_are_the_same_in_every_run() -> None:
     ]
 
 
-def test_launches_without_a_witness_are_not_gathered() -> None:
+def test_launches_without_an_observer_are_not_gathered() -> None:
     def kernel(x):
         return stored(nl.load(x))
 

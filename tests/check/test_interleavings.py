@@ -1,4 +1,4 @@
-"""Turns drawn from seeds: kernels that order their cores do not notice, others are named."""
+"""Interleavings drawn from seeds: kernels that order their cores do not notice, others are named."""
 
 from __future__ import annotations
 

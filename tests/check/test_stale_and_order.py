@@ -207,7 +207,7 @@ def test_a_tile_from_outside_is_not_filled_in_every_affine_iteration(loop, outsi
     assert codes(kernel, X) == expected
 
 
-def test_sums_in_place_and_parts_of_a_tile_are_no_carried_dependence() -> None:
+def test_sums_in_place_and_parts_of_a_tile_are_no_loop_carried_dependence() -> None:
     def kernel(x):
         total = nl.zeros((4, 4), dtype=nl.float32)
         parts = nl.ndarray((4, 12), dtype=nl.float32)

@@ -1,4 +1,4 @@
-"""Plans that are made again from those of calls that lie alike, against plans made anew."""
+"""Plans that are made again from those of calls that have equal layouts, against plans made anew."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_plan_made_again_is_that_of_the_planner_with_the_new_tiles() -> None:
     assert np.array_equal(*results)
 
 
-def test_a_tile_that_is_read_twice_is_told_from_two_that_lie_alike() -> None:
+def test_a_tile_that_is_read_twice_is_told_from_two_of_one_layout() -> None:
     for _ in range(3):
         one = tile()
         plan = planned("tensor_tensor", one, one, one, op=nl.multiply)
@@ -124,7 +124,7 @@ def test_a_refused_call_is_refused_however_often_one_like_it_passed(accepted, re
 
 
 @pytest.mark.parametrize("partitions", [127, 128])
-def test_a_tile_that_lies_otherwise_is_another_call(partitions: int) -> None:
+def test_a_tile_of_another_layout_is_another_call(partitions: int) -> None:
     whole = tile((128, 64))
     for _ in range(3):
         planned("tensor_copy", tile((partitions, 64)), whole[0:partitions])

@@ -1,9 +1,9 @@
-"""What comes of elements that nothing has written, instruction by instruction.
+"""Which elements of a result are defined where an operand is partly unwritten, instruction by instruction.
 
 The documentation leaves a read of unwritten memory undefined. The simulator's decision, which is tried here too:
 copies, element-wise instructions, transposes, matmuls and gathers may read a tile of which a part was written, into
-on-chip memory and with no run-time address, and what comes of the rest counts as unwritten (CARRIED). Everything else
-refuses, and so does everything where the whole operand is unwritten.
+on-chip memory and with no run-time address. What is computed from the rest is POISON, which counts as unwritten.
+Everything else refuses, and so does everything where the whole operand is unwritten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Defined = list[tuple[Operand, np.ndarray]]
 _ON_CHIP = ("sbuf", "psum")
 
 
-def carried(name: str, generation: int, call: Call) -> Defined | None:
+def poisoned(name: str, generation: int, call: Call) -> Defined | None:
     """The results of a call that reads unwritten elements and may; None if it reads none, or is refused."""
     rule = _RULES.get(name)
     if rule is None or (name == "activation" and _uses_registers(call)):

@@ -1,4 +1,4 @@
-"""What becomes of a mutant: it is run on the cases until something notices, and looked at closely if nothing does."""
+"""The fate of a mutant: it is run on the cases until something notices, and looked at closely if nothing does."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def orders_differ(x, rank, sick):
 
 @fault("NKW-DEADLOCK", ranks=TWO_RANKS, answer=sum_of_two, cores=2)
 def other_core_calls(x, rank, sick):
-    """Core 0 of one rank and core 1 of the other call the collective; cores meet by their number."""
+    """Core 0 of one rank and core 1 of the other call the collective, which joins cores of one number."""
     core = nl.program_id(0)
     out = nl.ndarray((4, 4), dtype=x.dtype, buffer=nl.shared_hbm, name="out")
     if core == (rank if sick else 0):
