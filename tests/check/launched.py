@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import nki.isa as nisa
-import nki.language as nl
-
 import simulate
 from simulate.check import Finding, detect, gathered
 
@@ -25,10 +22,3 @@ def findings(
 def codes(kernel: Callable[..., Any], *arguments: Any, **options: Any) -> list[str]:
     """The codes of what is found."""
     return [finding.code for finding in findings(kernel, *arguments, **options)]
-
-
-def stored(tile: Any) -> Any:
-    """A tile as an output of the kernel."""
-    out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm, name="out")
-    nisa.dma_copy(dst=out, src=tile)
-    return out

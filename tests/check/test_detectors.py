@@ -13,7 +13,8 @@ import pytest
 import simulate
 from simulate.check import Severity, gathered
 from simulate.check.footprint import Footprint
-from tests.check.launched import codes, findings, stored
+from tests.check.launched import codes, findings
+from tests.faults.data import copied_out
 
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
 
@@ -26,7 +27,7 @@ def test_tiles_overlap_up_to_their_last_byte(start: int, expected: list[str]) ->
         nisa.dma_copy(dst=a, src=x)
         nisa.dma_copy(dst=b, src=x)
         nisa.tensor_tensor(dst=b, data1=a, data2=b, op=nl.add)
-        return stored(b)
+        return copied_out(b)
 
     assert codes(kernel, X) == expected
 
@@ -41,7 +42,7 @@ def test_tiles_in_other_partitions_do_not_overlap(partition: int, expected: list
         total = nl.ndarray((8, 8), dtype=nl.float32)
         nisa.tensor_tensor(dst=total, data1=a, data2=nl.load(x), op=nl.add)
         nisa.dma_copy(dst=b, src=total)
-        return stored(b)
+        return copied_out(b)
 
     assert codes(kernel, X) == expected
 
@@ -54,7 +55,7 @@ def test_bytes_handed_on_from_tile_to_tile_are_no_overlap() -> None:
             following = nl.ndarray((8, 8), dtype=nl.float32, address=(0, 0))
             nisa.tensor_tensor(dst=following, data1=previous, data2=previous, op=nl.add)
             previous = following
-        return stored(previous)
+        return copied_out(previous)
 
     assert codes(kernel, X) == []
 
@@ -280,7 +281,7 @@ def test_the_largest_fp8_value_of_the_chip(top: float, expected: list[str]) -> N
     def kernel(x):
         wide = nl.ndarray((4, 4), dtype=nl.float32)
         nisa.tensor_copy(dst=wide, src=nl.load(x))
-        return stored(wide)
+        return copied_out(wide)
 
     values = np.full((4, 4), top, ml_dtypes.float8_e4m3fn)
     assert codes(kernel, values) == expected
@@ -295,7 +296,7 @@ def test_integers_are_reported_where_float32_loses_them(value: int, expected: li
         tile = nl.load(x)
         result = nl.ndarray((4, 4), dtype=nl.int32)
         nisa.tensor_scalar(dst=result, data=tile, op0=nl.add, operand0=0.0)
-        return stored(result)
+        return copied_out(result)
 
     assert codes(kernel, np.full((4, 4), value, np.int32)) == expected
 
@@ -309,7 +310,7 @@ def test_accumulating_onto_a_memset_depends_on_the_generation(target: str, expec
         nisa.nc_matmul(dst=sums, stationary=tile, moving=tile)
         result = nl.ndarray((8, 8), dtype=nl.float32)
         nisa.tensor_copy(dst=result, src=sums)
-        return stored(result)
+        return copied_out(result)
 
     assert codes(kernel, X, target=target) == expected
 
@@ -319,7 +320,7 @@ def test_random_outputs_are_not_constant() -> None:
         noise = nl.ndarray((8, 8), dtype=nl.uint32)
         nisa.set_rng_seed(src_seeds=nl.load(x)[0:1, 0:1])
         nisa.rng(dst=noise)
-        return stored(noise)
+        return copied_out(noise)
 
     assert codes(kernel, X) == []
 
@@ -345,7 +346,7 @@ def test_reports_are_the_same_in_every_run() -> None:
 
 def test_launches_without_an_observer_are_not_gathered() -> None:
     def kernel(x):
-        return stored(nl.load(x))
+        return copied_out(nl.load(x))
 
     simulate.World("trn2").launch(kernel, [((X,), {})])
     with gathered() as seen:

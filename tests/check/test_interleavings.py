@@ -11,12 +11,9 @@ import pytest
 
 import simulate
 from simulate.check import examine
+from tests.faults.data import ramp
 
 SEEDS = 64
-
-
-def ramp(*shape: int) -> np.ndarray:
-    return (np.arange(np.prod(shape)) % 31).reshape(shape).astype(np.float32)
 
 
 def halves_swapped(x: Any, barrier: bool) -> Any:

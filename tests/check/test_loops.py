@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from simulate.check import examine
-from tests.check.launched import stored
+from tests.faults.data import copied_out
 
 
 def codes(kernel: Callable[..., object]) -> list[str]:
@@ -38,7 +38,7 @@ def test_nested_loops_with_tiles_of_their_own(counted: bool) -> None:
             nl.fori_loop(0, bound, inner)
 
         nl.fori_loop(0, 2, outer)
-        return stored(tile)
+        return copied_out(tile)
 
     assert codes(kernel) == (["NKW-LOOP-CARRIED"] if counted else [])
 
@@ -63,7 +63,7 @@ def test_a_loop_by_condition_whose_register_is_made_anew(carries: bool) -> None:
             return next_one
 
         nl.while_loop(start, body)
-        return stored(tile)
+        return copied_out(tile)
 
     assert set(codes(kernel)) == ({"NKW-LOOP-TILE", "NKW-LOOP-CARRIED"} if carries else set())
 
@@ -81,6 +81,6 @@ def test_an_iteration_with_an_instruction_less_or_more_is_blamed(iterations: int
 
         nl.fori_loop(0, iterations, body)
         nisa.tensor_tensor(dst=count, data1=count, data2=count, op=nl.add)
-        return stored(tile)
+        return copied_out(tile)
 
     assert codes(kernel) == (["NKW-LOOP-CARRIED"] if iterations > 1 else [])

@@ -19,6 +19,7 @@ from simulate.errors import InvalidArgument
 from simulate.run.tape import Tape
 from simulate.run.witness import witnessed
 from simulate.timing import dependences
+from tests.faults.data import ramp
 
 SIDE, TILES, STEPS = 8, 4, 60
 
@@ -93,10 +94,6 @@ def random_kernel(x: Any, seed: int) -> Any:
     for i, tile in enumerate(tiles):
         nisa.dma_copy(dst=out[i * SIDE : (i + 1) * SIDE], src=tile)
     return out
-
-
-def ramp(*shape: int) -> np.ndarray:
-    return (np.arange(np.prod(shape)) % 31).reshape(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("seed", range(12))
