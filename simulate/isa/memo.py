@@ -25,7 +25,8 @@ from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor, Storage
 from simulate.numerics import DType
 
-_MOST = 1 << 14  # calls that are known, of some 1 KB each
+MOST_CALLS = 1 << 14
+"""How many calls are known, of some 1 KB each, before all are forgotten."""
 _BY_VALUE = frozenset((int, bool, str, type(None)))
 _BY_IDENTITY = {Hardware, DType, FunctionType, BuiltinFunctionType, np.ufunc}
 """Types whose values never change; kernels pass the same few objects, so the object stands for its value."""
@@ -114,7 +115,7 @@ def met(
     key: tuple[Any, ...], context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """A call was planned for the first time."""
-    if len(CALLS) >= _MOST:
+    if len(CALLS) >= MOST_CALLS:
         CALLS.clear()
     values = (*context, *args, *kwargs.values())
     CALLS[key] = PlannedCall([value for value in values if type(value) is not NkiTensor])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
@@ -16,12 +19,7 @@ from simulate.check.reorder import Tape
 from simulate.errors import InvalidArgument
 from simulate.run.observer import observing
 from simulate.timing import dependences
-
-simulate.install("simulate")
-
-import nki.collectives as ncc  # noqa: E402
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
+from tests.faults.data import ramp
 
 SIDE, TILES, STEPS = 8, 4, 60
 
@@ -96,10 +94,6 @@ def random_kernel(x: Any, seed: int) -> Any:
     for i, tile in enumerate(tiles):
         nisa.dma_copy(dst=out[i * SIDE : (i + 1) * SIDE], src=tile)
     return out
-
-
-def ramp(*shape: int) -> np.ndarray:
-    return (np.arange(np.prod(shape)) % 31).reshape(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -13,7 +13,7 @@ from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import assert_same_bits, sample
-from tests.isa.tiles import PSUM, plan, refuses, tile
+from tests.isa.tiles import PSUM, plan, refuses, tile, twins
 
 NAME = "sendrecv"
 DMA = nisa.dma_engine
@@ -38,34 +38,27 @@ def sized(dtype, elements):
     }
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-SAME-DTYPE", {"dst": tile((8, 64), "int32")}, {}),
-        ("NKW-SENDRECV-SHAPE", {"dst": tile((8, 8, 8))}, {}),
-        ("NKW-SENDRECV-SHAPE", {"dst": tile((7, 64))}, {}),
-        ("NKW-BUFFER", {"src": tile((8, 64), buffer=PSUM)}, {}),
-        (
-            "NKW-SENDRECV-CORES",
-            {"send_to_rank": 2, "recv_from_rank": 2},
-            {"send_to_rank": 0, "recv_from_rank": 0},
-        ),
-        ("NKW-SENDRECV-CORES", {"recv_from_rank": 0}, {}),
-        ("NKW-SENDRECV-PIPE", {"pipe_id": "a"}, {"pipe_id": 3}),
-        ("NKW-SENDRECV-ENGINE", {"dma_engine": "dma"}, {"dma_engine": DMA.dma}),
-        ("NKW-SENDRECV-GPSIMD-BYTES", sized("float32", 257), sized("float32", 256)),
-        ("NKW-SENDRECV-GPSIMD-BYTES", sized("bfloat16", 257), sized("bfloat16", 256)),
-        ("NKW-SENDRECV-GPSIMD-BYTES", sized("uint8", 257), sized("uint8", 256)),
-        (
-            "NKW-SENDRECV-GPSIMD-BYTES",
-            sized("float32", 257),
-            {**sized("float32", 257), "dma_engine": DMA.dma},
-        ),
-    ],
+test_refuses_and_accepts_the_twin = twins(
+    "trn2",
+    NAME,
+    call,
+    ("NKW-SAME-DTYPE", {"dst": tile((8, 64), "int32")}, {}),
+    ("NKW-SENDRECV-SHAPE", {"dst": tile((8, 8, 8))}, {}),
+    ("NKW-SENDRECV-SHAPE", {"dst": tile((7, 64))}, {}),
+    ("NKW-BUFFER", {"src": tile((8, 64), buffer=PSUM)}, {}),
+    (
+        "NKW-SENDRECV-CORES",
+        {"send_to_rank": 2, "recv_from_rank": 2},
+        {"send_to_rank": 0, "recv_from_rank": 0},
+    ),
+    ("NKW-SENDRECV-CORES", {"recv_from_rank": 0}, {}),
+    ("NKW-SENDRECV-PIPE", {"pipe_id": "a"}, {"pipe_id": 3}),
+    ("NKW-SENDRECV-ENGINE", {"dma_engine": "dma"}, {"dma_engine": DMA.dma}),
+    ("NKW-SENDRECV-GPSIMD-BYTES", sized("float32", 257), sized("float32", 256)),
+    ("NKW-SENDRECV-GPSIMD-BYTES", sized("bfloat16", 257), sized("bfloat16", 256)),
+    ("NKW-SENDRECV-GPSIMD-BYTES", sized("uint8", 257), sized("uint8", 256)),
+    ("NKW-SENDRECV-GPSIMD-BYTES", sized("float32", 257), {**sized("float32", 257), "dma_engine": DMA.dma}),
 )
-def test_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn2", NAME, **call(**good))
-    refuses(code, "trn2", NAME, **call(**bad))
 
 
 def exchange(kernel, x):

@@ -53,6 +53,28 @@ def refuses(code: str, target: str, name: str, **arguments: Any) -> NkwError:
     return caught.value
 
 
+def twins(
+    target: str,
+    name: str,
+    call: Callable[..., dict[str, Any]],
+    *rows: tuple[str, dict[str, Any], dict[str, Any]],
+) -> Callable[..., None]:
+    """A test of refusals, each with its accepted twin: rows of a code and what is changed in `call`, bad and good."""
+
+    @pytest.mark.parametrize(("code", "bad", "good"), rows)
+    def test(code: str, bad: dict[str, Any], good: dict[str, Any]) -> None:
+        plan(target, name, **call(**good))
+        refuses(code, target, name, **call(**bad))
+
+    return test
+
+
+def like(value: NkiTensor, **changes: Any) -> NkiTensor:
+    """An operand with the shape, dtype and memory of another, but for the changes."""
+    given = {"shape": value.shape, "dtype": str(value.dtype), "buffer": value.buffer, **changes}
+    return tile(given.pop("shape"), **given)
+
+
 @dataclass(frozen=True)
 class Given:
     """An operand with values: where it lies, and its dtype where the array's does not tell (tfloat32, bool_, x4)."""

@@ -125,7 +125,7 @@ class Core:
     """State words of the generators of an engine's lanes, where they are known."""
     ranges: list[Range] = field(default_factory=list)
     reads_anything: bool = False
-    """Whether the instruction under way may read what nothing has written (see `carrying`)."""
+    """Whether the instruction under way may read what nothing has written (see `definedness`)."""
 
     # -- reading ------------------------------------------------------------------------------------------------
 
