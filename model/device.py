@@ -8,7 +8,6 @@ a compiler may find, is not counted.
 from __future__ import annotations
 
 import importlib
-import weakref
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ from simulate.occupancy import occupancies, svg
 from simulate.profile import Profile, profile
 from simulate.profile.page import PageLaunch, PageStep
 from simulate.profile.page import write_page as write_profiles
-from simulate.replay import REPLAYS, ReplayOptions
+from simulate.replay import ReplayCache, ReplayOptions
 from simulate.timing import Reading, Timeline, dependences, schedule, write_trace
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "kernel_limit",
     "neuron_package_installed",
     "nki_dtype",
-    "replay_report",
     "started_by_torchrun",
     "write_page",
     "write_passes",
@@ -87,11 +85,6 @@ class Prediction:
         return max(names, key=lambda name: self.busy_share[name])
 
 
-def replay_report() -> str:
-    """What became of the launches of this process, in some lines."""
-    return REPLAYS.report.text()
-
-
 class SimulatedDevice:
     """Ranks of one chip that compute: all in this process, or each in one of those that torchrun started.
 
@@ -118,8 +111,6 @@ class SimulatedDevice:
         )
         asked = _typed(ReplayOptions.from_environment)
         self._world.replay = replace(asked, exact=asked.exact or exact, verify=asked.verify or verify)
-        # Programs hold the arrays of their last launch: without this, a model's weights would outlive it.
-        weakref.finalize(self, REPLAYS.let_go).atexit = False
         self.own = range(self._world.rank, self._world.rank + self._world.ranks)
         if self._world.size != ranks:
             raise ModelError(
@@ -129,6 +120,11 @@ class SimulatedDevice:
     def dtype(self, name: str) -> Any:
         """A dtype as kernels take it for an argument."""
         return nki_dtype(name)
+
+    @property
+    def replays(self) -> ReplayCache:
+        """The programs of this device's launches, and their report."""
+        return self._world.replays
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Launch a kernel on all ranks; returns each rank's outputs."""

@@ -189,7 +189,8 @@ def _replay_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from simulate.replay.options import EXACT_VARIABLE, REPLAY_VARIABLE, VERIFY_VARIABLE
+    from simulate.replay.options import EXACT_VARIABLE, VERIFY_VARIABLE
+    from simulate.run.target import REPLAY_VARIABLE
 
     replays = options.replay or options.exact or options.verify_replay
     asked = {REPLAY_VARIABLE: replays, EXACT_VARIABLE: options.exact, VERIFY_VARIABLE: options.verify_replay}
@@ -198,9 +199,9 @@ def _run(options: argparse.Namespace) -> int:
             os.environ[variable] = "1"
     status = run_script(options)
     if options.replay_report:
-        from simulate.replay import REPLAYS
+        from simulate.world import process_replays
 
-        print(REPLAYS.report.text(), file=sys.stderr)
+        print(process_replays().report.text(), file=sys.stderr)
     return status
 
 

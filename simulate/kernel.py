@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from simulate.errors import InvalidArgument
-from simulate.replay.options import replay_is_wanted
 from simulate.run.machine import Mode, running_core
-from simulate.run.ordering import Scheduled
+from simulate.run.order_requests import Scheduled
+from simulate.run.target import replay_is_wanted
 from simulate.world import launch
 
 

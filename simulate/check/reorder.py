@@ -1,177 +1,156 @@
-"""A tape: everything that one launch carried out, to be carried out again in another order.
+"""A launch that has ended, run again in other orders from the same arguments.
 
-The plans of a launch hold its tensors, so the same instructions can run again on the same data. The memory of the
-launch is not touched: its tensors move to bytes of the tape's own, arguments that lie over each other in the host's
-memory do so here as well. Bytes that no instruction has written yet are 0xFF, a NaN in every float format.
+The streams hold every instruction, so its plans are made again over tensors of their own. Arguments that overlap in
+the host's memory do so here as well. Bytes that no instruction has written yet are 0xFF, a NaN in every float format.
 
 A step is one instruction, or one rendezvous with all its members. Steps are numbered in the order in which they took
-effect, so that order itself is `range(len(tape))`.
+effect, so that order itself is `range(len(launch))`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from simulate.isa.plan import State
 from simulate.memory import NkiTensor, Storage
+from simulate.run import Launch
 from simulate.run.execute import operands_of, put_all, repeat
-from simulate.run.machine import NeuronCore, Recorder
+from simulate.run.rebuild import Rebuilt
+from simulate.run.run_order import run_order
 from simulate.run.stream import Stream
 
 _UNWRITTEN = 0xFF
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One event of one core: the instruction, or its part in a rendezvous."""
+class EventOfCore:
+    """One event of one core: an instruction, or its part in a rendezvous; `core` counts over all ranks."""
 
     core: int
     event: int
 
 
-class Tape:
-    """Records one launch; afterwards plays it in any order."""
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An array that is given to a kernel: where its bytes lie in the host's memory, and what they are."""
 
-    def __init__(self, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]) -> None:
-        """Begin to record; the cores have not run yet."""
-        self._cores = list(cores)
-        self._recorders = [Recorder() for _ in cores]
-        for core, recorder in zip(cores, self._recorders):
-            core.recorder = recorder
-        self._inputs = {id(storage): storage.array.copy() for rank in inputs for storage in rank}
-        self._given = [list(rank) for rank in inputs]
-        self._held = [storage for rank in inputs for storage in rank]
-        self._issued: list[Part] = []
-        self.steps: list[tuple[Part, ...]] = []
-        self.results: list[tuple[Stream, Storage]] = []
+    start: int
+    contents: np.ndarray
+
+    @classmethod
+    def of(cls, storage: Storage) -> Snapshot:
+        """The bytes of an argument before the kernel runs."""
+        return cls(storage.array.__array_interface__["data"][0], storage.array.copy())
+
+
+class ReorderedLaunch:
+    """A launch that can be run in any order of its steps."""
+
+    def __init__(self, launch: Launch, arguments: Sequence[Sequence[Snapshot]]) -> None:
+        """`arguments` has a Snapshot for each of the `inputs` of each rank's interface."""
+        self.streams = launch.streams
+        made = Rebuilt(launch.streams)
+        self._plans = made.plans
+        self._partitions = launch.hardware.partitions
+        self._logical_core_size = len(launch.streams) // len(launch.interfaces)
+        self.steps: list[tuple[EventOfCore, ...]] = []
+        for segment in run_order(launch.streams):
+            members = segment.members
+            if segment.rendezvous:
+                self.steps.append(tuple(EventOfCore(core, event) for core, event, _ in members))
+            else:
+                ((core, first, end),) = members
+                self.steps += [(EventOfCore(core, event),) for event in range(first, end)]
+        ranks = [stream.rank for stream in launch.streams[:: self._logical_core_size]]
+        given = [
+            (made.storage(rank, serial), snapshot)
+            for rank, interface, snapshots in zip(ranks, launch.interfaces, arguments)
+            for serial, snapshot in zip(interface.inputs, snapshots)
+        ]
+        self.results = self._results(launch, made, ranks)
+        self._held: list[tuple[Storage, np.ndarray | None]] = [
+            (storage, snapshot.contents) for storage, snapshot in given
+        ]
+        known = {id(storage) for storage, _ in given}
+        for storage in made.storages.values():
+            if id(storage) not in known:
+                # Contents from the start are those of a constant of the kernel.
+                self._held.append((storage, None if storage.host is None else storage.array))
+                storage.array = np.empty(storage.nbytes, np.uint8)
+        _lay_out(given)
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    @property
-    def streams(self) -> tuple[Stream, ...]:
-        """The streams of the cores."""
-        return tuple(core.stream for core in self._cores)
-
-    def issued(self, core: NeuronCore) -> None:
-        """An instruction of `core` has taken effect and is about to be recorded in its stream."""
-        self._issued.append(Part(core.index, len(core.stream)))
-
-    def end(self, returned: Sequence[Sequence[Storage]]) -> None:
-        """The launch is over: number the steps, and move its tensors to bytes of the tape's own.
-
-        `returned` has the storages that each rank's kernel returned; `results` are those and the arguments that were
-        written to.
-        """
-        streams = self.streams
-        rendezvous: dict[int, tuple[int, list[Part]]] = {}
-        for part in self._issued:
-            serial = streams[part.core].rendezvous.get(part.event)
-            if serial is None:
-                self.steps.append((part,))
-            elif serial in rendezvous:
-                rendezvous[serial][1].append(part)
-            else:
-                # The member that came last is the first to go on: the rendezvous takes effect there.
-                rendezvous[serial] = len(self.steps), [part]
-                self.steps.append(())
-        for step, members in rendezvous.values():
-            self.steps[step] = tuple(sorted(members, key=lambda part: part.core))
-        self._own_bytes()
-        self._find_results(returned)
-
-    def tensors(self, part: Part) -> tuple[list[NkiTensor], list[NkiTensor]]:
+    def tensors(self, part: EventOfCore) -> tuple[list[NkiTensor], list[NkiTensor]]:
         """What an event reads, run-time indices too, and what it writes."""
-        plan = self._recorders[part.core].plans[part.event][0]
+        plan = self._plans[part.core][part.event]
         indices = [tile.dynamic.index for tile in (*plan.reads, *plan.writes) if tile.dynamic is not None]
         return [*plan.reads, *indices], list(plan.writes)
 
-    def play(self, order: Iterable[int]) -> list[bytes]:
-        """Carry out the steps in an order, from the launch's inputs on; returns the bytes of the results.
+    def run(self, order: Iterable[int]) -> list[bytes]:
+        """Execute the steps in an order, from the launch's arguments on; returns the bytes of `results`.
 
         Raises NkwError where an index that is read at run time leads out of its tensor.
         """
-        for storage in self._held:
-            given = self._inputs.get(id(storage))
-            storage.array[...] = _UNWRITTEN if given is None else given
+        for storage, contents in self._held:
+            storage.array[...] = _UNWRITTEN if contents is None else contents
             storage.float_views.clear()
-        states: list[dict[State, np.ndarray]] = [{} for _ in self._cores]
+        states: list[dict[State, np.ndarray]] = [{} for _ in self.streams]
         with np.errstate(all="ignore"):
             for step in order:
-                parts = self.steps[step]
-                first = parts[0]
-                plan, keeps, _ = self._recorders[first.core].plans[first.event]
+                first = self.steps[step][0]
+                plan = self._plans[first.core][first.event]
                 if plan.rendezvous is None:
-                    partitions = self._cores[first.core].hardware.partitions
-                    repeat(plan, keeps, states[first.core], partitions)
+                    added = self.streams[first.core].accumulated.get(first.event)
+                    repeat(plan, added, states[first.core], self._partitions)
                 else:
-                    self._meet(parts)
+                    self._exchange(self.steps[step])
         return [storage.array.tobytes() for _, storage in self.results]
 
-    def _meet(self, parts: tuple[Part, ...]) -> None:
+    def _exchange(self, parts: tuple[EventOfCore, ...]) -> None:
         plans = {}
         for part in parts:
-            core = self._cores[part.core]
-            plan = self._recorders[part.core].plans[part.event][0]
+            plan, stream = self._plans[part.core][part.event], self.streams[part.core]
             assert plan.rendezvous is not None
-            plans[core.rank.number if plan.rendezvous.by_rank else core.number] = plan
+            plans[stream.rank if plan.rendezvous.by_rank else stream.core] = plan
         rendezvous = next(iter(plans.values())).rendezvous
         assert rendezvous is not None
         members = [plans[member] for member in rendezvous.members]
         for plan, results in zip(members, rendezvous.exchange([operands_of(plan) for plan in members])):
             put_all(plan, results)
 
-    def _find_results(self, returned: Sequence[Sequence[Storage]]) -> None:
-        first_cores = {core.rank.number: core.stream for core in reversed(self._cores)}
-        written = {id(tile.storage) for part in self._issued for tile in self.tensors(part)[1]}
-        seen: set[int] = set()
-        for rank, storages in enumerate(returned):
-            given = [storage for storage in self._given[rank] if id(storage) in written]
-            for storage in [*storages, *given]:
-                if id(storage) not in seen:
-                    seen.add(id(storage))
-                    self.results.append((first_cores[rank], storage))
-
-    def _own_bytes(self) -> None:
-        views: dict[int, list[NkiTensor]] = {}
-        known = {id(storage) for storage in self._held}
-        for part in self._issued:
-            for tile in chain(*self.tensors(part)):
-                storage = tile.storage
-                views.setdefault(id(storage), []).append(tile)
-                if id(storage) not in known:
-                    known.add(id(storage))
-                    self._held.append(storage)
-                    if storage.host is not None:  # a constant of the kernel
-                        self._inputs[id(storage)] = storage.array.copy()
-        for group in _overlapping(self._held):
-            first, end = _span(group[0])[0], max(_span(storage)[1] for storage in group)
-            block = np.full(end - first, _UNWRITTEN, np.uint8)
-            for storage in group:
-                start = _span(storage)[0] - first
-                storage.array = block[start : start + storage.nbytes]
-                for view in views.get(id(storage), ()):
-                    view.forget_array()
+    def _results(self, launch: Launch, made: Rebuilt, ranks: Sequence[int]) -> list[tuple[Stream, Storage]]:
+        """What each rank returned and the arguments that it wrote to, each with a stream of the rank."""
+        written = {
+            (stream.rank, tile.storage.serial)
+            for stream, plans in zip(self.streams, self._plans)
+            for plan in plans
+            for tile in plan.writes
+        }
+        results: dict[tuple[int, int], tuple[Stream, Storage]] = {}
+        for number, (rank, interface) in enumerate(zip(ranks, launch.interfaces)):
+            stream = self.streams[number * self._logical_core_size]
+            returned = [result.serial for result in interface.results()]
+            for serial in [*returned, *(each for each in interface.inputs if (rank, each) in written)]:
+                results.setdefault((rank, serial), (stream, made.storage(rank, serial)))
+        return list(results.values())
 
 
-def _span(storage: Storage) -> tuple[int, int]:
-    """Where the bytes of a storage lie in the host's memory."""
-    first = storage.array.__array_interface__["data"][0]
-    return first, first + storage.nbytes
-
-
-def _overlapping(storages: Sequence[Storage]) -> list[list[Storage]]:
-    """Storages in groups, such that those of different groups have no byte of the host in common."""
-    groups: list[list[Storage]] = []
+def _lay_out(arguments: Sequence[tuple[Storage, Snapshot]]) -> None:
+    """Give arguments bytes of their own, such that those which share bytes in the host's memory share them here."""
+    groups: list[list[tuple[Storage, Snapshot]]] = []
     end = -1
-    for storage in sorted(storages, key=_span):
-        first, last = _span(storage)
-        if first >= end:
+    for storage, snapshot in sorted(arguments, key=lambda each: each[1].start):
+        if snapshot.start >= end:
             groups.append([])
-        groups[-1].append(storage)
-        end = max(end, last)
-    return groups
+        groups[-1].append((storage, snapshot))
+        end = max(end, snapshot.start + storage.nbytes)
+    for group in groups:
+        first = group[0][1].start
+        block = np.empty(max(each.start + storage.nbytes for storage, each in group) - first, np.uint8)
+        for storage, snapshot in group:
+            storage.array = block[snapshot.start - first :][: storage.nbytes]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.memory import NkiTensor
+from simulate.memory import NkiTensor, Storage
 from simulate.numerics import ActivationFunction, random
 
 
@@ -171,3 +172,24 @@ class Plan:
     propagate: Callable[[Plan, list[np.ndarray]], list[np.ndarray] | None] | None = None
     """Which elements of the results are defined where some of an operand's are not (`simulate.isa.propagation`).
     Without it, operands that were not fully written are refused."""
+
+    def over(self, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]) -> Plan:
+        """The same instruction on other tensors of the same layouts."""
+        return Plan(self.engine, reads, writes, *_facts(self))
+
+    def template(self) -> Plan:
+        """The same instruction on stand-ins: what a stream keeps, since it holds no memory of a launch."""
+        return self.over(tuple(map(stand_in, self.reads)), tuple(map(stand_in, self.writes)))
+
+
+_facts = attrgetter(*[field.name for field in fields(Plan)][len(("engine", "reads", "writes")) :])
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+def stand_in(tensor: NkiTensor) -> NkiTensor:
+    """A tensor of the same layout, over an allocation of its own that has no bytes."""
+    form, dynamic = tensor.layout.form, tensor.dynamic
+    storage = Storage(form.shape, form.dtype, form.buffer, "", array=_NO_BYTES, fresh=True)
+    if dynamic is not None:
+        dynamic = replace(dynamic, index=stand_in(dynamic.index))
+    return NkiTensor.over(tensor.shape, tensor.dtype, storage, tensor.strides, tensor.offset, dynamic)

@@ -78,6 +78,13 @@ class NkiTensor(TensorViews):
         tensor._be(shape, dtype, storage, strides, offset, dynamic)
         return tensor
 
+    @classmethod
+    def laid(cls, layout: Layout, storage: Storage, dynamic: Dynamic | None = None) -> NkiTensor:
+        """A view of a storage by its layout, which is one over the storage's form."""
+        tensor = cls.__new__(cls)
+        tensor._lie(layout, storage, dynamic)
+        return tensor
+
     def _be(
         self,
         shape: tuple[int, ...],

@@ -15,9 +15,9 @@ from simulate.profile.moments import Moments
 from simulate.profile.roofline import Roofline, roofline
 from simulate.profile.traffic import TensorTraffic, traffic
 from simulate.profile.what_if import WhatIf, what_if
+from simulate.run.run_order import as_streams
 from simulate.run.stream import Stream
 from simulate.timing import Dependences, Reading, Timeline, dependences, schedule
-from simulate.timing.order import as_streams
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,8 +4,18 @@
 recorded, `fusion` rewrites it into few numpy calls, and `verify` compares a replay with an eager launch.
 """
 
-from simulate.replay.cache import REPLAYS, ReplayReport
+from simulate.replay.cache import ReplayCache, ReplayReport
+from simulate.replay.launch import replayed, why_not_replayed
 from simulate.replay.options import ReplayOptions
+from simulate.replay.program import Program
 from simulate.replay.verify import ReplayMismatch
 
-__all__ = ["REPLAYS", "ReplayMismatch", "ReplayOptions", "ReplayReport"]
+__all__ = [
+    "Program",
+    "ReplayCache",
+    "ReplayMismatch",
+    "ReplayOptions",
+    "ReplayReport",
+    "replayed",
+    "why_not_replayed",
+]

@@ -1,7 +1,7 @@
-"""One block of host memory for the tiles of all replayed programs.
+"""One block of host memory for the tiles of all programs of a replay cache.
 
 A program needs a tile from its first to its last use, and programs run one after another. So tiles are placed over
-each other as on the chip, and what the host's caches hold stays about as large as an SBUF.
+each other as on the chip, and the working set in the host's caches stays about as large as an SBUF.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import numpy as np
 from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor, Storage
 from simulate.memory.placement import Tile, place
+from simulate.run.rebuild import NO_BYTES
 
-NOTHING = np.empty(1, np.uint8)
-"""What stands in for bytes that are let go. It is not empty: numpy lays a view of any size over an empty buffer."""
 _LINE = 64  # bytes of a cache line
 
 
@@ -34,16 +33,13 @@ class Arena:
         return self.block
 
 
-ARENA = Arena()
-
-
 class Tiles:
     """The on-chip tiles of one program, each with its place in the arena and every view the plans take of it."""
 
     def __init__(self, ranks: Sequence[Sequence[Plan]]) -> None:
         self._places: list[tuple[Storage, int, list[NkiTensor]]] = []
         self._block: np.ndarray | None = None
-        self._let_go = False
+        self._unbound = False
         self.size = 0
         for plans in ranks:
             self._add_rank(plans)
@@ -75,25 +71,25 @@ class Tiles:
         if block is self._block:
             return
         self._block = block
-        self._let_go = False
+        self._unbound = False
         for storage, offset, views in self._places:
             storage.array = block[offset : offset + storage.nbytes]
             for view in views:
                 view.forget_array()
 
-    def let_go(self) -> None:
+    def unbind(self) -> None:
         """Leave the tiles without bytes until the next `bind`; a rewritten program has no use for most of them."""
-        if self._let_go:
+        if self._unbound:
             return
-        self._let_go = True
+        self._unbound = True
         self._block = None
         for storage, _, views in self._places:
-            storage.array = NOTHING
+            storage.array = NO_BYTES
             storage.float_views.clear()
             for view in views:
                 view.forget_array()
 
-    def release(self) -> None:
+    def drop_conversions(self) -> None:
         """Drop conversions of narrow tiles: their bytes are another program's now."""
         for storage, _, _ in self._places:
             storage.float_views.clear()

@@ -1,35 +1,27 @@
-"""Replay: a launch that repeats an already checked one runs its recorded plans on new data, without planning.
+"""The replay cache: programs by their keys, and a report of what became of every launch in replay mode.
 
-What an eager launch checked, for a kernel, its surroundings, shapes, dtypes and static arguments, holds for every
-launch of the same kind, because an NKI kernel's instructions do not depend on data. So the plans of its
-instructions are kept and carried out again, rewritten into fewer numpy calls (`simulate.replay.fusion`), or one by one:
-the same numpy calls on the same simulated memory, hence the same bytes. There is no planning, no validity and no
-stream; the recorded stream stands for the new launch as well.
-
-A launch is not kept, and says why, if what it does may depend on data: registers that steer a loop, values that the
-kernel's Python looked at, bytes whose being written depends on data.
+What an eager launch checked, for a kernel, its guards, shapes, dtypes and static arguments, holds for every launch
+with the same key, because an NKI kernel's instructions do not depend on data. So the streams of that launch are kept,
+and its instructions run again on new arrays, rewritten into few numpy calls (`simulate.replay.fusion`) or one by one.
+There is no planning, no validity and no new stream; the launch's own streams hold for its replays as well.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from simulate.replay.guards import Watch
-from simulate.replay.key import NotFixed, Signature
-from simulate.replay.program import Program
+from simulate.replay.guards import Guards
+from simulate.replay.program import Program, ProgramMemory
+from simulate.run.launch import Launch
 from simulate.run.processes import Processes
-
-Arguments = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 @dataclass
@@ -83,7 +75,7 @@ class ReplayReport:
         if self.rewritten:
             lines.append(
                 f"  {self.rewritten} programs rewritten: {self.instructions} instructions into {self.calls} calls, "
-                f"{self.products_joined} matmuls joined to others, {self.as_recorded} carried out as recorded"
+                f"{self.products_joined} matmuls joined to others, {self.as_recorded} executed as recorded"
             )
         lines += [f"  not rewritten: {reason} ({count})" for reason, count in self.not_rewritten.items()]
         lines += [f"  refused: {reason} ({count})" for reason, count in self.refusals.items()]
@@ -108,136 +100,92 @@ class _Timed:
         self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + seconds
 
 
-@dataclass(frozen=True, eq=False)
-class ReplayKey:
-    """What launches have in common that may share a program, and the arrays of one of them, in order.
+@dataclass
+class _Entry:
+    """A launch that may be replayed, the guards that must hold, and its program once it was replayed."""
 
-    `classes` say what the objects among the arguments do.
-    """
-
-    key: tuple[Any, tuple[Any, ...], Any]
-    arrays: list[list[np.ndarray]]
-    classes: list[Any]
-
-    @classmethod
-    def of(cls, kernel: Callable[..., Any], arguments: Arguments, options: tuple[Any, ...]) -> ReplayKey:
-        """The kind of a launch. Raises NotFixed if it cannot be told from others."""
-        taken = [Signature() for _ in arguments]
-        if not _is_itself(kernel):
-            raise NotFixed(f"the kernel is a {type(kernel).__name__}, which may change unseen")
-        parts = tuple((own.key(args), own.key(kwargs)) for own, (args, kwargs) in zip(taken, arguments))
-        classes = [each for own in taken for each in own.classes]
-        return cls((kernel, options, parts), [own.arrays for own in taken], classes)
-
-    def is_of(self, arguments: Arguments) -> bool:
-        """Whether arguments are still of this kind."""
-        kernel, options, _ = self.key
-        try:
-            return ReplayKey.of(kernel, arguments, options).key == self.key
-        except NotFixed:
-            return False
+    guards: Guards
+    launch: Launch
+    narrow_products: bool
+    program: Program | None = None
 
 
 class ReplayCache:
-    """Programs by what decides them; the one unused longest makes room for a new one.
+    """Programs by key; the one unused longest makes room for a new one.
 
-    Programs share memory, so one runs at a time: whoever looks for one does so in its `turn`, until it has run.
+    Programs share memory, so one runs at a time: whoever looks for one does so in a `session`, until it has run.
     """
 
     def __init__(self, capacity: int = 256) -> None:
         self.capacity = capacity
         self.report = ReplayReport()
+        self._memory = ProgramMemory()
         self._lock = threading.RLock()
-        self._in_turn = False
-        self._lets_go = False
-        self._programs: OrderedDict[Any, tuple[Watch, Any, Program | Sequence[Any]]] = OrderedDict()
+        self._in_session = False
+        self._release_is_due = False
+        self._entries: OrderedDict[Any, _Entry] = OrderedDict()
 
-    def kind(
-        self, kernel: Callable[..., Any], arguments: Arguments, options: tuple[Any, ...]
-    ) -> ReplayKey | None:
-        """The kind of a launch; None, with the reason counted, if it cannot be told from others."""
-        try:
-            return ReplayKey.of(kernel, arguments, options)
-        except NotFixed as reason:
-            self.report.refuse(str(reason))
-            return None
-
-    def watch(self, kernel: Callable[..., Any], kind: ReplayKey) -> Watch | None:
-        """The surroundings of a kernel before a launch; None, with the reason counted, if they may change unseen."""
-        try:
-            return Watch(kernel, kind.classes)
-        except NotFixed as reason:
-            self.report.refuse(str(reason))
-            return None
+    @property
+    def programs(self) -> list[Program]:
+        """The programs that were replayed and are still kept."""
+        return [entry.program for entry in self._entries.values() if entry.program is not None]
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def session(self) -> Iterator[None]:
         """Find a program and run it in a `with` block, while no other thread does."""
         with self._lock:
-            self._in_turn = True
+            self._in_session = True
             try:
                 yield
             finally:
-                self._in_turn = False
-                if self._lets_go:
-                    self.let_go()
+                self._in_session = False
+                if self._release_is_due:
+                    self.release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold no array of earlier launches any more; without this a program keeps those of its last one.
 
-        Called in the middle of a replay, as a finalizer may be, it waits for its end.
+        Called in the middle of a replay, as a finalizer may be, it takes effect when the replay ends.
         """
-        self._lets_go = True
-        if not self._in_turn and self._lock.acquire(blocking=False):
+        self._release_is_due = True
+        if not self._in_session and self._lock.acquire(blocking=False):
             try:
-                self._lets_go = False
-                for _, _, program in self._programs.values():
-                    if isinstance(program, Program):
-                        program.let_go()
+                self._release_is_due = False
+                for program in self.programs:
+                    program.release()
             finally:
                 self._lock.release()
 
-    def find(self, key: Any) -> tuple[Any, Program | Sequence[Any]] | None:
-        """The launch and program recorded under a key, if the kernel's surroundings are still the same.
+    def find(self, key: Any) -> tuple[Launch, Program] | None:
+        """The launch under a key and its program, if the guards hold.
 
-        A program that was interrupted while it ran is dropped as well: its memory may be bound in part. Instead of the
-        program it may be what `keep` was given to make one of.
+        A program that was interrupted while it ran is dropped as well: its memory may be bound in part.
         """
-        entry = self._programs.get(key)
+        entry = self._entries.get(key)
         if entry is None:
             return None
-        watch, launch, program = entry
-        if not watch.unchanged() or (isinstance(program, Program) and program.was_interrupted):
-            del self._programs[key]
+        if not entry.guards.unchanged() or (entry.program is not None and entry.program.was_interrupted):
+            del self._entries[key]
             self.report.dropped += 1
             return None
-        self._programs.move_to_end(key)
+        self._entries.move_to_end(key)
         self.report.hits += 1
-        return launch, program
-
-    def complete(self, key: Any, program: Program) -> None:
-        """Keep a program in place of what it was made of."""
-        watch, launch, _ = self._programs[key]
-        self._programs[key] = watch, launch, program
-
-    def forget(self, key: Any, reason: str) -> None:
-        """Drop a program that cannot be replayed after all."""
-        del self._programs[key]
-        self.report.dropped += 1
-        self.pass_by(reason)
+        if entry.program is None:
+            entry.program = Program(entry.launch, entry.narrow_products, self._memory)
+        return entry.launch, entry.program
 
     def pass_by(self, reason: str) -> None:
         """Count a launch that does not make use of the program that was found."""
         self.report.hits -= 1
         self.report.refuse(reason)
 
-    def keep(self, key: Any, watch: Watch, launch: Any, program: Program | Sequence[Any]) -> None:
-        """Keep a program, or what to make one of."""
+    def keep(self, key: Any, guards: Guards, launch: Launch, narrow_products: bool = False) -> None:
+        """Keep an eager launch, to be replayed under a key; `narrow_products` as of Program."""
         with self._lock:
-            self._programs[key] = (watch, launch, program)
+            self._entries[key] = _Entry(guards, launch, narrow_products)
             self.report.recorded += 1
-            while len(self._programs) > self.capacity:
-                self._programs.popitem(last=False)
+            while len(self._entries) > self.capacity:
+                self._entries.popitem(last=False)
                 self.report.dropped += 1
 
     def run(
@@ -257,15 +205,4 @@ class ReplayCache:
 
     def clear(self) -> None:
         """Forget every program."""
-        self._programs.clear()
-
-
-def _is_itself(kernel: Any) -> bool:
-    """Whether a kernel is the same one next time if it is equal; methods and objects may be equal and do otherwise."""
-    return isinstance(kernel, (types.FunctionType, partial)) or type(kernel).__module__.startswith(
-        "simulate."
-    )
-
-
-REPLAYS = ReplayCache()
-"""The programs of this process."""
+        self._entries.clear()

@@ -1,8 +1,8 @@
-"""Everything besides its arguments that a kernel's instructions may depend on, and whether it is still the same.
+"""Guards: everything besides its arguments that a kernel's instructions may depend on, and whether it has changed.
 
 A kernel is a Python function: its defaults, closure and globals, those of every function it calls, and the classes of
-the objects it meets decide what it does. `Watch` keeps them as they were; a launch is replayed only while they are.
-What it cannot keep, or what gives something else at every call, is a reason not to replay.
+its objects decide what it does. `Guards` keeps them as they were; a launch is replayed only while they are unchanged.
+A value that cannot be kept, or a function that returns something else at every call, prevents replay.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _NOTES = frozenset(
 _MADE_WHILE_RUNNING = 1 << 9  # Py_TPFLAGS_HEAPTYPE: unlike the classes of C code, it can be changed
 
 
-class Watch:
-    """The surroundings of one kernel as they are now, before it is launched."""
+class Guards:
+    """The guards of one kernel, with the values that they have before it is launched."""
 
     def __init__(self, kernel: Callable[..., Any], classes: Iterable[Any] = ()) -> None:
         """`classes` are those of the arguments. Raises NotFixed."""

@@ -1,14 +1,18 @@
-"""What of a launch's arguments decides the kernel's instructions: everything but the numbers in its arrays."""
+"""The cache key of a launch: kernel, options, and everything of its arguments but the numbers in their arrays."""
 
 from __future__ import annotations
 
 import dataclasses
+import types
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from simulate.memory import NKIObject
+from simulate.run.launch import LaunchRequest
 
 
 class NotFixed(Exception):
@@ -81,3 +85,41 @@ class Signature:
             raise NotFixed(f"an argument is a {kind.__name__} that holds arrays")
         self.classes += [kind, *inside.classes]
         return kind, parts
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayKey:
+    """What launches have in common that may share a program, and the arrays of one of them, in order.
+
+    `classes` decide what the objects among the arguments do.
+    """
+
+    key: tuple[Any, ...]
+    arrays: list[list[np.ndarray]]
+    classes: list[Any]
+
+    @classmethod
+    def of(cls, request: LaunchRequest, options: tuple[Any, ...]) -> ReplayKey:
+        """The key of a launch; `options` are what else decides its program. Raises NotFixed if there is no key."""
+        signatures = [Signature() for _ in request.arguments]
+        if not _is_itself(request.kernel):
+            raise NotFixed(f"the kernel is a {type(request.kernel).__name__}, which may change unseen")
+        parts = tuple(
+            (own.key(args), own.key(kwargs)) for own, (args, kwargs) in zip(signatures, request.arguments)
+        )
+        classes = [each for own in signatures for each in own.classes]
+        key = (request.kernel, request.chip, options, parts)
+        return cls(key, [own.arrays for own in signatures], classes)
+
+    def is_of(self, request: LaunchRequest, options: tuple[Any, ...]) -> bool:
+        """Whether a request still has this key."""
+        try:
+            return ReplayKey.of(request, options).key == self.key
+        except NotFixed:
+            return False
+
+
+def _is_itself(kernel: Any) -> bool:
+    """Whether a kernel that is equal does the same; equal methods and objects may do otherwise."""
+    own = type(kernel).__module__.startswith("simulate.")
+    return own or isinstance(kernel, (types.FunctionType, partial))

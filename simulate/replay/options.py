@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-from simulate.errors import InvalidArgument
+from simulate.run.target import flag
 
-REPLAY_VARIABLE = "NKW_REPLAY"
 EXACT_VARIABLE = "NKW_EXACT_REPLAY"
 VERIFY_VARIABLE = "NKW_VERIFY_REPLAY"
 
@@ -29,20 +27,6 @@ class ReplayOptions:
     @classmethod
     def from_environment(cls) -> ReplayOptions:
         """NKW_EXACT_REPLAY=1, NKW_VERIFY_REPLAY=1 and NKW_SPEED=torch switch on; raises InvalidArgument."""
-        from simulate.replay.fusion import (
-            speed,  # what rewrites programs is loaded when something is replayed
-        )
+        from simulate.replay.fusion import speed  # fusion is loaded when something is replayed
 
-        return cls(_flag(EXACT_VARIABLE), _flag(VERIFY_VARIABLE), speed.wanted())
-
-
-def replay_is_wanted() -> bool:
-    """Whether NKW_REPLAY=1 asks for kernels that are called like functions to be replayed."""
-    return REPLAY_VARIABLE in os.environ and _flag(REPLAY_VARIABLE)
-
-
-def _flag(variable: str) -> bool:
-    text = os.environ.get(variable, "0")
-    if text not in ("0", "1", ""):
-        raise InvalidArgument("NKW-REPLAY-OPTION", f"{variable}={text!r}; it is 0 or 1")
-    return text == "1"
+        return cls(flag(EXACT_VARIABLE), flag(VERIFY_VARIABLE), speed.wanted())

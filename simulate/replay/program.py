@@ -1,4 +1,4 @@
-"""A recorded program: the plans of a launch, carried out again exactly as they were, or rewritten to be faster."""
+"""A program: the instructions of a launch, run again on other arrays exactly as recorded, or rewritten to be faster."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import numpy as np
 from simulate.errors import NkwError
 from simulate.isa.plan import Domain, Plan, State
 from simulate.memory import NkiTensor, Storage
-from simulate.replay.arena import ARENA, NOTHING, Tiles
+from simulate.replay.arena import Arena, Tiles
 from simulate.replay.rendezvous import hold
 from simulate.run.arguments import like
 from simulate.run.execute import accumulated, operands_of, put, put_all, repeat
+from simulate.run.launch import Launch, Result
 from simulate.run.processes import Processes
+from simulate.run.rebuild import NO_BYTES, Rebuilt
 
 if TYPE_CHECKING:
     from simulate.replay.fusion import Fused
 
 Recorded = list[tuple[Plan, Any, bool]]
-"""Plans in program order, to which elements a matmul was added, and whether a result was written in part."""
+"""Plans in program order, to which PSUM elements a matmul was added, and whether a result was written in part."""
 
 Disturbance = Callable[[Plan, list[Any], np.ndarray], np.ndarray]
 
@@ -31,9 +33,9 @@ class _External:
     That of an argument or a result has other bytes in every launch; one of the kernel's own keeps its bytes.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, views: list[NkiTensor]) -> None:
         self.storage = storage
-        self.views: list[NkiTensor] = []
+        self.views = views
         self._seen: np.ndarray | None = None
 
     def bind(self, data: np.ndarray) -> None:
@@ -45,15 +47,15 @@ class _External:
         storage.array = data.reshape(-1).view(np.uint8)
         storage.float_views.clear()
 
-    def have_bytes(self) -> None:
-        """Make bytes for a tensor of the kernel's own, which has none where it was planned only."""
-        if self.storage.array.nbytes < self.storage.nbytes:
+    def allocate(self) -> None:
+        """Make bytes for a tensor of the kernel's own, at the first exact replay."""
+        if self.storage.array is NO_BYTES:
             self.storage.array = np.empty(self.storage.nbytes, np.uint8)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold no array of a launch until the next one."""
         self.storage.host = self._seen = None
-        self.storage.array = NOTHING
+        self.storage.array = NO_BYTES
         self.storage.float_views.clear()
         for view in self.views:
             view.forget_array()
@@ -72,39 +74,55 @@ class _External:
                 view.forget_array()
 
 
+class ProgramMemory:
+    """The host memory that programs share: `tiles` of exact replays, `buffers` of rewritten programs."""
+
+    def __init__(self) -> None:
+        self.tiles = Arena()
+        self.buffers = Arena()
+
+
 class Program:
-    """The recorded plans of every rank of one launch, and how its arguments and results hang on them."""
+    """The instructions of every rank of one eager launch, and how its arguments and results hang on them.
+
+    Ranks have one physical core each. Programs that share `memory` run one at a time.
+    """
 
     def __init__(
-        self,
-        plans: Sequence[Recorded],
-        inputs: Sequence[Sequence[Storage]],
-        returned: Sequence[Any],
-        narrow_products: bool = False,
+        self, launch: Launch, narrow_products: bool = False, memory: ProgramMemory | None = None
     ) -> None:
+        made = Rebuilt(launch.streams)
+        ranks = [stream.rank for stream in launch.streams]
+        self._plans: list[Recorded] = [
+            [
+                (plan, stream.accumulated.get(event), event in stream.masked)
+                for event, plan in enumerate(plans)
+            ]
+            for stream, plans in zip(launch.streams, made.plans)
+        ]
+        self._returned = [_tensors(each.returned, rank, made) for each, rank in zip(launch.interfaces, ranks)]
+        self._given = [
+            [made.storage(rank, serial) for serial in each.inputs]
+            for each, rank in zip(launch.interfaces, ranks)
+        ]
+        key_of = {id(storage): key for key, storage in made.storages.items()}
+        given = {id(storage) for rank in self._given for storage in rank}
         external: dict[int, _External] = {}
-        for storage in (s for rank in (*inputs, *map(storages_of, returned)) for s in rank):
-            external.setdefault(id(storage), _External(storage))
-        inside: dict[int, _External] = {}
-        for recorded in plans:
-            for plan, _, _ in recorded:
-                for tile in (*plan.reads, *plan.writes):
-                    if id(tile.storage) in external:
-                        external[id(tile.storage)].views.append(tile)
-                    elif not tile.buffer.on_chip:
-                        own = inside.setdefault(id(tile.storage), _External(tile.storage))
-                        own.views.append(tile)
-        self._plans = [list(recorded) for recorded in plans]
-        self._given = [list(rank) for rank in inputs]
-        self._inputs = [[external[id(storage)] for storage in rank] for rank in inputs]
-        self._tiles = Tiles([[plan for plan, _, _ in recorded] for recorded in plans])
-        given = {id(storage) for rank in inputs for storage in rank}
+        for storage in (s for rank in (*self._given, *map(storages_of, self._returned)) for s in rank):
+            if id(storage) not in external:
+                external[id(storage)] = _External(storage, made.views[key_of[id(storage)]])
+        self._inside = [
+            _External(storage, made.views[key])
+            for key, storage in made.storages.items()
+            if not storage.buffer.on_chip and id(storage) not in external
+        ]
+        self._inputs = [[external[id(storage)] for storage in rank] for rank in self._given]
         self._results = [each for key, each in external.items() if key not in given]
         self._external = list(external.values())
-        self._inside = list(inside.values())
-        self._returned = list(returned)
-        self._written = {id(tile.storage) for rank in plans for plan, _, _ in rank for tile in plan.writes}
+        self._tiles = Tiles(made.plans)
+        self._written = {id(tile.storage) for plans in made.plans for plan in plans for tile in plan.writes}
         self._narrow_products = narrow_products
+        self._memory = memory or ProgramMemory()
         self.fused: Fused | None = None
         self.not_fused: str | None = None
         self.was_interrupted = False
@@ -124,7 +142,7 @@ class Program:
             for given, value in zip(self._given, self._returned)
         ]
         try:
-            self.fused = Fused(self._plans, outside, self._given, self._narrow_products)
+            self.fused = Fused(self._plans, outside, self._given, self._memory.buffers, self._narrow_products)
         except NotFused as reason:
             self.not_fused = str(reason)
 
@@ -167,30 +185,30 @@ class Program:
         fused = None if exact or disturbance is not None or self._overlaps() else self.fused
         with np.errstate(all="ignore"):
             if fused is not None:
-                self._tiles.let_go()
+                self._tiles.unbind()
                 fused.run(elsewhere)
             else:
                 for own in self._inside:
-                    own.have_bytes()
+                    own.allocate()
                 for external in (*self._external, *self._inside):
                     external.show()
-                self._tiles.bind(ARENA)
+                self._tiles.bind(self._memory.tiles)
                 try:
-                    self._carry_out(elsewhere, disturbance)
+                    self._execute(elsewhere, disturbance)
                 finally:
-                    self._tiles.release()
+                    self._tiles.drop_conversions()
         for inputs in self._inputs:
             for external in inputs:
                 if id(external.storage) in self._written:
                     external.finish()
         return [_given_back(value) for value in self._returned]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold no arguments and results of the last launch any more."""
         for external in self._external:
-            external.let_go()
+            external.release()
         if self.fused is not None:
-            self.fused.let_go()
+            self.fused.release()
 
     def ranks_share(self, arrays: Sequence[Sequence[np.ndarray]]) -> bool:
         """Whether a rank writes to memory of another one's arrays, so that the turns of ranks decide what is there.
@@ -218,7 +236,7 @@ class Program:
                         return True
         return False
 
-    def _carry_out(self, elsewhere: Processes | None, disturbance: Disturbance | None) -> None:
+    def _execute(self, elsewhere: Processes | None, disturbance: Disturbance | None) -> None:
         ranks = [_Run(recorded, disturbance) for recorded in self._plans]
         while True:
             waiting = {
@@ -293,4 +311,15 @@ def _given_back(value: Any) -> Any:
         return like(value, [_given_back(part) for part in value])
     if isinstance(value, dict):
         return {key: _given_back(part) for key, part in value.items()}
+    return value
+
+
+def _tensors(value: Any, rank: int, made: Rebuilt) -> Any:
+    """What a kernel returned with a tensor for every Result."""
+    if isinstance(value, Result):
+        return made.tensor(rank, value.serial, value.layout)
+    if isinstance(value, (tuple, list)):
+        return like(value, [_tensors(part, rank, made) for part in value])
+    if isinstance(value, dict):
+        return {key: _tensors(part, rank, made) for key, part in value.items()}
     return value

@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import CodeType
 
 from simulate.isa.plan import Plan
-from simulate.memory import Storage
+from simulate.memory import NkiTensor, Storage
 from simulate.run.location import PACKAGE, is_ours
 from simulate.run.stream import Line, NkiInstruction, Stream, TensorTable
 
@@ -83,10 +83,18 @@ class TracedStream(Stream):
         self._calls = tensors.calls
         self._chain_ids = array("I")
 
-    def append(self, op: str, plan: Plan, line: Line, rendezvous: int | None) -> NkiInstruction:
+    def append(
+        self,
+        op: str,
+        plan: Plan,
+        reads: Sequence[NkiTensor],
+        writes: Sequence[NkiTensor],
+        line: Line,
+        rendezvous: int | None = None,
+    ) -> NkiInstruction:
         """Record one instruction and the lines that led to it."""
         self._chain_ids.append(self._calls.here(line))
-        return super().append(op, plan, line, rendezvous)
+        return super().append(op, plan, reads, writes, line, rendezvous)
 
     def chains(self) -> tuple[Sequence[int], Sequence[Chain]]:
         """For every event the number of its chain, and the chains."""

@@ -44,8 +44,16 @@ class CoreScheduler:
     belong to one rank, and the other ranks run in processes of their own.
     """
 
-    def __init__(self, count: int, elsewhere: Processes | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        elsewhere: Processes | None = None,
+        seed: int | None = None,
+        resumes: Callable[[int], None] = lambda core: None,
+    ) -> None:
+        """`resumes` is called with a core of several that begins or goes on, while no other one runs."""
         self.count = count
+        self._resumes = resumes
         self._elsewhere = elsewhere
         self._posted: list[tuple[_Gathering, Posted]] = []
         self.drawn = seed is not None and count > 1
@@ -87,6 +95,7 @@ class CoreScheduler:
         self._go[core].acquire()
         try:
             if self._error is None:
+                self._resumes(core)
                 body()
         except _Abandoned:
             pass
@@ -147,6 +156,7 @@ class CoreScheduler:
         self._go[core].acquire()
         if self._error is not None:
             raise _Abandoned
+        self._resumes(core)
 
     def _release_all(self) -> None:
         for core, semaphore in enumerate(self._go):
@@ -203,6 +213,7 @@ class CoreScheduler:
             self._go[core].acquire()
             if self._error is not None:
                 raise _Abandoned
+            self._resumes(core)
         return gathering.results[member], gathering.serial
 
     @staticmethod

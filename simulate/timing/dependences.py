@@ -25,8 +25,8 @@ from simulate.errors import InvalidArgument
 from simulate.isa.enums import Engine
 from simulate.isa.plan import State
 from simulate.run.boxes import Boxes
+from simulate.run.run_order import Segment, as_streams, run_order
 from simulate.run.stream import READ, Stream
-from simulate.timing.order import Segment, as_streams, run_order
 from simulate.timing.scheduled import WINDOW
 
 _UNREAD: dict[int, int] = {}  # of every place without a read since its last write; never filled

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simulate.run.run_order import as_streams
 from simulate.run.stream import Stream
-from simulate.timing.order import as_streams
 from simulate.timing.timeline import SliceKind, Timeline
 
 

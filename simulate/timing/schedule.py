@@ -54,9 +54,9 @@ from simulate.isa.costs import clock_ghz
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
 from simulate.numerics import ACTIVATION_FUNCTIONS
+from simulate.run.run_order import as_streams
 from simulate.run.stream import Stream
 from simulate.timing.dependences import Dependences, dependences
-from simulate.timing.order import as_streams
 from simulate.timing.ports import shared_ports
 from simulate.timing.readings import Reading
 from simulate.timing.rotation import with_room

@@ -15,10 +15,10 @@ from typing import Any
 
 from simulate.files import complete
 from simulate.run.location import location
+from simulate.run.run_order import as_streams
 from simulate.run.stream import READ, Stream
 from simulate.timing.dependences import Dependences, dependences
 from simulate.timing.flows import Drawn, Place, flows
-from simulate.timing.order import as_streams
 from simulate.timing.timeline import TRACKS, Slice, SliceKind, Timeline, core_label
 
 _CATEGORIES = {

@@ -10,10 +10,11 @@ import pytest
 
 import simulate
 from simulate.numerics import as_dtype
-from simulate.replay import ReplayOptions
+from simulate.replay import Program, ReplayOptions
 from simulate.replay.arena import Arena
 from simulate.replay.cache import ReplayCache
 from simulate.replay.fusion.blocks import LARGE, block_shape, multiply, scratch_elements
+from simulate.world import process_replays
 
 simulate.install("simulate")
 
@@ -110,7 +111,7 @@ def whole(seed: int, *shape: int, dtype=np.float32) -> np.ndarray:
 
 
 def programs(cache: ReplayCache):
-    return [program for _, _, program in cache._programs.values()]
+    return cache.programs
 
 
 def works(cache: ReplayCache) -> list[str]:
@@ -127,7 +128,9 @@ def test_a_large_narrow_operand_is_never_widened_whole(cache, columns, blocked, 
     assert (weights.size > LARGE) == blocked
     given = (weights, few) if weights_left else (few, weights)
     outputs = [
-        simulate.World("trn2", replay=ReplayOptions()).launch(tiled_product, [(given, {})], mode).outputs[0]
+        simulate.World("trn2", replay=ReplayOptions(), replays=process_replays())
+        .launch(tiled_product, [(given, {})], mode)
+        .outputs[0]
         for mode in (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay)
     ]
     assert np.array_equal(outputs[0], outputs[2])
@@ -137,12 +140,10 @@ def test_a_large_narrow_operand_is_never_widened_whole(cache, columns, blocked, 
     assert (program.fused._ranks[0].size < 4 * weights.size) == blocked
 
 
-def test_rewriting_holds_the_tables_of_no_more_tiles_than_are_in_use(cache) -> None:
+def test_rewriting_holds_the_tables_of_no_more_tiles_than_are_in_use() -> None:
     depth, columns = 1024, 2048
     given = whole(1, depth, 1), whole(2, depth, columns, dtype=BF16)
-    world = simulate.World("trn2", replay=ReplayOptions())
-    world.launch(tiled_product, [(given, {})], simulate.Mode.replay)
-    (program,) = programs(cache)
+    program = Program(simulate.launch(tiled_product, [(given, {})]))
     tracemalloc.start()
     try:
         program.rewrite()

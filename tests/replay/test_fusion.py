@@ -9,6 +9,7 @@ import pytest
 import simulate
 from simulate.errors import OutOfBounds
 from simulate.replay import ReplayOptions
+from simulate.world import process_replays
 
 simulate.install("simulate")
 
@@ -19,7 +20,7 @@ BF16 = ml_dtypes.bfloat16
 
 
 def launch(kernel, *arguments, mode=simulate.Mode.replay, target="trn2", **options):
-    world = simulate.World(target, replay=ReplayOptions(**options))
+    world = simulate.World(target, replay=ReplayOptions(**options), replays=process_replays())
     return world.launch(kernel, [(tuple(arguments), {})], mode=mode).outputs[0]
 
 
@@ -143,7 +144,7 @@ def product_then_square(a_by_k, b, width):
 @pytest.mark.parametrize("rows", [1, 5, 128])
 def test_results_side_by_side_need_no_copy(cache, rows) -> None:
     agree(product_then_square, whole(1, 64, rows), whole(2, 64, 300), 128)
-    ((_, _, program),) = cache._programs.values()
+    (program,) = cache.programs
     called = [function.__name__ for segment in program.fused._ranks[0].segments for function, _ in segment]
     assert called == ["matmul", "multiply"]
 
@@ -332,7 +333,7 @@ def test_a_rewritten_program_keeps_no_bytes_of_tiles(cache) -> None:
     for exact in (False, False, True, False, False):
         result = launch(tiled_product, a, b, exact=exact)
         assert np.array_equal(result, a.T @ b)
-    ((_, _, program),) = cache._programs.values()
+    (program,) = cache.programs
     tiles = {id(s): s for s, _, _ in program._tiles._places}
     assert len(tiles) >= 6 and all(storage.array.size == 1 for storage in tiles.values())
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import simulate
+from simulate.world import process_replays
 
 simulate.install("simulate")
 
@@ -28,7 +29,11 @@ X = np.arange(1, 17, dtype=np.float32).reshape(4, 4)
 
 
 def launched(kernel: Any, *arguments: Any, mode: simulate.Mode = simulate.Mode.replay) -> Any:
-    return simulate.World("trn2").launch(kernel, [(arguments, {})], mode=mode).outputs[0]
+    return (
+        simulate.World("trn2", replays=process_replays())
+        .launch(kernel, [(arguments, {})], mode=mode)
+        .outputs[0]
+    )
 
 
 def scaled(x, factor=1.0):

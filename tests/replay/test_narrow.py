@@ -13,6 +13,7 @@ from simulate.errors import InvalidArgument
 from simulate.replay import ReplayOptions
 from simulate.replay.fusion import narrow, speed
 from simulate.replay.fusion.blocks import block_shape
+from simulate.world import process_replays
 from tests.replay.test_blocks import assert_within_bound_of_sums, tiled_product, whole, works
 
 torch = pytest.importorskip("torch", reason="torch is an extra (speed)")
@@ -40,7 +41,7 @@ def turned(matrix: np.ndarray) -> np.ndarray:
 
 def replays(given: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """What an eager launch gives and what a rewritten one gives."""
-    world = simulate.World("trn2", replay=ReplayOptions(speed=True))
+    world = simulate.World("trn2", replay=ReplayOptions(speed=True), replays=process_replays())
     modes = (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay)
     eager, _, replayed = (world.launch(tiled_product, [(given, {})], mode).outputs[0] for mode in modes)
     return eager, replayed
@@ -182,7 +183,7 @@ def test_a_large_narrow_matrix_meets_the_parts_of_a_float32_one(cache, columns, 
 
 @onemkl
 def test_products_of_parts_are_verified_against_eager(cache) -> None:
-    world = simulate.World("trn2", replay=ReplayOptions(speed=True, verify=True))
+    world = simulate.World("trn2", replay=ReplayOptions(speed=True, verify=True), replays=process_replays())
     given = normal(1, 1024, 129), normal(2, 1024, 1025).astype(BF16)
     for _ in range(2):
         world.launch(tiled_product, [(given, {})], simulate.Mode.replay)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
-from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -12,10 +12,9 @@ import pytest
 
 import simulate
 from simulate.cli import main
-from simulate.replay import ReplayMismatch, ReplayOptions
-from simulate.replay import launch as replayed_launches
-from simulate.replay.cache import REPLAYS, ReplayCache
-from simulate.run.machine import Recorder, SparingRecorder
+from simulate.memory import Storage
+from simulate.replay import Program, ReplayCache, ReplayMismatch, ReplayOptions, why_not_replayed
+from simulate.world import process_replays, replaying
 
 simulate.install("simulate")
 
@@ -27,12 +26,9 @@ SCALE = 2.0
 STEPS = [1.0, 2.0]
 
 
-pytestmark = pytest.mark.usefixtures("small_or_large")
-
-
 def replayed(kernel, *arguments, ranks: int = 1, target: str = "trn2"):
     """One launch in replay mode; `arguments` are those of the one rank, or a list of them for several."""
-    world = simulate.World(target, ranks=ranks)
+    world = simulate.World(target, ranks=ranks, replays=process_replays())
     given = [(tuple(arguments), {})] if ranks == 1 else [(tuple(each), {}) for each in arguments]
     done = world.launch(kernel, given, mode=simulate.Mode.replay)
     return done.outputs[0] if ranks == 1 else done.outputs
@@ -92,7 +88,9 @@ def attention_arguments(seed: int):
 def test_replay_gives_eagers_bytes(cache) -> None:
     for seed in range(12):
         eager, again = attention_arguments(seed), attention_arguments(seed)
-        wanted = simulate.World("trn2").launch(attention_like, [(eager, {})]).outputs[0]
+        wanted = (
+            simulate.World("trn2", replays=process_replays()).launch(attention_like, [(eager, {})]).outputs[0]
+        )
         got = replayed(attention_like, *again)
         assert got[0].tobytes() == wanted[0].tobytes()
         assert got[1] is again[2] and got[1].tobytes() == wanted[1].tobytes()
@@ -131,7 +129,7 @@ def test_ranks_meet_in_a_replay(cache) -> None:
 
 
 def test_the_stream_of_a_replay_is_the_recorded_one() -> None:
-    world = simulate.World("trn1")
+    world = simulate.World("trn1", replays=process_replays())
     launches = [
         world.launch(scaled, [((floats(seed, 4, 4), 2.0), {})], mode=simulate.Mode.replay)
         for seed in range(2)
@@ -306,11 +304,11 @@ def test_a_kernel_over_an_unknown_object_is_launched_eagerly(cache) -> None:
     assert list(cache.report.refusals) == ["the closure of kernel is a Settings, which may change unseen"]
 
 
-def test_the_cache_is_bounded(monkeypatch) -> None:
+def test_the_cache_is_bounded() -> None:
     cache = ReplayCache(capacity=2)
-    monkeypatch.setattr(replayed_launches, "REPLAYS", cache)
-    for columns in (1, 2, 3, 1):
-        replayed(scaled, floats(0, 4, columns), 2.0)
+    with replaying(cache):
+        for columns in (1, 2, 3, 1):
+            replayed(scaled, floats(0, 4, columns), 2.0)
     assert (cache.report.recorded, cache.report.dropped, cache.report.hits) == (4, 2, 0)
 
 
@@ -328,8 +326,19 @@ def test_random_numbers_start_over_with_every_launch(cache) -> None:
     assert np.array_equal(first, second)
 
 
-def test_the_process_keeps_one_cache() -> None:
-    assert isinstance(REPLAYS, ReplayCache)
+def test_every_world_owns_its_programs(cache) -> None:
+    x = floats(0, 4, 4)
+    one, other = simulate.World("trn2"), simulate.World("trn2", replays=process_replays())
+    for world in (one, one, other):
+        world.launch(scaled, [((x, 2.0), {})], mode=simulate.Mode.replay)
+    assert (one.replays.report.hits, other.replays.report.hits, cache.report.hits) == (1, 0, 0)
+
+
+def test_plain_calls_share_the_programs_of_the_process(cache, monkeypatch) -> None:
+    monkeypatch.setenv("NKW_REPLAY", "1")
+    for _ in range(2):
+        simulate.launch(scaled, [((floats(0, 4, 4), 2.0), {})], mode=simulate.Mode.replay)
+    assert process_replays() is cache and cache.report.hits == 1
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, ml_dtypes.float8_e5m2])
@@ -371,7 +380,7 @@ def test_parameter_objects_that_may_change_are_launched_eagerly(cache) -> None:
 
 
 def attention_launch(seed: int, **options):
-    world = simulate.World("trn2", replay=ReplayOptions(**options))
+    world = simulate.World("trn2", replay=ReplayOptions(**options), replays=process_replays())
     return world.launch(attention_like, [(attention_arguments(seed), {})], mode=simulate.Mode.replay)
 
 
@@ -431,7 +440,10 @@ def test_integer_results_have_to_be_the_same(cache, monkeypatch) -> None:
         outputs[0][0, 0] += 1
         return outputs
 
-    x, world = np.ones((4, 4), np.int32), simulate.World("trn2", replay=ReplayOptions(verify=True))
+    x, world = (
+        np.ones((4, 4), np.int32),
+        simulate.World("trn2", replay=ReplayOptions(verify=True), replays=process_replays()),
+    )
     for _ in range(2):
         world.launch(counts, [((x,), {})], mode=simulate.Mode.replay)
     monkeypatch.setattr(cache, "run", wrong)
@@ -454,16 +466,14 @@ def test_the_environment_chooses_where_the_world_does_not(cache, monkeypatch) ->
         replayed(scaled, x, 2.0)
 
 
-def test_the_report_says_what_became_of_every_launch(cache, monkeypatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(replayed_launches, "REPLAYS", cache)
+def test_the_report_says_what_became_of_every_launch(cache) -> None:
     for seed in range(3):
         attention_launch(seed)
     replayed(scaled, floats(0, 4, 4)[:, ::2], 2.0)
     lines = cache.report.text().splitlines()
     assert lines[0] == "replay: 2 launches replayed, 1 recorded, 1 refused, 0 dropped, 0 verified"
     assert lines[1].startswith("  1 programs rewritten: 15 instructions into ")
-    assert lines[1].endswith(", 0 matmuls joined to others, 0 carried out as recorded")
+    assert lines[1].endswith(", 0 matmuls joined to others, 0 executed as recorded")
     assert lines[2] == "  refused: an array is not contiguous (1)"
     assert set(cache.report.seconds) == {"eager", "rewriting", "replay"}
 
@@ -538,32 +548,37 @@ def test_ranks_that_meet_in_a_chain_wait_for_each_other(cache) -> None:
 
     groups = [(first,), (first, second), (second,)]
     for exact in (False, False, True):
-        world = simulate.World("trn2", ranks=3, replay=ReplayOptions(exact=exact))
+        world = simulate.World("trn2", ranks=3, replay=ReplayOptions(exact=exact), replays=process_replays())
         given = [((np.full((4, 4), 10.0**rank, np.float32), groups[rank]), {}) for rank in range(3)]
         outputs = world.launch(chained, given, mode=simulate.Mode.replay).outputs
         assert [int(output[0, 0]) for output in outputs] == [11, 111, 111]
     assert cache.report.hits == 2
 
 
-def test_a_launch_whose_plans_differ_when_made_again_is_launched_eagerly(cache, monkeypatch) -> None:
-    monkeypatch.setattr(replayed_launches, "_LARGE_BYTES", 0)
-    monkeypatch.setattr(replayed_launches.SparingRecorder, "with_plans", lambda self, again: None)
+def test_an_eager_launch_that_nobody_announced_can_be_replayed() -> None:
     first, second = floats(1, 128, 9), floats(2, 128, 9)
-    assert np.array_equal(replayed(scaled, first, 3.0), 3 * first)
-    assert np.array_equal(replayed(scaled, second, 3.0), 3 * second)
-    assert list(cache.report.refusals) == ["the kernel's instructions differ from launch to launch"]
-    assert (cache.report.hits, cache.report.dropped) == (0, 1)
+    done = simulate.launch(scaled, [((first, 3.0), {})])
+    assert why_not_replayed(done) is None
+    program = Program(done)
+    (exact,) = program.run([[second]], exact=True)
+    program.rewrite()
+    (fused,) = program.run([[second]])
+    assert np.array_equal(exact, 3 * second) and np.array_equal(fused, 3 * second)
+    assert np.array_equal(done.outputs[0], 3 * first)
 
 
-def test_what_was_seen_is_not_joined_to_the_plans_of_other_instructions() -> None:
-    seen, again = SparingRecorder(), Recorder()
-    plan = SimpleNamespace(reads=())
-    seen.add(plan, True, False)
-    assert seen.with_plans(again) is None
-    again.add(plan, None, False)
-    assert seen.with_plans(again) == [(plan, True, False)]
-    again.add(plan, None, False)
-    assert seen.with_plans(again) is None
+def test_a_dry_launch_has_no_values_to_repeat() -> None:
+    done = simulate.launch(scaled, [((floats(1, 4, 4), 3.0), {})], mode=simulate.Mode.dry)
+    assert why_not_replayed(done) == "a launch in mode dry has no values to repeat"
+
+
+def test_a_launch_that_is_kept_holds_no_tensor_of_the_kernel() -> None:
+    gc.collect()
+    before = sum(type(each) is Storage and each.array.nbytes > 1 for each in gc.get_objects())
+    done = simulate.launch(attention_like, [(attention_arguments(0), {})])
+    gc.collect()
+    after = sum(type(each) is Storage and each.array.nbytes > 1 for each in gc.get_objects())
+    assert len(done.streams[0]) > 10 and after == before
 
 
 def test_a_replay_refuses_an_index_that_does_not_exist(cache) -> None:
@@ -582,7 +597,7 @@ def test_a_replay_refuses_an_index_that_does_not_exist(cache) -> None:
         messages = []
         for mode in (simulate.Mode.replay, simulate.Mode.eager):
             with pytest.raises(simulate.NkwError) as error:
-                simulate.World("trn2").launch(
+                simulate.World("trn2", replays=process_replays()).launch(
                     looks_up, [((table, np.array(rows, np.int32)[:, None]), {})], mode=mode
                 )
             messages.append((error.value.code, error.value.seen))
@@ -622,7 +637,6 @@ for seed in range(3):
 def test_a_script_is_replayed_on_request(cache, monkeypatch, capsys, tmp_path, options, said) -> None:
     for variable in ("NKW_REPLAY", "NKW_EXACT_REPLAY", "NKW_VERIFY_REPLAY"):
         monkeypatch.setenv(variable, "0")
-    monkeypatch.setattr("simulate.replay.REPLAYS", cache)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     assert main(["run", *options, "--replay-report", str(script)]) == 0

@@ -11,6 +11,7 @@ import pytest
 import simulate
 from simulate.replay import ReplayOptions
 from simulate.replay.verify import copied
+from simulate.world import process_replays
 
 simulate.install("simulate")
 
@@ -100,7 +101,7 @@ def test_random_kernels_on_arrays_over_each_other_give_eagers_bytes(cache, seed)
     kernel = random_kernel(seed, ncc.ReplicaGroup([list(range(ranks))]) if ranks > 1 else None)
     for step in range(6):
         options = ReplayOptions(exact=step in (2, 4), verify=step in (3, 4))
-        world, seen = simulate.World("trn2", ranks=ranks, replay=options), []
+        world, seen = simulate.World("trn2", ranks=ranks, replay=options, replays=process_replays()), []
         for mode in (simulate.Mode.eager, simulate.Mode.replay):
             pool, given = laid_out(seed, step % 4, ranks, dtype)
             launch = world.launch(kernel, [(arrays, {}) for arrays in given], mode=mode)
@@ -125,7 +126,7 @@ def writes_between_rendezvous(x, y, group):
 @pytest.mark.parametrize("written", [False, True])
 def test_ranks_that_write_to_each_others_memory_are_launched_eagerly(cache, written) -> None:
     """Arrays that all ranks only read, as an embedding, are no reason."""
-    group, world = ncc.ReplicaGroup([[0, 1]]), simulate.World("trn2", ranks=2)
+    group, world = ncc.ReplicaGroup([[0, 1]]), simulate.World("trn2", ranks=2, replays=process_replays())
     seen = []
     for mode in (simulate.Mode.eager, *3 * [simulate.Mode.replay]):
         x, apart = np.ones((4, 4), np.float32), np.zeros((2, 4, 4), np.float32)

@@ -9,17 +9,16 @@ import pytest
 
 import simulate
 from simulate.replay import ReplayOptions
+from simulate.world import process_replays
 
 simulate.install("simulate")
 
 import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("small_or_large")
-
 
 def launched(kernel: Any, *arguments: Any, exact: bool = False, mode: Any = simulate.Mode.replay) -> Any:
-    world = simulate.World("trn2", replay=ReplayOptions(exact=exact))
+    world = simulate.World("trn2", replay=ReplayOptions(exact=exact), replays=process_replays())
     return world.launch(kernel, [(arguments, {})], mode=mode).outputs[0]
 
 

@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 import simulate
+import simulate.replay
 from simulate.replay import ReplayOptions
-from simulate.replay import launch as replayed_launches
+from simulate.world import process_replays
 
 simulate.install("simulate")
 
 import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
 
-RUN = str(Path(replayed_launches.__file__).parent)
+RUN = str(Path(simulate.replay.__file__).parent)
 
 
 def kernel(x, w, rows):
@@ -60,7 +61,7 @@ def expected(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def replayed(seed: int, exact: bool) -> tuple[np.ndarray, np.ndarray]:
     given = arguments(seed)
-    world = simulate.World("trn2", replay=ReplayOptions(exact=exact))
+    world = simulate.World("trn2", replay=ReplayOptions(exact=exact), replays=process_replays())
     out = world.launch(kernel, [(given, {})], mode=simulate.Mode.replay).outputs[0]
     return out, given[0]
 
@@ -96,12 +97,9 @@ def interrupted_at(number: int, run: Callable[[], Any]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("exact", [False, True])
-def test_an_interruption_at_any_line_leaves_no_broken_program(cache, monkeypatch, exact, large) -> None:
-    """In recording, in planning again, in rewriting and in replaying: the launches after it are right."""
-    if large:
-        monkeypatch.setattr(replayed_launches, "_LARGE_BYTES", 0)
+def test_an_interruption_at_any_line_leaves_no_broken_program(cache, exact) -> None:
+    """In recording, in making the program, in rewriting and in replaying: the launches after it are right."""
     for launches_before in (0, 1, 3):
         reached, number = True, 1
         while reached:
@@ -144,7 +142,7 @@ def test_threads_that_launch_the_same_kernel_get_their_own_results(cache, exact)
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_arrays_of_earlier_launches_are_let_go_on_request(cache, exact) -> None:
-    world = simulate.World("trn2", replay=ReplayOptions(exact=exact))
+    world = simulate.World("trn2", replay=ReplayOptions(exact=exact), replays=process_replays())
     for _ in range(2):
         given = arguments(1)
         held = [weakref.ref(each) for each in given[::2]]
@@ -152,7 +150,7 @@ def test_arrays_of_earlier_launches_are_let_go_on_request(cache, exact) -> None:
         held.append(weakref.ref(out.base))
         del given, out
     assert all(each() is not None for each in held)
-    cache.let_go()
+    cache.release()
     assert [each() for each in held] == [None, None, None]
     for seed in (1, 7, 1):
         check(seed, exact)
@@ -164,14 +162,14 @@ def test_letting_go_in_the_middle_of_a_replay_waits_for_its_end(cache, exact, mo
     """As the finalizer of an earlier model does, which Python may run at any time."""
     check(1, exact)
     check(2, exact)
-    (_, _, program), *_ = cache._programs.values()
+    program, *_ = cache.programs
     steps = []
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(RUN):
             return None
         if event == "line":
-            cache.let_go()
+            cache.release()
             steps.append(program._external[0].storage.host is None)
         return trace
 

@@ -10,6 +10,7 @@ import pytest
 
 import simulate
 from simulate.replay import ReplayMismatch, ReplayOptions
+from simulate.world import process_replays
 
 simulate.install("simulate")
 
@@ -18,7 +19,7 @@ import nki.language as nl  # noqa: E402
 
 
 def launched(kernel: Any, *arguments: Any, mode: Any = simulate.Mode.replay, **options: bool) -> Any:
-    world = simulate.World("trn2", replay=ReplayOptions(**options))
+    world = simulate.World("trn2", replay=ReplayOptions(**options), replays=process_replays())
     return world.launch(kernel, [(arguments, {})], mode=mode).outputs[0]
 
 

@@ -78,7 +78,7 @@ class Builder:
             state=state,
         )
         line = (Builder.event.__code__, _LINE + len(self.stream))
-        return self.stream.append(op, plan, line, rendezvous).index
+        return self.stream.append(op, plan.template(), reads, writes, line, rendezvous).index
 
     def dma(
         self, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...], cost: Cost, trigger: Engine
@@ -135,8 +135,7 @@ def random_streams(
 
 def halved(stream: Stream, generator: np.random.Generator) -> Stream:
     """The same stream with one number of one event's cost halved."""
-    changed = copy.copy(stream)
-    changed.costs = list(stream.costs)
+    costs = list(stream.costs)
     number = int(generator.integers(len(stream.costs)))
     cost = stream.costs[number]
     part = cost if cost.dma is None else cost.dma
@@ -145,8 +144,8 @@ def halved(stream: Stream, generator: np.random.Generator) -> Stream:
         names = ["trigger_ns", "first_byte_ns", "busy_ns", "transfer_ns", "completion_ns", "gpsimd_ns"]
     name = names[int(generator.integers(len(names)))]
     cheaper = replace(part, **{name: getattr(part, name) / 2})
-    changed.costs[number] = cheaper if cost.dma is None else replace(cost, dma=cheaper)
-    return changed
+    costs[number] = cheaper if cost.dma is None else replace(cost, dma=cheaper)
+    return stream.with_costs(costs)
 
 
 def _random_event(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 
 from simulate.isa.enums import Engine
@@ -165,6 +163,5 @@ def test_the_members_of_a_rendezvous_do_not_wait_for_each_other() -> None:
 
 def test_values_and_cost_have_no_influence() -> None:
     (stream,) = random_streams(5)
-    cheap = copy.copy(stream)
-    cheap.costs = [stream.costs[0]] * len(stream.costs)
+    cheap = stream.with_costs([stream.costs[0]] * len(stream.costs))
     assert dependences(cheap).before == dependences(stream).before

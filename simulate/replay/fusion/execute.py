@@ -21,9 +21,6 @@ from simulate.replay.rendezvous import hold
 from simulate.run.execute import operands_of, put_all, repeat
 from simulate.run.processes import Processes
 
-BUFFERS = Arena()
-"""Memory for the buffers of all rewritten programs, which run one after another."""
-
 Step = tuple[Any, list[Any]]
 
 _Slot = tuple[list[Any], int, tuple[int, ...], "np.dtype[Any]", int, tuple[int, ...]]
@@ -102,7 +99,7 @@ class _Rank:
         for arguments, place, shape, element, offset, strides in self._buffers:
             arguments[place] = np.ndarray(shape, element, block, start + offset, strides)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Leave every home without its bytes until the next `bind_homes`."""
         self._bound.clear()
         for slots in self._slots.values():
@@ -146,25 +143,30 @@ class Fused:
         recorded: Sequence[Recorded],
         outside: Sequence[Sequence[Storage]],
         given: Sequence[Sequence[Storage]],
+        memory: Arena,
         narrow: bool = False,
     ) -> None:
-        """`outside` are each rank's arguments and results, `given` the arguments. Raises NotFused."""
+        """`outside` are each rank's arguments and results, `given` the arguments; buffers lie in `memory`.
+
+        Raises NotFused.
+        """
+        self._memory = memory
         inputs = {id(storage) for rank in given for storage in rank}
         self._ranks = [_Rank(plans, own, inputs, narrow) for plans, own in zip(recorded, outside)]
         self._block: np.ndarray | None = None
         self.reports = [rank.report for rank in self._ranks]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold no array of the last launch any more."""
         for rank in self._ranks:
-            rank.let_go()
+            rank.release()
 
     def run(self, elsewhere: Processes | None = None) -> None:
         """Carry the calls out on the arrays to which the arguments' and results' storages are bound.
 
         With `elsewhere`, the only rank here meets those of other processes.
         """
-        block = BUFFERS.at_least(sum(rank.size for rank in self._ranks))
+        block = self._memory.at_least(sum(rank.size for rank in self._ranks))
         if block is not self._block:
             self._block = block
             start = 0
