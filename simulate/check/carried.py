@@ -45,7 +45,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     findings: list[Finding] = []
     for stream in launch.streams:
         if stream.affine:
-            findings += _carried(stream, evidence.accesses(stream))
+            findings += _carried(stream, evidence.of(stream).accesses)
         for code, line, seen in stream.remarks:
             what, hint = _REMARKS[code]
             findings.append(found(what, seen, location(line), hint=hint))

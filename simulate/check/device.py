@@ -26,7 +26,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     findings: list[Finding] = []
     for stream in launch.streams:
         automatic = evidence.of(stream).automatic
-        findings += _psum(stream, evidence.accesses(stream), launch.hardware, automatic)
+        findings += _psum(stream, evidence.of(stream).accesses, launch.hardware, automatic)
     return findings
 
 

@@ -1,25 +1,28 @@
-"""What the detectors need beyond the stream: exact footprints, run-time indices, value ranges, and what was returned.
+"""What detectors read of a launch: its streams, and the values that were seen while it ran.
 
-The stream keeps a box per operand. A box can overstate what a strided pattern touches, so whatever has to be exact
-(accesses of shared HBM by two cores, a DMA within one tensor) is noted here by its pattern while the kernel runs.
+The stream has the exact layout of every operand, and what each instruction does to the state of its core. Values are
+gone after a launch: run-time addresses, digests of what was written, ranges of operands. `Evidence` observes those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 
 from simulate.check.findings import Finding
-from simulate.check.footprint import Footprint, folds, footprint, written
+from simulate.check.footprint import Footprint, addressed, addresses, folds, footprint, footprint_of, written
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Argument, Domain, Plan, Registers, State
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.run import Launch
-from simulate.run.machine import NeuronCore
-from simulate.run.stream import Access, Stream
+from simulate.run.machine import NeuronCore, Tensors
+from simulate.run.stream import Access, Stream, Template
+
+_Fact = TypeVar("_Fact")
 
 _EXACT_INTEGERS = 2**24  # every integer up to this magnitude is a float32
 _FP8_MAX = {"float8_e4m3": 240.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
@@ -35,28 +38,111 @@ class Note:
     seen: str
 
 
-@dataclass
 class CoreEvidence:
-    """What was seen of one core's stream."""
+    """What is known of one core's stream: what was seen while it ran, and what follows from its templates."""
 
-    shared: dict[int, tuple[tuple[Footprint, bool], ...]] = field(
-        default_factory=dict
-    )  # event: (where, writes)
-    onto_themselves: set[int] = field(default_factory=set)  # DMAs from a place to the same place, by event
-    overlapping_dmas: list[tuple[int, int]] = field(default_factory=list)  # event, tensor
-    written: dict[int, Footprint] = field(default_factory=dict)  # by DMAs and matmuls, with digests, by event
-    repeated_rows: list[Note] = field(default_factory=list)
-    large_integers: list[Note] = field(default_factory=list)
-    wide_fp8: list[Note] = field(default_factory=list)
-    overflowing_fp8: list[Note] = field(default_factory=list)
-    spread_by_transpose: list[Note] = field(default_factory=list)
-    outside_domain: list[Note] = field(default_factory=list)
-    registers: dict[int, Registers] = field(default_factory=dict)  # by event
-    generators: dict[int, State] = field(
-        default_factory=dict
-    )  # the random state that an event uses, by event
-    automatic: set[int] = field(default_factory=set)  # matmuls with accumulate=None
-    accesses: list[tuple[Access, ...]] = field(default_factory=list)
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        # event: (where, writes)
+        self.shared: dict[int, tuple[tuple[Footprint, bool], ...]] = {}
+        self.written: dict[int, Footprint] = {}  # by DMAs and matmuls, with digests, by event
+        self.addresses: dict[tuple[int, int], np.ndarray] = {}
+        """Where the run-time address of a DMA's operand led, by event and the operand's place in the template."""
+        self.large_integers: list[Note] = []
+        self.wide_fp8: list[Note] = []
+        self.overflowing_fp8: list[Note] = []
+        self.spread_by_transpose: list[Note] = []
+        self.outside_domain: list[Note] = []
+
+    @cached_property
+    def accesses(self) -> list[tuple[Access, ...]]:
+        """The operands of every event, spelled out once for all detectors."""
+        return [self._stream.accesses(index) for index in range(len(self._stream))]
+
+    @cached_property
+    def registers(self) -> dict[int, Registers]:
+        """What events do with the accumulator registers of their engine."""
+        found = self._by_template(lambda plan: plan.registers)
+        return {event: registers for event, registers in found if registers is not None}
+
+    @cached_property
+    def generators(self) -> dict[int, State]:
+        """The random state that events use."""
+        found = self._by_template(lambda plan: plan.state if plan.registers is None else None)
+        return {event: state for event, state in found if state is not None}
+
+    @cached_property
+    def automatic(self) -> set[int]:
+        """Matmuls with accumulate=None."""
+        found = self._by_template(lambda plan: plan.accumulate is Accumulate.first_write_overwrites)
+        return {event for event, automatic in found if automatic}
+
+    def _by_template(self, fact: Callable[[Plan], _Fact]) -> Iterator[tuple[int, _Fact]]:
+        known = [fact(template.plan) for template in self._stream.templates]
+        return ((event, known[number]) for event, number in enumerate(self._stream.template_ids))
+
+    @cached_property
+    def transfers(self) -> Transfers:
+        """What DMAs do within one tensor."""
+        return Transfers(self._stream, self.addresses)
+
+
+class Transfers:
+    """DMAs that read and write one tensor, and DMAs that write an element twice; exactly, by their patterns."""
+
+    def __init__(self, stream: Stream, addresses: dict[tuple[int, int], np.ndarray]) -> None:
+        self.onto_themselves: set[int] = set()  # from a place to the same place
+        self.overlapping: list[tuple[int, int]] = []  # event, tensor
+        self.repeated_rows: list[Note] = []
+        self._addresses = addresses
+        moves = [self._is_transfer(template) for template in stream.templates]
+        folding = [moved and self._may_fold(template) for moved, template in zip(moves, stream.templates)]
+        ends = stream.operand_ends
+        for event, number in enumerate(stream.template_ids):
+            if not moves[number]:
+                continue
+            template = stream.templates[number]
+            serials = stream.operands[ends[event - 1] if event else 0 : ends[event]]
+            if folding[number]:
+                self._repeated(event, template, serials)
+            for source in template.reads:
+                for to in template.writes:
+                    if serials[source] == serials[to]:
+                        self._within(event, template, serials, source, to)
+
+    @staticmethod
+    def _is_transfer(template: Template) -> bool:
+        return template.plan.engine is Engine.dma and template.plan.rendezvous is None
+
+    @staticmethod
+    def _may_fold(template: Template) -> bool:
+        operands = [template.operands[place] for place in template.writes]
+        return any(operand.dynamic is not None or folds(operand.layout) for operand in operands)
+
+    def _where(self, event: int, template: Template, serials: Sequence[int], place: int) -> Footprint:
+        layout, led_to = template.operands[place].layout, self._addresses.get((event, place))
+        if led_to is None:
+            return footprint_of(serials[place], layout)
+        return addressed(serials[place], layout, led_to)
+
+    def _repeated(self, event: int, template: Template, serials: Sequence[int]) -> None:
+        for to in template.writes:
+            touched = self._where(event, template, serials, to)
+            size = touched.in_order().size
+            repeated = size - touched.numbers().size
+            if repeated:
+                seen = f"{repeated} of {size} elements are written more than once"
+                self.repeated_rows.append(Note(event, serials[to], seen))
+
+    def _within(self, event: int, template: Template, serials: Sequence[int], source: int, to: int) -> None:
+        """A transfer that reads and writes one tensor."""
+        there, here = (self._where(event, template, serials, place) for place in (source, to))
+        one, other = template.operands[source], template.operands[to]
+        same = there == here if there.elements is None else one is other
+        if same and one.dtype == other.dtype and len(template.reads) == 1:
+            self.onto_themselves.add(event)
+        if not same and there.meets(here):
+            self.overlapping.append((event, serials[to]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,99 +155,89 @@ class Returned:
 
 
 class Evidence:
-    """An observer of one launch."""
+    """What is known of one launch: told of its instructions, and read by the detectors afterwards."""
 
     def __init__(self) -> None:
         self._cores: dict[int, CoreEvidence] = {}
         self._kept: list[Stream] = []
         self.returned: list[Returned] = []
         self.varied: list[Finding] = []
-        """What showed when the launch was carried out again in other orders."""
+        """What showed when the launch was run again in other orders."""
 
     def of(self, stream: Stream) -> CoreEvidence:
-        """What was seen of a stream; empty for one that ran without this observer."""
+        """What is known of a stream; nothing of its values if it ran unobserved."""
         known = self._cores.get(id(stream))
         if known is None:
-            known = self._cores[id(stream)] = CoreEvidence()
+            known = self._cores[id(stream)] = CoreEvidence(stream)
             self._kept.append(stream)  # so that its id stays its own
         return known
 
-    def accesses(self, stream: Stream) -> list[tuple[Access, ...]]:
-        """The operands of every event of a stream that has ended, spelled out once for all detectors."""
-        core = self.of(stream)
-        if len(core.accesses) != len(stream):
-            core.accesses = [stream.accesses(index) for index in range(len(stream))]
-        return core.accesses
-
-    def issuing(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
-        """Note which values an instruction reads, and which state of its engine it uses."""
-        core = self.of(running.stream)
-        event = len(running.stream)
-        if plan.registers is not None:
-            core.registers[event] = plan.registers
-        elif plan.state is not None:
-            core.generators[event] = plan.state
-        if plan.domain is Domain.float32 and len(operands) == len(plan.reads):
-            self._values(core, event, plan, operands)
-            if plan.accumulate is not None and len(plan.reads) == 1:
-                self._transpose(core, event, plan.reads[0], operands[0])
+    def issuing(
+        self,
+        core: NeuronCore,
+        plan: Plan,
+        reads: Tensors,
+        writes: Tensors,
+        operands: Sequence[Any],
+    ) -> None:
+        """Note which values an instruction reads."""
+        known = self.of(core.stream)
+        event = len(core.stream)
+        if plan.domain is Domain.float32 and len(operands) == len(reads):
+            self._values(known, event, reads, operands)
+            if plan.accumulate is not None and len(reads) == 1:
+                self._transpose(known, event, reads[0], operands[0])
             if plan.argument is not None:
-                self._argument(core, event, plan, plan.argument, operands)
+                self._argument(known, event, reads[0], plan.argument, operands)
 
-    def issued(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+    def issued(
+        self,
+        core: NeuronCore,
+        plan: Plan,
+        reads: Tensors,
+        writes: Tensors,
+        operands: Sequence[Any],
+    ) -> None:
         """Note what an instruction touched."""
-        core = self.of(running.stream)
-        event = len(running.stream)
-        if plan.accumulate is Accumulate.first_write_overwrites:
-            core.automatic.add(event)
+        known = self.of(core.stream)
+        event = len(core.stream)
         by_dma = plan.engine is Engine.dma and plan.rendezvous is None
         if (
             (by_dma or plan.accumulate not in (None, Accumulate.add))
-            and len(plan.writes) == 1
-            and plan.writes[0].dynamic is None
+            and len(writes) == 1
+            and writes[0].dynamic is None
         ):
-            core.written[event] = written(plan.writes[0], plan)
-        if by_dma:
-            self._transfer(core, event, plan)
-        if running.rank.logical_core_size > 1 and plan.rendezvous is None:
+            known.written[event] = written(writes[0], plan)
+        if by_dma and any(tile.dynamic is not None for tile in (*reads, *writes)):
+            self._addresses(known, event, plan, reads, writes)
+        if core.rank.logical_core_size > 1 and plan.rendezvous is None:
             touched = [
                 (
                     written(tile, plan, keep=True) if writes else footprint(tile, plan.skip_out_of_range),
                     writes,
                 )
-                for tiles, writes in ((plan.reads, False), (plan.writes, True))
+                for tiles, writes in ((reads, False), (writes, True))
                 for tile in tiles
                 if tile.buffer is MemoryRegion.shared_hbm
             ]
             if touched:
-                core.shared[event] = tuple(touched)
-        for tile in plan.writes:
+                known.shared[event] = tuple(touched)
+        for tile in writes:
             if tile.dtype in _FP8_MAX and tile.dynamic is None and plan.domain is Domain.float32:
-                self._overflow(core, event, tile, operands)
+                self._overflow(known, event, tile, operands)
 
     @staticmethod
-    def _transfer(core: CoreEvidence, event: int, plan: Plan) -> None:
-        for tile in plan.writes:
-            if tile.dynamic is not None or folds(tile):
-                touched = footprint(tile, plan.skip_out_of_range)
-                size = tile.size if touched.elements is None else touched.elements.size
-                repeated = size - touched.numbers().size
-                if repeated:
-                    seen = f"{repeated} of {size} elements are written more than once"
-                    core.repeated_rows.append(Note(event, tile.storage.serial, seen))
-            for source in plan.reads:
-                if source.storage is not tile.storage:
-                    continue
-                there, here = (footprint(each, plan.skip_out_of_range) for each in (source, tile))
-                same = there == here if there.elements is None else source is tile
-                if same and source.dtype == tile.dtype and len(plan.reads) == 1:
-                    core.onto_themselves.add(event)
-                if not same and there.meets(here):
-                    core.overlapping_dmas.append((event, tile.storage.serial))
+    def _addresses(core: CoreEvidence, event: int, plan: Plan, reads: Tensors, writes: Tensors) -> None:
+        place = 0
+        for tile in (*reads, *writes):
+            if tile.dynamic is not None:
+                core.addresses[event, place] = addresses(tile, plan.skip_out_of_range)
+                place += 1  # of the index
+            place += 1
 
     @staticmethod
-    def _values(core: CoreEvidence, event: int, plan: Plan, operands: Sequence[Any]) -> None:
-        for tile, operand in zip(plan.reads, operands):
+    def _values(core: CoreEvidence, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
+        for tile, operand in zip(reads, operands):
             if tile.dynamic is not None:
                 continue
             if tile.dtype in ("int32", "uint32"):
@@ -186,7 +262,7 @@ class Evidence:
 
     @staticmethod
     def _argument(
-        core: CoreEvidence, event: int, plan: Plan, argument: Argument, operands: Sequence[Any]
+        core: CoreEvidence, event: int, tile: NkiTensor, argument: Argument, operands: Sequence[Any]
     ) -> None:
         function = argument.function
         if function.domain is None:
@@ -205,7 +281,7 @@ class Evidence:
                 f"{count} of {values.size} arguments of {function.name} lie outside {sign}{low:g} to {high:g}, "
                 f"for example {float(values[outside].flat[0]):g}"
             )
-            core.outside_domain.append(Note(event, plan.reads[0].storage.serial, seen))
+            core.outside_domain.append(Note(event, tile.storage.serial, seen))
 
     @staticmethod
     def _overflow(core: CoreEvidence, event: int, tile: NkiTensor, operands: Sequence[Any]) -> None:

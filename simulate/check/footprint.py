@@ -9,6 +9,7 @@ import numpy as np
 
 from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor
+from simulate.memory.layout import Layout
 from simulate.run.execute import flat
 from simulate.run.indirect import resolve
 
@@ -72,19 +73,32 @@ class Footprint:
 
 def footprint(tile: NkiTensor, skip_out_of_range: bool) -> Footprint:
     """What a view touches; the elements themselves where an index was read at run time."""
-    width = tile.dtype.storage.itemsize
-    serial = tile.storage.serial
     if tile.dynamic is None:
-        return Footprint(serial, width, tile.offset, tile.shape, tile.strides)
+        return footprint_of(tile.storage.serial, tile.layout)
+    return addressed(tile.storage.serial, tile.layout, addresses(tile, skip_out_of_range))
+
+
+def footprint_of(serial: int, layout: Layout) -> Footprint:
+    """What a view of an allocation touches."""
+    return Footprint(serial, layout.dtype.storage.itemsize, layout.offset, layout.shape, layout.strides)
+
+
+def addressed(serial: int, layout: Layout, elements: np.ndarray) -> Footprint:
+    """What a view with a run-time address touches, given the elements of the allocation that it led to."""
+    return Footprint(serial, layout.dtype.storage.itemsize, 0, (), (), elements)
+
+
+def addresses(tile: NkiTensor, skip_out_of_range: bool) -> np.ndarray:
+    """The elements of the allocation to which a run-time address leads now."""
     where = resolve(tile, skip_out_of_range)
     elements = where.elements if where.inside is None else where.elements[where.inside]
-    return Footprint(serial, width, 0, (), (), elements.reshape(-1))
+    return elements.reshape(-1)
 
 
-def folds(tile: NkiTensor) -> bool:
+def folds(layout: Layout) -> bool:
     """Whether two elements of a view may be one of its storage: a step is no longer than the steps within it reach."""
     reach = 0
-    for stride, extent in sorted((abs(s), e) for s, e in zip(tile.strides, tile.shape) if e > 1):
+    for stride, extent in sorted((abs(s), e) for s, e in zip(layout.strides, layout.shape) if e > 1):
         if stride <= reach or not stride:
             return True
         reach += stride * (extent - 1)

@@ -14,7 +14,7 @@ from simulate.isa.plan import Plan
 from simulate.memory import Storage
 from simulate.run import Launch
 from simulate.run.launch import LaunchRequest, Observer, observing
-from simulate.run.machine import NeuronCore
+from simulate.run.machine import NeuronCore, Tensors
 
 
 class Gatherer(Observer):
@@ -50,15 +50,29 @@ class Gatherer(Observer):
         if self._seeds and len(cores) > 1:
             self._repeatable = interleavings.Repeatable(request)
 
-    def issuing(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+    def issuing(
+        self,
+        core: NeuronCore,
+        plan: Plan,
+        reads: Tensors,
+        writes: Tensors,
+        operands: Sequence[Any],
+    ) -> None:
         """Pass on to the evidence of the running launch."""
-        self._now.issuing(core, plan, operands)
+        self._now.issuing(core, plan, reads, writes, operands)
 
-    def issued(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+    def issued(
+        self,
+        core: NeuronCore,
+        plan: Plan,
+        reads: Tensors,
+        writes: Tensors,
+        operands: Sequence[Any],
+    ) -> None:
         """Pass on to the evidence of the running launch."""
-        self._now.issued(core, plan, operands)
+        self._now.issued(core, plan, reads, writes, operands)
         if self._repeatable is not None:
-            self._repeatable.trace.issued(core, plan, operands)
+            self._repeatable.trace.issued(core, plan, reads, writes, operands)
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
         """Close the evidence of a launch, and run it again if that was asked for."""

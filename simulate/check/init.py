@@ -65,7 +65,9 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     findings: list[Finding] = []
     for stream in launch.streams:
         seen = evidence.of(stream)
-        findings += _registers(stream, evidence.accesses(stream), seen.registers, launch.hardware.partitions)
+        findings += _registers(
+            stream, evidence.of(stream).accesses, seen.registers, launch.hardware.partitions
+        )
         findings += _generators(stream, seen.generators)
     return findings
 

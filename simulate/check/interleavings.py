@@ -22,7 +22,7 @@ from simulate.isa.plan import Plan
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.launch import LaunchRequest, Observer, execute_launch
-from simulate.run.machine import NeuronCore
+from simulate.run.machine import NeuronCore, Tensors
 from simulate.run.stream import READ, Stream
 
 TURNS = kind(
@@ -56,14 +56,21 @@ class Trace(Observer):
         self.order: list[tuple[int, int]] = []
         self.uses: list[_Use] = []
 
-    def issued(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+    def issued(
+        self,
+        core: NeuronCore,
+        plan: Plan,
+        reads: Tensors,
+        writes: Tensors,
+        operands: Sequence[Any],
+    ) -> None:
         """Note the event and its accesses of shared HBM."""
         event = len(core.stream)
         self.order.append((core.index, event))
         if plan.rendezvous is None and core.rank.logical_core_size > 1:
             self.uses += [
                 _Use(core.index, event, footprint(tile, plan.skip_out_of_range), writes)
-                for tiles, writes in ((plan.reads, False), (plan.writes, True))
+                for tiles, writes in ((reads, False), (writes, True))
                 for tile in tiles
                 if tile.buffer is MemoryRegion.shared_hbm
             ]

@@ -35,7 +35,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     findings: list[Finding] = []
     for stream in launch.streams:
         if stream.loops:
-            accesses = evidence.accesses(stream)
+            accesses = evidence.of(stream).accesses
             findings += _escaped(stream, accesses)
             findings += _carried(stream, accesses)
     return findings

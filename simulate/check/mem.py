@@ -53,7 +53,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Reads of clobbered tiles, and placements beyond the memory."""
     findings: list[Finding] = []
     for stream in launch.streams:
-        findings += _clobbered(stream, evidence.accesses(stream))
+        findings += _clobbered(stream, evidence.of(stream).accesses)
     findings += _placements(launch)
     return findings
 

@@ -76,7 +76,7 @@ def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
     unread: dict[str, Finding | None] = {}
     returned = {(each.rank, each.tensor) for each in evidence.returned}
     for stream in launch.streams:
-        accesses = evidence.accesses(stream)
+        accesses = evidence.of(stream).accesses
         last_read = {a.tensor: index for index, each in enumerate(accesses) for a in each if a.kind == READ}
         for index in stream.rendezvous:
             op = stream.op_names[stream.ops[index]]
@@ -195,7 +195,7 @@ def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int
     reads: set[int] = set()
     writes: dict[int, _Write] = {}
     for stream in streams:
-        for index, operands in enumerate(evidence.accesses(stream)):
+        for index, operands in enumerate(evidence.of(stream).accesses):
             for access in operands:
                 if access.kind == READ:
                     reads.add(access.tensor)
@@ -219,7 +219,7 @@ def _depends_on_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]
         before = sum(map(len, depends.values())), len(reached_by)
         for stream in launch.streams:
             reached = depends[stream.rank]
-            for index, accesses in enumerate(evidence.accesses(stream)):
+            for index, accesses in enumerate(evidence.of(stream).accesses):
                 rendezvous = stream.rendezvous.get(index)
                 random = stream.op_names[stream.ops[index]] in _RANDOM
                 if random or any(access.kind == READ and access.tensor in reached for access in accesses):

@@ -134,7 +134,7 @@ def _uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> dict[int,
     """What a core accesses in shared HBM, one use per line, box and number of rendezvous passed."""
     found_uses: dict[int, dict[tuple[object, ...], Use]] = defaultdict(dict)
     passed = 0
-    shared, onto_themselves = evidence.of(stream).shared, evidence.of(stream).onto_themselves
+    shared, onto_themselves = evidence.of(stream).shared, evidence.of(stream).transfers.onto_themselves
     for event in range(len(stream)):
         if stream.rendezvous.get(event) in rendezvous:
             passed += 1
@@ -174,7 +174,7 @@ def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
     seen = evidence.of(stream)
     findings = []
     lines: set[int] = set()
-    for event, tensor in seen.overlapping_dmas:
+    for event, tensor in seen.transfers.overlapping:
         if stream.line_ids[event] in lines:
             continue
         lines.add(stream.line_ids[event])
@@ -188,7 +188,7 @@ def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
                 hint="copy by way of a second tensor",
             )
         )
-    for note in seen.repeated_rows:
+    for note in seen.transfers.repeated_rows:
         if stream.line_ids[note.event] in lines:
             continue
         lines.add(stream.line_ids[note.event])

@@ -38,7 +38,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     shared = (MemoryRegion.shared_hbm,) if any(s.core for s in launch.streams) else ()
     findings: list[Finding] = []
     for stream in launch.streams:
-        accesses, written = evidence.accesses(stream), evidence.of(stream).written
+        accesses, written = evidence.of(stream).accesses, evidence.of(stream).written
         findings += _overwritten(stream, accesses, written, shared)
         findings += _dropped(stream, accesses, evidence.of(stream).automatic)
         findings += _left_over(stream, accesses)

@@ -179,7 +179,10 @@ class Plan:
 
     def template(self) -> Plan:
         """The same instruction on stand-ins: what a stream keeps, since it holds no memory of a launch."""
-        return self.over(tuple(map(stand_in, self.reads)), tuple(map(stand_in, self.writes)))
+        made = {id(tensor): stand_in(tensor) for tensor in (*self.reads, *self.writes)}
+        return self.over(
+            *(tuple([made[id(tensor)] for tensor in side]) for side in (self.reads, self.writes))
+        )
 
 
 _facts = attrgetter(*[field.name for field in fields(Plan)][len(("engine", "reads", "writes")) :])

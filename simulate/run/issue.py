@@ -121,10 +121,8 @@ def _issue(
             blame = _excused(plan, reads, writes, tile, op, line)
         if not dry:
             operands.append(tile.float32() if as_float else tile.array)
-    if core.observers:
-        observed = plan.over(reads, writes)
-        for observer in core.observers:
-            observer.issuing(core, observed, operands)
+    for observer in core.observers:
+        observer.issuing(core, plan, reads, writes, operands)
     poisoned = _poisoned(plan, reads, writes, blame, operands) if blame is not None else []
     stream = core.stream
     rendezvous_serial: int | None = None
@@ -165,9 +163,8 @@ def _issue(
         tile.storage.validity.blame = blame
     if not (dry or stream.depends_on_data):
         _note_dependence_on_data(stream, reads, writes)
-    if core.observers:
-        for observer in core.observers:
-            observer.issued(core, observed, operands)
+    for observer in core.observers:
+        observer.issued(core, plan, reads, writes, operands)
     return stream.append(op, plan, reads, writes, line, rendezvous_serial)
 
 

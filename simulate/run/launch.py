@@ -23,7 +23,7 @@ from simulate.memory.placement import Placement, Tile, live_tiles_fit, place, to
 from simulate.run.arguments import Arguments, like
 from simulate.run.call_stacks import Calls, TracedTable
 from simulate.run.location import raised_at
-from simulate.run.machine import Mode, NeuronCore, Rank, capacity_bytes, enter
+from simulate.run.machine import Mode, NeuronCore, Rank, Tensors, capacity_bytes, enter
 from simulate.run.processes import Processes
 from simulate.run.scheduler import CoreScheduler
 from simulate.run.stream import Stream, TensorTable
@@ -108,10 +108,27 @@ class Observer:
     ) -> None:
         """The cores of a launch are about to run; `inputs` has the storage of every array given to each rank."""
 
-    def issuing(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
-        """An instruction is about to take effect as event `len(core.stream)`; its operands are still unchanged."""
+    def issuing(
+        self,
+        core: NeuronCore,
+        plan: Plan,
+        reads: Tensors,
+        writes: Tensors,
+        operands: Sequence[Any],
+    ) -> None:
+        """An instruction is about to take effect as event `len(core.stream)`; its operands are still unchanged.
 
-    def issued(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        `plan` is its template, `reads` and `writes` are its tensors.
+        """
+
+    def issued(
+        self,
+        core: NeuronCore,
+        plan: Plan,
+        reads: Tensors,
+        writes: Tensors,
+        operands: Sequence[Any],
+    ) -> None:
         """It has taken effect and is about to be recorded; operands may share memory with what it wrote."""
 
     def ran(self, launch: Launch) -> None:

@@ -46,13 +46,33 @@ class Rank:
     warnings: list[str] = field(default_factory=list)
 
 
+Tensors = tuple[NkiTensor, ...]
+
+
 class InstructionObserver(Protocol):
     """What is told of every instruction while it takes effect."""
 
-    def issuing(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
-        """An instruction is about to take effect as event `len(core.stream)`; its operands are still unchanged."""
+    def issuing(
+        self,
+        core: NeuronCore,
+        plan: Plan,
+        reads: Tensors,
+        writes: Tensors,
+        operands: Sequence[Any],
+    ) -> None:
+        """An instruction is about to take effect as event `len(core.stream)`; its operands are still unchanged.
 
-    def issued(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        `plan` is its template, `reads` and `writes` are its tensors.
+        """
+
+    def issued(
+        self,
+        core: NeuronCore,
+        plan: Plan,
+        reads: Tensors,
+        writes: Tensors,
+        operands: Sequence[Any],
+    ) -> None:
         """It has taken effect and is about to be recorded; operands may share memory with what it wrote."""
 
 

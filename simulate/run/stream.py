@@ -190,7 +190,7 @@ class Template:
     covers its whole tensor, because where the address leads is not known before the run.
     """
 
-    __slots__ = ("boxes", "direct", "op", "operands", "plan")
+    __slots__ = ("boxes", "direct", "op", "operands", "plan", "reads", "writes")
 
     def __init__(self, op: str, plan: Plan) -> None:
         self.op = op
@@ -200,8 +200,14 @@ class Template:
             tuple[int, int, int, int, int]
         ] = []  # kind, first row, end row, first byte, end byte
         adds = plan.accumulate is not None and plan.accumulate is not Accumulate.overwrite
-        for kind, tensors in ((READ, plan.reads), (ACCUMULATE if adds else WRITE, plan.writes)):
+        self.reads: list[int] = []  # the places of what the plan reads among the operands
+        self.writes: list[int] = []
+        for kind, tensors, places in (
+            (READ, plan.reads, self.reads),
+            (ACCUMULATE if adds else WRITE, plan.writes, self.writes),
+        ):
             for tensor in tensors:
+                places.append(len(self.operands))
                 self.operands.append(tensor)
                 if tensor.dynamic is None:
                     self.boxes.append((kind, *tensor.layout.rows))
