@@ -17,10 +17,11 @@ from simulate.check.findings import Finding
 from simulate.check.footprint import Footprint, addressed, addresses, folds, footprint, footprint_of, written
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Argument, Domain, Plan, Registers, State
+from simulate.isa.template import Template
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.run import Launch
 from simulate.run.machine import NeuronCore, Tensors
-from simulate.run.stream import Access, Stream, Template
+from simulate.run.stream import Access, Stream
 
 _Fact = TypeVar("_Fact")
 

@@ -10,6 +10,7 @@ from simulate.errors import InvalidArgument, NkwError, RuleViolation
 from simulate.hardware import Hardware
 from simulate.isa.memo import KnownCall, Memo, key_of
 from simulate.isa.plan import Plan
+from simulate.isa.template import Template
 from simulate.memory import NkiTensor
 
 Planner = Callable[..., Plan]
@@ -55,7 +56,7 @@ def bind(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     memo: Memo = MEMO,
-) -> tuple[Plan, tuple[NkiTensor, ...], tuple[NkiTensor, ...]]:
+) -> tuple[Template, tuple[NkiTensor, ...], tuple[NkiTensor, ...]]:
     """The template of one call, and the tensors that the instruction reads and writes.
 
     Raises RuleViolation for a broken rule, with the instruction's name and its operands; CallError for arguments that
@@ -75,13 +76,13 @@ def bind(
         if call.template is not None:
             return call.template, *call.operands(tensors)
     made = _planned(planner, context, args, kwargs)
-    return made.template(), made.reads, made.writes
+    return Template(planner.__name__, made.template()), made.reads, made.writes
 
 
 def plan(planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     """Plan one call over its tensors; raises what `bind` raises."""
     template, reads, writes = bind(planner, context, args, kwargs)
-    return template.over(reads, writes)
+    return template.plan.over(reads, writes)
 
 
 def _planned(

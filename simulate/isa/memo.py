@@ -19,6 +19,7 @@ import numpy as np
 
 from simulate.hardware import Hardware
 from simulate.isa.plan import Plan, stand_in
+from simulate.isa.template import Template
 from simulate.memory import Dynamic, NkiTensor
 from simulate.memory.layout import Layout
 from simulate.numerics import DType
@@ -53,7 +54,7 @@ class KnownCall:
 
     __slots__ = ("_are_arguments", "_constants", "_reads", "_writes", "template")
 
-    template: Plan | None
+    template: Template | None
     """None for a call that has to be planned anew every time."""
 
     def __init__(
@@ -77,7 +78,8 @@ class KnownCall:
         self._writes = [_operand(tensor, arguments) for tensor in plan.writes]
         operands = (*self._reads, *self._writes)
         self._are_arguments = all(type(operand) is int for operand in operands)
-        self.template = None if plan.rendezvous is not None or None in operands else plan
+        known = plan.rendezvous is None and None not in operands
+        self.template = Template(planner.__name__, plan) if known else None
 
     def operands(self, tensors: list[NkiTensor]) -> tuple[Tensors, Tensors]:
         """What the instruction reads and what it writes, where it is called with these tensors."""

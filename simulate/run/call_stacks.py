@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import CodeType
 
-from simulate.isa.plan import Plan
+from simulate.isa.template import Template
 from simulate.memory import NkiTensor, Storage
 from simulate.run.location import PACKAGE, is_ours
 from simulate.run.stream import Line, NkiInstruction, Stream, TensorTable
@@ -85,8 +85,7 @@ class TracedStream(Stream):
 
     def append(
         self,
-        op: str,
-        plan: Plan,
+        template: Template,
         reads: Sequence[NkiTensor],
         writes: Sequence[NkiTensor],
         line: Line,
@@ -94,7 +93,7 @@ class TracedStream(Stream):
     ) -> NkiInstruction:
         """Record one instruction and the lines that led to it."""
         self._chain_ids.append(self._calls.here(line))
-        return super().append(op, plan, reads, writes, line, rendezvous)
+        return super().append(template, reads, writes, line, rendezvous)
 
     def chains(self) -> tuple[Sequence[int], Sequence[Chain]]:
         """For every event the number of its chain, and the chains."""

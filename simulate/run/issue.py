@@ -12,6 +12,7 @@ from simulate.errors import NkwError, RuleViolation, rule
 from simulate.isa import book, propagation
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Cost, Domain, Masked, Plan, Rendezvous
+from simulate.isa.template import Template
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.validity import ACCUMULATED, EMPTY, POISON, WRITTEN
 from simulate.run.execute import accumulated, add, flat, gather, put
@@ -37,7 +38,7 @@ def call(
     core = current_core()
     try:
         template, reads, writes = book.bind(planner, (core.hardware,), args, kwargs)
-        return _issue(core, planner.__name__, template, reads, writes, line or kernel_line(inside=2))
+        return _issue(core, template, reads, writes, line or kernel_line(inside=2))
     except NkwError as error:
         raise _located(error, planner, line) from None
 
@@ -47,7 +48,7 @@ def call_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[s
     core = current_core()
     try:
         template, reads, writes = book.bind(planner, (core.hardware, core.rank.number), args, kwargs)
-        return _issue(core, planner.__name__, template, reads, writes, kernel_line(inside=2))
+        return _issue(core, template, reads, writes, kernel_line(inside=2))
     except NkwError as error:
         raise _located(error, planner) from None
 
@@ -88,24 +89,24 @@ def _located(error: NkwError, planner: book.Planner, line: Line | None = None) -
 
 def issue(core: NeuronCore, op: str, plan: Plan, line: Line | None = None) -> NkiInstruction:
     """Carry out a plan that is none of the instruction book's; raises what `call` raises."""
-    return _issue(core, op, plan.template(), plan.reads, plan.writes, line or kernel_line(inside=2))
+    return _issue(core, Template(op, plan.template()), plan.reads, plan.writes, line or kernel_line(inside=2))
 
 
 def _issue(
     core: NeuronCore,
-    op: str,
-    plan: Plan,
+    template: Template,
     reads: tuple[NkiTensor, ...],
     writes: tuple[NkiTensor, ...],
     line: Line,
 ) -> NkiInstruction:
     """Check every read, compute, round once into the destination, update validity, record the event.
 
-    `plan` is a template; `reads` and `writes` are the tensors of this call. Raises RuleViolation for a read of bytes
+    `reads` and `writes` are the tensors of this call. Raises RuleViolation for a read of bytes
     that were never written, unless the plan propagates poison; then a later instruction that uses the poison raises it.
     """
     if core.scheduler.drawn:
         core.scheduler.preempt(core.index)
+    plan = template.plan
     as_float = plan.domain is Domain.float32
     dry = core.dry
     operands: list[Any] = []
@@ -118,7 +119,7 @@ def _issue(
             continue
         validity = tile.storage.validity
         if validity.uniform != WRITTEN and validity.uniform != ACCUMULATED and not _written(tile):
-            blame = _excused(plan, reads, writes, tile, op, line)
+            blame = _excused(plan, reads, writes, tile, template.op, line)
         if not dry:
             operands.append(tile.float32() if as_float else tile.array)
     for observer in core.observers:
@@ -165,7 +166,7 @@ def _issue(
         _note_dependence_on_data(stream, reads, writes)
     for observer in core.observers:
         observer.issued(core, plan, reads, writes, operands)
-    return stream.append(op, plan, reads, writes, line, rendezvous_serial)
+    return stream.append(template, reads, writes, line, rendezvous_serial)
 
 
 def _note_partial_write(stream: Stream, tile: NkiTensor, masked: bool) -> None:

@@ -20,12 +20,12 @@ import numpy as np
 
 from simulate.errors import Location, RuleViolation, rule
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Accumulate, Cost, Plan, State
+from simulate.isa.plan import Cost, State
+from simulate.isa.template import ACCUMULATE, READ, WRITE, Template
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.layout import Form
 from simulate.run.location import kernel_line, location
 
-READ, WRITE, ACCUMULATE = 0, 1, 2
 Line = tuple[CodeType, int]
 """A line of a kernel: its code object and its number."""
 
@@ -183,44 +183,6 @@ class Block:
     entered: bool = False
 
 
-class Template:
-    """What the stream keeps of a plan: the plan over stand-ins, and a box for each operand.
-
-    Operands stand in the order of the plan, reads first; the index of a run-time address follows its operand, which
-    covers its whole tensor, because where the address leads is not known before the run.
-    """
-
-    __slots__ = ("boxes", "direct", "op", "operands", "plan", "reads", "writes")
-
-    def __init__(self, op: str, plan: Plan) -> None:
-        self.op = op
-        self.plan = plan
-        self.operands: list[NkiTensor] = []
-        self.boxes: list[
-            tuple[int, int, int, int, int]
-        ] = []  # kind, first row, end row, first byte, end byte
-        adds = plan.accumulate is not None and plan.accumulate is not Accumulate.overwrite
-        self.reads: list[int] = []  # the places of what the plan reads among the operands
-        self.writes: list[int] = []
-        for kind, tensors, places in (
-            (READ, plan.reads, self.reads),
-            (ACCUMULATE if adds else WRITE, plan.writes, self.writes),
-        ):
-            for tensor in tensors:
-                places.append(len(self.operands))
-                self.operands.append(tensor)
-                if tensor.dynamic is None:
-                    self.boxes.append((kind, *tensor.layout.rows))
-                    continue
-                form, index = tensor.layout.form, tensor.dynamic.index
-                rows = form.size * form.dtype.itemsize // form.row_bytes
-                self.boxes.append((kind, 0, rows, 0, form.row_bytes))
-                self.operands.append(index)
-                self.boxes.append((READ, *index.layout.rows))
-        self.direct = len(self.operands) == len(plan.reads) + len(plan.writes)
-        """Whether no operand has a run-time address."""
-
-
 class _Columns:
     """What the templates of a stream say of its events, as columns; see the properties of `Stream`."""
 
@@ -262,18 +224,6 @@ class _Columns:
             rows[...] = np.array(boxes, np.int64)[place]
             rows[:, 0] += np.array(stream.operands, np.int64) * 4
         self.rows = array("q", rows.tobytes())
-        serials = np.array(stream.operands, np.int64)
-        events = np.repeat(np.arange(len(numbers)), counts)
-        first: dict[int, int] = {}
-        if total:
-            # In the order of first use, as readers list tensors.
-            found, at = np.unique(serials, return_index=True)
-            order = np.argsort(at, kind="stable")
-            first = dict(zip(found[order].tolist(), events[at[order]].tolist()))
-        self.first_use = first
-        last = np.zeros(int(serials.max(initial=-1)) + 1, np.int64)
-        last[serials] = events  # of equal serials the last one counts
-        self.last_use = {serial: int(last[serial]) for serial in first}
 
 
 class Stream:
@@ -314,6 +264,7 @@ class Stream:
         self._template_numbers: dict[int, int] = {}
         self._line_ids: dict[tuple[int, int], int] = {}
         self._columns: tuple[int, _Columns] | None = None
+        self._uses: tuple[int, dict[int, int], dict[int, int]] | None = None
 
     def __len__(self) -> int:
         return len(self.template_ids)
@@ -333,8 +284,7 @@ class Stream:
 
     def append(
         self,
-        op: str,
-        plan: Plan,
+        template: Template,
         reads: Sequence[NkiTensor],
         writes: Sequence[NkiTensor],
         line: Line,
@@ -342,10 +292,10 @@ class Stream:
     ) -> NkiInstruction:
         """Record one instruction: its template, the tensors it reads and writes, its line; only `issue` calls this."""
         index = len(self.template_ids)
-        number = self._template_numbers.get(id(plan))
+        number = self._template_numbers.get(id(template))
         if number is None:
-            number = self._template_numbers[id(plan)] = len(self.templates)
-            self.templates.append(Template(op, plan))  # and with it the plan, so that its id stays its own
+            number = self._template_numbers[id(template)] = len(self.templates)
+            self.templates.append(template)  # kept alive here, so that its id stays its own
         place = id(line[0]), line[1]
         line_id = self._line_ids.get(place)
         if line_id is None:
@@ -354,7 +304,7 @@ class Stream:
         self.template_ids.append(number)
         self.line_ids.append(line_id)
         operands = self.operands
-        if self.templates[number].direct:
+        if template.direct:
             for tensor in reads:
                 operands.append(tensor.storage.serial)
             for tensor in writes:
@@ -365,8 +315,8 @@ class Stream:
                 if tensor.dynamic is not None:
                     operands.append(tensor.dynamic.index.storage.serial)
         self.operand_ends.append(len(operands))
-        if plan.name is not None:
-            self.names[index] = plan.name
+        if template.plan.name is not None:
+            self.names[index] = template.plan.name
         if self.open_affine:
             self.affine[index] = tuple(self.open_affine)
         if self.open_loops:
@@ -433,13 +383,28 @@ class Stream:
 
     @property
     def first_use(self) -> dict[int, int]:
-        """The first event of every tensor that an event uses."""
-        return self._derived().first_use
+        """The first event of every tensor that an event uses, in the order of these events."""
+        return self._used()[0]
 
     @property
     def last_use(self) -> dict[int, int]:
         """The last event of every tensor that an event uses."""
-        return self._derived().last_use
+        return self._used()[1]
+
+    def _used(self) -> tuple[dict[int, int], dict[int, int]]:
+        known = self._uses
+        if known is None or known[0] != len(self):
+            first: dict[int, int] = {}
+            last: dict[int, int] = {}
+            operands, start = self.operands.tolist(), 0
+            for event, end in enumerate(self.operand_ends):
+                for serial in operands[start:end]:
+                    last[serial] = event
+                    if serial not in first:
+                        first[serial] = event
+                start = end
+            known = self._uses = len(self), first, last
+        return known[1], known[2]
 
     def with_costs(self, costs: list[Cost], cost_ids: array[int] | None = None) -> Stream:
         """The same events at other costs, for what-if; `cost_ids` has a number in `costs` per event, if it differs."""

@@ -43,7 +43,7 @@ def tile(
 
 def planned(instruction: str, /, *args: Any, chip: Hardware = CHIP, **kwargs: Any) -> Plan:
     template, reads, writes = book.bind(book.INSTRUCTIONS[instruction], (chip,), args, kwargs, _known)
-    return template.over(reads, writes)
+    return template.plan.over(reads, writes)
 
 
 def templates() -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from simulate.hardware import guessed, hardware
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Cost, DmaCost, Domain, Plan, State
+from simulate.isa.template import Template
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.numerics import DTYPES
 from simulate.run.stream import Stream, TensorTable
@@ -78,7 +79,7 @@ class Builder:
             state=state,
         )
         line = (Builder.event.__code__, _LINE + len(self.stream))
-        return self.stream.append(op, plan.template(), reads, writes, line, rendezvous).index
+        return self.stream.append(Template(op, plan.template()), reads, writes, line, rendezvous).index
 
     def dma(
         self, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...], cost: Cost, trigger: Engine

@@ -1,0 +1,50 @@
+"""Templates: what all events of equal calls have in common."""
+
+from __future__ import annotations
+
+from simulate.isa.plan import Accumulate, Plan
+from simulate.memory import NkiTensor
+
+READ, WRITE, ACCUMULATE = 0, 1, 2
+
+
+class Template:
+    """An instruction apart from its tensors: its name, its plan over stand-ins, and a box for each operand.
+
+    Operands stand in the order of the plan, reads first. The index of a run-time address follows its operand, whose
+    box is its whole tensor, because where the address leads is not known before the run. `reads` and `writes` are the
+    places of the plan's operands among `operands`. `direct` tells that no operand has a run-time address.
+    """
+
+    __slots__ = ("boxes", "direct", "op", "operands", "plan", "reads", "writes")
+
+    def __init__(self, op: str, plan: Plan) -> None:
+        """`plan` is one over stand-ins: a template outlives the launches that use it."""
+        self.op = op
+        self.plan = plan
+        self.operands: list[NkiTensor] = []
+        self.boxes: list[
+            tuple[int, int, int, int, int]
+        ] = []  # kind, first row, end row, first byte, end byte
+        self.reads: list[int] = []
+        self.writes: list[int] = []
+        adds = plan.accumulate is not None and plan.accumulate is not Accumulate.overwrite
+        for kind, tensors, places in (
+            (READ, plan.reads, self.reads),
+            (ACCUMULATE if adds else WRITE, plan.writes, self.writes),
+        ):
+            for tensor in tensors:
+                places.append(len(self.operands))
+                self._add(kind, tensor)
+        self.direct = len(self.operands) == len(self.reads) + len(self.writes)
+
+    def _add(self, kind: int, tensor: NkiTensor) -> None:
+        self.operands.append(tensor)
+        if tensor.dynamic is None:
+            self.boxes.append((kind, *tensor.layout.rows))
+            return
+        form, index = tensor.layout.form, tensor.dynamic.index
+        rows = form.size * form.dtype.itemsize // form.row_bytes
+        self.boxes.append((kind, 0, rows, 0, form.row_bytes))
+        self.operands.append(index)
+        self.boxes.append((READ, *index.layout.rows))
