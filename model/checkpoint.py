@@ -19,9 +19,9 @@ from typing import Any, TypeGuard
 import ml_dtypes
 import numpy as np
 
-from model.config import LlamaConfig, read_json
+from model.config import ModelConfig, read_json
 from model.errors import ModelError
-from model.families import family
+from model.families import compose
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -59,7 +59,7 @@ class Checkpoint(Mapping[str, np.ndarray]):
                 each.madvise(mmap.MADV_DONTNEED)
 
 
-def open_checkpoint(folder: Path | str, config: LlamaConfig) -> Checkpoint:
+def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
     """Map a folder's weights and hold them against the config.
 
     Raises ModelError for a missing, truncated or malformed file, an index that does not agree with its shards, a
@@ -73,7 +73,8 @@ def open_checkpoint(folder: Path | str, config: LlamaConfig) -> Checkpoint:
     else:
         held = _SafetensorsFile(folder / SINGLE).tensors(maps)
     source = folder / (INDEX if (folder / INDEX).is_file() else SINGLE)
-    shapes: dict[str, tuple[int, ...]] = family(config.architecture).tensor_shapes(config)
+    decoder = compose(config)
+    shapes = decoder.tensor_shapes()
     for name, shape in shapes.items():
         if name not in held:
             raise ModelError(f"{source}: tensor {name} is missing")
@@ -83,9 +84,8 @@ def open_checkpoint(folder: Path | str, config: LlamaConfig) -> Checkpoint:
     if len(dtypes) > 1:
         names = ", ".join(sorted(map(str, dtypes)))
         raise ModelError(f"{source}: the tensors have several dtypes ({names}); kernels take weights of one")
-    ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
     for name in held:
-        if name not in shapes and name not in ignored and not name.endswith(_IGNORED_SUFFIX):
+        if name not in shapes and name not in decoder.unread and not name.endswith(_IGNORED_SUFFIX):
             raise ModelError(f"{source}: {name} is no tensor of a {config.architecture}")
     return Checkpoint({name: held[name] for name in shapes}, maps)
 

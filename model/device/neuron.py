@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from model.device import bind_neuron, neuron_package_installed, nki_dtype
+from model.device.binding import bind_neuron, neuron_package_installed, nki_dtype
 from model.errors import ModelError
 
 _REPOSITORY = "AWS Neuron's package repository"

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from model.plan.families.blocks import Fields, base, layer_count
-from model.plan.parameters import Layers, Model
-
-_SCAN_PRODUCTS = 3
-"""Multiply-adds of a state element for one token: decay, input, output."""
+from model.config.fields import Fields
+from model.config.parts import Block, ModelConfig, StateSpace
+from model.config.reading import common, layer_count, norms
 
 
-def mamba(fields: Fields) -> Model:
+def mamba(fields: Fields) -> ModelConfig:
     """A projection in, a short convolution, the selective scan and a projection out, in every layer."""
-    hidden, state = fields.count("hidden_size"), fields.count("state_size", default=16)
-    inner = fields.count("intermediate_size", default=fields.count("expand", default=2) * hidden)
-    kernel = fields.count("conv_kernel", default=4)
-    rank = (
-        -(-hidden // 16) if fields.get("time_step_rank", "auto") == "auto" else fields.count("time_step_rank")
+    hidden = fields.count("hidden_size")
+    automatic = fields.get("time_step_rank", "auto") == "auto"
+    mixer = StateSpace(
+        inner=fields.count("intermediate_size", default=fields.count("expand", default=2) * hidden),
+        state=fields.count("state_size", default=16),
+        convolution=fields.count("conv_kernel", default=4),
+        step_rank=-(-hidden // 16) if automatic else fields.count("time_step_rank"),
+        bias=fields.flag("use_bias"),
+        convolution_bias=fields.flag("use_conv_bias", default=True),
     )
-    bias, conv_bias = fields.flag("use_bias"), fields.flag("use_conv_bias", default=True)
-    projections = 3 * hidden * inner + bias * (2 * inner + hidden)
-    convolution = inner * kernel + conv_bias * inner
-    selection = inner * (rank + 2 * state) + rank * inner + inner
-    layers = Layers(
-        count=layer_count(fields),
-        mixer=projections + convolution + selection + inner * state + inner,
-        norms=hidden,
-        cache_per_sequence=inner * (state + kernel),
-        token_products=_SCAN_PRODUCTS * inner * state,
-    )
-    return Model(
-        **base(fields, tied=True),
-        context=None,
-        divided_heads=inner,  # channels are independent, as heads are
-        divided_kv_heads=inner,
-        final_norms=hidden,
-        layers=(layers,),
-        missing="state-space layers",
+    block = Block(mixer, None, norms(fields, "layer_norm_epsilon"))
+    return ModelConfig(
+        **common(fields, tied=True),
+        max_position_embeddings=None,
+        blocks=(block,) * layer_count(fields),
     )

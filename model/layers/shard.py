@@ -1,12 +1,13 @@
 """How a weight takes its own shard of a tensor-parallel model.
 
-Checkpoints hold a projection as [out, in]; kernels contract over the partitions and want [in, out]. Every function
-here takes the whole [out, in] weight, cuts out what one rank needs, and returns it transposed and contiguous in the
-checkpoint's dtype. That happens once, at load.
+Checkpoints hold a projection as [out, in]; kernels contract over the partitions and want [in, out]. A cut takes the
+whole [out, in] weight, picks what one rank needs, and returns it transposed and contiguous in the checkpoint's dtype.
+That happens once, at load.
 
-- Column parallel (gate, up; query by whole heads): a rank holds some of the outputs. No exchange follows.
+- Column parallel (gate, up): a rank holds some of the outputs. No exchange follows.
 - Row parallel (output and down projection): a rank holds some of the inputs; partial sums are all-reduced.
-- Key and value heads: with more ranks than heads each head is held by several neighbouring ranks.
+- Heads (queries, keys, values): column parallel by whole heads; with more ranks than heads each head is held by several
+  neighbouring ranks.
 - Vocabulary parallel (the head): every rank holds as many tokens as the first, except the last, which holds what is
   left. A padded token would need masking, since a logit of 0 can win; a smaller shard needs nothing.
 
@@ -15,12 +16,14 @@ An MLP width that the ranks do not divide is padded with zeros: silu(0) * 0 is 0
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
-from model.config import LlamaConfig
-from model.errors import ModelError
+Shape = tuple[int, ...]
 
 _ROWS_AT_ONCE = 64
 """A cache line of bfloat16 holds 32 and one of float32 16; between 16 and 256 rows measured alike, 4 times numpy's."""
@@ -36,85 +39,101 @@ class Shard:
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.ranks, f"rank {self.rank} of {self.ranks}"
 
-    def span(self, size: int) -> slice:
-        """This rank's part of `size` things that the ranks divide evenly."""
-        assert size % self.ranks == 0, f"{size} over {self.ranks} ranks"
-        part = size // self.ranks
-        return slice(self.rank * part, (self.rank + 1) * part)
+
+def even_span(size: int, shard: Shard) -> slice:
+    """This rank's part of `size` things: as many as the first rank's, or what is left."""
+    part = -(-size // shard.ranks)
+    return slice(min(size, shard.rank * part), min(size, (shard.rank + 1) * part))
 
 
-def check_ranks(config: LlamaConfig, ranks: int) -> None:
-    """Whether `ranks` ranks can share this model; ModelError says what does not divide."""
-    if ranks < 1:
-        raise ModelError(f"tensor parallelism over {ranks} ranks; at least 1 is needed")
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    if heads % ranks:
-        raise ModelError(f"{ranks} ranks do not divide num_attention_heads, {heads}")
-    if kv_heads % ranks and ranks % kv_heads:
-        raise ModelError(f"{ranks} ranks and num_key_value_heads, {kv_heads}: neither divides the other")
-    if vocabulary_span(config.vocab_size, Shard(ranks - 1, ranks)).start >= config.vocab_size:
-        raise ModelError(
-            f"a vocabulary of {config.vocab_size} leaves the last of {ranks} ranks without a token"
-        )
+def head_span(heads: int, size: int, shard: Shard) -> slice:
+    """This rank's part of `heads` heads that lie side by side in `size`; ranks share a head where they are more."""
+    parts = min(heads, shard.ranks)
+    assert heads % parts == 0, f"{heads} heads over {shard.ranks} ranks"
+    part, place = size // parts, shard.rank * parts // shard.ranks
+    return slice(place * part, (place + 1) * part)
 
 
-def local_key_value_heads(config: LlamaConfig, ranks: int) -> int:
-    """Key/value heads held by one rank."""
-    return max(1, config.num_key_value_heads // ranks)
+class Cut(Protocol):
+    """Which part of a checkpoint's tensor one rank holds, and how it lies there."""
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        """Shape of what a rank holds of a tensor of shape `whole`."""
+
+    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+        """What a rank holds of a tensor, copied."""
 
 
-def column_parallel(weight: np.ndarray, shard: Shard) -> np.ndarray:
-    """[out, in] -> [in, out / ranks]; outputs padded with zeros to a multiple of the ranks."""
-    part = -(-weight.shape[0] // shard.ranks)
-    rows = weight[shard.rank * part : (shard.rank + 1) * part]
-    return _transposed(_padded(rows, part))
+class Whole:
+    """The tensor as it is, on every rank."""
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        """The shape as it is."""
+        return whole
+
+    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+        """A copy."""
+        return np.array(tensor)
 
 
-def row_parallel(weight: np.ndarray, shard: Shard) -> np.ndarray:
-    """[out, in] -> [in / ranks, out]; inputs padded with zeros to a multiple of the ranks."""
-    part = -(-weight.shape[1] // shard.ranks)
-    columns = weight[:, shard.rank * part : (shard.rank + 1) * part]
-    return _padded(_transposed(columns), part)
+class Row:
+    """A vector [n] as the row of a matrix [1, n], on every rank."""
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        """[1, n]."""
+        return (1, *whole)
+
+    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+        """A copy."""
+        return np.array(tensor).reshape(1, -1)
 
 
-def query_heads(weight: np.ndarray, shard: Shard) -> np.ndarray:
-    """[heads * head_dim, in] -> [in, heads / ranks * head_dim]."""
-    return _transposed(weight[shard.span(weight.shape[0])])
+@dataclass(frozen=True)
+class Part:
+    """A part of a projection [out, in], kept as [in, out].
+
+    `span` gives a rank's part of the divided axis, 0 for outputs and 1 for inputs. Where `padded`, every rank's part is
+    as long as the first one's, filled up with zeros.
+    """
+
+    axis: int
+    span: Callable[[int, Shard], slice]
+    padded: bool = False
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        """[in, out], one of them divided."""
+        own = self.span(whole[self.axis], Shard(0, shard.ranks) if self.padded else shard)
+        outputs, inputs = whole
+        length = own.stop - own.start
+        return (inputs, length) if self.axis == 0 else (length, outputs)
+
+    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+        """The part, transposed, contiguous."""
+        own = self.span(tensor.shape[self.axis], shard)
+        return _transposed(tensor[own] if self.axis == 0 else tensor[:, own], self.shape(tensor.shape, shard))
 
 
-def key_value_heads(weight: np.ndarray, heads: int, shard: Shard) -> np.ndarray:
-    """[heads * head_dim, in] -> [in, local heads * head_dim]; a head is repeated on neighbouring ranks if need be."""
-    if shard.ranks <= heads:
-        return _transposed(weight[shard.span(weight.shape[0])])
-    head_dim = weight.shape[0] // heads
-    head = shard.rank * heads // shard.ranks
-    return _transposed(weight[head * head_dim : (head + 1) * head_dim])
+WHOLE = Whole()
+ROW = Row()
+COLUMN_PARALLEL = Part(0, even_span, padded=True)
+ROW_PARALLEL = Part(1, even_span, padded=True)
+VOCABULARY_PARALLEL = Part(0, even_span)
 
 
-def vocabulary_span(vocabulary: int, shard: Shard) -> slice:
-    """The token ids whose logits a rank computes."""
-    part = -(-vocabulary // shard.ranks)
-    return slice(shard.rank * part, min(vocabulary, (shard.rank + 1) * part))
+def by_heads(heads: int) -> Cut:
+    """The cut of a projection into whole heads."""
+    return Part(0, partial(head_span, heads))
 
 
-def vocabulary_parallel(weight: np.ndarray, shard: Shard) -> np.ndarray:
-    """[vocabulary, in] -> [in, local vocabulary]."""
-    return _transposed(weight[vocabulary_span(weight.shape[0], shard)])
+def _transposed(weight: np.ndarray, shape: Shape) -> np.ndarray:
+    """[out, in] -> [in, out], contiguous, with zeros up to `shape`.
 
-
-def _transposed(weight: np.ndarray) -> np.ndarray:
-    """[out, in] -> [in, out], contiguous; some rows at a time, because numpy's own order misses the caches."""
-    result = np.empty(weight.shape[::-1], weight.dtype)
+    Some rows at a time, because numpy's own order misses the caches.
+    """
+    inputs, outputs = weight.shape[1], weight.shape[0]
+    result = (np.empty if shape == (inputs, outputs) else np.zeros)(shape, weight.dtype)
     words, columns = (array.view(f"u{array.itemsize}") for array in (weight, result))
-    for first in range(0, len(weight), _ROWS_AT_ONCE):
-        columns[:, first : first + _ROWS_AT_ONCE] = words[first : first + _ROWS_AT_ONCE].T
+    for first in range(0, outputs, _ROWS_AT_ONCE):
+        last = min(outputs, first + _ROWS_AT_ONCE)
+        columns[:inputs, first:last] = words[first:last].T
     return result
-
-
-def _padded(rows: np.ndarray, count: int) -> np.ndarray:
-    """Rows of zeros added below, up to `count`."""
-    if len(rows) == count:
-        return rows
-    padded = np.zeros((count, rows.shape[1]), rows.dtype)
-    padded[: len(rows)] = rows
-    return padded

@@ -1,6 +1,6 @@
 """What a plan fits into: bytes of weights and cache on each core, by the number of ranks, and on each instance.
 
-A rank holds the weights as `model/families/llama.py` cuts them: the embedding table whole, norms whole, and its part of
+A rank holds the weights as the layers cut them: the embedding table whole, norms whole, and its part of
 everything else. A tied table is held a second time, transposed, for the head; with more ranks than key/value heads, a
 head's projections and cache lie on several ranks. Activations, code and what the runtime keeps for itself are not
 counted, so a plan that fills a core to the brim will not run.
@@ -36,7 +36,9 @@ class Footprint:
 def footprint(model: Model, dtype: str, tp: int, tokens: int) -> Footprint:
     """What each rank holds of a model in `dtype`."""
     size = DTYPE_BYTES[dtype]
-    elements = model.embedding + model.final_norms + _share(model.vocabulary, tp) * model.hidden
+    elements = (
+        model.embedding + model.final_norms + _share(model.config.vocab_size, tp) * model.config.hidden_size
+    )
     elements += sum(layers.count * _layer(model, layers, tp) for layers in model.layers)
     elements += _share(model.aside.parameters, tp) if model.aside else 0
     copies = kv_ranks(model, tp)
@@ -50,13 +52,13 @@ def footprint(model: Model, dtype: str, tp: int, tokens: int) -> Footprint:
 
 def kv_ranks(model: Model, tp: int) -> int:
     """Into how many parts `tp` ranks divide keys and values."""
-    return min(tp, model.divided_kv_heads)
+    return min(tp, model.config.divided[1])
 
 
 def possible_tp(model: Model, most: int) -> list[int]:
     """The powers of two up to `most` by which the model divides, and 1."""
     powers = [2**exponent for exponent in range(most.bit_length()) if 2**exponent <= most]
-    return [tp for tp in powers if model.undivided(tp) is None]
+    return [tp for tp in powers if model.config.undivided(tp) is None]
 
 
 def smallest_tp(model: Model, dtype: str, tokens: int, batch: int, cores: int, core_bytes: int) -> int | None:

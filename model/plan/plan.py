@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from model.device import INSTANCES, Instance, chip, instance_named
 from model.errors import ModelError
+from model.layers import uncomputed
 from model.plan import roofline
 from model.plan.dry import Time
 from model.plan.memory import DTYPE_BYTES, Footprint, footprint, possible_tp, smallest_tp
@@ -131,13 +132,13 @@ def make_plan(model: Model, request: Request) -> Plan:
         raise ModelError("a plan is for an instance or for an accelerator, not for both")
     if request.batch > _MOST_BATCH:
         raise ModelError(f"a batch of {request.batch}; a plan takes at most {_MOST_BATCH:,}")
-    dtype = request.dtype or model.dtype or "bfloat16"
+    dtype = request.dtype or model.config.dtype or "bfloat16"
     prompt, generate = _tokens(model, request)
     place = _Place.of(model, request, dtype, prompt + generate)
     predictor = None
-    if place.target is not None and model.kernels is not None:
+    if place.target is not None and not uncomputed(model.config):
         # The instance's own name, so that collectives go over its links.
-        predictor = Predictor(model, model.kernels, place.name, place.tp, dtype, prompt + generate)
+        predictor = Predictor(model.config, place.name, place.tp, dtype, prompt + generate)
     peaks = place.peaks.times(place.tp)
     work = roofline.prefill(model, dtype, 1, prompt)
     first = Phase(work, 1e9 * work.seconds(peaks), predictor.first_token(prompt) if predictor else None)
@@ -214,14 +215,15 @@ class _Place:
 
 
 def _check_tp(model: Model, tp: int) -> None:
-    undivided = model.undivided(tp)
+    undivided = model.config.undivided(tp)
     if undivided is not None:
         raise ModelError(undivided)
 
 
 def _tokens(model: Model, request: Request) -> tuple[int, int]:
     """Prompt and generated tokens, as asked for or within the model's context."""
-    room = min(DEFAULT_TOKENS, model.context or DEFAULT_TOKENS)
+    longest = model.config.max_position_embeddings
+    room = min(DEFAULT_TOKENS, longest or DEFAULT_TOKENS)
     generate = request.generate
     if generate is None:
         generate = max(1, room // 8)
@@ -230,9 +232,9 @@ def _tokens(model: Model, request: Request) -> tuple[int, int]:
         prompt = max(1, room - room // 8) if request.generate is None else max(1, room - generate)
     if prompt + generate > _MOST_TOKENS:
         raise ModelError(f"{prompt + generate} tokens; a plan takes at most {_MOST_TOKENS:,}")
-    if model.context is not None and prompt + generate > model.context:
+    if longest is not None and prompt + generate > longest:
         raise ModelError(
-            f"a prompt of {prompt} and {generate} generated tokens exceed the model's context, {model.context}"
+            f"a prompt of {prompt} and {generate} generated tokens exceed the model's context, {longest}"
         )
     return prompt, generate
 

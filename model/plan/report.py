@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from model.device import chip
+from model.layers import uncomputed
 from model.plan.dry import Time
 from model.plan.memory import DTYPE_BYTES
 from model.plan.plan import CHIPS, Fit, Phase, Plan, Rate
@@ -30,7 +31,7 @@ def text(plan: Plan, name: str) -> str:
 def _parameters(plan: Plan, name: str) -> list[str]:
     model, size = plan.model, DTYPE_BYTES[plan.dtype]
     lines = [
-        *_wrapped(f"{name}: {model.model_type}, {model.num_layers} layers, {plan.dtype}"),
+        *_wrapped(f"{name}: {model.config.model_type}, {model.num_layers} layers, {plan.dtype}"),
         f"{'part':12s}{'parameters':>18s}{'share':>9s}{'GB':>12s}",
     ]
     for part, count in model.parameters().items():
@@ -176,9 +177,9 @@ def _basis(plan: Plan) -> list[str]:
     if plan.target is None:
         return _wrapped(f"Times are rooflines of the peaks given ({plan.peaks.source}).")
     if first is None or step is None:
-        return _wrapped(
-            f"Times are rooflines, because no kernel of this project computes {plan.model.missing}."
-        )
+        *most, last = uncomputed(plan.model.config)
+        missing = f"{', '.join(most)} or {last}" if most else last
+        return _wrapped(f"Times are rooflines, because no kernel of this project computes {missing}.")
     lines = _wrapped(
         "Times are dry runs of this project's kernels, one after another; program reading, "
         "with the bounds beside it. Ranks are physical cores."
@@ -221,7 +222,7 @@ def document(plan: Plan, name: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "config": name,
-        "model_type": model.model_type,
+        "model_type": model.config.model_type,
         "dtype": plan.dtype,
         "layers": model.num_layers,
         "parameters": {

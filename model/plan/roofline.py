@@ -44,6 +44,10 @@ class Accelerator:
         """Operations per byte above which compute decides."""
         return self.operations_per_s / self.bytes_per_s
 
+    def seconds(self, operations: float, moved_bytes: float) -> float:
+        """The least time that so much takes."""
+        return max(operations / self.operations_per_s, moved_bytes / self.bytes_per_s)
+
     def times(self, devices: int) -> Accelerator:
         """So many devices as one."""
         memory = None if self.memory_bytes is None else self.memory_bytes * devices
@@ -118,7 +122,7 @@ class Work:
 
     def seconds(self, peaks: Accelerator) -> float:
         """The least time it takes."""
-        return max(self.operations / peaks.operations_per_s, self.bytes / peaks.bytes_per_s)
+        return peaks.seconds(self.operations, self.bytes)
 
 
 def decode(model: Model, dtype: str, batch: int, context: int) -> Work:

@@ -13,9 +13,9 @@ import pytest
 import safetensors.numpy
 
 from model.checkpoint import open_checkpoint
-from model.config import load_config
 from model.errors import ModelError
-from model.families.llama import tensor_shapes
+from model.families import load_config
+from model.weights import tensor_shapes
 
 NORM = "model.norm.weight"
 FILE = "model.safetensors"

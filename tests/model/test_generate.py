@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from model.config import LlamaConfig, load_config
+from model.config import ModelConfig
 from model.errors import ModelError
+from model.families import load_config
 from model.generate import Generation, StopReason, encode_prompt, generate, positions_needed
 from model.sampling import SamplingOptions, Step
 from model.tokenizer import Tokenizer
@@ -38,20 +39,20 @@ class Script:
 
 
 @pytest.fixture
-def model(write_model) -> tuple[Tokenizer, LlamaConfig]:
+def model(write_model) -> tuple[Tokenizer, ModelConfig]:
     folder = write_model(max_position_embeddings=16)
     config = load_config(folder)
     return Tokenizer(folder, config.vocab_size), config
 
 
 def run(
-    model: tuple[Tokenizer, LlamaConfig], backend: Script, prompt: str, new: int, **options
+    model: tuple[Tokenizer, ModelConfig], backend: Script, prompt: str, new: int, **options
 ) -> Generation:
     tokenizer, config = model
     return generate(backend, tokenizer, config, tokenizer.encode(prompt), new, GREEDY, **options)
 
 
-def ids_of(model: tuple[Tokenizer, LlamaConfig], text: str) -> list[int]:
+def ids_of(model: tuple[Tokenizer, ModelConfig], text: str) -> list[int]:
     return model[0].encode(text)[1:]
 
 

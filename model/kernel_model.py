@@ -1,0 +1,156 @@
+"""A model computed by kernels on a device: walks the launch list of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from model.config import ModelConfig
+from model.decoder import Block
+from model.errors import ModelError
+from model.families import compose
+from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value
+from model.sampling import Step
+from model.weights import RankWeights
+
+Arrays = dict[str, Any]
+"""What the names of a launch list stand for on one rank."""
+
+
+class Device(Protocol):
+    """Something that launches a kernel on all ranks at once.
+
+    `own` are the ranks that this process holds: all of them, or one if the others are processes of their own.
+    """
+
+    ranks: int
+    own: range
+    replica_group: Any
+
+    def dtype(self, name: str) -> Any:
+        """A dtype as kernels take it for an argument, such as `nl.bfloat16`."""
+
+    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Launch a kernel of `nki_kernels` with each own rank's arguments; returns each own rank's outputs."""
+
+    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """An array of every rank, in their order, of those that the own ranks give."""
+
+
+class KernelModel:
+    """A backend that computes the model with kernels on a device, one sequence at a time.
+
+    `cache_length` positions are held per layer; `candidates` is how many of the best tokens the sampler wants picked
+    out (lm_head picks a multiple of eight, and never more than a rank's part of the vocabulary holds).
+    `progress` is called with the layers done, and their number, before the first and after each one.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Sequence[RankWeights],
+        device: Device,
+        cache_length: int,
+        candidates: int = 1,
+        progress: Callable[[int, int], None] = lambda done, layers: None,
+    ) -> None:
+        assert len(weights) == len(device.own), f"weights for {len(weights)} ranks on {len(device.own)}"
+        self._decoder = compose(config)
+        self._device = device
+        self._cache_length = cache_length
+        self._progress = progress
+        first = weights[0]
+        self._shape = partial(
+            StepShape,
+            sequences=1,
+            cache_length=cache_length,
+            context=min(cache_length, config.context),
+            ranks=device.ranks,
+            activations=first.dtype,
+            weights=first.arrays[next(iter(first.arrays))].dtype,
+            candidates=candidates,
+        )
+        shape = self._shape(Phase.prefill, 1)
+        makers = {
+            name: make for layer in self._decoder.layers for name, make in layer.constants(shape).items()
+        }
+        self._states = [state for layer in self._decoder.layers for state in layer.states(shape)]
+        self._held: list[Arrays] = [
+            {**rank.arrays, **{name: make(rank.shard) for name, make in makers.items()}} for rank in weights
+        ]
+        # Decode steps all have one shape; a prompt's is used once.
+        self._launches = lru_cache(maxsize=2)(self._list)
+        self._reset()
+
+    def _reset(self) -> None:
+        for arrays in self._held:
+            arrays.update({each.name: np.zeros(each.shape, each.dtype) for each in self._states})
+
+    def prefill(self, ids: Sequence[int]) -> Step:
+        """Start a sequence with a prompt; says what follows it."""
+        assert 0 < len(ids) <= self._cache_length, f"{len(ids)} tokens, a cache of {self._cache_length}"
+        self._reset()
+        return self._step(Phase.prefill, ids, np.arange(len(ids)))
+
+    def decode(self, token: int, position: int) -> Step:
+        """Append one token at `position`; says what follows it."""
+        assert 0 < position < self._cache_length, f"position {position}, a cache of {self._cache_length}"
+        return self._step(Phase.decode, [token], np.array([position]))
+
+    def _step(self, phase: Phase, ids: Sequence[int], positions: np.ndarray) -> Step:
+        given = {
+            "ids": np.asarray(ids, np.int32)[:, None],
+            "positions": np.asarray(positions, np.int32)[:, None],
+        }
+        for arrays in self._held:
+            arrays.update(given)
+        embedding, *blocks, head = self._launches(self._shape(phase, len(ids)))
+        self._run(embedding)
+        self._progress(0, len(blocks))
+        for done, block in enumerate(blocks, 1):
+            self._run(block)
+            self._progress(done, len(blocks))
+        self._run(head)
+        logits = self._device.gather([np.asarray(arrays["logits"])[0] for arrays in self._held])
+        best = self._held[0]
+        return Step(np.concatenate(logits), np.asarray(best["values"])[0], np.asarray(best["tokens"])[0])
+
+    def _list(self, shape: StepShape) -> list[list[Launch]]:
+        """The launches of a step, by the parts of the model."""
+        lists = [launches_of(part, shape) for part in self._decoder.parts]
+        for launch in (each for part in lists for each in part):
+            if launch.refusal:
+                raise ModelError(f"{launch.kernel}: {launch.refusal}")
+            assert launch.repeat == 1, f"{launch.kernel}: {launch.repeat} launches for one sequence"
+        return lists
+
+    def _run(self, launches: Sequence[Launch]) -> None:
+        for launch in launches:
+            bound = [
+                tuple(self._bound(argument, arrays) for argument in launch.arguments) for arrays in self._held
+            ]
+            for arrays, outputs in zip(self._held, self._device.run(launch.kernel, bound)):
+                if len(launch.results) == 1:
+                    arrays[launch.results[0]] = outputs
+                else:
+                    arrays.update(zip(launch.results, outputs))
+
+    def _bound(self, argument: Argument, arrays: Arrays) -> Any:
+        if isinstance(argument, Value):
+            return argument.of(arrays[argument.name])
+        return bound(argument, self._device)
+
+
+def bound(argument: Argument, device: Device) -> Any:
+    """An argument that is no array, as a device's kernels take it."""
+    if isinstance(argument, Axis):
+        return device.replica_group
+    return device.dtype(argument.name) if isinstance(argument, np.dtype) else argument
+
+
+def launches_of(part: Block, shape: StepShape) -> list[Launch]:
+    """The launches of neighbouring layers, in order."""
+    return [launch for layer in part for launch in layer.launches(shape)]

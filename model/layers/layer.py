@@ -1,0 +1,47 @@
+"""What every kind of layer says of itself, in one file each: weights, state, constants, launches, and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.launch import Launch, StepShape, Value, Weight
+from model.layers.shard import Shard
+
+Constant = Callable[[Shard], np.ndarray]
+States = dict[str, np.ndarray]
+
+
+class Layer(Protocol):
+    """One layer of a model, the same whatever computes it."""
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """What a rank holds of the checkpoint."""
+
+    def states(self, step: StepShape) -> Sequence[Value]:
+        """What a rank keeps of a sequence from step to step; zeros at its start."""
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """Arrays that are neither weights nor state, by name: each is made once for a rank."""
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """The kernels of one step, in order; the first reads and the last returns the value `x`."""
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """The same in plain numpy: `x` [tokens, …] at the positions of `span`, whole weights, one sequence."""
+
+
+class Stateless:
+    """A layer that keeps nothing from step to step and needs nothing but its weights."""
+
+    def states(self, step: StepShape) -> Sequence[Value]:
+        """None."""
+        return ()
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """None."""
+        return {}
