@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from model.config import ModelConfig
 from model.decoder import Block
 from model.errors import ModelError
 from model.families import compose
-from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value
+from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
 from model.sampling import Step
 from model.weights import RankWeights
 
@@ -118,30 +119,66 @@ class KernelModel:
         best = self._held[0]
         return Step(np.concatenate(logits), np.asarray(best["values"])[0], np.asarray(best["tokens"])[0])
 
-    def _list(self, shape: StepShape) -> list[list[Launch]]:
-        """The launches of a step, by the parts of the model."""
+    def _list(self, shape: StepShape) -> list[list[_Bound]]:
+        """The launches of a step, by the parts of the model, with what stays the same from step to step bound."""
         lists = [launches_of(part, shape) for part in self._decoder.parts]
-        for launch in (each for part in lists for each in part):
+        launches = [launch for part in lists for launch in part]
+        for launch in launches:
             if launch.refusal:
                 raise ModelError(f"{launch.kernel}: {launch.refusal}")
             assert launch.repeat == 1, f"{launch.kernel}: {launch.repeat} launches for one sequence"
-        return lists
+        changing = {"ids", "positions", *(name for launch in launches for name in launch.results)}
+        return [[self._bind(launch, changing) for launch in part] for part in lists]
 
-    def _run(self, launches: Sequence[Launch]) -> None:
-        for launch in launches:
-            bound = [
-                tuple(self._bound(argument, arrays) for argument in launch.arguments) for arrays in self._held
+    def _bind(self, launch: Launch, changing: Collection[str]) -> _Bound:
+        later = [
+            (place, each.name, None if each.view is View.whole else each)
+            for place, each in enumerate(launch.arguments)
+            if isinstance(each, Value) and each.name in changing
+        ]
+        places = {place for place, _, _ in later}
+        fixed = [
+            [
+                None if place in places else self._bound(argument, arrays)
+                for place, argument in enumerate(launch.arguments)
             ]
-            for arrays, outputs in zip(self._held, self._device.run(launch.kernel, bound)):
-                if len(launch.results) == 1:
-                    arrays[launch.results[0]] = outputs
+            for arrays in self._held
+        ]
+        return _Bound(launch.kernel, launch.results, fixed, later)
+
+    def _run(self, launches: Sequence[_Bound]) -> None:
+        for each in launches:
+            arguments = []
+            for arrays, fixed in zip(self._held, each.fixed):
+                own = fixed.copy()
+                for place, name, view in each.later:
+                    own[place] = arrays[name] if view is None else view.of(arrays[name])
+                arguments.append(tuple(own))
+            first, *others = each.results
+            for arrays, outputs in zip(self._held, self._device.run(each.kernel, arguments)):
+                if others:
+                    arrays.update(zip(each.results, outputs))
                 else:
-                    arrays.update(zip(launch.results, outputs))
+                    arrays[first] = outputs
 
     def _bound(self, argument: Argument, arrays: Arrays) -> Any:
         if isinstance(argument, Value):
             return argument.of(arrays[argument.name])
         return bound(argument, self._device)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A launch with the arguments of every rank that stay the same: weights, constants, numbers.
+
+    `later` are the places and names of arguments that each step brings: activations, states, ids and positions; and
+    which view of the array a launch is given, where it is not given the whole.
+    """
+
+    kernel: str
+    results: tuple[str, ...]
+    fixed: list[list[Any]]
+    later: list[tuple[int, str, Value | None]]
 
 
 def bound(argument: Argument, device: Device) -> Any:

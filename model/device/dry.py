@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -19,47 +18,33 @@ from model.device.binding import (
     replica_group_of,
 )
 from model.device.prediction import Pass, TimedLaunch
-from simulate.errors import Location
-from simulate.isa.plan import Meeting
-from simulate.run.processes import Processes
+from simulate.run.processes import Posted, Processes
 
 
-@dataclass(frozen=True)
-class _Arrival:
-    """The planned rank at a collective, where every other one arrives at once."""
-
-    meeting: Meeting
-    operands: list[np.ndarray]
-    where: Location
-    dry: bool
-
-
-@dataclass(frozen=True)
 class EqualRanks:
-    """The other ranks of a dry launch, each taken to do what the planned one does.
+    """The other ranks of a dry launch, each taken to do what the planned rank 0 does.
 
-    It stands where ranks in processes of their own stand, with the part of their interface that a launch uses.
+    It stands where ranks in processes of their own stand, with the part of `Processes` that a launch uses.
     """
 
-    ranks: int
-    rank: int = 0
+    rank = 0
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._arrived: list[tuple[Any, list[np.ndarray], Any]] = []
 
     def launch(self) -> AbstractContextManager[None]:
-        """One launch; nobody has to be told of it."""
+        """One launch; no other process has to be told of it."""
         return nullcontext()
 
-    def post(
-        self, meeting: Meeting, operands: list[np.ndarray], where: Location, dry: bool = False
-    ) -> _Arrival:
-        """The planned rank arrives at a collective."""
-        return _Arrival(meeting, operands, where, dry)
+    def post(self, collective: Any, operands: list[np.ndarray], where: Any, dry: bool = False) -> Posted:
+        """Rank 0 arrives at a collective, and with it all its other members."""
+        self._arrived = [(collective, operands, where)] * len(collective.members)
+        return Posted("", self.rank, collective, operands, where, dry)
 
-    def wait(
-        self, posted: Sequence[_Arrival]
-    ) -> tuple[int, list[tuple[Meeting, list[np.ndarray], Location]]]:
-        """The others bring what the planned rank brought."""
-        first = posted[0]
-        return 0, [(first.meeting, first.operands, first.where)] * len(first.meeting.members)
+    def wait(self, posted: Sequence[Posted]) -> tuple[int, list[tuple[Any, list[np.ndarray], Any]]]:
+        """What every member brought to the collective, which is what rank 0 brought."""
+        return 0, self._arrived
 
 
 class DryDevice:
