@@ -11,7 +11,7 @@ from model.layers.launch import Tensor, Weight
 from model.layers.layer import Layer
 from model.layers.shard import Shape
 
-Block = tuple[Layer, ...]
+BlockLayers = tuple[Layer, ...]
 """The layers of one decoder layer: attention or what stands for it, and the MLP."""
 
 
@@ -20,19 +20,19 @@ class Decoder:
     """A decoder-only model; `unread` are tensors that a checkpoint may hold beside those of the layers."""
 
     embedding: Embedding
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockLayers, ...]
     head: Head
     unread: tuple[str, ...] = ()
 
     @property
-    def parts(self) -> tuple[Block, ...]:
+    def sections(self) -> tuple[BlockLayers, ...]:
         """All layers in order: the embedding, the blocks, the head."""
         return ((self.embedding,), *self.blocks, (self.head,))
 
     @property
     def layers(self) -> Iterator[Layer]:
         """Every layer in order."""
-        return (layer for part in self.parts for layer in part)
+        return (layer for section in self.sections for layer in section)
 
     @property
     def weights(self) -> Iterator[Weight]:

@@ -10,17 +10,17 @@ from typing import Protocol
 
 from model.config import ModelConfig
 from model.errors import ModelError
-from model.sampling import Sampler, SamplingOptions, Step
+from model.sampling import Sampler, SamplingOptions, StepOutput
 from model.tokenizer import Tokenizer
 
 
 class Backend(Protocol):
     """Something that computes the model for one sequence at a time."""
 
-    def prefill(self, ids: Sequence[int]) -> Step:
+    def prefill(self, ids: Sequence[int]) -> StepOutput:
         """Start a sequence with a prompt; says what follows it."""
 
-    def decode(self, token: int, position: int) -> Step:
+    def decode(self, token: int, position: int) -> StepOutput:
         """Append one token at `position`, which is the number of tokens before it; says what follows it."""
 
 

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from model.config import ModelConfig
-from model.decoder import Block
+from model.decoder import BlockLayers
 from model.errors import ModelError
 from model.families import compose
 from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
-from model.sampling import Step
+from model.sampling import StepOutput
 from model.weights import RankWeights
 
 Arrays = dict[str, Any]
@@ -90,18 +90,18 @@ class KernelModel:
         for arrays in self._held:
             arrays.update({each.name: np.zeros(each.shape, each.dtype) for each in self._states})
 
-    def prefill(self, ids: Sequence[int]) -> Step:
+    def prefill(self, ids: Sequence[int]) -> StepOutput:
         """Start a sequence with a prompt; says what follows it."""
         assert 0 < len(ids) <= self._cache_length, f"{len(ids)} tokens, a cache of {self._cache_length}"
         self._reset()
         return self._step(Phase.prefill, ids, np.arange(len(ids)))
 
-    def decode(self, token: int, position: int) -> Step:
+    def decode(self, token: int, position: int) -> StepOutput:
         """Append one token at `position`; says what follows it."""
         assert 0 < position < self._cache_length, f"position {position}, a cache of {self._cache_length}"
         return self._step(Phase.decode, [token], np.array([position]))
 
-    def _step(self, phase: Phase, ids: Sequence[int], positions: np.ndarray) -> Step:
+    def _step(self, phase: Phase, ids: Sequence[int], positions: np.ndarray) -> StepOutput:
         given = {
             "ids": np.asarray(ids, np.int32)[:, None],
             "positions": np.asarray(positions, np.int32)[:, None],
@@ -117,11 +117,13 @@ class KernelModel:
         self._run(head)
         logits = self._device.gather([np.asarray(arrays["logits"])[0] for arrays in self._held])
         best = self._held[0]
-        return Step(np.concatenate(logits), np.asarray(best["values"])[0], np.asarray(best["tokens"])[0])
+        return StepOutput(
+            np.concatenate(logits), np.asarray(best["values"])[0], np.asarray(best["tokens"])[0]
+        )
 
     def _list(self, shape: StepShape) -> list[list[_Bound]]:
         """The launches of a step, by the parts of the model, with what stays the same from step to step bound."""
-        lists = [launches_of(part, shape) for part in self._decoder.parts]
+        lists = [launches_of(part, shape) for part in self._decoder.sections]
         launches = [launch for part in lists for launch in part]
         for launch in launches:
             if launch.refusal:
@@ -188,6 +190,6 @@ def bound(argument: Argument, device: Device) -> Any:
     return device.dtype(argument.name) if isinstance(argument, np.dtype) else argument
 
 
-def launches_of(part: Block, shape: StepShape) -> list[Launch]:
+def launches_of(part: BlockLayers, shape: StepShape) -> list[Launch]:
     """The launches of neighbouring layers, in order."""
     return [launch for layer in part for launch in layer.launches(shape)]

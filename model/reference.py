@@ -16,7 +16,7 @@ from model.families import compose
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.layer import States
 from model.precision import StoredWeights, activation_dtype
-from model.sampling import Step
+from model.sampling import StepOutput
 
 
 class ReferenceModel:
@@ -38,20 +38,20 @@ class ReferenceModel:
         self._states: States = {}
         self._length = 0
 
-    def prefill(self, ids: Sequence[int]) -> Step:
+    def prefill(self, ids: Sequence[int]) -> StepOutput:
         """Start a sequence: what follows `ids`."""
         self._states, self._length = {}, 0
         return self._step(ids)
 
-    def decode(self, token: int, position: int) -> Step:
+    def decode(self, token: int, position: int) -> StepOutput:
         """Append one token at `position`, which is the number of tokens before it."""
         assert position == self._length, f"position {position} after {self._length} tokens"
         return self._step([token])
 
-    def _step(self, ids: Sequence[int]) -> Step:
+    def _step(self, ids: Sequence[int]) -> StepOutput:
         span = Span(self._length, len(ids))
         x = np.asarray(ids)
         for layer in self._decoder.layers:
             x = layer.reference(x, span, self._states, self._numpy)
         self._length += len(ids)
-        return Step(x[-1])
+        return StepOutput(x[-1])

@@ -13,14 +13,14 @@ from model.errors import ModelError
 class Fields:
     """The fields of one JSON object; every access checks the type, and an error names file, field and value.
 
-    `missing` collects what a config describes and no layer computes, which a plan can do without; see `lacks`.
+    `refusals` collects what a config describes and no layer computes, which a plan can do without; see `unsupported`.
     """
 
     def __init__(self, path: Path, optional: bool = False) -> None:
         self._path = path
         self._prefix = ""
         self._values = {} if optional and not path.exists() else read_json(path)
-        self.missing: list[str] = []
+        self.refusals: list[str] = []
 
     def table(self, name: str) -> Fields:
         """The object in field `name`; an empty one where the field is absent or null."""
@@ -29,16 +29,16 @@ class Fields:
             raise self.error(name, f"{value!r} is not an object")
         inner = object.__new__(Fields)
         inner._path, inner._prefix, inner._values = self._path, f"{self._prefix}{name}.", value or {}
-        inner.missing = self.missing
+        inner.refusals = self.refusals
         return inner
 
     def error(self, name: str, what: str) -> ModelError:
         """The error to raise about field `name`."""
         return ModelError(f"{self._path}: {self._prefix}{name}: {what}")
 
-    def lacks(self, name: str, what: str) -> None:
+    def unsupported(self, name: str, what: str) -> None:
         """Note that field `name` asks for what no layer computes."""
-        self.missing.append(str(self.error(name, what)))
+        self.refusals.append(str(self.error(name, what)))
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None

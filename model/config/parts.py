@@ -139,7 +139,7 @@ class Positions:
 
 
 @dataclass(frozen=True)
-class Aside:
+class Encoder:
     """Parameters that a generated token does not pass; a prompt sends `positions` through them, once.
 
     `products` are multiply-adds beside those with weights.
@@ -156,12 +156,11 @@ class ModelConfig:
     """A model as its config.json describes it: one block for each decoder layer, and what stands around them.
 
     `max_position_embeddings` is None where a sequence has no longest. `learned_positions` are the rows of a table of
-    positions beside that of the tokens. `missing` names the fields that describe what no layer of this package
-    computes, each as an error says it.
+    positions beside that of the tokens. `quantisation` is the method by which the checkpoint's weights are quantised.
+    The registry adds `model_type`, `architecture` (empty where only plans are made) and `refusals`: the fields that
+    describe what no layer of this package computes, each as an error says it.
     """
 
-    model_type: str
-    architecture: str
     vocab_size: int
     hidden_size: int
     blocks: tuple[Block, ...]
@@ -170,10 +169,13 @@ class ModelConfig:
     positions: Positions | None = None
     learned_positions: int = 0
     dtype: str | None = None
+    quantisation: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    aside: Aside | None = None
-    missing: tuple[str, ...] = ()
+    encoder: Encoder | None = None
+    model_type: str = ""
+    architecture: str = ""
+    refusals: tuple[str, ...] = ()
 
     @property
     def context(self) -> int:

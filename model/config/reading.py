@@ -16,22 +16,21 @@ _DTYPES = ("bfloat16", "float16", "float32")
 def common(fields: Fields, tied: bool = False) -> dict[str, Any]:
     """The fields of `ModelConfig` that every text model states alike; `tied` is the family's default."""
     return {
-        "model_type": fields.get("model_type", ""),
-        "architecture": "",
         "vocab_size": fields.count("vocab_size"),
         "hidden_size": fields.count("hidden_size"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=tied),
         "dtype": dtype(fields),
+        "quantisation": quantisation(fields),
     }
 
 
 def rotary(fields: Fields) -> dict[str, Any]:
-    """The fields of `ModelConfig` that rotary positions decide; a type that is not computed is noted as missing."""
+    """The fields of `ModelConfig` that rotary positions decide; a type without frequencies here is a refusal."""
     limit = fields.count("max_position_embeddings")
     try:
         rope = rope_parameters(fields, limit)
     except ModelError as error:
-        fields.missing.append(str(error))
+        fields.refusals.append(str(error))
         rope = RopeParameters(10000.0)
     return {"max_position_embeddings": limit, "positions": Positions(rope, limit)}
 
@@ -47,7 +46,7 @@ def attention(fields: Fields, **quirks: Any) -> GroupedAttention:
         raise fields.error("hidden_size", f"{hidden} is no multiple of num_attention_heads, {heads}")
     head_dim = fields.count("head_dim", default=max(1, hidden // heads))
     if head_dim % 2:
-        fields.lacks("head_dim", f"{head_dim} is odd; rotary embedding turns pairs")
+        fields.unsupported("head_dim", f"{head_dim} is odd; rotary embedding turns pairs")
     return GroupedAttention(heads, kv_heads, head_dim, **quirks)
 
 
@@ -55,7 +54,7 @@ def biases(fields: Fields) -> dict[str, bool]:
     """Biases on all four projections of attention where the config asks for them."""
     asked = fields.flag("attention_bias")
     if asked:
-        fields.lacks("attention_bias", "true; the projection kernels add no bias")
+        fields.unsupported("attention_bias", "true; the projection kernels add no bias")
     return dict.fromkeys(("query_bias", "key_bias", "value_bias", "output_bias"), asked)
 
 
@@ -63,10 +62,10 @@ def gated_mlp(fields: Fields, activation: str = "hidden_act", default: str = "si
     """A gated MLP; its activation stands in the field `activation`."""
     named = fields.get(activation, default)
     if named != "silu":
-        fields.lacks(activation, f"{named!r}; an MLP is computed with silu only")
+        fields.unsupported(activation, f"{named!r}; an MLP is computed with silu only")
     biased = fields.flag("mlp_bias")
     if biased:
-        fields.lacks("mlp_bias", "true; the projection kernels add no bias")
+        fields.unsupported("mlp_bias", "true; the projection kernels add no bias")
     return Mlp(fields.count("intermediate_size"), str(named), biased)
 
 
@@ -84,15 +83,24 @@ def layer_count(fields: Fields, name: str = "num_hidden_layers") -> int:
 
 
 def dtype(fields: Fields) -> str | None:
-    """The dtype that a config names; another one than the known is noted as missing."""
+    """The dtype that a config names; another one than the known is a refusal."""
     for name in ("dtype", "torch_dtype"):  # transformers 5 writes the first, earlier versions the second
         value = fields.get(name, None)
         if value is None:
             continue
         if isinstance(value, str) and value.removeprefix("torch.") in _DTYPES:
             return value.removeprefix("torch.")
-        fields.lacks(name, f"{value!r}; known are {', '.join(_DTYPES)}")
+        fields.unsupported(name, f"{value!r}; known are {', '.join(_DTYPES)}")
     return None
+
+
+def quantisation(fields: Fields) -> str | None:
+    """The method that `quantization_config` names; a refusal, because kernels take weights as they are."""
+    if "quantization_config" not in fields:
+        return None
+    method = str(fields.table("quantization_config").get("quant_method", "unnamed"))
+    fields.unsupported("quantization_config", f"weights quantised by {method}; the kernels take plain ones")
+    return method
 
 
 def windows(fields: Fields, layers: int, window: int | None, full_every: int) -> list[int | None]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from model.config import Fields, ModelConfig
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read
+from model.layers import unsupported
 
 __all__ = ["FAMILIES", "compose", "load_config", "read_config"]
 
@@ -27,8 +28,10 @@ def load_config(folder: Path | str) -> ModelConfig:
         raise ModelError(f"{folder} is not a folder; a model is a Hugging Face folder with config.json in it")
     fields = Fields(folder / "config.json")
     config = read(_model_type(fields), fields)
-    if config.missing:
-        raise ModelError(config.missing[0])
+    if config.refusals:
+        raise ModelError(config.refusals[0])
+    if unsupported(config):
+        raise ModelError(f"{folder / 'config.json'}: no layer computes {', '.join(unsupported(config))}")
     generation = Fields(folder / "generation_config.json", optional=True)
     ends_in = generation if "eos_token_id" in generation else fields
     starts_in = fields if "bos_token_id" in fields else generation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from model.config.fields import Fields
-from model.config.parts import Aside, Block, HeadNorm, ModelConfig
+from model.config.parts import Block, Encoder, HeadNorm, ModelConfig
 from model.config.reading import (
     attention,
     biases,
@@ -41,8 +41,8 @@ def gemma3(fields: Fields) -> ModelConfig:
     layer = 4 * (width * width + width) + 2 * width * inner + inner + width + 4 * width
     tower = (pixels + 1 + patches) * width + vision.count("num_hidden_layers") * layer + 2 * width
     projector = width * config.hidden_size + width
-    aside = Aside("vision tower", tower + projector)
-    return replace(config, dtype=dtype(fields) or config.dtype, aside=aside)
+    encoder = Encoder("vision tower", tower + projector)
+    return replace(config, dtype=dtype(fields) or config.dtype, encoder=encoder)
 
 
 def _gemma(fields: Fields, full_every: int, head_norm: HeadNorm | None) -> ModelConfig:

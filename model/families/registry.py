@@ -44,13 +44,13 @@ FAMILIES: dict[str, Family] = {
 
 
 def read(model_type: str, fields: Fields) -> ModelConfig:
-    """The config of a row's model type; what no layer computes is noted in its `missing`."""
+    """The config of a row's model type; what no layer computes is noted in its `refusals`."""
     config: ModelConfig = getattr(_module(model_type), FAMILIES[model_type].reader)(fields)
     return replace(
         config,
         model_type=model_type,
         architecture=FAMILIES[model_type].architecture,
-        missing=tuple(fields.missing),
+        refusals=tuple(fields.refusals),
     )
 
 

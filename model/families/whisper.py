@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model.config.fields import Fields
-from model.config.parts import Aside, Block, GroupedAttention, Mlp, ModelConfig, Norms
+from model.config.parts import Block, Encoder, GroupedAttention, Mlp, ModelConfig, Norms
 from model.config.reading import dtype, layer_count
 
 _EPS = 1e-5
@@ -11,7 +11,7 @@ _EPS = 1e-5
 
 
 def whisper(fields: Fields) -> ModelConfig:
-    """The decoder's layers with self-attention and cross-attention; the encoder stands aside."""
+    """The decoder's layers with self-attention and cross-attention; the encoder is counted apart."""
     width, heads = fields.count("d_model"), fields.count("decoder_attention_heads")
     if width % heads:
         raise fields.error("d_model", f"{width} is no multiple of decoder_attention_heads, {heads}")
@@ -32,8 +32,6 @@ def whisper(fields: Fields) -> ModelConfig:
     layer = 4 * width * width + 3 * width + 2 * width * inner + inner + width + 2 * 2 * width
     encoder = convolutions + sources * width + layers * layer + 2 * width
     return ModelConfig(
-        model_type="whisper",
-        architecture="",
         vocab_size=fields.count("vocab_size"),
         hidden_size=width,
         blocks=(block,) * layer_count(fields, "decoder_layers"),
@@ -41,5 +39,5 @@ def whisper(fields: Fields) -> ModelConfig:
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=True),
         learned_positions=targets,
         dtype=dtype(fields),
-        aside=Aside("encoder", encoder, positions=sources, products=layers * 2 * width * sources**2),
+        encoder=Encoder("encoder", encoder, positions=sources, products=layers * 2 * width * sources**2),
     )

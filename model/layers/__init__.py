@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from model.config.parts import Block, Experts, GroupedAttention, HeadNorm, LatentAttention, ModelConfig
 
 
-def uncomputed(config: ModelConfig) -> tuple[str, ...]:
+def unsupported(config: ModelConfig) -> tuple[str, ...]:
     """What a model needs and no layer of this package computes, in words; empty where all of it is computed."""
-    return tuple(dict.fromkeys(what for block in dict.fromkeys(config.blocks) for what in _uncomputed(block)))
+    return tuple(
+        dict.fromkeys(what for block in dict.fromkeys(config.blocks) for what in _unsupported(block))
+    )
 
 
-def _uncomputed(block: Block) -> Iterator[str]:
+def _unsupported(block: Block) -> Iterator[str]:
     mixer, mlp = block.mixer, block.mlp
     if isinstance(mixer, GroupedAttention):
         if mixer.cross_positions:

@@ -89,7 +89,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Part:
+class Divided:
     """A part of a projection [out, in], kept as [in, out].
 
     `span` gives a rank's part of the divided axis, 0 for outputs and 1 for inputs. Where `padded`, every rank's part is
@@ -115,14 +115,14 @@ class Part:
 
 WHOLE = Whole()
 ROW = Row()
-COLUMN_PARALLEL = Part(0, even_span, padded=True)
-ROW_PARALLEL = Part(1, even_span, padded=True)
-VOCABULARY_PARALLEL = Part(0, even_span)
+COLUMN_PARALLEL = Divided(0, even_span, padded=True)
+ROW_PARALLEL = Divided(1, even_span, padded=True)
+VOCABULARY_PARALLEL = Divided(0, even_span)
 
 
 def by_heads(heads: int) -> Cut:
     """The cut of a projection into whole heads."""
-    return Part(0, partial(head_span, heads))
+    return Divided(0, partial(head_span, heads))
 
 
 def _transposed(weight: np.ndarray, shape: Shape) -> np.ndarray:

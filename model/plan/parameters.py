@@ -20,8 +20,8 @@ from pathlib import Path
 
 from model.config import ModelConfig
 from model.config.parts import (
-    Aside,
     Block,
+    Encoder,
     GroupedAttention,
     HeadNorm,
     LatentAttention,
@@ -42,7 +42,7 @@ _SCAN_PRODUCTS = 3
 
 
 @dataclass(frozen=True)
-class Layers:
+class BlockCounts:
     """`count` equal layers: parameters by part, cache and products, all of one layer.
 
     `attention_shared` are the parameters of `attention` that more ranks than key/value heads hold several times.
@@ -91,17 +91,17 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelCounts:
     """The counts of one model, over the kinds of its blocks."""
 
     config: ModelConfig
     embedding: int
     head: int
     final_norms: int
-    layers: tuple[Layers, ...]
+    layers: tuple[BlockCounts, ...]
 
     @classmethod
-    def of(cls, config: ModelConfig) -> Model:
+    def of(cls, config: ModelConfig) -> ModelCounts:
         """The counts of a config."""
         hidden = config.hidden_size
         table = config.vocab_size * hidden
@@ -114,9 +114,9 @@ class Model:
         )
 
     @property
-    def aside(self) -> Aside | None:
+    def encoder(self) -> Encoder | None:
         """What a generated token does not pass."""
-        return self.config.aside
+        return self.config.encoder
 
     @property
     def num_layers(self) -> int:
@@ -127,8 +127,8 @@ class Model:
         """Parameters by part, in the order of `PARTS`."""
         counts = dict.fromkeys(PARTS, 0)
         counts |= {"embedding": self.embedding, "head": self.head, "norms": self.final_norms}
-        if self.aside is not None:
-            counts["aside"] = self.aside.parameters
+        if self.encoder is not None:
+            counts["aside"] = self.encoder.parameters
         for layers in self.layers:
             for part in ("attention", "mlp", "experts", "mixer", "norms"):
                 counts[part] += layers.count * getattr(layers, part)
@@ -166,9 +166,9 @@ class Model:
         )
 
 
-def load_model(path: Path) -> Model:
+def load_model(path: Path) -> ModelCounts:
     """Count the model of a config.json, or of a folder that holds one; ModelError for what cannot be read."""
-    model = Model.of(read_config(path))
+    model = ModelCounts.of(read_config(path))
     if model.total > _MOST_PARAMETERS:
         raise ModelError(
             f"{path} describes more than {_MOST_PARAMETERS:.0e} parameters; no plan is made for so many"
@@ -176,7 +176,7 @@ def load_model(path: Path) -> Model:
     return model
 
 
-def _layers(block: Block, hidden: int, count: int) -> Layers:
+def _layers(block: Block, hidden: int, count: int) -> BlockCounts:
     """`count` equal blocks."""
     mixer, mlp = block.mixer, block.mlp
     if isinstance(mixer, GroupedAttention):
@@ -212,7 +212,7 @@ def _projections(hidden: int, width: int, gated: bool = True, bias: bool = False
     return (up + 1) * hidden * width + bias * (up * width + hidden)
 
 
-def _grouped(own: GroupedAttention, hidden: int, norms: Norms) -> Layers:
+def _grouped(own: GroupedAttention, hidden: int, norms: Norms) -> BlockCounts:
     """Keys and values of every head are cached."""
     query, kv = own.query_width, own.kv_width
     biases = own.query_bias * query + (own.key_bias + own.value_bias) * kv + own.output_bias * hidden
@@ -220,7 +220,7 @@ def _grouped(own: GroupedAttention, hidden: int, norms: Norms) -> Layers:
     attention = 2 * hidden * query + shared + biases
     head_norms = {None: 0, HeadNorm.head: 2 * own.head_dim, HeadNorm.width: query + kv}[own.head_norm]
     times = 2 if own.cross_positions else 1
-    return Layers(
+    return BlockCounts(
         count=1,
         attention=times * attention + own.sinks * own.heads,
         attention_shared=times * shared,
@@ -234,7 +234,7 @@ def _grouped(own: GroupedAttention, hidden: int, norms: Norms) -> Layers:
     )
 
 
-def _latent(own: LatentAttention, hidden: int) -> Layers:
+def _latent(own: LatentAttention, hidden: int) -> BlockCounts:
     """A decode step can score the latent itself, with the projections of keys and values taken into others.
 
     That is what `decode_products` counts. A prompt expands keys and values, which takes fewer products there.
@@ -244,7 +244,7 @@ def _latent(own: LatentAttention, hidden: int) -> Layers:
     queries = own.query_rank * (hidden + query) if own.query_rank else hidden * query
     compressed = hidden * (latent + turned)
     expanded = latent * heads * (own.plain_dim + own.value_dim) + heads * own.value_dim * hidden
-    return Layers(
+    return BlockCounts(
         count=1,
         attention=queries + compressed + expanded,
         attention_shared=compressed,
@@ -255,13 +255,13 @@ def _latent(own: LatentAttention, hidden: int) -> Layers:
     )
 
 
-def _state_space(own: StateSpace, hidden: int) -> Layers:
+def _state_space(own: StateSpace, hidden: int) -> BlockCounts:
     """The state has one size however long the sequence is."""
     inner, state, rank = own.inner, own.state, own.step_rank
     projections = 3 * hidden * inner + own.bias * (2 * inner + hidden)
     convolution = inner * own.convolution + own.convolution_bias * inner
     selection = inner * (rank + 2 * state) + rank * inner + inner
-    return Layers(
+    return BlockCounts(
         count=1,
         mixer=projections + convolution + selection + inner * state + inner,
         cache_per_sequence=inner * (state + own.convolution),

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from model.device import INSTANCES, Instance, chip, instance_named
 from model.errors import ModelError
-from model.layers import uncomputed
+from model.layers import unsupported
 from model.plan import roofline
 from model.plan.dry import Time
 from model.plan.memory import DTYPE_BYTES, Footprint, footprint, possible_tp, smallest_tp
-from model.plan.parameters import Model
+from model.plan.parameters import ModelCounts
 from model.plan.predict import PassTime, Predictor
 from model.plan.roofline import Accelerator, Work
 
@@ -81,7 +81,7 @@ class Fit:
 class Plan:
     """Everything that a plan says. `peaks` are those of one core or device; `copies` of the model run side by side."""
 
-    model: Model
+    model: ModelCounts
     dtype: str
     prompt: int
     generate: int
@@ -126,7 +126,7 @@ class Plan:
         return next(rate.fits for rate in self.rates if rate.batch == self.batch)
 
 
-def make_plan(model: Model, request: Request) -> Plan:
+def make_plan(model: ModelCounts, request: Request) -> Plan:
     """Plan a model; ModelError for what the model, the instance or the options do not allow."""
     if request.instance is not None and request.accelerator is not None:
         raise ModelError("a plan is for an instance or for an accelerator, not for both")
@@ -136,7 +136,7 @@ def make_plan(model: Model, request: Request) -> Plan:
     prompt, generate = _tokens(model, request)
     place = _Place.of(model, request, dtype, prompt + generate)
     predictor = None
-    if place.target is not None and not uncomputed(model.config):
+    if place.target is not None and not unsupported(model.config):
         # The instance's own name, so that collectives go over its links.
         predictor = Predictor(model.config, place.name, place.tp, dtype, prompt + generate)
     peaks = place.peaks.times(place.tp)
@@ -183,7 +183,7 @@ class _Place:
     sequences: int | None
 
     @classmethod
-    def of(cls, model: Model, request: Request, dtype: str, tokens: int) -> _Place:
+    def of(cls, model: ModelCounts, request: Request, dtype: str, tokens: int) -> _Place:
         if request.accelerator is not None:
             return cls._accelerator(model, request, request.accelerator, dtype, tokens)
         name = request.instance or DEFAULT_INSTANCE
@@ -202,7 +202,7 @@ class _Place:
         return cls(name, instance.target, cores, peaks, tp, cores // tp, room)
 
     @classmethod
-    def _accelerator(cls, model: Model, request: Request, text: str, dtype: str, tokens: int) -> _Place:
+    def _accelerator(cls, model: ModelCounts, request: Request, text: str, dtype: str, tokens: int) -> _Place:
         peaks = roofline.accelerator(text)
         tp = request.tp or 1
         _check_tp(model, tp)
@@ -214,13 +214,13 @@ class _Place:
         return cls(peaks.name, None, None, peaks, tp, 1, room)
 
 
-def _check_tp(model: Model, tp: int) -> None:
+def _check_tp(model: ModelCounts, tp: int) -> None:
     undivided = model.config.undivided(tp)
     if undivided is not None:
         raise ModelError(undivided)
 
 
-def _tokens(model: Model, request: Request) -> tuple[int, int]:
+def _tokens(model: ModelCounts, request: Request) -> tuple[int, int]:
     """Prompt and generated tokens, as asked for or within the model's context."""
     longest = model.config.max_position_embeddings
     room = min(DEFAULT_TOKENS, longest or DEFAULT_TOKENS)
@@ -257,7 +257,7 @@ def _rate(batch: int, place: _Place, first: Phase, step: Phase, generate: int, p
     )
 
 
-def _fit(model: Model, dtype: str, tokens: int, instance: Instance) -> Fit:
+def _fit(model: ModelCounts, dtype: str, tokens: int, instance: Instance) -> Fit:
     capacity, cores = chip(instance.target).hbm_bytes_per_core, instance.physical_cores
     tp = smallest_tp(model, dtype, tokens, 1, cores, capacity)
     if tp is None:

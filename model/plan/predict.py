@@ -18,7 +18,7 @@ import numpy as np
 
 from model.cache import bucket_length
 from model.config import ModelConfig
-from model.decoder import Block
+from model.decoder import BlockLayers
 from model.device import chip, kernel_limit
 from model.errors import ModelError
 from model.families import compose
@@ -29,7 +29,7 @@ from model.plan.roofline import core
 
 
 @dataclass(frozen=True)
-class Part:
+class LaunchTime:
     """One kernel of a pass: how often it is launched, and the time of all launches, on one rank.
 
     `floor_ns` is their work on the core's peaks. `refusal` is empty for dry runs; else it is why `time` is the floor.
@@ -47,7 +47,7 @@ class PassTime:
     """A pass of the model over all ranks: its kernels, and starting and ending a kernel once."""
 
     overhead: Time
-    parts: tuple[Part, ...]
+    parts: tuple[LaunchTime, ...]
 
     @property
     def time(self) -> Time:
@@ -76,7 +76,7 @@ class Predictor:
         decoder = compose(config)
         first = dict(zip(reversed(config.blocks), reversed(decoder.blocks)))
         kinds = [(first[kind], count) for kind, count in Counter(config.blocks).items()]
-        self._parts: list[tuple[Block, int]] = [((decoder.embedding,), 1), *kinds, ((decoder.head,), 1)]
+        self._parts: list[tuple[BlockLayers, int]] = [((decoder.embedding,), 1), *kinds, ((decoder.head,), 1)]
         self._core = core(chip(target), dtype)
         self._dry = DryTimes(target, ranks)
         held = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
@@ -99,7 +99,7 @@ class Predictor:
         )
         return PassTime(Time.exact(self._dry.overhead_ns), parts)
 
-    def _part(self, part: Block, launch: Launch, step: StepShape, count: int) -> Part:
+    def _part(self, part: BlockLayers, launch: Launch, step: StepShape, count: int) -> LaunchTime:
         floor_ns = 1e9 * self._core.seconds(launch.work.operations, launch.work.bytes)
         launches, time, refusal = count * launch.repeat, Time.exact(floor_ns), launch.refusal
         if not refusal:
@@ -107,9 +107,9 @@ class Predictor:
                 time = self._measured(part, launch, step).at_least(floor_ns)
             except ModelError as error:
                 refusal = str(error).removeprefix(f"{launch.kernel}: ")
-        return Part(launch.title, launches, time * launches, floor_ns * launches, refusal)
+        return LaunchTime(launch.title, launches, time * launches, floor_ns * launches, refusal)
 
-    def _measured(self, part: Block, launch: Launch, step: StepShape) -> Time:
+    def _measured(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
         def resized(rows: int) -> Launch:
             """The same launch of a step with so many rows."""
             return next(each for each in launches_of(part, step.resized(rows)) if each.title == launch.title)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from model.device import chip
-from model.layers import uncomputed
+from model.layers import unsupported
 from model.plan.dry import Time
 from model.plan.memory import DTYPE_BYTES
 from model.plan.plan import CHIPS, Fit, Phase, Plan, Rate
@@ -36,7 +36,7 @@ def _parameters(plan: Plan, name: str) -> list[str]:
     ]
     for part, count in model.parameters().items():
         if count:
-            label = model.aside.what if part == "aside" and model.aside else part
+            label = model.encoder.what if part == "aside" and model.encoder else part
             lines.append(f"{label:12s}{count:18,d}{count / model.total:9.1%}{count * size / 1e9:12.3f}")
     lines.append(f"{'all':12s}{model.total:18,d}{'':9s}{model.total * size / 1e9:12.3f}")
     if any(layers.num_experts for layers in model.layers):
@@ -173,11 +173,17 @@ def _rates(plan: Plan) -> list[str]:
 
 
 def _basis(plan: Plan) -> list[str]:
+    method = plan.model.config.quantisation
+    planned = f"Weights quantised by {method} are planned as {plan.dtype}." if method else ""
+    return [*_basis_of_times(plan), *(_wrapped(planned) if planned else [])]
+
+
+def _basis_of_times(plan: Plan) -> list[str]:
     first, step = plan.first_token.predicted, plan.step.predicted
     if plan.target is None:
         return _wrapped(f"Times are rooflines of the peaks given ({plan.peaks.source}).")
     if first is None or step is None:
-        *most, last = uncomputed(plan.model.config)
+        *most, last = unsupported(plan.model.config)
         missing = f"{', '.join(most)} or {last}" if most else last
         return _wrapped(f"Times are rooflines, because no kernel of this project computes {missing}.")
     lines = _wrapped(

@@ -19,7 +19,7 @@ from enum import Enum
 from model.device import Hardware
 from model.errors import ModelError
 from model.plan.memory import DTYPE_BYTES
-from model.plan.parameters import Model
+from model.plan.parameters import ModelCounts
 
 
 class Bound(Enum):
@@ -125,7 +125,7 @@ class Work:
         return peaks.seconds(self.operations, self.bytes)
 
 
-def decode(model: Model, dtype: str, batch: int, context: int) -> Work:
+def decode(model: ModelCounts, dtype: str, batch: int, context: int) -> Work:
     """One token for each of `batch` sequences, each the last of `context` tokens."""
     size = DTYPE_BYTES[dtype]
     attended = sum(
@@ -140,9 +140,9 @@ def decode(model: Model, dtype: str, batch: int, context: int) -> Work:
     )
 
 
-def prefill(model: Model, dtype: str, batch: int, tokens: int) -> Work:
+def prefill(model: ModelCounts, dtype: str, batch: int, tokens: int) -> Work:
     """The prompts of `batch` sequences, of `tokens` tokens each; the head for the last token of each only."""
-    size, aside = DTYPE_BYTES[dtype], model.aside
+    size, encoder = DTYPE_BYTES[dtype], model.encoder
     attended = sum(
         layers.count
         * (
@@ -153,7 +153,7 @@ def prefill(model: Model, dtype: str, batch: int, tokens: int) -> Work:
     )
     products = model.active * tokens + model.head_parameters + attended
     weights = model.passed(batch * tokens)
-    if aside is not None and aside.positions:
-        products += aside.parameters * aside.positions + aside.products
-        weights += aside.parameters
+    if encoder is not None and encoder.positions:
+        products += encoder.parameters * encoder.positions + encoder.products
+        weights += encoder.parameters
     return Work(2.0 * batch * products, size * weights, size * batch * model.cache_elements(tokens))

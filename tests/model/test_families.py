@@ -16,10 +16,11 @@ from model.errors import ModelError
 from model.families import FAMILIES, compose, load_config, read_config
 from model.families.registry import Family
 from model.kernel_model import KernelModel
-from model.layers import uncomputed
-from model.plan.parameters import Model
+from model.layers import unsupported
+from model.plan.parameters import ModelCounts
 from model.reference import ReferenceModel
 from model.weights import shard_weights, tensor_shapes
+from tests.model.conftest import TINY
 from tests.model.test_plan_parameters import CONFIGS
 
 SIZES = dict(v=300, h=32, f=48, l=2, q=4, g=2, d=8, n=64)
@@ -147,15 +148,28 @@ def test_a_model_type_without_a_row_is_refused(toy) -> None:
         read_config(toy)
 
 
+def test_a_family_whose_parts_no_layer_computes_is_refused_before_its_weights_are_read(
+    toy, monkeypatch
+) -> None:
+    """The same row is accepted by the fixture, with a reader whose parts are all computed."""
+    biased = Family("model.families.qwen", "qwen2", "ToyForCausalLM")
+    monkeypatch.setitem(FAMILIES, "toy", biased)
+    fields = {**TINY, "architectures": ["ToyForCausalLM"], "model_type": "toy"}
+    (toy / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelError) as refused:
+        load_config(toy)
+    assert str(refused.value) == f"{toy / 'config.json'}: no layer computes biases"
+
+
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
 def test_a_model_without_missing_parts_is_composed_with_all_its_parameters(path) -> None:
     """The plan counts parts, the layers state tensors: two roads to one number."""
     config = read_config(path)
-    if uncomputed(config):
+    if unsupported(config):
         assert config.architecture == ""
         return
     sizes = [int(np.prod(shape, dtype=np.int64)) for shape in compose(config).tensor_shapes().values()]
-    assert sum(sizes) == Model.of(config).total
+    assert sum(sizes) == ModelCounts.of(config).total
 
 
 @pytest.mark.parametrize(("name", "row"), FAMILIES.items())

@@ -11,7 +11,7 @@ from model.config import ModelConfig
 from model.errors import ModelError
 from model.families import load_config
 from model.generate import Generation, StopReason, encode_prompt, generate, positions_needed
-from model.sampling import SamplingOptions, Step
+from model.sampling import SamplingOptions, StepOutput
 from model.tokenizer import Tokenizer
 
 GREEDY = SamplingOptions()
@@ -24,18 +24,18 @@ class Script:
         self._tokens = list(tokens)
         self.calls: list[tuple[object, ...]] = []
 
-    def prefill(self, ids: Sequence[int]) -> Step:
+    def prefill(self, ids: Sequence[int]) -> StepOutput:
         self.calls.append(("prefill", *ids))
         return self._next()
 
-    def decode(self, token: int, position: int) -> Step:
+    def decode(self, token: int, position: int) -> StepOutput:
         self.calls.append((token, position))
         return self._next()
 
-    def _next(self) -> Step:
+    def _next(self) -> StepOutput:
         logits = np.zeros(300, np.float32)
         logits[self._tokens.pop(0)] = 1
-        return Step(logits)
+        return StepOutput(logits)
 
 
 @pytest.fixture

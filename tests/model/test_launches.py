@@ -50,7 +50,7 @@ def loaded(folder, ranks: int, dtype: str = "float32") -> Loaded:
     held = weights[0].arrays["head.w_head"].dtype
     step = StepShape(Phase.prefill, PROMPT, 1, 128, config.context, ranks, weights[0].dtype, held)
     lists = {
-        each.phase: [launch for part in decoder.parts for launch in launches_of(part, each)]
+        each.phase: [launch for part in decoder.sections for launch in launches_of(part, each)]
         for each in (step, replace(step, phase=Phase.decode, tokens=1))
     }
     return Loaded(KernelModel(config, weights, device, 128), device, lists)

@@ -76,6 +76,17 @@ def test_a_family_without_kernels_gets_rooflines_and_one_sentence_why(name, caps
     assert f"{int(COUNTS[name]):,}" in text
 
 
+@pytest.mark.parametrize("method", [None, "fp8"])
+def test_weights_that_are_quantised_are_said_to_be_planned_plain(
+    tmp_path, method, capsys, monkeypatch
+) -> None:
+    changes = {} if method is None else {"quantization_config": {"quant_method": method}}
+    tiny(tmp_path, **changes)
+    monkeypatch.chdir(tmp_path)
+    text = printed(capsys, "config.json", "--accelerator", "h100")
+    assert ("Weights quantised by fp8 are planned as float32." in text) == (method is not None)
+
+
 def test_an_accelerator_is_planned_by_its_peaks(capsys, monkeypatch) -> None:
     monkeypatch.chdir(CONFIGS)
     text = printed(capsys, "llama-2-13b.json", "--accelerator", "h100", "--batch", "256")

@@ -11,8 +11,8 @@ import safetensors
 
 from model.errors import ModelError
 from model.families import FAMILIES
-from model.layers import uncomputed
-from model.plan.parameters import Layers, load_model
+from model.layers import unsupported
+from model.plan.parameters import BlockCounts, load_model
 from tests.model.conftest import PRETRAINED, TINY
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -118,7 +118,7 @@ def test_active_parameters_are_those_of_the_chosen_experts() -> None:
 
 
 def test_a_large_batch_reaches_every_expert_and_one_token_its_own() -> None:
-    layers = Layers(count=1, experts=800, num_experts=8, experts_per_token=2)
+    layers = BlockCounts(count=1, experts=800, num_experts=8, experts_per_token=2)
     assert layers.active_experts(1) == 200
     assert layers.active_experts(2) == 800 * (1 - 0.75**2)
     assert 799 < layers.active_experts(64) <= 800
@@ -126,7 +126,7 @@ def test_a_large_batch_reaches_every_expert_and_one_token_its_own() -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 9])
 def test_pairs_are_counted_as_one_by_one(window) -> None:
-    layers = Layers(count=1, window=window)
+    layers = BlockCounts(count=1, window=window)
     counted = sum(
         1 for query in range(8) for key in range(query + 1) if window is None or query - key < window
     )
@@ -203,4 +203,4 @@ def test_refuses_a_missing_file(tmp_path) -> None:
 def test_biases_and_tied_tables_are_counted(tmp_path, changes, extra) -> None:
     model = load_model(changed(tmp_path, "llama-2-7b", **changes))
     assert model.total == int(COUNTS["llama-2-7b"]) + extra
-    assert uncomputed(model.config) == (() if "tie_word_embeddings" in changes else ("biases",))
+    assert unsupported(model.config) == (() if "tie_word_embeddings" in changes else ("biases",))

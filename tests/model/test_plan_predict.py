@@ -14,7 +14,7 @@ from model.device import DryDevice
 from model.families import load_config
 from model.kernel_model import KernelModel
 from model.plan.dry import Time, continued
-from model.plan.parameters import Model, load_model
+from model.plan.parameters import ModelCounts, load_model
 from model.plan.predict import PassTime, Predictor
 from model.weights import shard_weights
 from tests.model.conftest import TINY
@@ -22,14 +22,14 @@ from tests.model.conftest import TINY
 CHIPS = ("trn1", "inf2", "trn2", "trn3")
 
 
-def tiny(folder: Path, **changes: Any) -> Model:
+def tiny(folder: Path, **changes: Any) -> ModelCounts:
     path = folder / "config.json"
     path.write_text(json.dumps({**TINY, **changes}))
     return load_model(path)
 
 
 def predictor(
-    model: Model, target: str = "trn2", tp: int = 1, context: int = 64, dtype: str = "float32"
+    model: ModelCounts, target: str = "trn2", tp: int = 1, context: int = 64, dtype: str = "float32"
 ) -> Predictor:
     return Predictor(model.config, target, tp, dtype, context)
 

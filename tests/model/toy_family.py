@@ -20,8 +20,6 @@ def toy(fields: Fields) -> ModelConfig:
     heads, limit = fields.count("q"), fields.count("n")
     mixer = GroupedAttention(heads, fields.count("g"), fields.count("d"), head_norm=HeadNorm.head)
     return ModelConfig(
-        model_type="toy",
-        architecture="",
         vocab_size=fields.count("v"),
         hidden_size=fields.count("h"),
         blocks=(Block(mixer, Mlp(fields.count("f")), Norms(EPS)),) * fields.count("l"),
