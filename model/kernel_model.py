@@ -14,6 +14,7 @@ from model.decoder import BlockLayers
 from model.errors import ModelError
 from model.families import compose
 from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
+from model.layers.layer import Constant
 from model.sampling import StepOutput
 from model.weights import RankWeights
 
@@ -75,9 +76,10 @@ class KernelModel:
             candidates=candidates,
         )
         shape = self._shape(Phase.prefill, 1)
-        makers = {
-            name: make for layer in self._decoder.layers for name, make in layer.constants(shape).items()
-        }
+        makers: dict[str, Constant] = {}
+        for layer in self._decoder.layers:
+            for name, make in layer.constants(shape).items():
+                assert makers.setdefault(name, make) == make, f"two arrays are called {name}"
         self._states = [state for layer in self._decoder.layers for state in layer.states(shape)]
         self._held: list[Arrays] = [
             {**rank.arrays, **{name: make(rank.shard) for name, make in makers.items()}} for rank in weights

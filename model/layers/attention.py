@@ -22,24 +22,24 @@ from model import rope
 from model.config.parts import GroupedAttention, Positions
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import (
-    FLOAT32,
     INT32,
     Axis,
     Growth,
     Launch,
+    LeastWork,
     Phase,
     StepShape,
     Tensor,
     Value,
     Weight,
-    Work,
     copied,
     product,
     summed,
 )
 from model.layers.layer import Constant, States
 from model.layers.norm import RmsNorm
-from model.layers.shard import ROW_PARALLEL, by_heads
+from model.layers.shard import ROW_PARALLEL, Shard, by_heads
+from model.precision import FLOAT32
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,20 @@ class AttentionTensors:
     key: str
     value: str
     output: str
+
+
+@dataclass(frozen=True)
+class RotaryTable:
+    """Cosines (`which` is 0) or sines (1) of `count` positions, [count, head_dim / 2], the same on every rank."""
+
+    positions: Positions
+    head_dim: int
+    count: int
+    which: int
+
+    def __call__(self, shard: Shard) -> np.ndarray:
+        """The table."""
+        return rope.tables(self.positions.rope, self.head_dim, self.positions.limit, self.count)[self.which]
 
 
 @dataclass(frozen=True)
@@ -104,13 +118,10 @@ class Attention:
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Cosines and sines of every position, which equal layers share."""
-        cos, sin = self._tables(step)
-
-        def table(which: int) -> Constant:
-            limit, (count, pairs) = self.positions.limit, cos.shape
-            return lambda shard: rope.tables(self.positions.rope, 2 * pairs, limit, count)[which]
-
-        return {cos.name: table(0), sin.name: table(1)}
+        return {
+            table.name: RotaryTable(self.positions, self.heads.head_dim, table.shape[0], which)
+            for which, table in enumerate(self._tables(step))
+        }
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Projection, rotations, attention, output."""
@@ -132,8 +143,7 @@ class Attention:
             launches.append(Launch("rope", turn, (each.name,), copied(each), rows, label))
         launches.append(self._attend(step, q, k, v))
         o = Value("o", q.shape, step.activations)
-        work = product(rows, w_o)
-        work = Work(work.operations, work.bytes + summed(x, step))
+        work = product(rows, w_o, moved_bytes=summed(x, step))
         launches.append(Launch("output_projection", (o, w_o, x, Axis.tensor), ("x",), work, rows))
         return launches
 
@@ -150,7 +160,7 @@ class Attention:
                 "attention_prefill",
                 (q, k, v, keys, values, scale),
                 results,
-                Work(2.0 * q.shape[1] * tokens * (tokens + 1), moved),
+                LeastWork(2.0 * q.shape[1] * tokens * (tokens + 1), moved),
                 tokens,
                 growth=Growth.square,
                 refusal=refusal,
@@ -161,7 +171,7 @@ class Attention:
             "attention_decode",
             (q, k, v, keys, values, position, scale),
             results,
-            Work(4.0 * q.shape[1] * step.cache_length, float(keys.nbytes + values.nbytes)),
+            LeastWork(4.0 * q.shape[1] * step.cache_length, float(keys.nbytes + values.nbytes)),
             1,
             growth=Growth.fixed,
             repeat=step.sequences,

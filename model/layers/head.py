@@ -9,7 +9,7 @@ import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import INT32, Axis, Launch, StepShape, Tensor, Value, Weight, product
-from model.layers.layer import Constant, States
+from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import RmsNorm
 from model.layers.shard import VOCABULARY_PARALLEL, Shard, even_span
 
@@ -21,7 +21,7 @@ _ROWS = 128
 
 
 @dataclass(frozen=True)
-class Head:
+class Head(Stateless):
     """Logits for the last token of every sequence; every rank computes its part of the vocabulary.
 
     `tensor` is [vocabulary, hidden]: the table of the embedding where the two are tied.
@@ -43,10 +43,6 @@ class Head:
     def weights(self) -> Sequence[Weight]:
         """The last norm and the projection."""
         return (self.norm.weight, self.w_head)
-
-    def states(self, step: StepShape) -> Sequence[Value]:
-        """None."""
-        return ()
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """The id of a rank's first token."""

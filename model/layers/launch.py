@@ -115,7 +115,7 @@ Argument = Value | np.dtype | Axis | float | int | None
 
 
 @dataclass(frozen=True)
-class Work:
+class LeastWork:
     """The least that one rank has to do for a launch: operations (two for a multiply-add), and bytes of HBM to move."""
 
     operations: float
@@ -133,7 +133,7 @@ class Launch:
     kernel: str
     arguments: tuple[Argument, ...]
     results: tuple[str, ...]
-    work: Work
+    work: LeastWork
     rows: int
     label: str = ""
     growth: Growth = Growth.rows
@@ -182,16 +182,15 @@ class Weight:
         return Value(self.name, self.shape(step.shard), step.weights)
 
 
-def product(rows: int, *weights: Value) -> Work:
-    """Rows multiplied with matrices of weights, which are read once."""
-    return Work(
-        2.0 * rows * sum(prod(each.shape) for each in weights), float(sum(each.nbytes for each in weights))
-    )
+def product(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:
+    """Rows multiplied with matrices of weights, which are read once; and other bytes that have to be moved."""
+    products = rows * sum(prod(each.shape) for each in weights)
+    return LeastWork(2.0 * products, moved_bytes + sum(each.nbytes for each in weights))
 
 
-def copied(value: Value) -> Work:
+def copied(value: Value) -> LeastWork:
     """An array read and written."""
-    return Work(0.0, 2.0 * value.nbytes)
+    return LeastWork(0.0, 2.0 * value.nbytes)
 
 
 def summed(value: Value, step: StepShape) -> float:

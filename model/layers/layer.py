@@ -26,7 +26,7 @@ class Layer(Protocol):
         """What a rank keeps of a sequence from step to step; zeros at its start."""
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Arrays that are neither weights nor state, by name: each is made once for a rank."""
+        """Arrays that are neither weights nor state, by name; layers that share a name share the array."""
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """The kernels of one step, in order; the first reads and the last returns the value `x`."""

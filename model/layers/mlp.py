@@ -16,7 +16,6 @@ from model.layers.launch import (
     Tensor,
     Value,
     Weight,
-    Work,
     product,
     summed,
 )
@@ -61,8 +60,7 @@ class GatedMlp(Stateless):
         """One kernel; partial sums are all-reduced over the ranks."""
         x = Value("x", (step.tokens, self.hidden), step.activations)
         norm, projections = self.norm.weight.value(step), [each.value(step) for each in self._projections()]
-        work = product(step.tokens, *projections)
-        work = Work(work.operations, work.bytes + summed(x, step))
+        work = product(step.tokens, *projections, moved_bytes=summed(x, step))
         arguments: tuple[Argument, ...] = (x, norm, *projections, self.norm.eps, Axis.tensor)
         return (Launch("mlp", arguments, ("x",), work, step.tokens),)
 

@@ -81,19 +81,19 @@ class DryTimes:
         whole = Time(took.dataflow_ns, took.program_ns, took.serial_ns)
         return whole - Time.exact(done.overhead_ns)
 
-    def by_rows(self, launch: Sized, rows: int) -> Time:
+    def by_rows(self, sized: Sized, rows: int) -> Time:
         """A product with weights, which takes the rows of all sequences together."""
         if rows > ROWS_TOGETHER:
-            return continued(lambda size: self.launch(launch(size)), rows, order=1)
+            return continued(lambda size: self.launch(sized(size)), rows, order=1)
         if rows in _KNOTS:
-            return self.launch(launch(rows))
+            return self.launch(sized(rows))
         low, high = next((low, high) for low, high in pairwise(_KNOTS) if low < rows < high)
         share = (rows - low) / (high - low)
-        return self.launch(launch(low)) * (1 - share) + self.launch(launch(high)) * share
+        return self.launch(sized(low)) * (1 - share) + self.launch(sized(high)) * share
 
-    def by_tokens(self, launch: Sized, tokens: int) -> Time:
+    def by_tokens(self, sized: Sized, tokens: int) -> Time:
         """Attention of a prompt with itself."""
-        return continued(lambda size: self.launch(launch(size)), tokens, order=2)
+        return continued(lambda size: self.launch(sized(size)), tokens, order=2)
 
 
 def stand_in(argument: Argument, device: Device) -> Any:
