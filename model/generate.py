@@ -50,7 +50,7 @@ def encode_prompt(prompt: str, tokenizer: Tokenizer, config: ModelConfig) -> lis
     """The ids of a prompt; ModelError if there are none, or so many that the context has no room for another."""
     ids = tokenizer.encode(prompt)
     if not ids:
-        raise ModelError("the prompt has no tokens; this tokenizer begins a text with none of its own")
+        raise ModelError("the prompt has no tokens; this tokenizer adds none at the start of a text")
     room = config.context
     if len(ids) >= room:
         raise ModelError(

@@ -30,7 +30,7 @@ def activation_dtype(asked: str, config: ModelConfig, weights: Mapping[str, np.n
         asked = config.dtype or weights[next(iter(weights))].dtype.name
         return _NAMES.get(asked, FLOAT32)
     if asked not in _NAMES:
-        raise ModelError(f"dtype {asked!r} is not computed; known are auto, {', '.join(_NAMES)}")
+        raise ModelError(f"dtype {asked!r} is not supported; known are auto, {', '.join(_NAMES)}")
     return _NAMES[asked]
 
 

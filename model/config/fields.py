@@ -82,7 +82,7 @@ class Fields:
             if isinstance(each, bool) or not isinstance(each, int):
                 raise self.error(name, f"{value!r} is neither a token id nor a list of them")
             if not 0 <= each < vocabulary:
-                raise self.error(name, f"{each} is no token of a vocabulary of {vocabulary}")
+                raise self.error(name, f"{each} is not a token of a vocabulary of {vocabulary}")
         return tuple(ids)
 
     def _required(self, name: str, default: Any) -> Any:
@@ -103,5 +103,5 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ModelError(f"{path} holds no JSON object but {type(values).__name__}")
+        raise ModelError(f"{path} holds a JSON {type(values).__name__}, not an object")
     return values

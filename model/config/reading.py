@@ -43,7 +43,7 @@ def attention(fields: Fields, **quirks: Any) -> GroupedAttention:
         raise fields.error("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads, {heads}")
     hidden = fields.count("hidden_size")
     if "head_dim" not in fields and hidden % heads:
-        raise fields.error("hidden_size", f"{hidden} is no multiple of num_attention_heads, {heads}")
+        raise fields.error("hidden_size", f"{hidden} is not a multiple of num_attention_heads, {heads}")
     head_dim = fields.count("head_dim", default=max(1, hidden // heads))
     if head_dim % 2:
         fields.unsupported("head_dim", f"{head_dim} is odd; rotary embedding turns pairs")
@@ -99,7 +99,9 @@ def quantisation(fields: Fields) -> str | None:
     if "quantization_config" not in fields:
         return None
     method = str(fields.table("quantization_config").get("quant_method", "unnamed"))
-    fields.unsupported("quantization_config", f"weights quantised by {method}; the kernels take plain ones")
+    fields.unsupported(
+        "quantization_config", f"weights quantised by {method}; the kernels take unquantised weights only"
+    )
     return method
 
 
@@ -134,7 +136,7 @@ def rope_parameters(fields: Fields, positions: int) -> RopeParameters:
     kind = scaling.get(kind_field, "default")
     known = [each.value for each in RopeType]
     if not isinstance(kind, str) or kind not in known:
-        raise scaling.error(kind_field, f"{kind!r} is not computed; known are {', '.join(known)}")
+        raise scaling.error(kind_field, f"{kind!r} is not supported; known are {', '.join(known)}")
     rope_type = RopeType(kind)
     for owner in (fields, scaling):
         if owner.number("partial_rotary_factor", default=1.0) != 1:

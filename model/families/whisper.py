@@ -14,7 +14,7 @@ def whisper(fields: Fields) -> ModelConfig:
     """The decoder's layers with self-attention and cross-attention; the encoder is counted apart."""
     width, heads = fields.count("d_model"), fields.count("decoder_attention_heads")
     if width % heads:
-        raise fields.error("d_model", f"{width} is no multiple of decoder_attention_heads, {heads}")
+        raise fields.error("d_model", f"{width} is not a multiple of decoder_attention_heads, {heads}")
     sources, targets = fields.count("max_source_positions"), fields.count("max_target_positions")
     mixer = GroupedAttention(
         heads,

@@ -100,7 +100,7 @@ def test_rope_scaling_is_read_in_both_spellings(write_model) -> None:
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: nan is not a positive number"),
         ({"rope_theta": 10**400}, "rope_theta: 1000"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads, 4"),
-        ({"hidden_size": 34}, "hidden_size: 34 is no multiple of num_attention_heads, 4"),
+        ({"hidden_size": 34}, "hidden_size: 34 is not a multiple of num_attention_heads, 4"),
         ({"head_dim": 7}, "head_dim: 7 is odd; rotary embedding turns pairs"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu'; an MLP is computed with silu only"),
         ({"attention_bias": True}, "attention_bias: true; the projection kernels add no bias"),
@@ -109,9 +109,9 @@ def test_rope_scaling_is_read_in_both_spellings(write_model) -> None:
         ({"torch_dtype": "int8"}, "torch_dtype: 'int8'; known are bfloat16, float16, float32"),
         (
             {"quantization_config": {"quant_method": "fp8"}},
-            "quantization_config: weights quantised by fp8; the kernels take plain ones",
+            "quantization_config: weights quantised by fp8; the kernels take unquantised weights only",
         ),
-        ({"eos_token_id": 300}, "eos_token_id: 300 is no token of a vocabulary of 300"),
+        ({"eos_token_id": 300}, "eos_token_id: 300 is not a token of a vocabulary of 300"),
         ({"eos_token_id": "</s>"}, "eos_token_id: '</s>' is neither a token id nor a list of them"),
         (
             {"architectures": ["MambaForCausalLM"]},
@@ -125,7 +125,7 @@ def test_rope_scaling_is_read_in_both_spellings(write_model) -> None:
         ({"rope_scaling": 3}, "rope_scaling: 3 is not an object"),
         (
             {"rope_scaling": {"rope_type": "longrope"}},
-            "rope_scaling.rope_type: 'longrope' is not computed; known are",
+            "rope_scaling.rope_type: 'longrope' is not supported; known are",
         ),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor: missing"),
         ({"rope_theta": 1.0}, "rope_theta: 1.0; must be greater than 1"),

@@ -148,7 +148,7 @@ def test_a_folder_and_its_file_give_the_same_model(tmp_path) -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads, 32"),
         (
             {"num_attention_heads": 24, "num_key_value_heads": None},
-            "hidden_size: 4096 is no multiple of num_attention_heads, 24",
+            "hidden_size: 4096 is not a multiple of num_attention_heads, 24",
         ),
         ({"num_hidden_layers": 10_001}, "num_hidden_layers: 10001; at most 10,000 layers are read"),
         ({"hidden_size": 2**40}, "describes more than 1e+15 parameters; no plan is made for so many"),

@@ -52,7 +52,7 @@ def test_auto_is_what_the_config_names_else_what_the_weights_are(config, named, 
 @pytest.mark.parametrize("asked", ["float16", "torch.bfloat16", "", "int8"])
 def test_refuses_another_name(config, asked) -> None:
     with pytest.raises(
-        ModelError, match=f"dtype '{asked}' is not computed; known are auto, float32, bfloat16"
+        ModelError, match=f"dtype '{asked}' is not supported; known are auto, float32, bfloat16"
     ):
         activation_dtype(asked, config, norm_of("float32"))
 
