@@ -119,7 +119,7 @@ def _follow(options: argparse.Namespace) -> int:
 
 
 class _Job:
-    """What generating and predicting share: one model, cut for its ranks, and one prompt."""
+    """One model, cut for its ranks, and one prompt: the input of generating and of predicting."""
 
     def __init__(
         self, options: argparse.Namespace, config: ModelConfig, weights: Checkpoint, prompt_ids: list[int]
@@ -142,7 +142,7 @@ class _Job:
         )
 
     def backend(self, progress: Progress) -> Backend:
-        """What --backend names."""
+        """The backend that --backend names."""
         options = self.options
         if options.backend == "simulate":
             from model.device import SimulatedDevice

@@ -36,7 +36,7 @@ class Decoder:
 
     @property
     def weights(self) -> Iterator[Weight]:
-        """What one rank holds of the checkpoint, in the order of the layers."""
+        """The weights of every layer, in order."""
         return (weight for layer in self.layers for weight in layer.weights)
 
     def tensor_shapes(self) -> dict[str, Shape]:

@@ -34,7 +34,7 @@ class StopReason(Enum):
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated; an end token counts and has no text. Times are of this machine, not of a chip."""
+    """The result of a generation; an end token counts and has no text. Times are of this machine, not of a chip."""
 
     prompt_ids: tuple[int, ...]
     generated_ids: tuple[int, ...]
@@ -47,7 +47,7 @@ class Generation:
 
 
 def encode_prompt(prompt: str, tokenizer: Tokenizer, config: ModelConfig) -> list[int]:
-    """The ids of a prompt; ModelError if there are none, or so many that the context has no room for another."""
+    """The ids of a prompt; ModelError if there are none, or if the context has no room for another."""
     ids = tokenizer.encode(prompt)
     if not ids:
         raise ModelError("the prompt has no tokens; this tokenizer adds none at the start of a text")

@@ -19,7 +19,7 @@ from model.sampling import StepOutput
 from model.weights import RankWeights
 
 Arrays = dict[str, Any]
-"""What the names of a launch list stand for on one rank."""
+"""The arrays of one rank by their names in the launch list."""
 
 
 class Device(Protocol):

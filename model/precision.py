@@ -35,7 +35,7 @@ def activation_dtype(asked: str, config: ModelConfig, weights: Mapping[str, np.n
 
 
 class StoredWeights(Mapping[str, np.ndarray]):
-    """Weights as they lie in HBM, each made when it is asked for.
+    """Weights in the dtype in which HBM holds them, each converted when it is read.
 
     Beside float32 activations they keep the checkpoint's dtype, beside bfloat16 ones they are rounded to bfloat16.
     """

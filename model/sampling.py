@@ -17,7 +17,7 @@ from model.errors import ModelError
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What one pass of a model says about the next token.
+    """The output of one step: scores of the next token.
 
     `logits` [vocabulary] float32, and the best candidates as `values` and `ids`, best first, where the device picked
     them out; either may be absent, not both.

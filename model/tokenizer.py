@@ -75,7 +75,7 @@ class TokenStream:
         return text
 
     def finish(self) -> str:
-        """What is still held back, with a replacement character for a character that was never finished."""
+        """The text still held back, with a replacement character for a character that was never finished."""
         text = self._new_text()
         self._before, self._pending = self._pending, []
         return text

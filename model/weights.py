@@ -1,4 +1,4 @@
-"""What the ranks hold of a checkpoint: every weight cut once, into the layout the kernels want."""
+"""Weights of the ranks: every weight of a checkpoint cut once, into the layout the kernels want."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_ranks(config: ModelConfig, ranks: int) -> None:
-    """Whether `ranks` ranks can share this model; ModelError says what does not divide."""
+    """Raise ModelError where `ranks` ranks cannot share this model."""
     if ranks < 1:
         raise ModelError(f"tensor parallelism over {ranks} ranks; at least 1 is needed")
     undivided = config.undivided(ranks)

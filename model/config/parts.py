@@ -56,7 +56,7 @@ class GroupedAttention:
         return self.query_bias or self.key_bias or self.value_bias or self.output_bias
 
     def kv_heads_of_rank(self, ranks: int) -> int:
-        """Key/value heads that one of so many ranks holds."""
+        """Key/value heads that one of `ranks` ranks holds."""
         return max(1, self.kv_heads // ranks)
 
 
@@ -185,7 +185,7 @@ class ModelConfig:
 
     @property
     def divided(self) -> tuple[int, int]:
-        """What tensor parallelism divides: query heads, and the parts of the cache.
+        """The counts that tensor parallelism divides: query heads, and the parts of the cache.
 
         With more ranks than parts of the cache, several ranks hold the same part.
         """
@@ -197,7 +197,7 @@ class ModelConfig:
         return mixer.inner, mixer.inner  # channels are independent, as heads are
 
     def undivided(self, ranks: int) -> str | None:
-        """Why so many ranks cannot share this model evenly; None where they can."""
+        """The reason why `ranks` ranks cannot share this model evenly; None where they can."""
         heads, kv_heads = self.divided
         if heads % ranks:
             return f"{ranks} ranks do not divide {heads} heads"

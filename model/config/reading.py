@@ -106,7 +106,7 @@ def quantisation(fields: Fields) -> str | None:
 
 
 def windows(fields: Fields, layers: int, window: int | None, full_every: int) -> list[int | None]:
-    """The window of each layer: `layer_types` where the config lists them, else full attention every so many layers."""
+    """The window of each layer: from `layer_types`, else full attention in every `full_every`th layer."""
     kinds = fields.get("layer_types", None)
     if kinds is None:
         return [None if (layer + 1) % full_every == 0 else window for layer in range(layers)]
@@ -120,7 +120,7 @@ def windows(fields: Fields, layers: int, window: int | None, full_every: int) ->
 
 
 def chosen_experts(fields: Fields, experts: int) -> int:
-    """Experts that a token passes; ModelError where there are not so many."""
+    """Experts that a token passes; ModelError for more than there are."""
     number = fields.count("num_experts_per_tok")
     if number > experts:
         raise fields.error("num_experts_per_tok", f"{number} of {experts} experts")

@@ -33,7 +33,7 @@ def nki_dtype(name: str) -> Any:
 
 
 def replica_group_of(ranks: int) -> Any:
-    """All ranks as one group of a collective; None for a rank alone, which has nobody to meet."""
+    """All ranks as one group of a collective; None for a single rank."""
     if ranks == 1:
         return None
     from nki.collectives import ReplicaGroup

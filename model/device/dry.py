@@ -34,7 +34,7 @@ class EqualRanks:
         self._arrived: list[tuple[Any, list[np.ndarray], Any]] = []
 
     def launch(self) -> AbstractContextManager[None]:
-        """One launch; no other process has to be told of it."""
+        """Begin a launch; there is no other process to announce it to."""
         return nullcontext()
 
     def post(self, collective: Any, operands: list[np.ndarray], where: Any, dry: bool = False) -> Posted:
@@ -43,7 +43,7 @@ class EqualRanks:
         return Posted("", self.rank, collective, operands, where, dry)
 
     def wait(self, posted: Sequence[Posted]) -> tuple[int, list[tuple[Any, list[np.ndarray], Any]]]:
-        """What every member brought to the collective, which is what rank 0 brought."""
+        """The operands of every member of the collective, which equal those of rank 0."""
         return 0, self._arrived
 
 
@@ -51,8 +51,8 @@ class DryDevice:
     """Ranks of one chip that only plan: kernels are checked, placed and timed, and return zeros.
 
     Launches that are equal (kernel, shapes, dtypes, static arguments) are planned and scheduled once. With
-    `one_for_all`, only the first rank is: the others are taken to make the same launches at the same times, as ranks
-    do whose shards have one shape. That gives the same times, without the work of planning every rank.
+    `one_for_all` only rank 0 is planned: the others are taken to make equal launches at equal times, as ranks do whose
+    shards have one shape. The times are equal, and the work is that of one rank.
     """
 
     def __init__(self, target: str, ranks: int, one_for_all: bool = False) -> None:
@@ -98,7 +98,7 @@ class DryDevice:
         )
 
     def layer_done(self, done: int, layers: int) -> None:
-        """So many of a model's layers are behind the launches until now."""
+        """Mark the end of a layer: the launches until now belong to the layers before it."""
         self._layer_ends.append(len(self._sequence))
 
     def take_pass(self) -> Pass:
@@ -109,7 +109,7 @@ class DryDevice:
 
 
 def _signature(argument: Any) -> Any:
-    """What decides which instructions an argument gives rise to."""
+    """The properties of an argument that decide which instructions a kernel issues."""
     if isinstance(argument, np.ndarray):
         return argument.shape, str(argument.dtype)
     return repr(argument)

@@ -1,4 +1,4 @@
-"""What predicted passes leave in files: a trace for Perfetto, and a page of profiles."""
+"""Files of predicted passes: a trace for Perfetto, and a page of profiles."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from simulate.timing import Reading, Timeline, dependences, schedule
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a pass is predicted to take on one target: its bracket, busy tracks and high-water marks.
+    """The prediction of a pass on one target: bracket of times, busy tracks and high-water marks.
 
     `program_ns` runs engines and DMA queues concurrently, each in program order; the true time should lie between
     `dataflow_ns` and `serial_ns`. `busy_share` is of `program_ns`, per engine and DMA queue, averaged over the ranks.
@@ -93,7 +93,7 @@ class TimedLaunch:
         return profile(self.launch.streams, self.launch.hardware, self.launch.kernel)
 
     def kernel_time(self, part: str) -> KernelTime:
-        """Its time as the launch of a part of the model."""
+        """The time of this launch, as one of a part of the model."""
         roof, busiest = self.profile.roofline, self.timeline.busiest
         share = self.timeline.busy_ns[busiest] / self.timeline.length_ns if self.timeline.length_ns else 0.0
         return KernelTime(
@@ -116,11 +116,11 @@ class Pass:
 
     @property
     def overhead_ns(self) -> float:
-        """What starting and ending a kernel takes, which a pass pays once."""
+        """The time of starting and ending a kernel, which a pass takes once."""
         return self.launches[0].timeline.overhead_ns
 
     def prediction(self) -> Prediction:
-        """Their time, one after another, and what they use."""
+        """Time of the launches one after another, and their use of the chip."""
         chip = self.launches[0].launch.hardware
         overhead = self.overhead_ns
         program = overhead + sum(each.timeline.length_ns for each in self.launches)

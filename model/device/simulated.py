@@ -77,5 +77,5 @@ def started_by_torchrun() -> bool:
 
 
 def replay_report() -> str:
-    """What became of the launches of this process, in some lines."""
+    """The number of replayed, recorded and refused launches of this process, as text."""
     return REPLAYS.report.text()

@@ -1,4 +1,4 @@
-"""The kinds of layers a model is made of, one per file: weights, cut, state, launches and the same in plain numpy."""
+"""The kinds of layers of a model, one per file: weights, cut, state, launches and a reference in plain numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from model.config.parts import Block, Experts, GroupedAttention, HeadNorm, Laten
 
 
 def unsupported(config: ModelConfig) -> tuple[str, ...]:
-    """What a model needs and no layer of this package computes, in words; empty where all of it is computed."""
+    """The needs of a model that no layer of this package computes, in words; empty where the layers compute it."""
     return tuple(
         dict.fromkeys(what for block in dict.fromkeys(config.blocks) for what in _unsupported(block))
     )

@@ -28,7 +28,7 @@ class Axis(Enum):
 
 
 class Phase(Enum):
-    """What a step computes: the prompt of one sequence, or one more token of every sequence."""
+    """The kinds of steps: the prompt of one sequence, or one more token of every sequence."""
 
     prefill = "prefill"
     decode = "decode"
@@ -44,7 +44,7 @@ class Growth(Enum):
 
 @dataclass(frozen=True)
 class StepShape:
-    """What decides the shapes of a step: tokens of all sequences, ranks, dtypes.
+    """The numbers that decide the shapes of a step: tokens of all sequences, ranks, dtypes.
 
     A state has room for `cache_length` positions, of which a sequence fills at most `context`. `activations` is the
     dtype of activations and states, `weights` that of the weights. The head picks `candidates` of the likeliest tokens.
@@ -61,7 +61,7 @@ class StepShape:
     candidates: int = 1
 
     def resized(self, rows: int) -> StepShape:
-        """The same step with so many rows: tokens of the prompt, or sequences."""
+        """This step with `rows` tokens of the prompt, or `rows` sequences."""
         return replace(self, tokens=rows, sequences=1 if self.phase is Phase.prefill else rows)
 
     @property
@@ -97,11 +97,11 @@ class Value:
         return prod(self.shape) * self.dtype.itemsize
 
     def last(self, rows: int) -> Value:
-        """Its last rows."""
+        """The last rows of the array."""
         return replace(self, shape=(rows, *self.shape[1:]), view=View.last_rows)
 
     def reshaped(self, *shape: int) -> Value:
-        """Its elements in another shape."""
+        """The elements of the array in another shape."""
         return replace(self, shape=shape, view=View.reshaped)
 
     def of(self, array: Any) -> Any:
@@ -168,17 +168,17 @@ class Weight:
         return all(isinstance(each.cut, (Whole, Row)) for each in self.tensors)
 
     def shape(self, shard: Shard) -> Shape:
-        """Its shape on a rank."""
+        """The shape of the array on a rank."""
         *rest, last = zip(*(each.cut.shape(each.shape, shard) for each in self.tensors))
         return (*(size[0] for size in rest), sum(last))
 
     def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
-        """Its elements on a rank, copied from a checkpoint."""
+        """The array of a rank, copied from a checkpoint."""
         parts = [each.cut.take(weights[each.name], shard) for each in self.tensors]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def value(self, step: StepShape) -> Value:
-        """It as an argument of a launch."""
+        """The array as an argument of a launch."""
         return Value(self.name, self.shape(step.shard), step.weights)
 
 

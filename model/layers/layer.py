@@ -1,4 +1,4 @@
-"""What every kind of layer says of itself, in one file each: weights, state, constants, launches, and the reference."""
+"""The interface of a layer: weights, states, constants, launches, and the reference."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ States = dict[str, np.ndarray]
 
 
 class Layer(Protocol):
-    """One layer of a model, the same whatever computes it."""
+    """One layer of a model, for every device and for the reference."""
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """What a rank holds of the checkpoint."""
+        """The arrays of the checkpoint that a rank holds."""
 
     def states(self, step: StepShape) -> Sequence[Value]:
-        """What a rank keeps of a sequence from step to step; zeros at its start."""
+        """The arrays that a rank keeps of a sequence from step to step; zeros at the start of the sequence."""
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Arrays that are neither weights nor state, by name; layers that share a name share the array."""
@@ -32,7 +32,7 @@ class Layer(Protocol):
         """The kernels of one step, in order; the first reads and the last returns the value `x`."""
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """The same in plain numpy: `x` [tokens, …] at the positions of `span`, whole weights, one sequence."""
+        """The layer in plain numpy: `x` [tokens, …] at the positions of `span`, whole weights, one sequence."""
 
 
 class Stateless:

@@ -26,7 +26,7 @@ class RmsNorm:
 
     @property
     def weight(self) -> Weight:
-        """The same row on every rank."""
+        """The weight of the norm, a row [1, size] on every rank."""
         return Weight(self.name, (Tensor(self.tensor, (self.size,), Row()),))
 
     def launch(self, x: Value, step: StepShape, label: str) -> Launch:

@@ -41,13 +41,13 @@ class Shard:
 
 
 def even_span(size: int, shard: Shard) -> slice:
-    """This rank's part of `size` things: as many as the first rank's, or what is left."""
+    """The part of `size` elements that a rank holds: ceil(size / ranks) of them, and the rest on the last rank."""
     part = -(-size // shard.ranks)
     return slice(min(size, shard.rank * part), min(size, (shard.rank + 1) * part))
 
 
 def head_span(heads: int, size: int, shard: Shard) -> slice:
-    """This rank's part of `heads` heads that lie side by side in `size`; ranks share a head where they are more."""
+    """The part of `size` elements, `heads` heads side by side, that a rank holds; more ranks than heads share heads."""
     parts = min(heads, shard.ranks)
     assert heads % parts == 0, f"{heads} heads over {shard.ranks} ranks"
     part, place = size // parts, shard.rank * parts // shard.ranks
@@ -55,13 +55,13 @@ def head_span(heads: int, size: int, shard: Shard) -> slice:
 
 
 class Cut(Protocol):
-    """Which part of a checkpoint's tensor one rank holds, and how it lies there."""
+    """The part of a checkpoint's tensor that one rank holds, and its layout."""
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
         """Shape of what a rank holds of a tensor of shape `whole`."""
 
     def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
-        """What a rank holds of a tensor, copied."""
+        """The part of a tensor that a rank holds, copied."""
 
 
 class Whole:

@@ -58,14 +58,14 @@ class Time:
 
     @classmethod
     def exact(cls, time_ns: float) -> Time:
-        """The same in every reading, as a roofline is."""
+        """A time that is equal in every reading, such as a roofline."""
         return cls(time_ns, time_ns, time_ns)
 
 
 class DryTimes:
-    """Times of single launches on `ranks` ranks of a chip, of which one stands for all.
+    """Times of single launches on `ranks` ranks of a chip. Rank 0 is planned; the others are taken to equal it.
 
-    ModelError is what a kernel refuses.
+    Raises ModelError for a launch that its kernel refuses.
     """
 
     def __init__(self, target: str, ranks: int) -> None:

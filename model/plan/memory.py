@@ -1,4 +1,4 @@
-"""What a plan fits into: bytes of weights and cache on each core, by the number of ranks, and on each instance.
+"""Memory of a plan: bytes of weights and cache on each core, by the number of ranks, and on each instance.
 
 A rank holds the weights as the layers cut them: the embedding table whole, norms whole, and its part of
 everything else. A tied table is held a second time, transposed, for the head; with more ranks than key/value heads, a
@@ -17,7 +17,7 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one of `tp` ranks holds: its weights, and for each sequence of `tokens` tokens its part of the cache."""
+    """Bytes that one of `tp` ranks holds: weights, and for each sequence of `tokens` tokens a part of the cache."""
 
     tp: int
     tokens: int
@@ -34,7 +34,7 @@ class Footprint:
 
 
 def footprint(model: ModelCounts, dtype: str, tp: int, tokens: int) -> Footprint:
-    """What each rank holds of a model in `dtype`."""
+    """Bytes that each rank holds of a model in `dtype`."""
     size = DTYPE_BYTES[dtype]
     elements = (
         model.embedding + model.final_norms + _share(model.config.vocab_size, tp) * model.config.hidden_size

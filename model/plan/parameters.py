@@ -1,4 +1,4 @@
-"""What a plan counts in a model: parameters by part, what a token leaves in the cache, and what attention multiplies.
+"""Counts of a model: parameters by part, cache elements of a token, and multiply-adds of attention.
 
 Parts:
 
@@ -47,7 +47,7 @@ class BlockCounts:
 
     `attention_shared` are the parameters of `attention` that more ranks than key/value heads hold several times.
     Products are multiply-adds: for a (query, key) pair over all heads in a prompt and in a decode step, and for a
-    token beside those with weights. Where `window` is a number, a token sees so many positions and the cache holds
+    token beside those with weights. Where `window` is a number, a token sees that many positions and the cache holds
     no more.
     """
 
@@ -115,7 +115,7 @@ class ModelCounts:
 
     @property
     def encoder(self) -> Encoder | None:
-        """What a generated token does not pass."""
+        """The part that a generated token does not pass."""
         return self.config.encoder
 
     @property
@@ -171,7 +171,7 @@ def load_model(path: Path) -> ModelCounts:
     model = ModelCounts.of(read_config(path))
     if model.total > _MOST_PARAMETERS:
         raise ModelError(
-            f"{path} describes more than {_MOST_PARAMETERS:.0e} parameters; no plan is made for so many"
+            f"{path} describes more than {_MOST_PARAMETERS:.0e} parameters; a plan takes no more"
         )
     return model
 

@@ -29,7 +29,7 @@ _MOST_TOKENS = 2**30
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be planned; None leaves the choice to the planner."""
+    """The options of a plan; None leaves the choice to the planner."""
 
     instance: str | None = None
     accelerator: str | None = None
@@ -110,14 +110,14 @@ class Plan:
 
     @property
     def weight_bytes(self) -> int:
-        """What each core or device holds of the weights; other accelerators are taken to share them evenly."""
+        """Bytes of weights that each core or device holds; other accelerators are taken to share them evenly."""
         if self.devices is None:
             return -(-DTYPE_BYTES[self.dtype] * self.model.total // self.tp)
         return footprint(self.model, self.dtype, self.tp, self.context).weight_bytes
 
     @property
     def holds_weights(self) -> bool:
-        """Whether the weights fit by themselves; also where nothing is known of the memory."""
+        """Whether the weights fit without a cache; True where the memory is unknown."""
         return self.peaks.memory_bytes is None or self.weight_bytes <= self.peaks.memory_bytes
 
     @property

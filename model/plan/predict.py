@@ -111,7 +111,7 @@ class Predictor:
 
     def _measured(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
         def resized(rows: int) -> Launch:
-            """The same launch of a step with so many rows."""
+            """The launch of this title in a step of `rows` rows."""
             return next(each for each in launches_of(part, step.resized(rows)) if each.title == launch.title)
 
         if launch.growth is Growth.fixed:

@@ -23,7 +23,7 @@ from model.plan.parameters import ModelCounts
 
 
 class Bound(Enum):
-    """What decides the time of a phase."""
+    """The resource that decides the time of a phase."""
 
     compute = "compute"
     bandwidth = "bandwidth"
@@ -45,11 +45,11 @@ class Accelerator:
         return self.operations_per_s / self.bytes_per_s
 
     def seconds(self, operations: float, moved_bytes: float) -> float:
-        """The least time that so much takes."""
+        """The least time of a number of operations and bytes."""
         return max(operations / self.operations_per_s, moved_bytes / self.bytes_per_s)
 
     def times(self, devices: int) -> Accelerator:
-        """So many devices as one."""
+        """`devices` of these as one device."""
         memory = None if self.memory_bytes is None else self.memory_bytes * devices
         return Accelerator(
             self.name, self.operations_per_s * devices, self.bytes_per_s * devices, memory, self.source
@@ -100,7 +100,7 @@ def core(chip: Hardware, dtype: str) -> Accelerator:
 
 @dataclass(frozen=True)
 class Work:
-    """What a phase computes, and the bytes of weights and cache that it moves."""
+    """The operations of a phase, and the bytes of weights and cache that it moves."""
 
     operations: float
     weight_bytes: float
@@ -117,7 +117,7 @@ class Work:
         return self.operations / self.bytes
 
     def bound(self, peaks: Accelerator) -> Bound:
-        """What decides its time."""
+        """The resource that decides the time of this work on given peaks."""
         return Bound.compute if self.intensity > peaks.ridge else Bound.bandwidth
 
     def seconds(self, peaks: Accelerator) -> float:

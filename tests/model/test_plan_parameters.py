@@ -151,7 +151,7 @@ def test_a_folder_and_its_file_give_the_same_model(tmp_path) -> None:
             "hidden_size: 4096 is not a multiple of num_attention_heads, 24",
         ),
         ({"num_hidden_layers": 10_001}, "num_hidden_layers: 10001; at most 10,000 layers are read"),
-        ({"hidden_size": 2**40}, "describes more than 1e+15 parameters; no plan is made for so many"),
+        ({"hidden_size": 2**40}, "describes more than 1e+15 parameters; a plan takes no more"),
     ],
 )
 def test_refuses_a_config_that_describes_no_model(tmp_path, changes, message) -> None:
