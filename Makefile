@@ -34,7 +34,7 @@ deep: lint ## lint, then all tests, the exhaustive ones too, and a million rando
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.oracle --instructions 1000000
 
 mutants: $(VENV)/.dev ## break the shipped kernels in some 2,000 ways and see what notices
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.mutants --processes $(WORKERS)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.mutants --processes $(WORKERS)
 
 lint: $(VENV)/.dev ## ruff, formatting, types, import contracts
 	$(BIN)/ruff check .

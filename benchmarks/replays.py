@@ -12,8 +12,8 @@ import nki_kernels
 import simulate
 from benchmarks.measure import SPIN_SECONDS, Row, medians
 from benchmarks.rows import softmax
-from simulate.run import REPLAYS, ReplayOptions
-from simulate.run.fusion import speed
+from simulate.replay import ReplayCache, ReplayOptions
+from simulate.replay.fusion import speed
 
 _RNG = np.random.default_rng(1)
 _ROWS = 128  # of a block of careful numpy
@@ -57,20 +57,21 @@ def _shares() -> Iterator[Row]:
     """Where the time of an eager launch goes, and what rewriting its program takes once."""
     a, b = (_floats(1024, 1024).astype(ml_dtypes.bfloat16) for _ in range(2))
 
+    replays = ReplayCache()
+
     def launch(mode: simulate.Mode, exact: bool = True) -> Callable[[], object]:
-        world = simulate.World("trn2", replay=ReplayOptions(exact=exact))
+        world = simulate.World("trn2", replay=ReplayOptions(exact=exact), replays=replays)
         return lambda: world.launch(nki_kernels.matmul, [((a, b), {})], mode=mode)
 
-    REPLAYS.clear()
     launch(simulate.Mode.replay)()
     whole, planned, numerics = medians(
         [launch(simulate.Mode.eager), launch(simulate.Mode.dry), launch(simulate.Mode.replay)],
         _RUNS,
         SPIN_SECONDS,
     )
-    before = REPLAYS.report.seconds.get("rewriting", 0.0)
+    before = replays.report.seconds.get("rewriting", 0.0)
     launch(simulate.Mode.replay, exact=False)()
-    once = REPLAYS.report.seconds["rewriting"] - before
+    once = replays.report.seconds["rewriting"] - before
     parts = (
         ("planning, placing, recording (a dry launch)", planned),
         ("numerics (an exact replay)", numerics),

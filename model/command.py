@@ -76,9 +76,7 @@ def generate_command(options: argparse.Namespace) -> int:
             results.commit()
         print(summary(run, generation, predictions))
         if options.replay_report and options.backend == "simulate":
-            from model.device import replay_report
-
-            print("\n" + replay_report())
+            print("\n" + job.replay_report())
         if page is not None:
             print(f"page: {options.html}")
         if options.profile:
@@ -128,6 +126,7 @@ class _Job:
         self.config = config
         self.weights = weights
         self.prompt_ids = prompt_ids
+        self.replay_report = lambda: "replay: nothing was launched"
         self.sampling = SamplingOptions(options.temperature, options.top_k, options.top_p, options.seed)
         needed = positions_needed(len(prompt_ids), options.max_new_tokens, config)
         self._cache_length = bucket_length(needed, config.context)
@@ -155,6 +154,7 @@ class _Job:
                 exact=options.exact,
                 verify=options.verify_replay,
             )
+            self.replay_report = device.replays.report.text
             return self._model(device, progress)
         if options.backend == "neuron":
             from model.device.neuron import NeuronDevice

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from simulate.bind import install
     from simulate.errors import NkwError
     from simulate.hardware import TARGETS, Hardware, hardware
-    from simulate.run import Launch, Mode, World, launch, recorded, target_hardware
+    from simulate.run import Launch, Mode, recorded, target_hardware
+    from simulate.world import World, launch
 
 __version__ = "0.1.0"
 
@@ -40,15 +41,19 @@ _HOMES = {
     "TARGETS": "hardware",
     "Hardware": "hardware",
     "hardware": "hardware",
+    "World": "world",
+    "launch": "world",
 }
-_ROOMS = frozenset("bind check errors isa memory nki numerics occupancy profile run testing timing".split())
+_PACKAGES = frozenset(
+    "bind check errors isa memory nki numerics occupancy profile replay run testing timing".split()
+)
 
 
 class _OnDemand(ModuleType):
     """This module, with its public names imported on demand."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in _ROOMS:
+        if name in _PACKAGES:
             return importlib.import_module(f"simulate.{name}")
         if name not in __all__:
             raise AttributeError(f"module 'simulate' has no attribute {name!r}")
@@ -57,7 +62,7 @@ class _OnDemand(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # `hardware` names a room and the function in it; whoever imports the room would hide the public function.
+        # `hardware` names a package and the function in it; whoever imports the package would hide the public function.
         if name == "hardware" and isinstance(value, ModuleType):
             value = value.hardware
         super().__setattr__(name, value)

@@ -152,7 +152,7 @@ def _take_late_options(parser: argparse.ArgumentParser, options: argparse.Namesp
 
     Where a script is given words that the command knows itself, a note says so.
     """
-    from simulate.run.by_name import names_a_kernel
+    from simulate.kernel_by_name import names_a_kernel
 
     if not names_a_kernel(options.script):
         with suppress(argparse.ArgumentError):
@@ -189,7 +189,8 @@ def _replay_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from simulate.run.options import EXACT_VARIABLE, REPLAY_VARIABLE, VERIFY_VARIABLE
+    from simulate.replay.options import EXACT_VARIABLE, VERIFY_VARIABLE
+    from simulate.run.target import REPLAY_VARIABLE
 
     replays = options.replay or options.exact or options.verify_replay
     asked = {REPLAY_VARIABLE: replays, EXACT_VARIABLE: options.exact, VERIFY_VARIABLE: options.verify_replay}
@@ -198,9 +199,9 @@ def _run(options: argparse.Namespace) -> int:
             os.environ[variable] = "1"
     status = run_script(options)
     if options.replay_report:
-        from simulate.run import REPLAYS
+        from simulate.world import process_replays
 
-        print(REPLAYS.report.text(), file=sys.stderr)
+        print(process_replays().report.text(), file=sys.stderr)
     return status
 
 

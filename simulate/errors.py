@@ -48,7 +48,7 @@ class Deadlock(NkwError):
     """Every core that has not finished waits for another one."""
 
 
-class MeetingMismatch(NkwError):
+class RendezvousMismatch(NkwError):
     """The members of a collective, a sendrecv or a barrier disagree on what they are doing."""
 
 

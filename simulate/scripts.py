@@ -43,7 +43,7 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
     A kernel is launched dry unless `computes`. With `raises`, what a kernel's rules refuse is not printed but raised.
     """
     from simulate.errors import InvalidArgument, NkwError
-    from simulate.run.by_name import launch_by_name, names_a_kernel
+    from simulate.kernel_by_name import launch_by_name, names_a_kernel
     from simulate.run.machine import Mode
 
     if not names_a_kernel(options.script):

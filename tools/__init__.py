@@ -1,1 +1,1 @@
-"""Programs that write parts of the repository from other parts."""
+"""Programs that write parts of the repository from other parts, and the campaign that breaks the shipped kernels."""

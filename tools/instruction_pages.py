@@ -28,7 +28,8 @@ from simulate.hardware import hardware
 from simulate.isa import INSTRUCTIONS, book, costs
 from simulate.isa.enums import EXPORTED
 from simulate.numerics import AluOperator
-from simulate.run import carry_out, indirect, issue
+from simulate.run import execute as carry_out
+from simulate.run import indirect, issue
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "instructions"
 TARGETS = ("trn1", "trn2", "trn3")
@@ -158,7 +159,7 @@ def page(name: str) -> str:
     source = Path(inspect.getsourcefile(_function(planner)) or "").name
     reached = reached_from(planner)
     lines = [
-        _NOTE.format(source=f"simulate/isa/{source}"),
+        _NOTE.format(source=f"simulate/isa/instructions/{source}"),
         "",
         f"# nki.isa.{name}",
         "",
@@ -235,7 +236,7 @@ def index() -> str:
     }
     return "\n".join(
         [
-            _NOTE.format(source="simulate/isa"),
+            _NOTE.format(source="simulate/isa/instructions"),
             "",
             "# Instructions",
             "",

@@ -12,8 +12,8 @@ from simulate.hardware import Confidence, Hardware, guessed
 from simulate.isa.plan import Cost
 from simulate.run.launch import Launch
 from simulate.run.machine import Mode
-from simulate.run.world import launch
-from simulate.timing import Kind, Reading, Timeline, dependences, schedule
+from simulate.timing import Reading, SliceKind, Timeline, dependences, schedule
+from simulate.world import launch
 
 _PROBE = 1.1  # guessed constants made slower by this factor, to see how much of a time rests on them
 _TIMES = ("_ns", "_cycles", "_cycles_per_element", "_cycles_per_row", "_passes")
@@ -116,7 +116,7 @@ def _read(case: Case, chip: Hardware, done: Launch, timeline: Timeline) -> float
     if quantity is Quantity.host:
         return timeline.length_ns + timeline.overhead_ns + chip.host_overhead_ns
     if quantity is Quantity.data_phase:
-        moving = timeline.kind == Kind.transfer
+        moving = timeline.kind == SliceKind.transfer
         return float(timeline.end_ns[moving].max() - timeline.start_ns[moving].min())
     return _instruction_ns(case, done, timeline)
 
@@ -124,11 +124,11 @@ def _read(case: Case, chip: Hardware, done: Launch, timeline: Timeline) -> float
 _WHOLE = (Quantity.data_phase, Quantity.length, Quantity.benchmark, Quantity.profiler, Quantity.host)
 
 _KINDS = {
-    Quantity.table_load: (Kind.table_load,),
-    Quantity.trigger: (Kind.trigger,),
-    Quantity.first_byte: (Kind.transfer,),
-    Quantity.data: (Kind.transfer,),
-    Quantity.completion: (Kind.transfer,),
+    Quantity.table_load: (SliceKind.table_load,),
+    Quantity.trigger: (SliceKind.trigger,),
+    Quantity.first_byte: (SliceKind.transfer,),
+    Quantity.data: (SliceKind.transfer,),
+    Quantity.completion: (SliceKind.transfer,),
 }
 
 
@@ -136,7 +136,7 @@ def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
     """A quantity of the last occurrence of an instruction, whose pipeline is full by then."""
     quantity, stream = case.quantity, done.streams[0]
     wanted = np.array([stream.op_names[op] == case.of for op in stream.ops])
-    kinds = _KINDS.get(quantity, (Kind.instruction, Kind.trigger))
+    kinds = _KINDS.get(quantity, (SliceKind.instruction, SliceKind.trigger))
     mine = np.flatnonzero((timeline.stream == 0) & np.isin(timeline.kind, kinds))
     mine = mine[wanted[timeline.event[mine]]]
     if len(mine) == 0:
@@ -150,7 +150,7 @@ def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
     if quantity is Quantity.completion:
         return float(ready[last] - end[last])
     if quantity is Quantity.first_byte:
-        issued = (timeline.kind == Kind.trigger) & (timeline.event == timeline.event[last])
+        issued = (timeline.kind == SliceKind.trigger) & (timeline.event == timeline.event[last])
         return float(start[last] - start[issued][0])
     if len(mine) < 2:
         raise NotCovered(f"a single {case.of} has no interval")

@@ -9,7 +9,7 @@ from model.device.chips import INSTANCES, Hardware, Instance, chip, instance_nam
 from model.device.dry import DryDevice
 from model.device.files import write_page, write_passes
 from model.device.prediction import KernelTime, Pass, Prediction
-from model.device.simulated import SimulatedDevice, replay_report, started_by_torchrun
+from model.device.simulated import SimulatedDevice, started_by_torchrun
 
 __all__ = [
     "INSTANCES",
@@ -23,7 +23,6 @@ __all__ = [
     "chip",
     "instance_named",
     "kernel_limit",
-    "replay_report",
     "started_by_torchrun",
     "write_page",
     "write_passes",

@@ -9,7 +9,7 @@ from pathlib import Path
 from model.device.binding import checked
 from model.device.prediction import Pass
 from simulate.occupancy import occupancies, svg
-from simulate.profile.page import Part, Step
+from simulate.profile.page import PageLaunch, PageStep
 from simulate.profile.page import write_page as write_profiles
 from simulate.timing import write_trace
 
@@ -26,7 +26,7 @@ def write_passes(path: Path, passes: Sequence[tuple[str, Pass]]) -> None:
 
 def write_page(path: Path, title: str, passes: Sequence[tuple[str, Pass]]) -> None:
     """Write a page that profiles labelled passes: their launches in order, and each distinct launch in full."""
-    parts: dict[int, tuple[int, Part]] = {}
+    parts: dict[int, tuple[int, PageLaunch]] = {}
     steps = []
     for label, done in passes:
         for number, each in enumerate(done.launches):
@@ -34,6 +34,8 @@ def write_page(path: Path, title: str, passes: Sequence[tuple[str, Pass]]) -> No
                 launch = each.launch
                 name = f"{label}: {launch.kernel}"
                 maps = svg([(name, occupancy) for occupancy in occupancies(launch)[:1]])
-                parts[id(each)] = (len(parts), Part(replace(each.profile, title=name), maps))
-            steps.append(Step((label, done.part_of_model(number), each.launch.kernel), parts[id(each)][0]))
+                parts[id(each)] = (len(parts), PageLaunch(replace(each.profile, title=name), maps))
+            steps.append(
+                PageStep((label, done.part_of_model(number), each.launch.kernel), parts[id(each)][0])
+            )
     checked(lambda: write_profiles(path, title, [part for _, part in parts.values()], steps))

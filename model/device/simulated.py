@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from model.device.binding import (
     replica_group_of,
 )
 from model.errors import ModelError
-from simulate.run import REPLAYS, ReplayOptions
+from simulate.replay import ReplayCache, ReplayOptions
 
 
 class SimulatedDevice:
@@ -48,8 +47,6 @@ class SimulatedDevice:
         )
         asked = checked(ReplayOptions.from_environment)
         self._world.replay = replace(asked, exact=asked.exact or exact, verify=asked.verify or verify)
-        # Programs hold the arrays of their last launch: without this, a model's weights would outlive it.
-        weakref.finalize(self, REPLAYS.let_go).atexit = False
         self.own = range(self._world.rank, self._world.rank + self._world.ranks)
         if self._world.size != ranks:
             raise ModelError(
@@ -59,6 +56,11 @@ class SimulatedDevice:
     def dtype(self, name: str) -> Any:
         """A dtype as kernels take it for an argument."""
         return nki_dtype(name)
+
+    @property
+    def replays(self) -> ReplayCache:
+        """The programs of this device's launches, and their report."""
+        return self._world.replays  # type: ignore[no-any-return]
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Launch a kernel on all ranks; returns each rank's outputs."""
@@ -74,8 +76,3 @@ class SimulatedDevice:
 def started_by_torchrun() -> bool:
     """Whether the ranks are processes that torchrun started, this one among them."""
     return simulate.World.has_processes()
-
-
-def replay_report() -> str:
-    """The number of replayed, recorded and refused launches of this process, as text."""
-    return REPLAYS.report.text()

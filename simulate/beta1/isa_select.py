@@ -14,7 +14,7 @@ from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, nki_tensor
 from simulate.errors import RuleViolation, rule
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.range_select import FLOAT32_MIN
+from simulate.isa.instructions.range_select import FLOAT32_MIN
 from simulate.memory import NkiTensor
 from simulate.numerics import ALU_OPERATORS
 

@@ -15,7 +15,7 @@ from simulate.errors import InvalidArgument, RuleViolation, rule
 from simulate.memory import NkiTensor
 from simulate.run import current_core
 from simulate.run.launch import Launch
-from simulate.run.world import launch
+from simulate.world import launch
 
 
 class Kernel:

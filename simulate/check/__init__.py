@@ -19,7 +19,7 @@ from simulate.check.findings import KINDS, Finding, Severity, from_error, in_ord
 from simulate.check.formats import Format, render
 from simulate.check.gather import Gatherer, gathered
 from simulate.check.sync import explain
-from simulate.errors import Deadlock, MeetingMismatch, NkwError
+from simulate.errors import Deadlock, NkwError, RendezvousMismatch
 from simulate.run import Launch
 
 DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
@@ -66,7 +66,7 @@ def findings_of(seen: Gatherer) -> list[Finding]:
 
 def finding_of(error: NkwError) -> Finding:
     """What stopped a kernel, as a finding."""
-    if isinstance(error, (Deadlock, MeetingMismatch)):
+    if isinstance(error, (Deadlock, RendezvousMismatch)):
         return explain(error)
     finding = from_error(error)
     if error.code == "NKW-UNWRITTEN" and "in shared_hbm" in finding.message:

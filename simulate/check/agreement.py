@@ -22,7 +22,7 @@ class Use:
     event: int
     access: Access
     passed: int
-    """The meetings that its core had passed."""
+    """The rendezvous that its core had passed."""
     footprint: Footprint
     fence: bool = False
     """Whether its instruction copies the place onto itself."""
@@ -47,7 +47,7 @@ def same_values(left: Use, right: Use) -> bool:
 
 
 def reads_what_it_wrote(left: Use, right: Use, lefts: Sequence[Use], rights: Sequence[Use]) -> bool:
-    """Whether one core reads bytes that it gave, since the last meeting, the value that the other core gives them.
+    """Whether one core reads bytes that it gave, since the last rendezvous, the value that the other core gives them.
 
     A fence gives bytes the value that they have. Where it undoes what another has written meanwhile, the two writes
     race, and that is reported; a reader beside it reads the same in either order.

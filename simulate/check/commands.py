@@ -205,8 +205,9 @@ def _trial() -> bool:
     from simulate.isa import INSTRUCTIONS
     from simulate.memory import MemoryRegion, NkiTensor
     from simulate.numerics import as_dtype
-    from simulate.run import current_core, launch
+    from simulate.run import current_core
     from simulate.run.issue import call
+    from simulate.world import launch
 
     def kernel(stationary: NkiTensor, moving: NkiTensor) -> NkiTensor:
         core = current_core()

@@ -69,7 +69,7 @@ class Returned:
 
 
 class Evidence:
-    """A witness of one launch."""
+    """An observer of one launch."""
 
     def __init__(self) -> None:
         self._cores: dict[int, CoreEvidence] = {}
@@ -79,7 +79,7 @@ class Evidence:
         """What showed when the launch was carried out again in other orders."""
 
     def of(self, stream: Stream) -> CoreEvidence:
-        """What was seen of a stream; empty for one that ran without this witness."""
+        """What was seen of a stream; empty for one that ran without this observer."""
         known = self._cores.get(id(stream))
         if known is None:
             known = self._cores[id(stream)] = CoreEvidence()
@@ -114,7 +114,7 @@ class Evidence:
         event = len(running.stream)
         if plan.accumulate is Accumulate.first_write_overwrites:
             core.automatic.add(event)
-        by_dma = plan.engine is Engine.dma and plan.meeting is None
+        by_dma = plan.engine is Engine.dma and plan.rendezvous is None
         if (
             (by_dma or plan.accumulate not in (None, Accumulate.add))
             and len(plan.writes) == 1
@@ -123,7 +123,7 @@ class Evidence:
             core.written[event] = written(plan.writes[0], plan)
         if by_dma:
             self._transfer(core, event, plan)
-        if running.rank.logical_core_size > 1 and plan.meeting is None:
+        if running.rank.logical_core_size > 1 and plan.rendezvous is None:
             touched = [
                 (
                     written(tile, plan, keep=True) if writes else footprint(tile, plan.skip_out_of_range),

@@ -18,7 +18,7 @@ class Severity(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FindingKind:
     """One thing that can be found: its stable code, its usual severity and the sentence behind it."""
 
     code: str
@@ -26,14 +26,14 @@ class Kind:
     sentence: str
 
 
-KINDS: dict[str, Kind] = {}
+KINDS: dict[str, FindingKind] = {}
 """Every code that a detector or a lint rule can report; `explain` prints from it."""
 
 
-def kind(code: str, severity: Severity, sentence: str) -> Kind:
+def kind(code: str, severity: Severity, sentence: str) -> FindingKind:
     """Register what a detector or a lint rule can find."""
     assert code not in KINDS, f"code {code} is used twice"
-    made = KINDS[code] = Kind(code, severity, sentence)
+    made = KINDS[code] = FindingKind(code, severity, sentence)
     return made
 
 
@@ -100,7 +100,7 @@ class Finding:
 
 
 def found(
-    what: Kind,
+    what: FindingKind,
     message: str,
     where: Location | None,
     touches: Iterable[Touch] = (),

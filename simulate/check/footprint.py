@@ -9,7 +9,7 @@ import numpy as np
 
 from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor
-from simulate.run.carry_out import flat
+from simulate.run.execute import flat
 from simulate.run.indirect import resolve
 
 _FEW_BYTES = 1 << 12

@@ -1,4 +1,4 @@
-"""Gathering evidence of the launches that some code makes, and carrying each of them out again on request."""
+"""Gathering evidence of the launches that some code makes, and running each of them again on request."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from contextlib import contextmanager
 from typing import Any
 
 from simulate.check import interleavings, orders
-from simulate.check.evidence import Evidence, tensors_of
+from simulate.check.evidence import Evidence
+from simulate.check.reorder import ReorderedLaunch, Snapshot
 from simulate.errors import InvalidArgument, NkwError
 from simulate.isa.plan import Plan
 from simulate.memory import Storage
 from simulate.run import Launch
-from simulate.run.launch import Call
+from simulate.run.launch import LaunchRequest, Observer, observing
 from simulate.run.machine import NeuronCore
-from simulate.run.tape import Tape
-from simulate.run.witness import witnessed
 
 
-class Gatherer:
-    """A witness of many launches: one Evidence for each."""
+class Gatherer(Observer):
+    """An observer of many launches: one Evidence for each."""
+
+    sees_instructions = True
 
     def __init__(self, orders: int = 0, seeds: int = 0) -> None:
-        """`orders` legal orders and `seeds` interleavings are tried for every launch."""
+        """`orders` legal orders and `seeds` random schedules of the cores are tried for every launch."""
         if orders < 0 or seeds < 0:
             raise InvalidArgument(
                 "NKW-CHECK-COUNT", f"orders={orders}, seeds={seeds}; give 0 or more of each"
@@ -34,45 +35,44 @@ class Gatherer:
 
     def _forget(self) -> None:
         self._now = Evidence()
-        self._tape: Tape | None = None
-        self._call: interleavings.Repeatable | None = None
+        self._arguments: list[list[Snapshot]] | None = None
+        self._repeatable: interleavings.Repeatable | None = None
 
-    def began(self, call: Call, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]) -> None:
-        """Drop what a launch before has left that did not end, and get ready for this one."""
+    def began(
+        self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
+    ) -> None:
+        """Drop what an earlier launch has left that did not end, and get ready for this one."""
         self._forget()
-        if not call.alone:
+        if request.elsewhere is not None:
             return  # the other processes would have to repeat it as well
         if self._orders:
-            self._tape = Tape(cores, inputs)
+            self._arguments = [[Snapshot.of(storage) for storage in rank] for rank in inputs]
         if self._seeds and len(cores) > 1:
-            self._call = interleavings.Repeatable(call)
+            self._repeatable = interleavings.Repeatable(request)
 
-    def issuing(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+    def issuing(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
         """Pass on to the evidence of the running launch."""
-        self._now.issuing(running, plan, operands)
+        self._now.issuing(core, plan, operands)
 
-    def issued(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+    def issued(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
         """Pass on to the evidence of the running launch."""
-        self._now.issued(running, plan, operands)
-        if self._tape is not None:
-            self._tape.issued(running)
-        if self._call is not None:
-            self._call.trace.issued(running, plan, operands)
+        self._now.issued(core, plan, operands)
+        if self._repeatable is not None:
+            self._repeatable.trace.issued(core, plan, operands)
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """Close the evidence of a launch, and carry it out again if that was asked for."""
-        evidence, tape, call = self._now, self._tape, self._call
+        """Close the evidence of a launch, and run it again if that was asked for."""
+        evidence, arguments, repeatable = self._now, self._arguments, self._repeatable
         evidence.ended(launch, returned)
         self.launches.append((launch, evidence))
         self._forget()
-        if call is not None:
-            evidence.varied += interleavings.vary(call, launch, evidence.returned, self._seeds)
-        if tape is not None:
-            tape.end([[tensor.storage for tensor in tensors_of(value)] for value in returned])
-            evidence.varied += orders.vary(tape, self._orders)
+        if repeatable is not None:
+            evidence.varied += interleavings.vary(repeatable, launch, evidence.returned, self._seeds)
+        if arguments is not None:
+            evidence.varied += orders.vary(ReorderedLaunch(launch, arguments), self._orders)
 
     def refused(self, error: NkwError) -> None:
-        """Keep what stopped a launch: a fault is one even if the script that made the launch lives with it."""
+        """Keep what stopped a launch: a fault is one even if the script that made the launch goes on without it."""
         self.errors.append(error)
 
 
@@ -81,9 +81,9 @@ def gathered(orders: int = 0, seeds: int = 0) -> Iterator[Gatherer]:
     """Gather evidence of the launches made inside a `with` block.
 
     orders: that many legal orders of its instructions are tried for each launch; its outputs must not depend on them.
-    seeds: each launch of several cores is made anew with that many orders of turns, drawn from the seeds 1, 2, …
+    seeds: each launch of several cores is made again on that many random schedules, drawn from the seeds 1, 2, …
     Raises InvalidArgument for a negative count.
     """
     gatherer = Gatherer(orders, seeds)
-    with witnessed(gatherer):
+    with observing(gatherer):
         yield gatherer

@@ -1,6 +1,6 @@
 """`turns`: a launch of several cores made again with turns drawn from seeds, and compared byte for byte.
 
-Between meetings the cores of a launch run side by side on the chip, one after the other here. A seed draws who runs,
+Between rendezvous the cores of a launch run side by side on the chip, one after the other here. A seed draws who runs,
 and after which instruction another core goes on. What is compared are the outputs and the arguments that the kernel
 wrote to. A launch is made once more with the usual turns first: what differs then is no matter of turns.
 """
@@ -19,12 +19,11 @@ from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
 from simulate.check.footprint import Footprint, footprint
 from simulate.errors import InvalidArgument, Location, NkwError
 from simulate.isa.plan import Plan
-from simulate.memory import MemoryRegion, Storage
+from simulate.memory import MemoryRegion
 from simulate.run import Launch
-from simulate.run.launch import Call
+from simulate.run.launch import LaunchRequest, Observer, execute_launch
 from simulate.run.machine import NeuronCore
 from simulate.run.stream import READ, Stream
-from simulate.run.witness import witnessed
 
 TURNS = kind(
     "NKW-TURNS",
@@ -48,57 +47,47 @@ class _Use:
     writes: bool
 
 
-class Trace:
-    """A witness that notes in which order cores issue, and what they touch in shared HBM."""
+class Trace(Observer):
+    """An observer that notes in which order cores issue, and what they touch in shared HBM."""
+
+    sees_instructions = True
 
     def __init__(self) -> None:
         self.order: list[tuple[int, int]] = []
         self.uses: list[_Use] = []
 
-    def began(self, call: Call, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]) -> None:
-        """Nothing is needed before the cores run."""
-
-    def issuing(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
-        """Nothing is needed before an instruction takes effect."""
-
-    def issued(self, running: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+    def issued(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
         """Note the event and its accesses of shared HBM."""
-        event = len(running.stream)
-        self.order.append((running.index, event))
-        if plan.meeting is None and running.rank.logical_core_size > 1:
+        event = len(core.stream)
+        self.order.append((core.index, event))
+        if plan.rendezvous is None and core.rank.logical_core_size > 1:
             self.uses += [
-                _Use(running.index, event, footprint(tile, plan.skip_out_of_range), writes)
+                _Use(core.index, event, footprint(tile, plan.skip_out_of_range), writes)
                 for tiles, writes in ((plan.reads, False), (plan.writes, True))
                 for tile in tiles
                 if tile.buffer is MemoryRegion.shared_hbm
             ]
 
-    def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """What the launch returned is compared elsewhere."""
-
-    def refused(self, error: NkwError) -> None:
-        """Who made the launch hears of it."""
-
 
 class Repeatable:
-    """A call about to be made, with copies of its arguments, and the trace of its first launch."""
+    """A launch about to be made, with copies of its arguments, and the trace of its first run."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, request: LaunchRequest) -> None:
         """Raises InvalidArgument for an argument that cannot be copied."""
         self.trace = Trace()
-        self._call = call
-        self._kept = _copied(call.arguments)
+        self._request = request
+        self._kept = _copied(request.arguments)
 
     @property
     def given(self) -> Sequence[Any]:
         """The arguments of the first launch, with what the kernel wrote to them."""
-        return self._call.arguments
+        return self._request.arguments
 
     def again(self, seed: int | None) -> tuple[list[np.ndarray], Trace]:
-        """Make the call once more; returns the arrays of its outputs and arguments, and the trace."""
+        """Launch once more; returns the arrays of its outputs and arguments, and the trace."""
         arguments, trace = _copied(self._kept), Trace()
-        with witnessed(trace):
-            outputs = replace(self._call, arguments=arguments).again(seed).outputs
+        request = replace(self._request, arguments=arguments, seed=seed, observers=(trace,))
+        outputs = execute_launch(request).outputs
         return _arrays(outputs, arguments), trace
 
 

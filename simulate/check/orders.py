@@ -15,10 +15,10 @@ import numpy as np
 
 from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.check.precedence import draw, predecessors
+from simulate.check.reorder import EventOfCore, ReorderedLaunch
 from simulate.errors import NkwError
 from simulate.memory import NkiTensor, Storage
 from simulate.run.stream import READ, Access, Stream
-from simulate.run.tape import Part, Tape
 
 ORDER = kind(
     "NKW-ORDER",
@@ -27,32 +27,32 @@ ORDER = kind(
 )
 
 
-def vary(tape: Tape, count: int) -> list[Finding]:
+def vary(launch: ReorderedLaunch, count: int) -> list[Finding]:
     """Play a launch that has ended in `count` legal orders; one finding per pair of lines that nothing orders."""
-    before = predecessors(tape)
-    expected = tape.play(range(len(tape)))
+    before = predecessors(launch)
+    expected = launch.run(range(len(launch)))
     findings: dict[tuple[object, ...], Finding] = {}
     for number in range(count):
         order = draw(before, number)
         try:
-            seen = tape.play(order)
+            seen = launch.run(order)
         except NkwError as error:
             said = f"is refused: {error.message}"
         else:
             if seen == expected:
                 continue
-            said = f"gives {difference(tape, seen, expected)}"
-        pair = _unordered(tape, order)
-        finding = _finding(tape, f"legal order {number + 1} of {count} {said}", pair)
-        lines = tuple((each.part.core, _line(tape, each), each.writes) for each in pair or ())
+            said = f"gives {difference(launch, seen, expected)}"
+        pair = _unordered(launch, order)
+        finding = _finding(launch, f"legal order {number + 1} of {count} {said}", pair)
+        lines = tuple((each.part.core, _line(launch, each), each.writes) for each in pair or ())
         findings.setdefault(lines, finding)
     return list(findings.values())
 
 
-def difference(tape: Tape, seen: list[bytes], expected: list[bytes]) -> str:
+def difference(launch: ReorderedLaunch, seen: list[bytes], expected: list[bytes]) -> str:
     """How many bytes of the first result that differs are others, and where the first of them lies."""
     at = next(at for at, pair in enumerate(zip(seen, expected)) if pair[0] != pair[1])
-    stream, storage = tape.results[at]
+    stream, storage = launch.results[at]
     record = stream.tensors[storage.serial]
     one, other = (np.frombuffer(data, np.uint8) for data in (seen[at], expected[at]))
     places = np.flatnonzero(one != other)
@@ -68,7 +68,7 @@ class _Use:
     """One access of a part of a step, and the host's bytes between which it lies."""
 
     step: int
-    part: Part
+    part: EventOfCore
     tile: NkiTensor
     writes: bool
     first: int
@@ -85,9 +85,9 @@ class _Use:
         return np.unique(np.add.outer(found, np.arange(width)))
 
 
-def _unordered(tape: Tape, order: Sequence[int]) -> tuple[_Use, _Use] | None:
+def _unordered(launch: ReorderedLaunch, order: Sequence[int]) -> tuple[_Use, _Use] | None:
     """Of the conflicting accesses that changed places, the pair that did so first; earlier issued one first."""
-    uses = _uses(tape)
+    uses = _uses(launch)
     steps = np.array([use.step for use in uses])
     writes = np.array([use.writes for use in uses])
     first = np.array([use.first for use in uses])
@@ -104,11 +104,11 @@ def _unordered(tape: Tape, order: Sequence[int]) -> tuple[_Use, _Use] | None:
     return None
 
 
-def _uses(tape: Tape) -> list[_Use]:
+def _uses(launch: ReorderedLaunch) -> list[_Use]:
     found_uses = []
-    for step, parts in enumerate(tape.steps):
+    for step, parts in enumerate(launch.steps):
         for part in parts:
-            reads, written = tape.tensors(part)
+            reads, written = launch.tensors(part)
             for tile, writes in [(tile, False) for tile in reads] + [(tile, True) for tile in written]:
                 start, width = _address(tile.storage), tile.dtype.storage.itemsize
                 if tile.dynamic is not None:
@@ -121,11 +121,11 @@ def _uses(tape: Tape) -> list[_Use]:
     return found_uses
 
 
-def _finding(tape: Tape, said: str, pair: tuple[_Use, _Use] | None) -> Finding:
+def _finding(launch: ReorderedLaunch, said: str, pair: tuple[_Use, _Use] | None) -> Finding:
     if pair is None:
         return found(ORDER, said, None)
     one, other = pair
-    streams = tape.streams
+    streams = launch.streams
     blamed = one if other.writes and not one.writes else other
     return found(
         ORDER,
@@ -135,12 +135,12 @@ def _finding(tape: Tape, said: str, pair: tuple[_Use, _Use] | None) -> Finding:
             touch(streams[each.part.core], each.part.event, _access(streams[each.part.core], each))
             for each in pair
         ],
-        hint=_hint(tape, one, other),
+        hint=_hint(launch, one, other),
     )
 
 
-def _hint(tape: Tape, one: _Use, other: _Use) -> str:
-    names = [tape.streams[each.part.core].tensors[each.tile.storage.serial].name for each in (one, other)]
+def _hint(launch: ReorderedLaunch, one: _Use, other: _Use) -> str:
+    names = [launch.streams[each.part.core].tensors[each.tile.storage.serial].name for each in (one, other)]
     if one.tile.storage is not other.tile.storage:
         return f"{names[0]} and {names[1]} are two tensors to the kernel; pass arrays that share no memory"
     if one.part.core != other.part.core:
@@ -156,8 +156,8 @@ def _access(stream: Stream, use: _Use) -> Access:
     )
 
 
-def _line(tape: Tape, use: _Use) -> int:
-    return tape.streams[use.part.core].line_ids[use.part.event]
+def _line(launch: ReorderedLaunch, use: _Use) -> int:
+    return launch.streams[use.part.core].line_ids[use.part.event]
 
 
 def _address(storage: Storage) -> int:

@@ -78,7 +78,7 @@ def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
     for stream in launch.streams:
         accesses = evidence.accesses(stream)
         last_read = {a.tensor: index for index, each in enumerate(accesses) for a in each if a.kind == READ}
-        for index in stream.meetings:
+        for index in stream.rendezvous:
             op = stream.op_names[stream.ops[index]]
             if op not in COLLECTIVES:
                 continue
@@ -208,25 +208,25 @@ def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int
 
 
 def _depends_on_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]]:
-    """The tensors of every rank whose contents depend on an input; a meeting passes on what any member reads."""
+    """The tensors of every rank whose contents depend on an input; a rendezvous passes on what any member reads."""
     ranks = {stream.rank: stream for stream in launch.streams}
     depends = {
         rank: {record.serial for record in stream.tensors if _is_input(record)}
         for rank, stream in ranks.items()
     }
-    meetings: set[int] = set()
+    reached_by: set[int] = set()
     while True:
-        before = sum(map(len, depends.values())), len(meetings)
+        before = sum(map(len, depends.values())), len(reached_by)
         for stream in launch.streams:
             reached = depends[stream.rank]
             for index, accesses in enumerate(evidence.accesses(stream)):
-                meeting = stream.meetings.get(index)
+                rendezvous = stream.rendezvous.get(index)
                 random = stream.op_names[stream.ops[index]] in _RANDOM
                 if random or any(access.kind == READ and access.tensor in reached for access in accesses):
-                    if meeting is not None:
-                        meetings.add(meeting)
-                elif meeting is None or meeting not in meetings:
+                    if rendezvous is not None:
+                        reached_by.add(rendezvous)
+                elif rendezvous is None or rendezvous not in reached_by:
                     continue
                 reached.update(access.tensor for access in accesses if access.kind != READ)
-        if len(launch.streams) == 1 or (sum(map(len, depends.values())), len(meetings)) == before:
+        if len(launch.streams) == 1 or (sum(map(len, depends.values())), len(reached_by)) == before:
             return depends

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from random import Random
 
+from simulate.check.reorder import ReorderedLaunch
 from simulate.memory import MemoryRegion
 from simulate.run.boxes import Boxes
 from simulate.run.stream import READ, Stream
-from simulate.run.tape import Tape
 
 
 def draw(before: Sequence[set[int]], seed: int) -> list[int]:
@@ -35,14 +35,14 @@ def draw(before: Sequence[set[int]], seed: int) -> list[int]:
     return order
 
 
-def predecessors(tape: Tape) -> list[set[int]]:
+def predecessors(launch: ReorderedLaunch) -> list[set[int]]:
     """For every step the earlier steps that it has to follow on the chip.
 
     Within a core: conflicting boxes of one tensor, the state of an engine, requested orders. Between cores: their
-    meetings alone. A core_barrier stands among the writers of its tensor on both sides, so it orders the accesses to
+    rendezvous alone. A core_barrier stands among the writers of its tensor on both sides, so it orders the accesses to
     that tensor; a sendrecv orders all accesses to shared HBM.
     """
-    streams = tape.streams
+    streams = launch.streams
     boxes = Boxes(streams, apart=True)
     writer = [-1] * len(boxes.near)
     readers: list[list[int]] = [[] for _ in boxes.near]
@@ -52,7 +52,7 @@ def predecessors(tape: Tape) -> list[set[int]]:
     fences = [-1] * len(streams)
     shared: list[list[int]] = [[] for _ in streams]
     before: list[set[int]] = []
-    for step, parts in enumerate(tape.steps):
+    for step, parts in enumerate(launch.steps):
         waits: set[int] = set()
         for part in parts:
             stream, ends = streams[part.core], boxes.ends[part.core]
@@ -118,7 +118,7 @@ def _requested(stream: Stream) -> dict[int, list[int]]:
 
 
 def _is_fence(stream: Stream, event: int) -> bool:
-    return event in stream.meetings and stream.op_names[stream.ops[event]] == "sendrecv"
+    return event in stream.rendezvous and stream.op_names[stream.ops[event]] == "sendrecv"
 
 
 def _touches_shared(stream: Stream, event: int) -> bool:

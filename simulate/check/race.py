@@ -1,7 +1,7 @@
 """`race`: accesses that nothing orders: two cores on shared HBM, a DMA within one tensor, rows scattered twice.
 
-The cores of a rank are ordered by what both take part in: core_barrier and sendrecv. Every meeting takes both cores,
-so the vector clock of an access comes down to one number, the meetings its core had passed; two accesses are
+The cores of a rank are ordered by what both take part in: core_barrier and sendrecv. Every rendezvous takes both cores,
+so the vector clock of an access comes down to one number, the rendezvous its core had passed; two accesses are
 concurrent where the numbers are equal. A core_barrier orders only the accesses to the tensor it names.
 """
 
@@ -53,7 +53,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def _between(one: Stream, other: Stream, evidence: Evidence) -> list[Finding]:
-    both = sorted(set(one.meetings.values()) & set(other.meetings.values()))
+    both = sorted(set(one.rendezvous.values()) & set(other.rendezvous.values()))
     barriers = _barrier_tensors(one, both)
     first, second = (_uses(stream, evidence, set(both)) for stream in (one, other))
     findings: list[Finding] = []
@@ -130,13 +130,13 @@ def _race(one: Stream, left: Use, other: Stream, right: Use, barrier: bool) -> F
     )
 
 
-def _uses(stream: Stream, evidence: Evidence, meetings: set[int]) -> dict[int, list[Use]]:
-    """What a core accesses in shared HBM, one use per line, box and number of meetings passed."""
+def _uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> dict[int, list[Use]]:
+    """What a core accesses in shared HBM, one use per line, box and number of rendezvous passed."""
     found_uses: dict[int, dict[tuple[object, ...], Use]] = defaultdict(dict)
     passed = 0
     shared, onto_themselves = evidence.of(stream).shared, evidence.of(stream).onto_themselves
     for event in range(len(stream)):
-        if stream.meetings.get(event) in meetings:
+        if stream.rendezvous.get(event) in rendezvous:
             passed += 1
             continue
         for where, writes in shared.get(event, ()):
@@ -150,11 +150,11 @@ def _uses(stream: Stream, evidence: Evidence, meetings: set[int]) -> dict[int, l
     return {tensor: list(uses.values()) for tensor, uses in found_uses.items()}
 
 
-def _barrier_tensors(stream: Stream, meetings: list[int]) -> list[int | None]:
-    """For every meeting of the two cores the tensor it orders; None for a sendrecv, which orders everything."""
+def _barrier_tensors(stream: Stream, rendezvous: list[int]) -> list[int | None]:
+    """For every rendezvous of the two cores the tensor it orders; None for a sendrecv, which orders everything."""
     named: list[int | None] = []
-    event_of = {serial: event for event, serial in stream.meetings.items()}
-    for serial in sorted(meetings, key=lambda serial: event_of[serial]):
+    event_of = {serial: event for event, serial in stream.rendezvous.items()}
+    for serial in sorted(rendezvous, key=lambda serial: event_of[serial]):
         event = event_of[serial]
         is_barrier = stream.op_names[stream.ops[event]] == "core_barrier"
         named.append(stream.accesses(event)[0].tensor if is_barrier else None)

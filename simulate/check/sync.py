@@ -9,22 +9,22 @@ from __future__ import annotations
 import re
 
 from simulate.check.findings import Finding, Severity, found, kind
-from simulate.errors import RULES, Deadlock, Location, MeetingMismatch
+from simulate.errors import RULES, Deadlock, Location, RendezvousMismatch
 
 _PLACE = re.compile(r" at (?P<file>.+):(?P<line>\d+) in (?P<function>\S+) for ")
 
 DEADLOCK = kind("NKW-DEADLOCK", Severity.error, "Every core that has not ended waits for another one.")
 MISMATCH = kind(
-    "NKW-MEETING",
+    "NKW-RENDEZVOUS",
     Severity.error,
     "The members of a collective, a sendrecv or a barrier agree on operation, shapes, dtypes and groups.",
 )
 assert not {DEADLOCK.code, MISMATCH.code} & RULES.keys()
 
 
-def explain(error: Deadlock | MeetingMismatch) -> Finding:
+def explain(error: Deadlock | RendezvousMismatch) -> Finding:
     """A deadlock or a disagreement as a finding."""
-    if isinstance(error, MeetingMismatch):
+    if isinstance(error, RendezvousMismatch):
         return found(MISMATCH, error.message, error.where, hint="give every member the same call")
     lines = error.message.split("\n")[1:]
     ended = [line for line in lines if line.endswith("has ended")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulate.check.evidence import Evidence, Note
-from simulate.check.findings import Finding, Kind, Severity, found, kind, touch
+from simulate.check.findings import Finding, FindingKind, Severity, found, kind, touch
 from simulate.run import Launch
 from simulate.run.stream import READ, Stream
 
@@ -63,7 +63,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     return findings
 
 
-def _notes(stream: Stream, what: Kind, notes: list[Note], hint: str) -> list[Finding]:
+def _notes(stream: Stream, what: FindingKind, notes: list[Note], hint: str) -> list[Finding]:
     findings = []
     lines: set[int] = set()
     for note in notes:

@@ -1,60 +1,16 @@
-"""The instruction book: one file per instruction, pure planners.
+"""The instruction book: one file per instruction, pure planners, beside the helpers that instructions share.
 
-Importing this package enters every planner into `INSTRUCTIONS` and `COLLECTIVES`.
+Importing this package imports every file of `instructions` and `collectives`, which enter their planners into
+`INSTRUCTIONS` and `COLLECTIVES`.
 """
 
-from simulate.isa import (  # noqa: F401  (imported for the entries they make in the book)
-    activate2,
-    activation,
-    affine_select,
-    bn_aggr,
-    bn_stats,
-    collectives,
-    core_barrier,
-    dma_compute,
-    dma_copy,
-    dma_transpose,
-    dropout,
-    exponential,
-    iota,
-    local_gather,
-    max8,
-    memset,
-    nc_find_index8,
-    nc_match_replace8,
-    nc_matmul,
-    nc_matmul_mx,
-    nc_n_gather,
-    nc_stream_shuffle,
-    nc_transpose,
-    nonzero_with_count,
-    quantize_mx,
-    rand2,
-    rand_get_state,
-    rand_set_state,
-    range_select,
-    reciprocal,
-    registers,
-    rng,
-    scalar_tensor_tensor,
-    select_reduce,
-    sendrecv,
-    sequence_bounds,
-    set_rng_seed,
-    tensor_copy,
-    tensor_copy_predicated,
-    tensor_partition_reduce,
-    tensor_reduce,
-    tensor_scalar,
-    tensor_scalar_cumulative,
-    tensor_scalar_reduce,
-    tensor_tensor,
-    tensor_tensor_scan,
-    topk,
-)
+import importlib
+import pkgutil
+
+from simulate.isa import collectives, instructions
 from simulate.isa.book import COLLECTIVES, INSTRUCTIONS, plan_for
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Accumulate, Cost, DmaCost, Domain, Meeting, Plan
+from simulate.isa.plan import Accumulate, Cost, DmaCost, Domain, Plan, Rendezvous
 
 __all__ = [
     "COLLECTIVES",
@@ -64,7 +20,11 @@ __all__ = [
     "DmaCost",
     "Domain",
     "Engine",
-    "Meeting",
     "Plan",
+    "Rendezvous",
     "plan_for",
 ]
+
+for _folder in (instructions, collectives):
+    for _file in pkgutil.iter_modules(_folder.__path__):
+        importlib.import_module(f"{_folder.__name__}.{_file.name}")

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from simulate.errors import InvalidArgument, RuleViolation
+from simulate.errors import InvalidArgument, NkwError, RuleViolation
 from simulate.hardware import Hardware
-from simulate.isa import memo
+from simulate.isa.memo import KnownCall, Memo, key_of
 from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor
 
@@ -45,25 +45,43 @@ def documented_signature(planner: Planner, hidden: int = 1) -> inspect.Signature
     )
 
 
-def plan(planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    """Plan one call; a broken rule leaves here with the instruction's name and its operands.
+MEMO = Memo()
+"""The calls that this process has planned; they hold no memory of a launch."""
 
-    Raises RuleViolation for a broken rule, CallError for arguments that do not fit the signature.
+
+def bind(
+    planner: Planner,
+    context: tuple[Any, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    memo: Memo = MEMO,
+) -> tuple[Plan, tuple[NkiTensor, ...], tuple[NkiTensor, ...]]:
+    """The template of one call, and the tensors that the instruction reads and writes.
+
+    Raises RuleViolation for a broken rule, with the instruction's name and its operands; CallError for arguments that
+    do not fit the signature.
     """
-    found = memo.key_of(planner, context, args, kwargs)
-    if found is None:
-        return _planned(planner, context, args, kwargs)
-    key, tiles = found
-    call = memo.CALLS.get(key)
-    if call is not None:
-        if not call.tried:
-            call.learn(planner, context, args, kwargs)
-        if call.kept:
-            return call.plan(tiles)
+    found = key_of(planner, context, args, kwargs)
+    if found is not None:
+        key, tensors = found
+        call = memo.calls.get(key)
+        if call is None:
+            try:
+                call = KnownCall(planner, context, args, kwargs)
+            except (NkwError, TypeError):
+                _planned(planner, context, args, kwargs)  # raises the same, with the names of the tensors
+                raise
+            memo.add(key, call)
+        if call.template is not None:
+            return call.template, *call.operands(tensors)
     made = _planned(planner, context, args, kwargs)
-    if call is None:
-        memo.met(key, context, args, kwargs)
-    return made
+    return made.template(), made.reads, made.writes
+
+
+def plan(planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    """Plan one call over its tensors; raises what `bind` raises."""
+    template, reads, writes = bind(planner, context, args, kwargs)
+    return template.over(reads, writes)
 
 
 def _planned(

@@ -235,7 +235,7 @@ def collective(hardware: Hardware, ranks: int, total_bytes: int, hops: float) ->
     return Cost(
         interval_cycles=trigger_ns * clock,
         latency_cycles=(trigger_ns + whole_ns) * clock,
-        meeting_ns=whole_ns,
+        rendezvous_ns=whole_ns,
     )
 
 

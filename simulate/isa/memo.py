@@ -1,19 +1,16 @@
-"""Plans made again for operands that lie alike.
+"""Templates: plans made once for all calls with equal constants and operands of equal layouts.
 
-A planner is pure: what it refuses, chooses and costs follows from the chip, from how its tiles lie and from its
-constants. So the plan of a call holds for every later call with equal constants and with tiles of the same layouts,
-once its operands are put in the place of the first ones. A kernel's loops make few different calls.
+A planner is pure: what it refuses, chooses and costs follows from the chip, from the layouts of its tensors and from
+its constants. So a call is planned for stand-ins, tensors of the same layouts without bytes, and that plan is the
+template of every later call that differs in its tensors only. A kernel's loops make few different calls.
 
-What is kept is planned for stand-ins, tiles that lie alike and have no bytes, so that no launch's memory is held.
-
-Calls with a run-time index, a list or another value that may change are planned anew every time, and so are meetings,
-which differ from core to core.
+Calls of collectives, whose terms name tensors, and calls with a value that may change are planned anew every time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -21,79 +18,112 @@ from typing import Any
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa.plan import Plan
-from simulate.memory import NkiTensor, Storage
+from simulate.isa.plan import Plan, stand_in
+from simulate.memory import Dynamic, NkiTensor
+from simulate.memory.layout import Layout
 from simulate.numerics import DType
 
-_MOST = 1 << 14  # calls that are known, of some 1 KB each
+Planner = Callable[..., Plan]
+Tensors = tuple[NkiTensor, ...]
+
+_CAPACITY = 1 << 14  # known calls, of some 1 KB each
 _BY_VALUE = frozenset((int, bool, str, type(None)))
 _BY_IDENTITY = {Hardware, DType, FunctionType, BuiltinFunctionType, np.ufunc}
-"""Types whose values never change; kernels pass the same few objects, so the object stands for its value."""
-_REST = tuple(field.name for field in fields(Plan))[len(("engine", "reads", "writes")) :]
-_NO_BYTES = np.empty(0, np.uint8)
+"""Types whose values never change; kernels pass the same few objects, so the key holds the object's identity."""
 
 
-class Call:
-    """What is known of a call: nothing but that it was made, at first; then its plan apart from the tiles."""
+@dataclass(frozen=True, slots=True)
+class _View:
+    """An operand that the planner made: a view of the allocation of argument number `argument`."""
 
-    __slots__ = ("_engine", "_reads", "_rest", "_writes", "constants", "kept", "tried")
+    argument: int
+    layout: Layout
+    dynamic: Dynamic | None
+    index: int  # the argument that is the index of `dynamic`
 
-    def __init__(self, constants: list[Any]) -> None:
-        self.constants = constants  # kept alive, because the key knows some by their identity
-        self.tried = False
-        self.kept = False
+    def of(self, tensors: list[NkiTensor]) -> NkiTensor:
+        dynamic = self.dynamic
+        if dynamic is not None:
+            dynamic = replace(dynamic, index=tensors[self.index])
+        return NkiTensor.laid(self.layout, tensors[self.argument].storage, dynamic)
 
-    def learn(
-        self,
-        planner: Callable[..., Plan],
-        context: tuple[Any, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+
+class KnownCall:
+    """The template of a call, and which of the call's tensors each operand is."""
+
+    __slots__ = ("_are_arguments", "_constants", "_reads", "_writes", "template")
+
+    template: Plan | None
+    """None for a call that has to be planned anew every time."""
+
+    def __init__(
+        self, planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """The call is made for the second time: plan it for stand-ins, and keep that for this one and those to come."""
-        self.tried = True
-        tiles = [value for value in (*args, *kwargs.values()) if type(value) is NkiTensor]
+        """Plan the call for stand-ins. Raises what the planner raises, in which the stand-ins have no names."""
+        values = (*args, *kwargs.values())
+        # Kept alive, because the key knows some by their identity.
+        self._constants = [value for value in (*context, *values) if type(value) is not NkiTensor]
         stand_ins: dict[int, NkiTensor] = {}
-        for tile in tiles:
-            if id(tile) not in stand_ins:
-                stand_ins[id(tile)] = _stand_in(tile)
+        for value in values:
+            if type(value) is NkiTensor and id(value) not in stand_ins:
+                stand_ins[id(value)] = stand_in(value)
         plan = planner(
             *context,
             *[stand_ins.get(id(value), value) for value in args],
             **{name: stand_ins.get(id(value), value) for name, value in kwargs.items()},
         )
-        places = [stand_ins[id(tile)] for tile in tiles]
-        self._engine = plan.engine
-        self._reads = [_place(tile, places) for tile in plan.reads]
-        self._writes = [_place(tile, places) for tile in plan.writes]
-        self._rest = tuple([getattr(plan, name) for name in _REST])
-        self.kept = plan.meeting is None and min((*self._reads, *self._writes), default=0) >= 0
+        arguments = _with_indices([stand_ins[id(value)] for value in values if type(value) is NkiTensor])
+        self._reads = [_operand(tensor, arguments) for tensor in plan.reads]
+        self._writes = [_operand(tensor, arguments) for tensor in plan.writes]
+        operands = (*self._reads, *self._writes)
+        self._are_arguments = all(type(operand) is int for operand in operands)
+        self.template = None if plan.rendezvous is not None or None in operands else plan
 
-    def plan(self, tiles: list[NkiTensor]) -> Plan:
-        """The plan for other tiles that lie alike."""
-        reads, writes = tuple([tiles[i] for i in self._reads]), tuple([tiles[i] for i in self._writes])
-        return Plan(self._engine, reads, writes, *self._rest)
+    def operands(self, tensors: list[NkiTensor]) -> tuple[Tensors, Tensors]:
+        """What the instruction reads and what it writes, where it is called with these tensors."""
+        if self._are_arguments:
+            return tuple([tensors[i] for i in self._reads]), tuple([tensors[i] for i in self._writes])  # type: ignore[index]
+        reads, writes = (
+            tuple([tensors[each] if type(each) is int else each.of(tensors) for each in side])  # type: ignore[union-attr]
+            for side in (self._reads, self._writes)
+        )
+        return reads, writes
 
 
-CALLS: dict[tuple[Any, ...], Call] = {}
-"""Calls by their key."""
+class Memo:
+    """Known calls by their key; emptied when `capacity` of them are known."""
+
+    def __init__(self, capacity: int = _CAPACITY) -> None:
+        self.capacity = capacity
+        self.calls: dict[tuple[Any, ...], KnownCall] = {}
+
+    def add(self, key: tuple[Any, ...], call: KnownCall) -> None:
+        """Remember a call."""
+        if len(self.calls) >= self.capacity:
+            self.calls.clear()
+        self.calls[key] = call
 
 
 def key_of(
-    planner: Callable[..., Plan], context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], list[NkiTensor]] | None:
-    """What a call is known by, and its tiles; None for one that is planned anew every time."""
+    """The key of a call and its tensors, each followed by its index; None for a call that is planned anew."""
     parts: list[Any] = [planner, len(args), *kwargs]
-    tiles: list[NkiTensor] = []
+    tensors: list[NkiTensor] = []
     for value in (*context, *args, *kwargs.values()):
         kind = type(value)
         if kind is NkiTensor:
-            if value.dynamic is not None:
-                return None
             parts.append(value.layout)
-            if value in tiles:  # one tile twice is another call than two tiles that lie alike
-                parts.append(tiles.index(value))
-            tiles.append(value)
+            if value in tensors:  # one tensor twice is another call than two tensors of equal layouts
+                parts.append(tensors.index(value))
+            tensors.append(value)
+            dynamic = value.dynamic
+            if dynamic is not None:
+                index = dynamic.index
+                if type(index) is not NkiTensor:
+                    return None
+                parts += dynamic.step, dynamic.extent, dynamic.per_partition, dynamic.group, index.layout
+                tensors.append(index)
         elif kind in _BY_VALUE:
             parts += kind, value  # 1 is no True
         elif kind in _BY_IDENTITY:
@@ -107,24 +137,29 @@ def key_of(
             parts.append(id(value))
         else:
             return None
-    return tuple(parts), tiles
+    return tuple(parts), tensors
 
 
-def met(
-    key: tuple[Any, ...], context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """A call was planned for the first time."""
-    if len(CALLS) >= _MOST:
-        CALLS.clear()
-    values = (*context, *args, *kwargs.values())
-    CALLS[key] = Call([value for value in values if type(value) is not NkiTensor])
+def _with_indices(tensors: list[NkiTensor]) -> list[NkiTensor]:
+    """Tensors, each followed by the index of its run-time address, in the order of `key_of`."""
+    return [
+        each
+        for tensor in tensors
+        for each in ((tensor,) if tensor.dynamic is None else (tensor, tensor.dynamic.index))
+    ]
 
 
-def _stand_in(tile: NkiTensor) -> NkiTensor:
-    form = tile.layout.form
-    storage = Storage(form.shape, form.dtype, form.buffer, "", array=_NO_BYTES, fresh=True)
-    return NkiTensor.over(tile.shape, tile.dtype, storage, tile.strides, tile.offset)
-
-
-def _place(tile: NkiTensor, tiles: list[NkiTensor]) -> int:
-    return next((place for place, each in enumerate(tiles) if each is tile), -1)
+def _operand(tensor: NkiTensor, arguments: list[NkiTensor]) -> int | _View | None:
+    """Which argument an operand of a plan is, or which view of which one; None if it is neither."""
+    for number, argument in enumerate(arguments):
+        if argument is tensor:
+            return number
+    index = -1
+    if tensor.dynamic is not None:
+        index = next((n for n, each in enumerate(arguments) if each is tensor.dynamic.index), -1)
+        if index < 0:
+            return None
+    for number, argument in enumerate(arguments):
+        if argument.storage is tensor.storage:
+            return _View(number, tensor.layout, tensor.dynamic, index)
+    return None

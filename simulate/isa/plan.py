@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.memory import NkiTensor
+from simulate.memory import NkiTensor, Storage
 from simulate.numerics import ActivationFunction, random
 
 
@@ -91,7 +92,7 @@ class Cost:
     flops: int = 0
     table: str | None = None
     dma: DmaCost | None = None
-    meeting_ns: float = 0.0
+    rendezvous_ns: float = 0.0
     streamed_cycles: float = 0.0
     fast_mode: bool = False
     stationary: tuple[int, ...] | None = None
@@ -107,7 +108,7 @@ class Masked:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """An instruction that several cores carry out together.
 
     Members are those that name the same `place`. They must agree on `terms`; then `exchange` turns the operands of
@@ -159,7 +160,7 @@ class Plan:
     name: str | None
     accumulate: Accumulate | None = None
     state: State | None = None
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     trigger: Engine | None = None
     """The stream that triggers a DMA or a collective, whose own engine is `dma`."""
     skip_out_of_range: bool = False
@@ -168,6 +169,27 @@ class Plan:
     """For instructions that may use the accumulator registers, what they do with them."""
     argument: Argument | None = None
     """For functions that the hardware computes from a table, what they are applied to."""
-    carries: Callable[[Plan, list[np.ndarray]], list[np.ndarray] | None] | None = None
-    """Which elements of the results are defined where some of an operand's are not (`simulate.isa.carries`); without
-    it, operands that were not fully written are refused."""
+    propagate: Callable[[Plan, list[np.ndarray]], list[np.ndarray] | None] | None = None
+    """Which elements of the results are defined where some of an operand's are not (`simulate.isa.propagation`).
+    Without it, operands that were not fully written are refused."""
+
+    def over(self, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]) -> Plan:
+        """The same instruction on other tensors of the same layouts."""
+        return Plan(self.engine, reads, writes, *_facts(self))
+
+    def template(self) -> Plan:
+        """The same instruction on stand-ins: what a stream keeps, since it holds no memory of a launch."""
+        return self.over(tuple(map(stand_in, self.reads)), tuple(map(stand_in, self.writes)))
+
+
+_facts = attrgetter(*[field.name for field in fields(Plan)][len(("engine", "reads", "writes")) :])
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+def stand_in(tensor: NkiTensor) -> NkiTensor:
+    """A tensor of the same layout, over an allocation of its own that has no bytes."""
+    form, dynamic = tensor.layout.form, tensor.dynamic
+    storage = Storage(form.shape, form.dtype, form.buffer, "", array=_NO_BYTES, fresh=True)
+    if dynamic is not None:
+        dynamic = replace(dynamic, index=stand_in(dynamic.index))
+    return NkiTensor.over(tensor.shape, tensor.dtype, storage, tensor.strides, tensor.offset, dynamic)

@@ -1,9 +1,9 @@
-"""How a view lies in an allocation, apart from which allocation it is: worked out once, shared by all that lie alike.
+"""Layouts: how a view lies in an allocation, apart from which allocation it is; worked out once and shared.
 
 A kernel makes the same few views of the same few kinds of tiles over and over. A `Form` is what allocations of one
 shape, dtype and memory have in common; a `Layout` is a shape, strides and an offset over a form, with everything that
-follows from them. Both are kept, so that two views with one Layout object lie alike. Two objects may lie alike as
-well: the tables are emptied when they have grown large.
+follows from them. Both are interned, so views that share a Layout object lie equally. Equal layouts may still be two
+objects: the tables are emptied when they have grown large.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ _FIELDS = "__annotations__"
 _NO_FIELD = ("ClassVar", "InitVar", "KW_ONLY")
 
 
-class Looks:
+class ValueReads:
     """Counts how often Python looked at a value; a kernel that does may depend on data."""
 
     count = 0
 
 
-LOOKS = Looks()
+VALUE_READS = ValueReads()
 
 
 class NKIObject:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simulate.errors import RuleViolation, rule
-from simulate.memory.objects import LOOKS, NKIObject
+from simulate.memory.objects import VALUE_READS, NKIObject
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
 from simulate.memory.tensor import NkiTensor
@@ -35,7 +35,7 @@ class VirtualRegister(NKIObject):
     @property
     def value(self) -> int:
         """What the register holds now."""
-        LOOKS.count += 1
+        VALUE_READS.count += 1
         if not self.cell.storage.validity.written(*self.cell.byte_view()):
             raise RuleViolation(register_was_set, "a register that was allocated without a value")
         return int(self.cell.array[0, 0])

@@ -14,7 +14,7 @@ from simulate.errors import OutOfBounds, RuleViolation, Unsupported
 from simulate.memory import views
 from simulate.memory.indirection import indirect_view_is_final
 from simulate.memory.layout import ByteView, Layout, keep_part, known_part, layout_of, part_key
-from simulate.memory.objects import LOOKS, Dynamic
+from simulate.memory.objects import VALUE_READS, Dynamic
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
 from simulate.memory.tensor_views import TensorViews
@@ -76,6 +76,13 @@ class NkiTensor(TensorViews):
         """A view of a storage by its strides and offset in elements; row-major from the start unless given."""
         tensor = cls.__new__(cls)
         tensor._be(shape, dtype, storage, strides, offset, dynamic)
+        return tensor
+
+    @classmethod
+    def laid(cls, layout: Layout, storage: Storage, dynamic: Dynamic | None = None) -> NkiTensor:
+        """A view of a storage by its layout, which is one over the storage's form."""
+        tensor = cls.__new__(cls)
+        tensor._lie(layout, storage, dynamic)
         return tensor
 
     def _be(
@@ -224,7 +231,7 @@ class NkiTensor(TensorViews):
     def __repr__(self) -> str:
         if self.dynamic is not None:
             return f"<{self.describe()}, address read at run time>"
-        LOOKS.count += 1
+        VALUE_READS.count += 1
         if self.storage.array.nbytes < self.storage.nbytes:
             return f"<{self.describe()} (dry run: no values)>"
         values = self.array

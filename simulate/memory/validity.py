@@ -1,6 +1,6 @@
 """Which bytes of an allocation have been written, and by whom.
 
-A byte is EMPTY, WRITTEN, ACCUMULATED (written by the Tensor engine, so that a later matmul may add to it), or CARRIED
+A byte is EMPTY, WRITTEN, ACCUMULATED (written by the Tensor engine, so that a later matmul may add to it), or POISON
 (computed from bytes that were never written, and no more defined than they). Most allocations are in one state
 throughout, or become so part by part: then a few boxes tell which part is in which state. A mask of one byte per byte
 appears only where boxes do not tell, and goes again when a write covers everything.
@@ -12,7 +12,7 @@ import numpy as np
 
 from simulate.memory.extents import Box, contains, joined, meets
 
-EMPTY, WRITTEN, ACCUMULATED, CARRIED = 0, 1, 3, 4
+EMPTY, WRITTEN, ACCUMULATED, POISON = 0, 1, 3, 4
 """The lowest bit tells whether a byte is defined."""
 
 # A state repeated over the bytes of one element, so that a mask is read and written element-wise.
@@ -39,7 +39,7 @@ class Validity:
         self._boxes: list[tuple[Box, int]] = []  # disjoint; what lies in none of them is in the state `_rest`
         self._rest = state
         self._mask: np.ndarray | None = None
-        self.blame: Exception | None = None  # for bytes that are CARRIED: the read that was at fault
+        self.blame: Exception | None = None  # for bytes that are POISON: the read that was at fault
 
     @property
     def mask(self) -> np.ndarray | None:
@@ -123,7 +123,7 @@ class Validity:
         elif self.uniform != state:
             self._view(shape, strides, offset, itemsize)[...] = state * _REPEAT[itemsize]
 
-    def mark_carried(
+    def mark_poison(
         self,
         defined: np.ndarray,
         shape: tuple[int, ...],
@@ -131,9 +131,9 @@ class Validity:
         offset: int,
         itemsize: int,
     ) -> None:
-        """Mark as CARRIED those elements of a view that `defined`, of the view's shape, leaves out."""
+        """Mark as POISON those elements of a view that `defined`, of the view's shape, leaves out."""
         view = self._view(shape, strides, offset, itemsize)
-        np.copyto(view, CARRIED * _REPEAT[itemsize], where=~defined)
+        np.copyto(view, POISON * _REPEAT[itemsize], where=~defined)
 
     def mark_where(
         self,
@@ -193,7 +193,7 @@ def _grown(box: Box, state: int, boxes: list[tuple[Box, int]]) -> Box:
 
 
 def _least(words: np.ndarray) -> np.ndarray:
-    """The state of elements whose bytes were written in different ways: EMPTY or CARRIED where a byte is."""
+    """The state of elements whose bytes were written in different ways: EMPTY or POISON where a byte is."""
     parts = words[:, None].view(np.uint8)
-    carried = (parts == CARRIED).any(axis=1)
-    return np.where((parts == EMPTY).any(axis=1), EMPTY, np.where(carried, CARRIED, WRITTEN))
+    carried = (parts == POISON).any(axis=1)
+    return np.where((parts == EMPTY).any(axis=1), EMPTY, np.where(carried, POISON, WRITTEN))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from simulate.kernel import Kernel, as_kernel
 from simulate.nki import collectives, dtype, experimental, isa, language, meta, simulator, typing
 from simulate.nki.missing import not_yet
 from simulate.nki.typing import tensor
-from simulate.run import Kernel, as_kernel
 
 __version__ = "0.6.0"
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from simulate.errors import RuleViolation, rule
 from simulate.isa.book import COLLECTIVES, Planner, documented_signature
-from simulate.isa.collectives import ReplicaGroup
-from simulate.isa.collectives.group import is_replica_group
+from simulate.isa.replica_group import ReplicaGroup, is_replica_group
 from simulate.memory.registers import VirtualRegister
 from simulate.nki import isa
 from simulate.nki.missing import not_yet

@@ -12,7 +12,7 @@ from typing import Any
 
 from simulate.errors import RuleViolation, rule
 from simulate.isa.book import INSTRUCTIONS
-from simulate.isa.registers import immediate
+from simulate.isa.instructions.registers import immediate
 from simulate.isa.scalars import ScalarOperator, scalar_arithmetic
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.registers import VirtualRegister

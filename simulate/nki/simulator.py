@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from simulate.run import as_kernel
+from simulate.kernel import as_kernel
 
 
 def simulate_kernel(

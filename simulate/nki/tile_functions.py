@@ -16,7 +16,7 @@ from simulate.nki.operators import new_tile, same_shape
 from simulate.numerics import ALU_OPERATORS, as_dtype, cast
 from simulate.run import current_core
 from simulate.run.location import kernel_line
-from simulate.run.stream import Block, Stream
+from simulate.run.stream import Block, Constant, Stream
 
 _SBUF, _PSUM = MemoryRegion.sbuf, MemoryRegion.psum
 
@@ -165,13 +165,12 @@ def shared_constant(constant: Any) -> NkiTensor:
     dtype = as_dtype(array.dtype)
     kept = core.stored(dtype)
     shape = array.shape or (1,)
-    recorder = core.recorder
-    is_seen = recorder is not None or not core.dry  # what is recorded will be replayed with these contents
-    held = np.array(cast(np.ascontiguousarray(array), dtype, kept)) if is_seen else np.empty(0, np.uint8)
+    held = np.empty(0, np.uint8) if core.dry else np.array(cast(np.ascontiguousarray(array), dtype, kept))
     storage = Storage(shape, kept, MemoryRegion.shared_hbm, "constant", array=held)
     core.rank.tensors.add(storage)
-    if recorder is not None:
-        recorder.made_constant(storage, not isinstance(constant, np.ndarray))
+    if not core.dry:
+        constants = core.rank.tensors.constants
+        constants[storage.serial] = Constant(held, from_file=not isinstance(constant, np.ndarray))
     return NkiTensor(shape, kept, storage)
 
 

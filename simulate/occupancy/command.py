@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from simulate.errors import InvalidArgument
 from simulate.files import claim, complete
+from simulate.kernel_by_name import what_is_run
 from simulate.occupancy.svg import svg
 from simulate.occupancy.text import text
 from simulate.occupancy.uses import Occupancy, occupancies
 from simulate.run import Launch, recorded
-from simulate.run.by_name import what_is_run
 
 _CODE = "NKW-PICTURE-PATH"
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from simulate.errors import InvalidArgument, NkwError
 from simulate.files import claim
+from simulate.kernel_by_name import what_is_run
 from simulate.occupancy import svg
 from simulate.occupancy.command import distinct as cores
-from simulate.profile.page import Part, Step, write_page
+from simulate.profile.page import PageLaunch, PageStep, write_page
 from simulate.profile.profile import Profile, profile
 from simulate.profile.text import text, us
 from simulate.run import Launch, recorded
-from simulate.run.by_name import what_is_run
 from simulate.run.stream import Stream
 from simulate.timing import Reading, write_trace
 
@@ -58,8 +58,8 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
             write_trace(trace, [(name, each.streams, each.timeline) for name, each in zip(named, chosen)])
             print(f"trace: {options.trace}")
         if page is not None:
-            steps = [Step((launch.kernel,), number) for launch, number in zip(launches, numbers)]
-            parts = [Part(each, svg(cores([launch]))) for each, launch in zip(profiles, firsts)]
+            steps = [PageStep((launch.kernel,), number) for launch, number in zip(launches, numbers)]
+            parts = [PageLaunch(each, svg(cores([launch]))) for each, launch in zip(profiles, firsts)]
             write_page(page, Path(options.script).name, parts, steps)
             print(f"page: {options.html}")
     except NkwError as error:
@@ -113,7 +113,7 @@ def _contents(stream: Stream) -> tuple[object, ...]:
         tuple(stream.costs),
         tuple(stream.lines),
         tuple(stream.names.items()),
-        tuple(stream.meetings.items()),
+        tuple(stream.rendezvous.items()),
         tuple(stream.requested),
         tuple(stream.tensors),
     )

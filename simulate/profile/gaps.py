@@ -9,7 +9,7 @@ import numpy as np
 
 from simulate.profile.moments import Moments, named, tensor_label
 from simulate.run.stream import READ
-from simulate.timing import Kind, Reason
+from simulate.timing import Reason, SliceKind
 
 FIRST_BYTE = "first byte"
 DONE = "nothing left to do"
@@ -62,7 +62,7 @@ def _ended(moments: Moments, track: int, row: int, start: float, end: float) -> 
     timeline, causes = moments.timeline, moments.timeline.causes
     event = timeline.bases[int(timeline.stream[row])] + int(timeline.event[row])
     reason, cause = Reason(int(causes.reason[event])), int(causes.event[event])
-    if timeline.kind[row] == Kind.transfer:
+    if timeline.kind[row] == SliceKind.transfer:
         if causes.pool[event] >= 0:
             reason, cause = Reason.pool, int(causes.pool[event])
         elif moments.start[event] <= start:

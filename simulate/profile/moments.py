@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simulate.run.location import location
 from simulate.run.stream import Access, Stream
-from simulate.timing import Kind, Timeline
+from simulate.timing import SliceKind, Timeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Moments:
     @cached_property
     def _own(self) -> NDArray[np.bool_]:
         kind = self.timeline.kind
-        return (kind == Kind.instruction) | (kind == Kind.trigger)
+        return (kind == SliceKind.instruction) | (kind == SliceKind.trigger)
 
     @cached_property
     def start(self) -> list[float]:
@@ -52,19 +52,19 @@ class Moments:
     @cached_property
     def table_load(self) -> list[float]:
         """When the table load before it begins."""
-        return self._of(Kind.table_load, self.timeline.start_ns)
+        return self._of(SliceKind.table_load, self.timeline.start_ns)
 
     @cached_property
     def data_start(self) -> list[float]:
         """When its first bytes move."""
-        return self._of(Kind.transfer, self.timeline.start_ns)
+        return self._of(SliceKind.transfer, self.timeline.start_ns)
 
     @cached_property
     def data_end(self) -> list[float]:
         """When its last bytes have moved."""
-        return self._of(Kind.transfer, self.timeline.end_ns)
+        return self._of(SliceKind.transfer, self.timeline.end_ns)
 
-    def _of(self, kind: Kind, column: NDArray[np.float64]) -> list[float]:
+    def _of(self, kind: SliceKind, column: NDArray[np.float64]) -> list[float]:
         timeline = self.timeline
         found = np.full(timeline.bases[-1], np.nan)
         rows = np.flatnonzero(timeline.kind == kind)
@@ -89,7 +89,7 @@ class Moments:
         timeline = self.timeline
         found = np.zeros(timeline.bases[-1], np.int64)
         numbers = np.array(timeline.bases)[timeline.stream] + timeline.event
-        for kind in (Kind.instruction, Kind.trigger, Kind.transfer):
+        for kind in (SliceKind.instruction, SliceKind.trigger, SliceKind.transfer):
             rows = timeline.kind == kind
             found[numbers[rows]] = timeline.track[rows]
         return [timeline.tracks[track] for track in found.tolist()]

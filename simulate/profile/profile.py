@@ -15,9 +15,9 @@ from simulate.profile.moments import Moments
 from simulate.profile.roofline import Roofline, roofline
 from simulate.profile.traffic import TensorTraffic, traffic
 from simulate.profile.what_if import WhatIf, what_if
+from simulate.run.run_order import as_streams
 from simulate.run.stream import Stream
 from simulate.timing import Dependences, Reading, Timeline, dependences, schedule
-from simulate.timing.order import as_streams
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ def profile(
 ) -> Profile:
     """The profile of one launch.
 
-    Raises InvalidArgument for what is no stream, and for meetings or requested orders that contradict the streams.
+    Raises InvalidArgument for what is no stream, and for rendezvous or requested orders that contradict the streams.
     """
     streams = as_streams(streams)
     return Profile(title or "timeline", streams, hardware, reading, dependences(streams))

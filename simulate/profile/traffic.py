@@ -88,7 +88,7 @@ def traffic(streams: Sequence[Stream]) -> tuple[TensorTraffic, ...]:
 
 def _moved(stream: Stream, event: int, in_hbm: Sequence[bool]) -> Iterator[tuple[int, bool, int]]:
     """(tensor, whether it is written, bytes) for every operand of an event in HBM."""
-    if stream.engines[event] != Engine.dma.value and event in stream.meetings:
+    if stream.engines[event] != Engine.dma.value and event in stream.rendezvous:
         return  # a barrier names a tensor and moves nothing
     rows = stream.rows
     at, end = stream.row_ends[event - 1] if event else 0, stream.row_ends[event]

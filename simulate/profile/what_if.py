@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -104,7 +103,7 @@ def halved(cost: Cost) -> Cost:
         interval_cycles=cost.interval_cycles / 2,
         latency_cycles=cost.latency_cycles / 2,
         kept_cycles=cost.kept_cycles / 2,
-        meeting_ns=cost.meeting_ns / 2,
+        rendezvous_ns=cost.rendezvous_ns / 2,
         dma=dma,
     )
 
@@ -128,8 +127,7 @@ def _changed(streams: Sequence[Stream], change: Change) -> list[Stream]:
     """The streams with the costs that `change` gives; it must not depend on anything but cost, line and engine."""
     out = []
     for stream in streams:
-        new = copy.copy(stream)
-        new.costs = list(stream.costs)
+        costs = list(stream.costs)
         known: dict[tuple[int, int, int], int] = {}
         ids = []
         for event, key in enumerate(zip(stream.cost_ids, stream.line_ids, stream.engines)):
@@ -138,10 +136,9 @@ def _changed(streams: Sequence[Stream], change: Change) -> list[Stream]:
                 cost = change(stream, event, stream.costs[key[0]])
                 number = key[0]
                 if cost is not None:
-                    number = len(new.costs)
-                    new.costs.append(cost)
+                    number = len(costs)
+                    costs.append(cost)
                 known[key] = number
             ids.append(number)
-        new.cost_ids = array("I", ids)
-        out.append(new)
+        out.append(stream.with_costs(costs, array("I", ids)))
     return out

@@ -1,32 +1,34 @@
-"""`issue`: the only place where a Plan takes effect and the only writer of simulated memory."""
+"""`issue`: the only place where a plan takes effect; `execute` writes the simulated memory for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import CodeType
 from typing import Any
 
 import numpy as np
 
 from simulate.errors import NkwError, RuleViolation, rule
-from simulate.isa import book, carries
+from simulate.isa import book, propagation
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Accumulate, Cost, Domain, Masked, Meeting, Plan
+from simulate.isa.plan import Accumulate, Cost, Domain, Masked, Plan, Rendezvous
 from simulate.memory import MemoryRegion, NkiTensor
-from simulate.memory.validity import ACCUMULATED, CARRIED, EMPTY, WRITTEN
-from simulate.run.carry_out import accumulated, add, flat, gather, put
+from simulate.memory.validity import ACCUMULATED, EMPTY, POISON, WRITTEN
+from simulate.run.execute import accumulated, add, flat, gather, put
 from simulate.run.indirect import resolve
 from simulate.run.location import kernel_line, location
 from simulate.run.machine import NeuronCore, current_core
-from simulate.run.stream import NkiInstruction
+from simulate.run.stream import Line, NkiInstruction, Stream
+
+_IN_PART = (None, EMPTY, POISON)
+"""The uniform states of an allocation of which some bytes may be undefined."""
 
 
 def call(
     planner: book.Planner,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    line: tuple[CodeType, int] | None = None,
+    line: Line | None = None,
 ) -> NkiInstruction:
     """Plan one instruction of `nki.isa` for the running core and carry it out.
 
@@ -34,7 +36,8 @@ def call(
     """
     core = current_core()
     try:
-        return issue(core, planner.__name__, book.plan(planner, (core.hardware,), args, kwargs), line)
+        template, reads, writes = book.bind(planner, (core.hardware,), args, kwargs)
+        return _issue(core, planner.__name__, template, reads, writes, line or kernel_line(inside=2))
     except NkwError as error:
         raise _located(error, planner, line) from None
 
@@ -43,8 +46,8 @@ def call_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[s
     """Plan one instruction of `nki.collectives` for the running core and carry it out."""
     core = current_core()
     try:
-        plan = book.plan(planner, (core.hardware, core.rank.number), args, kwargs)
-        return issue(core, planner.__name__, plan)
+        template, reads, writes = book.bind(planner, (core.hardware, core.rank.number), args, kwargs)
+        return _issue(core, planner.__name__, template, reads, writes, kernel_line(inside=2))
     except NkwError as error:
         raise _located(error, planner) from None
 
@@ -75,7 +78,7 @@ def prepare_collective(
         raise _located(error, planner) from None
 
 
-def _located(error: NkwError, planner: book.Planner, line: tuple[CodeType, int] | None = None) -> NkwError:
+def _located(error: NkwError, planner: book.Planner, line: Line | None = None) -> NkwError:
     if error.where is None:
         error.where = location(line or kernel_line())
     if isinstance(error, RuleViolation) and not error.instruction:
@@ -83,20 +86,31 @@ def _located(error: NkwError, planner: book.Planner, line: tuple[CodeType, int] 
     return error
 
 
-def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | None = None) -> NkiInstruction:
+def issue(core: NeuronCore, op: str, plan: Plan, line: Line | None = None) -> NkiInstruction:
+    """Carry out a plan that is none of the instruction book's; raises what `call` raises."""
+    return _issue(core, op, plan.template(), plan.reads, plan.writes, line or kernel_line(inside=2))
+
+
+def _issue(
+    core: NeuronCore,
+    op: str,
+    plan: Plan,
+    reads: tuple[NkiTensor, ...],
+    writes: tuple[NkiTensor, ...],
+    line: Line,
+) -> NkiInstruction:
     """Check every read, compute, round once into the destination, update validity, record the event.
 
-    Raises RuleViolation for a read of bytes that were never written, where the plan does not tell what becomes of
-    them; for one that does, it is raised when a later instruction needs what came of them.
+    `plan` is a template; `reads` and `writes` are the tensors of this call. Raises RuleViolation for a read of bytes
+    that were never written, unless the plan propagates poison; then a later instruction that uses the poison raises it.
     """
-    line = line or kernel_line(inside=3)  # who calls is the simulator's own
-    if core.turns.drawn:
-        core.turns.give_way(core.index)
+    if core.scheduler.drawn:
+        core.scheduler.preempt(core.index)
     as_float = plan.domain is Domain.float32
     dry = core.dry
     operands: list[Any] = []
     blame: RuleViolation | None = None
-    for tile in plan.reads:
+    for tile in reads:
         if tile.dynamic is not None:
             if not dry:
                 _check_gathered(tile, plan.skip_out_of_range)
@@ -104,20 +118,23 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
             continue
         validity = tile.storage.validity
         if validity.uniform != WRITTEN and validity.uniform != ACCUMULATED and not _written(tile):
-            blame = _excused(plan, tile, op, line)
+            blame = _excused(plan, reads, writes, tile, op, line)
         if not dry:
             operands.append(tile.float32() if as_float else tile.array)
-    if core.witness is not None:
-        core.witness.issuing(core, plan, operands)
-    carried = _carried(plan, blame, operands) if blame is not None else []
-    meeting_serial: int | None = None
+    if core.observers:
+        observed = plan.over(reads, writes)
+        for observer in core.observers:
+            observer.issuing(core, observed, operands)
+    poisoned = _poisoned(plan, reads, writes, blame, operands) if blame is not None else []
+    stream = core.stream
+    rendezvous_serial: int | None = None
     results: Sequence[Any] = ()
-    if plan.meeting is not None:
-        member = core.rank.number if plan.meeting.by_rank else core.number
-        if plan.meeting.admits is not None:
-            plan.meeting.admits(member)
-        results, meeting_serial = core.turns.meet(
-            core.index, member, _of_this_core(core, plan.meeting), operands, location(line), dry
+    if plan.rendezvous is not None:
+        member = core.rank.number if plan.rendezvous.by_rank else core.number
+        if plan.rendezvous.admits is not None:
+            plan.rendezvous.admits(member)
+        results, rendezvous_serial = core.scheduler.meet(
+            core.index, member, _of_this_core(core, plan.rendezvous), operands, location(line), dry
         )
     elif dry:
         pass
@@ -126,40 +143,59 @@ def issue(core: NeuronCore, op: str, plan: Plan, line: tuple[CodeType, int] | No
         core.set_state(plan.state, state)
     else:
         results = plan.compute(*operands)
-    keeps: Any = None
-    in_part = False
     if dry:
-        for tile in plan.writes:
+        for tile in writes:
             # Where a run-time index leads is not known without numbers: all of its tensor counts as written.
             place = tile if tile.dynamic is None else flat(tile)
             _mark(place, None, ACCUMULATED if plan.accumulate else WRITTEN)
     elif plan.accumulate is not None:
-        keeps = _accumulate(core, plan.writes[0], results[0], plan.accumulate, as_float)
+        stream.accumulated[len(stream)] = _accumulate(core, writes[0], results[0], plan.accumulate, as_float)
     else:
-        for tile, result in zip(plan.writes, results):
+        for tile, result in zip(writes, results):
             if tile.dynamic is not None:
                 _check_written(tile.dynamic.index)
             touched = put(tile, result, as_float, plan.skip_out_of_range)
             _mark(tile, touched, WRITTEN)
-            if plan.meeting is not None and plan.carries is not None and isinstance(result, Masked):
-                tile.storage.validity.mark_carried(result.chosen, *tile.byte_view()[1:])
-            if touched is not None and core.recorder is not None:
-                in_part = in_part or isinstance(result, Masked)
-                core.recorder.wrote_in_part(tile)
-    for tile, defined in carried:
-        tile.storage.validity.mark_carried(defined, *tile.byte_view()[1:])
+            if plan.rendezvous is not None and plan.propagate is not None and isinstance(result, Masked):
+                tile.storage.validity.mark_poison(result.chosen, *tile.byte_view()[1:])
+            if touched is not None:
+                _note_partial_write(stream, tile, isinstance(result, Masked))
+    for tile, defined in poisoned:
+        tile.storage.validity.mark_poison(defined, *tile.byte_view()[1:])
         tile.storage.validity.blame = blame
-    if core.recorder is not None:
-        core.recorder.add(plan, keeps, in_part)
-    if core.witness is not None:
-        core.witness.issued(core, plan, operands)
-    return core.stream.append(op, plan, line, meeting_serial)
+    if not (dry or stream.depends_on_data):
+        _note_dependence_on_data(stream, reads, writes)
+    if core.observers:
+        for observer in core.observers:
+            observer.issued(core, observed, operands)
+    return stream.append(op, plan, reads, writes, line, rendezvous_serial)
 
 
-def _of_this_core(core: NeuronCore, meeting: Meeting) -> Meeting:
+def _note_partial_write(stream: Stream, tile: NkiTensor, masked: bool) -> None:
+    """A result left elements of its destination alone; which ones may depend on data."""
+    if masked:
+        stream.masked.add(len(stream))
+    if tile.storage.validity.uniform in _IN_PART:
+        stream.depends_on_data = (
+            stream.depends_on_data or "which bytes of a tensor are written depends on data"
+        )
+
+
+def _note_dependence_on_data(
+    stream: Stream, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]
+) -> None:
+    """Note why this instruction could do otherwise with other data, if it could."""
+    if stream.constants and any(tile.storage.serial in stream.constants for tile in writes):
+        stream.depends_on_data = "a constant is written"
+    for tile in reads:
+        if tile.dynamic is not None and tile.storage.validity.uniform in _IN_PART:
+            stream.depends_on_data = "a run-time index reads a tensor that is written in part"
+
+
+def _of_this_core(core: NeuronCore, rendezvous: Rendezvous) -> Rendezvous:
     """Cores of one rank meet apart from those of others; the n-th cores of all ranks meet apart from the others."""
-    apart = core.number if meeting.by_rank else core.rank.number
-    return replace(meeting, place=(meeting.by_rank, apart, meeting.place))
+    apart = core.number if rendezvous.by_rank else core.rank.number
+    return replace(rendezvous, place=(rendezvous.by_rank, apart, rendezvous.place))
 
 
 def _written(tile: NkiTensor) -> bool:
@@ -182,16 +218,23 @@ def _check_written(tile: NkiTensor) -> None:
         raise unwritten(tile)
 
 
-def _excused(plan: Plan, tile: NkiTensor, op: str, line: tuple[CodeType, int]) -> RuleViolation:
-    """The error for a read of bytes that were not written, if it may wait; else it is raised.
+def _excused(
+    plan: Plan,
+    reads: tuple[NkiTensor, ...],
+    writes: tuple[NkiTensor, ...],
+    tile: NkiTensor,
+    op: str,
+    line: Line,
+) -> RuleViolation:
+    """The error for a read of undefined bytes, if poison may take their place; else the error is raised.
 
-    It may wait where the plan tells what becomes of them, on chip, and where the operand has other bytes.
+    It may where the plan propagates poison, on chip, and where the operand has defined bytes as well.
     """
     error = unwritten(tile)
-    stays_on_chip = all(each.buffer.on_chip and each.dynamic is None for each in plan.writes)
-    if plan.carries is None or not stays_on_chip or any(each.dynamic is not None for each in plan.reads):
+    stays_on_chip = all(each.buffer.on_chip and each.dynamic is None for each in writes)
+    if plan.propagate is None or not stays_on_chip or any(each.dynamic is not None for each in reads):
         raise error
-    together = plan.reads if plan.carries is carries.by_row else (tile,)
+    together = reads if plan.propagate is propagation.by_row else (tile,)
     if not any(np.any(each.storage.validity.states(*each.byte_view()[1:])) for each in together):
         raise error
     if error.where is None:
@@ -199,24 +242,29 @@ def _excused(plan: Plan, tile: NkiTensor, op: str, line: tuple[CodeType, int]) -
     return error
 
 
-def _carried(plan: Plan, blame: RuleViolation, operands: list[Any]) -> list[tuple[NkiTensor, np.ndarray]]:
-    """Which elements of which results will be defined; what goes to another core says so itself.
+def _poisoned(
+    plan: Plan,
+    reads: tuple[NkiTensor, ...],
+    writes: tuple[NkiTensor, ...],
+    blame: RuleViolation,
+    operands: list[Any],
+) -> list[tuple[NkiTensor, np.ndarray]]:
+    """The results with poison, and which of their elements are defined; a rendezvous passes that on itself.
 
-    Looked up before a result overwrites an operand. Raises `blame` where the plan needs what is not defined.
+    Looked up before a result overwrites an operand. Raises `blame` where the plan uses what is not defined.
     """
-    assert plan.carries is not None
-    states = (each.storage.validity.states(*each.byte_view()[1:]) for each in plan.reads)
+    assert plan.propagate is not None
+    states = (each.storage.validity.states(*each.byte_view()[1:]) for each in reads)
     defined = [
-        np.broadcast_to(np.bitwise_and(state, WRITTEN) != 0, each.shape)
-        for state, each in zip(states, plan.reads)
+        np.broadcast_to(np.bitwise_and(state, WRITTEN) != 0, each.shape) for state, each in zip(states, reads)
     ]
-    results = plan.carries(plan, defined)
+    results = plan.propagate(plan, defined)
     if results is None:
         raise blame
-    if plan.meeting is not None:
+    if plan.rendezvous is not None:
         operands[:] = [Masked(values, rest) for values, rest in zip(operands, defined)]
         return []
-    return [(tile, result) for tile, result in zip(plan.writes, results) if not result.all()]
+    return [(tile, result) for tile, result in zip(writes, results) if not result.all()]
 
 
 def _check_gathered(tile: NkiTensor, skip_out_of_range: bool) -> None:
@@ -270,8 +318,9 @@ def _accumulate(
             return keeps
     else:
         _check_written(tile.dynamic.index)
-        if core.recorder is not None:
-            core.recorder.refuse("where a matmul adds in PSUM depends on data")
+        core.stream.depends_on_data = (
+            core.stream.depends_on_data or "where a matmul adds in PSUM depends on data"
+        )
     if how is not Accumulate.overwrite:
         states = _states(tile)
         keeps = states != EMPTY
@@ -286,13 +335,13 @@ def _accumulate(
                 f"[NKW-PSUM-INIT] matmul accumulates onto {tile.describe()}, which another instruction "
                 f"initialised: undefined on {core.hardware.name}"
             )
-    undefined = np.bitwise_and(states, CARRIED)
+    undefined = np.bitwise_and(states, POISON)
     if tile.dynamic is not None and np.any(undefined):
         raise unwritten(tile)
     touched = put(tile, accumulated(tile, product, keeps), as_float, False)
     _mark(tile, touched, ACCUMULATED)
     if np.any(undefined):
-        tile.storage.validity.mark_carried(np.broadcast_to(undefined == 0, tile.shape), *tile.byte_view()[1:])
+        tile.storage.validity.mark_poison(np.broadcast_to(undefined == 0, tile.shape), *tile.byte_view()[1:])
     return keeps
 
 
@@ -309,7 +358,7 @@ def _states(tile: NkiTensor) -> Any:
 def unwritten(tile: NkiTensor) -> RuleViolation:
     """What is raised for a read of bytes that were never written: of what they were computed from, if that is known."""
     blame = tile.storage.validity.blame
-    if isinstance(blame, RuleViolation) and np.any(np.bitwise_and(_states(tile), CARRIED)):
+    if isinstance(blame, RuleViolation) and np.any(np.bitwise_and(_states(tile), POISON)):
         return blame
     memory = "" if tile.buffer is not MemoryRegion.psum else "; a matmul or tensor_copy must write it first"
     return RuleViolation(

@@ -1,7 +1,8 @@
-"""One launch of a kernel on all its ranks, eager or dry, and what it leaves behind."""
+"""One launch of a kernel on all its ranks, eager or dry, and what it leaves behind; observers of launches."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,47 +15,56 @@ import numpy as np
 from simulate.errors import NkwError, RuleViolation
 from simulate.hardware import Hardware
 from simulate.isa.book import CallError
-from simulate.memory import MemoryRegion
+from simulate.isa.plan import Plan
+from simulate.memory import MemoryRegion, NkiTensor, Storage
+from simulate.memory.layout import Layout
+from simulate.memory.objects import VALUE_READS
 from simulate.memory.placement import Placement, Tile, live_tiles_fit, place, to_blame
-from simulate.run.arguments import Arguments
-from simulate.run.calls import Calls, TracedTable
+from simulate.run.arguments import Arguments, like
+from simulate.run.call_stacks import Calls, TracedTable
 from simulate.run.location import raised_at
-from simulate.run.machine import (
-    Mode,
-    NeuronCore,
-    Rank,
-    Recorder,
-    capacity_bytes,
-    enter,
-)
+from simulate.run.machine import Mode, NeuronCore, Rank, capacity_bytes, enter
 from simulate.run.processes import Processes
+from simulate.run.scheduler import CoreScheduler
 from simulate.run.stream import Stream, TensorTable
 from simulate.run.target import PRECISE_VARIABLE, check_logical_core
-from simulate.run.turns import Turns
+
+ArgumentsOfRanks = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
+"""One (args, kwargs) per rank of this process."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Observer:
-    """Who collects launches, and what else it asks for; see `recorded`."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A tensor that a kernel returned: the serial number of its allocation, and the layout of the view."""
 
-    launches: list[Launch]
-    calls: bool
-    refused: bool
-    outputs: bool
-
-    def see(self, done: Launch) -> None:
-        """Keep a launch."""
-        self.launches.append(done if self.outputs else replace(done, outputs=[]))
+    serial: int
+    layout: Layout
 
 
-_observers: list[_Observer] = []
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """How the arguments and results of one rank hang on the tensors of its stream.
+
+    `inputs` are the serial numbers of the arrays that are or lie in arguments, in their order; `returned` is what the
+    kernel returned, with a Result for every tensor. `converts` tells that an array was held in elements of another
+    size.
+    """
+
+    inputs: tuple[int, ...]
+    returned: Any
+    converts: bool
+
+    def results(self) -> list[Result]:
+        """The tensors that the kernel returned, in order."""
+        return [value for value in leaves(self.returned) if isinstance(value, Result)]
 
 
 @dataclass(frozen=True)
 class Launch:
     """One launch: what it returned, the stream of every core, and its warnings.
 
-    `outputs` has one entry per rank; `streams` one per core, rank by rank.
+    `outputs` has one entry per rank; `streams` one per core, rank by rank; `interfaces` one per rank.
+    `reads_values` tells whether the kernel's Python looked at a value.
     """
 
     kernel: str
@@ -63,9 +73,11 @@ class Launch:
     outputs: list[Any]
     streams: tuple[Stream, ...]
     warnings: tuple[str, ...]
+    interfaces: tuple[Interface, ...]
+    reads_values: bool
 
     def repeated(self, outputs: list[Any]) -> Launch:
-        """The launch that a replay stands for: this one with other outputs."""
+        """The launch of a replay: this one with other outputs."""
         again = object.__new__(Launch)  # dataclasses.replace takes longer than many a replayed kernel
         again.__dict__.update(self.__dict__, mode=Mode.replay, outputs=outputs)
         return again
@@ -80,142 +92,75 @@ class Launch:
         return max(placements[buffer].high_water_bytes for placements in self.placements)
 
 
-@dataclass(frozen=True)
-class Call:
-    """What is launched: enough to launch it again, unless other processes take part.
+class Observer:
+    """What is told about launches while they run; every method does nothing unless it is overridden.
 
-    `arguments` has one (args, kwargs) per rank of this process.
+    An instruction of a launch that nobody observes costs one comparison. Values and run-time indices are gone after a
+    launch; a detector that needs them is an observer with `sees_instructions`. Such launches are never replayed, nor
+    are those with `keeps_calls`, of whose instructions and allocations the stream keeps the callers' lines.
     """
 
-    kernel: Callable[..., Any]
-    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
-    chip: Hardware
-    logical_core_size: int
-    has_grid: bool
-    alone: bool  # no other process takes part
+    sees_instructions = False
+    keeps_calls = False
 
-    def again(self, seed: int | None = None) -> Launch:
-        """Launch it eagerly once more; the turns of its cores are drawn from `seed`. `recorded` does not see it."""
-        return run_once(
-            self.kernel,
-            self.arguments,
-            self.chip,
-            self.logical_core_size,
-            Mode.eager,
-            self.has_grid,
-            seed=seed,
-            observed=False,
-        )[0]
+    def began(
+        self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
+    ) -> None:
+        """The cores of a launch are about to run; `inputs` has the storage of every array given to each rank."""
 
+    def issuing(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        """An instruction is about to take effect as event `len(core.stream)`; its operands are still unchanged."""
 
-def run_once(
-    kernel: Callable[..., Any],
-    arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
-    chip: Hardware,
-    logical_core_size: int,
-    mode: Mode,
-    has_grid: bool = False,
-    recorders: Sequence[Recorder | None] = (),
-    elsewhere: Processes | None = None,
-    seed: int | None = None,
-    observed: bool = True,
-) -> tuple[Launch, list[Arguments], list[Any]]:
-    """Run the kernel's Python; returns the launch, the arguments it took, and what each rank returned."""
-    check_logical_core(chip, logical_core_size)
-    precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
-    turns = Turns(len(arguments) * logical_core_size, elsewhere, seed)
-    first = 0 if elsewhere is None else elsewhere.rank
-    observers = list(_observers) if observed else []
-    traced = observed and calls_are_collected()
-    ranks = [
-        Rank(first + index, chip, logical_core_size, TracedTable(Calls()) if traced else TensorTable())
-        for index in range(len(arguments))
-    ]
-    cores: list[NeuronCore] = []
-    for rank in ranks:
-        for number in range(logical_core_size):
-            core = NeuronCore(rank, number, len(cores), turns, mode, precise)
-            core.has_grid = has_grid
-            core.recorder = recorders[rank.number - first] if recorders else None
-            cores.append(core)
-    held: list[Arguments] = []
-    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    names = _parameter_names(kernel)
-    for rank, (args, kwargs) in zip(ranks, arguments):
-        taker = Arguments(rank, cores[0].stored, mode is Mode.dry)
-        taken = tuple(taker.take(a, names[i] if i < len(names) else f"arg{i}") for i, a in enumerate(args))
-        given.append((taken, {key: taker.take(a, key) for key, a in kwargs.items()}))
-        held.append(taker)
-    returned: list[Any] = [None] * len(ranks)
+    def issued(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        """It has taken effect and is about to be recorded; operands may share memory with what it wrote."""
 
-    def body(core: NeuronCore) -> None:
-        args, kwargs = given[core.rank.number - first]
-        before = enter(core)
-        try:
-            with np.errstate(all="ignore"):
-                result = kernel(*args, **kwargs)
-        except NkwError as error:
-            error.where = error.where or raised_at(error)
-            raise
-        except TypeError as error:
-            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-                raise CallError("NKW-KERNEL-CALL", str(error)) from None  # the kernel was not entered
-            raise
-        finally:
-            enter(before)
-        if core.number == 0:
-            returned[core.rank.number - first] = result
+    def ran(self, launch: Launch) -> None:
+        """The kernel has run to its end; the launch may still be refused, because its tiles do not fit."""
 
-    if cores[0].witness is not None:
-        call = Call(kernel, arguments, chip, logical_core_size, has_grid, elsewhere is None)
-        cores[0].witness.began(call, cores, [taker.storages() for taker in held])
-    turns.run([lambda core=core: body(core) for core in cores])  # type: ignore[misc]
-    outputs = [taker.give(value) for taker, value in zip(held, returned)]
-    for taker in held:
-        taker.finish()
-    done = Launch(
-        getattr(kernel, "__name__", "kernel"),
-        chip,
-        mode,
-        outputs,
-        tuple(core.stream for core in cores),
-        tuple(warning for rank in ranks for warning in rank.warnings),
-    )
-    for observer in observers:
-        if observer.refused:
-            observer.see(done)
-    checks_capacity = observed or mode is not Mode.dry  # planned again, it was checked before
-    for stream, placements in zip(done.streams, done.placements if checks_capacity else ()):
-        for buffer, placement in placements.items():
-            try:
-                limit = capacity_bytes(chip, buffer)
-                live_tiles_fit(placement, buffer, limit, chip.name, stream.label, stream.elements)
-            except RuleViolation as error:
-                error.where = stream.tensors[to_blame(placement).serial].where
-                raise
-    if cores[0].witness is not None:
-        cores[0].witness.ended(done, returned)
-    for observer in observers:
-        if not observer.refused:
-            observer.see(done)
-    return done, held, returned
+    def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
+        """A launch is over. `returned` has what each rank's kernel returned, as tensors; a replay has none."""
+
+    def refused(self, error: NkwError) -> None:
+        """A launch did not come to its end, whether or not the caller goes on without it."""
 
 
-def plain(kernel: Any) -> Callable[..., Any]:
-    """What `nki.jit` was given; a kernel that is not jitted as it is."""
-    jitted = hasattr(kernel, "func") and not isinstance(kernel, partial)
-    return kernel.func if jitted else kernel  # type: ignore[no-any-return]
+_observers: list[Observer] = []
 
 
-def calls_are_collected() -> bool:
-    """Whether someone who collects launches asks for the callers of every instruction; a replay has none."""
-    return any(observer.calls for observer in _observers)
+def observers() -> tuple[Observer, ...]:
+    """The observers of the launches that are made now."""
+    return tuple(_observers)
 
 
-def announce(done: Launch) -> None:
-    """Show a launch to everyone who collects them."""
-    for observer in _observers:
-        observer.see(done)
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Let `observer` see every launch made inside a `with` block."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+class _Collector(Observer):
+    """Collects launches; see `recorded`."""
+
+    def __init__(self, calls: bool, refused: bool, outputs: bool) -> None:
+        self.launches: list[Launch] = []
+        self.keeps_calls = calls
+        self._refused = refused
+        self._outputs = outputs
+
+    def ran(self, launch: Launch) -> None:
+        if self._refused:
+            self._keep(launch)
+
+    def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
+        if not self._refused or launch.mode is Mode.replay:
+            self._keep(launch)
+
+    def _keep(self, launch: Launch) -> None:
+        self.launches.append(launch if self._outputs else replace(launch, outputs=[]))
 
 
 @contextmanager
@@ -227,12 +172,168 @@ def recorded(calls: bool = False, refused: bool = False, outputs: bool = True) -
     are then refused because their tiles do not fit into SBUF or PSUM. outputs: keep what the launches returned, which
     is most of what a long run keeps.
     """
-    observer = _Observer([], calls, refused, outputs)
-    _observers.append(observer)
+    collector = _Collector(calls, refused, outputs)
+    with observing(collector):
+        yield collector.launches
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What is launched and how: enough to launch it again, unless other processes take part.
+
+    kernel: a plain function of the NKI language. arguments: one (args, kwargs) per rank of this process.
+    logical_core_size: physical cores per rank (LNC). mode: eager or dry. has_grid: whether the kernel was called with
+    a grid. elsewhere: the processes that hold the other ranks. seed: draws the schedule of the cores at random.
+    """
+
+    kernel: Callable[..., Any]
+    arguments: ArgumentsOfRanks
+    chip: Hardware
+    logical_core_size: int = 1
+    mode: Mode = Mode.eager
+    has_grid: bool = False
+    elsewhere: Processes | None = None
+    seed: int | None = None
+    observers: tuple[Observer, ...] = ()
+
+
+def execute_launch(request: LaunchRequest) -> Launch:
+    """Run the kernel's Python on every core of the request, and check that its tiles fit.
+
+    Raises what the kernel raises, RuleViolation for a broken rule, Deadlock and RendezvousMismatch.
+    """
+    check_logical_core(request.chip, request.logical_core_size)
+    cores = _cores(request)
+    taken = [_Taken(core.rank, request, core) for core in cores if core.number == 0]
+    for observer in request.observers:
+        observer.began(request, cores, [each.arguments.storages() for each in taken])
+    values_read = VALUE_READS.count
+    cores[0].scheduler.run(
+        [
+            partial(_run, core, request.kernel, taken[core.index // request.logical_core_size])
+            for core in cores
+        ]
+    )
+    outputs = [each.arguments.give(each.returned) for each in taken]
+    for each in taken:
+        each.arguments.finish()
+    done = Launch(
+        kernel=getattr(request.kernel, "__name__", "kernel"),
+        hardware=request.chip,
+        mode=request.mode,
+        outputs=outputs,
+        streams=tuple(core.stream for core in cores),
+        warnings=tuple(warning for each in taken for warning in each.rank.warnings),
+        interfaces=tuple(each.interface() for each in taken),
+        reads_values=VALUE_READS.count != values_read,
+    )
+    for observer in request.observers:
+        observer.ran(done)
+    _check_capacity(done)
+    for observer in request.observers:
+        observer.ended(done, [each.returned for each in taken])
+    return done
+
+
+class _Taken:
+    """The arguments of one rank as tensors, and what its kernel returned."""
+
+    def __init__(self, rank: Rank, request: LaunchRequest, core: NeuronCore) -> None:
+        self.rank = rank
+        self.arguments = taker = Arguments(rank, core.stored, request.mode is Mode.dry)
+        args, kwargs = request.arguments[core.index // request.logical_core_size]
+        names = _parameter_names(request.kernel)
+        self.args = tuple(
+            taker.take(each, names[i] if i < len(names) else f"arg{i}") for i, each in enumerate(args)
+        )
+        self.kwargs = {key: taker.take(each, key) for key, each in kwargs.items()}
+        self.returned: Any = None
+
+    def interface(self) -> Interface:
+        inputs = tuple(storage.serial for storage in self.arguments.storages())
+        return Interface(inputs, _results(self.returned), self.arguments.converts)
+
+
+def _cores(request: LaunchRequest) -> list[NeuronCore]:
+    """The cores of all ranks of this process, rank by rank, ready to run."""
+    precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
+    watchers = () if request.mode is Mode.dry else tuple(o for o in request.observers if o.sees_instructions)
+    keeps_calls = any(observer.keeps_calls for observer in request.observers)
+    cores: list[NeuronCore] = []
+    moments = itertools.count()
+
+    def resumed(core: int) -> None:
+        stream = cores[core].stream
+        stream.resumed.append((next(moments), len(stream)))
+
+    size = request.logical_core_size
+    scheduler = CoreScheduler(len(request.arguments) * size, request.elsewhere, request.seed, resumed)
+    first = 0 if request.elsewhere is None else request.elsewhere.rank
+    for number in range(first, first + len(request.arguments)):
+        table = TracedTable(Calls()) if keeps_calls else TensorTable()
+        rank = Rank(number, request.chip, size, table)
+        for part in range(size):
+            core = NeuronCore(rank, part, len(cores), scheduler, request.mode, precise)
+            core.has_grid = request.has_grid
+            core.observers = watchers
+            cores.append(core)
+    return cores
+
+
+def _run(core: NeuronCore, kernel: Callable[..., Any], taken: _Taken) -> None:
+    """Run the kernel on one core, as the calling thread."""
+    before = enter(core)
     try:
-        yield observer.launches
+        with np.errstate(all="ignore"):
+            result = kernel(*taken.args, **taken.kwargs)
+    except NkwError as error:
+        error.where = error.where or raised_at(error)
+        raise
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+            raise CallError("NKW-KERNEL-CALL", str(error)) from None  # the kernel was not entered
+        raise
     finally:
-        _observers.remove(observer)
+        enter(before)
+    if core.number == 0:
+        taken.returned = result
+
+
+def leaves(value: Any) -> list[Any]:
+    """The values in nested tuples, lists and dictionaries, in order."""
+    if isinstance(value, (tuple, list, dict)):
+        parts = value.values() if isinstance(value, dict) else value
+        return [leaf for part in parts for leaf in leaves(part)]
+    return [value]
+
+
+def _results(value: Any) -> Any:
+    """What a kernel returned with a Result for every tensor."""
+    if isinstance(value, NkiTensor):
+        return Result(value.storage.serial, value.layout)
+    if isinstance(value, (tuple, list)):
+        return like(value, [_results(part) for part in value])
+    if isinstance(value, dict):
+        return {key: _results(part) for key, part in value.items()}
+    return value
+
+
+def _check_capacity(done: Launch) -> None:
+    """Raise RuleViolation, at the line of an allocation, where live tiles exceed SBUF or PSUM."""
+    for stream, placements in zip(done.streams, done.placements):
+        for buffer, placement in placements.items():
+            limit = capacity_bytes(done.hardware, buffer)
+            try:
+                live_tiles_fit(placement, buffer, limit, done.hardware.name, stream.label, stream.elements)
+            except RuleViolation as error:
+                error.where = stream.tensors[to_blame(placement).serial].where
+                raise
+
+
+def plain(kernel: Any) -> Callable[..., Any]:
+    """What `nki.jit` was given; a kernel that is not jitted as it is."""
+    jitted = hasattr(kernel, "func") and not isinstance(kernel, partial)
+    return kernel.func if jitted else kernel  # type: ignore[no-any-return]
 
 
 def _parameter_names(kernel: Callable[..., Any]) -> tuple[str, ...]:

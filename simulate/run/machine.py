@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,19 +16,17 @@ from simulate.hardware import Hardware
 from simulate.isa.plan import Plan, State
 from simulate.memory import MemoryRegion, NkiTensor, Storage, views
 from simulate.memory.registers import VirtualRegister
-from simulate.memory.validity import CARRIED, EMPTY
 from simulate.numerics import DType, as_dtype
 from simulate.run.location import here, kernel_line
+from simulate.run.scheduler import CoreScheduler
 from simulate.run.stream import TensorTable
-from simulate.run.turns import Turns
-from simulate.run.witness import present
 
 
 class Mode(Enum):
     """How a launch runs.
 
     eager: every instruction is checked, executed and recorded. dry: the same without computing numbers. replay: a
-    launch like one recorded before runs its plans again on new data, with the same bytes as eager; the first is eager.
+    launch like an earlier one runs its program again on new data; the first one of its kind is eager.
     """
 
     eager = "eager"
@@ -48,83 +46,33 @@ class Rank:
     warnings: list[str] = field(default_factory=list)
 
 
-class Recorder:
-    """The plans of one core's launch as they are carried out, and the first reason why they cannot be replayed."""
+class InstructionObserver(Protocol):
+    """What is told of every instruction while it takes effect."""
 
-    def __init__(self) -> None:
-        self.plans: list[tuple[Plan, Any, bool]] = []
-        self.refusal: str | None = None
-        self.constants: dict[int, Storage] = {}
+    def issuing(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        """An instruction is about to take effect as event `len(core.stream)`; its operands are still unchanged."""
 
-    def add(self, plan: Plan, keeps: Any, in_part: bool) -> None:
-        """Keep a plan that was carried out.
-
-        `keeps` tells to which PSUM elements a matmul was added, `in_part` that a result left some elements alone.
-        """
-        self.keep(plan, keeps, in_part)
-        if self.constants and any(id(tile.storage) in self.constants for tile in plan.writes):
-            self.refuse("a constant is written")
-        for tile in plan.reads:
-            if tile.dynamic is not None and tile.storage.validity.uniform in (None, EMPTY, CARRIED):
-                self.refuse("a run-time index reads a tensor that is written in part")
-
-    def keep(self, plan: Plan, keeps: Any, in_part: bool) -> None:
-        """Keep what was recorded of one plan."""
-        self.plans.append((plan, keeps, in_part))
-
-    def made_constant(self, storage: Storage, from_file: bool) -> None:
-        """The kernel has made a tensor that has contents from the start; a program has them once for all launches."""
-        self.constants[id(storage)] = storage
-        if from_file:
-            self.refuse("a constant is read from a file")
-
-    def wrote_in_part(self, tile: NkiTensor) -> None:
-        """A write left some elements of its destination alone; which ones may depend on data."""
-        if tile.storage.validity.uniform in (None, EMPTY, CARRIED):
-            self.refuse("which bytes of a tensor are written depends on data")
-
-    def refuse(self, reason: str) -> None:
-        """Say why this launch cannot be replayed; the first reason counts."""
-        self.refusal = self.refusal or reason
-
-
-class SparingRecorder(Recorder):
-    """Keeps what was seen of each plan, not the plans, which hold the bytes of every tile of the launch.
-
-    A dry launch of the same kind gives the plans again.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[Any, bool]] = []
-
-    def keep(self, plan: Plan, keeps: Any, in_part: bool) -> None:
-        """Keep what was seen of one plan."""
-        self.seen.append((keeps, in_part))
-
-    def with_plans(self, again: Recorder) -> list[tuple[Plan, Any, bool]] | None:
-        """What was seen with the plans of a dry launch; None if that launch had other instructions."""
-        if len(again.plans) != len(self.seen):
-            return None
-        return [(plan, *seen) for (plan, _, _), seen in zip(again.plans, self.seen)]
+    def issued(self, core: NeuronCore, plan: Plan, operands: Sequence[Any]) -> None:
+        """It has taken effect and is about to be recorded; operands may share memory with what it wrote."""
 
 
 class NeuronCore:
     """One physical core: its memories are the tensors it allocates, its history is its stream."""
 
-    def __init__(self, rank: Rank, number: int, index: int, turns: Turns, mode: Mode, precise: bool) -> None:
+    def __init__(
+        self, rank: Rank, number: int, index: int, scheduler: CoreScheduler, mode: Mode, precise: bool
+    ) -> None:
         self.rank = rank
         self.number = number
         self.index = index
         self.hardware = rank.hardware
-        self.turns = turns
+        self.scheduler = scheduler
         self.dry = mode is Mode.dry
         self.precise = precise
         self.stream = rank.tensors.stream(rank.number, number)
         self.has_grid = False
-        self.recorder: Recorder | None = None
         self.prepared: Any = None  # a collective that waits for its trigger
-        self.witness = None if self.dry else present()
+        self.observers: Sequence[InstructionObserver] = ()
         self._state: dict[State, np.ndarray] = {}
         self._shared_taken = 0
 

@@ -1,8 +1,8 @@
 """Ranks in processes of their own, as torchrun starts them: how one process meets the ranks of the others.
 
-The transport is torch.distributed's: its store carries what the members of a meeting say (terms, shapes, where), gloo
-carries their operands. A meeting is named by launch, place and how often the place was met, so a rank that has left
-out a collective is never paired with another one. Values are those of ranks in one process, because every member
+The transport is torch.distributed's: its store carries the terms, shapes and lines of the members of a rendezvous,
+gloo carries their operands. A rendezvous is named by launch, place and how often the place was met, so a rank that has
+left out a collective is never paired with another one. Values are those of ranks in one process, because every member
 carries out the same exchange on the operands of all.
 
 A process that waits for long publishes what it waits for. Ranks that wait for each other, or for one that has ended
@@ -28,17 +28,17 @@ from typing import Any
 import numpy as np
 
 from simulate.errors import Deadlock, InvalidArgument, Location, NkwError, Unsupported
-from simulate.isa.plan import Meeting
+from simulate.isa.plan import Rendezvous
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets in the environment of every process."""
 
 _QUIET_SECONDS = 0.05
-"""A wait shorter than this is not published; meetings of ranks in step take far less."""
+"""A wait shorter than this is not published; rendezvous of ranks in step take far less."""
 _LOOK_SECONDS = 0.2
 """How often a waiting process looks at what the others wait for."""
 
-Arrived = list[tuple[Meeting, list[np.ndarray], Location]]
+Arrived = list[tuple[Rendezvous, list[np.ndarray], Location]]
 
 
 def started_by_torchrun() -> bool:
@@ -48,18 +48,18 @@ def started_by_torchrun() -> bool:
 
 @dataclass(frozen=True)
 class Posted:
-    """One rank's arrival at a meeting, which the other members can see."""
+    """One rank's arrival at a rendezvous, which the other members can see."""
 
     key: str
     member: int
-    meeting: Meeting
+    rendezvous: Rendezvous
     operands: list[np.ndarray]
     where: Location
     dry: bool
 
     def missing(self) -> list[str]:
-        """The keys of the arrivals that complete the meeting."""
-        return [f"{self.key}/{member}" for member in self.meeting.members if member != self.member]
+        """The keys of the arrivals that complete the rendezvous."""
+        return [f"{self.key}/{member}" for member in self.rendezvous.members if member != self.member]
 
 
 class Processes:
@@ -110,7 +110,7 @@ class Processes:
 
     @contextlib.contextmanager
     def launch(self) -> Iterator[None]:
-        """One launch; meetings of different launches are apart. An error inside is told to those that wait."""
+        """One launch; rendezvous of different launches are apart. An error inside is told to those that wait."""
         self._launches += 1
         self._met.clear()
         if self._said != "runs":  # the launch before failed
@@ -127,28 +127,28 @@ class Processes:
 
     def gather(self, array: np.ndarray) -> list[np.ndarray]:
         """The arrays that all ranks give, of any shapes and dtypes, in the order of the ranks."""
-        meeting = Meeting(
+        rendezvous = Rendezvous(
             place=("gather",),
             by_rank=True,
             members=tuple(range(self.ranks)),
             terms={"operation": "gather"},
             exchange=lambda operands: operands,
         )
-        _, arrived = self.wait([self.post(meeting, [array], Location("", 0, "gather"))])
+        _, arrived = self.wait([self.post(rendezvous, [array], Location("", 0, "gather"))])
         return [operands[0] for _, operands, _ in arrived]
 
     def post(
-        self, meeting: Meeting, operands: list[np.ndarray], where: Location, dry: bool = False
+        self, rendezvous: Rendezvous, operands: list[np.ndarray], where: Location, dry: bool = False
     ) -> Posted:
-        """Arrive at a meeting, without waiting for its other members. Raises NkwError where they cannot be reached."""
-        place = repr(meeting.place)
+        """Arrive at a rendezvous without waiting for other members. Raises NkwError where they cannot be reached."""
+        place = repr(rendezvous.place)
         count = self._met[place] = self._met.get(place, 0) + 1
         key = f"{self._launches}/{count}/{place}"
         operands = [np.ascontiguousarray(each) for each in operands]
         shapes = [(each.shape, each.dtype) for each in operands]
-        posted = Posted(key, self.rank, meeting, operands, where, dry)
+        posted = Posted(key, self.rank, rendezvous, operands, where, dry)
         with _connected(where):
-            self._store.set(f"{key}/{self.rank}", pickle.dumps((meeting.terms, where, shapes)))
+            self._store.set(f"{key}/{self.rank}", pickle.dumps((rendezvous.terms, where, shapes)))
             if not dry:
                 self._send(posted)
         return posted
@@ -156,21 +156,21 @@ class Processes:
     def _send(self, posted: Posted) -> None:
         """Begin to send the own operands to every other member, without waiting for them to be received.
 
-        Members with several meetings at once may complete them in different orders; a member that waited for its
+        Members with several rendezvous at once may complete them in different orders; a member that waited for its
         sends would wait for one that waits for it.
         """
         import torch
         import torch.distributed as dist
 
         self._sends = [work for work in self._sends if not work[0].is_completed()]
-        for member in posted.meeting.members:
+        for member in posted.rendezvous.members:
             for mine in posted.operands:
                 if member != posted.member and member < self.ranks and mine.size:
                     held = torch.from_numpy(_bytes(mine).copy())
                     self._sends.append((dist.isend(held, member, tag=_tag(posted)), held))
 
     def wait(self, posted: Sequence[Posted]) -> tuple[int, Arrived]:
-        """Wait until one of several meetings is complete; its index, and what every member brought, in their order.
+        """Wait until one of several rendezvous is complete; its index, and what every member brought, in their order.
 
         Raises Deadlock where none can ever be complete, NkwError where a member has failed or cannot be reached.
         """
@@ -190,7 +190,8 @@ class Processes:
             now = time.monotonic()
             if now - began > _QUIET_SECONDS and self._said != "waits":
                 text = "; ".join(
-                    f"{each.meeting.terms.get('operation', 'a meeting')} at {each.where}" for each in posted
+                    f"{each.rendezvous.terms.get('operation', 'a rendezvous')} at {each.where}"
+                    for each in posted
                 )
                 self._say("waits", text, [each.missing() for each in posted])
             if now - looked > _LOOK_SECONDS:
@@ -198,24 +199,24 @@ class Processes:
                 self._look(posted)
 
     def _collect(self, posted: Posted) -> Arrived:
-        """What every member of a complete meeting brought."""
+        """What every member of a complete rendezvous brought."""
         arrived: Arrived = []
         shapes: dict[int, list[tuple[tuple[int, ...], np.dtype]]] = {}
-        for member in posted.meeting.members:
+        for member in posted.rendezvous.members:
             if member == posted.member:
-                arrived.append((posted.meeting, posted.operands, posted.where))
+                arrived.append((posted.rendezvous, posted.operands, posted.where))
                 continue
             terms, where, shapes[member] = pickle.loads(self._store.get(f"{posted.key}/{member}"))
-            arrived.append((replace(posted.meeting, terms=terms), [], where))
-        agreed = all(meeting.terms == posted.meeting.terms for meeting, _, _ in arrived)
+            arrived.append((replace(posted.rendezvous, terms=terms), [], where))
+        agreed = all(rendezvous.terms == posted.rendezvous.terms for rendezvous, _, _ in arrived)
         if agreed and not posted.dry:
             operands = self._exchange(posted, shapes)
             arrived = [
-                (meeting, operands[member], where)
-                for member, (meeting, _, where) in zip(posted.meeting.members, arrived)
+                (rendezvous, operands[member], where)
+                for member, (rendezvous, _, where) in zip(posted.rendezvous.members, arrived)
             ]
         # Whoever is at this place for the next time has read what was said the time before.
-        place = repr(posted.meeting.place)
+        place = repr(posted.rendezvous.place)
         before, self._last_key[place] = self._last_key.get(place), f"{posted.key}/{self.rank}"
         if before is not None:
             self._store.delete_key(before)
@@ -272,12 +273,12 @@ class Processes:
         while ahead:
             rank = ahead.pop()
             state = states[rank] = self._state_of(rank)
-            kind, meetings = state[1], state[3]
+            kind, rendezvous = state[1], state[3]
             if kind == "runs":
                 if not self._is_gone(rank):
                     return None
                 states[rank] = state[0], "failed", "its process is gone", ()
-            for missing in meetings:
+            for missing in rendezvous:
                 absent = [key for key in missing if not self._store.check([key])]
                 if not absent:
                     return None  # that rank has not noticed yet that it can go on
@@ -296,10 +297,10 @@ class Processes:
         host, number = pickle.loads(self._store.get(f"process/{rank}"))
         return os.name == "posix" and host == socket.gethostname() and not _is_there(number)
 
-    def _say(self, kind: str, text: str, meetings: Any) -> None:
+    def _say(self, kind: str, text: str, rendezvous: Any) -> None:
         self._said = kind
         self._published += 1
-        self._store.set(f"state/{self.rank}", pickle.dumps((self._published, kind, text, list(meetings))))
+        self._store.set(f"state/{self.rank}", pickle.dumps((self._published, kind, text, list(rendezvous))))
 
     def _failed(self, text: str) -> None:
         with contextlib.suppress(RuntimeError):  # it may be the loss of the store that failed
@@ -336,7 +337,7 @@ def _is_there(process: int) -> bool:
 
 
 def _tag(posted: Posted) -> int:
-    """The number under which the operands of a meeting travel."""
+    """The number under which the operands of a rendezvous travel."""
     return zlib.crc32(posted.key.encode()) & 0x7FFFFFFF
 
 

@@ -1,23 +1,28 @@
-"""The instruction stream: what one core did, in program order, in columns of plain numbers.
+"""The instruction stream: what one core did, in program order; the one record of a launch.
 
-An event takes some 140 bytes: operator, engine, cost, line, and one row per operand. A row names a tensor and a
-box in it: rows (partitions on chip; in HBM all dims but the last) by bytes within a row. Everything else about
-a run, dependences, time, placement, hazards, is worked out from the stream afterwards.
+An event is a template, the tensors of its operands and a kernel line. The template holds all that was planned; equal
+calls share it, so an event takes some 30 bytes. Columns of what templates say (engines, costs, boxes of operands) are
+worked out when a reader first asks for them. Everything else about a launch, dependences, time, placement, hazards,
+replay, is worked out from its streams.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from simulate.errors import Location, RuleViolation, rule
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Cost, Plan, State
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
+from simulate.memory.layout import Form
 from simulate.run.location import kernel_line, location
 
 READ, WRITE, ACCUMULATE = 0, 1, 2
@@ -40,7 +45,8 @@ class TensorRecord:
     nbytes: int
     address: tuple[int, int] | None
     line: Line | None
-    callers: tuple[Line, ...] = ()  # outermost first; kept on request only, see `simulate.run.calls`
+    form: Form
+    callers: tuple[Line, ...] = ()  # outermost first; kept on request only, see `simulate.run.call_stacks`
 
     @property
     def where(self) -> Location | None:
@@ -48,11 +54,20 @@ class TensorRecord:
         return None if self.line is None else location(self.line)
 
 
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The contents that a tensor of the kernel has from the start, as bytes; from a file or an array of the kernel."""
+
+    contents: np.ndarray
+    from_file: bool
+
+
 class TensorTable:
     """The allocations of one rank, in order; shared by the rank's cores."""
 
     def __init__(self) -> None:
         self.records: list[TensorRecord] = []
+        self.constants: dict[int, Constant] = {}
 
     def add(self, storage: Storage) -> None:
         """Give a storage its serial number and keep its record."""
@@ -70,6 +85,7 @@ class TensorTable:
                 storage.size * width,
                 storage.address,
                 storage.line,
+                storage.form,
             )
         )
 
@@ -101,7 +117,7 @@ class Event:
     cost: Cost
     where: Location
     accesses: tuple[Access, ...]
-    meeting: int | None
+    rendezvous: int | None
 
 
 class NkiInstruction(NKIObject):
@@ -137,7 +153,7 @@ class NkiInstruction(NKIObject):
         return self
 
     def __repr__(self) -> str:
-        return f"<{self._stream.op_names[self._stream.ops[self.index]]} #{self.index}>"
+        return f"<{self._stream.template(self.index).op} #{self.index}>"
 
 
 @rule("NKW-ORDER-HANDLE")
@@ -167,6 +183,93 @@ class Block:
     entered: bool = False
 
 
+class Template:
+    """What the stream keeps of a plan: the plan over stand-ins, and a box for each operand.
+
+    Operands stand in the order of the plan, reads first; the index of a run-time address follows its operand, which
+    covers its whole tensor, because where the address leads is not known before the run.
+    """
+
+    __slots__ = ("boxes", "direct", "op", "operands", "plan")
+
+    def __init__(self, op: str, plan: Plan) -> None:
+        self.op = op
+        self.plan = plan
+        self.operands: list[NkiTensor] = []
+        self.boxes: list[
+            tuple[int, int, int, int, int]
+        ] = []  # kind, first row, end row, first byte, end byte
+        adds = plan.accumulate is not None and plan.accumulate is not Accumulate.overwrite
+        for kind, tensors in ((READ, plan.reads), (ACCUMULATE if adds else WRITE, plan.writes)):
+            for tensor in tensors:
+                self.operands.append(tensor)
+                if tensor.dynamic is None:
+                    self.boxes.append((kind, *tensor.layout.rows))
+                    continue
+                form, index = tensor.layout.form, tensor.dynamic.index
+                rows = form.size * form.dtype.itemsize // form.row_bytes
+                self.boxes.append((kind, 0, rows, 0, form.row_bytes))
+                self.operands.append(index)
+                self.boxes.append((READ, *index.layout.rows))
+        self.direct = len(self.operands) == len(plan.reads) + len(plan.writes)
+        """Whether no operand has a run-time address."""
+
+
+class _Columns:
+    """What the templates of a stream say of its events, as columns; see the properties of `Stream`."""
+
+    def __init__(self, stream: Stream) -> None:
+        templates, numbers = stream.templates, np.array(stream.template_ids, np.int64)
+        self.op_names: list[str] = list(dict.fromkeys(template.op for template in templates))
+        ops = {name: number for number, name in enumerate(self.op_names)}
+        self.costs: list[Cost] = []
+        cost_ids: dict[int, int] = {}
+        for template in templates:
+            cost = template.plan.cost
+            if id(cost) not in cost_ids:
+                cost_ids[id(cost)] = len(self.costs)
+                self.costs.append(cost)
+        plans = [template.plan for template in templates]
+
+        def column(code: str, dtype: type, values: list[int]) -> array[int]:
+            return array(code, np.array(values, dtype)[numbers].tobytes())
+
+        self.ops = column("H", np.uint16, [ops[template.op] for template in templates])
+        self.engines = column("B", np.uint8, [plan.engine.number for plan in plans])
+        self.triggers = column("B", np.uint8, [(plan.trigger or plan.engine).number for plan in plans])
+        self.cost_ids = column("I", np.uint32, [cost_ids[id(plan.cost)] for plan in plans])
+        stateful = {n: plan.state for n, plan in enumerate(plans) if plan.state is not None}
+        self.states: dict[int, State] = {}
+        if stateful:
+            for event in np.flatnonzero(np.isin(numbers, list(stateful))).tolist():
+                self.states[event] = stateful[stream.template_ids[event]]
+        boxes = [box for template in templates for box in template.boxes]
+        counts = np.array([len(template.boxes) for template in templates], np.int64)
+        starts = np.cumsum(counts) - counts
+        counts = counts[numbers]
+        ends = np.cumsum(counts)
+        self.row_ends = array("Q", (ends * _ROW).astype(np.uint64).tobytes())
+        total = int(ends[-1]) if len(ends) else 0
+        rows = np.zeros((total, _ROW), np.int64)
+        if total:
+            place = np.repeat(starts[numbers] - (ends - counts), counts) + np.arange(total)
+            rows[...] = np.array(boxes, np.int64)[place]
+            rows[:, 0] += np.array(stream.operands, np.int64) * 4
+        self.rows = array("q", rows.tobytes())
+        serials = np.array(stream.operands, np.int64)
+        events = np.repeat(np.arange(len(numbers)), counts)
+        first: dict[int, int] = {}
+        if total:
+            # In the order of first use, as readers list tensors.
+            found, at = np.unique(serials, return_index=True)
+            order = np.argsort(at, kind="stable")
+            first = dict(zip(found[order].tolist(), events[at[order]].tolist()))
+        self.first_use = first
+        last = np.zeros(int(serials.max(initial=-1)) + 1, np.int64)
+        last[serials] = events  # of equal serials the last one counts
+        self.last_use = {serial: int(last[serial]) for serial in first}
+
+
 class Stream:
     """The events of one core."""
 
@@ -174,19 +277,22 @@ class Stream:
         self.rank = rank
         self.core = core
         self.tensors = tensors.records
-        self.ops = array("H")
-        self.engines = array("B")
-        self.triggers = array("B")
-        self.cost_ids = array("I")
+        self.constants = tensors.constants
+        self.templates: list[Template] = []
+        self.template_ids = array("I")
+        self.operands = array("I")  # serial numbers of tensors, as the template orders them
+        self.operand_ends = array("I")
         self.line_ids = array("I")
-        self.row_ends = array("Q")
-        self.rows = array("q")
-        self.op_names: list[str] = []
-        self.costs: list[Cost] = []
         self.lines: list[Line] = []
+        self.resumed: list[tuple[int, int]] = []
+        """When the core scheduler let this core run, among all cores of the launch, and the event that came next."""
         self.names: dict[int, str] = {}
-        self.meetings: dict[int, int] = {}
-        self.states: dict[int, State] = {}
+        self.rendezvous: dict[int, int] = {}
+        self.accumulated: dict[int, Any] = {}
+        """Where in PSUM a matmul was added, by event: all elements (True), none (False), or a mask."""
+        self.masked: set[int] = set()  # events that left elements of a result alone
+        self.depends_on_data: str | None = None
+        """Why the launch may have other instructions, or write other bytes, for other data; None if it has not."""
         self.requested: list[tuple[int, int]] = []
         self.request_lines: dict[tuple[int, int], Line] = {}  # of those that depends_on made
         self.remarks: list[tuple[str, Line, str]] = []  # code, line and what was seen, of what no event shows
@@ -199,87 +305,152 @@ class Stream:
         self.loops: dict[int, tuple[int, ...]] = {}  # those of an event, if any
         self.iterations: dict[int, int] = {}  # the loop that an iteration is of, by their numbers
         self.made_in: dict[int, tuple[int, ...]] = {}  # the open loops where a tensor was allocated, if any
-        self.first_use: dict[int, int] = {}
-        self.last_use: dict[int, int] = {}
-        self._op_ids: dict[str, int] = {}
-        self._cost_ids: dict[int, int] = {}
+        self._template_numbers: dict[int, int] = {}
         self._line_ids: dict[tuple[int, int], int] = {}
+        self._columns: tuple[int, _Columns] | None = None
 
     def __len__(self) -> int:
-        return len(self.ops)
+        return len(self.template_ids)
 
     def chains(self) -> tuple[Sequence[int], Sequence[tuple[Line, ...]]]:
         """For every event the number of its chain of kernel lines, outermost caller first, and the chains.
 
-        The callers are kept on request only (`simulate.run.calls`); without them a chain is the event's own line.
+        The callers are kept on request only (`simulate.run.call_stacks`); without them a chain is the event's own line.
         """
         return self.line_ids, [(line,) for line in self.lines]
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by the columns."""
-        columns = (
-            self.ops,
-            self.engines,
-            self.triggers,
-            self.cost_ids,
-            self.line_ids,
-            self.row_ends,
-            self.rows,
-        )
+        """Bytes held by the columns of events and operands, without those that are derived from templates."""
+        columns = self.template_ids, self.operands, self.operand_ends, self.line_ids
         return sum(len(column) * column.itemsize for column in columns)
 
-    def append(self, op: str, plan: Plan, line: Line, meeting: int | None) -> NkiInstruction:
-        """Record one instruction; only `issue` calls this."""
-        index = len(self.ops)
-        op_id = self._op_ids.get(op)
-        if op_id is None:
-            op_id = self._op_ids[op] = len(self.op_names)
-            self.op_names.append(op)
-        cost_id = self._cost_ids.get(id(plan.cost))
-        if cost_id is None:
-            cost_id = self._cost_ids[id(plan.cost)] = len(self.costs)
-            self.costs.append(plan.cost)  # kept alive here, so that its id stays its own
+    def append(
+        self,
+        op: str,
+        plan: Plan,
+        reads: Sequence[NkiTensor],
+        writes: Sequence[NkiTensor],
+        line: Line,
+        rendezvous: int | None = None,
+    ) -> NkiInstruction:
+        """Record one instruction: its template, the tensors it reads and writes, its line; only `issue` calls this."""
+        index = len(self.template_ids)
+        number = self._template_numbers.get(id(plan))
+        if number is None:
+            number = self._template_numbers[id(plan)] = len(self.templates)
+            self.templates.append(Template(op, plan))  # and with it the plan, so that its id stays its own
         place = id(line[0]), line[1]
         line_id = self._line_ids.get(place)
         if line_id is None:
             line_id = self._line_ids[place] = len(self.lines)
             self.lines.append(line)  # and with it the code, so that its id stays its own
-        self.ops.append(op_id)
-        self.engines.append(plan.engine.number)
-        self.triggers.append((plan.trigger or plan.engine).number)
-        self.cost_ids.append(cost_id)
+        self.template_ids.append(number)
         self.line_ids.append(line_id)
-        for tile in plan.reads:
-            self._enter(tile, READ, index)
-        adds = plan.accumulate is not None and plan.accumulate is not Accumulate.overwrite
-        for tile in plan.writes:
-            self._enter(tile, ACCUMULATE if adds else WRITE, index)
-        self.row_ends.append(len(self.rows))
+        operands = self.operands
+        if self.templates[number].direct:
+            for tensor in reads:
+                operands.append(tensor.storage.serial)
+            for tensor in writes:
+                operands.append(tensor.storage.serial)
+        else:
+            for tensor in (*reads, *writes):
+                operands.append(tensor.storage.serial)
+                if tensor.dynamic is not None:
+                    operands.append(tensor.dynamic.index.storage.serial)
+        self.operand_ends.append(len(operands))
         if plan.name is not None:
             self.names[index] = plan.name
         if self.open_affine:
             self.affine[index] = tuple(self.open_affine)
         if self.open_loops:
             self.loops[index] = tuple(self.open_loops)
-        if plan.state is not None:
-            self.states[index] = plan.state
-        if meeting is not None:
-            self.meetings[index] = meeting
+        if rendezvous is not None:
+            self.rendezvous[index] = rendezvous
         return NkiInstruction(self, index)
 
-    def _enter(self, tile: NkiTensor, kind: int, index: int) -> None:
-        serial = tile.storage.serial
-        self.last_use[serial] = index
-        if serial not in self.first_use:
-            self.first_use[serial] = index
-        if tile.dynamic is None:
-            self.rows.extend((serial * 4 + kind, *tile.layout.rows))
-            return
-        # Where a run-time index leads is not known before the run: the whole tensor is the footprint.
-        record = self.tensors[serial]
-        self.rows.extend((serial * 4 + kind, 0, record.nbytes // record.row_bytes, 0, record.row_bytes))
-        self._enter(tile.dynamic.index, READ, index)
+    # -- what templates say -------------------------------------------------------------------------------------
+
+    def _derived(self) -> _Columns:
+        known = self._columns
+        if known is None or known[0] != len(self):
+            known = self._columns = len(self), _Columns(self)
+        return known[1]
+
+    @property
+    def op_names(self) -> list[str]:
+        """The names of the instructions that occur."""
+        return self._derived().op_names
+
+    @property
+    def ops(self) -> array[int]:
+        """Per event, its name as a number in `op_names`."""
+        return self._derived().ops
+
+    @property
+    def engines(self) -> array[int]:
+        """Per event, the number of its engine."""
+        return self._derived().engines
+
+    @property
+    def triggers(self) -> array[int]:
+        """Per event, the number of the engine whose stream triggers it."""
+        return self._derived().triggers
+
+    @property
+    def costs(self) -> list[Cost]:
+        """The costs that occur."""
+        return self._derived().costs
+
+    @property
+    def cost_ids(self) -> array[int]:
+        """Per event, its cost as a number in `costs`."""
+        return self._derived().cost_ids
+
+    @property
+    def states(self) -> dict[int, State]:
+        """The state of the core that an event uses, for events that use one."""
+        return self._derived().states
+
+    @property
+    def rows(self) -> array[int]:
+        """Per operand, five numbers: tensor * 4 + kind, first row, end row, first byte, end byte.
+
+        Rows are partitions on chip, in HBM all dims but the last. The box encloses what an access pattern touches.
+        """
+        return self._derived().rows
+
+    @property
+    def row_ends(self) -> array[int]:
+        """Per event, where its numbers in `rows` end."""
+        return self._derived().row_ends
+
+    @property
+    def first_use(self) -> dict[int, int]:
+        """The first event of every tensor that an event uses."""
+        return self._derived().first_use
+
+    @property
+    def last_use(self) -> dict[int, int]:
+        """The last event of every tensor that an event uses."""
+        return self._derived().last_use
+
+    def with_costs(self, costs: list[Cost], cost_ids: array[int] | None = None) -> Stream:
+        """The same events at other costs, for what-if; `cost_ids` has a number in `costs` per event, if it differs."""
+        other = copy.copy(self)
+        columns = copy.copy(self._derived())
+        columns.costs = costs
+        columns.cost_ids = columns.cost_ids if cost_ids is None else cost_ids
+        other._columns = len(self), columns
+        return other
+
+    def template(self, index: int) -> Template:
+        """The template of an event."""
+        return self.templates[self.template_ids[index]]
+
+    def tensors_of(self, index: int) -> array[int]:
+        """The serial numbers of an event's operands, as its template orders them."""
+        return self.operands[self.operand_ends[index - 1] if index else 0 : self.operand_ends[index]]
 
     def label(self, serial: int) -> str:
         """An allocation as error messages name it."""
@@ -300,25 +471,23 @@ class Stream:
 
     def accesses(self, index: int) -> tuple[Access, ...]:
         """The operands of one event."""
-        rows = self.rows
-        start = self.row_ends[index - 1] if index else 0
-        return tuple(
-            Access(rows[at] >> 2, rows[at] & 3, rows[at + 1], rows[at + 2], rows[at + 3], rows[at + 4])
-            for at in range(start, self.row_ends[index], _ROW)
-        )
+        boxes = self.templates[self.template_ids[index]].boxes
+        return tuple([Access(tensor, *box) for tensor, box in zip(self.tensors_of(index), boxes)])
 
     def event(self, index: int) -> Event:
         """One event with its numbers spelled out."""
+        template = self.template(index)
+        plan = template.plan
         return Event(
             index,
-            self.op_names[self.ops[index]],
+            template.op,
             self.names.get(index),
-            Engine(self.engines[index]),
-            Engine(self.triggers[index]),
+            plan.engine,
+            plan.trigger or plan.engine,
             self.costs[self.cost_ids[index]],
             location(self.lines[self.line_ids[index]]),
             self.accesses(index),
-            self.meetings.get(index),
+            self.rendezvous.get(index),
         )
 
     def __iter__(self) -> Iterator[Event]:

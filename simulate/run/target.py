@@ -1,4 +1,4 @@
-"""Which chip is simulated, and with how many physical cores a rank."""
+"""What the environment chooses: the chip, precision and replay; and how many physical cores a rank may have."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from simulate.hardware import DEFAULT_TARGET, Hardware, hardware
 
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 PRECISE_VARIABLE = "NKI_PRECISE_FP"
+REPLAY_VARIABLE = "NKW_REPLAY"
 
 
 def target_hardware(target: str | None = None) -> Hardware:
@@ -24,3 +25,16 @@ def check_logical_core(chip: Hardware, size: int) -> None:
             f"a logical core of {size} physical cores; {chip.name} has "
             + " or ".join(map(str, chip.logical_core_sizes)),
         )
+
+
+def replay_is_wanted() -> bool:
+    """Whether NKW_REPLAY=1 asks for kernels that are called like functions to be replayed."""
+    return REPLAY_VARIABLE in os.environ and flag(REPLAY_VARIABLE)
+
+
+def flag(variable: str) -> bool:
+    """Whether a switch in the environment is on. Raises InvalidArgument unless it is 0, 1 or empty."""
+    text = os.environ.get(variable, "0")
+    if text not in ("0", "1", ""):
+        raise InvalidArgument("NKW-REPLAY-OPTION", f"{variable}={text!r}; it is 0 or 1")
+    return text == "1"

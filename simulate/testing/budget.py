@@ -17,10 +17,11 @@ from simulate.hardware import TARGETS
 from simulate.occupancy import Memory, occupancies
 from simulate.profile import Profile, profile
 from simulate.profile.text import path_table, traffic_table
-from simulate.run import Launch, Mode, World
+from simulate.run import Launch, Mode
 from simulate.testing.artifacts import write_artifacts
 from simulate.testing.kernel import KernelFailure
 from simulate.timing import Reading
+from simulate.world import World
 
 _ROWS = 5  # of each table in the report of a failure
 _LIMITS = ("time_us", "hbm_bytes", "sbuf_bytes")

@@ -13,9 +13,10 @@ import numpy as np
 
 from simulate.check import Finding, detect, finding_of, gathered, in_order, text
 from simulate.errors import NkwError
-from simulate.run import Launch, World, recorded
+from simulate.run import Launch, recorded
 from simulate.testing.artifacts import write_artifacts
 from simulate.testing.compare import Comparison, Mismatch, compare
+from simulate.world import World
 
 _VARIATIONS = 4  # orders and seeds that CheckLevel.all tries
 

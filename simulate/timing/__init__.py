@@ -4,17 +4,17 @@ from simulate.timing.dependences import Dependences, Wait, dependences
 from simulate.timing.listing import listing
 from simulate.timing.readings import Reading
 from simulate.timing.schedule import Bracket, bracket, schedule
-from simulate.timing.timeline import Kind, PathStep, Reason, Slice, Timeline
+from simulate.timing.timeline import PathStep, Reason, Slice, SliceKind, Timeline
 from simulate.timing.trace import write_trace
 
 __all__ = [
     "Bracket",
     "Dependences",
-    "Kind",
     "PathStep",
     "Reading",
     "Reason",
     "Slice",
+    "SliceKind",
     "Timeline",
     "Wait",
     "bracket",

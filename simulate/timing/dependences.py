@@ -25,8 +25,8 @@ from simulate.errors import InvalidArgument
 from simulate.isa.enums import Engine
 from simulate.isa.plan import State
 from simulate.run.boxes import Boxes
+from simulate.run.run_order import Segment, as_streams, run_order
 from simulate.run.stream import READ, Stream
-from simulate.timing.order import Step, as_streams, run_order
 from simulate.timing.scheduled import WINDOW
 
 _UNREAD: dict[int, int] = {}  # of every place without a read since its last write; never filled
@@ -64,7 +64,7 @@ class Dependences:
     """
 
     bases: tuple[int, ...]
-    order: tuple[Step, ...]
+    order: tuple[Segment, ...]
     before: list[tuple[int, ...]]
     every_read: bool
     uses: Uses
@@ -77,14 +77,14 @@ class Dependences:
 def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) -> Dependences:
     """The dependences among the events of `streams`; `every_read` if engines may leave program order.
 
-    Raises InvalidArgument for a requested order, or for meetings, that cannot be kept.
+    Raises InvalidArgument for a requested order, or for rendezvous, that cannot be kept.
     """
     streams = as_streams(streams)
     bases = tuple(int(base) for base in np.cumsum([0, *map(len, streams)]))
     order = run_order(streams)
     tracker = _Tracker(streams, bases, every_read)
     for step in order:
-        if step.meeting:
+        if step.rendezvous:
             # Members act at the same time: none of them sees the others' effects.
             found = [tracker.waits(stream, event) for stream, event, _ in step.members]
             for (stream, event, _), waits in zip(step.members, found):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simulate.run.run_order import as_streams
 from simulate.run.stream import Stream
-from simulate.timing.order import as_streams
-from simulate.timing.timeline import Kind, Timeline
+from simulate.timing.timeline import SliceKind, Timeline
 
 
 def listing(streams: Stream | Sequence[Stream], timeline: Timeline) -> str:
@@ -16,7 +16,7 @@ def listing(streams: Stream | Sequence[Stream], timeline: Timeline) -> str:
     for piece in timeline.by_start():
         stream = streams[piece.stream]
         op = stream.op_names[stream.ops[piece.event]]
-        what = "table load for " if piece.kind is Kind.table_load else ""
+        what = "table load for " if piece.kind is SliceKind.table_load else ""
         out.append(
             f"{piece.start_ns / 1000:12.4f} {piece.end_ns / 1000:12.4f} {piece.ready_ns / 1000:12.4f}  "
             f"{piece.track:<22s} {what}{op} #{piece.event}"

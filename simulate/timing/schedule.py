@@ -1,6 +1,6 @@
 """Placing a stream in time: when each event starts, leaves its engine, and has its result ready.
 
-    start        = max(engine free, operands ready, destination free, DMA queue slot free, meeting complete)
+    start        = max(engine free, operands ready, destination free, DMA queue slot free, rendezvous complete)
     engine free  = start + issue interval
     result ready = start + latency
 
@@ -15,7 +15,7 @@ as `Cost` states them, in the clock of the engine. Decisions where the documenta
   engines move the DMAs of one queue in order, and those of several queues that an event or the end of the launch waits
   for in the time that they take together. At most `dma_outstanding_per_queue` DMAs of a queue are under way; slots
   are freed in order, and the stream stalls at the trigger until one is free.
-- Members of a meeting start together and are ready together.
+- Members of a rendezvous start together and are ready together.
 - An activation whose function is in another table than the one loaded is preceded by a table load, which
   waits for nothing but the engine. The table of `copy` forces none: published traces show loads on changes to
   the other sets only. The first table is loaded in the kernel as well. In the scheduled reading the load may lie
@@ -54,9 +54,9 @@ from simulate.isa.costs import clock_ghz
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
 from simulate.numerics import ACTIVATION_FUNCTIONS
+from simulate.run.run_order import as_streams
 from simulate.run.stream import Stream
 from simulate.timing.dependences import Dependences, dependences
-from simulate.timing.order import as_streams
 from simulate.timing.ports import shared_ports
 from simulate.timing.readings import Reading
 from simulate.timing.rotation import with_room
@@ -96,7 +96,7 @@ def schedule(
     """Place the events of one or several cores in time.
 
     `streams` are those of one launch; `waits` are their dependences, if already known. Raises InvalidArgument
-    for meetings or requested orders that contradict the streams, and for what is neither stream nor reading.
+    for rendezvous or requested orders that contradict the streams, and for what is neither stream nor reading.
     """
     if not isinstance(reading, Reading):
         raise InvalidArgument(
@@ -132,7 +132,7 @@ def _placed(
         for number, (known, base) in enumerate(zip(facts, waits.bases))
     ]
     for step in waits.order:
-        if not step.meeting:
+        if not step.rendezvous:
             for core, first, end in step.members:
                 cores[core].run(first, end)
             continue
@@ -142,7 +142,7 @@ def _placed(
         last = events[starts.index(together)]
         for (core, _, _), event, start in zip(step.members, events, starts):
             if start < together:
-                placed.cause[event], placed.reason[event] = last, Reason.meeting
+                placed.cause[event], placed.reason[event] = last, Reason.rendezvous
             cores[core].place(event, together)
         ready = max(placed.ready[event] for event in events)
         for (core, _, _), event in zip(step.members, events):
@@ -460,7 +460,7 @@ class _Core:
         return table is not None and table != self.loaded
 
     def settle(self, event: int, ready: float) -> None:
-        """The end of a meeting: all members are ready when the last one is."""
+        """The end of a rendezvous: all members are ready when the last one is."""
         placed = self.placed
         placed.ready[event] = ready
         placed.read[event] = max(placed.read[event], ready)

@@ -1,6 +1,6 @@
 """What a compiler does to the order of a stream: oldest ready first, within a window, on each engine.
 
-A stream is cut at its meetings, and each stretch is placed step by step. An event is ready to be chosen when
+A stream is cut at its rendezvous, and each stretch is placed step by step. An event is ready to be chosen when
 everything it waits for has been placed and fewer than `WINDOW` events of its engine that come before it are still
 unplaced. Of each engine's events that could start at once the oldest is taken, on the Scalar engine the
 oldest that needs no table load, if there is one; if none could, the one that can start first. Among the engines the
@@ -48,7 +48,7 @@ def place_oldest_ready(core: Core, first: int, end: int, before: Sequence[Sequen
 
 
 class _Stretch:
-    """Events between two meetings. Lists are by engine; positions count the events of one engine."""
+    """Events between two rendezvous. Lists are by engine; positions count the events of one engine."""
 
     def __init__(self, core: Core, first: int, end: int, before: Sequence[Sequence[int]]) -> None:
         self.core = core

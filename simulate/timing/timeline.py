@@ -26,7 +26,7 @@ FloatColumn = NDArray[np.float64]
 IntColumn = NDArray[np.int64]
 
 
-class Kind(IntEnum):
+class SliceKind(IntEnum):
     """What a slice is: a table load before an activation, an instruction, a DMA's trigger or data phase."""
 
     table_load = 0
@@ -46,7 +46,7 @@ class Reason(IntEnum):
     table_load = 5
     outstanding = 6  # its DMA queue is full
     pool = 7  # the DMA engines move what is before it in its queue or must be complete before
-    meeting = 8  # another member comes later
+    rendezvous = 8  # another member comes later
     turn = 9  # serial reading: what is before it on its core is not finished
     shared = 10  # the DMA engines cannot have moved all that it needs, in several queues together
 
@@ -54,7 +54,7 @@ class Reason(IntEnum):
         return _SAID[self]
 
 
-_WAITS_FOR_ISSUE = (Reason.engine, Reason.table_load, Reason.meeting)
+_WAITS_FOR_ISSUE = (Reason.engine, Reason.table_load, Reason.rendezvous)
 
 _SAID = {
     Reason.begin: "at the beginning",
@@ -65,7 +65,7 @@ _SAID = {
     Reason.table_load: "table load after",
     Reason.outstanding: "queue full until",
     Reason.pool: "DMA engines taken by",
-    Reason.meeting: "meets",
+    Reason.rendezvous: "meets",
     Reason.turn: "in turn after",
     Reason.shared: "DMA engines shared with",
 }
@@ -81,7 +81,7 @@ class Slice:
     stream: int
     event: int
     track: str
-    kind: Kind
+    kind: SliceKind
     start_ns: float
     end_ns: float
     ready_ns: float
@@ -176,7 +176,7 @@ class Timeline:
         """The slices, one by one."""
         columns = (self.stream, self.event, self.track, self.kind, self.start_ns, self.end_ns, self.ready_ns)
         for stream, event, track, kind, start, end, ready in zip(*(column.tolist() for column in columns)):
-            yield Slice(stream, event, self.tracks[track], Kind(kind), start, end, ready)
+            yield Slice(stream, event, self.tracks[track], SliceKind(kind), start, end, ready)
 
     def by_start(self) -> list[Slice]:
         """The slices in order of start; those that start together in the order of stream and event."""
@@ -207,7 +207,7 @@ class Timeline:
         """The chain of events that ends last, first event first: none of them could start earlier."""
         if not len(self):
             return ()
-        own = (self.kind == Kind.instruction) | (self.kind == Kind.trigger)
+        own = (self.kind == SliceKind.instruction) | (self.kind == SliceKind.trigger)
         start, end, ready = self.start_ns[own], self.end_ns[own], self.ready_ns[own]
         causes = self.causes
         at = causes.last if causes.last >= 0 else int(np.argmax(np.maximum(end, ready)))
@@ -244,9 +244,9 @@ def build(
     rows = np.concatenate([numbers, loads, transfers])
     kinds = np.concatenate(
         [
-            np.where(on_dma, Kind.trigger, Kind.instruction),
-            np.full(len(loads), int(Kind.table_load)),
-            np.full(len(transfers), int(Kind.transfer)),
+            np.where(on_dma, SliceKind.trigger, SliceKind.instruction),
+            np.full(len(loads), int(SliceKind.table_load)),
+            np.full(len(transfers), int(SliceKind.transfer)),
         ]
     )
     track = np.concatenate([engine_track, engine_track[loads], engine_track[transfers] + len(ENGINES)])

@@ -15,17 +15,17 @@ from typing import Any
 
 from simulate.files import complete
 from simulate.run.location import location
+from simulate.run.run_order import as_streams
 from simulate.run.stream import READ, Stream
 from simulate.timing.dependences import Dependences, dependences
 from simulate.timing.flows import Drawn, Place, flows
-from simulate.timing.order import as_streams
-from simulate.timing.timeline import TRACKS, Kind, Slice, Timeline, core_label
+from simulate.timing.timeline import TRACKS, Slice, SliceKind, Timeline, core_label
 
 _CATEGORIES = {
-    Kind.table_load: "table load",
-    Kind.instruction: "instruction",
-    Kind.trigger: "DMA trigger",
-    Kind.transfer: "DMA",
+    SliceKind.table_load: "table load",
+    SliceKind.instruction: "instruction",
+    SliceKind.trigger: "DMA trigger",
+    SliceKind.transfer: "DMA",
 }
 _KERNELS = "Kernels"
 _LANES_MAX = 1_000_000  # thread numbers set aside for one track
@@ -89,9 +89,9 @@ def _slices(
         thread = 1 + TRACKS.index(short) * _LANES_MAX + lane
         yield from _thread(named, process, thread, short)
         event, place = timeline.bases[piece.stream] + piece.event, Place(process, thread, start, end)
-        if piece.kind is Kind.transfer:
+        if piece.kind is SliceKind.transfer:
             drawn.transfer(event, place)
-        elif piece.kind is not Kind.table_load:
+        elif piece.kind is not SliceKind.table_load:
             drawn.instruction(event, place)
         called = names[piece.stream]
         yield _complete(*called.title(piece), process, thread, start, end, called.details(piece))
@@ -128,7 +128,7 @@ class _Names:
         """Name and category of a slice."""
         stream = self.stream
         name = stream.names.get(piece.event) or stream.op_names[stream.ops[piece.event]]
-        if piece.kind is Kind.table_load:
+        if piece.kind is SliceKind.table_load:
             name = f"load table {stream.costs[stream.cost_ids[piece.event]].table}"
         return name, _CATEGORIES[piece.kind]
 

@@ -1,42 +1,20 @@
-"""Detectors at their limits: exact footprints, order by meetings, what stays silent, and reports that never change."""
+"""Detectors at their limits: exact footprints, order by rendezvous, what stays silent, and stable reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
 import simulate
-from simulate.check import Finding, Severity, detect, gathered
+from simulate.check import Severity, gathered
 from simulate.check.footprint import Footprint
-
-simulate.install("simulate")
-
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
-
-
-def findings(
-    kernel: Callable[..., Any], *arguments: Any, target: str = "trn2", cores: int = 1
-) -> list[Finding]:
-    with gathered() as seen:
-        simulate.World(target, 1, cores).launch(kernel, [(arguments, {})])
-    ((launch, evidence),) = seen.launches
-    return detect(launch, evidence)
-
-
-def codes(*arguments: Any, **options: Any) -> list[str]:
-    return [finding.code for finding in findings(*arguments, **options)]
-
-
-def stored(tile: Any) -> Any:
-    out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm, name="out")
-    nisa.dma_copy(dst=out, src=tile)
-    return out
-
+from tests.check.launched import codes, findings
+from tests.faults.data import copied_out
 
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
 
@@ -49,7 +27,7 @@ def test_tiles_overlap_up_to_their_last_byte(start: int, expected: list[str]) ->
         nisa.dma_copy(dst=a, src=x)
         nisa.dma_copy(dst=b, src=x)
         nisa.tensor_tensor(dst=b, data1=a, data2=b, op=nl.add)
-        return stored(b)
+        return copied_out(b)
 
     assert codes(kernel, X) == expected
 
@@ -64,7 +42,7 @@ def test_tiles_in_other_partitions_do_not_overlap(partition: int, expected: list
         total = nl.ndarray((8, 8), dtype=nl.float32)
         nisa.tensor_tensor(dst=total, data1=a, data2=nl.load(x), op=nl.add)
         nisa.dma_copy(dst=b, src=total)
-        return stored(b)
+        return copied_out(b)
 
     assert codes(kernel, X) == expected
 
@@ -77,7 +55,7 @@ def test_bytes_handed_on_from_tile_to_tile_are_no_overlap() -> None:
             following = nl.ndarray((8, 8), dtype=nl.float32, address=(0, 0))
             nisa.tensor_tensor(dst=following, data1=previous, data2=previous, op=nl.add)
             previous = following
-        return stored(previous)
+        return copied_out(previous)
 
     assert codes(kernel, X) == []
 
@@ -113,15 +91,15 @@ def test_cores_race_by_bytes_and_not_by_boxes(first: int, expected: list[str]) -
     assert sorted(set(found)) == expected
 
 
-@pytest.mark.parametrize("meeting", ["barrier", "sendrecv"])
-def test_a_meeting_between_two_accesses_orders_them(meeting: str) -> None:
+@pytest.mark.parametrize("rendezvous", ["barrier", "sendrecv"])
+def test_a_rendezvous_between_two_accesses_orders_them(rendezvous: str) -> None:
     def kernel(x):
         core = nl.program_id(0)
         shared = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.shared_hbm, name="shared")
         tile = nl.load(x)
         if core == 0:
             nisa.dma_copy(dst=shared, src=tile)
-        if meeting == "barrier":
+        if rendezvous == "barrier":
             nisa.core_barrier(data=shared, cores=(0, 1))
         else:
             other = nl.ndarray((8, 8), dtype=nl.float32)
@@ -303,7 +281,7 @@ def test_the_largest_fp8_value_of_the_chip(top: float, expected: list[str]) -> N
     def kernel(x):
         wide = nl.ndarray((4, 4), dtype=nl.float32)
         nisa.tensor_copy(dst=wide, src=nl.load(x))
-        return stored(wide)
+        return copied_out(wide)
 
     values = np.full((4, 4), top, ml_dtypes.float8_e4m3fn)
     assert codes(kernel, values) == expected
@@ -318,7 +296,7 @@ def test_integers_are_reported_where_float32_loses_them(value: int, expected: li
         tile = nl.load(x)
         result = nl.ndarray((4, 4), dtype=nl.int32)
         nisa.tensor_scalar(dst=result, data=tile, op0=nl.add, operand0=0.0)
-        return stored(result)
+        return copied_out(result)
 
     assert codes(kernel, np.full((4, 4), value, np.int32)) == expected
 
@@ -332,7 +310,7 @@ def test_accumulating_onto_a_memset_depends_on_the_generation(target: str, expec
         nisa.nc_matmul(dst=sums, stationary=tile, moving=tile)
         result = nl.ndarray((8, 8), dtype=nl.float32)
         nisa.tensor_copy(dst=result, src=sums)
-        return stored(result)
+        return copied_out(result)
 
     assert codes(kernel, X, target=target) == expected
 
@@ -342,7 +320,7 @@ def test_random_outputs_are_not_constant() -> None:
         noise = nl.ndarray((8, 8), dtype=nl.uint32)
         nisa.set_rng_seed(src_seeds=nl.load(x)[0:1, 0:1])
         nisa.rng(dst=noise)
-        return stored(noise)
+        return copied_out(noise)
 
     assert codes(kernel, X) == []
 
@@ -366,9 +344,9 @@ def test_reports_are_the_same_in_every_run() -> None:
     ]
 
 
-def test_launches_without_a_witness_are_not_gathered() -> None:
+def test_launches_without_an_observer_are_not_gathered() -> None:
     def kernel(x):
-        return stored(nl.load(x))
+        return copied_out(nl.load(x))
 
     simulate.World("trn2").launch(kernel, [((X,), {})])
     with gathered() as seen:
@@ -403,5 +381,5 @@ def test_explicit_addresses_that_are_used_in_turn_are_compared_with_their_neighb
         return out
 
     x = np.ones((2, 4), np.float32)
-    for sick, codes in ((False, []), (True, ["NKW-MEM-CLOBBER"])):
-        assert [finding.code for finding in findings(kernel, x, sick)] == codes
+    for sick, expected in ((False, []), (True, ["NKW-MEM-CLOBBER"])):
+        assert [finding.code for finding in findings(kernel, x, sick)] == expected

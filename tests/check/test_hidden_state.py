@@ -5,36 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
-import simulate
-from simulate.check import detect, gathered
-
-simulate.install("simulate")
-
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
-
-
-def codes(kernel: Callable[..., Any], *arguments: Any, target: str = "trn2") -> list[str]:
-    with gathered() as seen:
-        simulate.World(target).launch(kernel, [(arguments, {})])
-    ((launch, evidence),) = seen.launches
-    return [finding.code for finding in detect(launch, evidence)]
-
-
-def stored(tile: Any) -> Any:
-    out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm, name="out")
-    nisa.dma_copy(dst=out, src=tile)
-    return out
+from tests.check.launched import codes
+from tests.faults.data import copied_out
 
 
 def of_function(op: str) -> Callable[..., Any]:
     def kernel(x):
         tile = nl.load(x)
         nisa.activation(dst=tile, op=getattr(nl, op), data=tile)
-        return stored(tile)
+        return copied_out(tile)
 
     return kernel
 
@@ -83,7 +67,7 @@ def test_a_cast_to_fp8_is_reported_where_it_overflows(dtype, most) -> None:
     def kernel(x):
         small = nl.ndarray((4, 2), dtype=getattr(nl, dtype))
         nisa.tensor_copy(dst=small, src=nl.load(x))
-        return stored(small)
+        return copied_out(small)
 
     assert codes(kernel, column(most)) == []
     assert codes(kernel, column(most * 1.25)) == ["NKW-FP8-OVERFLOW"]
@@ -95,7 +79,7 @@ def test_integers_are_judged_before_an_instruction_overwrites_them(given) -> Non
     def kernel(x):
         tile = nl.load(x)
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.minimum, operand0=5.0)
-        return stored(tile)
+        return copied_out(tile)
 
     value = 2**24 + given
     expected = ["NKW-INT-FLOAT32"] if given else []
@@ -117,7 +101,7 @@ def summed(commands: list[str], used: bool = False) -> Callable[..., Any]:
             )
             if used:
                 nisa.tensor_copy(dst=other, src=sums)
-        return stored(sums)
+        return copied_out(sums)
 
     return kernel
 
@@ -162,7 +146,7 @@ def test_only_instructions_of_the_same_engine_spoil_its_registers(between, expec
                 nisa.activation(dst=kept, op=nl.relu, data=tile)
             else:
                 nisa.select_reduce(dst=kept, predicate=chosen, on_true=tile, on_false=0.0)
-        return stored(sums)
+        return copied_out(sums)
 
     assert codes(kernel, BLOCKS) == expected
 
@@ -175,6 +159,6 @@ def test_a_generator_is_reported_once_unless_it_is_seeded(seeded, expected) -> N
             nisa.set_rng_seed(src_seeds=tile[0:1, 0:1])
         for _ in range(3):
             nisa.dropout(dst=tile, data=tile, prob=0.5)
-        return stored(tile)
+        return copied_out(tile)
 
     assert codes(kernel, BLOCKS) == expected

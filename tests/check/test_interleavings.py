@@ -1,25 +1,19 @@
-"""Turns drawn from seeds: kernels that order their cores do not notice, others are named."""
+"""Interleavings drawn from seeds: kernels that order their cores do not notice, others are named."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
 import simulate
 from simulate.check import examine
-
-simulate.install("simulate")
-
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
+from tests.faults.data import ramp
 
 SEEDS = 64
-
-
-def ramp(*shape: int) -> np.ndarray:
-    return (np.arange(np.prod(shape)) % 31).reshape(shape).astype(np.float32)
 
 
 def halves_swapped(x: Any, barrier: bool) -> Any:

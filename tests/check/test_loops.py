@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import nki
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
-import simulate
-
-simulate.install("simulate")
-
-import nki  # noqa: E402
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
-
-from simulate.check import examine  # noqa: E402
+from simulate.check import examine
+from tests.faults.data import copied_out
 
 
 def codes(kernel: Callable[..., object]) -> list[str]:
     x = np.arange(32, dtype=np.float32).reshape(8, 4)
     return [finding.code for finding in examine(lambda: nki.jit(kernel)(x, np.full((1, 1), 3, np.int32)))]
-
-
-def stored(tile: object, shape: tuple[int, ...]) -> object:
-    out = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=tile)
-    return out
 
 
 @pytest.mark.parametrize("counted", [False, True])
@@ -48,7 +38,7 @@ def test_nested_loops_with_tiles_of_their_own(counted: bool) -> None:
             nl.fori_loop(0, bound, inner)
 
         nl.fori_loop(0, 2, outer)
-        return stored(tile, (8, 4))
+        return copied_out(tile)
 
     assert codes(kernel) == (["NKW-LOOP-CARRIED"] if counted else [])
 
@@ -73,7 +63,7 @@ def test_a_loop_by_condition_whose_register_is_made_anew(carries: bool) -> None:
             return next_one
 
         nl.while_loop(start, body)
-        return stored(tile, (8, 4))
+        return copied_out(tile)
 
     assert set(codes(kernel)) == ({"NKW-LOOP-TILE", "NKW-LOOP-CARRIED"} if carries else set())
 
@@ -91,6 +81,6 @@ def test_an_iteration_with_an_instruction_less_or_more_is_blamed(iterations: int
 
         nl.fori_loop(0, iterations, body)
         nisa.tensor_tensor(dst=count, data1=count, data2=count, op=nl.add)
-        return stored(tile, (8, 4))
+        return copied_out(tile)
 
     assert codes(kernel) == (["NKW-LOOP-CARRIED"] if iterations > 1 else [])

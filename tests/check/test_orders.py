@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
@@ -12,51 +15,36 @@ import nki_kernels
 import simulate
 from simulate.check import examine
 from simulate.check.precedence import draw, predecessors
+from simulate.check.reorder import ReorderedLaunch, Snapshot
 from simulate.errors import InvalidArgument
-from simulate.run.tape import Tape
-from simulate.run.witness import witnessed
+from simulate.run import Launch
+from simulate.run.launch import Observer, observing
 from simulate.timing import dependences
-
-simulate.install("simulate")
-
-import nki.collectives as ncc  # noqa: E402
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
+from tests.faults.data import ramp
 
 SIDE, TILES, STEPS = 8, 4, 60
 
 
-class Taping:
-    """A witness that keeps the tape of one launch."""
+class Recording(Observer):
+    """An observer that keeps a launch and what its arguments were."""
 
-    def began(self, call: Any, cores: Any, inputs: Any) -> None:
-        self.tape = Tape(cores, inputs)
+    def began(self, request: Any, cores: Any, inputs: Any) -> None:
+        self.arguments = [[Snapshot.of(storage) for storage in rank] for rank in inputs]
 
-    def issuing(self, core, plan, operands):
-        pass
-
-    def issued(self, core: Any, plan: Any, operands: Any) -> None:
-        self.tape.issued(core)
-
-    def ended(self, launch: Any, returned: Any) -> None:
-        self.tape.end([[value.storage for value in _flat(each)] for each in returned])
-
-    def refused(self, error: Any) -> None:
-        raise AssertionError("no launch of these tests is refused") from error
+    def ended(self, launch: Launch, returned: Any) -> None:
+        self.launch = ReorderedLaunch(launch, self.arguments)
 
 
-def _flat(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, tuple) else [value]
-
-
-def taped(kernel: Callable[..., Any], arguments: list[tuple[Any, ...]], cores: int = 1) -> tuple[Tape, Any]:
-    """The tape of a launch, and the launch."""
-    taping = Taping()
-    with witnessed(taping):
+def reorderable(
+    kernel: Callable[..., Any], arguments: list[tuple[Any, ...]], cores: int = 1
+) -> tuple[ReorderedLaunch, Launch]:
+    """A launch to be run in other orders, and the launch itself."""
+    recording = Recording()
+    with observing(recording):
         done = simulate.World("trn2", len(arguments), cores).launch(
             kernel, [(each, {}) for each in arguments]
         )
-    return taping.tape, done
+    return recording.launch, done
 
 
 def random_kernel(x: Any, seed: int) -> Any:
@@ -98,43 +86,41 @@ def random_kernel(x: Any, seed: int) -> Any:
     return out
 
 
-def ramp(*shape: int) -> np.ndarray:
-    return (np.arange(np.prod(shape)) % 31).reshape(shape).astype(np.float32)
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_random_instructions_give_the_same_bytes_in_every_order(seed: int) -> None:
-    tape, done = taped(random_kernel, [(ramp(TILES * SIDE, SIDE), seed)])
-    expected = tape.play(range(len(tape)))
+    launch, done = reorderable(random_kernel, [(ramp(TILES * SIDE, SIDE), seed)])
+    expected = launch.run(range(len(launch)))
     assert expected == [done.outputs[0].tobytes()]
-    orders = [draw(predecessors(tape), number) for number in range(6)]
+    orders = [draw(predecessors(launch), number) for number in range(6)]
     assert len(set(map(tuple, orders))) == 6
     for order in orders:
-        assert tape.play(order) == expected
+        assert launch.run(order) == expected
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_the_timing_calls_dependences_is_enough_to_give_the_same_bytes(seed: int) -> None:
-    tape, _ = taped(random_kernel, [(ramp(TILES * SIDE, SIDE), seed)])
-    (stream,) = tape.streams
+    launch, _ = reorderable(random_kernel, [(ramp(TILES * SIDE, SIDE), seed)])
+    (stream,) = launch.streams
     found = dependences(stream, every_read=True)
     before = [{producer for producer, _ in found.of(event)} for event in range(len(stream))]
-    expected = tape.play(range(len(tape)))
+    expected = launch.run(range(len(launch)))
     for number in range(6):
-        assert tape.play(draw(before, number)) == expected
+        assert launch.run(draw(before, number)) == expected
 
 
 def test_a_missing_dependence_shows() -> None:
-    tape, _ = taped(random_kernel, [(ramp(TILES * SIDE, SIDE), 0)])
-    before = predecessors(tape)
-    expected = tape.play(range(len(tape)))
-    silent = [step for step in range(len(tape)) if before[step] and _without(tape, before, step) == expected]
-    assert len(silent) < len(tape) / 2
+    launch, _ = reorderable(random_kernel, [(ramp(TILES * SIDE, SIDE), 0)])
+    before = predecessors(launch)
+    expected = launch.run(range(len(launch)))
+    silent = [
+        step for step in range(len(launch)) if before[step] and _without(launch, before, step) == expected
+    ]
+    assert len(silent) < len(launch) / 2
 
 
-def _without(tape: Tape, before: list[set[int]], step: int) -> list[bytes]:
+def _without(launch: ReorderedLaunch, before: list[set[int]], step: int) -> list[bytes]:
     """The results where one step waits for nothing and comes first."""
-    return tape.play([step, *(each for each in range(len(tape)) if each != step)])
+    return launch.run([step, *(each for each in range(len(launch)) if each != step)])
 
 
 def test_the_launch_itself_keeps_its_bytes() -> None:
@@ -199,11 +185,11 @@ def summed(x: Any, group: Any) -> Any:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_collectives_keep_their_order(ranks: int) -> None:
     group = ncc.ReplicaGroup([list(range(ranks))])
-    tape, done = taped(summed, [(ramp(4, 4) + rank, group) for rank in range(ranks)])
-    expected = tape.play(range(len(tape)))
+    launch, done = reorderable(summed, [(ramp(4, 4) + rank, group) for rank in range(ranks)])
+    expected = launch.run(range(len(launch)))
     assert expected == [output.tobytes() for output in done.outputs]
     for number in range(4):
-        assert tape.play(draw(predecessors(tape), number)) == expected
+        assert launch.run(draw(predecessors(launch), number)) == expected
 
 
 def test_all_reduce_gives_the_same_bytes_in_every_order_of_instructions_and_of_ranks() -> None:

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
 import simulate
-from simulate.check import detect, gathered
 from simulate.errors import RuleViolation
-
-simulate.install("simulate")
-
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
-
-
-def codes(kernel: Callable[..., Any], *arguments: Any, target: str = "trn2") -> list[str]:
-    with gathered() as seen:
-        simulate.World(target).launch(kernel, [(arguments, {})])
-    ((launch, evidence),) = seen.launches
-    return [finding.code for finding in detect(launch, evidence)]
-
-
-def stored(tile: Any) -> Any:
-    out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm, name="out")
-    nisa.dma_copy(dst=out, src=tile)
-    return out
-
+from tests.check.launched import codes
+from tests.faults.data import copied_out
 
 X = np.arange(48, dtype=np.float32).reshape(4, 12)
 
@@ -47,7 +28,7 @@ def test_a_load_over_an_unread_load_is_lost_only_if_it_differs(values, expected)
             if values == "read between":
                 nisa.tensor_tensor(dst=other, data1=other, data2=tile, op=nl.add)
         nisa.tensor_tensor(dst=other, data1=other, data2=tile, op=nl.add)
-        return stored(other)
+        return copied_out(other)
 
     assert codes(kernel, X) == expected
 
@@ -57,7 +38,7 @@ def test_interleaved_columns_do_not_overwrite_each_other() -> None:
         tile = nl.ndarray((4, 6, 2), dtype=nl.float32)
         for half in range(2):
             nisa.dma_copy(dst=tile[:, :, half], src=x[:, half * 6 : half * 6 + 6])
-        return stored(tile)
+        return copied_out(tile)
 
     assert codes(kernel, X) == []
 
@@ -71,7 +52,7 @@ def test_columns_beyond_the_last_load_are_left_over(read, expected) -> None:
             nisa.dma_copy(dst=tile[:, 0:columns], src=x[:, block * 6 : block * 6 + columns])
             part = sums[:, block : block + 1]
             nisa.tensor_reduce(dst=part, op=nl.add, data=tile[:, 0 : (read if block else 6)], axis=1)
-        return stored(sums)
+        return copied_out(sums)
 
     assert codes(kernel, X) == expected
 
@@ -120,7 +101,7 @@ def test_every_product_reaches_a_read(accumulates, last_read, expected) -> None:
             nisa.nc_matmul(dst=sums, stationary=block, moving=block, accumulate=accumulates[k])
             if k == last_read:
                 nisa.tensor_copy(dst=result, src=sums)
-        return stored(result)
+        return copied_out(result)
 
     assert codes(kernel, X) == expected
 
@@ -143,7 +124,7 @@ def test_requests_stay_inside_an_iteration(producer, expected) -> None:
                 handles.append(last)
 
         nl.fori_loop(0, 3, body)
-        return stored(tile)
+        return copied_out(tile)
 
     assert codes(kernel, X) == expected
 
@@ -153,7 +134,7 @@ def test_an_instruction_cannot_wait_for_itself() -> None:
         tile = nl.load(x)
         added = nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
         added.depends_on(added)
-        return stored(tile)
+        return copied_out(tile)
 
     assert codes(kernel, X) == ["NKW-ORDER-LATER"]
 
@@ -163,7 +144,7 @@ def test_refuses_producers_that_are_no_instructions(producer) -> None:
     def kernel(x):
         tile = nl.load(x)
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0).depends_on(producer)
-        return stored(tile)
+        return copied_out(tile)
 
     with pytest.raises(RuleViolation, match="NKW-ORDER-HANDLE"):
         simulate.World("trn2").launch(kernel, [((X,), {})])
@@ -197,7 +178,7 @@ def test_a_block_may_stand_inside_a_device_loop_and_not_around_it(loop) -> None:
                 run(body)
         else:
             run(body)
-        return stored(tile)
+        return copied_out(tile)
 
     assert codes(kernel, X, False) == []
     with pytest.raises(RuleViolation, match="NKW-ORDER-BLOCK"):
@@ -227,7 +208,7 @@ def test_a_tile_from_outside_is_not_filled_in_every_affine_iteration(loop, outsi
     assert codes(kernel, X) == expected
 
 
-def test_sums_in_place_and_parts_of_a_tile_are_no_carried_dependence() -> None:
+def test_sums_in_place_and_parts_of_a_tile_are_no_loop_carried_dependence() -> None:
     def kernel(x):
         total = nl.zeros((4, 4), dtype=nl.float32)
         parts = nl.ndarray((4, 12), dtype=nl.float32)
@@ -235,7 +216,7 @@ def test_sums_in_place_and_parts_of_a_tile_are_no_carried_dependence() -> None:
             columns = slice(block * 4, block * 4 + 4)
             nisa.dma_copy(dst=parts[:, columns], src=x[:, columns])
             nisa.tensor_tensor(dst=total, data1=total, data2=parts[:, columns], op=nl.add)
-        return stored(total)
+        return copied_out(total)
 
     assert codes(kernel, X) == []
 

@@ -1,9 +1,4 @@
-"""The corpus of wrong kernels: one file each, with a switch that heals it and the stored report beside it.
-
-A file has a docstring, CODE, `kernel(…, sick)`, `inputs()` (one tuple of arrays; with RANKS one per rank) and
-`answer`, which works the healthy result out in numpy. TARGET, CORES and RANKS say where it runs, ORDERS and SEEDS
-how often it is carried out again. The line to blame ends with `# blamed`. A file of class `language_subset` has a
-kernel `sick` that lint blames instead, beside the healthy `kernel`.
+"""The corpus of wrong kernels, each with a switch that heals it and with its stored report (see README.md).
 
 `python -m tests.faults.corpus` writes the reports anew and prints how many kernels each class has.
 """
@@ -11,8 +6,10 @@ kernel `sick` that lint blames instead, beside the healthy `kernel`.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,13 +20,15 @@ import simulate
 from simulate.check import Finding, detect, finding_of, gathered, in_order, text
 from simulate.check.lint import lint_file
 from simulate.errors import NkwError
+from tests.faults.table import Program
 
 FOLDER = Path(__file__).parent
-FILES = sorted(path for path in FOLDER.glob("*/*.py") if not path.name.startswith("_"))
+TABLES = sorted((FOLDER / "tables").glob("*.py"))
+_HEADING = re.compile(r"^== (\w+)\n", re.MULTILINE)
 
 
 def load(path: Path) -> ModuleType:
-    """The module of one file."""
+    """The module of one file, executed anew."""
     simulate.install("simulate")
     spec = importlib.util.spec_from_file_location(f"fault_{path.parent.name}_{path.stem}", path)
     assert spec is not None and spec.loader is not None
@@ -38,46 +37,103 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def blamed_line(path: Path) -> int:
-    """The number of the one line that is marked."""
-    marked = [n for n, line in enumerate(path.read_text().splitlines(), 1) if line.endswith("# blamed")]
-    assert len(marked) == 1, f"{path.name} marks {len(marked)} lines"
-    return marked[0]
+@dataclass(frozen=True)
+class Fault:
+    """One wrong kernel: a file of its own, or a row of a table."""
+
+    kind: str
+    name: str
+    path: Path
+    row: Program | None = None
+
+    def program(self) -> Program:
+        """What is launched; that of a file is made anew, with all state of its module."""
+        if self.row is not None:
+            return self.row
+        module = load(self.path)
+        inputs, answer = module.inputs, module.answer
+        if getattr(module, "RANKS", 1) == 1:
+            inputs, answer = lambda: [module.inputs()], lambda given: [module.answer(*given[0])]
+        return Program(
+            module.CODE,
+            module.kernel,
+            inputs,
+            answer,
+            getattr(module, "TARGET", "trn2"),
+            getattr(module, "CORES", 1),
+            getattr(module, "ORDERS", 0),
+            getattr(module, "SEEDS", 0),
+            not hasattr(module, "sick"),
+        )
+
+    def blamed_line(self) -> int:
+        """The number of the one line that is marked."""
+        lines, first = self.path.read_text().splitlines(), 1
+        if self.row is not None:
+            lines, first = inspect.getsourcelines(self.row.kernel)
+        marked = [n for n, line in enumerate(lines, first) if line.rstrip().endswith("# blamed")]
+        assert len(marked) == 1, f"{self.name} marks {len(marked)} lines"
+        return marked[0]
+
+    def report(self, findings: list[Finding]) -> str:
+        """The report as it is stored: with the file's name, wherever it lies.
+
+        A table's lines move with every row above them, so their numbers are counted from the blamed line.
+        """
+        tail = re.escape(f"{self.path.parent.name}/{self.path.name}")
+        whole = re.sub(rf"[^\s(]*{tail}", self.path.name, text(findings))
+        if self.row is None:
+            return whole
+        blamed = self.blamed_line()
+
+        def relative(seen: re.Match[str]) -> str:
+            distance = int(seen[1]) - blamed
+            return f"{self.path.name}:blamed" + (f"{distance:+d}" if distance else "")
+
+        return re.sub(rf"{re.escape(self.path.name)}:(\d+)", relative, whole)
+
+    def stored(self) -> str:
+        """The report that it has to get."""
+        whole = self.path.with_suffix(".txt").read_text()
+        return whole if self.row is None else reports(whole)[self.name]
+
+    def run(self, sick: bool) -> tuple[list[Finding], list[Any]]:
+        """What is found, and the outputs of every rank if the kernel ran to its end."""
+        program = self.program()
+        findings: list[Finding] = []
+        if not program.switched:
+            name = "sick" if sick else "kernel"
+            findings = [f for f in lint_file(self.path) if f.where is not None and f.where.function == name]
+            if sick:
+                return findings, []
+        given, extra = program.inputs(), {"sick": sick} if program.switched else {}
+        with gathered(program.orders, program.seeds) as seen:
+            try:
+                world = simulate.World(program.target, len(given), program.cores)
+                outputs = world.launch(program.kernel, [(each, extra) for each in given]).outputs
+            except NkwError as error:
+                return [finding_of(error)], []
+        for launch, evidence in seen.launches:
+            findings += detect(launch, evidence)
+        return in_order(findings), outputs
 
 
-def run(path: Path, sick: bool) -> tuple[list[Finding], list[Any]]:
-    """What is found in one file, and the outputs of every rank if it ran to its end."""
-    module = load(path)
-    findings: list[Finding] = []
-    if hasattr(module, "sick"):
-        name = "sick" if sick else "kernel"
-        findings = [f for f in lint_file(path) if f.where is not None and f.where.function == name]
-        if sick:
-            return findings, []
-    with gathered(getattr(module, "ORDERS", 0), getattr(module, "SEEDS", 0)) as seen:
-        try:
-            outputs = _launch(module, sick)
-        except NkwError as error:
-            return [finding_of(error)], []
-    for launch, evidence in seen.launches:
-        findings += detect(launch, evidence)
-    return in_order(findings), outputs
+def reports(stored: str) -> dict[str, str]:
+    """The reports of a table by the names of its rows."""
+    parts = _HEADING.split(stored)
+    assert not parts[0]
+    return dict(zip(parts[1::2], parts[2::2]))
 
 
-def _launch(module: ModuleType, sick: bool) -> list[Any]:
-    ranks = getattr(module, "RANKS", 1)
-    given = module.inputs() if ranks > 1 else [module.inputs()]
-    world = simulate.World(getattr(module, "TARGET", "trn2"), ranks, getattr(module, "CORES", 1))
-    extra = {} if hasattr(module, "sick") else {"sick": sick}
-    return world.launch(module.kernel, [(each, extra) for each in given]).outputs
+def _rows(path: Path) -> list[Fault]:
+    rows = [(name, row) for name, row in vars(load(path)).items() if isinstance(row, Program)]
+    return [Fault(path.stem, name, path, row) for name, row in rows]
 
 
-def answers(path: Path) -> list[Any]:
-    """The right outputs of every rank."""
-    module = load(path)
-    if getattr(module, "RANKS", 1) > 1:
-        return list(module.answer(module.inputs()))
-    return [module.answer(*module.inputs())]
+FAULTS = [
+    Fault(path.parent.name, path.stem, path) for path in sorted(FOLDER.glob("*/*.py")) if path not in TABLES
+]
+FAULTS += [row for path in TABLES for row in _rows(path)]
 
 
 def same(outputs: list[Any], expected: list[Any]) -> bool:
@@ -89,20 +145,19 @@ def same(outputs: list[Any], expected: list[Any]) -> bool:
     )
 
 
-def report(path: Path, findings: list[Finding]) -> str:
-    """The report as it is stored: with the file's name, wherever it lies."""
-    tail = re.escape(f"{path.parent.name}/{path.name}")
-    return re.sub(rf"[^\s(]*{tail}", path.name, text(findings))
-
-
 def main() -> None:
-    """Write the report of every file."""
-    for path in FILES:
-        findings, _ = run(path, sick=True)
-        path.with_suffix(".txt").write_text(report(path, findings))
-    for name, count in sorted(Counter(path.parent.name for path in FILES).items()):
+    """Write all reports, and count the faults of each class."""
+    written: dict[Path, str] = {}
+    for fault in FAULTS:
+        findings, _ = fault.run(sick=True)
+        heading = "" if fault.row is None else f"== {fault.name}\n"
+        file = fault.path.with_suffix(".txt")
+        written[file] = written.get(file, "") + heading + fault.report(findings)
+    for file, whole in written.items():
+        file.write_text(whole)
+    for name, count in sorted(Counter(fault.kind for fault in FAULTS).items()):
         print(f"{count:4d} {name}")
-    print(f"{len(FILES):4d} in all")
+    print(f"{len(FAULTS):4d} in all")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,20 @@ def ramp(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return (np.arange(np.prod(shape)) % 31).reshape(shape).astype(dtype)
 
 
+TWO_RANKS = [(ramp(4, 4), 0), (ramp(4, 4) + 1, 1)]
+"""A matrix and the number of each rank."""
+
+
+def sum_of_two(given: Any) -> list[np.ndarray]:
+    """What an all_reduce with nl.add returns to both ranks."""
+    return [given[0][0] + given[1][0]] * 2
+
+
 def copied_out(tile):
-    """A tile as an output of the kernel."""
+    """A tile in SBUF or PSUM as an output of the kernel."""
+    if tile.buffer == nl.psum:
+        sums, tile = tile, nl.ndarray(tile.shape, dtype=tile.dtype)
+        nisa.tensor_copy(dst=tile, src=sums)
     out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm, name="out")
     nisa.dma_copy(dst=out, src=tile)
     return out

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 
-from tests.faults.corpus import FILES, answers, blamed_line, load, report, run, same
-
-ids = [f"{path.parent.name}/{path.stem}" for path in FILES]
+from tests.faults.corpus import FAULTS, FOLDER, TABLES, Fault, reports, same
 
 
-@pytest.mark.parametrize("path", FILES, ids=ids)
-def test_the_wrong_kernel_is_reported(path: Path) -> None:
-    findings, _ = run(path, sick=True)
-    assert [finding.code for finding in findings] == [load(path).CODE]
+def each(faults: list[Fault]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("fault", faults, ids=lambda fault: f"{fault.kind}/{fault.name}")
+
+
+@each(FAULTS)
+def test_the_wrong_kernel_is_reported(fault: Fault) -> None:
+    findings, _ = fault.run(sick=True)
+    assert [finding.code for finding in findings] == [fault.program().code]
     assert findings[0].where is not None
-    assert findings[0].where.line == blamed_line(path)
-    assert report(path, findings) == path.with_suffix(".txt").read_text()
+    assert findings[0].where.line == fault.blamed_line()
+    assert fault.report(findings) == fault.stored()
 
 
-@pytest.mark.parametrize("path", FILES, ids=ids)
-def test_the_healed_kernel_is_silent_and_right(path: Path) -> None:
-    findings, outputs = run(path, sick=False)
+@each(FAULTS)
+def test_the_healed_kernel_is_silent_and_right(fault: Fault) -> None:
+    findings, outputs = fault.run(sick=False)
     assert findings == []
-    assert same(outputs, answers(path))
+    program = fault.program()
+    assert same(outputs, list(program.answer(program.inputs())))
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if path.parent.name == "deadlock"], ids=lambda p: p.stem
-)
-def test_a_deadlock_leaves_no_thread(path: Path) -> None:
+@each([fault for fault in FAULTS if fault.kind == "deadlock"])
+def test_a_deadlock_leaves_no_thread(fault: Fault) -> None:
     before = set(threading.enumerate())
-    run(path, sick=True)
+    fault.run(sick=True)
     assert set(threading.enumerate()) == before
 
 
 def test_every_report_belongs_to_a_kernel() -> None:
-    stored = {path.with_suffix(".py") for path in FILES[0].parent.parent.glob("*/*.txt")}
-    assert stored == set(FILES)
+    assert {fault.path.with_suffix(".txt") for fault in FAULTS} == set(FOLDER.glob("*/*.txt"))
+    for table in TABLES:
+        rows = [fault.name for fault in FAULTS if fault.path == table]
+        assert list(reports(table.with_suffix(".txt").read_text())) == rows

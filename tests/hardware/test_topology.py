@@ -14,7 +14,7 @@ MB = 1_000_000
 
 def all_reduce_us(target: str | Hardware, ranks: int, size: int) -> float:
     chip = hardware(target) if isinstance(target, str) else target
-    return costs.collective(chip, ranks, size, 1.0).meeting_ns / 1000.0
+    return costs.collective(chip, ranks, size, 1.0).rendezvous_ns / 1000.0
 
 
 @pytest.mark.parametrize("name", INSTANCES)

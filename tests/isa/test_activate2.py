@@ -10,7 +10,7 @@ import pytest
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import assert_same, sample
-from tests.isa.tiles import PARTITIONS, Fresh, execute, execute_all, plan, refuses, tile
+from tests.isa.tiles import PARTITIONS, Fresh, execute, execute_all, plan, refuses, tile, twins
 
 NAME = "activate2"
 CMD = nisa.reduce_cmd
@@ -51,42 +51,39 @@ def test_takes_six_pairs_of_operators(op0, op1):
         refuses("NKW-ACTIVATE2-PAIR", "trn3", NAME, **call(op0=op0, op1=op1))
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-ELEMENTS-AGREE", {"data": tile((8, 5))}, {"data": tile((8, 2, 3))}),
-        ("NKW-NUMBER", {"imm0": None}, {"imm0": 1}),
-        ("NKW-NUMBER", {"imm1": None}, {"imm1": None, "op1": BYPASS}),
-        ("NKW-VECTOR-OPERAND", {"imm0": tile((8, 6))}, {"imm0": tile((8, 1))}),
-        (
-            "NKW-ACTIVATE2-IMMEDIATES",
-            {"imm0": tile((8, 1)), "imm1": tile((8, 1), "bfloat16")},
-            {"imm0": 1.0, "imm1": tile((8, 1), "bfloat16")},
-        ),
-        ("NKW-ACTIVATE2-REVERSE", {"op1": BYPASS, "reverse1": True}, {"reverse1": True}),
-        ("NKW-ACTIVATE2-REVERSE", {"op0": BYPASS, "op1": BYPASS, "reverse0": True}, {"reverse0": True}),
-        (
-            "NKW-ACTIVATE2-REDUCE-OP",
-            {"reduce_cmd": CMD.reduce},
-            {"reduce_cmd": CMD.reduce, "reduce_op": nl.abs_max},
-        ),
-        ("NKW-VECTOR-REDUCE-OPERATOR", {"reduce_op": nl.multiply}, {"reduce_op": nl.minimum}),
-        (
-            "NKW-VECTOR-REDUCE-CMD",
-            {"reduce_op": nl.add, "reduce_cmd": CMD.load_reduce},
-            {"reduce_op": nl.add, "reduce_cmd": CMD.reset},
-        ),
-        ("NKW-VECTOR-OPERAND", {"reduce_res": tile((7, 1))}, {"reduce_res": tile((8, 1))}),
-        (
-            "NKW-VECTOR-OPERAND",
-            {"op": nl.prelu, "relu_param": tile((8, 2))},
-            {"op": nl.prelu, "relu_param": tile((8, 1))},
-        ),
-    ],
+test_refuses_and_accepts_the_twin = twins(
+    "trn3",
+    NAME,
+    call,
+    ("NKW-ELEMENTS-AGREE", {"data": tile((8, 5))}, {"data": tile((8, 2, 3))}),
+    ("NKW-NUMBER", {"imm0": None}, {"imm0": 1}),
+    ("NKW-NUMBER", {"imm1": None}, {"imm1": None, "op1": BYPASS}),
+    ("NKW-VECTOR-OPERAND", {"imm0": tile((8, 6))}, {"imm0": tile((8, 1))}),
+    (
+        "NKW-ACTIVATE2-IMMEDIATES",
+        {"imm0": tile((8, 1)), "imm1": tile((8, 1), "bfloat16")},
+        {"imm0": 1.0, "imm1": tile((8, 1), "bfloat16")},
+    ),
+    ("NKW-ACTIVATE2-REVERSE", {"op1": BYPASS, "reverse1": True}, {"reverse1": True}),
+    ("NKW-ACTIVATE2-REVERSE", {"op0": BYPASS, "op1": BYPASS, "reverse0": True}, {"reverse0": True}),
+    (
+        "NKW-ACTIVATE2-REDUCE-OP",
+        {"reduce_cmd": CMD.reduce},
+        {"reduce_cmd": CMD.reduce, "reduce_op": nl.abs_max},
+    ),
+    ("NKW-VECTOR-REDUCE-OPERATOR", {"reduce_op": nl.multiply}, {"reduce_op": nl.minimum}),
+    (
+        "NKW-VECTOR-REDUCE-CMD",
+        {"reduce_op": nl.add, "reduce_cmd": CMD.load_reduce},
+        {"reduce_op": nl.add, "reduce_cmd": CMD.reset},
+    ),
+    ("NKW-VECTOR-OPERAND", {"reduce_res": tile((7, 1))}, {"reduce_res": tile((8, 1))}),
+    (
+        "NKW-VECTOR-OPERAND",
+        {"op": nl.prelu, "relu_param": tile((8, 2))},
+        {"op": nl.prelu, "relu_param": tile((8, 1))},
+    ),
 )
-def test_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn3", NAME, **call(**good))
-    refuses(code, "trn3", NAME, **call(**bad))
 
 
 @pytest.mark.parametrize("partitions", PARTITIONS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import Deadlock, MeetingMismatch, RuleViolation
+from simulate.errors import Deadlock, RendezvousMismatch, RuleViolation
 from simulate.hardware import hardware
 from simulate.isa import COLLECTIVES
 from simulate.isa.book import plan as plan_call
@@ -84,7 +84,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_accepts_every_chip(target, name):
     made = plan(name, 1, target, **CALLS[name])
-    assert made.meeting.members == (0, 1) and made.cost.meeting_ns > 0
+    assert made.rendezvous.members == (0, 1) and made.cost.rendezvous_ns > 0
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -472,7 +472,7 @@ def test_members_that_disagree_are_named():
 
     x = np.ones((2, 2), np.float32)
     ranks(kernel, [(x, nl.add), (x, nl.add)])
-    with pytest.raises(MeetingMismatch, match="op: member 0 says add"):
+    with pytest.raises(RendezvousMismatch, match="op: member 0 says add"):
         ranks(kernel, [(x, nl.add), (x, nl.maximum)])
 
 

@@ -10,7 +10,7 @@ from simulate.errors import OutOfBounds
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import assert_same, sample, through_float32
-from tests.isa.tiles import HBM, PSUM, TARGETS, plan, refuses, tile
+from tests.isa.tiles import HBM, PSUM, TARGETS, plan, refuses, tile, twins
 
 NAME = "dma_compute"
 OOB = nisa.oob_mode
@@ -28,27 +28,24 @@ def test_accepts_up_to_16_sources(target, sources):
     refuses("NKW-DMA-COMPUTE-SOURCES", target, NAME, **call(0))
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-DMA-COMPUTE-SOURCES", {"srcs": tile((8, 6))}, {"srcs": (tile((8, 6)),)}),
-        ("NKW-DMA-COMPUTE-OPERATOR", {"reduce_op": nl.maximum}, {"reduce_op": np.add}),
-        ("NKW-DMA-COMPUTE-SCALES", {"scales": [1.0, 2.0]}, {"scales": [1.0, 1.0]}),
-        ("NKW-DMA-COMPUTE-SCALES", {"scales": [1.0]}, {"scales": None}),
-        (
-            "NKW-DMA-COUNT",
-            {"srcs": [tile((8, 6)), tile((8, 5))]},
-            {"srcs": [tile((8, 6)), tile((4, 12), buffer=HBM)]},
-        ),
-        ("NKW-BUFFER", {"dst": tile((8, 6), buffer=PSUM)}, {"dst": tile((8, 6), buffer=HBM)}),
-        ("NKW-BUFFER", {"srcs": [tile((8, 6), buffer=PSUM)]}, {"srcs": [tile((8, 6))]}),
-        ("NKW-PACKED-DTYPE", {"dst": tile((8, 6), "float4_e2m1fn_x4")}, {"dst": tile((8, 6), "uint16")}),
-        ("NKW-DMA-COMPUTE-SKIP", {"oob_mode": OOB.skip}, {"oob_mode": OOB.error}),
-    ],
+test_refuses_and_accepts_the_twin = twins(
+    "trn2",
+    NAME,
+    call,
+    ("NKW-DMA-COMPUTE-SOURCES", {"srcs": tile((8, 6))}, {"srcs": (tile((8, 6)),)}),
+    ("NKW-DMA-COMPUTE-OPERATOR", {"reduce_op": nl.maximum}, {"reduce_op": np.add}),
+    ("NKW-DMA-COMPUTE-SCALES", {"scales": [1.0, 2.0]}, {"scales": [1.0, 1.0]}),
+    ("NKW-DMA-COMPUTE-SCALES", {"scales": [1.0]}, {"scales": None}),
+    (
+        "NKW-DMA-COUNT",
+        {"srcs": [tile((8, 6)), tile((8, 5))]},
+        {"srcs": [tile((8, 6)), tile((4, 12), buffer=HBM)]},
+    ),
+    ("NKW-BUFFER", {"dst": tile((8, 6), buffer=PSUM)}, {"dst": tile((8, 6), buffer=HBM)}),
+    ("NKW-BUFFER", {"srcs": [tile((8, 6), buffer=PSUM)]}, {"srcs": [tile((8, 6))]}),
+    ("NKW-PACKED-DTYPE", {"dst": tile((8, 6), "float4_e2m1fn_x4")}, {"dst": tile((8, 6), "uint16")}),
+    ("NKW-DMA-COMPUTE-SKIP", {"oob_mode": OOB.skip}, {"oob_mode": OOB.error}),
 )
-def test_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn2", NAME, **call(**good))
-    refuses(code, "trn2", NAME, **call(**bad))
 
 
 def run(kernel, *arrays):

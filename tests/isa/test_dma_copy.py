@@ -11,7 +11,7 @@ from simulate.isa import Engine
 from simulate.memory import Dynamic, NkiTensor
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from simulate.run import launch
+from simulate.world import launch
 from tests.isa.reference import FLOATS, INTEGERS, assert_same_bits, every_bit_pattern, sample
 from tests.isa.tiles import HBM, PSUM, SHARED_HBM, TARGETS, Fresh, Given, execute, plan, refuses, tile
 

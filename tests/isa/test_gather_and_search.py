@@ -10,7 +10,7 @@ from simulate.errors import OutOfBounds, RuleViolation
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import FLOATS, INTEGERS, assert_same, assert_same_bits, every_bit_pattern, sample
-from tests.isa.tiles import PARTITIONS, PSUM, TARGETS, Fresh, execute, plan, refuses, tile
+from tests.isa.tiles import PARTITIONS, PSUM, TARGETS, Fresh, execute, plan, refuses, tile, twins
 
 
 def gather(**changes):
@@ -22,19 +22,16 @@ def test_nc_n_gather_takes_every_chip(target):
     plan(target, "nc_n_gather", **gather())
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-DTYPE-ALLOWED", {"indices": tile((8, 6), "int32")}, {"indices": tile((8, 3, 2), "uint32")}),
-        ("NKW-SAME-DTYPE", {"dst": tile((8, 6), "int32")}, {}),
-        ("NKW-ELEMENTS-AGREE", {"dst": tile((8, 5))}, {"dst": tile((8, 2, 3))}),
-        ("NKW-PARTITIONS-AGREE", {"data": tile((7, 9))}, {"data": tile((8, 2))}),
-        ("NKW-BUFFER", {"data": tile((8, 9), buffer=PSUM)}, {}),
-    ],
+test_nc_n_gather_refuses_and_accepts_the_twin = twins(
+    "trn2",
+    "nc_n_gather",
+    gather,
+    ("NKW-DTYPE-ALLOWED", {"indices": tile((8, 6), "int32")}, {"indices": tile((8, 3, 2), "uint32")}),
+    ("NKW-SAME-DTYPE", {"dst": tile((8, 6), "int32")}, {}),
+    ("NKW-ELEMENTS-AGREE", {"dst": tile((8, 5))}, {"dst": tile((8, 2, 3))}),
+    ("NKW-PARTITIONS-AGREE", {"data": tile((7, 9))}, {"data": tile((8, 2))}),
+    ("NKW-BUFFER", {"data": tile((8, 9), buffer=PSUM)}, {}),
 )
-def test_nc_n_gather_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn2", "nc_n_gather", **gather(**good))
-    refuses(code, "trn2", "nc_n_gather", **gather(**bad))
 
 
 @pytest.mark.parametrize("partitions", PARTITIONS)
@@ -140,23 +137,20 @@ def test_nonzero_with_count_exists_from_gen3_on():
         plan(target, "nonzero_with_count", **count(src=tile((128, 8), "int32")))
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-DTYPE-ALLOWED", {"src": tile((128, 8), "int8")}, {"src": tile((128, 8), "int32")}),
-        ("NKW-DTYPE-ALLOWED", {"dst": tile((128, 9), "uint32")}, {}),
-        ("NKW-NONZERO-SIZE", {"dst": tile((128, 8), "int32")}, {"dst": tile((128, 3, 3), "int32")}),
-        ("NKW-NONZERO-SIZE", {"dst": tile((128, 10), "int32")}, {}),
-        ("NKW-PARTITIONS-AGREE", {"src": tile((127, 8))}, {}),
-        ("NKW-NONZERO-INT32", {"index_offset": 2**31}, {"index_offset": 2**31 - 1}),
-        ("NKW-NONZERO-INT32", {"padding_val": -(2**31) - 1}, {"padding_val": -(2**31)}),
-        ("NKW-NONZERO-INT32", {"padding_val": 0.5}, {"padding_val": 0}),
-        ("NKW-BUFFER", {"src": tile((128, 8), buffer=PSUM)}, {}),
-    ],
+test_nonzero_with_count_refuses_and_accepts_the_twin = twins(
+    "trn2",
+    "nonzero_with_count",
+    count,
+    ("NKW-DTYPE-ALLOWED", {"src": tile((128, 8), "int8")}, {"src": tile((128, 8), "int32")}),
+    ("NKW-DTYPE-ALLOWED", {"dst": tile((128, 9), "uint32")}, {}),
+    ("NKW-NONZERO-SIZE", {"dst": tile((128, 8), "int32")}, {"dst": tile((128, 3, 3), "int32")}),
+    ("NKW-NONZERO-SIZE", {"dst": tile((128, 10), "int32")}, {}),
+    ("NKW-PARTITIONS-AGREE", {"src": tile((127, 8))}, {}),
+    ("NKW-NONZERO-INT32", {"index_offset": 2**31}, {"index_offset": 2**31 - 1}),
+    ("NKW-NONZERO-INT32", {"padding_val": -(2**31) - 1}, {"padding_val": -(2**31)}),
+    ("NKW-NONZERO-INT32", {"padding_val": 0.5}, {"padding_val": 0}),
+    ("NKW-BUFFER", {"src": tile((128, 8), buffer=PSUM)}, {}),
 )
-def test_nonzero_with_count_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn2", "nonzero_with_count", **count(**good))
-    refuses(code, "trn2", "nonzero_with_count", **count(**bad))
 
 
 def test_nonzero_with_count_gives_the_published_example():

@@ -14,8 +14,8 @@ from simulate.hardware import hardware
 from simulate.memory.validity import ACCUMULATED, EMPTY
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from simulate.run import Mode, World, launch, target_hardware
-from simulate.run.replay import REPLAYS
+from simulate.run import Mode, target_hardware
+from simulate.world import World, launch
 from tests.isa.tiles import plan, refuses, tile
 
 FREE = 40
@@ -311,17 +311,8 @@ def test_only_gathered_elements_need_to_be_written() -> None:
         half_written(data, index + 1, 16)
 
 
-@pytest.fixture
-def fresh_cache():
-    REPLAYS.clear()
-    REPLAYS.report.hits = 0
-    REPLAYS.report.refusals.clear()
-    yield REPLAYS
-    REPLAYS.clear()
-
-
 @pytest.mark.parametrize("scatter", [False, True])
-def test_a_replayed_launch_reads_its_own_offsets(fresh_cache, scatter: bool) -> None:
+def test_a_replayed_launch_reads_its_own_offsets(scatter: bool) -> None:
     world = World("trn3")
     rng = np.random.default_rng(6)
     for _ in range(3):
@@ -331,10 +322,10 @@ def test_a_replayed_launch_reads_its_own_offsets(fresh_cache, scatter: bool) -> 
         given = [((data, index, before, False, scatter), {})]
         seen = world.launch(moved, given, Mode.replay).outputs[0]
         np.testing.assert_array_equal(seen, world.launch(moved, given).outputs[0])
-    assert fresh_cache.report.hits == 2
+    assert world.replays.report.hits == 2
 
 
-def test_what_a_scatter_leaves_unwritten_is_not_replayed(fresh_cache) -> None:
+def test_what_a_scatter_leaves_unwritten_is_not_replayed() -> None:
     def kernel(values, index):
         tile = nl.ndarray((16, FREE), nl.float32)
         nisa.tensor_copy(dst=tile.indirect(nl.load(index)), src=nl.load(values))
@@ -345,7 +336,7 @@ def test_what_a_scatter_leaves_unwritten_is_not_replayed(fresh_cache) -> None:
     world, values = World("trn3"), np.ones((16, 16), np.float32)
     index = np.arange(16, dtype=np.uint16).reshape(16, 1)
     world.launch(kernel, [((values, index), {})], Mode.replay)
-    assert any("depends on data" in reason for reason in fresh_cache.report.refusals)
+    assert any("depends on data" in reason for reason in world.replays.report.refusals)
     with pytest.raises(NkwError, match="NKW-UNWRITTEN"):
         world.launch(kernel, [((values, index + 1), {})], Mode.replay)
 

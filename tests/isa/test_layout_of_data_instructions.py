@@ -10,7 +10,7 @@ import pytest
 from simulate.memory import Dynamic, NkiTensor
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from tests.isa.tiles import HBM, PSUM, plan, refuses, tile
+from tests.isa.tiles import HBM, PSUM, like, plan, refuses, tile
 
 CMD, ENGINE = nisa.reduce_cmd, nisa.engine
 
@@ -134,11 +134,6 @@ OPERANDS = [
     for operand, value in call(16).items()
     if isinstance(value, NkiTensor) and value.buffer.on_chip
 ]
-
-
-def like(value: NkiTensor, **changes: Any) -> NkiTensor:
-    given = {"shape": value.shape, "dtype": str(value.dtype), "buffer": value.buffer, **changes}
-    return tile(given.pop("shape"), **given)
 
 
 @pytest.mark.parametrize("partitions", [16, 128])

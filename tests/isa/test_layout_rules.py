@@ -12,7 +12,7 @@ from simulate.isa import plan_for, rules
 from simulate.memory import Dynamic, MemoryRegion, NkiTensor
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from simulate.run import launch
+from simulate.world import launch
 from tests.isa.tiles import (
     HBM,
     HEALTHY,
@@ -22,6 +22,7 @@ from tests.isa.tiles import (
     TARGETS,
     TILE_OPERANDS,
     healthy,
+    like,
     plan,
     refuses,
     tile,
@@ -58,38 +59,33 @@ def test_accepts_a_healthy_call(target: str, partitions: int, name: str) -> None
     assert made.writes and made.cost.interval_cycles > 0 and made.cost.latency_cycles > 0
 
 
-def _like(value: NkiTensor, **changes: Any) -> NkiTensor:
-    given = {"shape": value.shape, "dtype": str(value.dtype), "buffer": value.buffer, **changes}
-    return tile(given.pop("shape"), **given)
-
-
 @pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
 def test_refuses_an_operand_of_129_partitions(name: str, operand: str) -> None:
     value = healthy(name, 128)[operand]
-    wide = _like(value, shape=(129, *value.shape[1:]))
+    wide = like(value, shape=(129, *value.shape[1:]))
     refuses("NKW-PARTITION-COUNT", "trn2", name, **healthy(name, 128, **{operand: wide}))
 
 
 @pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
 def test_refuses_an_operand_between_quadrants(name: str, operand: str) -> None:
     value = healthy(name)[operand]
-    refuses("NKW-PARTITION-START", "trn2", name, **healthy(name, **{operand: _like(value, at=16)}))
-    plan("trn2", name, **healthy(name, **{operand: _like(value, at=32)}))
+    refuses("NKW-PARTITION-START", "trn2", name, **healthy(name, **{operand: like(value, at=16)}))
+    plan("trn2", name, **healthy(name, **{operand: like(value, at=32)}))
 
 
 @pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
 def test_refuses_an_operand_in_hbm(name: str, operand: str) -> None:
     value = healthy(name)[operand]
-    refuses("NKW-BUFFER", "trn2", name, **healthy(name, **{operand: _like(value, buffer=HBM)}))
+    refuses("NKW-BUFFER", "trn2", name, **healthy(name, **{operand: like(value, buffer=HBM)}))
 
 
 @pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
 def test_refuses_an_operand_of_six_dims(name: str, operand: str) -> None:
     value = healthy(name)[operand]
     p, free = value.shape[0], value.free_size
-    six = _like(value, shape=(p, 1, 1, 1, 1, free))
+    six = like(value, shape=(p, 1, 1, 1, 1, free))
     refuses("NKW-DIMS", "trn2", name, **healthy(name, **{operand: six}))
-    five = _like(value, shape=(p, 1, 1, 1, free))
+    five = like(value, shape=(p, 1, 1, 1, free))
     if (name, operand) not in (("max8", "src"), ("nc_find_index8", "data"), ("tensor_reduce", "data")):
         plan("trn2", name, **healthy(name, **{operand: five}))
 
@@ -124,7 +120,7 @@ def test_refuses_what_is_no_tensor(name: str, operand: str) -> None:
     ],
 )
 def test_refuses_packed_elements_where_values_count(name: str, operand: str) -> None:
-    packed = _like(healthy(name)[operand], dtype="float8_e4m3fn_x4")
+    packed = like(healthy(name)[operand], dtype="float8_e4m3fn_x4")
     code = _PACKED_CODES.get(name, {}).get(operand, "NKW-PACKED-DTYPE")
     if name == "nc_transpose":
         code = "NKW-PACKED-DTYPE" if operand == "data" else "NKW-SAME-DTYPE"

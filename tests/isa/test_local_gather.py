@@ -7,7 +7,7 @@ import pytest
 
 from simulate.errors import OutOfBounds
 from tests.isa.reference import FLOATS, INTEGERS, assert_same_bits, every_bit_pattern, sample
-from tests.isa.tiles import PSUM, TARGETS, Fresh, execute, plan, refuses, tile
+from tests.isa.tiles import PSUM, TARGETS, Fresh, execute, plan, tile, twins
 
 NAME = "local_gather"
 
@@ -22,39 +22,36 @@ def test_accepts_runs_of_powers_of_two(target, run):
     plan(target, NAME, **call(dst=tile((32, 48, run)), num_elem_per_idx=run))
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        (
-            "NKW-GATHER-RUN",
-            {"num_elem_per_idx": 3, "dst": tile((32, 144))},
-            {"num_elem_per_idx": 2, "dst": tile((32, 96))},
-        ),
-        ("NKW-GATHER-RUN", {"num_elem_per_idx": 64}, {}),
-        ("NKW-DTYPE-ALLOWED", {"index": tile((32, 3), "uint32")}, {"index": tile((32, 3), "uint16")}),
-        ("NKW-SAME-DTYPE", {"dst": tile((32, 48), "bfloat16")}, {}),
-        ("NKW-PARTITIONS-AGREE", {"index": tile((16, 3), "uint16")}, {}),
-        ("NKW-PARTITIONS-AGREE", {"dst": tile((16, 48))}, {}),
-        (
-            "NKW-GATHER-CORES",
-            {"dst": tile((24, 48)), "src_buffer": tile((24, 100)), "index": tile((24, 3), "uint16")},
-            {"dst": tile((16, 48)), "src_buffer": tile((16, 100)), "index": tile((16, 3), "uint16")},
-        ),
-        ("NKW-GATHER-SAME-CORES", {"index": tile((32, 3), "uint16", at=32)}, {}),
-        ("NKW-GATHER-COUNT", {"num_valid_indices": 49, "dst": tile((32, 49))}, {"num_valid_indices": 48}),
-        ("NKW-GATHER-COUNT", {"num_valid_indices": 0}, {"num_valid_indices": 1, "dst": tile((32, 1))}),
-        (
-            "NKW-GATHER-COUNT",
-            {"index": tile((32, 257), "uint16"), "dst": tile((32, 4112))},
-            {"index": tile((32, 256), "uint16"), "dst": tile((32, 4096))},
-        ),
-        ("NKW-GATHER-OUTPUT", {"dst": tile((32, 47))}, {"dst": tile((32, 47)), "num_valid_indices": 47}),
-        ("NKW-BUFFER", {"src_buffer": tile((32, 100), buffer=PSUM)}, {}),
-    ],
+test_refuses_and_accepts_the_twin = twins(
+    "trn2",
+    NAME,
+    call,
+    (
+        "NKW-GATHER-RUN",
+        {"num_elem_per_idx": 3, "dst": tile((32, 144))},
+        {"num_elem_per_idx": 2, "dst": tile((32, 96))},
+    ),
+    ("NKW-GATHER-RUN", {"num_elem_per_idx": 64}, {}),
+    ("NKW-DTYPE-ALLOWED", {"index": tile((32, 3), "uint32")}, {"index": tile((32, 3), "uint16")}),
+    ("NKW-SAME-DTYPE", {"dst": tile((32, 48), "bfloat16")}, {}),
+    ("NKW-PARTITIONS-AGREE", {"index": tile((16, 3), "uint16")}, {}),
+    ("NKW-PARTITIONS-AGREE", {"dst": tile((16, 48))}, {}),
+    (
+        "NKW-GATHER-CORES",
+        {"dst": tile((24, 48)), "src_buffer": tile((24, 100)), "index": tile((24, 3), "uint16")},
+        {"dst": tile((16, 48)), "src_buffer": tile((16, 100)), "index": tile((16, 3), "uint16")},
+    ),
+    ("NKW-GATHER-SAME-CORES", {"index": tile((32, 3), "uint16", at=32)}, {}),
+    ("NKW-GATHER-COUNT", {"num_valid_indices": 49, "dst": tile((32, 49))}, {"num_valid_indices": 48}),
+    ("NKW-GATHER-COUNT", {"num_valid_indices": 0}, {"num_valid_indices": 1, "dst": tile((32, 1))}),
+    (
+        "NKW-GATHER-COUNT",
+        {"index": tile((32, 257), "uint16"), "dst": tile((32, 4112))},
+        {"index": tile((32, 256), "uint16"), "dst": tile((32, 4096))},
+    ),
+    ("NKW-GATHER-OUTPUT", {"dst": tile((32, 47))}, {"dst": tile((32, 47)), "num_valid_indices": 47}),
+    ("NKW-BUFFER", {"src_buffer": tile((32, 100), buffer=PSUM)}, {}),
 )
-def test_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn2", NAME, **call(**good))
-    refuses(code, "trn2", NAME, **call(**bad))
 
 
 @pytest.mark.parametrize("partitions", [16, 48, 128])

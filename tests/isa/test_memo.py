@@ -1,38 +1,37 @@
-"""Plans that are made again from those of calls that lie alike, against plans made anew."""
+"""Templates of calls with operands of equal layouts, against plans made anew."""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
 import simulate
 from simulate.errors import RuleViolation
-from simulate.hardware import hardware
-from simulate.isa import book, memo
+from simulate.hardware import Hardware, hardware
+from simulate.isa import book
+from simulate.isa.memo import Memo
+from simulate.isa.plan import Plan
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.numerics import as_dtype
 from tests.oracle.lockstep import run
-
-simulate.install("simulate")
-
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
 
 CHIP = hardware("trn2")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_known() -> Iterator[None]:
-    before = dict(memo.CALLS)
-    memo.CALLS.clear()
-    yield
-    memo.CALLS.clear()
-    memo.CALLS.update(before)
+def known() -> Memo:
+    """The calls that one test plans."""
+    _known.calls.clear()
+    return _known
+
+
+_known = Memo()
 
 
 def tile(
@@ -42,23 +41,24 @@ def tile(
     return NkiTensor(shape, kind, Storage(shape, kind, buffer, ""))
 
 
-def planned(instruction: str, /, *args: Any, **kwargs: Any) -> Any:
-    return book.plan(book.INSTRUCTIONS[instruction], (CHIP,), args, kwargs)
+def planned(instruction: str, /, *args: Any, chip: Hardware = CHIP, **kwargs: Any) -> Plan:
+    template, reads, writes = book.bind(book.INSTRUCTIONS[instruction], (chip,), args, kwargs, _known)
+    return template.over(reads, writes)
 
 
-def kept() -> int:
-    return sum(call.kept for call in memo.CALLS.values())
+def templates() -> int:
+    return sum(call.template is not None for call in _known.calls.values())
 
 
-def test_a_call_is_kept_the_second_time_it_is_made() -> None:
+def test_equal_calls_share_a_template() -> None:
     counts = []
     for _ in range(3):
         planned("tensor_tensor", tile(), tile(), tile(), op=nl.add)
-        counts.append(kept())
-    assert counts == [0, 1, 1]
+        counts.append(templates())
+    assert counts == [1, 1, 1]
 
 
-def test_a_plan_made_again_is_that_of_the_planner_with_the_new_tiles() -> None:
+def test_a_template_over_new_tiles_is_the_plan_of_the_planner() -> None:
     for _ in range(2):
         planned(
             "nc_matmul",
@@ -70,8 +70,8 @@ def test_a_plan_made_again_is_that_of_the_planner_with_the_new_tiles() -> None:
         )
     dst, stationary, moving = tile((64, 512), MemoryRegion.psum), tile(), tile((128, 512))
     again = planned("nc_matmul", dst, stationary, moving, accumulate=True, name="x")
-    assert kept() == 1
-    memo.CALLS.clear()
+    assert templates() == 1
+    _known.calls.clear()
     anew = planned("nc_matmul", dst, stationary, moving, accumulate=True, name="x")
     for field in (
         "engine",
@@ -81,7 +81,7 @@ def test_a_plan_made_again_is_that_of_the_planner_with_the_new_tiles() -> None:
         "accumulate",
         "state",
         "trigger",
-        "carries",
+        "propagate",
         "registers",
     ):
         assert getattr(again, field) == getattr(anew, field), field
@@ -92,7 +92,7 @@ def test_a_plan_made_again_is_that_of_the_planner_with_the_new_tiles() -> None:
     assert np.array_equal(*results)
 
 
-def test_a_tile_that_is_read_twice_is_told_from_two_that_lie_alike() -> None:
+def test_a_tile_that_is_read_twice_is_told_from_two_of_one_layout() -> None:
     for _ in range(3):
         one = tile()
         plan = planned("tensor_tensor", one, one, one, op=nl.multiply)
@@ -123,11 +123,11 @@ def test_a_refused_call_is_refused_however_often_one_like_it_passed(accepted, re
         planned("nc_matmul", *operands, **accepted)
         with pytest.raises(RuleViolation):
             planned("nc_matmul", *operands, **refused)
-    assert kept() == 1
+    assert templates() == 1
 
 
 @pytest.mark.parametrize("partitions", [127, 128])
-def test_a_tile_that_lies_otherwise_is_another_call(partitions: int) -> None:
+def test_a_tile_of_another_layout_is_another_call(partitions: int) -> None:
     whole = tile((128, 64))
     for _ in range(3):
         planned("tensor_copy", tile((partitions, 64)), whole[0:partitions])
@@ -144,17 +144,17 @@ def test_zero_is_told_from_minus_zero_and_a_number_from_a_truth() -> None:
             words.append(planned("memset", tile((1, 1)), value).compute()[0].item())
     assert signs == [False, True] * 3
     assert words == [1.0] * 9
-    assert kept() == 5
+    assert templates() == 5
 
 
 def test_a_chip_does_not_take_the_plan_of_another() -> None:
     costs = {}
     for _ in range(3):
         for target in ("trn1", "trn2", "trn3"):
-            plan = book.plan_for("tensor_tensor", hardware(target), tile(), tile(), tile(), op=nl.add)
+            plan = planned("tensor_tensor", tile(), tile(), tile(), op=nl.add, chip=hardware(target))
             assert costs.setdefault(target, plan.cost) == plan.cost
     assert costs["trn1"] != costs["trn2"]
-    assert kept() == 3
+    assert templates() == 3
 
 
 def test_values_that_may_change_are_planned_anew() -> None:
@@ -163,10 +163,10 @@ def test_values_that_may_change_are_planned_anew() -> None:
         pattern[0][1] = last
         plan = planned("iota", tile((128, last), dtype="int32"), pattern)
         assert plan.compute()[0].shape[-1] == last
-    assert kept() == 0
+    assert templates() == 0
 
 
-def test_what_is_kept_holds_no_bytes_of_a_launch() -> None:
+def test_a_template_holds_no_bytes_of_a_launch() -> None:
     held = []
     for _ in range(3):
         operands = tile(), tile(), tile((128, 1))
@@ -175,7 +175,7 @@ def test_what_is_kept_holds_no_bytes_of_a_launch() -> None:
         held += [weakref.ref(operand.storage.array) for operand in operands]
         del operands
     gc.collect()
-    assert kept() == 2
+    assert templates() == 2
     assert [reference() for reference in held] == [None] * 9
 
 
@@ -199,15 +199,28 @@ def test_functions_of_operands_that_are_columns_take_the_new_ones() -> None:
             assert np.array_equal(out[i], x * columns[:, i : i + 1] + columns[:, 3 + i : 4 + i])
 
 
-def test_the_calls_that_are_known_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memo, "_MOST", 4)
-    for value in range(20):
-        planned("memset", tile((1, 1)), value)
-        assert len(memo.CALLS) <= 4
+def test_the_known_calls_do_not_grow_without_end() -> None:
+    few = Memo(capacity=3)
+    sizes = []
+    for value in range(5):
+        book.bind(book.INSTRUCTIONS["memset"], (CHIP,), (tile((1, 1)), value), {}, few)
+        sizes.append(len(few.calls))
+    assert sizes == [1, 2, 3, 1, 2]
+
+
+def test_a_run_time_address_is_part_of_a_template() -> None:
+    for width in (32, 64, 32):
+        index, data = tile((128, 1), dtype="int32"), tile((256, width), MemoryRegion.private_hbm)
+        plan = planned(
+            "dma_copy", tile((128, width)), data.ap([[width, 128], [1, width]], vector_offset=index)
+        )
+        (source,) = plan.reads
+        assert source.storage is data.storage and source.dynamic.index is index
+    assert templates() == 2
 
 
 def test_random_instructions_agree_with_the_second_opinion_when_their_plans_are_known() -> None:
     for _ in range(3):
         tally = run(150, 11)
-    assert kept() > 60
+    assert len(book.MEMO.calls) > 60
     assert tally.instructions >= 150

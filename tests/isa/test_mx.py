@@ -13,7 +13,7 @@ from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import assert_same, rounded, sample
-from tests.isa.tiles import PSUM, SBUF, plan, refuses, tile
+from tests.isa.tiles import PSUM, SBUF, plan, refuses, tile, twins
 
 FP8 = {"float8_e4m3fn": 8, "float8_e5m2": 15}
 LAST = 2.0**-24
@@ -46,61 +46,58 @@ def test_mx_exists_on_gen4_only():
         refuses("NKW-MX-CHIP", target, "nc_matmul_mx", **matmul())
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-MX-PARTITIONS", quantizing(31), quantizing(32)),
-        ("NKW-MX-PARTITIONS", quantizing(127), quantizing(128)),
-        ("NKW-DTYPE-ALLOWED", quantizing(src=tile((64, 16))), quantizing(src=tile((64, 16), "float16"))),
-        (
-            "NKW-DTYPE-ALLOWED",
-            quantizing(dst=tile((64, 4), "float4_e2m1fn_x4")),
-            quantizing(dst=tile((64, 4), "float8_e5m2_x4")),
-        ),
-        (
-            "NKW-DTYPE-ALLOWED",
-            quantizing(dst_scale=tile((64, 4), "int8")),
-            quantizing(dst_scale=tile((64, 4), "float8_e8m0fnu")),
-        ),
-        ("NKW-QUANTIZE-SIZE", quantizing(dst=tile((64, 3), "float8_e4m3fn_x4")), quantizing()),
-        (
-            "NKW-QUANTIZE-SIZE",
-            quantizing(src=tile((64, 15), "bfloat16")),
-            quantizing(src=tile((64, 4, 4), "bfloat16")),
-        ),
-        ("NKW-PARTITIONS-AGREE", quantizing(dst=tile((32, 4), "float8_e4m3fn_x4")), quantizing()),
-        ("NKW-BUFFER", quantizing(src=tile((64, 16), "bfloat16", PSUM)), quantizing()),
-        (
-            "NKW-MX-SCALE-SHAPE",
-            quantizing(dst_scale=tile((35, 4), "uint8")),
-            quantizing(dst_scale=tile((36, 4), "uint8")),
-        ),
-        ("NKW-MX-SCALE-SHAPE", quantizing(dst_scale=tile((64, 3), "uint8")), quantizing()),
-        (
-            "NKW-MX-SCALE-SHAPE",
-            quantizing(dst_scale=tile((64, 2, 3), "uint8")),
-            quantizing(dst_scale=tile((64, 2, 2), "uint8")),
-        ),
-        (
-            "NKW-MX-SCALE-SHAPE",
-            quantizing(32, dst_scale=tile((3, 4), "uint8")),
-            quantizing(32, dst_scale=tile((4, 4), "uint8")),
-        ),
-        (
-            "NKW-MX-SCALE-START",
-            quantizing(32, dst_scale=tile((4, 4), "uint8", at=16)),
-            quantizing(32, dst_scale=tile((4, 4), "uint8", at=12)),
-        ),
-        (
-            "NKW-MX-SCALE-START",
-            quantizing(32, dst_scale=tile((4, 4), "uint8", at=2)),
-            quantizing(32, dst_scale=tile((4, 4), "uint8", at=36)),
-        ),
-    ],
+test_quantize_refuses_and_accepts_the_twin = twins(
+    "trn3",
+    "quantize_mx",
+    dict,
+    ("NKW-MX-PARTITIONS", quantizing(31), quantizing(32)),
+    ("NKW-MX-PARTITIONS", quantizing(127), quantizing(128)),
+    ("NKW-DTYPE-ALLOWED", quantizing(src=tile((64, 16))), quantizing(src=tile((64, 16), "float16"))),
+    (
+        "NKW-DTYPE-ALLOWED",
+        quantizing(dst=tile((64, 4), "float4_e2m1fn_x4")),
+        quantizing(dst=tile((64, 4), "float8_e5m2_x4")),
+    ),
+    (
+        "NKW-DTYPE-ALLOWED",
+        quantizing(dst_scale=tile((64, 4), "int8")),
+        quantizing(dst_scale=tile((64, 4), "float8_e8m0fnu")),
+    ),
+    ("NKW-QUANTIZE-SIZE", quantizing(dst=tile((64, 3), "float8_e4m3fn_x4")), quantizing()),
+    (
+        "NKW-QUANTIZE-SIZE",
+        quantizing(src=tile((64, 15), "bfloat16")),
+        quantizing(src=tile((64, 4, 4), "bfloat16")),
+    ),
+    ("NKW-PARTITIONS-AGREE", quantizing(dst=tile((32, 4), "float8_e4m3fn_x4")), quantizing()),
+    ("NKW-BUFFER", quantizing(src=tile((64, 16), "bfloat16", PSUM)), quantizing()),
+    (
+        "NKW-MX-SCALE-SHAPE",
+        quantizing(dst_scale=tile((35, 4), "uint8")),
+        quantizing(dst_scale=tile((36, 4), "uint8")),
+    ),
+    ("NKW-MX-SCALE-SHAPE", quantizing(dst_scale=tile((64, 3), "uint8")), quantizing()),
+    (
+        "NKW-MX-SCALE-SHAPE",
+        quantizing(dst_scale=tile((64, 2, 3), "uint8")),
+        quantizing(dst_scale=tile((64, 2, 2), "uint8")),
+    ),
+    (
+        "NKW-MX-SCALE-SHAPE",
+        quantizing(32, dst_scale=tile((3, 4), "uint8")),
+        quantizing(32, dst_scale=tile((4, 4), "uint8")),
+    ),
+    (
+        "NKW-MX-SCALE-START",
+        quantizing(32, dst_scale=tile((4, 4), "uint8", at=16)),
+        quantizing(32, dst_scale=tile((4, 4), "uint8", at=12)),
+    ),
+    (
+        "NKW-MX-SCALE-START",
+        quantizing(32, dst_scale=tile((4, 4), "uint8", at=2)),
+        quantizing(32, dst_scale=tile((4, 4), "uint8", at=36)),
+    ),
 )
-def test_quantize_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn3", "quantize_mx", **good)
-    refuses(code, "trn3", "quantize_mx", **bad)
 
 
 def quantized(src, element, scale_dtype="uint8"):
@@ -201,70 +198,63 @@ def test_operand_formats_may_be_mixed(left, right):
     plan("trn3", "nc_matmul_mx", **matmul(left=left, right=right))
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-MX-PARTITIONS", matmul(33), matmul(64)),
-        ("NKW-MX-STATIONARY", matmul(m=7), matmul(m=6)),
-        ("NKW-MATMUL-STATIONARY", matmul(m=130, dst=tile((128, 16), buffer=PSUM)), matmul(m=128)),
-        ("NKW-MATMUL-MOVING", matmul(n=4097, dst=tile((8, 4096), "float32", PSUM)), matmul(n=4096)),
-        (
-            "NKW-MATMUL-MOVING",
-            matmul(n=8193, dst=tile((8, 8192), "bfloat16", PSUM)),
-            matmul(n=8192, dst=tile((8, 8192), "bfloat16", PSUM)),
-        ),
-        (
-            "NKW-MATMUL-RESULT-DTYPE",
-            matmul(dst=tile((8, 16), "float16", PSUM)),
-            matmul(dst=tile((8, 16), "bfloat16", PSUM)),
-        ),
-        (
-            "NKW-MATMUL-SHAPE",
-            matmul(dst=tile((8, 15), buffer=PSUM)),
-            matmul(dst=tile((8, 4, 4), buffer=PSUM)),
-        ),
-        ("NKW-BUFFER", matmul(dst=tile((8, 16))), matmul()),
-        ("NKW-DTYPE-ALLOWED", matmul(left="uint32"), matmul()),
-        ("NKW-PARTITIONS-AGREE", matmul(moving=tile((64, 16), "float8_e4m3fn_x4")), matmul()),
-        (
-            "NKW-MX-SCALE-SHAPE",
-            matmul(stationary_scale=tile((3, 8), "uint8")),
-            matmul(stationary_scale=tile((4, 8), "uint8")),
-        ),
-        (
-            "NKW-MX-SCALE-SHAPE",
-            matmul(128, moving_scale=tile((99, 16), "uint8")),
-            matmul(128, moving_scale=tile((100, 16), "uint8")),
-        ),
-        (
-            "NKW-MX-SCALE-SHAPE",
-            matmul(moving_scale=tile((4, 15), "uint8")),
-            matmul(moving_scale=tile((4, 17), "uint8")),
-        ),
-        (
-            "NKW-MX-SCALE-SHAPE",
-            matmul(moving_scale=tile((4, 3, 5), "uint8")),
-            matmul(moving_scale=tile((4, 4, 4), "uint8")),
-        ),
-        ("NKW-MX-ROW-TILE", matmul(tile_size=(32, 128)), matmul(tile_size=(32, 128), tile_position=(96, 0))),
-        (
-            "NKW-MX-ROW-TILE",
-            matmul(64, tile_size=(32, 128), tile_position=(0, 0)),
-            matmul(64, tile_size=(64, 128), tile_position=(64, 0)),
-        ),
-        (
-            "NKW-MX-ROW-TILE",
-            matmul(tile_size=(32, 64), tile_position=(0, 0)),
-            matmul(tile_size=(128, 128), tile_position=(0, 0)),
-        ),
-        ("NKW-MX-ROW-TILE", matmul(tile_size=(32, 128), tile_position=(0, 32)), matmul()),
-        ("NKW-MX-ROW-TILE", matmul(tile_size=(32, 128), tile_position=(128, 0)), matmul()),
-        ("NKW-MATMUL-ACCUMULATE", matmul(accumulate=1), matmul(accumulate=True)),
-    ],
+test_matmul_refuses_and_accepts_the_twin = twins(
+    "trn3",
+    "nc_matmul_mx",
+    dict,
+    ("NKW-MX-PARTITIONS", matmul(33), matmul(64)),
+    ("NKW-MX-STATIONARY", matmul(m=7), matmul(m=6)),
+    ("NKW-MATMUL-STATIONARY", matmul(m=130, dst=tile((128, 16), buffer=PSUM)), matmul(m=128)),
+    ("NKW-MATMUL-MOVING", matmul(n=4097, dst=tile((8, 4096), "float32", PSUM)), matmul(n=4096)),
+    (
+        "NKW-MATMUL-MOVING",
+        matmul(n=8193, dst=tile((8, 8192), "bfloat16", PSUM)),
+        matmul(n=8192, dst=tile((8, 8192), "bfloat16", PSUM)),
+    ),
+    (
+        "NKW-MATMUL-RESULT-DTYPE",
+        matmul(dst=tile((8, 16), "float16", PSUM)),
+        matmul(dst=tile((8, 16), "bfloat16", PSUM)),
+    ),
+    ("NKW-MATMUL-SHAPE", matmul(dst=tile((8, 15), buffer=PSUM)), matmul(dst=tile((8, 4, 4), buffer=PSUM))),
+    ("NKW-BUFFER", matmul(dst=tile((8, 16))), matmul()),
+    ("NKW-DTYPE-ALLOWED", matmul(left="uint32"), matmul()),
+    ("NKW-PARTITIONS-AGREE", matmul(moving=tile((64, 16), "float8_e4m3fn_x4")), matmul()),
+    (
+        "NKW-MX-SCALE-SHAPE",
+        matmul(stationary_scale=tile((3, 8), "uint8")),
+        matmul(stationary_scale=tile((4, 8), "uint8")),
+    ),
+    (
+        "NKW-MX-SCALE-SHAPE",
+        matmul(128, moving_scale=tile((99, 16), "uint8")),
+        matmul(128, moving_scale=tile((100, 16), "uint8")),
+    ),
+    (
+        "NKW-MX-SCALE-SHAPE",
+        matmul(moving_scale=tile((4, 15), "uint8")),
+        matmul(moving_scale=tile((4, 17), "uint8")),
+    ),
+    (
+        "NKW-MX-SCALE-SHAPE",
+        matmul(moving_scale=tile((4, 3, 5), "uint8")),
+        matmul(moving_scale=tile((4, 4, 4), "uint8")),
+    ),
+    ("NKW-MX-ROW-TILE", matmul(tile_size=(32, 128)), matmul(tile_size=(32, 128), tile_position=(96, 0))),
+    (
+        "NKW-MX-ROW-TILE",
+        matmul(64, tile_size=(32, 128), tile_position=(0, 0)),
+        matmul(64, tile_size=(64, 128), tile_position=(64, 0)),
+    ),
+    (
+        "NKW-MX-ROW-TILE",
+        matmul(tile_size=(32, 64), tile_position=(0, 0)),
+        matmul(tile_size=(128, 128), tile_position=(0, 0)),
+    ),
+    ("NKW-MX-ROW-TILE", matmul(tile_size=(32, 128), tile_position=(0, 32)), matmul()),
+    ("NKW-MX-ROW-TILE", matmul(tile_size=(32, 128), tile_position=(128, 0)), matmul()),
+    ("NKW-MATMUL-ACCUMULATE", matmul(accumulate=1), matmul(accumulate=True)),
 )
-def test_matmul_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn3", "nc_matmul_mx", **good)
-    refuses(code, "trn3", "nc_matmul_mx", **bad)
 
 
 def packed_operand(fmt, k, columns, seed):

@@ -11,7 +11,7 @@ from simulate.errors import RuleViolation
 from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from simulate.run import launch
+from simulate.world import launch
 from tests.isa.reference import STORAGE, assert_same, assert_same_bits, every_bit_pattern, sample
 from tests.isa.tiles import PSUM, TARGETS, Fresh, execute, healthy, plan, refuses, tile
 

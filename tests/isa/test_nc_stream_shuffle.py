@@ -9,7 +9,7 @@ import simulate
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import assert_same_bits, every_bit_pattern, sample
-from tests.isa.tiles import PARTITIONS, TARGETS, execute, plan, refuses, tile
+from tests.isa.tiles import PARTITIONS, TARGETS, execute, plan, tile, twins
 
 NAME = "nc_stream_shuffle"
 IDENTITY = list(range(32))
@@ -25,33 +25,30 @@ def test_accepts_every_chip(target, partitions):
     plan(target, NAME, **call(dst=tile((partitions, 6)), src=tile((partitions, 6))))
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-SAME-DTYPE", {"src": tile((32, 6), "int32")}, {"src": tile((32, 6), "float32")}),
-        ("NKW-ELEMENTS-AGREE", {"src": tile((32, 7))}, {"src": tile((32, 2, 3))}),
-        ("NKW-SHUFFLE-MASK", {"shuffle_mask": IDENTITY[:31]}, {}),
-        ("NKW-SHUFFLE-MASK", {"shuffle_mask": [*IDENTITY, 0]}, {}),
-        ("NKW-SHUFFLE-MASK", {"shuffle_mask": [32] * 32}, {"shuffle_mask": [31] * 32}),
-        ("NKW-SHUFFLE-MASK", {"shuffle_mask": [254] * 32}, {"shuffle_mask": [255] * 32}),
-        ("NKW-SHUFFLE-MASK", {"shuffle_mask": [-1] * 32}, {"shuffle_mask": [0] * 32}),
-        ("NKW-SHUFFLE-MASK", {"shuffle_mask": [0.5] * 32}, {}),
-        ("NKW-SHUFFLE-MASK", {"shuffle_mask": None}, {}),
-        (
-            "NKW-SHUFFLE-SOURCE",
-            {"src": tile((1, 6)), "shuffle_mask": [1] * 32},
-            {"src": tile((1, 6)), "shuffle_mask": [0] * 32},
-        ),
-        (
-            "NKW-SHUFFLE-START",
-            {"dst": tile((64, 6)), "src": tile((32, 6), at=32), "shuffle_mask": [0] * 32},
-            {"dst": tile((32, 6), at=96), "src": tile((32, 6), at=32)},
-        ),
-    ],
+test_refuses_and_accepts_the_twin = twins(
+    "trn2",
+    NAME,
+    call,
+    ("NKW-SAME-DTYPE", {"src": tile((32, 6), "int32")}, {"src": tile((32, 6), "float32")}),
+    ("NKW-ELEMENTS-AGREE", {"src": tile((32, 7))}, {"src": tile((32, 2, 3))}),
+    ("NKW-SHUFFLE-MASK", {"shuffle_mask": IDENTITY[:31]}, {}),
+    ("NKW-SHUFFLE-MASK", {"shuffle_mask": [*IDENTITY, 0]}, {}),
+    ("NKW-SHUFFLE-MASK", {"shuffle_mask": [32] * 32}, {"shuffle_mask": [31] * 32}),
+    ("NKW-SHUFFLE-MASK", {"shuffle_mask": [254] * 32}, {"shuffle_mask": [255] * 32}),
+    ("NKW-SHUFFLE-MASK", {"shuffle_mask": [-1] * 32}, {"shuffle_mask": [0] * 32}),
+    ("NKW-SHUFFLE-MASK", {"shuffle_mask": [0.5] * 32}, {}),
+    ("NKW-SHUFFLE-MASK", {"shuffle_mask": None}, {}),
+    (
+        "NKW-SHUFFLE-SOURCE",
+        {"src": tile((1, 6)), "shuffle_mask": [1] * 32},
+        {"src": tile((1, 6)), "shuffle_mask": [0] * 32},
+    ),
+    (
+        "NKW-SHUFFLE-START",
+        {"dst": tile((64, 6)), "src": tile((32, 6), at=32), "shuffle_mask": [0] * 32},
+        {"dst": tile((32, 6), at=96), "src": tile((32, 6), at=32)},
+    ),
 )
-def test_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn2", NAME, **call(**good))
-    refuses(code, "trn2", NAME, **call(**bad))
 
 
 @pytest.mark.parametrize("partitions", [*PARTITIONS, 33])

@@ -12,7 +12,7 @@ from simulate.hardware import hardware
 from simulate.isa import Accumulate, Engine
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from simulate.run import launch
+from simulate.world import launch
 from tests.isa.reference import (
     FLOATS,
     INTEGERS,

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import nki
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
-import simulate
 from simulate.errors import RuleViolation
-
-simulate.install("simulate")
-
-import nki  # noqa: E402
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
 
 
 def copied(step: int, move: Callable[..., object]) -> Callable[..., object]:

@@ -10,7 +10,7 @@ import pytest
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import assert_same, sample, through_float32
-from tests.isa.tiles import PARTITIONS, Fresh, execute, execute_all, plan, refuses, tile
+from tests.isa.tiles import PARTITIONS, Fresh, execute, execute_all, plan, refuses, tile, twins
 
 NAME = "range_select"
 CMD = nisa.reduce_cmd
@@ -44,34 +44,31 @@ def test_refuses_the_first_generation():
     refuses("NKW-RANGE-SELECT-CHIP", "trn1", NAME, **call())
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-RANGE-SELECT-COMPARE", {"comp_op0": nl.not_equal}, {"comp_op0": nl.equal}),
-        ("NKW-RANGE-SELECT-COMPARE", {"comp_op1": nl.add}, {"comp_op1": nl.less_equal}),
-        (
-            "NKW-DTYPE-ALLOWED",
-            {"on_true_tile": tile((8, 6), "int32")},
-            {"on_true_tile": tile((8, 6), "float8_e5m2")},
-        ),
-        ("NKW-DTYPE-ALLOWED", {"bound0": tile((8, 1), "bfloat16")}, {"bound0": tile((8, 1))}),
-        ("NKW-OPERAND", {"bound1": 3.0}, {}),
-        ("NKW-VECTOR-OPERAND", {"bound1": tile((8, 2))}, {}),
-        ("NKW-ELEMENTS-AGREE", {"dst": tile((8, 5))}, {"dst": tile((8, 2, 3))}),
-        ("NKW-RANGE-SELECT-POSITION", {"range_start": 2**24 - 5}, {"range_start": 2**24 - 6}),
-        ("NKW-RANGE-SELECT-POSITION", {"range_start": -(2**24)}, {"range_start": 1 - 2**24}),
-        ("NKW-RANGE-SELECT-POSITION", {"range_start": 1.0}, {"range_start": 1}),
-        ("NKW-RANGE-SELECT-FILL", {"on_false_value": 0.0}, {"on_false_value": MINIMUM}),
-        ("NKW-RANGE-SELECT-FILL", {"on_false_value": float("-inf")}, {"on_false_value": -3.4028235e38}),
-        ("NKW-VECTOR-REDUCE-OPERATOR", {"reduce_op": nl.add}, {"reduce_op": nl.max}),
-        ("NKW-VECTOR-REDUCE-CMD", {"reduce_cmd": CMD.load_reduce}, {"reduce_cmd": CMD.idle}),
-        ("NKW-VECTOR-REDUCE-CMD", {"reduce_cmd": CMD.reset}, {"reduce_cmd": CMD.reduce}),
-        ("NKW-VECTOR-OPERAND", {"reduce_res": tile((8, 2))}, {"reduce_res": tile((8, 1))}),
-    ],
+test_refuses_and_accepts_the_twin = twins(
+    "trn2",
+    NAME,
+    call,
+    ("NKW-RANGE-SELECT-COMPARE", {"comp_op0": nl.not_equal}, {"comp_op0": nl.equal}),
+    ("NKW-RANGE-SELECT-COMPARE", {"comp_op1": nl.add}, {"comp_op1": nl.less_equal}),
+    (
+        "NKW-DTYPE-ALLOWED",
+        {"on_true_tile": tile((8, 6), "int32")},
+        {"on_true_tile": tile((8, 6), "float8_e5m2")},
+    ),
+    ("NKW-DTYPE-ALLOWED", {"bound0": tile((8, 1), "bfloat16")}, {"bound0": tile((8, 1))}),
+    ("NKW-OPERAND", {"bound1": 3.0}, {}),
+    ("NKW-VECTOR-OPERAND", {"bound1": tile((8, 2))}, {}),
+    ("NKW-ELEMENTS-AGREE", {"dst": tile((8, 5))}, {"dst": tile((8, 2, 3))}),
+    ("NKW-RANGE-SELECT-POSITION", {"range_start": 2**24 - 5}, {"range_start": 2**24 - 6}),
+    ("NKW-RANGE-SELECT-POSITION", {"range_start": -(2**24)}, {"range_start": 1 - 2**24}),
+    ("NKW-RANGE-SELECT-POSITION", {"range_start": 1.0}, {"range_start": 1}),
+    ("NKW-RANGE-SELECT-FILL", {"on_false_value": 0.0}, {"on_false_value": MINIMUM}),
+    ("NKW-RANGE-SELECT-FILL", {"on_false_value": float("-inf")}, {"on_false_value": -3.4028235e38}),
+    ("NKW-VECTOR-REDUCE-OPERATOR", {"reduce_op": nl.add}, {"reduce_op": nl.max}),
+    ("NKW-VECTOR-REDUCE-CMD", {"reduce_cmd": CMD.load_reduce}, {"reduce_cmd": CMD.idle}),
+    ("NKW-VECTOR-REDUCE-CMD", {"reduce_cmd": CMD.reset}, {"reduce_cmd": CMD.reduce}),
+    ("NKW-VECTOR-OPERAND", {"reduce_res": tile((8, 2))}, {"reduce_res": tile((8, 1))}),
 )
-def test_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn2", NAME, **call(**good))
-    refuses(code, "trn2", NAME, **call(**bad))
 
 
 @pytest.mark.parametrize("partitions", PARTITIONS)

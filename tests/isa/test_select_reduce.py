@@ -8,7 +8,7 @@ import pytest
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import assert_same, sample, through_float32
-from tests.isa.tiles import PARTITIONS, PSUM, TARGETS, Fresh, execute, execute_all, plan, refuses, tile
+from tests.isa.tiles import PARTITIONS, PSUM, TARGETS, Fresh, execute, execute_all, plan, tile, twins
 
 NAME = "select_reduce"
 CMD = nisa.reduce_cmd
@@ -25,38 +25,27 @@ def test_accepts_every_chip(target, dtype):
     plan(target, NAME, **call(predicate=tile((8, 6), dtype)))
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-DTYPE-ALLOWED", {"predicate": tile((8, 6), "uint32")}, {"predicate": tile((8, 6), "uint16")}),
-        ("NKW-SELECT-REDUCE-DTYPE", {"on_true": tile((8, 6), "int32")}, {"on_true": tile((8, 6), "int16")}),
-        (
-            "NKW-SELECT-REDUCE-DTYPE",
-            {"on_true": tile((8, 6), "tfloat32")},
-            {"on_true": tile((8, 6), "float32")},
-        ),
-        ("NKW-SELECT-REDUCE-DTYPE", {"on_true": tile((8, 6), "uint32")}, {"dst": tile((8, 6), "uint32")}),
-        ("NKW-ELEMENTS-AGREE", {"on_true": tile((8, 5))}, {"on_true": tile((8, 2, 3))}),
-        ("NKW-ELEMENTS-AGREE", {"dst": tile((8, 5))}, {"dst": tile((8, 3, 2))}),
-        ("NKW-VECTOR-OPERAND", {"on_false": tile((8, 6))}, {"on_false": tile((8, 1))}),
-        ("NKW-NUMBER", {"on_false": "x"}, {"on_false": float("-inf")}),
-        (
-            "NKW-ONE-PSUM-INPUT",
-            {"on_true": tile((8, 6), buffer=PSUM), "predicate": tile((8, 6), "uint8", PSUM)},
-            {"on_true": tile((8, 6), buffer=PSUM), "dst": tile((8, 6), buffer=PSUM)},
-        ),
-        ("NKW-VECTOR-REDUCE-OPERATOR", {"reduce_op": nl.minimum}, {"reduce_op": nl.maximum}),
-        ("NKW-VECTOR-REDUCE-CMD", {"reduce_cmd": CMD.load_reduce}, {"reduce_cmd": CMD.reset_reduce}),
-        (
-            "NKW-DTYPE-ALLOWED",
-            {"reduce_res": tile((8, 1), "int32")},
-            {"reduce_res": tile((8, 1), "bfloat16")},
-        ),
-    ],
+test_refuses_and_accepts_the_twin = twins(
+    "trn2",
+    NAME,
+    call,
+    ("NKW-DTYPE-ALLOWED", {"predicate": tile((8, 6), "uint32")}, {"predicate": tile((8, 6), "uint16")}),
+    ("NKW-SELECT-REDUCE-DTYPE", {"on_true": tile((8, 6), "int32")}, {"on_true": tile((8, 6), "int16")}),
+    ("NKW-SELECT-REDUCE-DTYPE", {"on_true": tile((8, 6), "tfloat32")}, {"on_true": tile((8, 6), "float32")}),
+    ("NKW-SELECT-REDUCE-DTYPE", {"on_true": tile((8, 6), "uint32")}, {"dst": tile((8, 6), "uint32")}),
+    ("NKW-ELEMENTS-AGREE", {"on_true": tile((8, 5))}, {"on_true": tile((8, 2, 3))}),
+    ("NKW-ELEMENTS-AGREE", {"dst": tile((8, 5))}, {"dst": tile((8, 3, 2))}),
+    ("NKW-VECTOR-OPERAND", {"on_false": tile((8, 6))}, {"on_false": tile((8, 1))}),
+    ("NKW-NUMBER", {"on_false": "x"}, {"on_false": float("-inf")}),
+    (
+        "NKW-ONE-PSUM-INPUT",
+        {"on_true": tile((8, 6), buffer=PSUM), "predicate": tile((8, 6), "uint8", PSUM)},
+        {"on_true": tile((8, 6), buffer=PSUM), "dst": tile((8, 6), buffer=PSUM)},
+    ),
+    ("NKW-VECTOR-REDUCE-OPERATOR", {"reduce_op": nl.minimum}, {"reduce_op": nl.maximum}),
+    ("NKW-VECTOR-REDUCE-CMD", {"reduce_cmd": CMD.load_reduce}, {"reduce_cmd": CMD.reset_reduce}),
+    ("NKW-DTYPE-ALLOWED", {"reduce_res": tile((8, 1), "int32")}, {"reduce_res": tile((8, 1), "bfloat16")}),
 )
-def test_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn2", NAME, **call(**good))
-    refuses(code, "trn2", NAME, **call(**bad))
 
 
 @pytest.mark.parametrize("partitions", PARTITIONS)

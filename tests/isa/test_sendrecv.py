@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import Deadlock, MeetingMismatch, RuleViolation
+from simulate.errors import Deadlock, RendezvousMismatch, RuleViolation
 from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import assert_same_bits, sample
-from tests.isa.tiles import PSUM, plan, refuses, tile
+from tests.isa.tiles import PSUM, plan, refuses, tile, twins
 
 NAME = "sendrecv"
 DMA = nisa.dma_engine
@@ -38,34 +38,27 @@ def sized(dtype, elements):
     }
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-SAME-DTYPE", {"dst": tile((8, 64), "int32")}, {}),
-        ("NKW-SENDRECV-SHAPE", {"dst": tile((8, 8, 8))}, {}),
-        ("NKW-SENDRECV-SHAPE", {"dst": tile((7, 64))}, {}),
-        ("NKW-BUFFER", {"src": tile((8, 64), buffer=PSUM)}, {}),
-        (
-            "NKW-SENDRECV-CORES",
-            {"send_to_rank": 2, "recv_from_rank": 2},
-            {"send_to_rank": 0, "recv_from_rank": 0},
-        ),
-        ("NKW-SENDRECV-CORES", {"recv_from_rank": 0}, {}),
-        ("NKW-SENDRECV-PIPE", {"pipe_id": "a"}, {"pipe_id": 3}),
-        ("NKW-SENDRECV-ENGINE", {"dma_engine": "dma"}, {"dma_engine": DMA.dma}),
-        ("NKW-SENDRECV-GPSIMD-BYTES", sized("float32", 257), sized("float32", 256)),
-        ("NKW-SENDRECV-GPSIMD-BYTES", sized("bfloat16", 257), sized("bfloat16", 256)),
-        ("NKW-SENDRECV-GPSIMD-BYTES", sized("uint8", 257), sized("uint8", 256)),
-        (
-            "NKW-SENDRECV-GPSIMD-BYTES",
-            sized("float32", 257),
-            {**sized("float32", 257), "dma_engine": DMA.dma},
-        ),
-    ],
+test_refuses_and_accepts_the_twin = twins(
+    "trn2",
+    NAME,
+    call,
+    ("NKW-SAME-DTYPE", {"dst": tile((8, 64), "int32")}, {}),
+    ("NKW-SENDRECV-SHAPE", {"dst": tile((8, 8, 8))}, {}),
+    ("NKW-SENDRECV-SHAPE", {"dst": tile((7, 64))}, {}),
+    ("NKW-BUFFER", {"src": tile((8, 64), buffer=PSUM)}, {}),
+    (
+        "NKW-SENDRECV-CORES",
+        {"send_to_rank": 2, "recv_from_rank": 2},
+        {"send_to_rank": 0, "recv_from_rank": 0},
+    ),
+    ("NKW-SENDRECV-CORES", {"recv_from_rank": 0}, {}),
+    ("NKW-SENDRECV-PIPE", {"pipe_id": "a"}, {"pipe_id": 3}),
+    ("NKW-SENDRECV-ENGINE", {"dma_engine": "dma"}, {"dma_engine": DMA.dma}),
+    ("NKW-SENDRECV-GPSIMD-BYTES", sized("float32", 257), sized("float32", 256)),
+    ("NKW-SENDRECV-GPSIMD-BYTES", sized("bfloat16", 257), sized("bfloat16", 256)),
+    ("NKW-SENDRECV-GPSIMD-BYTES", sized("uint8", 257), sized("uint8", 256)),
+    ("NKW-SENDRECV-GPSIMD-BYTES", sized("float32", 257), {**sized("float32", 257), "dma_engine": DMA.dma}),
 )
-def test_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn2", NAME, **call(**good))
-    refuses(code, "trn2", NAME, **call(**bad))
 
 
 def exchange(kernel, x):
@@ -143,7 +136,7 @@ def test_cores_that_disagree_are_named_and_a_lone_one_is_a_deadlock():
 
     x = sample("float32", (1, 8))
     exchange(lambda x: kernel(x, (8, 8), False), x)
-    with pytest.raises(MeetingMismatch, match=r"shape: member 0 says \(1, 8\)"):
+    with pytest.raises(RendezvousMismatch, match=r"shape: member 0 says \(1, 8\)"):
         exchange(lambda x: kernel(x, (8, 7), False), x)
     with pytest.raises(Deadlock, match="sendrecv"):
         exchange(lambda x: kernel(x, (8, 8), True), x)

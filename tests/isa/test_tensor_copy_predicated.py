@@ -7,7 +7,7 @@ import pytest
 
 from simulate.hardware import hardware
 from tests.isa.reference import FLOATS, INTEGERS, assert_same_bits, every_bit_pattern, sample, through_float32
-from tests.isa.tiles import PARTITIONS, PSUM, TARGETS, Given, execute, plan, refuses, tile
+from tests.isa.tiles import PARTITIONS, PSUM, TARGETS, Given, execute, plan, tile, twins
 
 NAME = "tensor_copy_predicated"
 
@@ -22,34 +22,31 @@ def test_accepts_unsigned_predicates_on_every_chip(target, predicate):
     assert plan(target, NAME, **call(predicate=tile((8, 6), predicate))).engine.name == "vector"
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-DTYPE-ALLOWED", {"predicate": tile((8, 6), "int8")}, {"predicate": tile((8, 6), "uint8")}),
-        ("NKW-DTYPE-ALLOWED", {"predicate": tile((8, 6))}, {}),
-        ("NKW-SAME-DTYPE", {"src": tile((8, 6), "bfloat16")}, {"src": tile((8, 6), "float32")}),
-        ("NKW-ELEMENTS-AGREE", {"src": tile((8, 7))}, {"src": tile((8, 2, 3))}),
-        ("NKW-ELEMENTS-AGREE", {"predicate": tile((8, 5), "uint8")}, {"predicate": tile((8, 3, 2), "uint8")}),
-        ("NKW-PARTITIONS-AGREE", {"src": tile((7, 6))}, {}),
-        (
-            "NKW-ONE-PSUM-INPUT",
-            {"src": tile((8, 6), buffer=PSUM), "predicate": tile((8, 6), "uint8", PSUM)},
-            {"src": tile((8, 6), buffer=PSUM)},
-        ),
-        ("NKW-NUMBER", {"src": "1"}, {"src": 1}),
-        ("NKW-FLOAT32-RANGE", {"src": 1e39}, {"src": 1e38}),
-        # Eight digits of the largest float32 lie above it and round to it; half a unit above rounds to infinity.
-        ("NKW-FLOAT32-RANGE", {"src": -(2.0**128 - 2.0**103)}, {"src": -3.4028235e38}),
-        (
-            "NKW-PACKED-DTYPE",
-            {"dst": tile((8, 6), "float8_e5m2_x4"), "src": tile((8, 6), "float8_e5m2_x4")},
-            {"dst": tile((8, 6), "uint32"), "src": tile((8, 6), "uint32")},
-        ),
-    ],
+test_refuses_and_accepts_the_twin = twins(
+    "trn2",
+    NAME,
+    call,
+    ("NKW-DTYPE-ALLOWED", {"predicate": tile((8, 6), "int8")}, {"predicate": tile((8, 6), "uint8")}),
+    ("NKW-DTYPE-ALLOWED", {"predicate": tile((8, 6))}, {}),
+    ("NKW-SAME-DTYPE", {"src": tile((8, 6), "bfloat16")}, {"src": tile((8, 6), "float32")}),
+    ("NKW-ELEMENTS-AGREE", {"src": tile((8, 7))}, {"src": tile((8, 2, 3))}),
+    ("NKW-ELEMENTS-AGREE", {"predicate": tile((8, 5), "uint8")}, {"predicate": tile((8, 3, 2), "uint8")}),
+    ("NKW-PARTITIONS-AGREE", {"src": tile((7, 6))}, {}),
+    (
+        "NKW-ONE-PSUM-INPUT",
+        {"src": tile((8, 6), buffer=PSUM), "predicate": tile((8, 6), "uint8", PSUM)},
+        {"src": tile((8, 6), buffer=PSUM)},
+    ),
+    ("NKW-NUMBER", {"src": "1"}, {"src": 1}),
+    ("NKW-FLOAT32-RANGE", {"src": 1e39}, {"src": 1e38}),
+    # Eight digits of the largest float32 lie above it and round to it; half a unit above rounds to infinity.
+    ("NKW-FLOAT32-RANGE", {"src": -(2.0**128 - 2.0**103)}, {"src": -3.4028235e38}),
+    (
+        "NKW-PACKED-DTYPE",
+        {"dst": tile((8, 6), "float8_e5m2_x4"), "src": tile((8, 6), "float8_e5m2_x4")},
+        {"dst": tile((8, 6), "uint32"), "src": tile((8, 6), "uint32")},
+    ),
 )
-def test_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn2", NAME, **call(**good))
-    refuses(code, "trn2", NAME, **call(**bad))
 
 
 @pytest.mark.parametrize("partitions", PARTITIONS)

@@ -7,7 +7,7 @@ import pytest
 
 from simulate.nki import language as nl
 from tests.isa.reference import assert_same, sample, through_float32
-from tests.isa.tiles import PARTITIONS, PSUM, TARGETS, Fresh, Given, execute, plan, refuses, tile
+from tests.isa.tiles import PARTITIONS, PSUM, TARGETS, Fresh, Given, execute, plan, tile, twins
 
 NAME = "tensor_tensor_scan"
 SCALAR = {
@@ -29,28 +29,25 @@ def test_accepts_every_chip(target):
     assert plan(target, NAME, **call()).engine.name == "vector"
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-ELEMENTS-AGREE", {"data1": tile((8, 7))}, {"data1": tile((8, 3, 2))}),
-        ("NKW-ELEMENTS-AGREE", {"dst": tile((8, 5))}, {"dst": tile((8, 2, 3))}),
-        ("NKW-PARTITIONS-AGREE", {"data1": tile((7, 6))}, {}),
-        (
-            "NKW-ONE-PSUM-INPUT",
-            {"data0": tile((8, 6), buffer=PSUM), "data1": tile((8, 6), buffer=PSUM)},
-            {"data0": tile((8, 6), buffer=PSUM), "dst": tile((8, 6), buffer=PSUM)},
-        ),
-        ("NKW-VECTOR-OPERAND", {"initial": tile((8, 2))}, {"initial": tile((8, 1), "bfloat16")}),
-        ("NKW-NUMBER", {"initial": None}, {"initial": 1}),
-        ("NKW-ARITHMETIC-OPERATOR", {"op0": nl.bitwise_or}, {"op0": nl.logical_or}),
-        ("NKW-ARITHMETIC-OPERATOR", {"op1": nl.power}, {"op1": nl.maximum}),
-        ("NKW-DEVICE-OPERATOR", {"op1": nl.abs}, {"op1": nl.subtract}),
-        ("NKW-OPERATOR-CHIP", {"op0": nl.abs_max}, {"op0": nl.maximum}),
-    ],
+test_refuses_and_accepts_the_twin = twins(
+    "trn2",
+    NAME,
+    call,
+    ("NKW-ELEMENTS-AGREE", {"data1": tile((8, 7))}, {"data1": tile((8, 3, 2))}),
+    ("NKW-ELEMENTS-AGREE", {"dst": tile((8, 5))}, {"dst": tile((8, 2, 3))}),
+    ("NKW-PARTITIONS-AGREE", {"data1": tile((7, 6))}, {}),
+    (
+        "NKW-ONE-PSUM-INPUT",
+        {"data0": tile((8, 6), buffer=PSUM), "data1": tile((8, 6), buffer=PSUM)},
+        {"data0": tile((8, 6), buffer=PSUM), "dst": tile((8, 6), buffer=PSUM)},
+    ),
+    ("NKW-VECTOR-OPERAND", {"initial": tile((8, 2))}, {"initial": tile((8, 1), "bfloat16")}),
+    ("NKW-NUMBER", {"initial": None}, {"initial": 1}),
+    ("NKW-ARITHMETIC-OPERATOR", {"op0": nl.bitwise_or}, {"op0": nl.logical_or}),
+    ("NKW-ARITHMETIC-OPERATOR", {"op1": nl.power}, {"op1": nl.maximum}),
+    ("NKW-DEVICE-OPERATOR", {"op1": nl.abs}, {"op1": nl.subtract}),
+    ("NKW-OPERATOR-CHIP", {"op0": nl.abs_max}, {"op0": nl.maximum}),
 )
-def test_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn2", NAME, **call(**good))
-    refuses(code, "trn2", NAME, **call(**bad))
 
 
 def reference(a, b, initial, op0, op1, reverse0, reverse1):

@@ -9,7 +9,7 @@ import pytest
 import simulate
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from tests.isa.tiles import PSUM, TARGETS, plan, refuses, tile
+from tests.isa.tiles import PSUM, TARGETS, plan, tile, twins
 
 NAME = "topk"
 
@@ -28,28 +28,25 @@ def test_accepts_the_published_example(target):
     assert plan(target, NAME, **call()).cost.interval_cycles == 4 * 42 + 8
 
 
-@pytest.mark.parametrize(
-    ("code", "bad", "good"),
-    [
-        ("NKW-TOPK-LIMITS", call(n=7, k=7), call(n=8, k=8)),
-        ("NKW-TOPK-LIMITS", call(n=65536, columns=4096), call(n=65535, columns=4096)),
-        ("NKW-TOPK-LIMITS", call(n=8, k=9), call(n=9, k=9)),
-        ("NKW-TOPK-LIMITS", call(n=40000, columns=2500, k=32768), call(n=40000, columns=2500, k=32767)),
-        ("NKW-TOPK-LIMITS", call(n=42.0), call(k=1)),
-        ("NKW-TOPK-SOURCE", call(n=49), call(n=48)),
-        ("NKW-TOPK-GROUPS", call(partitions=24), call(partitions=16)),
-        ("NKW-TOPK-DIMS", {**call(), "src": tile((32, 3, 1), "bfloat16")}, call()),
-        ("NKW-DTYPE-ALLOWED", {**call(), "src": tile((32, 3))}, call()),
-        ("NKW-DTYPE-ALLOWED", {**call(), "val_dst": tile((32, 8))}, call()),
-        ("NKW-DTYPE-ALLOWED", {**call(), "idx_dst": tile((32, 8), "int32")}, call()),
-        ("NKW-ELEMENTS-AGREE", {**call(), "idx_dst": tile((32, 7), "uint32")}, call()),
-        ("NKW-PARTITIONS-AGREE", {**call(), "idx_dst": tile((16, 8), "uint32")}, call()),
-        ("NKW-BUFFER", {**call(), "src": tile((32, 3), "bfloat16", PSUM)}, call()),
-    ],
+test_refuses_and_accepts_the_twin = twins(
+    "trn2",
+    NAME,
+    dict,
+    ("NKW-TOPK-LIMITS", call(n=7, k=7), call(n=8, k=8)),
+    ("NKW-TOPK-LIMITS", call(n=65536, columns=4096), call(n=65535, columns=4096)),
+    ("NKW-TOPK-LIMITS", call(n=8, k=9), call(n=9, k=9)),
+    ("NKW-TOPK-LIMITS", call(n=40000, columns=2500, k=32768), call(n=40000, columns=2500, k=32767)),
+    ("NKW-TOPK-LIMITS", call(n=42.0), call(k=1)),
+    ("NKW-TOPK-SOURCE", call(n=49), call(n=48)),
+    ("NKW-TOPK-GROUPS", call(partitions=24), call(partitions=16)),
+    ("NKW-TOPK-DIMS", {**call(), "src": tile((32, 3, 1), "bfloat16")}, call()),
+    ("NKW-DTYPE-ALLOWED", {**call(), "src": tile((32, 3))}, call()),
+    ("NKW-DTYPE-ALLOWED", {**call(), "val_dst": tile((32, 8))}, call()),
+    ("NKW-DTYPE-ALLOWED", {**call(), "idx_dst": tile((32, 8), "int32")}, call()),
+    ("NKW-ELEMENTS-AGREE", {**call(), "idx_dst": tile((32, 7), "uint32")}, call()),
+    ("NKW-PARTITIONS-AGREE", {**call(), "idx_dst": tile((16, 8), "uint32")}, call()),
+    ("NKW-BUFFER", {**call(), "src": tile((32, 3), "bfloat16", PSUM)}, call()),
 )
-def test_refuses_and_accepts_the_twin(code, bad, good):
-    plan("trn2", NAME, **good)
-    refuses(code, "trn2", NAME, **bad)
 
 
 def largest(src, n, k):

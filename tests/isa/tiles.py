@@ -20,7 +20,7 @@ from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.numerics import as_dtype
-from simulate.run import launch
+from simulate.world import launch
 
 TARGETS = ("trn1", "trn2", "trn3")
 PARTITIONS = (1, 127, 128)
@@ -51,6 +51,28 @@ def refuses(code: str, target: str, name: str, **arguments: Any) -> NkwError:
         plan(target, name, **arguments)
     assert caught.value.code == code, str(caught.value)
     return caught.value
+
+
+def twins(
+    target: str,
+    name: str,
+    call: Callable[..., dict[str, Any]],
+    *rows: tuple[str, dict[str, Any], dict[str, Any]],
+) -> Callable[..., None]:
+    """A test of refusals, each with its accepted twin: rows of a code and what is changed in `call`, bad and good."""
+
+    @pytest.mark.parametrize(("code", "bad", "good"), rows)
+    def test(code: str, bad: dict[str, Any], good: dict[str, Any]) -> None:
+        plan(target, name, **call(**good))
+        refuses(code, target, name, **call(**bad))
+
+    return test
+
+
+def like(value: NkiTensor, **changes: Any) -> NkiTensor:
+    """An operand with the shape, dtype and memory of another, but for the changes."""
+    given = {"shape": value.shape, "dtype": str(value.dtype), "buffer": value.buffer, **changes}
+    return tile(given.pop("shape"), **given)
 
 
 @dataclass(frozen=True)

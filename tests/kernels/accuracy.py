@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import simulate
-from simulate.run import REPLAYS, ReplayOptions
+from simulate.replay import ReplayCache, ReplayOptions
 
 TARGETS = ("trn1", "trn2", "trn3")
 ODD_SIZES = (8, 64, 127, 128, 129, 172)
@@ -65,16 +65,16 @@ def run(kernel: Any, arguments: Sequence[Any], target: str = "trn1") -> Any:
 
 def in_every_way(kernel: Any, arguments: Sequence[Any], target: str = "trn1") -> list[Any]:
     """What a kernel returns launched eagerly, replayed, and replayed exactly; the last gives the bytes of the first."""
-    REPLAYS.clear()  # so that the first launch is eager, and recorded
+    replays = ReplayCache()
     ways = [ReplayOptions(), ReplayOptions(), ReplayOptions(exact=True)]
     launches = [
-        simulate.World(target, replay=way).launch(
+        simulate.World(target, replay=way, replays=replays).launch(
             kernel, [(copied(arguments), {})], mode=simulate.Mode.replay
         )
         for way in ways
     ]
     modes = [launch.mode.value for launch in launches]
-    assert modes == ["eager", "replay", "replay"], REPLAYS.report.refusals
+    assert modes == ["eager", "replay", "replay"], replays.report.refusals
     outputs = [launch.outputs[0] for launch in launches]
     for first, last in zip(as_tuple(outputs[0]), as_tuple(outputs[2])):
         assert np.array_equal(first, last, equal_nan=first.dtype.kind == "f")

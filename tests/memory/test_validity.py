@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulate.memory.validity import ACCUMULATED, CARRIED, EMPTY, WRITTEN, Validity
+from simulate.memory.validity import ACCUMULATED, EMPTY, POISON, WRITTEN, Validity
 
 
 def test_random_writes_are_remembered_byte_by_byte() -> None:
@@ -129,10 +129,10 @@ def test_an_element_is_no_more_defined_than_its_least_defined_byte() -> None:
         (WRITTEN, WRITTEN, WRITTEN),
         (ACCUMULATED, WRITTEN, WRITTEN),
         (WRITTEN, ACCUMULATED, WRITTEN),
-        (CARRIED, WRITTEN, CARRIED),
-        (WRITTEN, CARRIED, CARRIED),
+        (POISON, WRITTEN, POISON),
+        (WRITTEN, POISON, POISON),
         (WRITTEN, EMPTY, EMPTY),
-        (EMPTY, CARRIED, EMPTY),
+        (EMPTY, POISON, EMPTY),
     ]
     validity = Validity(2 * len(halves), EMPTY)
     for element, (low, high, _) in enumerate(halves):

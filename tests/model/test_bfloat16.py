@@ -25,7 +25,6 @@ from model.kernel_model import KernelModel
 from model.reference import ReferenceModel
 from model.tokenizer import Tokenizer
 from model.weights import shard_weights
-from simulate.run import REPLAYS
 from tests.model.reordering import reordered
 from tests.model.shapes import SHARDED
 
@@ -38,10 +37,16 @@ def load(folder: Path) -> tuple[ModelConfig, Weights]:
     return config, dict(open_checkpoint(folder, config))
 
 
-def kernel_model(config: ModelConfig, weights: Weights, ranks: int, positions: int) -> KernelModel:
-    shards = shard_weights(config, weights, ranks, dtype="bfloat16")
+def cores(ranks: int) -> SimulatedDevice:
+    return SimulatedDevice("trn1", ranks)
+
+
+def kernel_model(
+    config: ModelConfig, weights: Weights, device: SimulatedDevice, positions: int
+) -> KernelModel:
+    shards = shard_weights(config, weights, device.ranks, dtype="bfloat16")
     length = bucket_length(positions, config.max_position_embeddings)
-    return KernelModel(config, shards, SimulatedDevice("trn1", ranks), length)
+    return KernelModel(config, shards, device, length)
 
 
 def logits_of(model: Any, ids: Sequence[int], prompt: int) -> np.ndarray:
@@ -65,7 +70,10 @@ def story(config: ModelConfig, weights: Weights, folder: Path, count: int) -> li
 def test_kernels_round_where_the_reference_does(write_model, changes, ranks) -> None:
     """Medians over several texts, because on one of them a value may be rounded to the other side."""
     config, weights = load(write_model(**changes))
-    plain, model = ReferenceModel(config, weights, "bfloat16"), kernel_model(config, weights, ranks, 12)
+    plain, model = (
+        ReferenceModel(config, weights, "bfloat16"),
+        kernel_model(config, weights, cores(ranks), 12),
+    )
     differences, noises, costs = [], [], []
     for seed in range(9):
         ids = np.random.default_rng(seed).integers(3, 300, 8).tolist()
@@ -87,13 +95,12 @@ def test_products_of_another_library_round_there_too(write_model, monkeypatch) -
     wanted = ReferenceModel(config, weights, "bfloat16").prefill(ids).logits
     cost = np.abs(ReferenceModel(config, weights).prefill(ids).logits - wanted).max()
     monkeypatch.setenv("NKW_SPEED", "torch")
-    REPLAYS.clear()  # so that programs are rewritten for torch
-    model = kernel_model(config, weights, 1, 128)
+    device = cores(1)
+    model = kernel_model(config, weights, device, 128)
     eager, replayed = (model.prefill(ids).logits for _ in range(2))
-    assert REPLAYS.report.hits > 0
+    assert device.replays.report.hits > 0
     for own in (eager, replayed):
         assert np.abs(own - wanted).max() <= 4 * cost
-    REPLAYS.clear()
 
 
 @pytest.mark.parametrize("prompt", [512, 513, 640])
@@ -103,7 +110,7 @@ def test_prompts_of_more_keys_than_a_bank_holds(write_model, prompt) -> None:
     ids = np.random.default_rng(prompt).integers(3, 300, prompt).tolist()
     wanted = ReferenceModel(config, weights, "bfloat16").prefill(ids).logits
     cost = np.abs(ReferenceModel(config, weights).prefill(ids).logits - wanted).max()
-    difference = np.abs(kernel_model(config, weights, 1, prompt).prefill(ids).logits - wanted).max()
+    difference = np.abs(kernel_model(config, weights, cores(1), prompt).prefill(ids).logits - wanted).max()
     assert difference <= 4 * cost
 
 
@@ -151,7 +158,7 @@ def cost_and_difference(config: ModelConfig, weights: Weights, ids: list[int], p
     """What bfloat16 costs the reference, the kernels' difference from it, its margins, and where choices differ."""
     wide = logits_of(ReferenceModel(config, weights), ids, prompt)
     plain = logits_of(ReferenceModel(config, weights, "bfloat16"), ids, prompt)
-    own = logits_of(kernel_model(config, weights, ranks, len(ids)), ids, prompt)
+    own = logits_of(kernel_model(config, weights, cores(ranks), len(ids)), ids, prompt)
     second, first = np.sort(plain, axis=1)[:, -2:].T
     unequal = own.argmax(axis=1) != plain.argmax(axis=1)
     return np.abs(plain - wide).max(), np.abs(own - plain).max(), first - second, unequal
@@ -214,7 +221,7 @@ def test_tiny_models_are_as_near_to_float32_as_transformers(write_model, transfo
     rounded = {name: each.astype(BF16).astype(np.float32) for name, each in weights.items()}
     wide = logits_of(ReferenceModel(config, rounded), ids, 9)
     theirs = transformers_logits(folder, transformers_llama, ids, "bfloat16")[8:]
-    own = logits_of(kernel_model(config, weights, 1, 40), ids, 9)
+    own = logits_of(kernel_model(config, weights, cores(1), 40), ids, 9)
     assert 0 < root_mean_square(own - wide) <= root_mean_square(theirs - wide)
 
 
@@ -225,7 +232,7 @@ def test_trained_models_choose_as_transformers_in_bfloat16(request, transformers
     ids = story(config, weights, folder, 64)
     wide = transformers_logits(folder, transformers_llama, ids, "float32")[5:]
     theirs = transformers_logits(folder, transformers_llama, ids, "bfloat16")[5:]
-    own = logits_of(kernel_model(config, weights, 1, 64), ids, 6)
+    own = logits_of(kernel_model(config, weights, cores(1), 64), ids, 6)
     assert 0 < root_mean_square(own - wide) <= root_mean_square(theirs - wide)
     second, first = np.sort(theirs, axis=1)[:, -2:].T
     sure = first - second > 4 * np.abs(theirs - wide).max()

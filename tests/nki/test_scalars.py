@@ -10,8 +10,8 @@ from simulate.errors import NkwError, OutOfBounds, RuleViolation
 from simulate.nki import collectives as ncc
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from simulate.run import Mode, World, recorded
-from simulate.run.replay import REPLAYS
+from simulate.run import Mode, recorded
+from simulate.world import World
 
 
 def _word(value: int) -> np.ndarray:
@@ -66,7 +66,6 @@ def row_of(x, index):
 
 
 def test_a_scalar_addresses_hbm_and_a_replay_reads_its_own() -> None:
-    REPLAYS.clear()
     x = np.arange(80, dtype=np.float32).reshape(10, 8)
     world = World("trn2")
     for at in (0, 3, 4, 1):

@@ -17,6 +17,7 @@ import pytest
 
 from simulate.errors import InvalidArgument
 from simulate.numerics import ACTIVATION_FUNCTIONS, activation_function
+from tests.numerics.functions import NlFunction
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -236,15 +237,6 @@ def test_copy_square_and_rsqrt_share_a_table() -> None:
     assert shared == ["copy", "square", "rsqrt"]
     others = [row.table for name, row in ACTIVATION_FUNCTIONS.items() if name not in shared]
     assert len(set(others)) == len(others)
-
-
-class NlFunction:
-    """What nki.language hands to a kernel: a callable that carries its operator's name."""
-
-    def __init__(self, name: str) -> None:
-        self.nki_operator = name
-
-    def __call__(self) -> None: ...
 
 
 @pytest.mark.parametrize("name", ACTIVATION_FUNCTIONS)

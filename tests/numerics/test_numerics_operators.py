@@ -11,6 +11,7 @@ import pytest
 
 from simulate.errors import InvalidArgument
 from simulate.numerics import ALU_OPERATORS, OperatorFamily, alu_operator
+from tests.numerics.functions import NlFunction
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -289,15 +290,6 @@ def test_table_is_the_documented_one() -> None:
     bitvec = [name for name, row in ALU_OPERATORS.items() if row.family is OperatorFamily.bitvec]
     assert bitvec == [name for name, *_ in TABLE[:6]]
     assert all(row.reduce is not None for row in ALU_OPERATORS.values() if row.reducible)
-
-
-class NlFunction:
-    """What nki.language hands to a kernel: a callable that carries its operator's name."""
-
-    def __init__(self, name: str) -> None:
-        self.nki_operator = name
-
-    def __call__(self) -> None: ...
 
 
 @pytest.mark.parametrize("name", ALU_OPERATORS)

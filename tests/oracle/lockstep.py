@@ -16,13 +16,14 @@ from simulate.hardware import hardware
 from simulate.isa.plan import State
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from simulate.run import current_core, launch
-from tests.oracle.carrying import carried
+from simulate.run import current_core
+from simulate.world import launch
+from tests.oracle.definedness import poisoned
 from tests.oracle.draw import Draw, Register, Tile
 from tests.oracle.formats import FORMATS
 from tests.oracle.instructions import INSTRUCTIONS
 from tests.oracle.known import is_known
-from tests.oracle.machine import CARRIED, Core, Memory, Offsets, Operand, OutOfRange, Range, Rows, Unwritten
+from tests.oracle.machine import POISON, Core, Memory, Offsets, Operand, OutOfRange, Range, Rows, Unwritten
 from tests.oracle.streams import DRAWS, drawn, loop
 
 TARGETS = ("trn1", "trn2", "trn3")
@@ -42,10 +43,12 @@ class Difference(AssertionError):
 
 @dataclass
 class Tally:
-    """What a run has tried: instructions compared, and how many of them both sides refused."""
+    """What a run has tried: instructions compared, how many of them both sides refused, and `.indirect` operands."""
 
     compared: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    gathered: Counter[str] = field(default_factory=Counter)
+    scattered: Counter[str] = field(default_factory=Counter)
     fills: int = 0
 
     @property
@@ -189,7 +192,10 @@ class Lockstep:
             raise Difference(self._report(name, arguments, f"it raised {error!r}")) from error
         self.core.ranges.clear()
         call = {key: _oracle(value) for key, value in arguments.items()}
-        undefined = carried(name, self.core.generation, call)
+        for key, value in call.items():
+            if isinstance(value, Operand) and value.offsets is not None:
+                (self.tally.scattered if key == "dst" else self.tally.gathered)[name] += 1
+        undefined = poisoned(name, self.core.generation, call)
         self.core.reads_anything = undefined is not None
         try:
             with np.errstate(all="ignore"):
@@ -203,7 +209,7 @@ class Lockstep:
         except (Unwritten, OutOfRange) as error:
             expected = error
         for operand, whole in undefined or ():
-            operand.memory.state[operand.every_byte()[~whole]] = CARRIED
+            operand.memory.state[operand.every_byte()[~whole]] = POISON
         if counted:
             (self.tally.compared if refusal is None else self.tally.refused)[name] += 1
         wanted = (

@@ -10,8 +10,8 @@ import numpy as np
 from tests.oracle.formats import Format, single
 
 LANES = 128
-EMPTY, WRITTEN, ACCUMULATED, CARRIED = 0, 1, 3, 4
-"""What a byte holds; the lowest bit tells whether it is defined. CARRIED: computed from what nothing has written."""
+EMPTY, WRITTEN, ACCUMULATED, POISON = 0, 1, 3, 4
+"""What a byte holds; the lowest bit tells whether it is defined. POISON: computed from what nothing has written."""
 
 
 class Unwritten(Exception):
@@ -125,7 +125,7 @@ class Core:
     """State words of the generators of an engine's lanes, where they are known."""
     ranges: list[Range] = field(default_factory=list)
     reads_anything: bool = False
-    """Whether the instruction under way may read what nothing has written (see `carrying`)."""
+    """Whether the instruction under way may read what nothing has written (see `definedness`)."""
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -238,7 +238,7 @@ def test_an_assumed_collective_is_told_from_a_derived_engine() -> None:
     first = dict(profile(build.stream, EXACT).basis.by_confidence)
     assert first[Confidence.derived] == EXACT.vector_interval_overhead_ns
     build.event(
-        Engine.dma, (tile,), (tile,), Cost(1.0, 500.0, meeting_ns=499.0), Engine.sync, op="all_reduce"
+        Engine.dma, (tile,), (tile,), Cost(1.0, 500.0, rendezvous_ns=499.0), Engine.sync, op="all_reduce"
     )
     second = profile(build.stream, EXACT).basis
     assert dict(second.by_confidence)[Confidence.guessed] == 499.0

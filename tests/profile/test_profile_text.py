@@ -13,8 +13,9 @@ from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.profile import profile, text
-from simulate.run import Mode, launch
+from simulate.run import Mode
 from simulate.timing import Reading, bracket, schedule
+from simulate.world import launch
 from tests.timing import kernels
 from tests.timing.streams import EXACT, Builder, random_streams
 

@@ -17,7 +17,7 @@ simulate.install("simulate")
 
 import nki.collectives as ncc  # noqa: E402
 
-from tests.run.meeting_kernels import reduced  # noqa: E402
+from tests.run.rendezvous_kernels import reduced  # noqa: E402
 
 LAUNCHES_BEFORE = 3
 

@@ -15,14 +15,14 @@ import torch.distributed as dist
 
 import simulate
 from simulate.errors import Location
-from simulate.isa.plan import Meeting
+from simulate.isa.plan import Rendezvous
 from simulate.run.processes import Processes
 
 simulate.install("simulate")
 
 import nki.collectives as ncc  # noqa: E402
 
-from tests.run.meeting_kernels import crossed, gathered, left_out, reduced, summed_by_both_cores  # noqa: E402
+from tests.run.rendezvous_kernels import crossed, gathered, left_out, reduced, summed_by_both_cores  # noqa: E402
 
 
 def part(rank: int, launch: int = 0) -> np.ndarray:
@@ -30,9 +30,9 @@ def part(rank: int, launch: int = 0) -> np.ndarray:
     return np.random.default_rng([rank, launch]).standard_normal((5, 7)).astype(np.float32)
 
 
-def meeting(place: int) -> Meeting:
-    """A meeting of all ranks that hands out nothing."""
-    return Meeting(place, True, (0, 1, 2), {"operation": "meeting"}, lambda operands: operands)
+def rendezvous(place: int) -> Rendezvous:
+    """A rendezvous of all ranks that hands out nothing."""
+    return Rendezvous(place, True, (0, 1, 2), {"operation": "rendezvous"}, lambda operands: operands)
 
 
 def main(folder: Path) -> None:
@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
     say(what="both cores", bytes=out.tobytes().hex())
     say(what="world gather", sums=[float(each.sum()) for each in world.gather([np.full(rank, 2.0)])])
     elsewhere = Processes.join()
-    met = [elsewhere.post(meeting(place), [part(rank, place)], Location("", 0, "")) for place in range(3)]
+    met = [elsewhere.post(rendezvous(place), [part(rank, place)], Location("", 0, "")) for place in range(3)]
     for place in (rank, (rank + 1) % 3, (rank + 2) % 3):  # each rank completes another one first
         _, arrived = elsewhere.wait([met[place]])
         sums = [float(operands[0].sum()) for _, operands, _ in arrived]

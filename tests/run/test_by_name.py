@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from simulate.errors import InvalidArgument, RuleViolation
+from simulate.kernel_by_name import DTYPES, launch_by_name, names_a_kernel
 from simulate.run import Mode
-from simulate.run.by_name import DTYPES, launch_by_name, names_a_kernel
 
 KERNEL = """
 import nki

@@ -14,10 +14,10 @@ import pytest
 
 import simulate
 from simulate.errors import InvalidArgument, Location, NkwError, Unsupported
-from simulate.isa.plan import Meeting
+from simulate.isa.plan import Rendezvous
 from simulate.run.processes import Processes
-from tests.run.meeting_kernels import gathered, reduced, summed_by_both_cores
 from tests.run.process_program import part
+from tests.run.rendezvous_kernels import gathered, reduced, summed_by_both_cores
 
 torch = pytest.importorskip("torch")
 
@@ -90,7 +90,7 @@ def test_eager_and_replayed_launches_give_the_bytes_of_one_process(said: list[di
 def test_ranks_that_replay_disagree_with_one_that_does_otherwise(said: list[dict[str, Any]]) -> None:
     reports = found(said, "replayed shapes")
     assert {rank: report["code"] for rank, report in reports.items()} == dict.fromkeys(
-        range(3), "NKW-MEETING"
+        range(3), "NKW-RENDEZVOUS"
     )
     for report in reports.values():
         assert "member 0 says [((5, 7), 'float32')] (a replayed launch)" in report["text"]
@@ -107,7 +107,7 @@ def test_both_cores_of_a_rank_meet_their_counterparts(said: list[dict[str, Any]]
     assert [found(said, "both cores")[rank]["bytes"] for rank in range(3)] == same
 
 
-def test_ranks_may_complete_meetings_in_different_orders(said: list[dict[str, Any]]) -> None:
+def test_ranks_may_complete_rendezvous_in_different_orders(said: list[dict[str, Any]]) -> None:
     wanted = {place: [float(part(rank, place).sum()) for rank in range(3)] for place in range(3)}
     got = [each for each in said if each["what"] == "several at once"]
     assert len(got) == 9
@@ -117,13 +117,13 @@ def test_ranks_may_complete_meetings_in_different_orders(said: list[dict[str, An
 def test_the_store_does_not_grow_with_the_launches() -> None:
     store = torch.distributed.HashStore()
     ranks = [Processes(rank, 2, store) for rank in range(2)]
-    meeting = Meeting("place", True, (0, 1), {}, lambda operands: operands)
+    rendezvous = Rendezvous("place", True, (0, 1), {}, lambda operands: operands)
     keys = []
     for _ in range(20):
         posted = []
         for rank in ranks:
             with rank.launch():
-                posted.append(rank.post(meeting, [], Location("", 0, ""), dry=True))
+                posted.append(rank.post(rendezvous, [], Location("", 0, ""), dry=True))
         for rank, own in zip(ranks, posted):
             rank.wait([own])
         keys.append(store.num_keys())
@@ -139,10 +139,10 @@ def test_a_lost_store_is_an_error_of_ours() -> None:
             return lost
 
     rank = Processes(0, 2, torch.distributed.HashStore())
-    meeting = Meeting("place", True, (0, 1), {}, lambda operands: operands)
-    posted = rank.post(meeting, [], Location("kernel.py", 3, "kernel"), dry=True)
+    rendezvous = Rendezvous("place", True, (0, 1), {}, lambda operands: operands)
+    posted = rank.post(rendezvous, [], Location("kernel.py", 3, "kernel"), dry=True)
     rank._store = Lost()
-    for action in (lambda: rank.wait([posted]), lambda: rank.post(meeting, [], posted.where, dry=True)):
+    for action in (lambda: rank.wait([posted]), lambda: rank.post(rendezvous, [], posted.where, dry=True)):
         with pytest.raises(
             NkwError, match=r"(?s)NKW-PROCESS-LOST.*broke: Broken pipe\n  at kernel.py:3 in kernel"
         ):
@@ -161,7 +161,7 @@ def test_a_rank_that_leaves_a_collective_out_is_waited_for_until_nobody_can_go_o
 
 def test_disagreement_names_what_every_member_says(said: list[dict[str, Any]]) -> None:
     reports = found(said, "shapes")
-    assert {report["code"] for report in reports.values()} == {"NKW-MEETING"}
+    assert {report["code"] for report in reports.values()} == {"NKW-RENDEZVOUS"}
     assert len(reports) == 3
     for rank in range(3):
         assert f"srcs: member {rank} says [(({5 - rank}, 7), 'float32')]" in reports[0]["text"]

@@ -6,21 +6,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import nki
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
 import simulate
+import simulate.timing
 from simulate.errors import InvalidArgument
 from simulate.testing import Budget, BudgetChecker, BudgetExceeded, Predicted
-
-simulate.install("simulate")
-
-import nki  # noqa: E402
-import nki.collectives as ncc  # noqa: E402
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
-
-import simulate.timing  # noqa: E402
 
 pytest_plugins = ("pytester",)
 

@@ -12,18 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nki.collectives
+import nki.isa  # noqa: F401
 import pytest
 
-import simulate
+import simulate.occupancy
 import simulate.testing
-
-simulate.install("simulate")
-
-import nki.collectives  # noqa: E402
-import nki.isa  # noqa: E402, F401
-
-import simulate.occupancy  # noqa: E402
-import simulate.timing  # noqa: E402
+import simulate.timing  # noqa: F401
 
 pytest_plugins = ("pytester",)
 

@@ -12,7 +12,7 @@ from simulate.hardware import Hardware
 from simulate.isa.enums import Engine
 from simulate.memory import MemoryRegion
 from simulate.run.stream import READ, Stream
-from simulate.timing import Kind, Reading, Slice, Timeline
+from simulate.timing import Reading, Slice, SliceKind, Timeline
 
 _CLOCK = {
     Engine.tensor: "tensor_clock_ghz",
@@ -35,7 +35,7 @@ def violations(
         core = _Core(stream, hardware, timeline.reading, own, slack_ns)
         found += [f"stream {number}: {text}" for text in core.violations()]
         moved.append(core.moved_ns())
-    found += _meetings(streams, pieces, slack_ns)
+    found += _rendezvous(streams, pieces, slack_ns)
     last = max((max(piece.end_ns, piece.ready_ns) for piece in pieces), default=0.0)
     if timeline.reading in (Reading.program, Reading.scheduled):
         last = max([last, *moved])
@@ -53,9 +53,9 @@ class _Core:
         self.records = stream.tensors
         self.buffers = [record.buffer for record in stream.tensors]
         self.events = list(stream)
-        self.issue = {p.event: p for p in pieces if p.kind in (Kind.instruction, Kind.trigger)}
-        self.data = {p.event: p for p in pieces if p.kind is Kind.transfer}
-        self.loads = {p.event: p for p in pieces if p.kind is Kind.table_load}
+        self.issue = {p.event: p for p in pieces if p.kind in (SliceKind.instruction, SliceKind.trigger)}
+        self.data = {p.event: p for p in pieces if p.kind is SliceKind.transfer}
+        self.loads = {p.event: p for p in pieces if p.kind is SliceKind.table_load}
 
     def violations(self) -> list[str]:
         if sorted(self.issue) != list(range(len(self.events))):
@@ -211,7 +211,7 @@ class _Core:
             if self.reading is Reading.scheduled:
                 held.sort(key=lambda p: (p.start_ns, p.end_ns, p.event))
             else:
-                held.sort(key=lambda p: (self._turn(p.event), p.kind is not Kind.table_load))
+                held.sort(key=lambda p: (self._turn(p.event), p.kind is not SliceKind.table_load))
             for before, after in pairwise(held):
                 if after.start_ns < before.end_ns - self.slack:
                     yield f"#{after.event} starts on {engine} before #{before.event} has left it"
@@ -343,12 +343,12 @@ def _conflict(first, second) -> bool:
     )
 
 
-def _meetings(streams: Sequence[Stream], pieces: list[Slice], slack: float):
+def _rendezvous(streams: Sequence[Stream], pieces: list[Slice], slack: float):
     starts: dict[int, list[tuple[float, float]]] = {}
     for piece in pieces:
-        serial = streams[piece.stream].meetings.get(piece.event)
-        if serial is not None and piece.kind in (Kind.instruction, Kind.trigger):
+        serial = streams[piece.stream].rendezvous.get(piece.event)
+        if serial is not None and piece.kind in (SliceKind.instruction, SliceKind.trigger):
             starts.setdefault(serial, []).append((piece.start_ns, piece.ready_ns))
     for serial, times in starts.items():
         if any(abs(a - b) > slack for time in times for a, b in zip(time, times[0])):
-            yield f"the members of meeting {serial} start and end at {times}"
+            yield f"the members of rendezvous {serial} start and end at {times}"

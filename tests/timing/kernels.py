@@ -12,7 +12,8 @@ from simulate.hardware import hardware
 from simulate.nki import collectives
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from simulate.run import Launch, Mode, launch
+from simulate.run import Launch, Mode
+from simulate.world import launch
 
 BF16 = ml_dtypes.bfloat16
 

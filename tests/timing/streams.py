@@ -60,7 +60,7 @@ class Builder:
         cost: Cost = Cost(1.0, 1.0),  # noqa: B008
         trigger: Engine | None = None,
         accumulate: bool = False,
-        meeting: int | None = None,
+        rendezvous: int | None = None,
         op: str = "op",
         state: State | None = None,
     ) -> int:
@@ -78,7 +78,7 @@ class Builder:
             state=state,
         )
         line = (Builder.event.__code__, _LINE + len(self.stream))
-        return self.stream.append(op, plan, line, meeting).index
+        return self.stream.append(op, plan.template(), reads, writes, line, rendezvous).index
 
     def dma(
         self, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...], cost: Cost, trigger: Engine
@@ -113,18 +113,20 @@ def random_streams(
     """
     generator = np.random.default_rng(seed)
     builders = [Builder(rank=rank) for rank in range(ranks)]
-    meetings = 0
+    rendezvous = 0
     for builder in builders:
         for name in "abcd":
             builder.tensor(name, 8, 8, MemoryRegion.private_hbm if name == "d" else MemoryRegion.sbuf)
     tensors = [_tensors(builder) for builder in builders]
     for _ in range(events):
         if ranks > 1 and generator.random() < 0.15:
-            cost = Cost(_quarters(generator, 40), _quarters(generator, 400), meeting_ns=100.0)
+            cost = Cost(_quarters(generator, 40), _quarters(generator, 400), rendezvous_ns=100.0)
             for builder, own in zip(builders, tensors):
                 reads, writes = (_box(generator, own),), (_box(generator, own),)
-                builder.event(Engine.dma, reads, writes, cost, Engine.sync, meeting=meetings, op="all_reduce")
-            meetings += 1
+                builder.event(
+                    Engine.dma, reads, writes, cost, Engine.sync, rendezvous=rendezvous, op="all_reduce"
+                )
+            rendezvous += 1
             continue
         at = int(generator.integers(ranks))
         _random_event(generator, builders[at], tensors[at], queues, moving)
@@ -133,8 +135,7 @@ def random_streams(
 
 def halved(stream: Stream, generator: np.random.Generator) -> Stream:
     """The same stream with one number of one event's cost halved."""
-    changed = copy.copy(stream)
-    changed.costs = list(stream.costs)
+    costs = list(stream.costs)
     number = int(generator.integers(len(stream.costs)))
     cost = stream.costs[number]
     part = cost if cost.dma is None else cost.dma
@@ -143,8 +144,8 @@ def halved(stream: Stream, generator: np.random.Generator) -> Stream:
         names = ["trigger_ns", "first_byte_ns", "busy_ns", "transfer_ns", "completion_ns", "gpsimd_ns"]
     name = names[int(generator.integers(len(names)))]
     cheaper = replace(part, **{name: getattr(part, name) / 2})
-    changed.costs[number] = cheaper if cost.dma is None else replace(cost, dma=cheaper)
-    return changed
+    costs[number] = cheaper if cost.dma is None else replace(cost, dma=cheaper)
+    return stream.with_costs(costs)
 
 
 def _random_event(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 
 from simulate.isa.enums import Engine
@@ -136,14 +134,14 @@ def test_cores_of_a_rank_meet_in_shared_memory_only() -> None:
     assert [list(found.of(event)) for event in range(3)] == [[], [(0, Wait.result)], []]
 
 
-def test_cores_take_turns_in_the_order_of_their_numbers_between_meetings() -> None:
+def test_cores_take_turns_in_the_order_of_their_numbers_between_rendezvous() -> None:
     first = Builder(core=0)
     cores = [first, *(Builder(core=core, table=first.table) for core in (1, 2))]
     shared = first.tensor("shared", buffer=MemoryRegion.shared_hbm)
-    for meeting in (0, 1):
+    for rendezvous in (0, 1):
         for build in cores:
             build.dma((), (shared,), dma_cost(1.0), Engine.sync)
-            build.event(Engine.sync, meeting=meeting)
+            build.event(Engine.sync, rendezvous=rendezvous)
     found = dependences([build.stream for build in cores])
     writes = [found.bases[core] + event for event, core in ((0, 0), (0, 1), (0, 2), (2, 2), (2, 0), (2, 1))]
     assert [list(found.of(write)) for write in writes] == [
@@ -152,12 +150,12 @@ def test_cores_take_turns_in_the_order_of_their_numbers_between_meetings() -> No
     ]
 
 
-def test_the_members_of_a_meeting_do_not_wait_for_each_other() -> None:
+def test_the_members_of_a_rendezvous_do_not_wait_for_each_other() -> None:
     first = Builder(rank=0, core=0)
     second = Builder(rank=0, core=1, table=first.table)
     shared = first.tensor("shared", buffer=MemoryRegion.shared_hbm)
-    first.event(Engine.sync, writes=(shared,), meeting=0)
-    second.event(Engine.sync, reads=(shared,), meeting=0)
+    first.event(Engine.sync, writes=(shared,), rendezvous=0)
+    second.event(Engine.sync, reads=(shared,), rendezvous=0)
     second.dma((shared,), (), dma_cost(1.0), Engine.sync)
     found = dependences([first.stream, second.stream])
     assert [list(found.of(event)) for event in range(3)] == [[], [], [(0, Wait.result)]]
@@ -165,6 +163,5 @@ def test_the_members_of_a_meeting_do_not_wait_for_each_other() -> None:
 
 def test_values_and_cost_have_no_influence() -> None:
     (stream,) = random_streams(5)
-    cheap = copy.copy(stream)
-    cheap.costs = [stream.costs[0]] * len(stream.costs)
+    cheap = stream.with_costs([stream.costs[0]] * len(stream.costs))
     assert dependences(cheap).before == dependences(stream).before

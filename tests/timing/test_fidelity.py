@@ -117,13 +117,13 @@ def test_refuses_what_no_builder_stands_for(changed: dict[str, str], reason: str
 
 
 def test_more_ranks_than_any_instance_has_are_not_covered() -> None:
-    meeting = replace(entries()["b"], family="collective", kernel="all-reduce", shapes="4096 B total")
-    assert len(build(replace(meeting, cores=1152)).runs[0].arguments) == 1152
+    rendezvous = replace(entries()["b"], family="collective", kernel="all-reduce", shapes="4096 B total")
+    assert len(build(replace(rendezvous, cores=1152)).runs[0].arguments) == 1152
     for cores in (1153, 10**9):
         with pytest.raises(
             NotCovered, match=f"{cores:,} ranks; the largest instance on record has 1,152 cores"
         ):
-            build(replace(meeting, cores=cores))
+            build(replace(rendezvous, cores=cores))
 
 
 def test_a_variant_that_only_its_speed_up_tells_apart_is_not_covered() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from simulate.hardware import TARGETS, hardware
 from simulate.run import Launch
-from simulate.timing import Kind, Reading, Timeline, bracket, listing, schedule
+from simulate.timing import Reading, SliceKind, Timeline, bracket, listing, schedule
 from tests.timing import kernels
 from tests.timing.checker import violations
 
@@ -35,10 +35,12 @@ def test_ranks_that_meet_are_scheduled_legally() -> None:
     check(launch)
     timeline = schedule(launch.streams, launch.hardware)
     cost = launch.streams[0].event(1).cost
-    meeting = [piece for piece in timeline.slices() if piece.event == 1 and piece.kind is Kind.trigger]
-    assert len({(piece.start_ns, piece.ready_ns) for piece in meeting}) == 1
+    rendezvous = [
+        piece for piece in timeline.slices() if piece.event == 1 and piece.kind is SliceKind.trigger
+    ]
+    assert len({(piece.start_ns, piece.ready_ns) for piece in rendezvous}) == 1
     latency_ns = cost.latency_cycles / launch.hardware.sync_clock_ghz
-    assert meeting[0].ready_ns == meeting[0].start_ns + latency_ns
+    assert rendezvous[0].ready_ns == rendezvous[0].start_ns + latency_ns
 
 
 def test_cores_that_write_their_own_halves_run_side_by_side() -> None:

@@ -12,7 +12,7 @@ from simulate.hardware import guessed
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
 from simulate.memory import NkiTensor
-from simulate.timing import Kind, Reading, Reason, Slice, Timeline, bracket, schedule
+from simulate.timing import Reading, Reason, Slice, SliceKind, Timeline, bracket, schedule
 from simulate.timing.scheduled import WINDOW
 from simulate.timing.sharing import DmaEngines
 from tests.timing.checker import violations
@@ -22,8 +22,12 @@ SEMAPHORE = EXACT.semaphore_ns
 LOAD = EXACT.activation_table_load_ns
 
 
-def pieces(timeline: Timeline, *kinds: Kind) -> list[Slice]:
-    return [piece for piece in timeline.slices() if piece.kind in (kinds or (Kind.instruction, Kind.trigger))]
+def pieces(timeline: Timeline, *kinds: SliceKind) -> list[Slice]:
+    return [
+        piece
+        for piece in timeline.slices()
+        if piece.kind in (kinds or (SliceKind.instruction, SliceKind.trigger))
+    ]
 
 
 def starts(timeline: Timeline) -> list[float]:
@@ -124,7 +128,7 @@ def test_a_dma_goes_through_its_phases() -> None:
     build.event(Engine.vector, reads=(a,), writes=(b,), cost=Cost(10.0, 30.0))
     timeline = schedule(build.stream, EXACT)
     trigger, consumer = pieces(timeline)
-    (data,) = pieces(timeline, Kind.transfer)
+    (data,) = pieces(timeline, SliceKind.transfer)
     assert (trigger.track, trigger.start_ns, trigger.end_ns) == ("GpSimd", 0.0, 24.0)
     assert (data.track, data.start_ns, data.end_ns, data.ready_ns) == ("DMA q GpSimd", 124.0, 324.0, 388.0)
     assert consumer.start_ns == 388.0  # the completion reaches to the restart of the waiting engine
@@ -136,7 +140,7 @@ def test_dmas_share_the_dma_engines_and_overlap_their_fixed_times() -> None:
     cost = dma_cost(busy=40.0, transfer=200.0)
     for engine in (Engine.sync, Engine.sync, Engine.gpsimd):
         build.dma((), (), cost, engine)
-    data = pieces(schedule(build.stream, EXACT), Kind.transfer)
+    data = pieces(schedule(build.stream, EXACT), SliceKind.transfer)
     assert [piece.start_ns for piece in data] == [108.0, 148.0, 108.0]
     assert [piece.end_ns for piece in data] == [308.0, 348.0, 308.0]
     assert schedule(build.stream, EXACT).length_ns == 108.0 + 200.0 + 40.0 + 64.0
@@ -147,7 +151,7 @@ def test_a_queue_is_busy_while_at_least_one_data_phase_is_under_way() -> None:
     for transfer, trigger in ((900.0, 8.0), (40.0, 8.0), (40.0, 200.0), (40.0, 2000.0)):
         build.dma((), (), dma_cost(busy=40.0, transfer=transfer, trigger=trigger), Engine.sync)
     timeline = schedule(build.stream, EXACT)
-    data = pieces(timeline, Kind.transfer)
+    data = pieces(timeline, SliceKind.transfer)
     assert [piece.start_ns for piece in data] == [108.0, 148.0, 316.0, 2316.0]
     assert timeline.busy_ns["DMA q Sync"] == 900.0 + 40.0
     assert timeline.busiest == "Sync"
@@ -167,7 +171,7 @@ def test_a_store_that_waits_does_not_hold_up_the_loads_behind_it() -> None:
     build.event(Engine.vector, writes=(a,), cost=Cost(10.0, 1000.0))
     build.dma((a,), (), dma_cost(busy=40.0), Engine.gpsimd)
     build.dma((), (), dma_cost(busy=40.0), Engine.sync)
-    store, load = pieces(schedule(build.stream, EXACT), Kind.transfer)
+    store, load = pieces(schedule(build.stream, EXACT), SliceKind.transfer)
     assert load.start_ns == 108.0
     assert store.start_ns == 1000.0 + SEMAPHORE + 108.0
 
@@ -264,7 +268,7 @@ def test_an_activation_table_is_loaded_when_it_changes_and_never_for_a_copy() ->
     for table in ("exp", "copy", None, "exp", "silu", "exp"):
         build.event(Engine.scalar, cost=Cost(10.0, 30.0, table=table))
     timeline = schedule(build.stream, EXACT)
-    assert [piece.event for piece in pieces(timeline, Kind.table_load)] == [0, 4, 5]
+    assert [piece.event for piece in pieces(timeline, SliceKind.table_load)] == [0, 4, 5]
     after_exp = LOAD + 40.0
     assert starts(timeline) == [
         LOAD,
@@ -274,7 +278,7 @@ def test_an_activation_table_is_loaded_when_it_changes_and_never_for_a_copy() ->
         after_exp + LOAD,
         after_exp + 10 + 2 * LOAD,
     ]
-    assert pieces(schedule(build.stream, EXACT, Reading.dataflow), Kind.table_load) == []
+    assert pieces(schedule(build.stream, EXACT, Reading.dataflow), SliceKind.table_load) == []
 
 
 def test_a_table_is_loaded_while_operands_are_on_their_way() -> None:
@@ -283,7 +287,9 @@ def test_a_table_is_loaded_while_operands_are_on_their_way() -> None:
     build.event(Engine.vector, writes=(a,), cost=Cost(10.0, 5000.0))
     build.event(Engine.scalar, reads=(a,), cost=Cost(10.0, 30.0, table="exp"))
     timeline = schedule(build.stream, EXACT)
-    assert [(piece.start_ns, piece.end_ns) for piece in pieces(timeline, Kind.table_load)] == [(0.0, LOAD)]
+    assert [(piece.start_ns, piece.end_ns) for piece in pieces(timeline, SliceKind.table_load)] == [
+        (0.0, LOAD)
+    ]
     assert starts(timeline)[1] == 5000.0 + SEMAPHORE
 
 
@@ -340,26 +346,26 @@ def test_refuses_a_reading_by_its_name() -> None:
 
 def two_ranks() -> tuple[Builder, Builder]:
     ranks = Builder(rank=0), Builder(rank=1)
-    cost = Cost(10.0, 400.0, meeting_ns=390.0)
+    cost = Cost(10.0, 400.0, rendezvous_ns=390.0)
     for build, wait in zip(ranks, (100.0, 700.0)):
         a, b, c = (build.tensor(name) for name in "abc")
         build.event(Engine.vector, writes=(a,), cost=Cost(10.0, wait))
-        build.event(Engine.dma, (a,), (b,), cost, Engine.sync, meeting=0, op="all_reduce")
+        build.event(Engine.dma, (a,), (b,), cost, Engine.sync, rendezvous=0, op="all_reduce")
         build.event(Engine.vector, reads=(b,), writes=(c,), cost=Cost(10.0, 50.0))
     return ranks
 
 
 @pytest.mark.parametrize("reading", Reading)
-def test_the_members_of_a_meeting_start_and_end_together(reading: Reading) -> None:
+def test_the_members_of_a_rendezvous_start_and_end_together(reading: Reading) -> None:
     streams = [build.stream for build in two_ranks()]
     timeline = schedule(streams, EXACT, reading)
-    meeting = 700.0 + SEMAPHORE
-    after = meeting + 400.0 + SEMAPHORE
-    assert starts(timeline) == [0.0, meeting, after, 0.0, meeting, after]
+    rendezvous = 700.0 + SEMAPHORE
+    after = rendezvous + 400.0 + SEMAPHORE
+    assert starts(timeline) == [0.0, rendezvous, after, 0.0, rendezvous, after]
     assert timeline.length_ns == after + 50.0
     path = [(step.stream, step.event, step.reason.name) for step in timeline.critical_path]
     waits = "turn" if reading is Reading.serial else "operands"
-    assert path == [(1, 0, "begin"), (1, 1, waits), (0, 1, "meeting"), (0, 2, waits)]
+    assert path == [(1, 0, "begin"), (1, 1, waits), (0, 1, "rendezvous"), (0, 2, waits)]
     assert "rank 1 DMA q Sync" in timeline.tracks
 
 
@@ -369,12 +375,14 @@ def test_a_member_timed_alone_meets_nobody() -> None:
     assert timeline.tracks[:2] == ("Tensor", "Vector")
 
 
-def test_refuses_meetings_in_contradictory_order() -> None:
+def test_refuses_rendezvous_in_contradictory_order() -> None:
     ranks = Builder(rank=0), Builder(rank=1)
     for build, order in zip(ranks, ((0, 1), (1, 0))):
-        for meeting in order:
-            build.event(Engine.dma, cost=Cost(1.0, 1.0), trigger=Engine.sync, meeting=meeting)
-    with pytest.raises(InvalidArgument, match="stream 0 in meeting 0, stream 1 in meeting 1") as refused:
+        for rendezvous in order:
+            build.event(Engine.dma, cost=Cost(1.0, 1.0), trigger=Engine.sync, rendezvous=rendezvous)
+    with pytest.raises(
+        InvalidArgument, match="stream 0 in rendezvous 0, stream 1 in rendezvous 1"
+    ) as refused:
         schedule([build.stream for build in ranks], EXACT)
     assert refused.value.code == "NKW-TIMING-MEETINGS"
 
@@ -439,7 +447,7 @@ def test_activations_of_the_loaded_table_go_first_when_scheduled() -> None:
     build = Builder()
     for table in ("exp", "silu", "exp", "silu"):
         build.event(Engine.scalar, writes=(build.tensor(table),), cost=Cost(8.0, 8.0, table=table))
-    loads = [len(pieces(schedule(build.stream, EXACT, reading), Kind.table_load)) for reading in Reading]
+    loads = [len(pieces(schedule(build.stream, EXACT, reading), SliceKind.table_load)) for reading in Reading]
     assert dict(zip(Reading, loads))[Reading.program] == 4
     assert dict(zip(Reading, loads))[Reading.scheduled] == 2
 
@@ -455,7 +463,7 @@ def test_a_table_is_loaded_in_an_earlier_idle_time_when_scheduled(idle: float, h
     switched = build.event(Engine.scalar, reads=(late,), cost=Cost(8.0, 8.0, table="silu"))
     timeline = schedule(build.stream, EXACT, Reading.scheduled)
     assert violations((build.stream,), EXACT, timeline) == []
-    load = pieces(timeline, Kind.table_load)[-1]
+    load = pieces(timeline, SliceKind.table_load)[-1]
     begun = starts(timeline)
     assert begun[copied] == LOAD + 8.0 + idle
     assert load.start_ns == (LOAD + 8.0 if hoisted else begun[copied] + 8.0)

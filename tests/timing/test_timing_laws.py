@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from dataclasses import replace
 
@@ -196,9 +195,9 @@ def _least_ns(stream: Stream) -> float:
 
 
 def _without_sharing(stream: Stream) -> Stream:
-    free = copy.copy(stream)
-    free.costs = [
-        cost if cost.dma is None else replace(cost, dma=replace(cost.dma, busy_ns=0.0))
-        for cost in stream.costs
-    ]
-    return free
+    return stream.with_costs(
+        [
+            cost if cost.dma is None else replace(cost, dma=replace(cost.dma, busy_ns=0.0))
+            for cost in stream.costs
+        ]
+    )

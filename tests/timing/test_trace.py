@@ -14,7 +14,7 @@ from simulate.errors import InvalidArgument
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
 from simulate.run import Launch
-from simulate.timing import Kind, Reading, schedule, write_trace
+from simulate.timing import Reading, SliceKind, schedule, write_trace
 from tests.timing import kernels
 from tests.timing.streams import EXACT, Builder, dma_cost
 
@@ -196,4 +196,4 @@ def test_refuses_a_path_that_cannot_be_written_and_leaves_nothing_behind(
 
 def test_a_table_load_is_a_slice_of_its_own(launch: Launch) -> None:
     timeline = schedule(launch.streams, launch.hardware)
-    assert [p.track for p in timeline.slices() if p.kind is Kind.table_load] == ["Scalar"]
+    assert [p.track for p in timeline.slices() if p.kind is SliceKind.table_load] == ["Scalar"]

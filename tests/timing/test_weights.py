@@ -13,8 +13,9 @@ from simulate.hardware import TARGETS, Hardware, hardware
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
 from simulate.memory import MemoryRegion
-from simulate.run import Mode, launch
+from simulate.run import Mode
 from simulate.timing import Reading, schedule
+from simulate.world import launch
 from tests.timing.checker import violations
 from tests.timing.streams import EXACT, Builder, box
 

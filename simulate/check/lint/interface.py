@@ -94,7 +94,7 @@ def same_control_flow(source: Source, scope: Scope) -> Iterator[Spot]:
     for node in ast.walk(scope.node):
         if not isinstance(node, ast.If) or not _names_core(source, scope, node.test):
             continue
-        here, there = ([*_meetings(source, branch)] for branch in (node.body, node.orelse))
+        here, there = ([*_rendezvous(source, branch)] for branch in (node.body, node.orelse))
         if [name for _, name in here] == [name for _, name in there]:
             continue
         for call, name in here or there:
@@ -111,7 +111,7 @@ def _names_core(source: Source, scope: Scope, test: ast.expr) -> bool:
     )
 
 
-def _meetings(source: Source, statements: list[ast.stmt]) -> Iterator[tuple[ast.Call, str]]:
+def _rendezvous(source: Source, statements: list[ast.stmt]) -> Iterator[tuple[ast.Call, str]]:
     for statement in statements:
         for part in ast.walk(statement):
             if isinstance(part, ast.Call) and source.name_of(part.func) in _MEETINGS:

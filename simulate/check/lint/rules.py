@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulate.check.findings import Finding, Kind, Severity, found, in_order, kind
+from simulate.check.findings import Finding, FindingKind, Severity, found, in_order, kind
 from simulate.check.lint.source import Scope, Source
 from simulate.errors import InvalidArgument, Location
 
@@ -37,7 +37,7 @@ Look = Callable[[Source, Scope], Iterator[Spot]]
 class Rule:
     """A lint rule and the levels at which it holds."""
 
-    kind: Kind
+    kind: FindingKind
     look: Look
     since: Level
     until: Level | None

@@ -9,9 +9,9 @@ import numpy as np
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
-from simulate.isa.collectives.group import ReplicaGroup
-from simulate.isa.collectives.planning import expect_shape, members, planned, signature
+from simulate.isa.collective_plan import expect_shape, members, planned, signature
 from simulate.isa.plan import Plan
+from simulate.isa.replica_group import ReplicaGroup
 from simulate.memory import NkiTensor
 from simulate.numerics import cast
 

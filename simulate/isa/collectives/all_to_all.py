@@ -6,8 +6,7 @@ import numpy as np
 
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
-from simulate.isa.collectives.group import ReplicaGroup
-from simulate.isa.collectives.planning import (
+from simulate.isa.collective_plan import (
     divided,
     expect_shape,
     in_hbm,
@@ -17,6 +16,7 @@ from simulate.isa.collectives.planning import (
     splits_along,
 )
 from simulate.isa.plan import Plan
+from simulate.isa.replica_group import ReplicaGroup
 from simulate.memory import NkiTensor
 from simulate.numerics import cast
 

@@ -10,7 +10,7 @@ from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import costs
 from simulate.isa.book import collective
-from simulate.isa.collectives.planning import (
+from simulate.isa.collective_plan import (
     check_tensors,
     expect_shape,
     in_hbm,

@@ -8,8 +8,7 @@ import numpy as np
 
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
-from simulate.isa.collectives.group import ReplicaGroup
-from simulate.isa.collectives.planning import (
+from simulate.isa.collective_plan import (
     divided,
     expect_shape,
     members,
@@ -20,6 +19,7 @@ from simulate.isa.collectives.planning import (
     splits_along,
 )
 from simulate.isa.plan import Plan
+from simulate.isa.replica_group import ReplicaGroup
 from simulate.memory import NkiTensor
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
-from simulate.isa.collectives.group import ReplicaGroup, is_replica_group
-from simulate.isa.collectives.planning import (
+from simulate.isa.collective_plan import (
     check_tensors,
     expect_shape,
     planned,
@@ -25,6 +24,7 @@ from simulate.isa.collectives.planning import (
     single_tensors,
 )
 from simulate.isa.plan import Plan
+from simulate.isa.replica_group import ReplicaGroup, is_replica_group
 from simulate.memory import NkiTensor
 from simulate.numerics import cast
 

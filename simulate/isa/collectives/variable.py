@@ -16,9 +16,9 @@ from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import rules
 from simulate.isa.book import collective
-from simulate.isa.collectives.group import ReplicaGroup
-from simulate.isa.collectives.planning import in_hbm, members, planned, signature, single_tensors
+from simulate.isa.collective_plan import in_hbm, members, planned, signature, single_tensors
 from simulate.isa.plan import Masked, Plan
+from simulate.isa.replica_group import ReplicaGroup
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import cast
 

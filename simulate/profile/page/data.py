@@ -18,7 +18,7 @@ from simulate.profile.profile import Profile
 from simulate.profile.text import gap_sentence, path_by_line
 from simulate.run.location import location
 from simulate.run.stream import Stream
-from simulate.timing import Kind, Reading, Reason
+from simulate.timing import Reading, Reason, SliceKind
 
 _GAPS = 4000  # the longest gaps that the timeline explains
 _CHAIN = 4000  # the longest stretches of the critical path that the page holds
@@ -35,7 +35,7 @@ _SAID = {
     Reason.table_load: "a table load followed",
     Reason.outstanding: "its DMA queue was full until the end of",
     Reason.pool: "the DMA engines were held by",
-    Reason.meeting: "it meets",
+    Reason.rendezvous: "it meets",
     Reason.turn: "in turn, it follows",
     Reason.shared: "what it needs shared the DMA engines with",
 }
@@ -68,7 +68,7 @@ def part_data(profile: Profile) -> dict[str, Any]:
         "boxes": names.boxes,
         "reasons": [_SAID.get(reason, str(reason)) for reason in Reason],
         "reasonNames": [reason.name.replace("_", " ") for reason in Reason],
-        "kinds": [kind.name.replace("_", " ") for kind in Kind],
+        "kinds": [kind.name.replace("_", " ") for kind in SliceKind],
         "path": _path(profile),
         "pathLines": [
             [op, line, steps, _ns(total), mostly.value]

@@ -18,7 +18,7 @@ _SCRIPTS = ("tools.js", "timeline.js", "tables.js", "charts.js", "main.js")
 
 
 @dataclass(frozen=True)
-class Part:
+class PageLaunch:
     """One launch of a page: its profile, and an SVG of its on-chip memory, if there is one."""
 
     profile: Profile
@@ -26,7 +26,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Step:
+class PageStep:
     """One launch in the order of a run: names from the outermost group inwards, and the number of its part.
 
     A launch that is repeated has one part and many steps.
@@ -36,10 +36,10 @@ class Step:
     part: int
 
 
-def page(title: str, parts: Sequence[Part], steps: Sequence[Step] | None = None) -> str:
+def page(title: str, parts: Sequence[PageLaunch], steps: Sequence[PageStep] | None = None) -> str:
     """The page of a run whose launches follow one another; by default, each part once. Equal input, equal bytes."""
     if steps is None:
-        steps = [Step((part.profile.title,), number) for number, part in enumerate(parts)]
+        steps = [PageStep((part.profile.title,), number) for number, part in enumerate(parts)]
     data: dict[str, Any] = {
         "title": title,
         "parts": [part_data(part.profile) for part in parts],
@@ -60,7 +60,10 @@ def page(title: str, parts: Sequence[Part], steps: Sequence[Step] | None = None)
 
 
 def write_page(
-    path: str | os.PathLike[str], title: str, parts: Sequence[Part], steps: Sequence[Step] | None = None
+    path: str | os.PathLike[str],
+    title: str,
+    parts: Sequence[PageLaunch],
+    steps: Sequence[PageStep] | None = None,
 ) -> None:
     """Write the page; it appears complete or not at all. Raises InvalidArgument where it cannot be written."""
     with complete(path, "page", "NKW-PAGE-PATH") as file:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from simulate.run import launch
 from simulate.run.target import target_hardware
+from simulate.world import launch
 from tests.foreign.library.dtypes import Packed, static_cast
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.oracle.formats import FLOAT32_MAX, TINY, UNIT, Format, Kind, single
-from tests.oracle.machine import CARRIED, EMPTY, Core, Operand
+from tests.oracle.machine import EMPTY, POISON, Core, Operand
 
 _E4M3FN = Format("", 1, Kind.floating, 4, 3, infinite=False)
 _E5M2 = Format("", 1, Kind.floating, 5, 2)
@@ -79,8 +79,8 @@ def _into_psum(
     open_ = (magnitude * (1 + 1e-3) >= FLOAT32_MAX) | (magnitude == np.inf)
     slack = np.where(np.isfinite(result), slack, 0.0)
     core.write(dst, result, np.where(open_ & ~np.isnan(result), np.inf, slack), accumulated=True)
-    undefined = adds & (before_it == CARRIED).any(axis=-1)
-    dst.memory.state[dst.every_byte()[undefined]] = CARRIED
+    undefined = adds & (before_it == POISON).any(axis=-1)
+    dst.memory.state[dst.every_byte()[undefined]] = POISON
 
 
 def _raw(operand: Operand) -> np.ndarray:

@@ -1,0 +1,156 @@
+"""A launch that has ended, run again in other orders from the same arguments.
+
+The streams hold every instruction, so its plans are made again over tensors of their own. Arguments that overlap in
+the host's memory do so here as well. Bytes that no instruction has written yet are 0xFF, a NaN in every float format.
+
+A step is one instruction, or one rendezvous with all its members. Steps are numbered in the order in which they took
+effect, so that order itself is `range(len(launch))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulate.isa.plan import State
+from simulate.memory import NkiTensor, Storage
+from simulate.run import Launch
+from simulate.run.execute import operands_of, put_all, repeat
+from simulate.run.rebuild import Rebuilt
+from simulate.run.run_order import run_order
+from simulate.run.stream import Stream
+
+_UNWRITTEN = 0xFF
+
+
+@dataclass(frozen=True, slots=True)
+class EventOfCore:
+    """One event of one core: an instruction, or its part in a rendezvous; `core` counts over all ranks."""
+
+    core: int
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An array that is given to a kernel: where its bytes lie in the host's memory, and what they are."""
+
+    start: int
+    contents: np.ndarray
+
+    @classmethod
+    def of(cls, storage: Storage) -> Snapshot:
+        """The bytes of an argument before the kernel runs."""
+        return cls(storage.array.__array_interface__["data"][0], storage.array.copy())
+
+
+class ReorderedLaunch:
+    """A launch that can be run in any order of its steps."""
+
+    def __init__(self, launch: Launch, arguments: Sequence[Sequence[Snapshot]]) -> None:
+        """`arguments` has a Snapshot for each of the `inputs` of each rank's interface."""
+        self.streams = launch.streams
+        made = Rebuilt(launch.streams)
+        self._plans = made.plans
+        self._partitions = launch.hardware.partitions
+        self._logical_core_size = len(launch.streams) // len(launch.interfaces)
+        self.steps: list[tuple[EventOfCore, ...]] = []
+        for segment in run_order(launch.streams):
+            members = segment.members
+            if segment.rendezvous:
+                self.steps.append(tuple(EventOfCore(core, event) for core, event, _ in members))
+            else:
+                ((core, first, end),) = members
+                self.steps += [(EventOfCore(core, event),) for event in range(first, end)]
+        ranks = [stream.rank for stream in launch.streams[:: self._logical_core_size]]
+        given = [
+            (made.storage(rank, serial), snapshot)
+            for rank, interface, snapshots in zip(ranks, launch.interfaces, arguments)
+            for serial, snapshot in zip(interface.inputs, snapshots)
+        ]
+        self.results = self._results(launch, made, ranks)
+        self._held: list[tuple[Storage, np.ndarray | None]] = [
+            (storage, snapshot.contents) for storage, snapshot in given
+        ]
+        known = {id(storage) for storage, _ in given}
+        for storage in made.storages.values():
+            if id(storage) not in known:
+                # Contents from the start are those of a constant of the kernel.
+                self._held.append((storage, None if storage.host is None else storage.array))
+                storage.array = np.empty(storage.nbytes, np.uint8)
+        _lay_out(given)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def tensors(self, part: EventOfCore) -> tuple[list[NkiTensor], list[NkiTensor]]:
+        """What an event reads, run-time indices too, and what it writes."""
+        plan = self._plans[part.core][part.event]
+        indices = [tile.dynamic.index for tile in (*plan.reads, *plan.writes) if tile.dynamic is not None]
+        return [*plan.reads, *indices], list(plan.writes)
+
+    def run(self, order: Iterable[int]) -> list[bytes]:
+        """Execute the steps in an order, from the launch's arguments on; returns the bytes of `results`.
+
+        Raises NkwError where an index that is read at run time leads out of its tensor.
+        """
+        for storage, contents in self._held:
+            storage.array[...] = _UNWRITTEN if contents is None else contents
+            storage.float_views.clear()
+        states: list[dict[State, np.ndarray]] = [{} for _ in self.streams]
+        with np.errstate(all="ignore"):
+            for step in order:
+                first = self.steps[step][0]
+                plan = self._plans[first.core][first.event]
+                if plan.rendezvous is None:
+                    added = self.streams[first.core].accumulated.get(first.event)
+                    repeat(plan, added, states[first.core], self._partitions)
+                else:
+                    self._exchange(self.steps[step])
+        return [storage.array.tobytes() for _, storage in self.results]
+
+    def _exchange(self, parts: tuple[EventOfCore, ...]) -> None:
+        plans = {}
+        for part in parts:
+            plan, stream = self._plans[part.core][part.event], self.streams[part.core]
+            assert plan.rendezvous is not None
+            plans[stream.rank if plan.rendezvous.by_rank else stream.core] = plan
+        rendezvous = next(iter(plans.values())).rendezvous
+        assert rendezvous is not None
+        members = [plans[member] for member in rendezvous.members]
+        for plan, results in zip(members, rendezvous.exchange([operands_of(plan) for plan in members])):
+            put_all(plan, results)
+
+    def _results(self, launch: Launch, made: Rebuilt, ranks: Sequence[int]) -> list[tuple[Stream, Storage]]:
+        """What each rank returned and the arguments that it wrote to, each with a stream of the rank."""
+        written = {
+            (stream.rank, tile.storage.serial)
+            for stream, plans in zip(self.streams, self._plans)
+            for plan in plans
+            for tile in plan.writes
+        }
+        results: dict[tuple[int, int], tuple[Stream, Storage]] = {}
+        for number, (rank, interface) in enumerate(zip(ranks, launch.interfaces)):
+            stream = self.streams[number * self._logical_core_size]
+            returned = [result.serial for result in interface.results()]
+            for serial in [*returned, *(each for each in interface.inputs if (rank, each) in written)]:
+                results.setdefault((rank, serial), (stream, made.storage(rank, serial)))
+        return list(results.values())
+
+
+def _lay_out(arguments: Sequence[tuple[Storage, Snapshot]]) -> None:
+    """Give arguments bytes of their own, such that those which share bytes in the host's memory share them here."""
+    groups: list[list[tuple[Storage, Snapshot]]] = []
+    end = -1
+    for storage, snapshot in sorted(arguments, key=lambda each: each[1].start):
+        if snapshot.start >= end:
+            groups.append([])
+        groups[-1].append((storage, snapshot))
+        end = max(end, snapshot.start + storage.nbytes)
+    for group in groups:
+        first = group[0][1].start
+        block = np.empty(max(each.start + storage.nbytes for storage, each in group) - first, np.uint8)
+        for storage, snapshot in group:
+            storage.array = block[snapshot.start - first :][: storage.nbytes]

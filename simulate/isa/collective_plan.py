@@ -1,0 +1,193 @@
+"""What the planners of collectives share: rules of tensor lists, reductions, and the plan with its rendezvous.
+
+A member's operands are either HBM tensors (any number, carried out together) or one two-dimensional SBUF
+tensor. Positions in a group's list define the order in which chunks are placed. What an exchange hands out
+never shares memory with a member's operands: members go on one after the other, and the first may overwrite
+what the next has yet to take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import costs, rules
+from simulate.isa.enums import Engine
+from simulate.isa.instructions.dma_copy import priority_on_chip
+from simulate.isa.plan import Domain, Plan, Rendezvous
+from simulate.isa.replica_group import is_replica_group
+from simulate.memory import MemoryRegion, NkiTensor
+from simulate.numerics import AluOperator, DType, alu_operator, cast
+from simulate.numerics import float32 as _FLOAT32
+
+Tensors = Sequence[NkiTensor]
+Exchange = Callable[[list[list[np.ndarray]]], list[list[Any]]]
+
+_REDUCTIONS = ("add", "minimum", "maximum")
+_HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
+_INTEGER: dict[str, Callable[..., np.ndarray]] = {"add": np.add, "minimum": np.minimum, "maximum": np.maximum}
+
+
+def members(
+    hardware: Hardware, rank: int, kind: str, srcs: Any, dsts: Any, replica_group: Any, priority: int | None
+) -> tuple[int, ...]:
+    """Check a collective's tensors and group; returns the list of ranks that `rank` belongs to."""
+    check_tensors(hardware, kind, srcs, dsts, priority)
+    is_replica_group(replica_group)
+    return replica_group.of(rank)
+
+
+def check_tensors(hardware: Hardware, kind: str, srcs: Any, dsts: Any, priority: int | None) -> None:
+    """The rules of srcs and dsts."""
+    tensor_lists(kind, srcs, dsts)
+    for operand, tensors in (("srcs", srcs), ("dsts", dsts)):
+        for tensor in tensors:
+            rules.is_tensor(operand, tensor)
+            rules.lies_in(operand, tensor, *_HBM, MemoryRegion.sbuf)
+            rules.not_indirect(operand, tensor)
+            rules.not_packed(operand, tensor)
+            if tensor.buffer.on_chip:
+                rules.check_tile(hardware, operand, tensor, MemoryRegion.sbuf)
+    one_memory_space([*srcs, *dsts])
+    if priority is not None:
+        priority_on_chip(hardware, priority)
+
+
+def in_hbm(kind: str, srcs: Tensors, dsts: Tensors) -> None:
+    """Refuse SBUF tensors where only HBM is supported."""
+    for tensor in (*srcs, *dsts):
+        rules.lies_in(f"a tensor of {kind}", tensor, *_HBM)
+
+
+def planned(
+    hardware: Hardware,
+    kind: str,
+    group: tuple[int, ...],
+    reads: Tensors,
+    writes: Tensors,
+    exchange: Exchange,
+    hops: float,
+    name: str | None,
+    place: Hashable = None,
+    **terms: Any,
+) -> Plan:
+    """The plan of a collective over `group`, whose members must agree on kind, shapes, dtypes and `terms`."""
+    total = max(sum(tensor.size * tensor.dtype.itemsize for tensor in tensors) for tensors in (reads, writes))
+    return Plan(
+        engine=Engine.dma,
+        reads=tuple(reads),
+        writes=tuple(writes),
+        domain=Domain.bits,
+        compute=exchange,
+        cost=costs.collective(hardware, len(group), total, hops),
+        name=name,
+        trigger=Engine.sync,
+        rendezvous=Rendezvous(
+            place=place or ("collective", group),
+            by_rank=True,
+            members=group,
+            terms={"operation": kind, "replica group": list(group), **terms},
+            exchange=exchange,
+        ),
+    )
+
+
+def signature(tensors: Tensors) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes and dtypes of a tensor list, for members to agree on."""
+    return [(tensor.shape, str(tensor.dtype)) for tensor in tensors]
+
+
+def reduction(op: Any) -> AluOperator:
+    """The operator of a reducing collective."""
+    operator = alu_operator(op)
+    collective_reduction(operator)
+    return operator
+
+
+def reduced(operator: AluOperator, parts: Sequence[np.ndarray], source: DType, target: DType) -> np.ndarray:
+    """op over arrays in their order: floats in float32 with one rounding at the end, integers exactly."""
+    if source.is_integer:
+        total = parts[0].copy()
+        for part in parts[1:]:
+            total = _INTEGER[operator.name](total, part)
+        return cast(total, source, target)
+    total = parts[0].astype(np.float32)
+    for part in parts[1:]:
+        total = operator.function(total, part.astype(np.float32))
+    return cast(total, _FLOAT32, target)
+
+
+def expect_shape(kind: str, ranks: int, src: NkiTensor, dst: NkiTensor, expected: Sequence[int]) -> None:
+    """Refuse a dst that has not the shape that the movement gives."""
+    if dst.shape != tuple(expected):
+        raise RuleViolation(
+            collective_shapes,
+            f"{kind} over {ranks} ranks: src {src.shape}, dst {dst.shape}",
+            limit=f"dst of shape {tuple(expected)}",
+        )
+
+
+def divided(src: NkiTensor, ranks: int, dim: int) -> list[int]:
+    """The shape of one of `ranks` equal chunks of src along `dim`."""
+    if src.shape[dim] % ranks:
+        raise RuleViolation(
+            collective_shapes, f"src {src.shape} does not divide into {ranks} chunks along dim {dim}"
+        )
+    chunk = list(src.shape)
+    chunk[dim] //= ranks
+    return chunk
+
+
+@rule("NKW-COLLECTIVE-LISTS")
+def tensor_lists(kind: str, srcs: Any, dsts: Any) -> None:
+    """srcs and dsts are lists of equal, non-zero length."""
+    for operand, tensors in (("srcs", srcs), ("dsts", dsts)):
+        if not isinstance(tensors, (list, tuple)) or not tensors:
+            raise RuleViolation(
+                tensor_lists, f"{operand}={type(tensors).__name__} for {kind}", hint=f"{operand}=[tensor]"
+            )
+    if len(srcs) != len(dsts):
+        raise RuleViolation(tensor_lists, f"{len(srcs)} srcs, {len(dsts)} dsts")
+
+
+@rule("NKW-COLLECTIVE-ONE-TENSOR")
+def single_tensors(kind: str, *lists: Tensors) -> None:
+    """This collective takes one tensor per list."""
+    for tensors in lists:
+        if len(tensors) != 1:
+            raise RuleViolation(single_tensors, f"{len(tensors)} tensors in a list of {kind}", limit="1")
+
+
+@rule("NKW-COLLECTIVE-MEMORY")
+def one_memory_space(tensors: list[NkiTensor]) -> None:
+    """A collective works on HBM tensors or on one two-dimensional SBUF tensor, never on both."""
+    on_chip = [t for t in tensors if t.buffer.on_chip]
+    if on_chip and (len(on_chip) != len(tensors) or len(tensors) != 2 or any(t.ndim != 2 for t in on_chip)):
+        raise RuleViolation(
+            one_memory_space,
+            ", ".join(t.describe() for t in tensors),
+            hint="put all operands in HBM, or use one 2D SBUF src and one 2D SBUF dst",
+        )
+
+
+@rule("NKW-COLLECTIVE-OPERATOR")
+def collective_reduction(operator: AluOperator) -> None:
+    """A collective reduces with add, minimum or maximum."""
+    if operator.name not in _REDUCTIONS:
+        raise RuleViolation(collective_reduction, f"op={operator.name}", limit=", ".join(_REDUCTIONS))
+
+
+@rule("NKW-COLLECTIVE-SHAPE")
+def collective_shapes() -> None:
+    """The shapes of src and dst fit the collective and the number of ranks."""
+
+
+@rule("NKW-COLLECTIVE-SCATTER-DIM")
+def splits_along(dim: Any) -> None:
+    """reduce_scatter and all_to_all split along dim 0."""
+    if dim != 0:
+        raise RuleViolation(splits_along, f"collective_dim={dim}", limit="0")

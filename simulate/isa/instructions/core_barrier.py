@@ -1,0 +1,80 @@
+"""core_barrier: the two physical cores of a logical core wait for each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import costs, rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Cost, Domain, Plan, Rendezvous
+from simulate.memory import MemoryRegion, NkiTensor
+
+_CORES = (0, 1)
+
+
+@instruction
+def core_barrier(
+    hardware: Hardware,
+    data: NkiTensor,
+    cores: Any,
+    engine: Engine = Engine.gpsimd,
+    name: str | None = None,
+) -> Plan:
+    """Wait on `engine` until both cores of the logical core are here; accesses to data before it come before.
+
+    data: any shape @ shared HBM; also a tile in SBUF, of which each core means its own [not in the reference; loops of
+    the vendor's library name their counter]. cores: (0, 1). From gen3 on, with two physical cores per logical core
+    (LNC2); on a logical core of one, the other member can never come, which is reported as a deadlock.
+
+    No byte moves. data stands among the writes, so that both cores' accesses to it before the barrier are ordered
+    before both cores' accesses after it. Only the named engine waits.
+
+    Raises RuleViolation. Cost: the record's core_barrier_ns, once both are here.
+    """
+    barrier_on_chip(hardware)
+    rules.is_tensor("data", data)
+    rules.lies_in("data", data, MemoryRegion.shared_hbm, MemoryRegion.sbuf)
+    rules.not_indirect("data", data)
+    both_cores(cores)
+    rules.engine_can(engine, Engine.gpsimd, Engine.tensor, Engine.vector, Engine.scalar, Engine.sync)
+    which = "" if data.buffer.on_chip else f", tensor {data.storage.serial}"
+    cycles = hardware.core_barrier_ns * costs.clock_ghz(hardware, engine)
+    return Plan(
+        engine=engine,
+        reads=(),
+        writes=(data,),
+        domain=Domain.bits,
+        compute=_nothing_moves,
+        cost=Cost(interval_cycles=cycles, latency_cycles=cycles, rendezvous_ns=hardware.core_barrier_ns),
+        name=name,
+        rendezvous=Rendezvous(
+            place=("core_barrier",),
+            by_rank=False,
+            members=_CORES,
+            terms={"operation": "core_barrier", "data": f"{data.describe()}{which}"},
+            exchange=_nothing_moves,
+        ),
+    )
+
+
+def _nothing_moves(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+    return [[] for _ in operands]
+
+
+@rule("NKW-BARRIER-CHIP")
+def barrier_on_chip(hardware: Hardware) -> None:
+    """core_barrier exists from gen3 on, where a logical core can have two physical cores."""
+    if not hardware.core_barrier:
+        raise RuleViolation(barrier_on_chip, f"core_barrier on {hardware.name}")
+
+
+@rule("NKW-BARRIER-CORES")
+def both_cores(cores: Any) -> None:
+    """A core barrier is between cores 0 and 1."""
+    if not isinstance(cores, (tuple, list)) or tuple(cores) != _CORES:
+        raise RuleViolation(both_cores, f"cores={cores!r:.40}", hint="cores=(0, 1)")

@@ -1,0 +1,171 @@
+"""dma_compute: add tensors on their way through the DMA engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import costs, indirection, rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import DgeMode, Engine, OobMode
+from simulate.isa.instructions.dma_copy import counts_agree
+from simulate.isa.instructions.dma_transpose import at_fraction
+from simulate.isa.plan import Domain, Masked, Plan
+from simulate.isa.shapes import contiguous_bytes
+from simulate.memory import MemoryRegion, NkiTensor
+from simulate.numerics import AluOperator, alu_operator
+
+_HBM_AND_SBUF = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm, MemoryRegion.sbuf)
+_SOURCES_MAX = 16
+
+
+@instruction
+def dma_compute(
+    hardware: Hardware,
+    dst: NkiTensor,
+    srcs: Sequence[NkiTensor],
+    reduce_op: Any,
+    scales: Sequence[float] | None = None,
+    unique_indices: bool = True,
+    oob_mode: OobMode = OobMode.error,
+    name: str | None = None,
+) -> Plan:
+    """dst = the sum of srcs, element by element, in float32 and with one rounding to dst's dtype.
+
+    dst, srcs: any shapes of one element count @ HBM or SBUF; 1 to 16 sources, added in their order.
+    reduce_op: add. scales: None or 1.0 for every source.
+
+    With row numbers (`.ap(vector_offset=...)`) it reads, adds and writes: scatter, where dst and one of two
+    sources are the same rows of an HBM tensor and the other lies in SBUF; gather, where one source is rows of
+    an HBM tensor and the other is dst, in SBUF. Row numbers must be unique, which the caller promises;
+    oob_mode `skip` leaves the elements of a row out of range alone. A single source is copied, as the formula
+    has it, although a migration guide shows one as a replacement for read-modify-write.
+
+    Raises RuleViolation, OutOfBounds. Cost: costs.dma over all operands at the documented fraction of the DMA
+    rate.
+    """
+    source_list(srcs)
+    sources = tuple(srcs)
+    for operand, tensor in (("dst", dst), *(("srcs", source) for source in sources)):
+        rules.is_tensor(operand, tensor)
+        rules.lies_in(operand, tensor, *_HBM_AND_SBUF)
+        rules.not_packed(operand, tensor)
+        if tensor.buffer.on_chip:
+            rules.partitions_within_limit(hardware, operand, tensor)
+        if indirection.is_indirect(tensor):
+            rules.not_indirect(operand, tensor)
+        counts_agree(dst, tensor)
+    only_adds(alu_operator(reduce_op))
+    unit_scales(scales, len(sources))
+    by_row = any(tensor.dynamic is not None for tensor in (dst, *sources))
+    if by_row:
+        read_modify_write(dst, sources)
+        promises_unique(unique_indices)
+    elif oob_mode is OobMode.skip:
+        skip_needs_rows()
+
+    def compute(*operands: np.ndarray | Masked) -> tuple[np.ndarray | Masked]:
+        parts = [part.values if isinstance(part, Masked) else part for part in operands]
+        total = reduce(np.add, [part.reshape(dst.shape) for part in parts])
+        for part in operands:
+            if isinstance(part, Masked):
+                return (Masked(total, np.broadcast_to(part.chosen, part.values.shape)),)
+        return (total,)
+
+    mode = DgeMode.swdge if by_row else DgeMode.none
+    trigger = Engine.gpsimd
+    total_bytes = sum(source.size * source.dtype.itemsize for source in sources)
+    piece = min(contiguous_bytes(tensor) for tensor in (dst, *sources))
+    hbm_sides = 2 - dst.buffer.on_chip - all(source.buffer.on_chip for source in sources)
+    cost = costs.dma(hardware, trigger, mode, total_bytes, piece, dst.buffer.on_chip, hbm_sides)
+    return Plan(
+        engine=Engine.dma,
+        reads=sources,
+        writes=(dst,),
+        domain=Domain.float32,
+        compute=compute,
+        cost=at_fraction(hardware, cost, trigger, hardware.dma_compute_fraction),
+        name=name,
+        trigger=trigger,
+        skip_out_of_range=oob_mode is OobMode.skip,
+    )
+
+
+@rule("NKW-DMA-COMPUTE-SOURCES")
+def source_list(srcs: Any) -> None:
+    """srcs is a list of 1 to 16 tensors."""
+    if not isinstance(srcs, (list, tuple)) or not 1 <= len(srcs) <= _SOURCES_MAX:
+        seen = f"{len(srcs)} sources" if isinstance(srcs, (list, tuple)) else f"srcs is {type(srcs).__name__}"
+        raise RuleViolation(source_list, seen, hint="srcs=[a, b]")
+
+
+@rule("NKW-DMA-COMPUTE-OPERATOR")
+def only_adds(operator: AluOperator) -> None:
+    """dma_compute adds; no other operator is supported."""
+    if operator.name != "add":
+        raise RuleViolation(only_adds, f"reduce_op={operator.name}", hint="reduce_op=nl.add")
+
+
+@rule("NKW-DMA-COMPUTE-SCALES")
+def unit_scales(scales: Any, sources: int) -> None:
+    """scales is None or holds 1.0 for every source."""
+    if scales is None:
+        return
+    if not isinstance(scales, (list, tuple)) or len(scales) != sources or any(scale != 1 for scale in scales):
+        raise RuleViolation(unit_scales, f"scales={scales!r:.60} for {sources} sources", hint="scales=None")
+
+
+@rule("NKW-DMA-COMPUTE-ROWS")
+def read_modify_write(dst: NkiTensor, sources: tuple[NkiTensor, ...]) -> None:
+    """With row numbers dst is one of two sources: scatter dst[i] += data, or gather dst += src[i]."""
+    fits = len(sources) == 2 and any(
+        _same_view(dst, own) and (other.dynamic is None) != (dst.dynamic is None) and _in_sbuf(dst, other)
+        for own, other in (sources, sources[::-1])
+    )
+    if not fits:
+        raise RuleViolation(
+            read_modify_write,
+            "; ".join(f"{t.describe()}{' by row' if t.dynamic is not None else ''}" for t in (dst, *sources)),
+            hint="dma_compute(dst, [dst, data], nl.add) with the same view twice",
+        )
+
+
+def _in_sbuf(dst: NkiTensor, other: NkiTensor) -> bool:
+    return (other if dst.dynamic is not None else dst).buffer is MemoryRegion.sbuf
+
+
+def _same_view(first: NkiTensor, second: NkiTensor) -> bool:
+    if (first.dynamic is None) != (second.dynamic is None):
+        return False
+    if first.dynamic is not None and second.dynamic is not None:
+        if first.dynamic.per_partition != second.dynamic.per_partition:
+            return False
+        if not _same_view(first.dynamic.index, second.dynamic.index):
+            return False
+    return (
+        first.storage is second.storage
+        and first.dtype == second.dtype
+        and (first.shape, first.strides, first.offset) == (second.shape, second.strides, second.offset)
+    )
+
+
+@rule("NKW-DMA-COMPUTE-UNIQUE")
+def promises_unique(unique_indices: bool) -> None:
+    """Row numbers must be unique, and unique_indices=True promises it."""
+    if unique_indices is not True:
+        raise RuleViolation(
+            promises_unique, f"unique_indices={unique_indices}", hint="add duplicates one after the other"
+        )
+
+
+@rule("NKW-DMA-COMPUTE-SKIP")
+def skip_needs_rows() -> None:
+    """oob_mode skip is for row numbers read at run time."""
+    raise RuleViolation(
+        skip_needs_rows, "oob_mode=skip with static addresses", hint="oob_mode=nisa.oob_mode.error"
+    )

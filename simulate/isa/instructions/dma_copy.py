@@ -1,0 +1,157 @@
+"""dma_copy: move elements between HBM and SBUF, in any combination, also by run-time row numbers."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import costs, indirection, propagation, rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import DgeMode, Engine, OobMode
+from simulate.isa.plan import Domain, Plan
+from simulate.isa.shapes import contiguous_bytes
+from simulate.memory import MemoryRegion, NkiTensor
+
+_HBM_AND_SBUF = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm, MemoryRegion.sbuf)
+
+
+@instruction
+def dma_copy(
+    hardware: Hardware,
+    dst: NkiTensor,
+    src: NkiTensor,
+    priority: int | None = None,
+    oob_mode: OobMode = OobMode.error,
+    dge_mode: DgeMode = DgeMode.unknown,
+    engine: Engine = Engine.unknown,
+    name: str | None = None,
+) -> Plan:
+    """Copy `src` to `dst`, element by element in row-major order of both views.
+
+    dst, src: any shape @ HBM or SBUF; the element counts agree, shapes need not. Equal dtypes keep the bits,
+    different ones go through float32. One side may be addressed at run time (`.ap(vector_offset=…)`,
+    `.ap(scalar_offset=…)`, `.select`, `.vector_select`; on gen4 also a tile's `.indirect`, which the reference lists
+    for compute engines and does not mention for a DMA): with oob_mode `error` an index out of range is refused,
+    with `skip` the elements it addresses are left untouched. The order of writes to one row from duplicate scatter
+    indices is not documented; here the last one stays.
+
+    dge_mode unknown is decided as the compiler does: GpSimd writes the descriptors for row numbers in a tile and for
+    casts, otherwise they are static. Loads are triggered on the Sync stream and stores on GpSimd's, so that
+    a store that waits for a result does not hold up the loads behind it [our choice; the compiler's is not stated].
+
+    Raises RuleViolation, OutOfBounds. Cost: costs.dma.
+    """
+    for operand, tile in (("dst", dst), ("src", src)):
+        rules.is_tensor(operand, tile)
+        rules.lies_in(operand, tile, *_HBM_AND_SBUF)
+        if tile.buffer.on_chip:
+            rules.partitions_within_limit(hardware, operand, tile)
+        if indirection.is_indirect(tile):
+            rules.indirect_on_chip(hardware, operand)
+            indirection.check_gather(hardware, tile)
+    for parameter, value, members in (
+        ("oob_mode", oob_mode, OobMode),
+        ("dge_mode", dge_mode, DgeMode),
+        ("engine", engine, Engine),
+    ):
+        is_member(parameter, value, members)
+    counts_agree(dst, src)
+    same = dst.dtype == src.dtype
+    if not same:
+        rules.not_packed("dst", dst)
+        rules.not_packed("src", src)
+    dynamic = src.dynamic or dst.dynamic
+    if src.dynamic is not None and dst.dynamic is not None:
+        one_side_dynamic()
+    by_row = dynamic is not None and dynamic.per_partition
+    if priority is not None:
+        priority_on_chip(hardware, priority)
+    mode = dge_mode
+    if mode is DgeMode.hwdge:
+        hardware_descriptors(hardware, dst, src, by_row)
+        rules.engine_can(engine, Engine.unknown, Engine.sync, Engine.scalar)
+    elif mode is DgeMode.unknown:
+        mode = DgeMode.swdge if by_row or not same else DgeMode.none
+        if dynamic is not None and not by_row:
+            mode = DgeMode.hwdge if hardware.hardware_dge and same else DgeMode.swdge
+    load = dst.buffer.on_chip
+    if mode is DgeMode.swdge:
+        trigger = Engine.gpsimd
+    elif engine is not Engine.unknown and engine is not Engine.dma:
+        trigger = engine
+    else:
+        trigger = Engine.sync if load or mode is DgeMode.hwdge else Engine.gpsimd
+    piece = min(contiguous_bytes(dst), contiguous_bytes(src))
+    cast_bytes = 0 if same else dst.size * dst.dtype.itemsize
+    hbm_sides = 2 - dst.buffer.on_chip - src.buffer.on_chip
+    total = src.size * max(src.dtype.itemsize, dst.dtype.itemsize)
+    return Plan(
+        engine=Engine.dma,
+        reads=(src,),
+        writes=(dst,),
+        domain=Domain.bits if same else Domain.float32,
+        compute=_unchanged,
+        cost=costs.dma(
+            hardware, trigger, mode, total, piece, load, hbm_sides, cast_bytes, by_row, dynamic is not None
+        ),
+        name=name,
+        propagate=propagation.elementwise,
+        trigger=trigger,
+        skip_out_of_range=oob_mode is OobMode.skip,
+    )
+
+
+def _unchanged(values: np.ndarray) -> tuple[np.ndarray]:
+    return (values,)
+
+
+@rule("NKW-ENUM")
+def is_member(parameter: str, value: object, members: type[Enum]) -> None:
+    """An enum parameter takes a member of its enum, not a string or a number."""
+    if not isinstance(value, members):
+        raise RuleViolation(
+            is_member, f"{parameter}={value!r:.40}", limit=", ".join(member.name for member in members)
+        )
+
+
+@rule("NKW-DMA-COUNT")
+def counts_agree(dst: NkiTensor, src: NkiTensor) -> None:
+    """A DMA reads as many elements as it writes."""
+    if dst.size != src.size:
+        raise RuleViolation(
+            counts_agree,
+            f"dst has {dst.size} elements, src has {src.size}",
+            hint="slice both sides to the same number of elements",
+        )
+
+
+@rule("NKW-DMA-ONE-DYNAMIC")
+def one_side_dynamic() -> None:
+    """At most one side of a DMA is addressed at run time."""
+    raise RuleViolation(one_side_dynamic, "dst and src both have run-time addresses", hint="go through SBUF")
+
+
+@rule("NKW-DMA-HWDGE")
+def hardware_descriptors(hardware: Hardware, dst: NkiTensor, src: NkiTensor, by_row: bool) -> None:
+    """Hardware descriptor generation exists from gen3 on, for equal dtypes and without row numbers in a tile."""
+    if not hardware.hardware_dge or dst.dtype != src.dtype or by_row:
+        raise RuleViolation(
+            hardware_descriptors,
+            f"dge_mode=hwdge on {hardware.name}, {src.dtype} to {dst.dtype}"
+            + (", vector_offset" if by_row else ""),
+            hint="leave dge_mode=nisa.dge_mode.unknown",
+        )
+
+
+@rule("NKW-DMA-PRIORITY")
+def priority_on_chip(hardware: Hardware, priority: int) -> None:
+    """DMA priority is 0 (most urgent) to 3, on chips that have traffic classes."""
+    if not hardware.dma_priority or priority not in (0, 1, 2, 3):
+        raise RuleViolation(
+            priority_on_chip,
+            f"priority={priority} on {hardware.name}",
+            limit="0 to 3 on gen4" if hardware.dma_priority else "None before gen4",
+        )

@@ -1,0 +1,228 @@
+"""dma_transpose: transpose on the way into SBUF, also of rows named at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import costs, rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import DgeMode, Engine, OobMode
+from simulate.isa.instructions.dma_copy import priority_on_chip
+from simulate.isa.plan import Cost, Domain, Masked, Plan
+from simulate.isa.shapes import contiguous_bytes
+from simulate.memory import Dynamic, MemoryRegion, NkiTensor
+
+_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
+_BLOCK = 16
+_LAST_DIM_MAX = 128
+_HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
+
+
+@instruction
+def dma_transpose(
+    hardware: Hardware,
+    dst: NkiTensor,
+    src: NkiTensor,
+    axes: Sequence[int] | None = None,
+    priority: int | None = None,
+    dge_mode: DgeMode = DgeMode.unknown,
+    oob_mode: OobMode = OobMode.error,
+    name: str | None = None,
+) -> Plan:
+    """dst = src with its dims permuted, result dim i being source dim axes[i]; bits are kept.
+
+    src: 2 to 4 dims @ HBM or SBUF. dst: exactly the permuted shape @ SBUF, src's dtype. axes: (1, 0), (2, 1,
+    0) or (3, 1, 2, 0), by the number of dims.
+
+    Indirect (`.ap(vector_offset=indices)`, from gen3 on): indices [I, J] uint32 @ SBUF name rows of an HBM
+    tensor; column after column they give the rows of src, as many as its dim 0. Then dtype, sizes and index
+    shape are restricted as the rules below say, and descriptors come from GpSimd. With oob_mode `skip` the
+    elements of a row out of range are left as they are in dst. hwdge transposes 16 rows of a 2-byte dtype; an
+    older text asks for a last dim that is a multiple of 128, the current one for at most 128, which is taken.
+
+    Raises RuleViolation, OutOfBounds. Cost: costs.dma at the documented fraction of the DMA rate, from HBM or
+    SBUF.
+    """
+    rules.check_tile(hardware, "dst", dst, MemoryRegion.sbuf)
+    rules.is_tensor("src", src)
+    rules.lies_in("src", src, *_HBM, MemoryRegion.sbuf)
+    if src.buffer.on_chip:
+        rules.partitions_within_limit(hardware, "src", src)
+    rules.same_dtype("dst", dst, "src", src)
+    order = _AXES.get(src.ndim, ())
+    documented_axes(src, axes, order)
+    permuted_shape(dst, src, order)
+    if priority is not None:
+        priority_on_chip(hardware, priority)
+    by_row = src.dynamic is not None and src.dynamic.per_partition
+    descriptors_from(dge_mode, by_row)
+    skip_needs_indirect(oob_mode, src)
+    if by_row:
+        rows_on_chip(hardware)
+        gathered_rows(src)
+        index_list(src)
+        reads, mode, trigger = _gathers(src), DgeMode.swdge, Engine.gpsimd
+    else:
+        reads, mode, trigger = (src,), DgeMode.none, Engine.sync
+        if dge_mode is DgeMode.hwdge:
+            hardware_transpose(hardware, src)
+            mode = DgeMode.hwdge
+
+    def compute(*parts: np.ndarray | Masked) -> tuple[np.ndarray | Masked]:
+        values = np.concatenate([part.values if isinstance(part, Masked) else part for part in parts])
+        if not any(isinstance(part, Masked) for part in parts):
+            return (values.transpose(order),)
+        inside = [part.chosen if isinstance(part, Masked) else np.ones(part.shape, bool) for part in parts]
+        return (Masked(values.transpose(order), np.concatenate(inside).transpose(order)),)
+
+    width = src.dtype.itemsize
+    piece = min(contiguous_bytes(src), src.shape[-1] * width)
+    cost = costs.dma(
+        hardware, trigger, mode, src.size * width, piece, True, 2 - src.buffer.on_chip - dst.buffer.on_chip
+    )
+    fraction = (
+        hardware.dma_transpose_sbuf_fraction if src.buffer.on_chip else hardware.dma_transpose_hbm_fraction
+    )
+    return Plan(
+        engine=Engine.dma,
+        reads=reads,
+        writes=(dst,),
+        domain=Domain.bits,
+        compute=compute,
+        cost=at_fraction(hardware, cost, trigger, fraction),
+        name=name,
+        trigger=trigger,
+        skip_out_of_range=oob_mode is OobMode.skip,
+    )
+
+
+def at_fraction(hardware: Hardware, cost: Cost, trigger: Engine, fraction: float) -> Cost:
+    """The cost of a DMA whose engines move data at a fraction of their copying rate."""
+    assert cost.dma is not None
+    longer_ns = cost.dma.transfer_ns * (1 / fraction - 1)
+    parts = replace(
+        cost.dma, busy_ns=cost.dma.busy_ns / fraction, transfer_ns=cost.dma.transfer_ns + longer_ns
+    )
+    latency = cost.latency_cycles + longer_ns * costs.clock_ghz(hardware, trigger)
+    return replace(cost, latency_cycles=latency, dma=parts)
+
+
+def _gathers(src: NkiTensor) -> tuple[NkiTensor, ...]:
+    """One gather per column of the index tile, since its list runs down the columns."""
+    dynamic = src.dynamic
+    assert dynamic is not None
+    index, rows = dynamic.index, src.shape[0]
+    gathers = []
+    for number, first in enumerate(range(0, rows, index.shape[0])):
+        count = min(index.shape[0], rows - first)
+        column = Dynamic(index[:count, number : number + 1], dynamic.step, dynamic.extent, True)
+        gathers.append(
+            NkiTensor.over((count, *src.shape[1:]), src.dtype, src.storage, src.strides, src.offset, column)
+        )
+    return tuple(gathers)
+
+
+@rule("NKW-DMA-TRANSPOSE-AXES")
+def documented_axes(src: NkiTensor, axes: Sequence[int] | None, order: tuple[int, ...]) -> None:
+    """dma_transpose permutes two dims by (1, 0), three by (2, 1, 0) and four by (3, 1, 2, 0)."""
+    given = tuple(axes) if isinstance(axes, (tuple, list)) else axes
+    if not order or given not in (None, order):
+        raise RuleViolation(
+            documented_axes,
+            f"axes={axes} of {src.ndim} dims",
+            limit="; ".join(map(str, _AXES.values())),
+            hint="permute the view, or use several transposes",
+        )
+
+
+@rule("NKW-DMA-TRANSPOSE-SHAPE")
+def permuted_shape(dst: NkiTensor, src: NkiTensor, order: tuple[int, ...]) -> None:
+    """dst has the permuted shape of src, the number of dims included."""
+    wanted = tuple(src.shape[dim] for dim in order)
+    if dst.shape != wanted:
+        raise RuleViolation(
+            permuted_shape, f"dst is {dst.shape}, src is {src.shape}", limit=f"dst of shape {wanted}"
+        )
+
+
+@rule("NKW-DMA-TRANSPOSE-DGE")
+def descriptors_from(mode: DgeMode, by_row: bool) -> None:
+    """A direct dma_transpose takes dge_mode unknown, hwdge or none, an indirect one unknown or swdge."""
+    # The reference leaves out `none`, which the vendor's library passes for descriptors written ahead.
+    allowed = (DgeMode.unknown, DgeMode.swdge) if by_row else (DgeMode.unknown, DgeMode.hwdge, DgeMode.none)
+    if mode not in allowed:
+        raise RuleViolation(
+            descriptors_from,
+            f"dge_mode={mode.name if isinstance(mode, DgeMode) else mode!r}",
+            limit=", ".join(one.name for one in allowed),
+        )
+
+
+@rule("NKW-DMA-TRANSPOSE-SKIP")
+def skip_needs_indirect(oob_mode: OobMode, src: NkiTensor) -> None:
+    """oob_mode skip is for a src that is addressed at run time."""
+    if oob_mode is OobMode.skip and src.dynamic is None:
+        raise RuleViolation(
+            skip_needs_indirect, "oob_mode=skip with static addresses", hint="oob_mode=nisa.oob_mode.error"
+        )
+
+
+@rule("NKW-DMA-TRANSPOSE-HWDGE")
+def hardware_transpose(hardware: Hardware, src: NkiTensor) -> None:
+    """hwdge, from gen3 on, transposes rows in blocks of 16, a 2-byte dtype, and a last dim of at most 128."""
+    rows = src.shape[0]
+    in_blocks = (
+        rows == _BLOCK if src.ndim == 2 else rows in (1, 2, 4, 8, 16) and rows * src.shape[-2] % _BLOCK == 0
+    )
+    if not (
+        hardware.hardware_dge and in_blocks and src.shape[-1] <= _LAST_DIM_MAX and src.dtype.itemsize == 2
+    ):
+        raise RuleViolation(
+            hardware_transpose,
+            f"src {src.shape} {src.dtype} on {hardware.name}",
+            hint="dge_mode=nisa.dge_mode.unknown",
+        )
+
+
+@rule("NKW-DMA-TRANSPOSE-GATHER-CHIP")
+def rows_on_chip(hardware: Hardware) -> None:
+    """An indirect dma_transpose exists from gen3 on."""
+    if not hardware.indirect_dma_transpose:
+        raise RuleViolation(
+            rows_on_chip, f"vector_offset on {hardware.name}", hint="gather with dma_copy, then nc_transpose"
+        )
+
+
+@rule("NKW-DMA-TRANSPOSE-GATHER")
+def gathered_rows(src: NkiTensor) -> None:
+    """Gathered rows: a 2-byte dtype, blocks of 16 rows, a last dim up to 128, of 4 dims a middle one of 1."""
+    thin = src.ndim != 4 or 1 in src.shape[1:3]
+    if src.shape[0] % _BLOCK or src.shape[-1] > _LAST_DIM_MAX or src.dtype.itemsize != 2 or not thin:
+        raise RuleViolation(
+            gathered_rows, f"src {src.shape} {src.dtype}", hint="gather with dma_copy, then nc_transpose"
+        )
+
+
+@rule("NKW-DMA-TRANSPOSE-INDEX")
+def index_list(src: NkiTensor) -> None:
+    """The index is (I, J) uint32 in SBUF, I = 16, 32, ... 128, 128 if J > 1, I * J at least the rows."""
+    assert src.dynamic is not None
+    index = src.dynamic.index
+    well_formed = (
+        isinstance(index, NkiTensor)
+        and index.ndim == 2
+        and index.buffer is MemoryRegion.sbuf
+        and index.dtype == "uint32"
+        and _BLOCK <= index.shape[0] <= 128
+        and index.shape[0] % _BLOCK == 0
+        and (index.shape[1] == 1 or index.shape[0] == 128)
+        and index.size >= src.shape[0]
+    )
+    if not well_formed:
+        seen = index.describe() if isinstance(index, NkiTensor) else repr(index)
+        raise RuleViolation(index_list, f"{seen} for {src.shape[0]} rows")

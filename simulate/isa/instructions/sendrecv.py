@@ -1,0 +1,169 @@
+"""sendrecv: the two physical cores of a logical core exchange tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import costs, propagation, rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import DgeMode, DmaEngine, Engine
+from simulate.isa.plan import Cost, Domain, Masked, Plan, Rendezvous
+from simulate.memory import MemoryRegion, NkiTensor
+
+_CORES = (0, 1)
+_GPSIMD_BYTES = {4: 1024, 2: 512, 1: 256}
+
+
+@instruction
+def sendrecv(
+    hardware: Hardware,
+    src: NkiTensor,
+    dst: NkiTensor,
+    send_to_rank: int,
+    recv_from_rank: int,
+    pipe_id: int,
+    dma_engine: DmaEngine = DmaEngine.dma,
+    name: str | None = None,
+) -> Plan:
+    """My src goes to the other core's dst, its src to my dst. gen3 on, two physical cores per logical core.
+
+    src, dst: one shape and dtype @ SBUF. send_to_rank, recv_from_rank: 0 or 1; each core receives what is
+    sent to it, so with two cores the two are equal and name the other core. Calls with one pipe_id meet: both
+    complete together. dma_engine gpsimd_dma moves at most 1024, 512 or 256 bytes per partition of 32-, 16- or
+    8-bit dtypes.
+
+    Raises RuleViolation; RendezvousMismatch and Deadlock when the cores disagree. Cost: with dma that of a DMA
+    and a core barrier, with gpsimd_dma its latency and rate from the record.
+    """
+    on_chip(hardware)
+    rules.check_tile(hardware, "src", src, MemoryRegion.sbuf)
+    rules.check_tile(hardware, "dst", dst, MemoryRegion.sbuf)
+    rules.same_dtype("dst", dst, "src", src)
+    same_shape(dst, src)
+    both_cores(send_to_rank, recv_from_rank)
+    pipe_number(pipe_id)
+    transfer_engine(dma_engine)
+    total = src.size * src.dtype.itemsize
+    if dma_engine is DmaEngine.gpsimd_dma:
+        fits_gpsimd(src)
+        trigger = Engine.gpsimd
+        rendezvous_ns = hardware.sendrecv_latency_ns + total / hardware.sendrecv_gb_per_s
+        latency = rendezvous_ns * hardware.gpsimd_clock_ghz
+        cost = Cost(interval_cycles=latency, latency_cycles=latency, rendezvous_ns=rendezvous_ns)
+    else:
+        trigger = Engine.sync
+        copy = costs.dma(
+            hardware, trigger, DgeMode.none, total, src.free_size * src.dtype.itemsize, True, hbm_sides=0
+        )
+        cost = replace(
+            copy,
+            latency_cycles=copy.latency_cycles + hardware.core_barrier_ns * hardware.sync_clock_ghz,
+            rendezvous_ns=hardware.core_barrier_ns,
+        )
+
+    def exchange(operands: list[list[Any]]) -> list[list[Any]]:
+        return [[_copied(operands[1][0])], [_copied(operands[0][0])]]
+
+    def admits(core: int) -> None:
+        names_the_other_core(send_to_rank, core)
+
+    return Plan(
+        engine=Engine.dma,
+        reads=(src,),
+        writes=(dst,),
+        domain=Domain.bits,
+        compute=exchange,
+        cost=cost,
+        name=name,
+        trigger=trigger,
+        rendezvous=Rendezvous(
+            place=("sendrecv", pipe_id),
+            by_rank=False,
+            members=_CORES,
+            terms={
+                "operation": "sendrecv",
+                "pipe_id": pipe_id,
+                "shape": src.shape,
+                "dtype": str(src.dtype),
+                "dma_engine": dma_engine.name,
+            },
+            exchange=exchange,
+            admits=admits,
+        ),
+        propagate=propagation.elementwise,
+    )
+
+
+def _copied(values: np.ndarray | Masked) -> np.ndarray | Masked:
+    """A copy: the core that goes on first may overwrite its src before the other one has taken it."""
+    if isinstance(values, Masked):
+        return Masked(values.values.copy(), values.chosen.copy())
+    return values.copy()
+
+
+@rule("NKW-SENDRECV-CHIP")
+def on_chip(hardware: Hardware) -> None:
+    """sendrecv exists from gen3 on."""
+    if not hardware.sendrecv:
+        raise RuleViolation(on_chip, f"sendrecv on {hardware.name}", hint="nki.collectives over ranks")
+
+
+@rule("NKW-SENDRECV-SHAPE")
+def same_shape(dst: NkiTensor, src: NkiTensor) -> None:
+    """src and dst have the same shape."""
+    if dst.shape != src.shape:
+        raise RuleViolation(same_shape, f"dst is {dst.shape}, src is {src.shape}")
+
+
+@rule("NKW-SENDRECV-CORES")
+def both_cores(send_to_rank: Any, recv_from_rank: Any) -> None:
+    """send_to_rank and recv_from_rank name the other core of the pair, 0 or 1."""
+    if send_to_rank not in _CORES or recv_from_rank not in _CORES or send_to_rank != recv_from_rank:
+        raise RuleViolation(
+            both_cores,
+            f"send_to_rank={send_to_rank!r:.20}, recv_from_rank={recv_from_rank!r:.20}",
+            hint="peer = 1 - nl.program_id(0), for both",
+        )
+
+
+@rule("NKW-SENDRECV-SELF")
+def names_the_other_core(send_to_rank: int, core: int) -> None:
+    """A core exchanges data with the other core of the pair, not with itself."""
+    if send_to_rank == core:
+        raise RuleViolation(
+            names_the_other_core,
+            f"core {core} calls with send_to_rank={send_to_rank}, recv_from_rank={send_to_rank}",
+            hint="peer = 1 - nl.program_id(0), for both",
+        )
+
+
+@rule("NKW-SENDRECV-PIPE")
+def pipe_number(pipe_id: Any) -> None:
+    """pipe_id is an integer."""
+    if not isinstance(pipe_id, (int, np.integer)) or isinstance(pipe_id, bool):
+        raise RuleViolation(pipe_number, f"pipe_id={pipe_id!r:.40}", hint="pipe_id=0")
+
+
+@rule("NKW-SENDRECV-ENGINE")
+def transfer_engine(dma_engine: Any) -> None:
+    """dma_engine is nisa.dma_engine.dma or nisa.dma_engine.gpsimd_dma."""
+    if not isinstance(dma_engine, DmaEngine):
+        raise RuleViolation(transfer_engine, f"dma_engine={dma_engine!r:.40}", hint="nisa.dma_engine.dma")
+
+
+@rule("NKW-SENDRECV-GPSIMD-BYTES")
+def fits_gpsimd(src: NkiTensor) -> None:
+    """GpSimd's DMA moves per partition at most 1024 bytes of 32-bit dtypes, 512 of 16-bit, 256 of 8-bit."""
+    width = src.dtype.itemsize
+    if src.free_size * width > _GPSIMD_BYTES[width]:
+        raise RuleViolation(
+            fits_gpsimd,
+            f"{src.free_size * width} bytes per partition of {src.dtype}",
+            limit=f"{_GPSIMD_BYTES[width]}",
+            hint="dma_engine=nisa.dma_engine.dma, or several calls",
+        )

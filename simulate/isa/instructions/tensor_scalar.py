@@ -1,0 +1,148 @@
+"""tensor_scalar: one or two operators between a tile and numbers or (P, 1) tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
+from simulate.isa import costs, indirection, propagation, rules
+from simulate.isa.alu_stage import Stage, stage
+from simulate.isa.book import instruction
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Domain, Plan
+from simulate.memory import NkiTensor
+from simulate.numerics import AluOperator, alu_operator
+
+_GPSIMD_ONLY = ("rsqrt", "power")
+_SCALAR_CHAINS = (("multiply", "add"), ("multiply",), ("add",))
+
+# The reference asks for float32; the MoE kernels of the vendor's library scale by bfloat16 affinities.
+_COLUMNS = ("float32", "bfloat16", "float16")
+
+
+@instruction
+def tensor_scalar(
+    hardware: Hardware,
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: NkiTensor | float,
+    reverse0: bool = False,
+    op1: Any = None,
+    operand1: NkiTensor | float | None = None,
+    reverse1: bool = False,
+    engine: Engine = Engine.unknown,
+    name: str | None = None,
+) -> Plan:
+    """dst = op1(op0(data, operand0), operand1), on the Vector, Scalar or GpSimd engine.
+
+    dst, data: [P, ...] @ SBUF or PSUM. operand0, operand1: a number, or a [P, 1] tile with one value per partition:
+    float32, bfloat16 or float16 for arithmetic operators, of data's dtype for bitvec operators. reverse0 and reverse1
+    swap the inputs of their operator. op0 and op1 are of one family; a unary operator takes operand None or 0
+    (documented for op0 only; op1 is treated alike).
+
+    Arithmetic operators compute in float32, also on integer data, and round once to dst's dtype. Bitvec operators
+    work on raw bits of integer tiles of one size. With engine=unknown GpSimd is taken for rsqrt and power, which only
+    GpSimd has, and the Vector engine for everything else. The Scalar engine multiplies, adds, or multiplies and
+    adds, from gen3 on.
+
+    Raises RuleViolation. Cost: costs.copy_cycles on Vector, one element per cycle elsewhere.
+    """
+    rules.check_tile(hardware, "dst", dst, indirect=True)
+    rules.check_tile(hardware, "data", data, indirect=True)
+    rules.same_elements("dst", dst, "data", data)
+    rules.not_packed("dst", dst)
+    rules.not_packed("data", data)
+    first = _operator(hardware, "op0", op0)
+    stages: tuple[Stage, ...] = (stage(hardware, 0, first, operand0, reverse0, data, *_COLUMNS),)
+    if op1 is None:
+        second_operand_has_operator(operand1)
+    else:
+        second = _operator(hardware, "op1", op1)
+        rules.one_operator_family(first, second)
+        stages += (stage(hardware, 1, second, operand1, reverse1, data, *_COLUMNS),)
+    names = tuple(s.operator.name for s in stages)
+    engine = _engine(hardware, engine, names)
+    tiles = {f"operand{i}": s.operand for i, s in enumerate(stages)}
+    rules.gpsimd_stays_in_sbuf(engine, dst=dst, data=data, **tiles)
+    indirection.check(hardware, engine, dst, data)
+    bitvec = rules.is_bitvec(first)
+    if bitvec:
+        rules.bitvec_takes_integers(first, dst=dst, data=data)
+    element = dst.dtype.storage
+
+    def compute(values: np.ndarray, *columns: np.ndarray) -> tuple[np.ndarray]:
+        operands = iter(columns)
+        for s in stages:
+            values = s.apply(values, operands)
+        return (values.view(element) if bitvec else values,)
+
+    if engine is Engine.vector:
+        cost = costs.copied(hardware, dst, data)
+    elif engine is Engine.scalar:
+        cost = costs.scalar(hardware, data.free_size, "copy")
+    else:
+        cost = costs.gpsimd(hardware, data.free_size)
+    return Plan(
+        engine=engine,
+        reads=(data, *(tile for s in stages for tile in s.reads)),
+        writes=(dst,),
+        domain=Domain.bits if bitvec else Domain.float32,
+        compute=compute,
+        cost=cost,
+        name=name,
+        propagate=propagation.elementwise,
+    )
+
+
+def _operator(hardware: Hardware, operand: str, op: Any) -> AluOperator:
+    operator = alu_operator(op)
+    rules.operator_on_chip(hardware, operand, operator)
+    operator_of_tensor_scalar(operand, operator)
+    return operator
+
+
+def _engine(hardware: Hardware, engine: Engine, names: tuple[str, ...]) -> Engine:
+    if any(name in _GPSIMD_ONLY for name in names):
+        engine = Engine.gpsimd if engine is Engine.unknown else engine
+        rules.engine_can(engine, Engine.gpsimd)
+        return engine
+    if engine is Engine.unknown:
+        return Engine.vector
+    rules.engine_can(
+        engine, Engine.vector, *((Engine.scalar,) if hardware.scalar_engine_tensor_scalar else ())
+    )
+    if engine is Engine.scalar:
+        scalar_engine_multiplies_and_adds(names)
+    return engine
+
+
+@rule("NKW-TENSOR-SCALAR-OPERATOR")
+def operator_of_tensor_scalar(operand: str, operator: AluOperator) -> None:
+    """tensor_scalar takes the operators of the Vector engine, and rsqrt and power of GpSimd."""
+    if "vector" not in operator.engines and operator.name not in _GPSIMD_ONLY:
+        raise RuleViolation(operator_of_tensor_scalar, f"{operand}={operator.name}")
+
+
+@rule("NKW-TENSOR-SCALAR-OPERAND1")
+def second_operand_has_operator(operand1: Any) -> None:
+    """operand1 belongs to op1; without op1 it is None."""
+    if operand1 is not None:
+        raise RuleViolation(
+            second_operand_has_operator, "operand1 is given, op1 is None", hint="name op1, or omit operand1"
+        )
+
+
+@rule("NKW-TENSOR-SCALAR-CHAIN")
+def scalar_engine_multiplies_and_adds(names: tuple[str, ...]) -> None:
+    """On the Scalar engine tensor_scalar does multiply then add, multiply alone, or add alone."""
+    if names not in _SCALAR_CHAINS:
+        raise RuleViolation(
+            scalar_engine_multiplies_and_adds,
+            " then ".join(names),
+            limit="; ".join(" then ".join(chain) for chain in _SCALAR_CHAINS),
+            hint="leave engine=nisa.engine.unknown",
+        )

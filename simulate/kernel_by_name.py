@@ -1,0 +1,147 @@
+"""A launch from words: a kernel by file or module and name, its arguments by dtype and shape.
+
+nki_kernels/mlp.py:mlp bf16[1,1024] bf16[1,1024] bf16[1024,4096] bf16[1024,4096] bf16[4096,1024] 1e-5
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import runpy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from simulate.errors import InvalidArgument
+from simulate.run.launch import Launch, plain
+from simulate.run.machine import Mode
+from simulate.world import launch
+
+DTYPES = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f8e4m3": ml_dtypes.float8_e4m3,
+    "f8e4m3fn": ml_dtypes.float8_e4m3fn,
+    "f8e5m2": ml_dtypes.float8_e5m2,
+    "i32": np.int32,
+    "u32": np.uint32,
+    "i16": np.int16,
+    "u16": np.uint16,
+    "i8": np.int8,
+    "u8": np.uint8,
+}
+"""Dtypes of arguments, by their short names."""
+
+_NAMED = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*)")
+_TENSOR = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[^\]]*)\]")
+_KEYWORD = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
+
+
+def what_is_run(script: str) -> Path:
+    """The file of a script, or of a kernel that is named as FILE.py:NAME."""
+    return Path(script.rpartition(":")[0] if names_a_kernel(script) else script).resolve()
+
+
+def names_a_kernel(words: str) -> bool:
+    """Whether words have the form FILE.py:KERNEL or MODULE:KERNEL, and are not the path of a file."""
+    return _NAMED.fullmatch(words) is not None and not Path(words).is_file()
+
+
+def launch_by_name(words: str, arguments: Sequence[str], mode: Mode = Mode.dry) -> Launch:
+    """Launch the kernel on the chip of the environment; by default dry, which computes no numbers.
+
+    Where numbers are computed, tensors of floats are normally distributed (numpy's generator, seeded with the place of
+    the argument), and tensors of integers count 0, 1, 2 …, so that they can be indices of different rows.
+
+    Raises InvalidArgument for a place or a name that is not there, for what is no argument, and where the kernel does
+    not take these; otherwise what the launch raises.
+    """
+    kernel = _kernel(words)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for text in arguments:
+        keyword = _KEYWORD.fullmatch(text)
+        if keyword is None:
+            args.append(_filled(text, text, len(args), mode))
+        else:
+            kwargs[keyword["name"]] = _filled(text, keyword["value"], len(args) + len(kwargs), mode)
+    try:
+        return launch(kernel, [(tuple(args), kwargs)], mode=mode)
+    except MemoryError as error:
+        raise InvalidArgument(
+            "NKW-KERNEL-CALL", f"{words} with these arguments needs more memory than this machine has"
+        ) from error
+    except (AssertionError, TypeError, ValueError, IndexError, AttributeError) as error:
+        entered = getattr(error, "code", "NKW-KERNEL-CALL") != "NKW-KERNEL-CALL"
+        if entered:
+            raise
+        why = getattr(error, "message", error)
+        raise InvalidArgument("NKW-KERNEL-CALL", f"{words} does not take these arguments: {why}") from error
+
+
+def _kernel(words: str) -> Callable[..., Any]:
+    match = _NAMED.fullmatch(words)
+    assert match is not None, words
+    place, name = match["place"], match["name"]
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise InvalidArgument("NKW-KERNEL-NAME", f"{place} is not a file")
+        found = runpy.run_path(place, run_name=Path(place).stem).get(name)
+    else:
+        try:
+            found = getattr(importlib.import_module(place), name, None)
+        except ImportError as error:
+            raise InvalidArgument("NKW-KERNEL-NAME", f"{place} is no module: {error}") from None
+    if not callable(found):
+        raise InvalidArgument("NKW-KERNEL-NAME", f"{place} has no kernel {name}")
+    return plain(found)
+
+
+def _argument(text: str) -> Any:
+    tensor = _TENSOR.fullmatch(text)
+    if tensor is None:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            raise InvalidArgument(
+                "NKW-KERNEL-ARGUMENT",
+                f"argument {text!r:.60} is neither a tensor such as f32[128,512] nor a Python literal",
+            ) from None
+    if tensor["dtype"] not in DTYPES:
+        raise InvalidArgument(
+            "NKW-KERNEL-ARGUMENT", f"dtype {tensor['dtype']} of {text:.60}; there are {', '.join(DTYPES)}"
+        )
+    try:
+        shape = tuple(int(size) for size in tensor["shape"].split(","))
+    except ValueError:
+        shape = (0,)
+    if min(shape) < 1:
+        raise InvalidArgument(
+            "NKW-KERNEL-ARGUMENT", f"the shape of {text:.60} is not a list of positive numbers"
+        )
+    try:  # one element seen as many; numbers come in where there are any
+        return np.broadcast_to(np.zeros((), DTYPES[tensor["dtype"]]), shape)
+    except ValueError:
+        raise InvalidArgument("NKW-KERNEL-ARGUMENT", f"{text:.60} is larger than any memory") from None
+
+
+def _filled(text: str, value: str, place: int, mode: Mode) -> Any:
+    """An argument with numbers in it, if any are computed."""
+    argument = _argument(value)
+    if mode is Mode.dry or not isinstance(argument, np.ndarray):
+        return argument
+    try:
+        if argument.dtype.kind in "iu":
+            return np.arange(argument.size).reshape(argument.shape).astype(argument.dtype)
+        values = np.empty(argument.shape)
+        values[...] = np.random.default_rng(place).standard_normal(argument.shape)
+        return values.astype(argument.dtype)
+    except MemoryError:
+        raise InvalidArgument(
+            "NKW-KERNEL-ARGUMENT", f"{text:.60} does not fit into this machine's memory"
+        ) from None

@@ -1,0 +1,21 @@
+"""Replay: a launch like an earlier one runs its recorded program again on new data.
+
+`key` and `guards` decide which launches may share a program, `cache` keeps programs, `program` runs one exactly as
+recorded, `fusion` rewrites it into few numpy calls, and `verify` compares a replay with an eager launch.
+"""
+
+from simulate.replay.cache import ReplayCache, ReplayReport
+from simulate.replay.launch import replayed, why_not_replayed
+from simulate.replay.options import ReplayOptions
+from simulate.replay.program import Program
+from simulate.replay.verify import ReplayMismatch
+
+__all__ = [
+    "Program",
+    "ReplayCache",
+    "ReplayMismatch",
+    "ReplayOptions",
+    "ReplayReport",
+    "replayed",
+    "why_not_replayed",
+]

@@ -1,0 +1,208 @@
+"""The replay cache: programs by their keys, and a report of what became of every launch in replay mode.
+
+What an eager launch checked, for a kernel, its guards, shapes, dtypes and static arguments, holds for every launch
+with the same key, because an NKI kernel's instructions do not depend on data. So the streams of that launch are kept,
+and its instructions run again on new arrays, rewritten into few numpy calls (`simulate.replay.fusion`) or one by one.
+There is no planning, no validity and no new stream; the launch's own streams hold for its replays as well.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from simulate.replay.guards import Guards
+from simulate.replay.program import Program, ProgramMemory
+from simulate.run.launch import Launch
+from simulate.run.processes import Processes
+
+
+@dataclass
+class ReplayReport:
+    """What became of the launches in replay mode, and where their time went, in seconds.
+
+    `eager` seconds are of launches that were checked and recorded, or could not be replayed; `rewriting` is once for
+    each program that is replayed.
+    """
+
+    hits: int = 0
+    recorded: int = 0
+    dropped: int = 0
+    verified: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
+    rewritten: int = 0
+    instructions: int = 0
+    calls: int = 0
+    products_joined: int = 0
+    as_recorded: int = 0
+    not_rewritten: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def refuse(self, reason: str) -> None:
+        """Count a launch that cannot be replayed."""
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+
+    def add_rewriting(self, program: Program) -> None:
+        """Count what became of a program's instructions."""
+        if program.fused is None:
+            reason = program.not_fused or ""
+            self.not_rewritten[reason] = self.not_rewritten.get(reason, 0) + 1
+            return
+        self.rewritten += 1
+        for rank in program.fused.reports:
+            self.instructions += rank.instructions
+            self.calls += rank.calls
+            self.products_joined += rank.products_joined
+            self.as_recorded += rank.as_recorded
+
+    def timed(self, phase: str) -> _Timed:
+        """Add the time of a `with` block to a phase."""
+        return _Timed(self.seconds, phase)
+
+    def text(self) -> str:
+        """The report in some lines, for a command line."""
+        lines = [
+            f"replay: {self.hits} launches replayed, {self.recorded} recorded, {sum(self.refusals.values())} refused, "
+            f"{self.dropped} dropped, {self.verified} verified"
+        ]
+        if self.rewritten:
+            lines.append(
+                f"  {self.rewritten} programs rewritten: {self.instructions} instructions into {self.calls} calls, "
+                f"{self.products_joined} matmuls joined to others, {self.as_recorded} executed as recorded"
+            )
+        lines += [f"  not rewritten: {reason} ({count})" for reason, count in self.not_rewritten.items()]
+        lines += [f"  refused: {reason} ({count})" for reason, count in self.refusals.items()]
+        if self.seconds:
+            spent = ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in self.seconds.items())
+            lines.append(f"  time: {spent}")
+        return "\n".join(lines)
+
+
+class _Timed:
+    __slots__ = ("_phase", "_seconds", "_start")
+
+    def __init__(self, seconds: dict[str, float], phase: str) -> None:
+        self._seconds = seconds
+        self._phase = phase
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.perf_counter() - self._start
+        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + seconds
+
+
+@dataclass
+class _Entry:
+    """A launch that may be replayed, the guards that must hold, and its program once it was replayed."""
+
+    guards: Guards
+    launch: Launch
+    narrow_products: bool
+    program: Program | None = None
+
+
+class ReplayCache:
+    """Programs by key; the one unused longest makes room for a new one.
+
+    Programs share memory, so one runs at a time: whoever looks for one does so in a `session`, until it has run.
+    """
+
+    def __init__(self, capacity: int = 256) -> None:
+        self.capacity = capacity
+        self.report = ReplayReport()
+        self._memory = ProgramMemory()
+        self._lock = threading.RLock()
+        self._in_session = False
+        self._release_is_due = False
+        self._entries: OrderedDict[Any, _Entry] = OrderedDict()
+
+    @property
+    def programs(self) -> list[Program]:
+        """The programs that were replayed and are still kept."""
+        return [entry.program for entry in self._entries.values() if entry.program is not None]
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Find a program and run it in a `with` block, while no other thread does."""
+        with self._lock:
+            self._in_session = True
+            try:
+                yield
+            finally:
+                self._in_session = False
+                if self._release_is_due:
+                    self.release()
+
+    def release(self) -> None:
+        """Hold no array of earlier launches any more; without this a program keeps those of its last one.
+
+        Called in the middle of a replay, as a finalizer may be, it takes effect when the replay ends.
+        """
+        self._release_is_due = True
+        if not self._in_session and self._lock.acquire(blocking=False):
+            try:
+                self._release_is_due = False
+                for program in self.programs:
+                    program.release()
+            finally:
+                self._lock.release()
+
+    def find(self, key: Any) -> tuple[Launch, Program] | None:
+        """The launch under a key and its program, if the guards hold.
+
+        A program that was interrupted while it ran is dropped as well: its memory may be bound in part.
+        """
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if not entry.guards.unchanged() or (entry.program is not None and entry.program.was_interrupted):
+            del self._entries[key]
+            self.report.dropped += 1
+            return None
+        self._entries.move_to_end(key)
+        self.report.hits += 1
+        if entry.program is None:
+            entry.program = Program(entry.launch, entry.narrow_products, self._memory)
+        return entry.launch, entry.program
+
+    def pass_by(self, reason: str) -> None:
+        """Count a launch that does not make use of the program that was found."""
+        self.report.hits -= 1
+        self.report.refuse(reason)
+
+    def keep(self, key: Any, guards: Guards, launch: Launch, narrow_products: bool = False) -> None:
+        """Keep an eager launch, to be replayed under a key; `narrow_products` as of Program."""
+        with self._lock:
+            self._entries[key] = _Entry(guards, launch, narrow_products)
+            self.report.recorded += 1
+            while len(self._entries) > self.capacity:
+                self._entries.popitem(last=False)
+                self.report.dropped += 1
+
+    def run(
+        self,
+        program: Program,
+        arrays: Sequence[Sequence[np.ndarray]],
+        exact: bool,
+        elsewhere: Processes | None = None,
+    ) -> list[Any]:
+        """Replay a program, rewritten (at its first replay) unless `exact`."""
+        if not exact and not program.was_rewritten:
+            with self.report.timed("rewriting"):
+                program.rewrite()
+            self.report.add_rewriting(program)
+        with self.report.timed("replay"):
+            return program.run(arrays, exact, elsewhere)
+
+    def clear(self) -> None:
+        """Forget every program."""
+        self._entries.clear()

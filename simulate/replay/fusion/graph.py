@@ -1,0 +1,191 @@
+"""What a recorded program computes, without the tiles: values, strided views of them, and operations between them.
+
+A value is written once. It is a constant, a *home* (bytes that outlive an operation: an argument, a result, a tile
+that instructions address at run time) or a *buffer*, whose place is chosen at the end. A view names elements of a
+value by offset and strides, in elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+
+from simulate.memory import Storage, views
+from simulate.numerics import DType
+
+
+class NotFused(Exception):
+    """A recorded program that cannot be rewritten; carries the reason."""
+
+
+class ValueKind(Enum):
+    """Where the bytes of a value are."""
+
+    constant = "constant"
+    home = "home"
+    buffer = "buffer"
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """An array that is written once; `ready` is the sequence number of the operation that completes it."""
+
+    number: int
+    kind: ValueKind
+    shape: tuple[int, ...]
+    dtype: DType | np.dtype[Any]
+    """A dtype of the chip, or of numpy for what only exists inside one instruction, such as a comparison."""
+    ready: int = -1
+    array: np.ndarray | None = None
+    storage: Storage | None = None
+
+    @property
+    def element(self) -> np.dtype[Any]:
+        """The numpy dtype of the elements."""
+        return self.dtype.storage if isinstance(self.dtype, DType) else self.dtype
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return views.count(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a buffer."""
+        return self.size * self.element.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Elements of a value, in elements from its first."""
+
+    value: Value
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, value: Value) -> View:
+        """All elements in order."""
+        return cls(value, 0, value.shape, views.row_major(value.shape))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it shows every element of a buffer once, in order."""
+        return (
+            self.offset == 0
+            and views.count(self.shape) == self.value.size
+            and views.is_row_major(self.shape, self.strides)
+        )
+
+    def turned(self) -> View:
+        """With its dims in the opposite order."""
+        return View(self.value, self.offset, self.shape[::-1], self.strides[::-1])
+
+    def at(self, slices: tuple[slice, ...]) -> View:
+        """The part that `slices` (with start and stop) cut out."""
+        offset = self.offset + sum(s.start * stride for s, stride in zip(slices, self.strides))
+        return View(self.value, offset, tuple(s.stop - s.start for s in slices), self.strides)
+
+
+class Work(Protocol):
+    """What an operation does; equal works on equal views give equal results."""
+
+    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
+        """numpy calls as (function, arguments), with the given operands at their places."""
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One operation; `sequence` orders it among the others."""
+
+    work: Work
+    reads: tuple[View, ...]
+    writes: tuple[View, ...]
+    sequence: float
+    keep: bool = False
+    """It has effects beyond its values: a store to a home, an instruction carried out as recorded, a rendezvous."""
+
+
+class Uses:
+    """Which operations read each value."""
+
+    def __init__(self, ops: Iterable[Op]) -> None:
+        self._readers: dict[int, list[Op]] = {}
+        self._writers: dict[int, list[Op]] = {}
+        for op in ops:
+            self.add(op)
+
+    def add(self, op: Op) -> None:
+        """Enter an operation."""
+        for view in op.reads:
+            self._readers.setdefault(view.value.number, []).append(op)
+        for view in op.writes:
+            self._writers.setdefault(view.value.number, []).append(op)
+
+    def readers(self, value: Value) -> list[Op]:
+        """The operations that read it, once for each operand."""
+        return self._readers.get(value.number, [])
+
+    def writers(self, value: Value) -> list[Op]:
+        """The operations that write it."""
+        return self._writers.get(value.number, [])
+
+    def can_substitute(self, value: Value, target: View) -> bool:
+        """Whether every view of `value` can show the elements of `target` instead."""
+        return all(
+            rebased(view, target) is not None
+            for op in (*self.readers(value), *self.writers(value))
+            for view in (*op.reads, *op.writes)
+            if view.value is value
+        )
+
+    def substitute(self, value: Value, target: View) -> None:
+        """Let every view of `value` show the elements of `target`."""
+
+        def moved(view: View) -> View:
+            new = rebased(view, target) if view.value is value else view
+            assert new is not None, "can_substitute was not asked"
+            return new
+
+        for op in {id(op): op for op in (*self.readers(value), *self.writers(value))}.values():
+            op.reads, op.writes = tuple(map(moved, op.reads)), tuple(map(moved, op.writes))
+        into = target.value.number
+        self._readers.setdefault(into, []).extend(self._readers.pop(value.number, []))
+        self._writers.setdefault(into, []).extend(self._writers.pop(value.number, []))
+
+
+def rebased(view: View, target: View) -> View | None:
+    """A view of a contiguous buffer of `target`'s shape, as a view of what lies under `target`; None if it has none.
+
+    Each step of the view is a step along the dims of the buffer; it carries over if no index leaves its dim.
+    """
+    shape, old = target.shape, views.row_major(target.shape)
+    reach = list(_digits(view.offset, shape, old))
+    offset = target.offset + sum(d * stride for d, stride in zip(reach, target.strides))
+    strides = []
+    for extent, stride in zip(view.shape, view.strides):
+        if extent == 1:
+            strides.append(0)
+            continue
+        if stride < 0:
+            return None
+        digits = _digits(stride, shape, old)
+        strides.append(sum(d * step for d, step in zip(digits, target.strides)))
+        reach = [at + (extent - 1) * d for at, d in zip(reach, digits)]
+    if any(at >= extent for at, extent in zip(reach, shape)):
+        return None
+    return View(target.value, offset, view.shape, tuple(strides))
+
+
+def _digits(number: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
+    digits = []
+    for extent, stride in zip(shape, strides):
+        digit = number // stride if extent > 1 else 0
+        digits.append(digit)
+        number -= digit * stride
+    return digits

@@ -1,0 +1,294 @@
+"""Guards: everything besides its arguments that a kernel's instructions may depend on, and whether it has changed.
+
+A kernel is a Python function: its defaults, closure and globals, those of every function it calls, and the classes of
+its objects decide what it does. `Guards` keeps them as they were; a launch is replayed only while they are unchanged.
+A value that cannot be kept, or a function that returns something else at every call, prevents replay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import functools
+import operator
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from functools import lru_cache
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+
+from simulate.memory import NKIObject
+from simulate.replay.key import NotFixed, is_constant
+
+_ABSENT = object()
+_CONSTANTS = (int, float, complex, str, bytes, bool, type(None), range, type(...), type(NotImplemented))
+_FIXED = (
+    np.dtype,
+    np.generic,
+    np.ufunc,
+    types.CodeType,
+    type(np.sum),
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    operator.itemgetter,
+    operator.attrgetter,
+    operator.methodcaller,
+    re.Pattern,
+)
+_TRUSTED = frozenset(
+    "simulate nki neuronxcc numpy ml_dtypes _collections abc bisect builtins cmath collections contextlib copy "
+    "dataclasses enum fractions functools heapq itertools math numbers operator re reprlib string types typing".split()
+)
+"""Packages of which no name is watched: ours, and those whose functions give the same for the same."""
+_IMPURE = frozenset(
+    "open input print breakpoint eval exec compile globals locals vars dir id __import__".split()
+)
+"""Built-in functions that do something at every call, or that see what no name in the code shows."""
+_SAID = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+"""What a function says by itself."""
+_BY_NAME = frozenset(("getattr", "hasattr", "__dict__"))
+"""What reaches names of a module that the code does not name."""
+_NOTES = frozenset(
+    "__module__ __qualname__ __doc__ __dict__ __weakref__ __annotations__ __dataclass_fields__ __dataclass_params__ "
+    "__match_args__ __orig_bases__ __parameters__ __abstractmethods__ _abc_impl __static_attributes__".split()
+)
+"""Attributes of a class that say nothing about what it does."""
+_MADE_WHILE_RUNNING = 1 << 9  # Py_TPFLAGS_HEAPTYPE: unlike the classes of C code, it can be changed
+
+
+class Guards:
+    """The guards of one kernel, with the values that they have before it is launched."""
+
+    def __init__(self, kernel: Callable[..., Any], classes: Iterable[Any] = ()) -> None:
+        """`classes` are those of the arguments. Raises NotFixed."""
+        self._names: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
+        self._functions: list[types.FunctionType] = []
+        self._said: list[Any] = []
+        self._cells: list[types.CellType] = []
+        self._contents: list[Any] = []
+        self._empty: list[Mapping[Any, Any]] = []
+        self._tables: list[tuple[Mapping[Any, Any], tuple[Any, ...], tuple[Any, ...]]] = []
+        self._rows: list[tuple[Any, tuple[Any, ...]]] = []
+        self._seen: dict[Any, Any] = {}
+        self._randomness = _drawn()
+        self._pending: list[tuple[Any, str, frozenset[str]]] = []
+        self._value(kernel, "the kernel", frozenset())
+        self._each(classes, "an argument", frozenset())
+        while self._pending:
+            self._look_at(*self._pending.pop())
+
+    def unchanged(self) -> bool:
+        """Whether every name still stands for what it did, and every list, dict and set still holds the same."""
+        for held, kept in self._names.values():
+            if not all(map(operator.is_, map(held.get, kept, repeat(_ABSENT)), kept.values())):
+                return False
+        return (
+            all(map(operator.is_, chain.from_iterable(map(_SAID, self._functions)), self._said))
+            and all(map(operator.is_, map(_content, self._cells), self._contents))
+            and all(_same(rows, kept) for rows, kept in self._rows)
+            and all(_same(table, keys) and _same(table.values(), kept) for table, keys, kept in self._tables)
+            and not any(self._empty)
+        )
+
+    def disturbance(self) -> str | None:
+        """What happened while the kernel ran that may not happen next time; None if nothing did."""
+        if not self.unchanged():
+            return "the kernel changes what it depends on"
+        return None if self._randomness == _drawn() else "random numbers were drawn while the kernel ran"
+
+    def _first_time(self, value: Any, names: frozenset[str] = frozenset()) -> bool:
+        """Whether a value is met for the first time, by code that uses these names."""
+        key = id(value), names
+        if key in self._seen:
+            return False
+        self._seen[key] = value  # kept, so that its id stays its own
+        return True
+
+    def _value(self, value: Any, what: str, names: frozenset[str]) -> None:
+        """Watch a value that code reaches; `names` are the attributes that this code may ask it for."""
+        self._pending.append((value, what, names))
+
+    def _look_at(self, value: Any, what: str, names: frozenset[str]) -> None:
+        kind = type(value)
+        if kind in _CONSTANTS or isinstance(value, _FIXED):
+            return
+        if not self._first_time(value, names if kind is types.ModuleType else frozenset()):
+            return
+        if isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.ModuleType):
+            self._module(value, names)
+        elif isinstance(value, type):
+            self._class(value, what, names)
+        elif kind in (list, set):
+            self._rows.append((value, tuple(value)))
+            self._each(value, what, names)
+        elif kind in (tuple, frozenset) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+            self._each(value, what, names)
+        elif kind is dict:
+            self._table(value, what, names)
+        else:
+            parts = _parts(value, kind)
+            if parts is None:
+                raise NotFixed(f"{what} is a {kind.__name__}, which may change unseen")
+            self._each(parts, what, names)
+
+    def _each(self, values: Iterable[Any], what: str, names: frozenset[str]) -> None:
+        for value in values:
+            self._value(value, what, names)
+
+    def _table(self, table: Mapping[Any, Any], what: str, names: frozenset[str]) -> None:
+        kept = dict(table)
+        if not kept:
+            self._empty.append(table)
+            return
+        self._tables.append((table, tuple(kept), tuple(kept.values())))
+        self._each((part for pair in kept.items() for part in pair), what, names)
+
+    def _function(self, function: types.FunctionType) -> None:
+        module = function.__globals__.get("__name__")
+        if _is_trusted(module):
+            if module in ("contextlib", "functools"):  # what decorates a function of someone else's
+                self._closure(function, frozenset())
+            return
+        said, used = _used(function.__code__)
+        self._functions.append(function)
+        self._said += _SAID(function)
+        what = f"a default of {function.__name__}"
+        self._each((function.__defaults__, function.__kwdefaults__), what, used)
+        self._table(vars(function), f"an attribute of {function.__name__}", used)
+        self._closure(function, used)
+        for name in said:
+            value = self._name(function.__globals__, name)
+            if value is not _ABSENT:
+                self._value(value, f"the global {name}", used)
+            elif name in _IMPURE:
+                raise NotFixed(f"{function.__name__} calls {name}")
+        for name in _imported(function.__code__):
+            if not _is_trusted(name):
+                raise NotFixed(f"{function.__name__} imports {name or 'a module'} while it runs")
+
+    def _closure(self, function: types.FunctionType, names: frozenset[str]) -> None:
+        for cell in function.__closure__ or ():
+            content = _content(cell)
+            self._cells.append(cell)
+            self._contents.append(content)
+            if content is not _ABSENT:
+                self._value(content, f"the closure of {function.__name__}", names)
+
+    def _name(self, held: Mapping[str, Any], name: str) -> Any:
+        """What a name stands for, from now on watched."""
+        kept = self._names.setdefault(id(held), (held, {}))[1]
+        return kept.setdefault(name, held.get(name, _ABSENT))
+
+    def _module(self, module: types.ModuleType, names: frozenset[str]) -> None:
+        if _is_trusted(module.__name__):
+            return
+        if module.__name__.partition(".")[0] in sys.stdlib_module_names:
+            raise NotFixed(f"the module {module.__name__} may give something else at every call")
+        held = vars(module)
+        reached = [name for name in held if not name.startswith("__")] if names & _BY_NAME else names
+        for name in reached:
+            if name in held:
+                self._value(self._name(held, name), f"{module.__name__}.{name}", names)
+
+    def _class(self, cls: type, what: str, names: frozenset[str]) -> None:
+        for each in cls.__mro__:
+            ours = _is_trusted(each.__module__) and each.__module__ != "builtins"
+            if ours or not each.__flags__ & _MADE_WHILE_RUNNING:
+                continue
+            held = vars(each)
+            self._tables.append((held, tuple(held), tuple(held.values())))
+            self._each((part for name, part in held.items() if name not in _NOTES), f"{each.__name__}", names)
+
+
+def _parts(value: Any, kind: type) -> tuple[Any, ...] | None:
+    """What an object that cannot change otherwise depends on; None if it may change unseen."""
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, types.BuiltinFunctionType):
+        owner = value.__self__
+        fixed = owner is None or isinstance(owner, type)
+        return () if fixed or (isinstance(owner, types.ModuleType) and _is_trusted(owner.__name__)) else None
+    if isinstance(value, slice):
+        return value.start, value.stop, value.step
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords, vars(value)
+    if isinstance(value, property):
+        return value.fget, value.fset
+    if isinstance(value, (staticmethod, classmethod)):
+        return (value.__func__,)
+    if hasattr(value, "__wrapped__") and kind.__module__ == "functools":
+        return (value.__wrapped__,)  # of lru_cache
+    if isinstance(value, functools.cached_property):
+        return (value.func,)
+    if _is_trusted(kind.__module__):
+        if hasattr(value, "func"):
+            return (vars(value),)  # a jitted kernel, or one with a schedule
+        if isinstance(value, NKIObject):
+            return () if is_constant(kind) else None
+        root = kind.__module__.partition(".")[0]
+        return (
+            () if root in ("simulate", "dataclasses", "enum", "typing") or hasattr(kind, "__get__") else None
+        )
+    if isinstance(value, (Enum, NKIObject)) or dataclasses.is_dataclass(value):
+        return (vars(value), kind) if hasattr(value, "__dict__") else None
+    return None
+
+
+def _is_trusted(name: Any) -> bool:
+    return isinstance(name, str) and name.partition(".")[0] in _TRUSTED
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was assigned yet, or it was deleted
+        return _ABSENT
+
+
+def _same(values: Iterable[Any], kept: tuple[Any, ...]) -> bool:
+    """Whether these are the very objects that were kept, in their order."""
+    now = tuple(values)
+    return len(now) == len(kept) and all(map(operator.is_, now, kept))
+
+
+def _drawn() -> tuple[Any, ...]:
+    """How far the random generators are that Python and numpy keep for everyone."""
+    import random
+
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002  the one that everyone shares
+    return random.getstate(), name, bytes(np.asarray(keys)), *rest
+
+
+@lru_cache(maxsize=4096)
+def _used(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The globals that code and the functions in it name, and every name it may ask a module for."""
+    said: set[str] = set()
+    used: set[str] = set()
+    for each in _nested(code):
+        said |= {i.argval for i in dis.get_instructions(each) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        used |= {*each.co_names}
+    return frozenset(said), frozenset(used)
+
+
+@lru_cache(maxsize=4096)
+def _imported(code: types.CodeType) -> frozenset[str]:
+    """The modules that code and the functions in it import; a relative import has no root, and counts as none."""
+    instructions = (i for each in _nested(code) for i in dis.get_instructions(each))
+    return frozenset(i.argval for i in instructions if i.opname == "IMPORT_NAME")
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)

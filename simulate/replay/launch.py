@@ -1,0 +1,147 @@
+"""Launches in replay mode: eager the first time, replayed after that, verified on request."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from simulate.replay.cache import ReplayCache
+from simulate.replay.guards import Guards
+from simulate.replay.key import NotFixed, ReplayKey
+from simulate.replay.options import ReplayOptions
+from simulate.replay.program import Program
+from simulate.replay.verify import (
+    Outcome,
+    compare_exactly,
+    compare_within_bound,
+    copied,
+    disturbance,
+    in_place_of,
+)
+from simulate.run.launch import Launch, LaunchRequest, Result, execute_launch, leaves
+from simulate.run.machine import Mode
+from simulate.run.target import PRECISE_VARIABLE
+
+
+def replayed(request: LaunchRequest, options: ReplayOptions, replays: ReplayCache) -> Launch:
+    """Replay a launch that was recorded before; else launch eagerly, and keep it if it can be replayed.
+
+    Raises what an eager launch raises, and ReplayMismatch where replays are verified.
+    """
+    decides = _decides(request, options)
+    try:
+        if request.logical_core_size != 1:
+            raise NotFixed("a logical core of several physical cores")
+        key = ReplayKey.of(request, decides)
+    except NotFixed as error:
+        return _eager(request, replays, str(error))
+    with replays.session():
+        found = replays.find(key.key)
+        if found is not None and not found[1].ranks_share(key.arrays):
+            return _again(request, key, *found, options, replays)
+    if found is not None:
+        replays.pass_by("ranks share memory that one of them writes")
+        return _eager(request, replays)
+    try:
+        guards = Guards(request.kernel, key.classes)
+    except NotFixed as error:
+        return _eager(request, replays, str(error))
+    done = _eager(request, replays)
+    reason = why_not_replayed(done) or guards.disturbance()
+    if reason is None and not key.is_of(request, decides):
+        reason = "the kernel changes its arguments"
+    if reason is None:
+        replays.keep(key.key, guards, replace(done, outputs=[]), options.speed)
+    else:
+        replays.report.refuse(reason)
+    return done
+
+
+def why_not_replayed(launch: Launch) -> str | None:
+    """Why an eager launch cannot be run again on other arrays; None if it can."""
+    if launch.mode is not Mode.eager:
+        return f"a launch in mode {launch.mode.value} has no values to repeat"
+    for stream in launch.streams:
+        if any(constant.from_file for constant in stream.constants.values()):
+            return "a constant is read from a file"
+        if stream.depends_on_data is not None:
+            return stream.depends_on_data
+    if launch.reads_values:
+        return "the kernel looks at values"
+    if launch.warnings:
+        return "the launch has warnings"
+    if any(interface.converts for interface in launch.interfaces):
+        return "an argument is held in another dtype"
+    for interface, stream in zip(launch.interfaces, launch.streams):
+        for value in leaves(interface.returned):
+            if not (value is None or isinstance(value, (Result, bool, int, float, str))):
+                return f"the kernel returns a {type(value).__name__}"
+        if any(result.serial in stream.constants for result in interface.results()):
+            return "a constant is returned"
+    return None
+
+
+def _decides(request: LaunchRequest, options: ReplayOptions) -> tuple[Any, ...]:
+    """What decides a program besides kernel, chip and arguments."""
+    precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
+    elsewhere = request.elsewhere
+    world = (0, len(request.arguments)) if elsewhere is None else (elsewhere.rank, elsewhere.ranks)
+    return (*world, precise, options.speed)
+
+
+def _eager(request: LaunchRequest, replays: ReplayCache, reason: str | None = None) -> Launch:
+    """An eager launch; with a reason, one that can never be replayed."""
+    if reason is not None:
+        replays.report.refuse(reason)
+    with replays.report.timed("eager"):
+        return execute_launch(replace(request, mode=Mode.eager))
+
+
+def _again(
+    request: LaunchRequest,
+    key: ReplayKey,
+    known: Launch,
+    program: Program,
+    options: ReplayOptions,
+    replays: ReplayCache,
+) -> Launch:
+    if options.verify:
+        outputs = _verified(request, key.arrays, program, options, replays)
+    else:
+        outputs = replays.run(program, key.arrays, options.exact, request.elsewhere)
+    done = known.repeated(outputs)
+    for observer in request.observers:
+        observer.ended(done, ())
+    return done
+
+
+def _verified(
+    request: LaunchRequest,
+    arrays: list[list[np.ndarray]],
+    program: Program,
+    options: ReplayOptions,
+    replays: ReplayCache,
+) -> list[Any]:
+    """Replay, launch eagerly on copies as well, and raise ReplayMismatch where the two differ."""
+    before, held = copied(arrays), copied(arrays)
+    given = [
+        (in_place_of(arrays, held, args), in_place_of(arrays, held, kw)) for args, kw in request.arguments
+    ]
+    eager = execute_launch(replace(request, arguments=given, mode=Mode.eager, observers=()))
+    outputs = replays.run(program, arrays, options.exact, request.elsewhere)
+    wanted, got = Outcome(eager.outputs, held), Outcome(outputs, arrays)
+    if options.exact:
+        compare_exactly(eager.kernel, got, wanted)
+    else:
+
+        def disturbed(seed: int) -> Outcome:
+            own = copied(before)
+            runs = program.run(own, elsewhere=request.elsewhere, disturbance=disturbance(seed))
+            return Outcome(runs, own)
+
+        compare_within_bound(eager.kernel, got, wanted, disturbed, alone=request.elsewhere is None)
+    replays.report.verified += 1
+    return outputs

@@ -1,0 +1,46 @@
+"""Rendezvous of replayed ranks, which are here or in other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from simulate.errors import Location
+from simulate.isa.plan import Rendezvous
+from simulate.run.processes import Processes
+from simulate.run.scheduler import check_agreement
+
+_REPLAYED = Location("", 0, "a replayed launch")
+
+
+def hold(
+    waiting: Mapping[int, tuple[Rendezvous, list[Any]]], elsewhere: Processes | None
+) -> dict[int, list[Any]]:
+    """What the rendezvous of ranks that wait, with their operands, give each member; some may wait for others yet."""
+    given: dict[int, list[Any]] = {}
+    for number, (rendezvous, operands) in waiting.items():
+        if number in given:
+            continue
+        if elsewhere is not None and rendezvous.by_rank and len(rendezvous.members) > 1:
+            given[number] = _met_elsewhere(elsewhere, rendezvous, operands)
+            continue
+        if len(rendezvous.members) == 1:
+            given[number] = rendezvous.exchange([operands])[0]
+            continue
+        here = [waiting.get(member) for member in rendezvous.members]
+        members = [each for each in here if each is not None and each[0].place == rendezvous.place]
+        if len(members) == len(here):
+            results = rendezvous.exchange([own for _, own in members])
+            given.update(zip(rendezvous.members, results))
+    assert given, "recorded ranks wait for each other"
+    return given
+
+
+def _met_elsewhere(elsewhere: Processes, rendezvous: Rendezvous, operands: list[Any]) -> list[Any]:
+    """What the rendezvous of this process's rank with those of other processes gives it. Raises RendezvousMismatch."""
+    place = (True, 0, rendezvous.place)  # as `issue` names it for the only core of a rank
+    _, arrived = elsewhere.wait([elsewhere.post(replace(rendezvous, place=place), operands, _REPLAYED)])
+    check_agreement(rendezvous.members, arrived)  # another rank may not be replaying what this one does
+    results = rendezvous.exchange([given for _, given, _ in arrived])
+    return results[rendezvous.members.index(elsewhere.rank)]

@@ -1,0 +1,101 @@
+"""Call stacks of the kernel, kept for a launch on request: the loop that an instruction runs in may be a caller's.
+
+The stream names the innermost line of the kernel only. `recorded(calls=True)` keeps the lines of the callers as well,
+for every instruction and every allocation. A launch that nobody asked this of has an ordinary stream and pays nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from types import CodeType
+
+from simulate.isa.plan import Plan
+from simulate.memory import NkiTensor, Storage
+from simulate.run.location import PACKAGE, is_ours
+from simulate.run.stream import Line, NkiInstruction, Stream, TensorTable
+
+Chain = tuple[Line, ...]
+"""Lines of a kernel, outermost caller first."""
+
+_LAUNCH = PACKAGE + "run/launch.py"
+
+
+class Calls:
+    """The call stacks that occur in a launch, each with a number."""
+
+    def __init__(self) -> None:
+        self.chains: list[Chain] = []
+        self._numbers: dict[Chain, int] = {}
+
+    def here(self, line: Line) -> int:
+        """The number of the stack that is running; of `line` alone, if something else is running by now."""
+        chain = _running()
+        if not chain or chain[-1] != line:
+            chain = (line,)
+        number = self._numbers.get(chain)
+        if number is None:
+            number = self._numbers[chain] = len(self.chains)
+            self.chains.append(chain)
+        return number
+
+
+def _running() -> Chain:
+    """The frames of the kernel from the launch inwards, without those of this package."""
+    found: list[Line] = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        code: CodeType = frame.f_code
+        if not is_ours(code):
+            found.append((code, frame.f_lineno))
+        elif code.co_filename == _LAUNCH:
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(reversed(found))
+
+
+class TracedTable(TensorTable):
+    """A tensor table that keeps the callers of every allocation."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def add(self, storage: Storage) -> None:
+        """Give a storage its serial number and keep its record, with the lines that led to it."""
+        super().add(storage)
+        if storage.line is not None:
+            chain = self.calls.chains[self.calls.here(storage.line)]
+            self.records[-1] = replace(self.records[-1], callers=chain[:-1])
+
+    def stream(self, rank: int, core: int) -> Stream:
+        """An empty stream of a core that uses these tensors."""
+        return TracedStream(rank, core, self)
+
+
+class TracedStream(Stream):
+    """A stream that keeps the callers of every event."""
+
+    def __init__(self, rank: int, core: int, tensors: TracedTable) -> None:
+        super().__init__(rank, core, tensors)
+        self._calls = tensors.calls
+        self._chain_ids = array("I")
+
+    def append(
+        self,
+        op: str,
+        plan: Plan,
+        reads: Sequence[NkiTensor],
+        writes: Sequence[NkiTensor],
+        line: Line,
+        rendezvous: int | None = None,
+    ) -> NkiInstruction:
+        """Record one instruction and the lines that led to it."""
+        self._chain_ids.append(self._calls.here(line))
+        return super().append(op, plan, reads, writes, line, rendezvous)
+
+    def chains(self) -> tuple[Sequence[int], Sequence[Chain]]:
+        """For every event the number of its chain, and the chains."""
+        return self._chain_ids, self._calls.chains

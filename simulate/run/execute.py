@@ -1,0 +1,154 @@
+"""Carrying out a plan on simulated memory: operands in, results rounded once and written.
+
+`issue` calls this after its checks, `replay` without them. Nothing else writes simulated memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+from simulate.isa.plan import Domain, Masked, Plan, State
+from simulate.memory import NkiTensor
+from simulate.numerics import from_float32, tfloat32, to_float32
+from simulate.run.indirect import resolve
+
+
+def gather(tile: NkiTensor, as_float: bool, skip_out_of_range: bool) -> np.ndarray | Masked:
+    """The elements of a view whose address is read at run time; Masked where some are skipped."""
+    where = resolve(tile, skip_out_of_range)
+    elements = where.elements if where.inside is None else np.where(where.inside, where.elements, 0)
+    values = flat(tile).array[elements]
+    if as_float:
+        values = to_float32(values, tile.dtype)
+    return values if where.inside is None else Masked(values, where.inside)
+
+
+def put(tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, skip_out_of_range: bool) -> Any:
+    """Write a result. Returns which elements were written: None for all, a mask of the view, or flat positions."""
+    masked = isinstance(result, Masked)
+    values = result.values if isinstance(result, Masked) else result
+    if values.shape != tile.shape:
+        values = values.reshape(tile.shape)
+    if as_float:
+        values = rounded(tile, values)
+    storage = tile.storage
+    if storage.float_views:
+        storage.float_views.clear()
+    if tile.dynamic is not None:
+        chosen = result.chosen.reshape(tile.shape) if isinstance(result, Masked) else None
+        return _scatter(tile, values, skip_out_of_range, chosen)
+    array = tile.array
+    if storage.host is not None and not array.flags.writeable:
+        raise RuleViolation(input_is_writable, f"a write to {tile.describe()}")
+    if masked:
+        chosen = result.chosen.reshape(tile.shape)  # type: ignore[union-attr]
+        np.copyto(array, values, where=chosen)
+        return chosen
+    array[...] = values
+    return None
+
+
+def accumulated(tile: NkiTensor, product: np.ndarray, keeps: Any) -> np.ndarray:
+    """A product added to the PSUM elements that `keeps` selects: all (True), none (False), or a mask."""
+    if product.shape != tile.shape:
+        product = product.reshape(tile.shape)
+    if keeps is False:
+        return product
+    before = tile.float32() if tile.dynamic is None else gather(tile, True, False)
+    assert isinstance(before, np.ndarray)
+    total = before + product
+    return total if keeps is True else np.where(keeps, total, product)
+
+
+def add(tile: NkiTensor, product: np.ndarray, keeps: Any, as_float: bool) -> None:
+    """Write a product into a view without a run-time index, or add it to the elements that `keeps` selects."""
+    if keeps is True and tile.dtype == "float32":
+        array = tile.array
+        tile.storage.float_views.clear()
+        # The sum of a float32 element and a product needs no rounding after it, so it is taken in place.
+        np.add(array, product if product.shape == array.shape else product.reshape(array.shape), out=array)
+    else:
+        put(tile, accumulated(tile, product, keeps), as_float, False)
+
+
+def repeat(plan: Plan, keeps: Any, states: dict[State, np.ndarray], partitions: int) -> None:
+    """Carry out a plan once more that `issue` has carried out before; nothing is checked, no rendezvous is held.
+
+    `keeps` tells to which PSUM elements its product was added (None: no product); `states` is the core's.
+    """
+    operands = operands_of(plan)
+    if keeps is not None:
+        tile = plan.writes[0]
+        as_float = plan.domain is Domain.float32
+        product = plan.compute(*operands)[0]
+        if tile.dynamic is None:
+            add(tile, product, keeps, as_float)
+        else:
+            put(tile, accumulated(tile, product, keeps), as_float, False)
+        return
+    if plan.state is not None:
+        state = states.get(plan.state)
+        if state is None:
+            state = plan.state.initial(partitions)
+        *results, states[plan.state] = plan.compute(state, *operands)
+    else:
+        results = plan.compute(*operands)
+    put_all(plan, results)
+
+
+def operands_of(plan: Plan) -> list[Any]:
+    """What a plan reads, as its `compute` takes it; nothing is checked."""
+    as_float = plan.domain is Domain.float32
+    return [
+        gather(tile, as_float, plan.skip_out_of_range)
+        if tile.dynamic is not None
+        else tile.float32()
+        if as_float
+        else tile.array
+        for tile in plan.reads
+    ]
+
+
+def put_all(plan: Plan, results: Sequence[Any]) -> None:
+    """Write the results of a plan."""
+    for tile, result in zip(plan.writes, results):
+        put(tile, result, plan.domain is Domain.float32, plan.skip_out_of_range)
+
+
+def flat(tile: NkiTensor) -> NkiTensor:
+    """The whole storage behind a view, as one dim of the view's dtype."""
+    storage = tile.storage
+    return NkiTensor.over((storage.nbytes // tile.dtype.storage.itemsize,), tile.dtype, storage, (1,), 0)
+
+
+def _scatter(
+    tile: NkiTensor, values: np.ndarray, skip_out_of_range: bool, chosen: np.ndarray | None
+) -> np.ndarray:
+    where = resolve(tile, skip_out_of_range)
+    array = flat(tile).array
+    if not array.flags.writeable:
+        raise RuleViolation(input_is_writable, f"a write to {tile.describe()}")
+    selected = where.inside if chosen is None else chosen if where.inside is None else chosen & where.inside
+    if selected is None:
+        array[where.elements] = values
+        return where.elements
+    elements = where.elements[selected]
+    array[elements] = values[selected]
+    return elements
+
+
+def rounded(tile: NkiTensor, values: np.ndarray) -> np.ndarray:
+    """float32 results in the destination's storage type; one rounding."""
+    dtype = tile.dtype
+    if values.dtype == dtype.storage and dtype is not tfloat32:
+        return values
+    return from_float32(values, dtype)
+
+
+@rule("NKW-READ-ONLY")
+def input_is_writable() -> None:
+    """A kernel that writes to its input needs an array that can be written."""

@@ -1,6 +1,0 @@
-"""Rewriting a recorded program: fewer and larger numpy calls that give the same values."""
-
-from simulate.run.fusion.execute import Fused, FusionReport
-from simulate.run.fusion.graph import NotFused
-
-__all__ = ["Fused", "FusionReport", "NotFused"]

@@ -1,0 +1,91 @@
+"""The instructions of a launch made again from its streams: plans over tensors that have no bytes yet.
+
+A stream holds templates and serial numbers, no memory. Whoever runs a launch again, in replay or in another order,
+makes the tensors anew and decides where their bytes lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from simulate.isa.plan import Plan
+from simulate.memory import NkiTensor, Storage
+from simulate.memory.layout import Layout
+from simulate.run.stream import Stream
+
+NO_BYTES = np.empty(1, np.uint8)
+"""The bytes of a tensor that has none. It is not empty: numpy lays a view of any size over an empty buffer."""
+
+
+class Rebuilt:
+    """The tensors and plans of the streams of one launch.
+
+    `plans` has a list per stream. `storages` knows the allocations by rank and serial number; cores of one rank share
+    them. `views` lists every view that the plans take of an allocation. Constants of the kernel have their contents.
+    """
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self.storages: dict[tuple[int, int], Storage] = {}
+        self.views: dict[tuple[int, int], list[NkiTensor]] = {}
+        self._tensors: dict[tuple[int, int, int], NkiTensor] = {}
+        self._streams = {stream.rank: stream for stream in streams}
+        self.plans = [self._plans(stream) for stream in streams]
+        for rank, stream in self._streams.items():
+            for serial, constant in stream.constants.items():
+                storage = self.storage(rank, serial)
+                storage.host = constant.contents
+                storage.array = constant.contents.reshape(-1).view(np.uint8)
+
+    def storage(self, rank: int, serial: int) -> Storage:
+        """An allocation of a rank."""
+        storage = self.storages.get((rank, serial))
+        if storage is None:
+            record = self._streams[rank].tensors[serial]
+            form = record.form
+            storage = Storage(form.shape, form.dtype, form.buffer, record.name, array=NO_BYTES, fresh=True)
+            storage.array, storage.serial, storage.line = NO_BYTES, serial, record.line
+            self.storages[rank, serial] = storage
+            self.views[rank, serial] = []
+        return storage
+
+    def tensor(self, rank: int, serial: int, layout: Layout) -> NkiTensor:
+        """A view of an allocation; equal views are one tensor."""
+        key = rank, serial, id(layout)
+        tensor = self._tensors.get(key)
+        if tensor is None:
+            tensor = self._tensors[key] = NkiTensor.laid(layout, self.storage(rank, serial))
+            self.views[rank, serial].append(tensor)
+        return tensor
+
+    def _plans(self, stream: Stream) -> list[Plan]:
+        rank, templates, operands = stream.rank, stream.templates, stream.operands
+        plans: list[Plan] = []
+        at = 0
+        for number in stream.template_ids:
+            template = templates[number]
+            plan = template.plan
+            found: list[NkiTensor] = []
+            if template.direct:
+                for place, operand in enumerate(template.operands, at):
+                    found.append(self.tensor(rank, operands[place], operand.layout))
+                at += len(found)
+            else:
+                for operand in (*plan.reads, *plan.writes):
+                    dynamic = operand.dynamic
+                    if dynamic is None:
+                        found.append(self.tensor(rank, operands[at], operand.layout))
+                        at += 1
+                        continue
+                    index = self.tensor(rank, operands[at + 1], dynamic.index.layout)
+                    tensor = NkiTensor.laid(
+                        operand.layout, self.storage(rank, operands[at]), replace(dynamic, index=index)
+                    )
+                    self.views[rank, operands[at]].append(tensor)
+                    found.append(tensor)
+                    at += 2
+            reads = len(plan.reads)
+            plans.append(plan.over(tuple(found[:reads]), tuple(found[reads:])))
+        return plans

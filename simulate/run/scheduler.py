@@ -1,0 +1,251 @@
+"""The core scheduler: the cores of a world run one at a time and wait for each other in rendezvous.
+
+Each core runs the kernel's Python in a thread of its own, but exactly one runs at a time; it yields at a rendezvous or
+at its end. So runs are deterministic, a deadlock is a state that is seen at once, and the first error is the one shown.
+
+With a seed the schedule is random: the seed draws which core runs next, and after which instructions a core is
+preempted. A correct kernel computes the same bytes for every seed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from simulate.errors import Deadlock, InvalidArgument, Location, RendezvousMismatch
+from simulate.isa.plan import Rendezvous
+from simulate.run.processes import Posted, Processes
+
+
+class _Abandoned(BaseException):
+    """Unwinds the thread of a core after another one has failed."""
+
+
+@dataclass
+class _Gathering:
+    """The members of one rendezvous that have arrived."""
+
+    serial: int
+    arrived: dict[int, tuple[Rendezvous, list[np.ndarray], Location]] = field(default_factory=dict)
+    cores: list[int] = field(default_factory=list)
+    results: dict[int, list[np.ndarray]] = field(default_factory=dict)
+
+
+class CoreScheduler:
+    """The order in which the cores of a world run; cores are numbered 0 … count-1.
+
+    Without a seed the next core that can run does, from 0 on, until it has to wait. With one, core `seed % count`
+    begins, and who goes on and for how long is drawn; the same seed gives the same turns. With `elsewhere`, all cores
+    belong to one rank, and the other ranks run in processes of their own.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        elsewhere: Processes | None = None,
+        seed: int | None = None,
+        resumes: Callable[[int], None] = lambda core: None,
+    ) -> None:
+        """`resumes` is called with a core of several that begins or goes on, while no other one runs."""
+        self.count = count
+        self._resumes = resumes
+        self._elsewhere = elsewhere
+        self._posted: list[tuple[_Gathering, Posted]] = []
+        self.drawn = seed is not None and count > 1
+        self._first = (seed or 0) % count
+        self._draw = random.Random(f"turns {seed}")  # a string: small numbers begin alike
+        self._gatherings: dict[Hashable, _Gathering] = {}
+        self._completed = 0
+        self._waiting: dict[int, tuple[_Gathering, Rendezvous, Location]] = {}
+        self._done: set[int] = set()
+        self._error: BaseException | None = None
+        self._go = [threading.Semaphore(0) for _ in range(count)]
+        self._finished = threading.Event()
+
+    def run(self, bodies: list[Callable[[], None]]) -> None:
+        """Run one body per core to the end of all; raises the first error of any."""
+        if self.count == 1:
+            bodies[0]()
+            return
+        threads = [
+            threading.Thread(target=self._thread, args=(core, body), name=f"core-{core}")
+            for core, body in enumerate(bodies)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            self._go[self._first].release()
+            self._finished.wait()
+        except BaseException as interrupt:
+            # A keyboard interrupt reaches the main thread only: let the cores unwind before passing it on.
+            self._error = interrupt
+            self._release_all()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _thread(self, core: int, body: Callable[[], None]) -> None:
+        self._go[core].acquire()
+        try:
+            if self._error is None:
+                self._resumes(core)
+                body()
+        except _Abandoned:
+            pass
+        except BaseException as error:
+            if self._error is None:
+                self._error = error
+        self._done.add(core)
+        self._pass_turn(core)
+
+    def _pass_turn(self, core: int) -> None:
+        if self._error is not None:
+            self._release_all()
+            if len(self._done) == self.count:
+                self._finished.set()
+            return
+        ready = self._ready_after(core)
+        if ready:
+            self._go[self._choose(ready)].release()
+            return
+        if len(self._done) == self.count:
+            self._finished.set()
+            return
+        try:
+            self._meet_elsewhere()
+        except BaseException as error:
+            self._error = error
+        self._pass_turn(core)
+
+    def _meet_elsewhere(self) -> None:
+        """Complete one of the rendezvous with other processes that this one's cores wait in; Deadlock if none does."""
+        if self._elsewhere is None or not self._posted:
+            raise self._deadlock()
+        index, arrived = self._elsewhere.wait([posted for _, posted in self._posted])
+        gathering, posted = self._posted.pop(index)
+        gathering.arrived = dict(zip(posted.rendezvous.members, arrived))
+        del self._gatherings[posted.rendezvous.place]
+        self._hold(gathering, posted.rendezvous, posted.dry)
+        for waiting in gathering.cores:
+            del self._waiting[waiting]
+
+    def _ready_after(self, core: int) -> list[int]:
+        """The cores that can run, beginning with the one after `core` and ending with itself."""
+        return [
+            candidate
+            for step in range(1, self.count + 1)
+            if (candidate := (core + step) % self.count) not in self._done and candidate not in self._waiting
+        ]
+
+    def _choose(self, ready: Sequence[int]) -> int:
+        return self._draw.choice(ready) if self.drawn else ready[0]
+
+    def preempt(self, core: int) -> None:
+        """Let the core that is drawn go on before `core` does, which may be `core` itself."""
+        chosen = self._choose(self._ready_after(core))
+        if chosen == core:
+            return
+        self._go[chosen].release()
+        self._go[core].acquire()
+        if self._error is not None:
+            raise _Abandoned
+        self._resumes(core)
+
+    def _release_all(self) -> None:
+        for core, semaphore in enumerate(self._go):
+            if core not in self._done:
+                semaphore.release()
+
+    def _deadlock(self) -> Deadlock:
+        lines = []
+        for core, (gathering, rendezvous, where) in sorted(self._waiting.items()):
+            missing = ", ".join(
+                str(member) for member in rendezvous.members if member not in gathering.arrived
+            )
+            lines.append(
+                f"core {core} waits in {rendezvous.terms.get('operation', 'a rendezvous')} at {where} for {missing}"
+            )
+        lines += [f"core {core} has ended" for core in sorted(self._done)]
+        return Deadlock(
+            "NKW-DEADLOCK",
+            "every core that has not ended waits for another one\n  " + "\n  ".join(lines),
+        )
+
+    def meet(
+        self,
+        core: int,
+        member: int,
+        rendezvous: Rendezvous,
+        operands: list[np.ndarray],
+        where: Location,
+        dry: bool = False,
+    ) -> tuple[list[np.ndarray], int]:
+        """Wait until every member has come; returns this member's results and the rendezvous's serial number.
+
+        Raises RendezvousMismatch where members disagree, Deadlock where one can never come.
+        """
+        gathering = self._gatherings.get(rendezvous.place)
+        if gathering is None:
+            gathering = self._gatherings[rendezvous.place] = _Gathering(self._completed)
+            self._completed += 1
+        gathering.arrived[member] = (rendezvous, operands, where)
+        if len(gathering.arrived) == len(rendezvous.members):
+            del self._gatherings[rendezvous.place]
+            self._hold(gathering, rendezvous, dry)
+            for waiting in gathering.cores:
+                del self._waiting[waiting]
+        else:
+            self._waiting[core] = gathering, rendezvous, where
+            gathering.cores.append(core)
+            if self._elsewhere is not None and rendezvous.by_rank:
+                self._posted.append((gathering, self._elsewhere.post(rendezvous, operands, where, dry)))
+            if self.count == 1:
+                self._meet_elsewhere()
+                return gathering.results[member], gathering.serial
+            self._pass_turn(core)
+            self._go[core].acquire()
+            if self._error is not None:
+                raise _Abandoned
+            self._resumes(core)
+        return gathering.results[member], gathering.serial
+
+    @staticmethod
+    def _hold(gathering: _Gathering, rendezvous: Rendezvous, dry: bool) -> None:
+        arrived = [gathering.arrived[member] for member in rendezvous.members]
+        check_agreement(rendezvous.members, arrived)
+        if dry:
+            gathering.results = {member: [] for member in rendezvous.members}
+            return
+        results = rendezvous.exchange([operands for _, operands, _ in arrived])
+        gathering.results = dict(zip(rendezvous.members, results))
+
+
+def check_agreement(
+    members: tuple[int, ...], arrived: Sequence[tuple[Rendezvous, list[Any], Location]]
+) -> None:
+    """Raise RendezvousMismatch with every term on which members differ, the value of each member, and its line."""
+    lines = []
+    keys = list(dict.fromkeys(key for rendezvous, _, _ in arrived for key in rendezvous.terms))
+    for key in keys:
+        said = [rendezvous.terms.get(key) for rendezvous, _, _ in arrived]
+        if any(value != said[0] for value in said):
+            lines += [
+                f"  {key}: member {member} says {value} ({where})"
+                for member, value, (_, _, where) in zip(members, said, arrived)
+            ]
+    if lines:
+        message = "\n".join(["the members of a rendezvous disagree", *lines])
+        raise RendezvousMismatch("NKW-RENDEZVOUS", message, arrived[0][2])
+
+
+def check_world(ranks: int) -> None:
+    """Refuse a world without ranks."""
+    if ranks < 1:
+        raise InvalidArgument("NKW-WORLD", f"a world of {ranks} ranks; give 1 or more")

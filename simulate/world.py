@@ -1,0 +1,187 @@
+"""Launching a kernel on the ranks of a world: all in this process, or each in one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulate.errors import InvalidArgument, NkwError
+from simulate.hardware import Hardware
+from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, execute_launch, observers, plain
+from simulate.run.location import here
+from simulate.run.machine import Mode
+from simulate.run.processes import Processes, started_by_torchrun
+from simulate.run.scheduler import check_world
+from simulate.run.target import check_logical_core, target_hardware
+
+if TYPE_CHECKING:
+    from simulate.replay import ReplayCache, ReplayOptions
+
+_replays: list[ReplayCache] = []
+"""The caches of launches outside a World: that of the process, made when it is needed, and those of `replaying`."""
+
+
+def launch(
+    kernel: Callable[..., Any],
+    arguments: ArgumentsOfRanks,
+    chip: Hardware | None = None,
+    logical_core_size: int = 1,
+    mode: Mode = Mode.eager,
+    has_grid: bool = False,
+    elsewhere: Processes | None = None,
+    replay: ReplayOptions | None = None,
+    replays: ReplayCache | None = None,
+) -> Launch:
+    """Run `kernel`, a plain function of the NKI language, once per rank with that rank's (args, kwargs).
+
+    `logical_core_size` is the number of physical cores of each rank (LNC). With `elsewhere`, this process holds one
+    rank and meets the others, which launch the same kernel in processes of their own. Values exist when the call
+    returns; arrays that a kernel writes to are updated in place. `replay` says how launches are replayed in mode
+    replay (default: as the environment says), from the programs of `replays` (default: those of the process). Raises
+    what the kernel raises, RuleViolation for a broken rule (also where live tiles exceed SBUF or PSUM), Deadlock,
+    RendezvousMismatch, and ReplayMismatch where replays are verified.
+    """
+    check_world(len(arguments))
+    request = LaunchRequest(
+        kernel,
+        arguments,
+        chip or target_hardware(),
+        logical_core_size,
+        Mode.dry if mode is Mode.dry else Mode.eager,
+        has_grid,
+        elsewhere,
+        observers=observers(),
+    )
+    with elsewhere.launch() if elsewhere is not None else nullcontext():
+        observed = any(each.sees_instructions or each.keeps_calls for each in request.observers)
+        if mode is Mode.replay and not observed:
+            return _replayed(request, replay, replays)
+        try:
+            return execute_launch(request)
+        except NkwError as error:
+            if isinstance(error, InvalidArgument):  # no kernel line is at fault, but the one that launches
+                error.where = error.where or here()
+            for observer in request.observers:
+                observer.refused(error)
+            raise
+
+
+def _replayed(request: LaunchRequest, options: ReplayOptions | None, replays: ReplayCache | None) -> Launch:
+    from simulate.replay import ReplayOptions, replayed  # most processes replay nothing
+
+    return replayed(request, options or ReplayOptions.from_environment(), replays or process_replays())
+
+
+def process_replays() -> ReplayCache:
+    """The replay cache of launches outside a World, such as plain calls of kernels."""
+    from simulate.replay import ReplayCache
+
+    if not _replays:
+        _replays.append(ReplayCache())
+    return _replays[-1]
+
+
+@contextmanager
+def replaying(replays: ReplayCache) -> Iterator[None]:
+    """Let launches outside a World use `replays` inside a `with` block."""
+    process_replays()
+    _replays.append(replays)
+    try:
+        yield
+    finally:
+        _replays.remove(replays)
+
+
+class World:
+    """Ranks that run the same kernels together, each with its own arguments, and the programs of their replays."""
+
+    def __init__(
+        self,
+        target: str | None = None,
+        ranks: int = 1,
+        logical_core_size: int = 1,
+        replay: ReplayOptions | None = None,
+        replays: ReplayCache | None = None,
+    ) -> None:
+        """A world of `ranks` ranks of the chip `target`. Raises InvalidArgument for values it cannot have.
+
+        `replay` says how it replays launches; without it the environment does. `replays` are programs that it shares
+        with others; by default it has its own.
+        """
+        check_world(ranks)
+        self.hardware = target_hardware(target)
+        check_logical_core(self.hardware, logical_core_size)
+        self.ranks = ranks
+        self.logical_core_size = logical_core_size
+        self.replay = replay
+        self._elsewhere: Processes | None = None
+        self._replays = replays
+
+    @property
+    def replays(self) -> ReplayCache:
+        """The programs of this world's launches in mode replay, and their report."""
+        if self._replays is None:
+            from simulate.replay import ReplayCache
+
+            self._replays = ReplayCache()
+        return self._replays
+
+    @classmethod
+    def of_processes(
+        cls, target: str | None = None, logical_core_size: int = 1, replay: ReplayOptions | None = None
+    ) -> World:
+        """The world whose ranks are the processes that torchrun started, this one among them.
+
+        `launch` then takes the arguments of this process's rank alone, and returns its outputs alone. Every process
+        has to make the same launches in the same order. Raises InvalidArgument outside of torchrun, Unsupported
+        without torch.
+        """
+        world = cls(target, 1, logical_core_size, replay)
+        world._elsewhere = Processes.join()
+        return world
+
+    @staticmethod
+    def has_processes() -> bool:
+        """Whether torchrun started this process as one of several."""
+        return started_by_torchrun()
+
+    @property
+    def rank(self) -> int:
+        """The first rank that this process holds: 0 unless the other ranks are processes of their own."""
+        return 0 if self._elsewhere is None else self._elsewhere.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are in all processes together."""
+        return self.ranks if self._elsewhere is None else self._elsewhere.ranks
+
+    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """An array of every rank, in their order, of those that this process's ranks give."""
+        if len(arrays) != self.ranks:
+            raise InvalidArgument("NKW-WORLD", f"{len(arrays)} arrays for a world of {self.ranks} ranks")
+        return list(arrays) if self._elsewhere is None else self._elsewhere.gather(arrays[0])
+
+    def launch(
+        self,
+        kernel: Any,
+        arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+        mode: Mode = Mode.eager,
+    ) -> Launch:
+        """Launch a kernel (jitted or plain) on every rank; `arguments` has one (args, kwargs) per rank."""
+        if len(arguments) != self.ranks:
+            raise InvalidArgument(
+                "NKW-WORLD", f"{len(arguments)} sets of arguments for a world of {self.ranks} ranks"
+            )
+        return launch(
+            plain(kernel),
+            arguments,
+            self.hardware,
+            self.logical_core_size,
+            mode,
+            elsewhere=self._elsewhere,
+            replay=self.replay,
+            replays=self.replays if mode is Mode.replay else None,
+        )

@@ -1,0 +1,131 @@
+"""Kernels whose result on a NeuronCore differs from what their source suggests."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from tests.faults.data import copied_out, ramp
+from tests.faults.table import fault
+
+LOW = -30000.0
+
+
+@fault(
+    "NKW-TRANSPOSE-SPREAD",
+    ramp(8, 8),
+    answer=lambda x: np.where(np.tri(8, dtype=bool), x, LOW).T,
+    target="trn1",
+)
+def infinite_mask_transposed(x, sick):
+    """Scores are masked with minus infinity, which the Tensor engine of trn1 spreads when it transposes them."""
+    scores = nl.load(x)
+    low = -np.inf if sick else LOW
+    select = {"pattern": [[-1, 8]], "channel_multiplier": 1, "cmp_op": nl.greater_equal}
+    nisa.affine_select(dst=scores, on_true_tile=scores, on_false_value=low, **select)
+    turned = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=turned, data=scores)  # blamed
+    return copied_out(turned)
+
+
+@fault(
+    "NKW-INT-FLOAT32",
+    np.array([[2**24 + 1], [2**24 + 3], [1], [7]], np.int32),
+    answer=lambda positions: ((positions & (2**24 - 1)) < 2).astype(np.int32),
+)
+def integers_in_a_mask(positions, sick):
+    """Positions beyond 2**24 are compared on the float32 path, where neighbours are equal."""
+    tile = nl.load(positions)
+    if not sick:
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.bitwise_and, operand0=2**24 - 1)
+    before = nl.ndarray((4, 1), dtype=nl.int32)
+    nisa.tensor_scalar(dst=before, data=tile, op0=nl.less, operand0=2.0)  # blamed
+    return copied_out(before)
+
+
+@fault(
+    "NKW-INT-FLOAT32", np.array([[2**24 + 1], [2**24 + 3], [5], [7]], np.int32), answer=lambda ids: ids + ids
+)
+def large_integers(ids, sick):
+    """Vocabulary offsets beyond 2**24 are added on the float32 path."""
+    tile = nl.load(ids)
+    engine = nisa.engine.vector if sick else nisa.engine.gpsimd
+    doubled = nl.ndarray((4, 1), dtype=nl.int32, name="doubled")
+    nisa.tensor_tensor(dst=doubled, data1=tile, data2=tile, op=nl.add, engine=engine)  # blamed
+    return copied_out(doubled)
+
+
+@fault(
+    "NKW-PSUM-INIT",
+    ramp(2, 5, 4),
+    ramp(5, 6),
+    answer=lambda a, b: np.einsum("mki,kj->mij", a, b),
+    target="trn1",
+)
+def memset_before_the_first_product(a, b, sick):
+    """Every row block clears its PSUM tile on the Vector engine before it accumulates."""
+    right = nl.load(b)
+    out = nl.ndarray((2, 4, 6), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    for m in range(2):
+        sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name=f"sums{m}")
+        if sick and m == 0:
+            nisa.memset(dst=sums, value=0.0)
+        nisa.nc_matmul(dst=sums, stationary=nl.load(a[m]), moving=right)  # blamed
+        result = nl.ndarray((4, 6), dtype=nl.float32)
+        nisa.tensor_copy(dst=result, src=sums)
+        nisa.dma_copy(dst=out[m], src=result)
+    return out
+
+
+@fault("NKW-FP8-OVERFLOW", np.tile(np.array([[256, 64]], np.float32), (4, 4)), answer=lambda x: x / 2)
+def overflowing_fp8(x, sick):
+    """Activations are cast to fp8 without a scale, and those beyond 240 become infinite."""
+    tile = nl.load(x)
+    if not sick:
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=0.5)
+    small = nl.ndarray((4, 8), dtype=nl.float8_e4m3)
+    nisa.tensor_copy(dst=small, src=tile)  # blamed
+    return copied_out(small)
+
+
+@fault(
+    "NKW-INT-FLOAT32",
+    np.array([[2**24 + 1], [2**24 + 3], [5], [7]], np.int32),
+    answer=lambda positions: positions,
+)
+def positions_in_float32(positions, sick):
+    """Positions beyond 2**24 are stored as float32 by a DMA that converts."""
+    tile = nl.load(positions)
+    kind = nl.float32 if sick else nl.int32
+    moved = nl.ndarray((4, 1), dtype=kind, name="moved")
+    nisa.tensor_copy(dst=moved, src=tile)  # blamed
+    return copied_out(moved)
+
+
+@fault("NKW-AFFINE-CARRIED", ramp(3, 4, 8), answer=lambda x: x)
+def tile_outside_an_affine_loop(x, sick):
+    """A tile from outside is loaded in every iteration of a loop that declares its iterations independent."""
+    out = nl.ndarray((3, 4, 8), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    outside = nl.ndarray((4, 8), dtype=nl.float32, name="outside")
+    nisa.memset(dst=outside, value=1.0)
+    for block in nl.affine_range(3):
+        tile = outside if sick else nl.ndarray((4, 8), dtype=nl.float32)
+        nisa.dma_copy(dst=tile, src=x[block])  # blamed
+        nisa.dma_copy(dst=out[block], src=tile)
+    return out
+
+
+@fault(
+    "NKW-FP8-RANGE",
+    np.full((4, 4), 448, ml_dtypes.float8_e4m3fn),
+    np.full((4, 4), 224, ml_dtypes.float8_e4m3fn),
+    answer=lambda x, small: small.astype(np.float32),
+)
+def wide_fp8(x, small, sick):
+    """Host data in float8_e4m3fn reach 448, the chip's float8_e4m3 only 240."""
+    kept, scaled = nl.load(x), nl.load(small)
+    wide = nl.ndarray((4, 4), dtype=nl.float32)
+    nisa.tensor_copy(dst=wide, src=kept if sick else scaled)  # blamed
+    return copied_out(wide)

@@ -1,0 +1,158 @@
+"""Which elements of a result are defined where an operand is partly unwritten, instruction by instruction.
+
+The documentation leaves a read of unwritten memory undefined. The simulator's decision, which is tried here too:
+copies, element-wise instructions, transposes, matmuls and gathers may read a tile of which a part was written, into
+on-chip memory and with no run-time address. What is computed from the rest is POISON, which counts as unwritten.
+Everything else refuses, and so does everything where the whole operand is unwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tests.oracle.machine import EMPTY, WRITTEN, Operand
+
+Call = Mapping[str, Any]
+Defined = list[tuple[Operand, np.ndarray]]
+"""A result and which of its elements are defined, in its shape."""
+
+_ON_CHIP = ("sbuf", "psum")
+
+
+def poisoned(name: str, generation: int, call: Call) -> Defined | None:
+    """The results of a call that reads unwritten elements and may; None if it reads none, or is refused."""
+    rule = _RULES.get(name)
+    if rule is None or (name == "activation" and _uses_registers(call)):
+        return None
+    reads = [value for key, value in call.items() if isinstance(value, Operand) and key != "dst"]
+    at_run_time = any(each.is_dynamic for each in (call["dst"], *reads))
+    if at_run_time or call["dst"].memory.buffer not in _ON_CHIP:
+        return None
+    if name == "nonzero_with_count":
+        reads = [_served(call["src"])]
+    if name == "quantize_mx":
+        reads = [call["src"]]
+    if name == "nc_matmul_mx":
+        reads = [call["stationary"], call["moving"]]
+        for side in ("stationary", "moving"):
+            reads += _scale_rows(call[side], call[f"{side}_scale"])
+    unwritten = [each for each in reads if not defined(each).all()]
+    if not unwritten or not all(_partly(each) for each in unwritten):
+        return None
+    return rule(generation, call)
+
+
+def defined(operand: Operand) -> np.ndarray:
+    """Which elements hold what was written or computed from what was written."""
+    return (operand.memory.state[operand.every_byte()] & WRITTEN).all(axis=-1)
+
+
+def _partly(operand: Operand) -> bool:
+    """Whether something lies in the operand, be it undefined."""
+    return bool((operand.memory.state[operand.every_byte()] != EMPTY).all(axis=-1).any())
+
+
+def _uses_registers(call: Call) -> bool:
+    return call.get("reduce_cmd", "idle") != "idle" or call.get("reduce_res") is not None
+
+
+def _served(operand: Operand) -> Operand:
+    """The first of every 16 partitions."""
+    return Operand(operand.memory, operand.format, operand.addresses[::16])
+
+
+def _elementwise(generation: int, call: Call) -> Defined:
+    dst = call["dst"]
+    result = np.ones(dst.addresses.size, np.bool_)
+    for key, value in call.items():
+        if isinstance(value, Operand) and key != "dst":
+            seen = defined(value).reshape(-1)
+            result &= seen if seen.size == result.size else np.repeat(seen, result.size // seen.size)
+    return [(dst, result.reshape(dst.shape))]
+
+
+def _shuffled(generation: int, call: Call) -> Defined:
+    dst, mask, rows = call["dst"], call["shuffle_mask"], defined(call["src"].flat())
+    result = np.ones(dst.flat().shape, np.bool_)
+    for row in range(dst.shape[0]):
+        if mask[row % 32] != 255:
+            result[row] = rows[row // 32 * 32 + mask[row % 32]]
+    return [(dst, result.reshape(dst.shape))]
+
+
+def _transposed(generation: int, call: Call) -> Defined:
+    dst, data = call["dst"], defined(call["data"].flat())
+    by_matmul = call["engine"] == "tensor" or (call["engine"] == "unknown" and dst.memory.buffer == "psum")
+    if by_matmul and generation == 2:  # every element of a row of the result sums a column of the data
+        data = np.repeat(data.all(axis=0, keepdims=True), data.shape[0], axis=0)
+    return [(dst, data.T.reshape(dst.shape))]
+
+
+def _multiplied(generation: int, call: Call) -> Defined:
+    dst, stationary, moving = call["dst"], call["stationary"].flat(), call["moving"].flat()
+    if call.get("is_transpose") and generation > 2:
+        return [(dst, defined(stationary).T.reshape(dst.shape))]
+    columns = [defined(side).all(axis=0) for side in (stationary, moving)]
+    if call.get("perf_mode") == "double_row":
+        columns = [side.reshape(2, -1).all(axis=0) for side in columns]
+    return [(dst, (columns[0][:, None] & columns[1][None, :]).reshape(dst.shape))]
+
+
+def _scale_rows(data: Operand, scale: Operand) -> list[Operand]:
+    """The scales of an MX operand: four rows of every quadrant of partitions."""
+    at = scale.flat().addresses[:, : int(np.prod(data.shape[1:]))]
+    quadrants = range(0, data.shape[0], 32)
+    return [Operand(scale.memory, scale.format, at[first : first + 4]) for first in quadrants]
+
+
+def _multiplied_mx(generation: int, call: Call) -> Defined:
+    columns = []
+    for side in ("stationary", "moving"):
+        data = call[side].flat()
+        parts = [data, *_scale_rows(data, call[f"{side}_scale"])]
+        columns.append(np.array([defined(part).all(axis=0) for part in parts]).all(axis=0))
+    dst = call["dst"]
+    return [(dst, (columns[0][:, None] & columns[1][None, :]).reshape(dst.shape))]
+
+
+def _quantized(generation: int, call: Call) -> Defined:
+    """Eight partitions of four elements share a scale; one that is undefined leaves none of them defined."""
+    dst, rows = call["dst"], defined(call["src"].flat())
+    groups = np.zeros((rows.shape[0] // 8, rows.shape[1] // 4), np.bool_)
+    for group in range(groups.shape[0]):
+        for f in range(groups.shape[1]):
+            groups[group, f] = rows[8 * group : 8 * group + 8, 4 * f : 4 * f + 4].all()
+    scales = _scale_rows(dst, call["dst_scale"])
+    found: Defined = [(dst, np.repeat(groups, 8, axis=0).reshape(dst.shape))]
+    return found + [(scale, groups[4 * q : 4 * q + 4]) for q, scale in enumerate(scales)]
+
+
+def _gathered(generation: int, call: Call) -> Defined | None:
+    if not defined(call["index"]).all():
+        return None
+    rows = defined(call["src_buffer"].flat()).all(axis=1)
+    dst = call["dst"]
+    return [(dst, np.broadcast_to(rows.reshape(-1, *(1,) * (dst.addresses.ndim - 1)), dst.shape))]
+
+
+def _counted(generation: int, call: Call) -> Defined:
+    to, rows = _served(call["dst"].flat()), defined(_served(call["src"].flat())).all(axis=1)
+    return [(to, np.broadcast_to(rows[:, None], to.shape))]
+
+
+_RULES: dict[str, Callable[[int, Call], Defined | None]] = {
+    **dict.fromkeys(
+        "tensor_copy tensor_tensor tensor_scalar scalar_tensor_tensor reciprocal activation dma_copy".split(),
+        _elementwise,
+    ),
+    "nc_stream_shuffle": _shuffled,
+    "nc_transpose": _transposed,
+    "nc_matmul": _multiplied,
+    "nc_matmul_mx": _multiplied_mx,
+    "quantize_mx": _quantized,
+    "local_gather": _gathered,
+    "nonzero_with_count": _counted,
+}

@@ -1,0 +1,189 @@
+"""The campaign on a sample, and that it can tell a fault from an equivalent and a rule from a number."""
+
+from __future__ import annotations
+
+import ast
+import json
+import mmap
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from tools.mutants.__main__ import CAUGHT, MORTALITY, sampled
+from tools.mutants.campaign import Result, run
+from tools.mutants.cases import cases
+from tools.mutants.equivalents import EQUIVALENTS, matches, reason
+from tools.mutants.judge import Fate, Verdict, launched
+from tools.mutants.log import Call, same_calls
+from tools.mutants.operators import mutants
+from tools.mutants.source import FOLDER, MODULES, kernels, mutated, tree
+from tools.mutants.table import as_json, caught_without_numbers, column, equivalent, mortality, table
+
+EVERYTHING = mutants()
+
+
+def fates(*words: str) -> dict[str, Verdict]:
+    """Run the mutants whose keys contain some words; the verdict of each by its key."""
+    chosen = [mutant for mutant in EVERYTHING if any(word in mutant.key for word in words)]
+    assert len(chosen) >= len(words)
+    return {result.mutant.key: result.verdict for result in run(chosen)}
+
+
+def test_every_mutant_is_named_once_and_compiles() -> None:
+    assert len({mutant.key for mutant in EVERYTHING}) == len(EVERYTHING) > 2000
+    for mutant in sampled(EVERYTHING, 40, seed=1):
+        compile(mutated(mutant), mutant.module, "exec")
+
+
+def test_the_sources_themselves_stay_as_they_are() -> None:
+    before = {module: ast.dump(tree(module)) for module in MODULES}
+    for mutant in sampled(EVERYTHING, 40, seed=2):
+        assert ast.dump(mutated(mutant)) != before[mutant.module], mutant.key
+    assert before == {module: ast.dump(tree(module)) for module in MODULES}
+
+
+def test_references_and_guards_are_left_alone() -> None:
+    touched = {mutant.function for mutant in EVERYTHING}
+    assert not [name for name in touched if name.endswith("_reference")]
+    assert touched.isdisjoint({"check_heads", "expect_dims"})
+
+
+@pytest.mark.slow
+def test_a_sample_dies_and_what_breaks_a_rule_is_caught_without_numbers() -> None:
+    results = run(sampled(EVERYTHING, 40, seed=0))
+    died, alive = mortality(results)
+    caught, breaking = caught_without_numbers(results)
+    assert died >= MORTALITY * alive, [r.mutant.key for r in results if column(r) == "survived"]
+    assert breaking > 20
+    assert caught >= CAUGHT * breaking
+    assert [row["mutant"] for row in json.loads(as_json(results))] == [
+        result.mutant.key for result in results
+    ]
+    assert "| all | 40 |" in table(results)
+
+
+@pytest.mark.slow
+def test_each_fate_has_its_mutant() -> None:
+    known = fates(
+        "embedding.embedding bound: range(0, tokens, PARTITIONS): tokens - 1",
+        "lm_head.gather_candidates group: all_gather replica_group: the order reversed",
+        "lm_head.gather_candidates rank: not on rank 0",
+        "all_reduce.all_reduce drop: nisa.dma_copy(dst=total",
+        "all_reduce.all_reduce duplicate: nisa.dma_copy(dst=total",
+        "softmax.running_bias value: negate=True -> False",
+    )
+    assert {(v.fate, v.how) for k, v in known.items() if "tokens - 1" in k} == {
+        (Fate.found, "NKW-OUTPUT-PARTIAL")
+    }
+    assert {v.fate for k, v in known.items() if "not on rank 0" in k} == {Fate.refused}
+    assert {v.fate for k, v in known.items() if "reversed" in k or "negate" in k} == {Fate.numbers}
+    assert {(v.fate, v.how) for k, v in known.items() if "total" in k and "duplicate" in k} == {
+        (Fate.equal, "repeated")
+    }
+
+
+@pytest.mark.slow
+def test_the_cases_run_every_line_of_the_kernels() -> None:
+    seen: set[tuple[str, int]] = set()
+
+    def line(frame: Any, event: str, argument: Any) -> Any:
+        if event == "line":
+            seen.add((frame.f_code.co_filename, frame.f_lineno))
+        return line
+
+    def call(frame: Any, event: str, argument: Any) -> Any:
+        return line if frame.f_code.co_filename.startswith(str(FOLDER)) else None
+
+    before = sys.gettrace()
+    threading.settrace(call)
+    sys.settrace(call)
+    try:
+        for case in cases():
+            if case.judge is not None:
+                launched(case)
+    finally:
+        sys.settrace(before)
+        threading.settrace(before)  # type: ignore[arg-type]
+    missing = [
+        f"{module}.py:{statement.lineno}"
+        for module in MODULES
+        for function, _ in kernels(module)
+        for statement in _statements(function)
+        if (str(FOLDER / f"{module}.py"), statement.lineno) not in seen
+    ]
+    assert missing == []
+
+
+def _statements(function: Any) -> list[Any]:
+    inner = [node for node in ast.walk(function) if isinstance(node, ast.stmt) and node is not function]
+    return [
+        node for node in inner if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
+
+
+def test_every_pattern_of_an_equivalent_speaks_of_a_mutant() -> None:
+    for patterns in EQUIVALENTS.values():
+        for pattern in patterns:
+            matching = [mutant.key for mutant in EVERYTHING if matches(mutant.key, pattern)]
+            assert 1 <= len(matching) <= 8, (pattern, matching)
+    assert reason("rmsnorm.rmsnorm drop: nothing of the kind") is None
+
+
+def test_an_equivalent_is_shown_or_argued_and_nothing_else() -> None:
+    argued = next(m for m in EVERYTHING if m.key == "top_k.merge pattern: [[0, 1]]: 0 + 1")
+    swap = next(m for m in EVERYTHING if m.operator == "swap")
+    bound = next(
+        m
+        for m in EVERYTHING
+        if m.key.startswith("matmul.matmul bound: range(0, total_rows, step): total_rows + 1")
+    )
+    assert equivalent(Result(argued, Verdict(Fate.same)))
+    assert equivalent(Result(argued, Verdict(Fate.numbers))) is None
+    assert equivalent(Result(swap, Verdict(Fate.equal, "identical"))) == "identical"
+    assert equivalent(Result(bound, Verdict(Fate.equal, "identical"))) is None
+    assert equivalent(Result(bound, Verdict(Fate.equal, "reordered"))) == "reordered"
+
+
+A, B, C = (("kernel", 1, 1), ("kernel", 2, 1), ("kernel", 3, 1))
+
+
+def instruction(name: str, reads: tuple[Any, ...], writes: tuple[Any, ...], memory: str = "sbuf") -> Call:
+    arguments = tuple(("tile", tile, (), memory) for tile in (*reads, *writes))
+    return Call(name, arguments, reads, writes, accumulates=name == "nc_matmul")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "word"),
+    [
+        ("ab", "ab", "identical"),
+        ("aab", "ab", "repeated"),
+        ("uu", "u", None),  # reads what it writes
+        ("mm", "m", None),  # accumulates
+        ("cb", "bc", "reordered"),
+        ("ac", "ca", None),  # a writes what c reads
+        ("p", "a", "memory"),
+        ("ab", "a", None),
+    ],
+)
+def test_calls_are_equal_only_where_the_data_cannot_tell(ours: str, theirs: str, word: str | None) -> None:
+    book = {
+        "a": instruction("tensor_copy", (B,), (A,)),
+        "b": instruction("activation", (A,), (C,)),
+        "c": instruction("reciprocal", (A,), (B,)),
+        "u": instruction("tensor_scalar", (A,), (A,)),
+        "m": instruction("nc_matmul", (B,), (A,)),
+        "p": instruction("tensor_copy", (B,), (A,), memory="psum"),
+    }
+    assert same_calls({0: [book[x] for x in ours]}, {0: [book[x] for x in theirs]}) == word
+
+
+def test_a_process_that_holds_much_address_space_still_judges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of memory counts from what the process has: test workers that have loaded torch map gigabytes."""
+    held = mmap.mmap(-1, 4 << 30)  # mapped, never touched
+    try:
+        results = run(sampled([m for m in EVERYTHING if "all_reduce" in m.key], 2, seed=0))
+        assert all(result.verdict.fate is not Fate.limit for result in results)
+    finally:
+        held.close()

@@ -1,0 +1,71 @@
+"""`python -m tools.mutants`: all mutants of the shipped kernels, or a sample of them."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from pathlib import Path
+
+import simulate
+
+simulate.install("simulate")
+
+from tools.mutants.campaign import Result, run  # noqa: E402  (the cases import nki)
+from tools.mutants.operators import mutants  # noqa: E402
+from tools.mutants.source import MODULES, Mutant  # noqa: E402
+from tools.mutants.table import as_json, caught_without_numbers, column, mortality, table  # noqa: E402
+
+MORTALITY = 0.98
+CAUGHT = 0.97
+
+
+def sampled(everything: list[Mutant], count: int, seed: int) -> list[Mutant]:
+    """`count` of the mutants, drawn with a seed, in the order of the source."""
+    chosen = set(random.Random(seed).sample(range(len(everything)), min(count, len(everything))))
+    return [mutant for number, mutant in enumerate(everything) if number in chosen]
+
+
+def main() -> int:
+    """Run the campaign and print its tables; 1 if too many survive or too few are caught without numbers."""
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description="break the shipped kernels")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N of the mutants, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
+    parser.add_argument("--file", choices=MODULES, action="append", help="only mutants of this kernel file")
+    parser.add_argument("--only", metavar="WORDS", help="only mutants whose key contains these words")
+    parser.add_argument("--processes", type=int, default=2, help="how many at a time (default 2)")
+    parser.add_argument("--json", metavar="FILE", help="write every mutant with its fate")
+    given = parser.parse_args()
+    chosen = [
+        mutant
+        for mutant in mutants()
+        if (not given.file or mutant.module in given.file) and (not given.only or given.only in mutant.key)
+    ]
+    if given.sample is not None:
+        chosen = sampled(chosen, given.sample, given.seed)
+    if not chosen or given.processes < 1:
+        print("error: no mutant is chosen, or no process may run", file=sys.stderr)
+        return 2
+    done = 0
+
+    def progress(result: Result) -> None:
+        nonlocal done
+        done += 1
+        if done % 100 == 0:
+            print(f"{done} of {len(chosen)}", file=sys.stderr, flush=True)
+
+    results = run(chosen, given.processes, progress)
+    print(table(results))
+    for result in results:
+        if column(result) == "survived" or result.verdict.fate.value in ("poison", "raw", "limit"):
+            fate = result.verdict
+            print(f"{fate.fate.value} {fate.how}: {result.mutant.key}  (line {result.mutant.line})")
+    if given.json:
+        Path(given.json).write_text(as_json(results), encoding="utf-8")
+    died, alive = mortality(results)
+    caught, breaking = caught_without_numbers(results)
+    return int(died < MORTALITY * alive or caught < CAUGHT * breaking)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

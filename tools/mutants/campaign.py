@@ -1,0 +1,113 @@
+"""Running many mutants: each in a process of its own with limits of CPU time and memory, two at a time."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import selectors
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tools.mutants.cases import cases
+from tools.mutants.judge import Baseline, Fate, Verdict, baseline, judged
+from tools.mutants.source import Mutant
+
+CPU_SECONDS = 60
+"""Of one mutant; the shipped kernels take some seconds for all cases. CPU time does not depend on other processes."""
+
+MEMORY_BYTES = 3 << 30
+"""Of address space, on top of what the process has that starts it: a thread that finds none left never begins, and
+whoever started it waits for ever."""
+
+STUCK_SECONDS = 600
+"""A mutant that neither computes nor ends is killed after this time; none is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A mutant and what became of it."""
+
+    mutant: Mutant
+    verdict: Verdict
+
+
+def run(
+    mutants: Sequence[Mutant],
+    processes: int = 2,
+    progress: Callable[[Result], None] = lambda result: None,
+) -> list[Result]:
+    """The results in the order of the mutants, whatever finished first."""
+    known = tuple(baseline(case) for case in cases())
+    results: dict[int, Result] = {}
+    waiting = list(enumerate(mutants))[::-1]
+    with selectors.DefaultSelector() as selector:
+        running = 0
+        while waiting or running:
+            while waiting and running < processes:
+                number, mutant = waiting.pop()
+                child, pipe = _start(mutant, known)
+                selector.register(pipe, selectors.EVENT_READ, (number, mutant, child, bytearray()))
+                running += 1
+            ready = selector.select(STUCK_SECONDS)
+            if not ready:
+                for key in selector.get_map().values():
+                    os.kill(key.data[2], signal.SIGKILL)
+            for key, _ in ready:
+                number, mutant, child, received = key.data
+                chunk = os.read(key.fd, 1 << 16)
+                if chunk:
+                    received += chunk
+                    continue
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                running -= 1
+                results[number] = Result(mutant, _ended(child, bytes(received)))
+                progress(results[number])
+    return [results[number] for number in sorted(results)]
+
+
+def _start(mutant: Mutant, known: Iterable[Baseline]) -> tuple[int, int]:
+    """Fork a process that judges one mutant; returns its id and the pipe on which its verdict arrives."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        return child, reading
+    status = 1
+    try:
+        os.close(reading)
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+        memory = _address_space_bytes() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        verdict = judged(mutant, cases(), tuple(known))
+        os.write(writing, pickle.dumps(verdict))
+        status = 0
+    finally:
+        os._exit(status)
+    raise AssertionError("unreachable")
+
+
+def _address_space_bytes() -> int:
+    """What this process has mapped; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as pages:
+            return int(pages.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def _ended(child: int, received: bytes) -> Verdict:
+    _, status = os.waitpid(child, 0)
+    if received:
+        verdict: Verdict = pickle.loads(received)
+        return verdict
+    if os.WIFSIGNALED(status):
+        return Verdict(Fate.limit, f"signal {os.WTERMSIG(status)}")
+    return Verdict(Fate.limit, "no verdict")

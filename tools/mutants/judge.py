@@ -1,0 +1,228 @@
+"""The fate of a mutant: it is run on the cases until something notices, and looked at closely if nothing does."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+import simulate
+from simulate.check import Severity, detect, gathered
+from simulate.errors import NkwError
+from simulate.memory.storage import Storage
+from simulate.run.location import PACKAGE
+from tests.kernels.accuracy import as_tuple, copied
+from tools.mutants.cases import Case, Outputs
+from tools.mutants.log import Call, logged, same_calls
+from tools.mutants.source import FOLDER, Mutant, mutated
+
+
+class Fate(str, Enum):
+    """What noticed a mutant.
+
+    refused: a typed error of the simulator. guarded: an assertion of the kernel. python: an exception of Python itself
+    in the kernel. raw: an exception of Python or numpy inside the simulator, which is a fault of the simulator. found:
+    a detector. numbers: the outputs differ from the reference. poison: the outputs depend on bytes that nobody wrote,
+    which should have been noticed without numbers. limit: it ran longer than it may. equal: nothing did, and it issues
+    the same as the original, as `how` says. same: nothing did, and the outputs have the same bytes. close: nothing
+    did, and the outputs are as near to the reference as they have to be.
+    """
+
+    refused = "refused"
+    guarded = "guarded"
+    python = "python"
+    raw = "raw"
+    found = "found"
+    numbers = "numbers"
+    poison = "poison"
+    limit = "limit"
+    equal = "equal"
+    same = "same"
+    close = "close"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The fate of a mutant, what told it (a code, an exception, how it is equal), and the case that did."""
+
+    fate: Fate
+    how: str = ""
+    case: str = ""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the kernel as shipped does on one case: its outputs, its calls, and the functions it runs."""
+
+    outputs: Outputs
+    calls: dict[int, list[Call]]
+    functions: frozenset[tuple[str, str]]
+
+
+def launched(case: Case) -> tuple[Outputs, list[Any]]:
+    """The outputs of every rank and what the detectors find; raises what the launch raises."""
+    kernel = getattr(sys.modules["nki_kernels"], case.kernel)
+    world = simulate.World(case.target, case.ranks)
+    if case.judge is None:
+        world.launch(kernel, [(arguments, {}) for arguments in case.arguments], mode=simulate.Mode.dry)
+        return [], []
+    given = [(copied(arguments), {}) for arguments in case.arguments]
+    with gathered() as seen:
+        done = world.launch(kernel, given)
+    findings = [finding for launch, evidence in seen.launches for finding in detect(launch, evidence)]
+    return [as_tuple(output) for output in done.outputs], findings
+
+
+def baseline(case: Case) -> Baseline:
+    """Run a case on the kernels as shipped; they have to pass it without findings."""
+    functions: set[tuple[str, str]] = set()
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(FOLDER)):
+            functions.add((frame.f_globals["__name__"].rpartition(".")[2], frame.f_code.co_name))
+
+    with logged() as calls, _profiled(profile):
+        outputs, findings = launched(case)
+    assert not findings, f"{case.kernel} as shipped has findings: {findings}"
+    if case.judge is not None:
+        case.judge(outputs)
+    return Baseline(outputs, calls, frozenset(functions))
+
+
+@contextmanager
+def _profiled(profile: Callable[..., None]) -> Iterator[None]:
+    import threading
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    threading.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)  # type: ignore[arg-type]
+
+
+def judged(mutant: Mutant, cases: Sequence[Case], baselines: Sequence[Baseline]) -> Verdict:
+    """Run a mutant in this process, which cannot be used for anything else afterwards."""
+    try:
+        _install(mutant)
+    except Exception as error:
+        return Verdict(Fate.python, type(error).__name__)
+    touched = [
+        (case, known)
+        for case, known in zip(cases, baselines)
+        if not mutant.function or (mutant.module, mutant.function) in known.functions
+    ]
+    how: set[str] = set()
+    for number, (case, known) in enumerate(touched):
+        name = f"{case.kernel} {case.target} #{number}"
+        with logged() as calls:
+            try:
+                outputs, findings = launched(case)
+            except BaseException as error:
+                return Verdict(*_of_error(error), name)
+        if findings:
+            worst = min(findings, key=lambda finding: (finding.severity is not Severity.error, finding.code))
+            return Verdict(Fate.found, worst.code, name)
+        try:
+            if case.judge is not None:
+                case.judge(outputs)
+        except AssertionError:
+            fate = Fate.poison if _depends_on_poison(case) else Fate.numbers
+            return Verdict(fate, "", name)
+        same = _same_bytes(outputs, known.outputs)
+        equal = same_calls(calls, known.calls) if same else None
+        how.add(equal or ("same" if same else "close"))
+    for number, (case, _) in enumerate(touched):
+        if case.judge is not None and _depends_on_poison(case):
+            return Verdict(Fate.poison, "", f"{case.kernel} {case.target} #{number}")
+    if how & {"same", "close"}:
+        return Verdict(Fate.close if "close" in how else Fate.same)
+    return Verdict(Fate.equal, ", ".join(sorted(how)))
+
+
+def _of_error(error: BaseException) -> tuple[Fate, str]:
+    if isinstance(error, NkwError):
+        return Fate.refused, error.code
+    innermost = traceback.extract_tb(error.__traceback__)[-1].filename
+    if isinstance(error, AssertionError) and innermost.startswith(str(FOLDER)):
+        return Fate.guarded, "assert"
+    if innermost.startswith(str(FOLDER)):
+        return Fate.python, type(error).__name__
+    inside = any(
+        frame.filename.startswith(PACKAGE) for frame in traceback.extract_tb(error.__traceback__)[-1:]
+    )
+    return (Fate.raw if inside or "numpy" in innermost else Fate.python), f"{type(error).__name__}: {error}"[
+        :120
+    ]
+
+
+def _same_bytes(outputs: Outputs, known: Outputs) -> bool:
+    return all(
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        for ours, theirs in zip(outputs, known)
+        for one, other in zip(ours, theirs)
+    )
+
+
+def _depends_on_poison(case: Case) -> bool:
+    """Whether the outputs change with what fresh memory holds: bytes are read that nobody wrote."""
+    results = []
+    for poison in (0x00, 0x3F):
+        with _poisoned(poison):
+            try:
+                results.append(launched(case)[0])
+            except NkwError:
+                return False
+    return not _same_bytes(*results)
+
+
+@contextmanager
+def _poisoned(value: int) -> Iterator[None]:
+    """Fresh simulated memory holds one byte everywhere."""
+    plain = Storage.__init__
+
+    def poisoned(self: Storage, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        if self.host is None:
+            self.array.fill(value)
+
+    Storage.__init__ = poisoned  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Storage.__init__ = plain  # type: ignore[method-assign]
+
+
+class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports one module of nki_kernels from a changed tree."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self.mutant = mutant
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != f"nki_kernels.{self.mutant.module}":
+            return None
+        file = str(FOLDER / f"{self.mutant.module}.py")
+        return importlib.util.spec_from_loader(name, self, origin=file)
+
+    def exec_module(self, module: ModuleType) -> None:
+        file = str(FOLDER / f"{self.mutant.module}.py")
+        exec(compile(mutated(self.mutant), file, "exec"), module.__dict__)
+
+
+def _install(mutant: Mutant) -> None:
+    """Import nki_kernels anew, with the mutant in its place."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "nki_kernels"]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, _Mutated(mutant))
+    importlib.import_module("nki_kernels")
