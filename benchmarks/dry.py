@@ -13,20 +13,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 import nki_kernels
 import simulate
 from benchmarks.measure import Row
-from model.device import kernel_limit
-from model.plan.calls import Call, RankCalls
-from model.plan.dry import DryTimes
-from model.plan.families import load_model
-from model.plan.parameters import Model
+from model.cache import bucket_length
+from model.config import ModelConfig
+from model.device import DryDevice
+from model.families import compose, read_config
+from model.kernel_model import launches_of
+from model.layers.launch import Launch, Phase, StepShape
+from model.plan.dry import DryTimes, stand_in
 from model.plan.predict import Predictor
 from simulate.isa import book
 from simulate.timing import dependences, schedule
 
 TARGET, RANKS, PROMPT, CONTEXT, DTYPE = "trn2", 16, 128, 256, "bfloat16"
 _RUNS = 5
+
+Call = tuple[str, list[tuple[Any, ...]]]
+"""A kernel, and the arguments of every rank."""
 
 CONFIG: dict[str, Any] = {  # the published config.json of Llama-3.1-70B, as far as it decides shapes
     "architectures": ["LlamaForCausalLM"],
@@ -49,49 +57,49 @@ CONFIG: dict[str, Any] = {  # the published config.json of Llama-3.1-70B, as far
 
 def rows() -> Iterator[Row]:
     """Time of a layer and of the model, equal layers once; instructions per second of each step of a dry run."""
-    model = _model()
+    config = _config()
     for what, tokens in ((f"prefill of {PROMPT}", PROMPT), ("a decode step", 1)):
-        layer = _cpu(lambda: _layer(model, tokens))  # noqa: B023  (called at once)
-        whole = _cpu(lambda: _whole(model, tokens))  # noqa: B023
+        layer = _cpu(lambda: _layer(config, tokens))  # noqa: B023  (called at once)
+        whole = _cpu(lambda: _whole(config, tokens))  # noqa: B023
         yield Row(f"a layer of Llama-3.1-70B at tp {RANKS}, {what}, dry", "CPU time", layer * 1e3, "ms")
         yield Row(f"all of Llama-3.1-70B at tp {RANKS}, {what}, dry", "CPU time", whole * 1e3, "ms")
-    yield from _rates(_calls(model, PROMPT))
+    yield from _rates(_calls(config, PROMPT))
 
 
-def _model() -> Model:
+def _config() -> ModelConfig:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-        return load_model(Path(folder))
+        return read_config(Path(folder))
 
 
-def _calls(model: Model, tokens: int) -> list[Call]:
-    """The launches of one layer, the sum over ranks once: it is the same twice."""
-    assert model.kernels is not None
-    group = DryTimes(TARGET, RANKS).replica_group
-    searched = kernel_limit("top_k", "MAX_SEARCHED")
-    calls = RankCalls(model, model.kernels, RANKS, DTYPE, CONTEXT, group, searched)
-    return [
-        calls.qkv_projection(tokens),
-        calls.rope(calls.heads)(tokens),
-        calls.rope(calls.kv_heads)(tokens),
-        calls.attention_decode() if tokens == 1 else calls.attention_prefill(tokens),
-        calls.output_projection(tokens),
-        calls.mlp(tokens),
-        calls.all_reduce(tokens),
+def _launches(config: ModelConfig, tokens: int) -> list[Launch]:
+    """The launches of one layer."""
+    phase, dtype = Phase.decode if tokens == 1 else Phase.prefill, np.dtype(ml_dtypes.bfloat16)
+    step = StepShape(phase, tokens, 1, bucket_length(CONTEXT, CONTEXT), CONTEXT, RANKS, dtype, dtype)
+    return launches_of(compose(config).blocks[0], step)
+
+
+def _calls(config: ModelConfig, tokens: int) -> list[Call]:
+    """The launches of one layer on one rank without its sums over ranks, and one such sum on all ranks."""
+    one, ranks = DryDevice(TARGET, 1), DryDevice(TARGET, RANKS)
+    calls: list[Call] = [
+        (launch.kernel, [tuple(stand_in(each, one) for each in launch.arguments)])
+        for launch in _launches(config, tokens)
     ]
+    partial = np.broadcast_to(np.zeros((), np.float32), (tokens, config.hidden_size))
+    return [*calls, ("all_reduce", [(partial, ranks.replica_group)] * RANKS)]
 
 
-def _layer(model: Model, tokens: int) -> None:
+def _layer(config: ModelConfig, tokens: int) -> None:
     """Every kernel of a layer planned, checked, placed, and timed in all readings."""
     dry = DryTimes(TARGET, RANKS)
-    for call in _calls(model, tokens):
-        dry.launch(call)
+    for launch in _launches(config, tokens):
+        dry.launch(launch)
 
 
-def _whole(model: Model, tokens: int) -> None:
+def _whole(config: ModelConfig, tokens: int) -> None:
     """The pass as `nkw plan` has it: the layers are equal, so each kernel is launched once."""
-    assert model.kernels is not None
-    predictor = Predictor(model, model.kernels, TARGET, RANKS, DTYPE, CONTEXT)
+    predictor = Predictor(config, TARGET, RANKS, DTYPE, CONTEXT)
     done = predictor.step(1) if tokens == 1 else predictor.first_token(tokens)
     assert not done.refusals, done.refusals
 
@@ -133,9 +141,9 @@ def _rates(calls: list[Call]) -> Iterator[Row]:
 
 
 def _launch(call: Call) -> simulate.Launch:
-    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = [(tuple(each), {}) for each in call.arguments]
+    kernel, arguments = call
     world = simulate.World(TARGET, len(arguments))
-    return world.launch(getattr(nki_kernels, call.kernel), arguments, simulate.Mode.dry)
+    return world.launch(getattr(nki_kernels, kernel), [(each, {}) for each in arguments], simulate.Mode.dry)
 
 
 def _cpu(action: Callable[[], object]) -> float:

@@ -174,9 +174,10 @@ def _ours(config: dict[str, Any], dtype: str) -> tuple[Prefill, Decode, float]:
     if dtype == "bfloat16":
         os.environ["NKW_SPEED"] = "torch"
     from model.cache import bucket_length
-    from model.config import load_config
     from model.device import SimulatedDevice
-    from model.families.llama import KernelModel, shard_weights, tensor_shapes
+    from model.families import load_config
+    from model.kernel_model import KernelModel
+    from model.weights import shard_weights, tensor_shapes
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
@@ -186,7 +187,7 @@ def _ours(config: dict[str, Any], dtype: str) -> tuple[Prefill, Decode, float]:
     shards = shard_weights(loaded, RandomWeights(shapes), 1, dtype=dtype)
     model = KernelModel(loaded, shards, SimulatedDevice("trn2", 1), length)
     weights = sum(int(np.prod(shape)) for shape in shapes.values()) * 2
-    positions = 2 * loaded.num_hidden_layers * loaded.num_key_value_heads * loaded.head_dim * length
+    positions = sum(2 * block.mixer.kv_width * length for block in loaded.blocks)
     cache = positions * shards[0].dtype.itemsize
     return model.prefill, model.decode, float(weights + cache)
 

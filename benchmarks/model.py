@@ -8,10 +8,11 @@ from pathlib import Path
 from benchmarks.measure import Row, medians
 from model.cache import bucket_length
 from model.checkpoint import open_checkpoint
-from model.config import load_config
 from model.device import SimulatedDevice
-from model.families.llama import KernelModel, shard_weights
-from model.reference import ReferenceLlama
+from model.families import load_config
+from model.kernel_model import KernelModel
+from model.reference import ReferenceModel
+from model.weights import shard_weights
 
 _FOLDER = Path(__file__).resolve().parent.parent / "model" / "pretrained"
 _PROMPT = [0, 100, 200, 300]
@@ -24,7 +25,7 @@ def rows() -> Iterator[Row]:
     weights = dict(open_checkpoint(_FOLDER, config))
     length = bucket_length(len(_PROMPT) + _STEPS, config.max_position_embeddings)
 
-    def steps(model: KernelModel | ReferenceLlama) -> Callable[[], None]:
+    def steps(model: KernelModel | ReferenceModel) -> Callable[[], None]:
         def run() -> None:
             model.prefill(_PROMPT)
             for step in range(_STEPS):
@@ -37,7 +38,7 @@ def rows() -> Iterator[Row]:
         return steps(KernelModel(config, shard_weights(config, weights, 1), device, length))
 
     replayed, eager, plain = medians(
-        [simulated(True), simulated(False), steps(ReferenceLlama(config, weights))], runs=5
+        [simulated(True), simulated(False), steps(ReferenceModel(config, weights))], runs=5
     )
     each = 1e3 / (_STEPS + 1)
     yield Row("default model, a step, eager", "the same in plain numpy", eager * each, "ms", eager / plain)

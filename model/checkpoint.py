@@ -19,9 +19,9 @@ from typing import Any, TypeGuard
 import ml_dtypes
 import numpy as np
 
-from model.config import LlamaConfig, read_json
+from model.config import ModelConfig, read_json
 from model.errors import ModelError
-from model.families import family
+from model.families import compose
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -59,7 +59,7 @@ class Checkpoint(Mapping[str, np.ndarray]):
                 each.madvise(mmap.MADV_DONTNEED)
 
 
-def open_checkpoint(folder: Path | str, config: LlamaConfig) -> Checkpoint:
+def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
     """Map a folder's weights and hold them against the config.
 
     Raises ModelError for a missing, truncated or malformed file, an index that does not agree with its shards, a
@@ -73,7 +73,8 @@ def open_checkpoint(folder: Path | str, config: LlamaConfig) -> Checkpoint:
     else:
         held = _SafetensorsFile(folder / SINGLE).tensors(maps)
     source = folder / (INDEX if (folder / INDEX).is_file() else SINGLE)
-    shapes: dict[str, tuple[int, ...]] = family(config.architecture).tensor_shapes(config)
+    decoder = compose(config)
+    shapes = decoder.tensor_shapes()
     for name, shape in shapes.items():
         if name not in held:
             raise ModelError(f"{source}: tensor {name} is missing")
@@ -82,11 +83,12 @@ def open_checkpoint(folder: Path | str, config: LlamaConfig) -> Checkpoint:
     dtypes = {held[name].dtype for name in shapes}
     if len(dtypes) > 1:
         names = ", ".join(sorted(map(str, dtypes)))
-        raise ModelError(f"{source}: the tensors have several dtypes ({names}); kernels take weights of one")
-    ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        raise ModelError(
+            f"{source}: the tensors have several dtypes ({names}); kernels take weights of one dtype"
+        )
     for name in held:
-        if name not in shapes and name not in ignored and not name.endswith(_IGNORED_SUFFIX):
-            raise ModelError(f"{source}: {name} is no tensor of a {config.architecture}")
+        if name not in shapes and name not in decoder.unread and not name.endswith(_IGNORED_SUFFIX):
+            raise ModelError(f"{source}: {name} is not a tensor of {config.architecture}")
     return Checkpoint({name: held[name] for name in shapes}, maps)
 
 
@@ -94,7 +96,7 @@ def _shards(folder: Path, maps: list[mmap.mmap]) -> dict[str, np.ndarray]:
     index = folder / INDEX
     where = read_json(index).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
-        raise ModelError(f"{index}: weight_map is no object from tensor names to file names")
+        raise ModelError(f"{index}: weight_map is not an object from tensor names to file names")
     held: dict[str, np.ndarray] = {}
     for file in sorted(set(where.values())):
         if file != Path(file).name:
@@ -105,12 +107,12 @@ def _shards(folder: Path, maps: list[mmap.mmap]) -> dict[str, np.ndarray]:
         for name, tensor in inside.items():
             if where.get(name) != file:
                 raise ModelError(
-                    f"{folder / file}: holds {name}, which the index has in {where.get(name, 'no file')}"
+                    f"{folder / file}: holds {name}; the index assigns it to {where.get(name, 'no file')}"
                 )
             held[name] = tensor
     for name, file in where.items():
         if name not in held:
-            raise ModelError(f"{folder / file}: tensor {name} is missing, which {INDEX} has here")
+            raise ModelError(f"{folder / file}: tensor {name} is missing; {INDEX} assigns it to this file")
     return held
 
 
@@ -131,7 +133,7 @@ class _SafetensorsFile:
         header_bytes = int(data[:_LENGTH_BYTES].view("<u8")[0])
         if header_bytes > _LARGEST_HEADER_BYTES:
             raise ModelError(
-                f"{self.path} is no safetensors file: it states a header of {header_bytes} bytes"
+                f"{self.path} is not a safetensors file: it states a header of {header_bytes} bytes"
             )
         start = _LENGTH_BYTES + header_bytes
         if start > size:
@@ -140,10 +142,10 @@ class _SafetensorsFile:
             header = json.loads(data[_LENGTH_BYTES:start].tobytes())
         except (ValueError, RecursionError) as error:
             raise ModelError(
-                f"{self.path} is no safetensors file: the header is not JSON ({error})"
+                f"{self.path} is not a safetensors file: the header is not JSON ({error})"
             ) from None
         if not isinstance(header, dict):
-            raise ModelError(f"{self.path} is no safetensors file: the header is no JSON object")
+            raise ModelError(f"{self.path} is not a safetensors file: the header is not a JSON object")
         content = data[start:]
         return {
             name: self._tensor(content, name, entry)
@@ -153,7 +155,7 @@ class _SafetensorsFile:
 
     def _tensor(self, content: np.ndarray, name: str, entry: Any) -> np.ndarray:
         if not isinstance(entry, dict):
-            raise ModelError(f"{self.path}: the header's entry of {name} is no JSON object")
+            raise ModelError(f"{self.path}: the header's entry of {name} is not a JSON object")
         shape, offsets = entry.get("shape"), entry.get("data_offsets")
         if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
             raise ModelError(f"{self.path}: {name} has shape {shape!r} and data_offsets {offsets!r}")

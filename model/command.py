@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING
 
 from model.cache import bucket_length
 from model.checkpoint import Checkpoint, open_checkpoint
-from model.config import LlamaConfig, load_config
+from model.config import ModelConfig
 from model.errors import ModelError
-from model.families.llama import Device, KernelModel, RankWeights, shard_weights, weights_of_all
+from model.families import load_config
 from model.generate import Backend, Generation, encode_prompt, generate, positions_needed
-from model.layers import check_ranks
+from model.kernel_model import Device, KernelModel
 from model.output import OutputFile
 from model.precision import activation_dtype
 from model.profile import text as profile_text
-from model.reference import ReferenceLlama
+from model.reference import ReferenceModel
 from model.report import Run, TargetPrediction, document, summary
 from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
+from model.weights import RankWeights, check_ranks, shard_weights, weights_of_all
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import Pass
@@ -116,10 +117,10 @@ def _follow(options: argparse.Namespace) -> int:
 
 
 class _Job:
-    """What generating and predicting share: one model, cut for its ranks, and one prompt."""
+    """One model, cut for its ranks, and one prompt: the input of generating and of predicting."""
 
     def __init__(
-        self, options: argparse.Namespace, config: LlamaConfig, weights: Checkpoint, prompt_ids: list[int]
+        self, options: argparse.Namespace, config: ModelConfig, weights: Checkpoint, prompt_ids: list[int]
     ) -> None:
         self.options = options
         self.config = config
@@ -128,7 +129,7 @@ class _Job:
         self.replay_report = lambda: "replay: nothing was launched"
         self.sampling = SamplingOptions(options.temperature, options.top_k, options.top_p, options.seed)
         needed = positions_needed(len(prompt_ids), options.max_new_tokens, config)
-        self._cache_length = bucket_length(needed, config.max_position_embeddings)
+        self._cache_length = bucket_length(needed, config.context)
 
     @cached_property
     def _own_shards(self) -> tuple[RankWeights, ...]:
@@ -140,7 +141,7 @@ class _Job:
         )
 
     def backend(self, progress: Progress) -> Backend:
-        """What --backend names."""
+        """The backend that --backend names."""
         options = self.options
         if options.backend == "simulate":
             from model.device import SimulatedDevice
@@ -156,20 +157,20 @@ class _Job:
             self.replay_report = device.replays.report.text
             return self._model(device, progress)
         if options.backend == "neuron":
-            from model.neuron import NeuronDevice
+            from model.device.neuron import NeuronDevice
 
             return self._model(NeuronDevice(options.tp), progress)
         return self.reference()
 
-    def reference(self) -> ReferenceLlama:
+    def reference(self) -> ReferenceModel:
         """The same model in plain numpy."""
-        return ReferenceLlama(self.config, self.weights, self.options.dtype)
+        return ReferenceModel(self.config, self.weights, self.options.dtype)
 
     def dry_model(self, device: Device, progress: Progress) -> KernelModel:
         """The model on a device that only plans; ranks of other processes are planned here as well."""
         shards = self._own_shards
         if len(shards) < self.options.tp:
-            shards = weights_of_all(self.config, shards[0], self.options.tp)
+            shards = weights_of_all(self.config, shards[0])
         return self._model(device, progress, shards)
 
     def _model(

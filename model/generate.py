@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from model.config import LlamaConfig
+from model.config import ModelConfig
 from model.errors import ModelError
-from model.sampling import Sampler, SamplingOptions, Step
+from model.sampling import Sampler, SamplingOptions, StepOutput
 from model.tokenizer import Tokenizer
 
 
 class Backend(Protocol):
     """Something that computes the model for one sequence at a time."""
 
-    def prefill(self, ids: Sequence[int]) -> Step:
+    def prefill(self, ids: Sequence[int]) -> StepOutput:
         """Start a sequence with a prompt; says what follows it."""
 
-    def decode(self, token: int, position: int) -> Step:
+    def decode(self, token: int, position: int) -> StepOutput:
         """Append one token at `position`, which is the number of tokens before it; says what follows it."""
 
 
@@ -34,7 +34,7 @@ class StopReason(Enum):
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated; an end token counts and has no text. Times are of this machine, not of a chip."""
+    """The result of a generation; an end token counts and has no text. Times are of this machine, not of a chip."""
 
     prompt_ids: tuple[int, ...]
     generated_ids: tuple[int, ...]
@@ -46,12 +46,12 @@ class Generation:
     decode_seconds: float
 
 
-def encode_prompt(prompt: str, tokenizer: Tokenizer, config: LlamaConfig) -> list[int]:
-    """The ids of a prompt; ModelError if there are none, or so many that the context has no room for another."""
+def encode_prompt(prompt: str, tokenizer: Tokenizer, config: ModelConfig) -> list[int]:
+    """The ids of a prompt; ModelError if there are none, or if the context has no room for another."""
     ids = tokenizer.encode(prompt)
     if not ids:
-        raise ModelError("the prompt has no tokens; this tokenizer begins a text with none of its own")
-    room = config.max_position_embeddings
+        raise ModelError("the prompt has no tokens; this tokenizer adds none at the start of a text")
+    room = config.context
     if len(ids) >= room:
         raise ModelError(
             f"the prompt has {len(ids)} tokens; the context of {room} leaves no room for a new one"
@@ -59,15 +59,15 @@ def encode_prompt(prompt: str, tokenizer: Tokenizer, config: LlamaConfig) -> lis
     return ids
 
 
-def positions_needed(prompt_tokens: int, max_new_tokens: int, config: LlamaConfig) -> int:
+def positions_needed(prompt_tokens: int, max_new_tokens: int, config: ModelConfig) -> int:
     """How many positions a generation can fill: prompt and new tokens, at most the context."""
-    return min(prompt_tokens + max_new_tokens, config.max_position_embeddings)
+    return min(prompt_tokens + max_new_tokens, config.context)
 
 
 def generate(
     backend: Backend,
     tokenizer: Tokenizer,
-    config: LlamaConfig,
+    config: ModelConfig,
     prompt_ids: Sequence[int],
     max_new_tokens: int,
     sampling: SamplingOptions,

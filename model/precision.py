@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import ml_dtypes
 import numpy as np
 
-from model.config import LlamaConfig
+from model.config.parts import ModelConfig
 from model.errors import ModelError
 
 FLOAT32 = np.dtype(np.float32)
@@ -20,22 +20,22 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _NAMES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 
 
-def activation_dtype(asked: str, config: LlamaConfig, weights: Mapping[str, np.ndarray]) -> np.dtype:
+def activation_dtype(asked: str, config: ModelConfig, weights: Mapping[str, np.ndarray]) -> np.dtype:
     """The dtype that `asked` names: float32, bfloat16, or auto for the checkpoint's.
 
     The checkpoint's is what its config names, else that of its weights, as in transformers. A float16 one is run in
     float32, which holds its weights exactly: the kernels have no float16 activations. ModelError for another name.
     """
     if asked == "auto":
-        asked = config.dtype or weights["model.norm.weight"].dtype.name
+        asked = config.dtype or weights[next(iter(weights))].dtype.name
         return _NAMES.get(asked, FLOAT32)
     if asked not in _NAMES:
-        raise ModelError(f"dtype {asked!r} is not computed; known are auto, {', '.join(_NAMES)}")
+        raise ModelError(f"dtype {asked!r} is not supported; known are auto, {', '.join(_NAMES)}")
     return _NAMES[asked]
 
 
 class StoredWeights(Mapping[str, np.ndarray]):
-    """Weights as they lie in HBM, each made when it is asked for.
+    """Weights in the dtype in which HBM holds them, each converted when it is read.
 
     Beside float32 activations they keep the checkpoint's dtype, beside bfloat16 ones they are rounded to bfloat16.
     """

@@ -44,7 +44,7 @@ def _by_kernel(times: Sequence[KernelTime], total: float) -> list[str]:
 
 
 def _by_part(times: Sequence[KernelTime], total: float) -> list[str]:
-    """Layers and what lies around them, in order; neighbouring layers of equal length share a row."""
+    """Layers, embedding and head, in order; neighbouring layers of equal length share a row."""
     out = [f"{'part':<20s}{'launches':>9s}{'us each':>12s}{'share':>8s}"]
     parts = [(name, list(own)) for name, own in groupby(times, key=lambda each: each.part)]
     rows = [(name, len(own), sum(each.length_ns for each in own)) for name, own in parts]

@@ -1,4 +1,4 @@
-"""What a generation leaves behind: the summary on the terminal, and the document of `--json`."""
+"""The report of a generation: the summary on the terminal, and the document of `--json`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TargetPrediction:
 
 @dataclass(frozen=True)
 class Run:
-    """What was asked for."""
+    """The options of a run, as the report repeats them."""
 
     model: str
     prompt: str

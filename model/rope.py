@@ -26,7 +26,7 @@ class RopeType(Enum):
 
 @dataclass(frozen=True)
 class RopeParameters:
-    """What decides the frequencies; fields that a type does not use keep their neutral value."""
+    """Parameters of the frequencies; fields that a type does not use keep their neutral value."""
 
     theta: float
     rope_type: RopeType = RopeType.default
@@ -73,7 +73,7 @@ def tables(
 
 
 def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
-    """What YaRN multiplies cosines and sines with where the config gives no attention_factor."""
+    """The factor of cosines and sines in YaRN, for a config without attention_factor."""
 
     def logarithmic(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

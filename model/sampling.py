@@ -16,8 +16,8 @@ from model.errors import ModelError
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one pass of a model says about the next token.
+class StepOutput:
+    """The output of one step: scores of the next token.
 
     `logits` [vocabulary] float32, and the best candidates as `values` and `ids`, best first, where the device picked
     them out; either may be absent, not both.
@@ -60,7 +60,7 @@ class Sampler:
         self._options = options
         self._generator = np.random.Generator(np.random.Philox(options.seed))
 
-    def choose(self, step: Step) -> int:
+    def choose(self, step: StepOutput) -> int:
         """The next token's id."""
         options = self._options
         values, ids = _candidates(step, options.candidates_needed)
@@ -81,7 +81,7 @@ class Sampler:
         return int(ids[by_id[np.searchsorted(bounds, drawn, side="right").clip(max=len(ids) - 1)]])
 
 
-def _candidates(step: Step, needed: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _candidates(step: StepOutput, needed: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Values in float64 and their ids, best first, equal ones in the order of their ids."""
     if needed is not None and step.values is not None and step.ids is not None and len(step.values) >= needed:
         values, ids = step.values, step.ids

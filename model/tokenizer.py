@@ -23,7 +23,7 @@ class Tokenizer:
         try:
             self._inner = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing more specific
-            raise ModelError(f"{path} is no tokenizer: {error}") from None
+            raise ModelError(f"{path} is not a tokenizer: {error}") from None
         largest = max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
         if largest < 0:
             raise ModelError(f"{path} has an empty vocabulary")
@@ -75,7 +75,7 @@ class TokenStream:
         return text
 
     def finish(self) -> str:
-        """What is still held back, with a replacement character for a character that was never finished."""
+        """The text still held back, with a replacement character for a character that was never finished."""
         text = self._new_text()
         self._before, self._pending = self._pending, []
         return text

@@ -1,17 +1,72 @@
-"""Which model families are known: the architecture named by config.json, and the module that implements it.
+"""Model families, one module per architecture: config.json to parts, parts to layers with the checkpoint's names.
 
-A family module offers `tensor_shapes(config)`, what its checkpoint holds, and `KernelModel`, its forward pass over
-the kernels. Adding a family is its module, its reference and one row here.
+`registry.py` lists them; `load_config` and `read_config` find a config's row.
 """
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
+import os
+from dataclasses import replace
+from pathlib import Path
 
-ARCHITECTURES: dict[str, str] = {"LlamaForCausalLM": "model.families.llama"}
+from model.config import Fields, ModelConfig
+from model.errors import ModelError
+from model.families.registry import FAMILIES, compose, read
+from model.layers import unsupported
+
+__all__ = ["FAMILIES", "compose", "load_config", "read_config"]
 
 
-def family(architecture: str) -> ModuleType:
-    """The module of an architecture that `ARCHITECTURES` lists."""
-    return importlib.import_module(ARCHITECTURES[architecture])
+def load_config(folder: Path | str) -> ModelConfig:
+    """Read a model folder's config.json, and the end tokens of generation_config.json if it is there.
+
+    Raises ModelError for a missing or damaged file, an unknown architecture, and a field that is missing, of the
+    wrong type, or describes a model this package does not compute.
+    """
+    folder = Path(folder)
+    if not os.path.isdir(folder):
+        raise ModelError(f"{folder} is not a folder; a model is a Hugging Face folder with config.json in it")
+    fields = Fields(folder / "config.json")
+    config = read(_model_type(fields), fields)
+    if config.refusals:
+        raise ModelError(config.refusals[0])
+    if unsupported(config):
+        raise ModelError(f"{folder / 'config.json'}: no layer computes {', '.join(unsupported(config))}")
+    generation = Fields(folder / "generation_config.json", optional=True)
+    ends_in = generation if "eos_token_id" in generation else fields
+    starts_in = fields if "bos_token_id" in fields else generation
+    return replace(
+        config,
+        bos_token_id=next(iter(starts_in.token_ids("bos_token_id", config.vocab_size)), None),
+        eos_token_ids=ends_in.token_ids("eos_token_id", config.vocab_size),
+    )
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read a config.json, or the one of a folder, of any known model type; ModelError says what cannot be read.
+
+    Fields that describe what no layer computes are no error, and neither are tokens.
+    """
+    fields = Fields(path / "config.json" if os.path.isdir(path) else path)
+    model_type = fields.get("model_type", None)
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise fields.error("model_type", f"{model_type!r} is not known; known are {known}")
+    return read(model_type, fields)
+
+
+def _model_type(fields: Fields) -> str:
+    """The row of the registry whose architecture a config names."""
+    generated = {row.architecture: name for name, row in FAMILIES.items() if row.architecture}
+    known = ", ".join(generated)
+    named = fields.get("architectures", None)
+    if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str):
+        if named[0] not in generated:
+            raise fields.error("architectures", f"{named[0]} is not known; known are {known}")
+        return generated[named[0]]
+    if named is not None:
+        raise fields.error("architectures", f"{named!r} is not a list of one name; known are {known}")
+    model_type = fields.get("model_type", None)
+    if isinstance(model_type, str) and model_type in generated.values():
+        return model_type
+    raise fields.error("architectures", f"missing, and model_type is {model_type!r}; known are {known}")

@@ -7,7 +7,7 @@ import json
 from contextlib import ExitStack
 
 from model.output import OutputFile
-from model.plan.families import load_model
+from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan
 from model.plan.report import document, text
 

@@ -15,8 +15,14 @@ from itertools import pairwise
 from math import comb
 from typing import Any
 
+import numpy as np
+
 from model.device import DryDevice
-from model.plan.calls import Call, RowCall
+from model.kernel_model import Device, bound
+from model.layers.launch import Argument, Launch, Value
+
+Sized = Callable[[int], Launch]
+"""A launch by the rows of its step."""
 
 ROWS_TOGETHER = 128
 """Rows of one tile of activations: the partitions."""
@@ -52,46 +58,49 @@ class Time:
 
     @classmethod
     def exact(cls, time_ns: float) -> Time:
-        """The same in every reading, as a roofline is."""
+        """A time that is equal in every reading, such as a roofline."""
         return cls(time_ns, time_ns, time_ns)
 
 
 class DryTimes:
-    """Times of single launches on one core, or on all `tp` ranks, of a chip; ModelError is what a kernel refuses."""
+    """Times of single launches on `ranks` ranks of a chip. Rank 0 is planned; the others are taken to equal it.
 
-    def __init__(self, target: str, tp: int) -> None:
-        self._alone = DryDevice(target, 1)
-        self._ranks = DryDevice(target, tp)
+    Raises ModelError for a launch that its kernel refuses.
+    """
+
+    def __init__(self, target: str, ranks: int) -> None:
+        self._device = DryDevice(target, ranks, one_for_all=True)
         self.overhead_ns = 0.0
 
-    @property
-    def replica_group(self) -> Any:
-        """All ranks as one group; None for one rank."""
-        return self._ranks.replica_group
-
-    def launch(self, call: Call) -> Time:
+    def launch(self, launch: Launch) -> Time:
         """One launch, without starting and ending the kernel."""
-        device = self._alone if len(call.arguments) == 1 else self._ranks
-        device.run(call.kernel, call.arguments)
-        done = device.take_pass()
+        self._device.run(launch.kernel, [tuple(stand_in(each, self._device) for each in launch.arguments)])
+        done = self._device.take_pass()
         self.overhead_ns = done.overhead_ns
         took = done.prediction()
         whole = Time(took.dataflow_ns, took.program_ns, took.serial_ns)
         return whole - Time.exact(done.overhead_ns)
 
-    def by_rows(self, call: RowCall, rows: int) -> Time:
+    def by_rows(self, sized: Sized, rows: int) -> Time:
         """A product with weights, which takes the rows of all sequences together."""
         if rows > ROWS_TOGETHER:
-            return continued(lambda size: self.launch(call(size)), rows, order=1)
+            return continued(lambda size: self.launch(sized(size)), rows, order=1)
         if rows in _KNOTS:
-            return self.launch(call(rows))
+            return self.launch(sized(rows))
         low, high = next((low, high) for low, high in pairwise(_KNOTS) if low < rows < high)
         share = (rows - low) / (high - low)
-        return self.launch(call(low)) * (1 - share) + self.launch(call(high)) * share
+        return self.launch(sized(low)) * (1 - share) + self.launch(sized(high)) * share
 
-    def by_tokens(self, call: RowCall, tokens: int) -> Time:
+    def by_tokens(self, sized: Sized, tokens: int) -> Time:
         """Attention of a prompt with itself."""
-        return continued(lambda size: self.launch(call(size)), tokens, order=2)
+        return continued(lambda size: self.launch(sized(size)), tokens, order=2)
+
+
+def stand_in(argument: Argument, device: Device) -> Any:
+    """An argument for a dry run, which looks at shapes and dtypes only: one element seen as many."""
+    if isinstance(argument, Value):
+        return np.broadcast_to(np.zeros((), argument.dtype), argument.shape)
+    return bound(argument, device)
 
 
 def continued(time: Callable[[int], Time], size: int, order: int) -> Time:

@@ -1,6 +1,6 @@
-"""What a plan fits into: bytes of weights and cache on each core, by the number of ranks, and on each instance.
+"""Memory of a plan: bytes of weights and cache on each core, by the number of ranks, and on each instance.
 
-A rank holds the weights as `model/families/llama.py` cuts them: the embedding table whole, norms whole, and its part of
+A rank holds the weights as the layers cut them: the embedding table whole, norms whole, and its part of
 everything else. A tied table is held a second time, transposed, for the head; with more ranks than key/value heads, a
 head's projections and cache lie on several ranks. Activations, code and what the runtime keeps for itself are not
 counted, so a plan that fills a core to the brim will not run.
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model.plan.parameters import Layers, Model
+from model.plan.parameters import BlockCounts, ModelCounts
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one of `tp` ranks holds: its weights, and for each sequence of `tokens` tokens its part of the cache."""
+    """Bytes that one of `tp` ranks holds: weights, and for each sequence of `tokens` tokens a part of the cache."""
 
     tp: int
     tokens: int
@@ -33,12 +33,14 @@ class Footprint:
         return free // max(1, self.cache_bytes_per_sequence)
 
 
-def footprint(model: Model, dtype: str, tp: int, tokens: int) -> Footprint:
-    """What each rank holds of a model in `dtype`."""
+def footprint(model: ModelCounts, dtype: str, tp: int, tokens: int) -> Footprint:
+    """Bytes that each rank holds of a model in `dtype`."""
     size = DTYPE_BYTES[dtype]
-    elements = model.embedding + model.final_norms + _share(model.vocabulary, tp) * model.hidden
+    elements = (
+        model.embedding + model.final_norms + _share(model.config.vocab_size, tp) * model.config.hidden_size
+    )
     elements += sum(layers.count * _layer(model, layers, tp) for layers in model.layers)
-    elements += _share(model.aside.parameters, tp) if model.aside else 0
+    elements += _share(model.encoder.parameters, tp) if model.encoder else 0
     copies = kv_ranks(model, tp)
     cache = sum(
         layers.count
@@ -48,18 +50,20 @@ def footprint(model: Model, dtype: str, tp: int, tokens: int) -> Footprint:
     return Footprint(tp, tokens, elements * size, cache * size)
 
 
-def kv_ranks(model: Model, tp: int) -> int:
+def kv_ranks(model: ModelCounts, tp: int) -> int:
     """Into how many parts `tp` ranks divide keys and values."""
-    return min(tp, model.divided_kv_heads)
+    return min(tp, model.config.divided[1])
 
 
-def possible_tp(model: Model, most: int) -> list[int]:
+def possible_tp(model: ModelCounts, most: int) -> list[int]:
     """The powers of two up to `most` by which the model divides, and 1."""
     powers = [2**exponent for exponent in range(most.bit_length()) if 2**exponent <= most]
-    return [tp for tp in powers if model.undivided(tp) is None]
+    return [tp for tp in powers if model.config.undivided(tp) is None]
 
 
-def smallest_tp(model: Model, dtype: str, tokens: int, batch: int, cores: int, core_bytes: int) -> int | None:
+def smallest_tp(
+    model: ModelCounts, dtype: str, tokens: int, batch: int, cores: int, core_bytes: int
+) -> int | None:
     """The fewest ranks that hold the model and `batch` sequences, of those that `cores` cores offer."""
     for tp in possible_tp(model, cores):
         if footprint(model, dtype, tp, tokens).sequences(core_bytes) >= batch:
@@ -67,7 +71,7 @@ def smallest_tp(model: Model, dtype: str, tokens: int, batch: int, cores: int, c
     return None
 
 
-def _layer(model: Model, layers: Layers, tp: int) -> int:
+def _layer(model: ModelCounts, layers: BlockCounts, tp: int) -> int:
     own = layers.attention - layers.attention_shared
     shared = _share(layers.attention_shared, kv_ranks(model, tp))
     return (

@@ -1,4 +1,4 @@
-"""What a plan knows of a model: parameters by part, what a token leaves in the cache, and what attention multiplies.
+"""Counts of a model: parameters by part, cache elements of a token, and multiply-adds of attention.
 
 Parts:
 
@@ -14,18 +14,40 @@ Parts:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from model.config import ModelConfig
+from model.config.parts import (
+    Block,
+    Encoder,
+    GroupedAttention,
+    HeadNorm,
+    LatentAttention,
+    Mlp,
+    Norms,
+    StateSpace,
+)
+from model.errors import ModelError
+from model.families import read_config
 
 PARTS = ("embedding", "attention", "mlp", "experts", "mixer", "norms", "head", "aside")
 
+_MOST_PARAMETERS = 10**15
+"""Far beyond any model, and far from what float64 and an array's shape cannot hold."""
+
+_SCAN_PRODUCTS = 3
+"""Multiply-adds of a state element for one token: decay, input, output."""
+
 
 @dataclass(frozen=True)
-class Layers:
+class BlockCounts:
     """`count` equal layers: parameters by part, cache and products, all of one layer.
 
     `attention_shared` are the parameters of `attention` that more ranks than key/value heads hold several times.
     Products are multiply-adds: for a (query, key) pair over all heads in a prompt and in a decode step, and for a
-    token beside those with weights. Where `window` is a number, a token sees so many positions and the cache holds
+    token beside those with weights. Where `window` is a number, a token sees that many positions and the cache holds
     no more.
     """
 
@@ -69,48 +91,32 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Aside:
-    """Parameters that a generated token does not pass; a prompt sends `positions` through them, once."""
+class ModelCounts:
+    """The counts of one model, over the kinds of its blocks."""
 
-    what: str
-    parameters: int
-    positions: int = 0
-    products: int = 0
-
-
-@dataclass(frozen=True)
-class LlamaLayer:
-    """What the project's kernels need to know of a layer that they compute."""
-
-    head_dim: int
-    intermediate: int
-    eps: float
-    head_norms: bool
-    """Whether queries and keys pass an RMSNorm head by head before the rotary embedding."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """One model. `kernels` is None where a layer needs what no kernel computes; `missing` then says what.
-
-    `divided_heads` and `divided_kv_heads` are what tensor parallelism divides: query heads, and the parts of the
-    cache; with more ranks than the latter, several ranks hold the same part.
-    """
-
-    model_type: str
-    dtype: str | None
-    context: int | None
-    vocabulary: int
-    hidden: int
-    divided_heads: int
-    divided_kv_heads: int
+    config: ModelConfig
     embedding: int
     head: int
     final_norms: int
-    layers: tuple[Layers, ...]
-    kernels: LlamaLayer | None = None
-    missing: str = ""
-    aside: Aside | None = None
+    layers: tuple[BlockCounts, ...]
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> ModelCounts:
+        """The counts of a config."""
+        hidden = config.hidden_size
+        table = config.vocab_size * hidden
+        return cls(
+            config,
+            embedding=table + config.learned_positions * hidden,
+            head=0 if config.tie_word_embeddings else table,
+            final_norms=_norm(hidden, config.blocks[0].norms),
+            layers=tuple(_layers(block, hidden, count) for block, count in Counter(config.blocks).items()),
+        )
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The part that a generated token does not pass."""
+        return self.config.encoder
 
     @property
     def num_layers(self) -> int:
@@ -121,8 +127,8 @@ class Model:
         """Parameters by part, in the order of `PARTS`."""
         counts = dict.fromkeys(PARTS, 0)
         counts |= {"embedding": self.embedding, "head": self.head, "norms": self.final_norms}
-        if self.aside is not None:
-            counts["aside"] = self.aside.parameters
+        if self.encoder is not None:
+            counts["aside"] = self.encoder.parameters
         for layers in self.layers:
             for part in ("attention", "mlp", "experts", "mixer", "norms"):
                 counts[part] += layers.count * getattr(layers, part)
@@ -136,7 +142,7 @@ class Model:
     @property
     def head_parameters(self) -> int:
         """Parameters of the output projection, the embedding's table where the two are tied."""
-        return self.head or self.vocabulary * self.hidden
+        return self.head or self.config.vocab_size * self.config.hidden_size
 
     def passed(self, tokens: int) -> float:
         """Parameters read when `tokens` tokens go through the model together, the embedding's table included.
@@ -159,11 +165,105 @@ class Model:
             for layers in self.layers
         )
 
-    def undivided(self, tp: int) -> str | None:
-        """Why `tp` ranks cannot share this model evenly; None where they can."""
-        heads, kv_heads = self.divided_heads, self.divided_kv_heads
-        if heads % tp:
-            return f"{tp} ranks do not divide {heads} heads"
-        if kv_heads % tp and tp % kv_heads:
-            return f"{tp} ranks and {kv_heads} key/value heads: neither divides the other"
-        return None
+
+def load_model(path: Path) -> ModelCounts:
+    """Count the model of a config.json, or of a folder that holds one; ModelError for what cannot be read."""
+    model = ModelCounts.of(read_config(path))
+    if model.total > _MOST_PARAMETERS:
+        raise ModelError(
+            f"{path} describes more than {_MOST_PARAMETERS:.0e} parameters; a plan takes no more"
+        )
+    return model
+
+
+def _layers(block: Block, hidden: int, count: int) -> BlockCounts:
+    """`count` equal blocks."""
+    mixer, mlp = block.mixer, block.mlp
+    if isinstance(mixer, GroupedAttention):
+        layers = _grouped(mixer, hidden, block.norms)
+    elif isinstance(mixer, LatentAttention):
+        layers = _latent(mixer, hidden)
+    else:
+        layers = _state_space(mixer, hidden)
+    sublayers = 1 + bool(mlp) + (isinstance(mixer, GroupedAttention) and mixer.cross_positions > 0)
+    norms = sublayers * (block.norms.before + block.norms.after) * _norm(hidden, block.norms)
+    layers = replace(layers, count=count, norms=layers.norms + norms)
+    if isinstance(mlp, Mlp):
+        return replace(layers, mlp=_projections(hidden, mlp.width, mlp.gated, mlp.bias))
+    if mlp is None:
+        return layers
+    router = hidden * mlp.count + mlp.router_bias * mlp.count
+    return replace(
+        layers,
+        mlp=router + _projections(hidden, mlp.shared_width),
+        experts=mlp.count * _projections(hidden, mlp.width, bias=mlp.bias),
+        num_experts=mlp.count,
+        experts_per_token=mlp.per_token,
+    )
+
+
+def _norm(size: int, norms: Norms) -> int:
+    return size * (2 if norms.bias else 1)
+
+
+def _projections(hidden: int, width: int, gated: bool = True, bias: bool = False) -> int:
+    """Parameters of the projections of a feed-forward block: gate, up and down, or two without a gate."""
+    up = 2 if gated else 1
+    return (up + 1) * hidden * width + bias * (up * width + hidden)
+
+
+def _grouped(own: GroupedAttention, hidden: int, norms: Norms) -> BlockCounts:
+    """Keys and values of every head are cached."""
+    query, kv = own.query_width, own.kv_width
+    biases = own.query_bias * query + (own.key_bias + own.value_bias) * kv + own.output_bias * hidden
+    shared = 2 * hidden * kv
+    attention = 2 * hidden * query + shared + biases
+    head_norms = {None: 0, HeadNorm.head: 2 * own.head_dim, HeadNorm.width: query + kv}[own.head_norm]
+    times = 2 if own.cross_positions else 1
+    return BlockCounts(
+        count=1,
+        attention=times * attention + own.sinks * own.heads,
+        attention_shared=times * shared,
+        norms=head_norms,
+        cache_per_token=2 * kv,
+        cache_per_sequence=2 * kv * own.cross_positions,
+        window=own.window,
+        prefill_products=2 * query,
+        decode_products=2 * query,
+        fixed_positions=own.cross_positions,
+    )
+
+
+def _latent(own: LatentAttention, hidden: int) -> BlockCounts:
+    """A decode step can score the latent itself, with the projections of keys and values taken into others.
+
+    That is what `decode_products` counts. A prompt expands keys and values, which takes fewer products there.
+    """
+    heads, latent, turned = own.heads, own.latent_rank, own.rope_dim
+    query = heads * (own.plain_dim + turned)
+    queries = own.query_rank * (hidden + query) if own.query_rank else hidden * query
+    compressed = hidden * (latent + turned)
+    expanded = latent * heads * (own.plain_dim + own.value_dim) + heads * own.value_dim * hidden
+    return BlockCounts(
+        count=1,
+        attention=queries + compressed + expanded,
+        attention_shared=compressed,
+        norms=own.query_rank + latent,
+        cache_per_token=latent + turned,
+        prefill_products=heads * (own.plain_dim + turned + own.value_dim),
+        decode_products=heads * (2 * latent + turned),
+    )
+
+
+def _state_space(own: StateSpace, hidden: int) -> BlockCounts:
+    """The state has one size however long the sequence is."""
+    inner, state, rank = own.inner, own.state, own.step_rank
+    projections = 3 * hidden * inner + own.bias * (2 * inner + hidden)
+    convolution = inner * own.convolution + own.convolution_bias * inner
+    selection = inner * (rank + 2 * state) + rank * inner + inner
+    return BlockCounts(
+        count=1,
+        mixer=projections + convolution + selection + inner * state + inner,
+        cache_per_sequence=inner * (state + own.convolution),
+        token_products=_SCAN_PRODUCTS * inner * state,
+    )

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from model.device import INSTANCES, Instance, chip, instance_named
 from model.errors import ModelError
+from model.layers import unsupported
 from model.plan import roofline
 from model.plan.dry import Time
 from model.plan.memory import DTYPE_BYTES, Footprint, footprint, possible_tp, smallest_tp
-from model.plan.parameters import Model
+from model.plan.parameters import ModelCounts
 from model.plan.predict import PassTime, Predictor
 from model.plan.roofline import Accelerator, Work
 
@@ -28,7 +29,7 @@ _MOST_TOKENS = 2**30
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be planned; None leaves the choice to the planner."""
+    """The options of a plan; None leaves the choice to the planner."""
 
     instance: str | None = None
     accelerator: str | None = None
@@ -80,7 +81,7 @@ class Fit:
 class Plan:
     """Everything that a plan says. `peaks` are those of one core or device; `copies` of the model run side by side."""
 
-    model: Model
+    model: ModelCounts
     dtype: str
     prompt: int
     generate: int
@@ -109,14 +110,14 @@ class Plan:
 
     @property
     def weight_bytes(self) -> int:
-        """What each core or device holds of the weights; other accelerators are taken to share them evenly."""
+        """Bytes of weights that each core or device holds; other accelerators are taken to share them evenly."""
         if self.devices is None:
             return -(-DTYPE_BYTES[self.dtype] * self.model.total // self.tp)
         return footprint(self.model, self.dtype, self.tp, self.context).weight_bytes
 
     @property
     def holds_weights(self) -> bool:
-        """Whether the weights fit by themselves; also where nothing is known of the memory."""
+        """Whether the weights fit without a cache; True where the memory is unknown."""
         return self.peaks.memory_bytes is None or self.weight_bytes <= self.peaks.memory_bytes
 
     @property
@@ -125,19 +126,19 @@ class Plan:
         return next(rate.fits for rate in self.rates if rate.batch == self.batch)
 
 
-def make_plan(model: Model, request: Request) -> Plan:
+def make_plan(model: ModelCounts, request: Request) -> Plan:
     """Plan a model; ModelError for what the model, the instance or the options do not allow."""
     if request.instance is not None and request.accelerator is not None:
         raise ModelError("a plan is for an instance or for an accelerator, not for both")
     if request.batch > _MOST_BATCH:
         raise ModelError(f"a batch of {request.batch}; a plan takes at most {_MOST_BATCH:,}")
-    dtype = request.dtype or model.dtype or "bfloat16"
+    dtype = request.dtype or model.config.dtype or "bfloat16"
     prompt, generate = _tokens(model, request)
     place = _Place.of(model, request, dtype, prompt + generate)
     predictor = None
-    if place.target is not None and model.kernels is not None:
+    if place.target is not None and not unsupported(model.config):
         # The instance's own name, so that collectives go over its links.
-        predictor = Predictor(model, model.kernels, place.name, place.tp, dtype, prompt + generate)
+        predictor = Predictor(model.config, place.name, place.tp, dtype, prompt + generate)
     peaks = place.peaks.times(place.tp)
     work = roofline.prefill(model, dtype, 1, prompt)
     first = Phase(work, 1e9 * work.seconds(peaks), predictor.first_token(prompt) if predictor else None)
@@ -182,7 +183,7 @@ class _Place:
     sequences: int | None
 
     @classmethod
-    def of(cls, model: Model, request: Request, dtype: str, tokens: int) -> _Place:
+    def of(cls, model: ModelCounts, request: Request, dtype: str, tokens: int) -> _Place:
         if request.accelerator is not None:
             return cls._accelerator(model, request, request.accelerator, dtype, tokens)
         name = request.instance or DEFAULT_INSTANCE
@@ -201,7 +202,7 @@ class _Place:
         return cls(name, instance.target, cores, peaks, tp, cores // tp, room)
 
     @classmethod
-    def _accelerator(cls, model: Model, request: Request, text: str, dtype: str, tokens: int) -> _Place:
+    def _accelerator(cls, model: ModelCounts, request: Request, text: str, dtype: str, tokens: int) -> _Place:
         peaks = roofline.accelerator(text)
         tp = request.tp or 1
         _check_tp(model, tp)
@@ -213,15 +214,16 @@ class _Place:
         return cls(peaks.name, None, None, peaks, tp, 1, room)
 
 
-def _check_tp(model: Model, tp: int) -> None:
-    undivided = model.undivided(tp)
+def _check_tp(model: ModelCounts, tp: int) -> None:
+    undivided = model.config.undivided(tp)
     if undivided is not None:
         raise ModelError(undivided)
 
 
-def _tokens(model: Model, request: Request) -> tuple[int, int]:
+def _tokens(model: ModelCounts, request: Request) -> tuple[int, int]:
     """Prompt and generated tokens, as asked for or within the model's context."""
-    room = min(DEFAULT_TOKENS, model.context or DEFAULT_TOKENS)
+    longest = model.config.max_position_embeddings
+    room = min(DEFAULT_TOKENS, longest or DEFAULT_TOKENS)
     generate = request.generate
     if generate is None:
         generate = max(1, room // 8)
@@ -230,9 +232,9 @@ def _tokens(model: Model, request: Request) -> tuple[int, int]:
         prompt = max(1, room - room // 8) if request.generate is None else max(1, room - generate)
     if prompt + generate > _MOST_TOKENS:
         raise ModelError(f"{prompt + generate} tokens; a plan takes at most {_MOST_TOKENS:,}")
-    if model.context is not None and prompt + generate > model.context:
+    if longest is not None and prompt + generate > longest:
         raise ModelError(
-            f"a prompt of {prompt} and {generate} generated tokens exceed the model's context, {model.context}"
+            f"a prompt of {prompt} and {generate} generated tokens exceed the model's context, {longest}"
         )
     return prompt, generate
 
@@ -255,7 +257,7 @@ def _rate(batch: int, place: _Place, first: Phase, step: Phase, generate: int, p
     )
 
 
-def _fit(model: Model, dtype: str, tokens: int, instance: Instance) -> Fit:
+def _fit(model: ModelCounts, dtype: str, tokens: int, instance: Instance) -> Fit:
     capacity, cores = chip(instance.target).hbm_bytes_per_core, instance.physical_cores
     tp = smallest_tp(model, dtype, tokens, 1, cores, capacity)
     if tp is None:

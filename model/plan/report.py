@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from model.device import chip
+from model.layers import unsupported
 from model.plan.dry import Time
 from model.plan.memory import DTYPE_BYTES
 from model.plan.plan import CHIPS, Fit, Phase, Plan, Rate
@@ -30,12 +31,12 @@ def text(plan: Plan, name: str) -> str:
 def _parameters(plan: Plan, name: str) -> list[str]:
     model, size = plan.model, DTYPE_BYTES[plan.dtype]
     lines = [
-        *_wrapped(f"{name}: {model.model_type}, {model.num_layers} layers, {plan.dtype}"),
+        *_wrapped(f"{name}: {model.config.model_type}, {model.num_layers} layers, {plan.dtype}"),
         f"{'part':12s}{'parameters':>18s}{'share':>9s}{'GB':>12s}",
     ]
     for part, count in model.parameters().items():
         if count:
-            label = model.aside.what if part == "aside" and model.aside else part
+            label = model.encoder.what if part == "aside" and model.encoder else part
             lines.append(f"{label:12s}{count:18,d}{count / model.total:9.1%}{count * size / 1e9:12.3f}")
     lines.append(f"{'all':12s}{model.total:18,d}{'':9s}{model.total * size / 1e9:12.3f}")
     if any(layers.num_experts for layers in model.layers):
@@ -172,13 +173,19 @@ def _rates(plan: Plan) -> list[str]:
 
 
 def _basis(plan: Plan) -> list[str]:
+    method = plan.model.config.quantisation
+    planned = f"Weights quantised by {method} are planned as {plan.dtype}." if method else ""
+    return [*_basis_of_times(plan), *(_wrapped(planned) if planned else [])]
+
+
+def _basis_of_times(plan: Plan) -> list[str]:
     first, step = plan.first_token.predicted, plan.step.predicted
     if plan.target is None:
         return _wrapped(f"Times are rooflines of the peaks given ({plan.peaks.source}).")
     if first is None or step is None:
-        return _wrapped(
-            f"Times are rooflines, because no kernel of this project computes {plan.model.missing}."
-        )
+        *most, last = unsupported(plan.model.config)
+        missing = f"{', '.join(most)} or {last}" if most else last
+        return _wrapped(f"Times are rooflines, because no kernel of this project computes {missing}.")
     lines = _wrapped(
         "Times are dry runs of this project's kernels, one after another; program reading, "
         "with the bounds beside it. Ranks are physical cores."
@@ -221,7 +228,7 @@ def document(plan: Plan, name: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "config": name,
-        "model_type": model.model_type,
+        "model_type": model.config.model_type,
         "dtype": plan.dtype,
         "layers": model.num_layers,
         "parameters": {

@@ -19,11 +19,11 @@ from enum import Enum
 from model.device import Hardware
 from model.errors import ModelError
 from model.plan.memory import DTYPE_BYTES
-from model.plan.parameters import Model
+from model.plan.parameters import ModelCounts
 
 
 class Bound(Enum):
-    """What decides the time of a phase."""
+    """The resource that decides the time of a phase."""
 
     compute = "compute"
     bandwidth = "bandwidth"
@@ -44,8 +44,12 @@ class Accelerator:
         """Operations per byte above which compute decides."""
         return self.operations_per_s / self.bytes_per_s
 
+    def seconds(self, operations: float, moved_bytes: float) -> float:
+        """The least time of a number of operations and bytes."""
+        return max(operations / self.operations_per_s, moved_bytes / self.bytes_per_s)
+
     def times(self, devices: int) -> Accelerator:
-        """So many devices as one."""
+        """`devices` of these as one device."""
         memory = None if self.memory_bytes is None else self.memory_bytes * devices
         return Accelerator(
             self.name, self.operations_per_s * devices, self.bytes_per_s * devices, memory, self.source
@@ -96,7 +100,7 @@ def core(chip: Hardware, dtype: str) -> Accelerator:
 
 @dataclass(frozen=True)
 class Work:
-    """What a phase computes, and the bytes of weights and cache that it moves."""
+    """The operations of a phase, and the bytes of weights and cache that it moves."""
 
     operations: float
     weight_bytes: float
@@ -113,15 +117,15 @@ class Work:
         return self.operations / self.bytes
 
     def bound(self, peaks: Accelerator) -> Bound:
-        """What decides its time."""
+        """The resource that decides the time of this work on given peaks."""
         return Bound.compute if self.intensity > peaks.ridge else Bound.bandwidth
 
     def seconds(self, peaks: Accelerator) -> float:
         """The least time it takes."""
-        return max(self.operations / peaks.operations_per_s, self.bytes / peaks.bytes_per_s)
+        return peaks.seconds(self.operations, self.bytes)
 
 
-def decode(model: Model, dtype: str, batch: int, context: int) -> Work:
+def decode(model: ModelCounts, dtype: str, batch: int, context: int) -> Work:
     """One token for each of `batch` sequences, each the last of `context` tokens."""
     size = DTYPE_BYTES[dtype]
     attended = sum(
@@ -136,9 +140,9 @@ def decode(model: Model, dtype: str, batch: int, context: int) -> Work:
     )
 
 
-def prefill(model: Model, dtype: str, batch: int, tokens: int) -> Work:
+def prefill(model: ModelCounts, dtype: str, batch: int, tokens: int) -> Work:
     """The prompts of `batch` sequences, of `tokens` tokens each; the head for the last token of each only."""
-    size, aside = DTYPE_BYTES[dtype], model.aside
+    size, encoder = DTYPE_BYTES[dtype], model.encoder
     attended = sum(
         layers.count
         * (
@@ -149,7 +153,7 @@ def prefill(model: Model, dtype: str, batch: int, tokens: int) -> Work:
     )
     products = model.active * tokens + model.head_parameters + attended
     weights = model.passed(batch * tokens)
-    if aside is not None and aside.positions:
-        products += aside.parameters * aside.positions + aside.products
-        weights += aside.parameters
+    if encoder is not None and encoder.positions:
+        products += encoder.parameters * encoder.positions + encoder.products
+        weights += encoder.parameters
     return Work(2.0 * batch * products, size * weights, size * batch * model.cache_elements(tokens))

@@ -45,8 +45,6 @@ GENUINE = {
 
 # Files that need an extra as soon as they are imported; everything else must import with the base install.
 NEED_AN_EXTRA = {
-    "model/pretrained/train.py",
-    "model/server.py",
     "simulate/pytest_plugin.py",
     "simulate/testing/strategies.py",
 }

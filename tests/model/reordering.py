@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from model.config import LlamaConfig
+from model.config import ModelConfig
 
 
-def reordered(config: LlamaConfig, weights: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+def reordered(config: ModelConfig, weights: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """The same function with the hidden and the MLP dimensions in another order, so every sum is taken differently."""
     generator = np.random.default_rng(seed)
-    hidden, width = generator.permutation(config.hidden_size), generator.permutation(config.intermediate_size)
+    hidden, width = (generator.permutation(size) for size in (config.hidden_size, config.blocks[0].mlp.width))
     out = {}
     for name, tensor in weights.items():
         if name.endswith(("norm.weight", "o_proj.weight")):

@@ -18,11 +18,13 @@ import pytest
 
 from model.cache import bucket_length
 from model.checkpoint import open_checkpoint
-from model.config import LlamaConfig, load_config
+from model.config import ModelConfig
 from model.device import SimulatedDevice
-from model.families.llama import KernelModel, shard_weights
-from model.reference import ReferenceLlama
+from model.families import load_config
+from model.kernel_model import KernelModel
+from model.reference import ReferenceModel
 from model.tokenizer import Tokenizer
+from model.weights import shard_weights
 from tests.model.reordering import reordered
 from tests.model.shapes import SHARDED
 
@@ -30,7 +32,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 Weights = dict[str, np.ndarray]
 
 
-def load(folder: Path) -> tuple[LlamaConfig, Weights]:
+def load(folder: Path) -> tuple[ModelConfig, Weights]:
     config = load_config(folder)
     return config, dict(open_checkpoint(folder, config))
 
@@ -40,7 +42,7 @@ def cores(ranks: int) -> SimulatedDevice:
 
 
 def kernel_model(
-    config: LlamaConfig, weights: Weights, device: SimulatedDevice, positions: int
+    config: ModelConfig, weights: Weights, device: SimulatedDevice, positions: int
 ) -> KernelModel:
     shards = shard_weights(config, weights, device.ranks, dtype="bfloat16")
     length = bucket_length(positions, config.max_position_embeddings)
@@ -53,10 +55,10 @@ def logits_of(model: Any, ids: Sequence[int], prompt: int) -> np.ndarray:
     return np.stack(rows)
 
 
-def story(config: LlamaConfig, weights: Weights, folder: Path, count: int) -> list[int]:
+def story(config: ModelConfig, weights: Weights, folder: Path, count: int) -> list[int]:
     """`count` tokens of running text: the greedy continuation in float32."""
     ids = Tokenizer(folder, config.vocab_size).encode("Once upon a time")
-    model = ReferenceLlama(config, weights)
+    model = ReferenceModel(config, weights)
     step = model.prefill(ids)
     while len(ids) < count:
         ids.append(int(np.argmax(step.logits)))
@@ -69,17 +71,17 @@ def test_kernels_round_where_the_reference_does(write_model, changes, ranks) -> 
     """Medians over several texts, because on one of them a value may be rounded to the other side."""
     config, weights = load(write_model(**changes))
     plain, model = (
-        ReferenceLlama(config, weights, "bfloat16"),
+        ReferenceModel(config, weights, "bfloat16"),
         kernel_model(config, weights, cores(ranks), 12),
     )
     differences, noises, costs = [], [], []
     for seed in range(9):
         ids = np.random.default_rng(seed).integers(3, 300, 8).tolist()
         wanted = logits_of(plain, ids, 6)
-        other = ReferenceLlama(config, reordered(config, weights, seed), "bfloat16")
+        other = ReferenceModel(config, reordered(config, weights, seed), "bfloat16")
         differences.append(np.abs(logits_of(model, ids, 6) - wanted).max())
         noises.append(np.abs(logits_of(other, ids, 6) - wanted).max())
-        costs.append(np.abs(logits_of(ReferenceLlama(config, weights), ids, 6) - wanted).max())
+        costs.append(np.abs(logits_of(ReferenceModel(config, weights), ids, 6) - wanted).max())
     assert np.median(differences) <= 4 * np.median(noises)
     assert max(differences) <= 4 * max(costs)
     assert np.median(costs) > 1000 * np.median(noises)  # so that the first line would notice a rounding
@@ -90,8 +92,8 @@ def test_products_of_another_library_round_there_too(write_model, monkeypatch) -
     pytest.importorskip("torch", reason="torch is the extra of speed")
     config, weights = load(write_model(hidden_size=64, intermediate_size=128, max_position_embeddings=256))
     ids = np.random.default_rng(5).integers(3, 300, 128).tolist()
-    wanted = ReferenceLlama(config, weights, "bfloat16").prefill(ids).logits
-    cost = np.abs(ReferenceLlama(config, weights).prefill(ids).logits - wanted).max()
+    wanted = ReferenceModel(config, weights, "bfloat16").prefill(ids).logits
+    cost = np.abs(ReferenceModel(config, weights).prefill(ids).logits - wanted).max()
     monkeypatch.setenv("NKW_SPEED", "torch")
     device = cores(1)
     model = kernel_model(config, weights, device, 128)
@@ -106,8 +108,8 @@ def test_prompts_of_more_keys_than_a_bank_holds(write_model, prompt) -> None:
     """512 keys lie in one bank; beyond, exponentials are rounded relative to the largest score so far."""
     config, weights = load(write_model(max_position_embeddings=1024))
     ids = np.random.default_rng(prompt).integers(3, 300, prompt).tolist()
-    wanted = ReferenceLlama(config, weights, "bfloat16").prefill(ids).logits
-    cost = np.abs(ReferenceLlama(config, weights).prefill(ids).logits - wanted).max()
+    wanted = ReferenceModel(config, weights, "bfloat16").prefill(ids).logits
+    cost = np.abs(ReferenceModel(config, weights).prefill(ids).logits - wanted).max()
     difference = np.abs(kernel_model(config, weights, cores(1), prompt).prefill(ids).logits - wanted).max()
     assert difference <= 4 * cost
 
@@ -147,15 +149,15 @@ def test_everything_between_kernels_is_of_the_dtype_but_positions_rotations_and_
     }
 
 
-def trained(name: str, request: pytest.FixtureRequest) -> tuple[Path, LlamaConfig, Weights]:
+def trained(name: str, request: pytest.FixtureRequest) -> tuple[Path, ModelConfig, Weights]:
     folder = request.getfixturevalue(name)
     return folder, *load(folder)
 
 
-def cost_and_difference(config: LlamaConfig, weights: Weights, ids: list[int], prompt: int, ranks: int):
+def cost_and_difference(config: ModelConfig, weights: Weights, ids: list[int], prompt: int, ranks: int):
     """What bfloat16 costs the reference, the kernels' difference from it, its margins, and where choices differ."""
-    wide = logits_of(ReferenceLlama(config, weights), ids, prompt)
-    plain = logits_of(ReferenceLlama(config, weights, "bfloat16"), ids, prompt)
+    wide = logits_of(ReferenceModel(config, weights), ids, prompt)
+    plain = logits_of(ReferenceModel(config, weights, "bfloat16"), ids, prompt)
     own = logits_of(kernel_model(config, weights, cores(ranks), len(ids)), ids, prompt)
     second, first = np.sort(plain, axis=1)[:, -2:].T
     unequal = own.argmax(axis=1) != plain.argmax(axis=1)
@@ -217,7 +219,7 @@ def test_tiny_models_are_as_near_to_float32_as_transformers(write_model, transfo
     config, weights = load(folder)
     ids = np.random.default_rng(1).integers(3, 300, 40).tolist()
     rounded = {name: each.astype(BF16).astype(np.float32) for name, each in weights.items()}
-    wide = logits_of(ReferenceLlama(config, rounded), ids, 9)
+    wide = logits_of(ReferenceModel(config, rounded), ids, 9)
     theirs = transformers_logits(folder, transformers_llama, ids, "bfloat16")[8:]
     own = logits_of(kernel_model(config, weights, cores(1), 40), ids, 9)
     assert 0 < root_mean_square(own - wide) <= root_mean_square(theirs - wide)

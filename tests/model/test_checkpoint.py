@@ -13,9 +13,9 @@ import pytest
 import safetensors.numpy
 
 from model.checkpoint import open_checkpoint
-from model.config import load_config
 from model.errors import ModelError
-from model.families.llama import tensor_shapes
+from model.families import load_config
+from model.weights import tensor_shapes
 
 NORM = "model.norm.weight"
 FILE = "model.safetensors"
@@ -128,7 +128,7 @@ def test_refuses_missing_and_surplus_tensors(write_model) -> None:
     folder = rewrite(
         write_model(name="more"), lambda weights: weights.update({"model.extra": np.ones(1, np.float32)})
     )
-    assert refusal(folder) == f"{folder / FILE}: model.extra is no tensor of a LlamaForCausalLM"
+    assert refusal(folder) == f"{folder / FILE}: model.extra is not a tensor of LlamaForCausalLM"
 
 
 @pytest.mark.parametrize("size", [31, 33])
@@ -156,10 +156,10 @@ def test_refuses_a_truncated_file_wherever_it_is_cut(write_model) -> None:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (b"{", "is no safetensors file: the header is not JSON"),
-        (b"\xff\xfe{}", "is no safetensors file: the header is not JSON"),
-        (b"[]", "is no safetensors file: the header is no JSON object"),
-        (b'{"a": 3}', "the header's entry of a is no JSON object"),
+        (b"{", "is not a safetensors file: the header is not JSON"),
+        (b"\xff\xfe{}", "is not a safetensors file: the header is not JSON"),
+        (b"[]", "is not a safetensors file: the header is not a JSON object"),
+        (b'{"a": 3}', "the header's entry of a is not a JSON object"),
         (
             b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
             "a has shape [-1] and data_offsets [0, 4]",
@@ -187,7 +187,7 @@ def test_refuses_a_malformed_header(write_model, header, message) -> None:
 def test_refuses_a_file_of_another_format(write_model) -> None:
     folder = write_model()
     (folder / FILE).write_bytes(b"PK\x03\x04 a zip archive of some kind, long enough")
-    assert "is no safetensors file: it states a header of" in refusal(folder)
+    assert "is not a safetensors file: it states a header of" in refusal(folder)
 
 
 def test_refuses_a_folder_without_weights(write_model) -> None:
@@ -204,13 +204,13 @@ def test_refuses_an_index_that_disagrees_with_its_shards(write_model) -> None:
     write_index(folder, {**where, NORM: "gone.safetensors"})
     assert "weight_map names gone.safetensors, which is missing" in refusal(folder)
     write_index(folder, {**where, NORM: other})
-    assert f"holds {NORM}, which the index has in {other}" in refusal(folder)
+    assert f"holds {NORM}; the index assigns it to {other}" in refusal(folder)
     write_index(folder, {**where, "model.extra": file})
     assert f"{folder / file}: tensor model.extra is missing" in refusal(folder)
     write_index(folder, {**where, NORM: "../model.safetensors"})
     assert "which is not a file of the same folder" in refusal(folder)
     write_index(folder, [file])
-    assert "weight_map is no object" in refusal(folder)
+    assert "weight_map is not an object" in refusal(folder)
     write_index(folder, where)
     assert NORM in opened(folder)
 

@@ -258,8 +258,8 @@ def test_refuses_an_option_in_one_line(capsys, arguments, message) -> None:
 
 def test_refuses_what_the_model_cannot_do(tiny, capsys, tmp_path) -> None:
     model = ["--model", tiny]
-    assert "3 ranks do not divide num_attention_heads, 4" in refused(capsys, *model, "--tp", "3")
-    assert "8 ranks do not divide num_attention_heads, 4" in refused(capsys, *model, "--tp", "8")
+    assert "3 ranks do not divide 4 heads" in refused(capsys, *model, "--tp", "3")
+    assert "8 ranks do not divide 4 heads" in refused(capsys, *model, "--tp", "8")
     assert "leaves no room for a new one" in refused(capsys, *model, "--prompt", "x" * 64)
     assert "is not a folder" in refused(capsys, "--model", str(tmp_path / "nowhere"))
     assert "config.json is missing" in refused(capsys, "--model", str(tmp_path))
@@ -282,7 +282,7 @@ def test_prompt_may_fill_the_context_but_for_one_token(tiny, capsys) -> None:
 
 
 def test_neuron_backend_without_its_packages_says_what_is_missing(tiny, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("model.neuron.neuron_package_installed", lambda: False)
+    monkeypatch.setattr("model.device.neuron.neuron_package_installed", lambda: False)
     message = refused(capsys, "--model", tiny, "--backend", "neuron")
     assert message.startswith("nkw: error: the neuron backend needs nki")
     assert "pip install 'nki-workbench[neuron]' with AWS Neuron's package repository configured" in message

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from model.config import LlamaConfig, load_config
+from model.config import ModelConfig
 from model.errors import ModelError
+from model.families import load_config
 from model.rope import RopeType
 
 
@@ -29,20 +30,26 @@ def refusal(folder: Path) -> str:
 
 def test_reads_every_field(write_model) -> None:
     config = load_config(write_model(head_dim=16, torch_dtype="bfloat16"))
-    assert isinstance(config, LlamaConfig)
-    assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (32, 48, 300)
-    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 16)
-    assert (config.rms_norm_eps, config.max_position_embeddings, config.dtype) == (1e-5, 64, "bfloat16")
+    assert isinstance(config, ModelConfig)
+    assert (config.hidden_size, config.blocks[0].mlp.width, config.vocab_size) == (32, 48, 300)
+    mixer = config.blocks[0].mixer
+    assert (mixer.heads, mixer.kv_heads, mixer.head_dim, len(config.blocks)) == (4, 2, 16, 2)
+    assert (config.blocks[0].norms.eps, config.max_position_embeddings, config.dtype) == (
+        1e-5,
+        64,
+        "bfloat16",
+    )
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
-    assert config.rope.rope_type is RopeType.default
+    assert config.positions.rope.rope_type is RopeType.default
 
 
 def test_fields_that_hugging_face_derives_may_be_absent(write_model) -> None:
     config = load_config(
         write_model(num_key_value_heads=None, head_dim=None, torch_dtype=None, rope_theta=None)
     )
-    assert (config.num_key_value_heads, config.head_dim, config.dtype) == (4, 8, None)
-    assert config.rope.theta == 10000.0
+    mixer = config.blocks[0].mixer
+    assert (mixer.kv_heads, mixer.head_dim, config.dtype) == (4, 8, None)
+    assert config.positions.rope.theta == 10000.0
 
 
 def test_dtype_is_read_under_its_new_name(write_model) -> None:
@@ -75,10 +82,10 @@ def test_rope_scaling_is_read_in_both_spellings(write_model) -> None:
         )
     )
     legacy = load_config(write_model(name="legacy", rope_scaling={"type": "linear", "factor": 2.0}))
-    assert old.rope == new.rope
-    assert old.rope.rope_type is RopeType.llama3
-    assert old.rope.original_positions == 32
-    assert legacy.rope.rope_type is RopeType.linear
+    assert old.positions == new.positions
+    assert old.positions.rope.rope_type is RopeType.llama3
+    assert old.positions.rope.original_positions == 32
+    assert legacy.positions.rope.rope_type is RopeType.linear
 
 
 @pytest.mark.parametrize(
@@ -93,14 +100,18 @@ def test_rope_scaling_is_read_in_both_spellings(write_model) -> None:
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: nan is not a positive number"),
         ({"rope_theta": 10**400}, "rope_theta: 1000"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads, 4"),
-        ({"hidden_size": 34}, "hidden_size: 34 is no multiple of num_attention_heads, 4"),
+        ({"hidden_size": 34}, "hidden_size: 34 is not a multiple of num_attention_heads, 4"),
         ({"head_dim": 7}, "head_dim: 7 is odd; rotary embedding turns pairs"),
-        ({"hidden_act": "gelu"}, "hidden_act: 'gelu'; a Llama's MLP is computed with silu only"),
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu'; an MLP is computed with silu only"),
         ({"attention_bias": True}, "attention_bias: true; the projection kernels add no bias"),
         ({"mlp_bias": True}, "mlp_bias: true; the projection kernels add no bias"),
         ({"mlp_bias": 1}, "mlp_bias: 1 is neither true nor false"),
         ({"torch_dtype": "int8"}, "torch_dtype: 'int8'; known are bfloat16, float16, float32"),
-        ({"eos_token_id": 300}, "eos_token_id: 300 is no token of a vocabulary of 300"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantization_config: weights quantised by fp8; the kernels take unquantised weights only",
+        ),
+        ({"eos_token_id": 300}, "eos_token_id: 300 is not a token of a vocabulary of 300"),
         ({"eos_token_id": "</s>"}, "eos_token_id: '</s>' is neither a token id nor a list of them"),
         (
             {"architectures": ["MambaForCausalLM"]},
@@ -114,7 +125,7 @@ def test_rope_scaling_is_read_in_both_spellings(write_model) -> None:
         ({"rope_scaling": 3}, "rope_scaling: 3 is not an object"),
         (
             {"rope_scaling": {"rope_type": "longrope"}},
-            "rope_scaling.rope_type: 'longrope' is not computed; known are",
+            "rope_scaling.rope_type: 'longrope' is not supported; known are",
         ),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor: missing"),
         ({"rope_theta": 1.0}, "rope_theta: 1.0; must be greater than 1"),

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from model.config import LlamaConfig, load_config
+from model.config import ModelConfig
 from model.errors import ModelError
+from model.families import load_config
 from model.generate import Generation, StopReason, encode_prompt, generate, positions_needed
-from model.sampling import SamplingOptions, Step
+from model.sampling import SamplingOptions, StepOutput
 from model.tokenizer import Tokenizer
 
 GREEDY = SamplingOptions()
@@ -23,35 +24,35 @@ class Script:
         self._tokens = list(tokens)
         self.calls: list[tuple[object, ...]] = []
 
-    def prefill(self, ids: Sequence[int]) -> Step:
+    def prefill(self, ids: Sequence[int]) -> StepOutput:
         self.calls.append(("prefill", *ids))
         return self._next()
 
-    def decode(self, token: int, position: int) -> Step:
+    def decode(self, token: int, position: int) -> StepOutput:
         self.calls.append((token, position))
         return self._next()
 
-    def _next(self) -> Step:
+    def _next(self) -> StepOutput:
         logits = np.zeros(300, np.float32)
         logits[self._tokens.pop(0)] = 1
-        return Step(logits)
+        return StepOutput(logits)
 
 
 @pytest.fixture
-def model(write_model) -> tuple[Tokenizer, LlamaConfig]:
+def model(write_model) -> tuple[Tokenizer, ModelConfig]:
     folder = write_model(max_position_embeddings=16)
     config = load_config(folder)
     return Tokenizer(folder, config.vocab_size), config
 
 
 def run(
-    model: tuple[Tokenizer, LlamaConfig], backend: Script, prompt: str, new: int, **options
+    model: tuple[Tokenizer, ModelConfig], backend: Script, prompt: str, new: int, **options
 ) -> Generation:
     tokenizer, config = model
     return generate(backend, tokenizer, config, tokenizer.encode(prompt), new, GREEDY, **options)
 
 
-def ids_of(model: tuple[Tokenizer, LlamaConfig], text: str) -> list[int]:
+def ids_of(model: tuple[Tokenizer, ModelConfig], text: str) -> list[int]:
     return model[0].encode(text)[1:]
 
 

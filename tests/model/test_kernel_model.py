@@ -12,14 +12,16 @@ import pytest
 
 from model.cache import bucket_length
 from model.checkpoint import open_checkpoint
-from model.config import LlamaConfig, load_config
+from model.config import ModelConfig
 from model.device import DryDevice, SimulatedDevice, write_passes
 from model.errors import ModelError
-from model.families.llama import KernelModel, shard_weights
+from model.families import load_config
 from model.generate import generate
-from model.reference import ReferenceLlama
+from model.kernel_model import KernelModel
+from model.reference import ReferenceModel
 from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
+from model.weights import shard_weights
 from tests.model.reordering import reordered
 from tests.model.shapes import SHARDED
 
@@ -27,7 +29,7 @@ IDS = np.random.default_rng(3).integers(3, 300, 12).tolist()
 PROMPT = 9
 
 
-def load(folder: Path) -> tuple[LlamaConfig, dict[str, np.ndarray]]:
+def load(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
     config = load_config(folder)
     return config, dict(open_checkpoint(folder, config))
 
@@ -38,9 +40,9 @@ def logits_of(model, ids: list[int]) -> np.ndarray:
     return np.stack(rows)
 
 
-def noise(config: LlamaConfig, weights: dict[str, np.ndarray], wanted: np.ndarray) -> float:
+def noise(config: ModelConfig, weights: dict[str, np.ndarray], wanted: np.ndarray) -> float:
     """What the order of float32 sums alone does to the logits: the largest change over 8 reorderings."""
-    others = [logits_of(ReferenceLlama(config, reordered(config, weights, seed)), IDS) for seed in range(8)]
+    others = [logits_of(ReferenceModel(config, reordered(config, weights, seed)), IDS) for seed in range(8)]
     return max(float(np.abs(other - wanted).max()) for other in others)
 
 
@@ -51,7 +53,7 @@ def test_logits_equal_the_numpy_reference(write_model, simulated, changes, ranks
     Both sides carry it, and eight samples need not hold the largest: hence four times.
     """
     config, weights = load(write_model(**changes))
-    wanted = logits_of(ReferenceLlama(config, weights), IDS)
+    wanted = logits_of(ReferenceModel(config, weights), IDS)
     shards = shard_weights(config, weights, ranks)
     model = KernelModel(config, shards, simulated("trn1", ranks), bucket_length(len(IDS), 64))
     assert np.abs(logits_of(model, IDS) - wanted).max() <= 4 * noise(config, weights, wanted)
@@ -73,7 +75,7 @@ def test_stories260k_tells_the_references_story(stories260k, simulated, ranks) -
     tokenizer = Tokenizer(stories260k, config.vocab_size)
     ids = tokenizer.encode("Once upon a time")
     model = KernelModel(config, shard_weights(config, weights, ranks), simulated("trn1", ranks), 128)
-    done = generate(model, tokenizer, config, ids, 12, SamplingOptions(), ReferenceLlama(config, weights))
+    done = generate(model, tokenizer, config, ids, 12, SamplingOptions(), ReferenceModel(config, weights))
     assert (done.tokens_compared, done.tokens_equal) == (12, 12)
 
 
@@ -93,7 +95,7 @@ def test_a_pass_is_predicted_without_computing(write_model, target) -> None:
         "attention_{}",
         "output_projection",
         "mlp",
-    ] * config.num_hidden_layers
+    ] * len(config.blocks)
     for done, kind in ((prompt, "prefill"), (token, "decode")):
         kernels = [each.launch.kernel for each in done.launches]
         assert kernels == ["embedding", *(name.format(kind) for name in layers), "lm_head"]
@@ -161,7 +163,7 @@ def test_weights_do_not_outlive_their_model(write_model) -> None:
     """A program holds the arrays of its last launch, so that two models of one process would be there at once."""
     config, weights = load(write_model())
     shards = shard_weights(config, weights, 1)
-    held = weakref.ref(shards[0].layers[0].w_qkv)
+    held = weakref.ref(shards[0].arrays["layers.0.attention.w_qkv"])
     model = KernelModel(config, shards, SimulatedDevice("trn1", 1), 128)
     model.prefill(IDS)
     model.prefill(IDS)

@@ -10,7 +10,7 @@ import nki.language as nl
 import numpy as np
 import pytest
 
-from model import neuron
+from model.device import neuron
 from model.errors import ModelError
 
 

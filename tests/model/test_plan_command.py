@@ -9,17 +9,17 @@ import pytest
 
 from model.cli import main
 from model.device import chip
-from model.plan.families import load_model
+from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan
 from tests.model.test_plan_parameters import CONFIGS, COUNTS
 from tests.model.test_plan_predict import tiny
 
 ROOFLINE_ONLY = {
     "deepseek-v3": "latent attention or routed experts",
-    "gemma-3-27b": "norms after the blocks, an MLP with gelu or windows",
-    "gpt-oss-120b": "routed experts",
+    "gemma-3-27b": "an MLP with gelu_pytorch_tanh or norms after the blocks",
+    "gpt-oss-120b": "biases, attention sinks or routed experts",
     "mamba-130m": "state-space layers",
-    "whisper-tiny": "cross-attention or biases",
+    "whisper-tiny": "cross-attention, biases, an MLP with gelu or LayerNorm",
 }
 
 
@@ -59,7 +59,7 @@ def small(tmp_path, monkeypatch) -> str:
 def test_a_plan_with_kernels_says_where_the_time_goes(small, capsys) -> None:
     text = printed(capsys, small, "--tp", "2", "--price", "12.5")
     assert "trn2.48xlarge: tp 2 of 128 cores, 64 copies" in text
-    for kernel in ("qkv_projection", "attention_prefill", "attention_decode", "all_reduce", "lm_head"):
+    for kernel in ("qkv_projection", "attention_prefill", "attention_decode", "output_projection", "lm_head"):
         assert f"\n{kernel} " in text
     assert "$/million" in text
     assert "Times are dry runs of this project's kernels" in text
@@ -74,6 +74,17 @@ def test_a_family_without_kernels_gets_rooflines_and_one_sentence_why(name, caps
     assert sentence in " ".join(text.split())
     assert "dataflow" not in text
     assert f"{int(COUNTS[name]):,}" in text
+
+
+@pytest.mark.parametrize("method", [None, "fp8"])
+def test_weights_that_are_quantised_are_said_to_be_planned_plain(
+    tmp_path, method, capsys, monkeypatch
+) -> None:
+    changes = {} if method is None else {"quantization_config": {"quant_method": method}}
+    tiny(tmp_path, **changes)
+    monkeypatch.chdir(tmp_path)
+    text = printed(capsys, "config.json", "--accelerator", "h100")
+    assert ("Weights quantised by fp8 are planned as float32." in text) == (method is not None)
 
 
 def test_an_accelerator_is_planned_by_its_peaks(capsys, monkeypatch) -> None:

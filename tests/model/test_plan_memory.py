@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from model.device import INSTANCES
-from model.plan.families import load_model
 from model.plan.memory import footprint, possible_tp, smallest_tp
+from model.plan.parameters import load_model
 from tests.model.test_plan_parameters import CONFIGS, COUNTS
 
 LLAMA = load_model(CONFIGS / "llama-2-70b.json")
@@ -74,11 +74,11 @@ def test_possible_ranks_divide_the_heads(name, possible) -> None:
 
 
 def test_ranks_that_share_no_heads_evenly_are_named() -> None:
-    assert LLAMA.undivided(3) == "3 ranks do not divide 64 heads"
-    assert load_model(CONFIGS / "smollm2-135m.json").undivided(9) is None
+    assert LLAMA.config.undivided(3) == "3 ranks do not divide 64 heads"
+    assert load_model(CONFIGS / "smollm2-135m.json").config.undivided(9) is None
     llama = load_model(CONFIGS / "llama-3.2-3b.json")
-    assert llama.undivided(12) == "12 ranks and 8 key/value heads: neither divides the other"
-    assert llama.undivided(24) is None
+    assert llama.config.undivided(12) == "12 ranks and 8 key/value heads: neither divides the other"
+    assert llama.config.undivided(24) is None
 
 
 def test_every_instance_holds_at_most_its_memory() -> None:

@@ -9,7 +9,7 @@ import pytest
 from model.device import chip
 from model.errors import ModelError
 from model.plan import roofline
-from model.plan.families import load_model
+from model.plan.parameters import load_model
 from model.plan.roofline import ACCELERATORS, Bound, accelerator
 from tests.model.test_plan_parameters import CONFIGS, COUNTS
 

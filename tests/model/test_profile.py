@@ -9,10 +9,11 @@ import pytest
 
 from model.checkpoint import open_checkpoint
 from model.cli import main
-from model.config import load_config
 from model.device import DryDevice, Pass, write_page
-from model.families.llama import KernelModel, shard_weights
+from model.families import load_config
+from model.kernel_model import KernelModel
 from model.profile import text
+from model.weights import shard_weights
 
 LAYER = ["qkv_projection", "rope", "rope", "attention_decode", "output_projection", "mlp"]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from model.checkpoint import open_checkpoint
-from model.config import load_config
+from model.families import load_config
 from model.generate import generate
-from model.reference import ReferenceLlama
+from model.reference import ReferenceModel
 from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
 
@@ -43,12 +43,12 @@ VARIANTS = {
 }
 
 
-def reference(folder: Path) -> ReferenceLlama:
+def reference(folder: Path) -> ReferenceModel:
     config = load_config(folder)
-    return ReferenceLlama(config, open_checkpoint(folder, config))
+    return ReferenceModel(config, open_checkpoint(folder, config))
 
 
-def stepwise_logits(model: ReferenceLlama, ids: list[int], prompt: int) -> np.ndarray:
+def stepwise_logits(model: ReferenceModel, ids: list[int], prompt: int) -> np.ndarray:
     """Logits after the prompt and after every later token, computed with the cache."""
     rows = [model.prefill(ids[:prompt]).logits]
     rows += [model.decode(ids[place], place).logits for place in range(prompt, len(ids))]
@@ -147,11 +147,12 @@ def test_stories260k_writes_what_transformers_writes(stories260k, transformers_l
     greedy_agrees(stories260k, prompt)
 
 
-def test_weights_widened_at_every_use_give_the_same_logits(write_model, monkeypatch) -> None:
+def test_weights_widened_at_every_use_give_the_same_logits(write_model) -> None:
     folder = write_model(dtype=ml_dtypes.bfloat16)
-    kept = reference(folder)
-    monkeypatch.setattr("model.reference._WIDENED_BYTES", 0)
-    used = reference(folder)
+    config = load_config(folder)
+    kept, used = (
+        ReferenceModel(config, open_checkpoint(folder, config), widened_bytes=limit) for limit in (2**30, 0)
+    )
     for model in (kept, used):
         model.prefill([1, 2, 3])
     assert kept.decode(4, 3).logits.tobytes() == used.decode(4, 3).logits.tobytes()

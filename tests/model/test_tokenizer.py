@@ -129,7 +129,7 @@ def test_refuses_a_missing_or_damaged_file(tmp_path) -> None:
         Tokenizer(tmp_path, 300)
     for text in ("{", "{}", "", json.dumps({"version": "1.0", "model": {"type": "unheard of"}})):
         path.write_text(text)
-        with pytest.raises(ModelError, match="is no tokenizer"):
+        with pytest.raises(ModelError, match="is not a tokenizer"):
             Tokenizer(tmp_path, 300)
 
 

@@ -15,13 +15,15 @@ import pytest
 
 from model.cache import bucket_length
 from model.checkpoint import open_checkpoint
-from model.config import LlamaConfig, load_config
+from model.config import ModelConfig
 from model.device import SimulatedDevice
-from model.families.llama import KernelModel, shard_weights
+from model.families import load_config
 from model.generate import generate
-from model.reference import ReferenceLlama
+from model.kernel_model import KernelModel
+from model.reference import ReferenceModel
 from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
+from model.weights import shard_weights
 from tests.model.reordering import reordered
 
 PROMPTS = ("Once upon a time", "Lily and Tom went to the park.", "The dog", "One day, a little boy named Tim")
@@ -31,7 +33,7 @@ Devices = Callable[[str, int], SimulatedDevice]
 
 
 @cache
-def loaded(folder: Path) -> tuple[LlamaConfig, dict[str, np.ndarray], Tokenizer]:
+def loaded(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray], Tokenizer]:
     config = load_config(folder)
     return config, dict(open_checkpoint(folder, config)), Tokenizer(folder, config.vocab_size)
 
@@ -47,7 +49,7 @@ def check_story(folder: Path, prompt: str, device: SimulatedDevice, tokens: int 
     ids = tokenizer.encode(prompt)
     model = kernel_model(folder, device, len(ids) + tokens)
     own = generate(model, tokenizer, config, ids, tokens, SamplingOptions())
-    plain = generate(ReferenceLlama(config, weights), tokenizer, config, ids, tokens, SamplingOptions())
+    plain = generate(ReferenceModel(config, weights), tokenizer, config, ids, tokens, SamplingOptions())
     assert own.generated_ids == plain.generated_ids
     assert own.text == plain.text
 
@@ -84,7 +86,7 @@ def test_every_generation_tells_the_same_story(default_model: Path, target: str,
 def story_ids(folder: Path, count: int) -> list[int]:
     """`count` tokens of running text: the model's own greedy continuation, by the reference."""
     config, weights, tokenizer = loaded(folder)
-    model = ReferenceLlama(config, weights)
+    model = ReferenceModel(config, weights)
     ids = tokenizer.encode(PROMPTS[0])
     step = model.prefill(ids)
     while len(ids) < count:
@@ -104,9 +106,9 @@ def test_prefill_and_one_step_equal_a_longer_prefill(
     """
     config, weights, _ = loaded(default_model)
     ids = story_ids(default_model, prompt_tokens + 1)
-    plain = ReferenceLlama(config, weights).prefill(ids).logits
+    plain = ReferenceModel(config, weights).prefill(ids).logits
     others = [
-        ReferenceLlama(config, reordered(config, weights, seed)).prefill(ids).logits for seed in range(8)
+        ReferenceModel(config, reordered(config, weights, seed)).prefill(ids).logits for seed in range(8)
     ]
     bound = 4 * max(float(np.abs(other - plain).max()) for other in others)
 

@@ -1,10 +1,10 @@
-"""Train the small story-writing Llama of this folder, on a CPU, within a time budget.
+"""Train the small story-writing Llama of model/pretrained, on a CPU, within a time budget.
 
-    python train.py --corpus DIR --tokenizer tokenizer.json --out DIR --minutes 27
-    python train.py --corpus DIR --tokenizer tokenizer.json --evaluate DIR
-    python train.py --plot loss.csv --out DIR
+    python -m tools.train --corpus DIR --tokenizer tokenizer.json --out DIR --minutes 27
+    python -m tools.train --corpus DIR --tokenizer tokenizer.json --evaluate DIR
+    python -m tools.train --plot loss.csv --out DIR
 
-The model is the one of config.json beside this script. The corpus folder holds train.txt and
+The model is the one of model/pretrained/config.json. The corpus folder holds train.txt and
 valid.txt; in both, every text is followed by a line `<|endoftext|>`. The output folder receives
 model.safetensors (bfloat16, Hugging Face names, the weights of the best validation loss), loss.csv,
 loss.svg, the config files and the tokenizer.
@@ -30,8 +30,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 CONTEXT, EOT, IGNORE = 256, 0, -100
-HERE = Path(__file__).resolve().parent
-CONFIG = json.loads((HERE / "config.json").read_text())
+FOLDER = Path(__file__).resolve().parent.parent / "model" / "pretrained"
+CONFIG = json.loads((FOLDER / "config.json").read_text())
 WIDTH, HIDDEN, HEAD = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
 HEADS, KV_HEADS, LAYERS = (
     CONFIG[f"num_{n}"] for n in ("attention_heads", "key_value_heads", "hidden_layers")
@@ -239,7 +239,7 @@ def train(args: argparse.Namespace) -> None:
     stories, held_out = (read(args.corpus / f"{n}.txt", tokenizer) for n in ("train", "valid"))
     args.out.mkdir(parents=True, exist_ok=True)
     names = ("config.json", "generation_config.json", "tokenizer_config.json")
-    for source in (args.tokenizer, *(HERE / n for n in names)):
+    for source in (args.tokenizer, *(FOLDER / n for n in names)):
         if source.resolve().parent != args.out.resolve():
             shutil.copyfile(source, args.out / source.name)
     model = Llama()

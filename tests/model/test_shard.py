@@ -6,19 +6,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from model.config import load_config
 from model.errors import ModelError
-from model.layers import (
+from model.families import load_config
+from model.layers.shard import (
+    COLUMN_PARALLEL,
+    ROW_PARALLEL,
+    VOCABULARY_PARALLEL,
+    Row,
     Shard,
-    check_ranks,
-    column_parallel,
-    key_value_heads,
-    local_key_value_heads,
-    query_heads,
-    row_parallel,
-    vocabulary_parallel,
-    vocabulary_span,
+    Whole,
+    by_heads,
+    even_span,
 )
+from model.weights import check_ranks
 
 
 def counted(rows: int, columns: int, dtype=np.float32) -> np.ndarray:
@@ -33,14 +33,14 @@ def shards(ranks: int) -> list[Shard]:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_column_shards_side_by_side_are_the_transposed_weight(ranks) -> None:
     weight = counted(48, 32)
-    parts = [column_parallel(weight, shard) for shard in shards(ranks)]
+    parts = [COLUMN_PARALLEL.take(weight, shard) for shard in shards(ranks)]
     assert np.array_equal(np.concatenate(parts, axis=1), weight.T)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_row_shards_one_below_the_other_are_the_transposed_weight(ranks) -> None:
     weight = counted(32, 48)
-    parts = [row_parallel(weight, shard) for shard in shards(ranks)]
+    parts = [ROW_PARALLEL.take(weight, shard) for shard in shards(ranks)]
     assert np.array_equal(np.concatenate(parts, axis=0), weight.T)
 
 
@@ -51,19 +51,19 @@ def test_a_width_that_does_not_divide_is_padded_without_changing_the_mlp(ranks) 
     down = generator.integers(-3, 4, (8, 16)).astype(np.float64)
     x = generator.integers(-3, 4, (4, 8)).astype(np.float64)
     total = sum(
-        (np.maximum(x @ column_parallel(gate, shard), 0) * (x @ column_parallel(up, shard)))
-        @ row_parallel(down, shard)
+        (np.maximum(x @ COLUMN_PARALLEL.take(gate, shard), 0) * (x @ COLUMN_PARALLEL.take(up, shard)))
+        @ ROW_PARALLEL.take(down, shard)
         for shard in shards(ranks)
     )
     assert np.array_equal(total, (np.maximum(x @ gate.T, 0) * (x @ up.T)) @ down.T)
-    assert len({column_parallel(gate, shard).shape for shard in shards(ranks)}) == 1
+    assert len({COLUMN_PARALLEL.take(gate, shard).shape for shard in shards(ranks)}) == 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_query_heads_stay_whole(ranks) -> None:
     weight = counted(8 * 6, 10)
     for shard in shards(ranks):
-        part = query_heads(weight, shard)
+        part = by_heads(8).take(weight, shard)
         first = shard.rank * 8 // ranks * 6
         assert np.array_equal(part, weight[first : first + 8 // ranks * 6].T)
 
@@ -73,7 +73,7 @@ def test_every_rank_holds_the_key_value_heads_its_queries_need(heads, ranks) -> 
     query_count, depth = 8, 6
     keys = counted(heads * depth, 10)
     for shard in shards(ranks):
-        held = key_value_heads(keys, heads, shard)
+        held = by_heads(heads).take(keys, shard)
         own = held.shape[1] // depth
         assert own == max(1, heads // ranks)
         queries = range(shard.rank * query_count // ranks, (shard.rank + 1) * query_count // ranks)
@@ -90,9 +90,9 @@ def test_every_rank_holds_the_key_value_heads_its_queries_need(heads, ranks) -> 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_vocabulary_shards_cover_every_token_once(vocabulary, ranks) -> None:
     weight = counted(vocabulary, 8)
-    parts = [vocabulary_parallel(weight, shard) for shard in shards(ranks)]
+    parts = [VOCABULARY_PARALLEL.take(weight, shard) for shard in shards(ranks)]
     assert np.array_equal(np.concatenate(parts, axis=1), weight.T)
-    starts = [vocabulary_span(vocabulary, shard).start for shard in shards(ranks)]
+    starts = [even_span(vocabulary, shard).start for shard in shards(ranks)]
     assert starts == [rank * -(-vocabulary // ranks) for rank in range(ranks)]
     assert len({part.shape[1] for part in parts[:-1]} | {parts[0].shape[1]}) == 1
 
@@ -101,11 +101,11 @@ def test_shards_are_contiguous_in_the_checkpoints_dtype() -> None:
     weight = counted(8, 8, ml_dtypes.bfloat16)
     shard = Shard(1, 2)
     for part in (
-        column_parallel(weight, shard),
-        row_parallel(weight, shard),
-        query_heads(weight, shard),
-        key_value_heads(weight, 2, shard),
-        vocabulary_parallel(weight, shard),
+        COLUMN_PARALLEL.take(weight, shard),
+        ROW_PARALLEL.take(weight, shard),
+        by_heads(8).take(weight, shard),
+        by_heads(2).take(weight, shard),
+        VOCABULARY_PARALLEL.take(weight, shard),
     ):
         assert part.flags.c_contiguous
         assert part.dtype == ml_dtypes.bfloat16
@@ -115,17 +115,17 @@ def test_shards_are_contiguous_in_the_checkpoints_dtype() -> None:
 def test_ranks_that_divide_the_heads_are_accepted(write_model, ranks) -> None:
     config = load_config(write_model())
     check_ranks(config, ranks)
-    assert local_key_value_heads(config, ranks) == {1: 2, 2: 1, 4: 1}[ranks]
+    assert config.blocks[0].mixer.kv_heads_of_rank(ranks) == {1: 2, 2: 1, 4: 1}[ranks]
 
 
 def test_refuses_ranks_that_do_not_divide_the_heads(write_model) -> None:
     config = load_config(write_model(num_attention_heads=12, num_key_value_heads=4, hidden_size=96))
     for ranks in (5, 8, 24):
-        with pytest.raises(ModelError, match=f"{ranks} ranks do not divide num_attention_heads, 12"):
+        with pytest.raises(ModelError, match=f"{ranks} ranks do not divide 12 heads"):
             check_ranks(config, ranks)
     for ranks in (3, 6):
         with pytest.raises(
-            ModelError, match=f"{ranks} ranks and num_key_value_heads, 4: neither divides the other"
+            ModelError, match=f"{ranks} ranks and 4 key/value heads: neither divides the other"
         ):
             check_ranks(config, ranks)
     check_ranks(config, 12)
@@ -148,6 +148,22 @@ def test_refuses_a_vocabulary_too_small_for_its_ranks(write_model, vocabulary, f
 @pytest.mark.parametrize("rows", [63, 64, 65, 127, 129])
 def test_shards_are_copies_of_any_number_of_rows(rows) -> None:
     weight = counted(rows, 5, ml_dtypes.bfloat16)
-    part = column_parallel(weight, Shard(0, 1))
+    part = COLUMN_PARALLEL.take(weight, Shard(0, 1))
     assert np.array_equal(part, weight.T)
     assert not np.shares_memory(part, weight)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("cut", [COLUMN_PARALLEL, ROW_PARALLEL, VOCABULARY_PARALLEL, by_heads(12), Whole()])
+def test_a_cut_states_the_shape_of_what_it_takes(cut, ranks) -> None:
+    weight = counted(24, 26)
+    for shard in shards(ranks):
+        assert cut.take(weight, shard).shape == cut.shape(weight.shape, shard)
+
+
+def test_a_vector_is_held_as_a_row() -> None:
+    vector = np.arange(5.0)
+    row = Row().take(vector, Shard(1, 2))
+    assert row.shape == Row().shape(vector.shape, Shard(1, 2)) == (1, 5)
+    assert np.array_equal(row[0], vector)
+    assert not np.shares_memory(row, vector)

@@ -1,8 +1,8 @@
 """Kernels on the NeuronCore of this machine, through AWS Neuron's own packages.
 
-One core, one rank: ranks that meet are separate processes there. Arguments go to the core and results come back with
-every launch, so this shows that the kernels compute the same on the chip, not how fast the chip is. It was written to
-the vendor's documentation and has not run on a chip.
+One core, one rank: the ranks of a collective are separate processes there. Arguments go to the core and results come
+back with every launch, so this backend shows that the kernels compute the same on the chip, not how fast the chip is.
+It was written to the vendor's documentation and has not run on a chip.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from model.device import bind_neuron, neuron_package_installed, nki_dtype
+from model.device.binding import bind_neuron, neuron_package_installed, nki_dtype
 from model.errors import ModelError
 
 _REPOSITORY = "AWS Neuron's package repository"

@@ -1,0 +1,107 @@
+"""The fields of a JSON object, each checked as it is read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from model.errors import ModelError
+
+
+class Fields:
+    """The fields of one JSON object; every access checks the type, and an error names file, field and value.
+
+    `refusals` collects what a config describes and no layer computes, which a plan can do without; see `unsupported`.
+    """
+
+    def __init__(self, path: Path, optional: bool = False) -> None:
+        self._path = path
+        self._prefix = ""
+        self._values = {} if optional and not path.exists() else read_json(path)
+        self.refusals: list[str] = []
+
+    def table(self, name: str) -> Fields:
+        """The object in field `name`; an empty one where the field is absent or null."""
+        value = self.get(name, None)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(name, f"{value!r} is not an object")
+        inner = object.__new__(Fields)
+        inner._path, inner._prefix, inner._values = self._path, f"{self._prefix}{name}.", value or {}
+        inner.refusals = self.refusals
+        return inner
+
+    def error(self, name: str, what: str) -> ModelError:
+        """The error to raise about field `name`."""
+        return ModelError(f"{self._path}: {self._prefix}{name}: {what}")
+
+    def unsupported(self, name: str, what: str) -> None:
+        """Note that field `name` asks for what no layer computes."""
+        self.refusals.append(str(self.error(name, what)))
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def get(self, name: str, default: Any) -> Any:
+        """The value as it stands, unchecked; null counts as absent."""
+        value = self._values.get(name)
+        return default if value is None else value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A positive whole number."""
+        value = self._required(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(name, f"{value!r} is not a positive whole number")
+        return value
+
+    def number(self, name: str, default: float | None = None, positive: bool = True) -> float:
+        """A finite number, greater than 0 unless `positive` is False."""
+        value = self._required(name, default)
+        good = (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and abs(value) <= sys.float_info.max
+        )
+        if not good or (positive and value <= 0):
+            raise self.error(name, f"{value!r} is not a {'positive' if positive else 'finite'} number")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """true or false."""
+        value = self._required(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, f"{value!r} is neither true nor false")
+        return value
+
+    def token_ids(self, name: str, vocabulary: int) -> tuple[int, ...]:
+        """One token id or a list of them, each inside the vocabulary; empty where absent."""
+        value = self.get(name, [])
+        ids = value if isinstance(value, list) else [value]
+        for each in ids:
+            if isinstance(each, bool) or not isinstance(each, int):
+                raise self.error(name, f"{value!r} is neither a token id nor a list of them")
+            if not 0 <= each < vocabulary:
+                raise self.error(name, f"{each} is not a token of a vocabulary of {vocabulary}")
+        return tuple(ids)
+
+    def _required(self, name: str, default: Any) -> Any:
+        value = self.get(name, default)
+        if value is None:
+            raise self.error(name, "missing")
+        return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ModelError where there is none."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} holds a JSON {type(values).__name__}, not an object")
+    return values

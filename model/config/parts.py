@@ -1,0 +1,206 @@
+"""A model by its parts: what each block holds, how positions enter, what stands around the blocks.
+
+Parts describe models that no layer of this package computes yet as well; `nkw plan` counts them. Names follow Hugging
+Face's config.json where its families agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from model.rope import RopeParameters
+
+
+class HeadNorm(Enum):
+    """Which queries and keys an RMSNorm takes together."""
+
+    head = "head"
+    width = "width"
+
+
+@dataclass(frozen=True)
+class GroupedAttention:
+    """Query heads in groups that share a key/value head.
+
+    `window`, where it is a number, is how many positions a token sees. `sinks` adds one learned score to every head.
+    `cross_positions`, where it is not 0, are those of another sequence that the block attends to besides, with
+    projections of its own.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    query_bias: bool = False
+    key_bias: bool = False
+    value_bias: bool = False
+    output_bias: bool = False
+    head_norm: HeadNorm | None = None
+    sinks: bool = False
+    window: int | None = None
+    cross_positions: int = 0
+
+    @property
+    def query_width(self) -> int:
+        """Width of all queries."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def biases(self) -> bool:
+        """Whether any projection adds a bias."""
+        return self.query_bias or self.key_bias or self.value_bias or self.output_bias
+
+    def kv_heads_of_rank(self, ranks: int) -> int:
+        """Key/value heads that one of `ranks` ranks holds."""
+        return max(1, self.kv_heads // ranks)
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention: keys and values of all heads are expanded from one latent vector a token.
+
+    A query's and a key's head has `plain_dim` elements without positions and `rope_dim` with; `query_rank` is 0 where
+    queries are projected at once.
+    """
+
+    heads: int
+    query_rank: int
+    latent_rank: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class StateSpace:
+    """A selective state space with a short convolution, in place of attention and MLP."""
+
+    inner: int
+    state: int
+    convolution: int
+    step_rank: int
+    bias: bool
+    convolution_bias: bool
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """A feed-forward block; `gated` ones have three projections, others two."""
+
+    width: int
+    activation: str = "silu"
+    bias: bool = False
+    gated: bool = True
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Routed gated MLPs of one width, of which a token passes `per_token`, beside `shared_width` that all pass."""
+
+    count: int
+    per_token: int
+    width: int
+    shared_width: int = 0
+    bias: bool = False
+    router_bias: bool = False
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The norms of a block: `before` each layer, `after` it, or both. LayerNorms have a bias, RMSNorms none."""
+
+    eps: float
+    before: bool = True
+    after: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """One decoder layer."""
+
+    mixer: GroupedAttention | LatentAttention | StateSpace
+    mlp: Mlp | Experts | None
+    norms: Norms
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Rotary positions: `limit` of them; `name` is that of their tables."""
+
+    rope: RopeParameters
+    limit: int
+    name: str = "rope"
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Parameters that a generated token does not pass; a prompt sends `positions` through them, once.
+
+    `products` are multiply-adds beside those with weights.
+    """
+
+    what: str
+    parameters: int
+    positions: int = 0
+    products: int = 0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model as its config.json describes it: one block for each decoder layer, and what stands around them.
+
+    `max_position_embeddings` is None where a sequence has no longest. `learned_positions` are the rows of a table of
+    positions beside that of the tokens. `quantisation` is the method by which the checkpoint's weights are quantised.
+    The registry adds `model_type`, `architecture` (empty where only plans are made) and `refusals`: the fields that
+    describe what no layer of this package computes, each as an error says it.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    blocks: tuple[Block, ...]
+    max_position_embeddings: int | None
+    tie_word_embeddings: bool
+    positions: Positions | None = None
+    learned_positions: int = 0
+    dtype: str | None = None
+    quantisation: str | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    encoder: Encoder | None = None
+    model_type: str = ""
+    architecture: str = ""
+    refusals: tuple[str, ...] = ()
+
+    @property
+    def context(self) -> int:
+        """The longest sequence, in tokens, of a model that has one."""
+        assert self.max_position_embeddings is not None, f"a {self.model_type} has no longest sequence"
+        return self.max_position_embeddings
+
+    @property
+    def divided(self) -> tuple[int, int]:
+        """The counts that tensor parallelism divides: query heads, and the parts of the cache.
+
+        With more ranks than parts of the cache, several ranks hold the same part.
+        """
+        mixer = self.blocks[0].mixer
+        if isinstance(mixer, GroupedAttention):
+            return mixer.heads, mixer.kv_heads
+        if isinstance(mixer, LatentAttention):
+            return mixer.heads, 1  # the heads of every rank need the whole latent
+        return mixer.inner, mixer.inner  # channels are independent, as heads are
+
+    def undivided(self, ranks: int) -> str | None:
+        """The reason why `ranks` ranks cannot share this model evenly; None where they can."""
+        heads, kv_heads = self.divided
+        if heads % ranks:
+            return f"{ranks} ranks do not divide {heads} heads"
+        if kv_heads % ranks and ranks % kv_heads:
+            return f"{ranks} ranks and {kv_heads} key/value heads: neither divides the other"
+        return None

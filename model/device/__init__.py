@@ -1,0 +1,29 @@
+"""Where kernels run: simulated ranks, ranks that only plan, or a NeuronCore.
+
+No other package of the model imports the simulator.
+"""
+
+from __future__ import annotations
+
+from model.device.chips import INSTANCES, Hardware, Instance, chip, instance_named, kernel_limit
+from model.device.dry import DryDevice
+from model.device.files import write_page, write_passes
+from model.device.prediction import KernelTime, Pass, Prediction
+from model.device.simulated import SimulatedDevice, started_by_torchrun
+
+__all__ = [
+    "INSTANCES",
+    "DryDevice",
+    "Hardware",
+    "Instance",
+    "KernelTime",
+    "Pass",
+    "Prediction",
+    "SimulatedDevice",
+    "chip",
+    "instance_named",
+    "kernel_limit",
+    "started_by_torchrun",
+    "write_page",
+    "write_passes",
+]

@@ -1,0 +1,115 @@
+"""Ranks that only plan: kernels are checked, placed and timed, and nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import numpy as np
+
+import simulate
+from model.device.binding import (
+    bind_simulator,
+    by_rank,
+    checked,
+    kernel_named,
+    nki_dtype,
+    replica_group_of,
+)
+from model.device.prediction import Pass, TimedLaunch
+from simulate.run.processes import Posted, Processes
+
+
+class EqualRanks:
+    """The other ranks of a dry launch, each taken to do what the planned rank 0 does.
+
+    It stands where ranks in processes of their own stand, with the part of `Processes` that a launch uses.
+    """
+
+    rank = 0
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._arrived: list[tuple[Any, list[np.ndarray], Any]] = []
+
+    def launch(self) -> AbstractContextManager[None]:
+        """Begin a launch; there is no other process to announce it to."""
+        return nullcontext()
+
+    def post(self, collective: Any, operands: list[np.ndarray], where: Any, dry: bool = False) -> Posted:
+        """Rank 0 arrives at a collective, and with it all its other members."""
+        self._arrived = [(collective, operands, where)] * len(collective.members)
+        return Posted("", self.rank, collective, operands, where, dry)
+
+    def wait(self, posted: Sequence[Posted]) -> tuple[int, list[tuple[Any, list[np.ndarray], Any]]]:
+        """The operands of every member of the collective, which equal those of rank 0."""
+        return 0, self._arrived
+
+
+class DryDevice:
+    """Ranks of one chip that only plan: kernels are checked, placed and timed, and return zeros.
+
+    Launches that are equal (kernel, shapes, dtypes, static arguments) are planned and scheduled once. With
+    `one_for_all` only rank 0 is planned: the others are taken to make equal launches at equal times, as ranks do whose
+    shards have one shape. The times are equal, and the work is that of one rank.
+    """
+
+    def __init__(self, target: str, ranks: int, one_for_all: bool = False) -> None:
+        bind_simulator()
+        self.ranks = ranks
+        self.own = range(1 if one_for_all else ranks)
+        self._others = EqualRanks(ranks) if one_for_all and ranks > 1 else None
+        self.replica_group = replica_group_of(ranks)
+        self._world = checked(lambda: simulate.World(target=target, ranks=ranks))
+        self._launches: dict[tuple[Any, ...], TimedLaunch] = {}
+        self._sequence: list[TimedLaunch] = []
+        self._layer_ends: list[int] = []
+
+    def dtype(self, name: str) -> Any:
+        """A dtype as kernels take it for an argument."""
+        return nki_dtype(name)
+
+    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Plan a kernel on all ranks; returns zeros of the shapes and dtypes that each rank would return."""
+        key = (kernel, *(_signature(each) for rank in arguments for each in rank))
+        if key not in self._launches:
+            self._launches[key] = checked(lambda: self._planned(kernel, arguments), kernel)
+        self._sequence.append(self._launches[key])
+        return self._launches[key].launch.outputs
+
+    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The arrays of the ranks that are planned."""
+        return list(arrays)
+
+    def _planned(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> TimedLaunch:
+        function, given = kernel_named(kernel), by_rank(arguments)
+        if self._others is None:
+            return TimedLaunch.of(self._world.launch(function, given, simulate.Mode.dry))
+        plain = getattr(function, "func", function)
+        return TimedLaunch.of(
+            simulate.launch(
+                plain,
+                given,
+                self._world.hardware,
+                mode=simulate.Mode.dry,
+                elsewhere=cast(Processes, self._others),
+            )
+        )
+
+    def layer_done(self, done: int, layers: int) -> None:
+        """Mark the end of a layer: the launches until now belong to the layers before it."""
+        self._layer_ends.append(len(self._sequence))
+
+    def take_pass(self) -> Pass:
+        """The launches since the last call, as one pass of the model."""
+        done = Pass(tuple(self._sequence), tuple(self._layer_ends))
+        self._sequence, self._layer_ends = [], []
+        return done
+
+
+def _signature(argument: Any) -> Any:
+    """The properties of an argument that decide which instructions a kernel issues."""
+    if isinstance(argument, np.ndarray):
+        return argument.shape, str(argument.dtype)
+    return repr(argument)

@@ -1,0 +1,78 @@
+"""Ranks that compute: kernels run on simulated NeuronCores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import simulate
+from model.device.binding import (
+    bind_simulator,
+    by_rank,
+    checked,
+    kernel_named,
+    nki_dtype,
+    replica_group_of,
+)
+from model.errors import ModelError
+from simulate.replay import ReplayCache, ReplayOptions
+
+
+class SimulatedDevice:
+    """Ranks of one chip that compute: all in this process, or each in one of those that torchrun started.
+
+    The first launch of a kind is checked instruction by instruction; with `replay`, later ones run what was recorded
+    on new data, rewritten to be faster: float32 sums of matrix products may be taken in another order. `exact` gives
+    the bytes of an eager launch, `verify` compares every replay with one. Both are also the environment's to ask for.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        ranks: int,
+        replay: bool = True,
+        processes: bool = False,
+        exact: bool = False,
+        verify: bool = False,
+    ) -> None:
+        bind_simulator()
+        self.ranks = ranks
+        self._mode = simulate.Mode.replay if replay else simulate.Mode.eager
+        self.replica_group = replica_group_of(ranks)
+        self._world = checked(
+            lambda: simulate.World.of_processes(target) if processes else simulate.World(target, ranks)
+        )
+        asked = checked(ReplayOptions.from_environment)
+        self._world.replay = replace(asked, exact=asked.exact or exact, verify=asked.verify or verify)
+        self.own = range(self._world.rank, self._world.rank + self._world.ranks)
+        if self._world.size != ranks:
+            raise ModelError(
+                f"torchrun started {self._world.size} processes for {ranks} ranks; --tp has to be equal"
+            )
+
+    def dtype(self, name: str) -> Any:
+        """A dtype as kernels take it for an argument."""
+        return nki_dtype(name)
+
+    @property
+    def replays(self) -> ReplayCache:
+        """The programs of this device's launches, and their report."""
+        return self._world.replays  # type: ignore[no-any-return]
+
+    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Launch a kernel on all ranks; returns each rank's outputs."""
+        function = kernel_named(kernel)
+        done = checked(lambda: self._world.launch(function, by_rank(arguments), self._mode), kernel)
+        return done.outputs  # type: ignore[no-any-return]
+
+    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """An array of every rank, in their order, of those that the own ranks give."""
+        return checked(lambda: self._world.gather(arrays))  # type: ignore[no-any-return]
+
+
+def started_by_torchrun() -> bool:
+    """Whether the ranks are processes that torchrun started, this one among them."""
+    return simulate.World.has_processes()

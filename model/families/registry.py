@@ -1,0 +1,64 @@
+"""The registry of model families: one row for each `model_type` of config.json.
+
+A family's module reads config.json into the parts of a `ModelConfig`, in a function named by the row. Where layers
+compute all of these parts, `compose(config)` of the module puts the layers together and names the checkpoint's tensors.
+A row with an architecture is generated from; the others are planned only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+from model.config import Fields, ModelConfig
+from model.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Family:
+    """A module, the function in it that reads a config, and the architecture whose checkpoints are generated from."""
+
+    module: str
+    reader: str
+    architecture: str = ""
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family("model.families.llama", "llama", "LlamaForCausalLM"),
+    "mistral": Family("model.families.llama", "mistral"),
+    "mixtral": Family("model.families.mixtral", "mixtral"),
+    "qwen2": Family("model.families.qwen", "qwen2"),
+    "qwen3": Family("model.families.qwen", "qwen3"),
+    "qwen3_moe": Family("model.families.qwen", "qwen3_moe"),
+    "olmo2": Family("model.families.olmo", "olmo2"),
+    "gemma2": Family("model.families.gemma", "gemma2"),
+    "gemma3_text": Family("model.families.gemma", "gemma3_text"),
+    "gemma3": Family("model.families.gemma", "gemma3"),
+    "gpt_oss": Family("model.families.gpt_oss", "gpt_oss"),
+    "deepseek_v2": Family("model.families.deepseek", "deepseek"),
+    "deepseek_v3": Family("model.families.deepseek", "deepseek"),
+    "mamba": Family("model.families.mamba", "mamba"),
+    "whisper": Family("model.families.whisper", "whisper"),
+}
+
+
+def read(model_type: str, fields: Fields) -> ModelConfig:
+    """The config of a row's model type; what no layer computes is noted in its `refusals`."""
+    config: ModelConfig = getattr(_module(model_type), FAMILIES[model_type].reader)(fields)
+    return replace(
+        config,
+        model_type=model_type,
+        architecture=FAMILIES[model_type].architecture,
+        refusals=tuple(fields.refusals),
+    )
+
+
+def compose(config: ModelConfig) -> Decoder:
+    """The layers of a model whose parts are all computed."""
+    decoder: Decoder = _module(config.model_type).compose(config)
+    return decoder
+
+
+def _module(model_type: str) -> ModuleType:
+    return importlib.import_module(FAMILIES[model_type].module)

@@ -1,0 +1,197 @@
+"""A model computed by kernels on a device: walks the launch list of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from model.config import ModelConfig
+from model.decoder import BlockLayers
+from model.errors import ModelError
+from model.families import compose
+from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
+from model.layers.layer import Constant
+from model.sampling import StepOutput
+from model.weights import RankWeights
+
+Arrays = dict[str, Any]
+"""The arrays of one rank by their names in the launch list."""
+
+
+class Device(Protocol):
+    """Something that launches a kernel on all ranks at once.
+
+    `own` are the ranks that this process holds: all of them, or one if the others are processes of their own.
+    """
+
+    ranks: int
+    own: range
+    replica_group: Any
+
+    def dtype(self, name: str) -> Any:
+        """A dtype as kernels take it for an argument, such as `nl.bfloat16`."""
+
+    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Launch a kernel of `nki_kernels` with each own rank's arguments; returns each own rank's outputs."""
+
+    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """An array of every rank, in their order, of those that the own ranks give."""
+
+
+class KernelModel:
+    """A backend that computes the model with kernels on a device, one sequence at a time.
+
+    `cache_length` positions are held per layer; `candidates` is how many of the best tokens the sampler wants picked
+    out (lm_head picks a multiple of eight, and never more than a rank's part of the vocabulary holds).
+    `progress` is called with the layers done, and their number, before the first and after each one.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Sequence[RankWeights],
+        device: Device,
+        cache_length: int,
+        candidates: int = 1,
+        progress: Callable[[int, int], None] = lambda done, layers: None,
+    ) -> None:
+        assert len(weights) == len(device.own), f"weights for {len(weights)} ranks on {len(device.own)}"
+        self._decoder = compose(config)
+        self._device = device
+        self._cache_length = cache_length
+        self._progress = progress
+        first = weights[0]
+        self._shape = partial(
+            StepShape,
+            sequences=1,
+            cache_length=cache_length,
+            context=min(cache_length, config.context),
+            ranks=device.ranks,
+            activations=first.dtype,
+            weights=first.arrays[next(iter(first.arrays))].dtype,
+            candidates=candidates,
+        )
+        shape = self._shape(Phase.prefill, 1)
+        makers: dict[str, Constant] = {}
+        for layer in self._decoder.layers:
+            for name, make in layer.constants(shape).items():
+                assert makers.setdefault(name, make) == make, f"two arrays are called {name}"
+        self._states = [state for layer in self._decoder.layers for state in layer.states(shape)]
+        self._held: list[Arrays] = [
+            {**rank.arrays, **{name: make(rank.shard) for name, make in makers.items()}} for rank in weights
+        ]
+        # Decode steps all have one shape; a prompt's is used once.
+        self._launches = lru_cache(maxsize=2)(self._list)
+        self._reset()
+
+    def _reset(self) -> None:
+        for arrays in self._held:
+            arrays.update({each.name: np.zeros(each.shape, each.dtype) for each in self._states})
+
+    def prefill(self, ids: Sequence[int]) -> StepOutput:
+        """Start a sequence with a prompt; says what follows it."""
+        assert 0 < len(ids) <= self._cache_length, f"{len(ids)} tokens, a cache of {self._cache_length}"
+        self._reset()
+        return self._step(Phase.prefill, ids, np.arange(len(ids)))
+
+    def decode(self, token: int, position: int) -> StepOutput:
+        """Append one token at `position`; says what follows it."""
+        assert 0 < position < self._cache_length, f"position {position}, a cache of {self._cache_length}"
+        return self._step(Phase.decode, [token], np.array([position]))
+
+    def _step(self, phase: Phase, ids: Sequence[int], positions: np.ndarray) -> StepOutput:
+        given = {
+            "ids": np.asarray(ids, np.int32)[:, None],
+            "positions": np.asarray(positions, np.int32)[:, None],
+        }
+        for arrays in self._held:
+            arrays.update(given)
+        embedding, *blocks, head = self._launches(self._shape(phase, len(ids)))
+        self._run(embedding)
+        self._progress(0, len(blocks))
+        for done, block in enumerate(blocks, 1):
+            self._run(block)
+            self._progress(done, len(blocks))
+        self._run(head)
+        logits = self._device.gather([np.asarray(arrays["logits"])[0] for arrays in self._held])
+        best = self._held[0]
+        return StepOutput(
+            np.concatenate(logits), np.asarray(best["values"])[0], np.asarray(best["tokens"])[0]
+        )
+
+    def _list(self, shape: StepShape) -> list[list[_Bound]]:
+        """The launches of a step, by the parts of the model, with what stays the same from step to step bound."""
+        lists = [launches_of(part, shape) for part in self._decoder.sections]
+        launches = [launch for part in lists for launch in part]
+        for launch in launches:
+            if launch.refusal:
+                raise ModelError(f"{launch.kernel}: {launch.refusal}")
+            assert launch.repeat == 1, f"{launch.kernel}: {launch.repeat} launches for one sequence"
+        changing = {"ids", "positions", *(name for launch in launches for name in launch.results)}
+        return [[self._bind(launch, changing) for launch in part] for part in lists]
+
+    def _bind(self, launch: Launch, changing: Collection[str]) -> _Bound:
+        later = [
+            (place, each.name, None if each.view is View.whole else each)
+            for place, each in enumerate(launch.arguments)
+            if isinstance(each, Value) and each.name in changing
+        ]
+        places = {place for place, _, _ in later}
+        fixed = [
+            [
+                None if place in places else self._bound(argument, arrays)
+                for place, argument in enumerate(launch.arguments)
+            ]
+            for arrays in self._held
+        ]
+        return _Bound(launch.kernel, launch.results, fixed, later)
+
+    def _run(self, launches: Sequence[_Bound]) -> None:
+        for each in launches:
+            arguments = []
+            for arrays, fixed in zip(self._held, each.fixed):
+                own = fixed.copy()
+                for place, name, view in each.later:
+                    own[place] = arrays[name] if view is None else view.of(arrays[name])
+                arguments.append(tuple(own))
+            first, *others = each.results
+            for arrays, outputs in zip(self._held, self._device.run(each.kernel, arguments)):
+                if others:
+                    arrays.update(zip(each.results, outputs))
+                else:
+                    arrays[first] = outputs
+
+    def _bound(self, argument: Argument, arrays: Arrays) -> Any:
+        if isinstance(argument, Value):
+            return argument.of(arrays[argument.name])
+        return bound(argument, self._device)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A launch with the arguments of every rank that stay the same: weights, constants, numbers.
+
+    `later` are the places and names of arguments that each step brings: activations, states, ids and positions; and
+    which view of the array a launch is given, where it is not given the whole.
+    """
+
+    kernel: str
+    results: tuple[str, ...]
+    fixed: list[list[Any]]
+    later: list[tuple[int, str, Value | None]]
+
+
+def bound(argument: Argument, device: Device) -> Any:
+    """An argument that is no array, as a device's kernels take it."""
+    if isinstance(argument, Axis):
+        return device.replica_group
+    return device.dtype(argument.name) if isinstance(argument, np.dtype) else argument
+
+
+def launches_of(part: BlockLayers, shape: StepShape) -> list[Launch]:
+    """The launches of neighbouring layers, in order."""
+    return [launch for layer in part for launch in layer.launches(shape)]

@@ -1,0 +1,76 @@
+"""Plain numpy for the references of layers: no kernel and no simulator.
+
+Arithmetic is float32 throughout. With bfloat16 activations results are rounded to bfloat16 where a device stores them
+between engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from model import rope
+from model.precision import FLOAT32
+from model.rope import RopeParameters
+
+
+@dataclass(frozen=True)
+class Span:
+    """The positions of a step: `count` of them from `start` on."""
+
+    start: int
+    count: int
+
+
+class Arithmetic:
+    """Products and roundings of one model: `weights` whole and by their checkpoint names, activations of `dtype`.
+
+    Weights of two bytes are widened once, when it is made, if all take at most `widened_bytes`, else at every use.
+    """
+
+    def __init__(self, weights: Mapping[str, np.ndarray], dtype: np.dtype, widened_bytes: int) -> None:
+        small = sum(tensor.size for tensor in weights.values()) * FLOAT32.itemsize <= widened_bytes
+        self._weights = {name: widened(each) for name, each in weights.items()} if small else weights
+        self._dtype = dtype
+        self._tables: dict[tuple[RopeParameters, int, int], tuple[np.ndarray, np.ndarray]] = {}
+
+    def rounded(self, x: np.ndarray) -> np.ndarray:
+        """Values as the activations' dtype holds them, in float32."""
+        return x if self._dtype == FLOAT32 else widened(x.astype(self._dtype))
+
+    def rows(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """Rows of a table."""
+        return widened(self._weights[name][ids])
+
+    def product(self, x: np.ndarray, name: str) -> np.ndarray:
+        """x [rows, in] times a projection [out, in]."""
+        return x @ widened(self._weights[name]).T
+
+    def norm(self, x: np.ndarray, name: str, eps: float) -> np.ndarray:
+        """RMSNorm over the last axis, rounded."""
+        root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
+        return self.rounded(x / root * widened(self._weights[name]))
+
+    def rotated(self, heads: np.ndarray, parameters: RopeParameters, limit: int, span: Span) -> np.ndarray:
+        """Each pair (i, i + head_dim/2) of [heads, tokens, head_dim] turned by its position's angle, rounded.
+
+        The tables grow as they are needed, up to `limit` positions.
+        """
+        key = parameters, heads.shape[-1], limit
+        end = span.start + span.count
+        held = len(self._tables[key][0]) if key in self._tables else 0
+        if end > held:
+            self._tables[key] = rope.tables(
+                parameters, heads.shape[-1], limit, max(end, min(2 * held, limit))
+            )
+        cos, sin = (table[span.start : end] for table in self._tables[key])
+        first, second = np.split(heads, 2, axis=-1)
+        turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return self.rounded(turned)
+
+
+def widened(tensor: np.ndarray) -> np.ndarray:
+    """An array in float32."""
+    return np.asarray(tensor).astype(FLOAT32, copy=False)

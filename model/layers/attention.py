@@ -1,0 +1,210 @@
+"""Grouped-query attention with rotary positions, its norm before it and the residual after it.
+
+    q, k, v = qkv_projection(x)          RMSNorm fused in; heads divided over the ranks
+    q, k    = rmsnorm(q), rmsnorm(k)     head by head, where the model has such norms
+    q, k    = rope(q), rope(k)
+    o       = attention_prefill(q, k, v) for a prompt, attention_decode(q, k, v) for one token; fills the cache
+    x       = output_projection(o, x)    all-reduced over the ranks, plus x
+
+State: keys [heads, head_dim, length] and values [heads, length, head_dim] of a rank's heads. Keys lie transposed,
+because a decode step contracts over head_dim, which then is the partition axis of a tile read straight from HBM; values
+contract over positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from model import rope
+from model.config.parts import GroupedAttention, Positions
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.launch import (
+    INT32,
+    Axis,
+    Growth,
+    Launch,
+    LeastWork,
+    Phase,
+    StepShape,
+    Tensor,
+    Value,
+    Weight,
+    copied,
+    product,
+    summed,
+)
+from model.layers.layer import Constant, States
+from model.layers.norm import RmsNorm
+from model.layers.shard import ROW_PARALLEL, Shard, by_heads
+from model.precision import FLOAT32
+
+
+@dataclass(frozen=True)
+class AttentionTensors:
+    """Names of the projections in a checkpoint, each [out, in]."""
+
+    query: str
+    key: str
+    value: str
+    output: str
+
+
+@dataclass(frozen=True)
+class RotaryTable:
+    """Cosines (`which` is 0) or sines (1) of `count` positions, [count, head_dim / 2], the same on every rank."""
+
+    positions: Positions
+    head_dim: int
+    count: int
+    which: int
+
+    def __call__(self, shard: Shard) -> np.ndarray:
+        """The table."""
+        return rope.tables(self.positions.rope, self.head_dim, self.positions.limit, self.count)[self.which]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """x + attention(norm(x)); `head_norms` are those of queries and keys, where there are any."""
+
+    name: str
+    hidden: int
+    heads: GroupedAttention
+    positions: Positions
+    norm: RmsNorm
+    tensors: AttentionTensors
+    head_norms: tuple[RmsNorm, RmsNorm] | None = None
+
+    @property
+    def w_qkv(self) -> Weight:
+        """[hidden, queries + keys + values] of a rank's heads."""
+        names, own = self.tensors, self.heads
+        return Weight(
+            f"{self.name}.w_qkv",
+            (
+                Tensor(names.query, (own.query_width, self.hidden), by_heads(own.heads)),
+                Tensor(names.key, (own.kv_width, self.hidden), by_heads(own.kv_heads)),
+                Tensor(names.value, (own.kv_width, self.hidden), by_heads(own.kv_heads)),
+            ),
+        )
+
+    @property
+    def w_o(self) -> Weight:
+        """[a rank's heads, hidden]."""
+        shape = (self.hidden, self.heads.query_width)
+        return Weight(f"{self.name}.w_o", (Tensor(self.tensors.output, shape, ROW_PARALLEL),))
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The norms and both projections."""
+        norms = (self.norm, *(self.head_norms or ()))
+        return (*(each.weight for each in norms), self.w_qkv, self.w_o)
+
+    def states(self, step: StepShape) -> Sequence[Value]:
+        """Keys and values of a rank's heads."""
+        heads, dim = self.heads.kv_heads_of_rank(step.ranks), self.heads.head_dim
+        return (
+            Value(f"{self.name}.keys", (heads, dim, step.cache_length), step.activations),
+            Value(f"{self.name}.values", (heads, step.cache_length, dim), step.activations),
+        )
+
+    def _tables(self, step: StepShape) -> tuple[Value, Value]:
+        shape = (min(step.cache_length, self.positions.limit), self.heads.head_dim // 2)
+        cos, sin = (Value(f"{self.positions.name}.{function}", shape, FLOAT32) for function in ("cos", "sin"))
+        return cos, sin
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """Cosines and sines of every position, which equal layers share."""
+        return {
+            table.name: RotaryTable(self.positions, self.heads.head_dim, table.shape[0], which)
+            for which, table in enumerate(self._tables(step))
+        }
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """Projection, rotations, attention, output."""
+        own, dim, rows = self.heads, self.heads.head_dim, step.tokens
+        heads, kv_heads = own.heads // step.ranks, own.kv_heads_of_rank(step.ranks)
+        x = Value("x", (rows, self.hidden), step.activations)
+        q = Value("q", (rows, heads * dim), step.activations)
+        k, v = (Value(name, (rows, kv_heads * dim), step.activations) for name in "kv")
+        w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
+        sizes = (q.shape[1], k.shape[1])
+        arguments = (x, self.norm.weight.value(step), w_qkv, self.norm.eps, *sizes)
+        launches = [Launch("qkv_projection", arguments, ("q", "k", "v"), product(rows, w_qkv), rows)]
+        at = Value("positions", (rows, 1), INT32)
+        for place, (label, each, count) in enumerate((("queries", q, heads), ("keys", k, kv_heads))):
+            if self.head_norms is not None:
+                launches.append(self.head_norms[place].launch(each, step, label))
+                each = each.reshaped(*each.shape)
+            turn = (each, at, *self._tables(step), count)
+            launches.append(Launch("rope", turn, (each.name,), copied(each), rows, label))
+        launches.append(self._attend(step, q, k, v))
+        o = Value("o", q.shape, step.activations)
+        work = product(rows, w_o, moved_bytes=summed(x, step))
+        launches.append(Launch("output_projection", (o, w_o, x, Axis.tensor), ("x",), work, rows))
+        return launches
+
+    def _attend(self, step: StepShape, q: Value, k: Value, v: Value) -> Launch:
+        keys, values = self.states(step)
+        scale, window = self.heads.head_dim**-0.5, self.heads.window
+        results = ("o", keys.name, values.name)
+        narrow = window is not None and window < step.context
+        refusal = f"no kernel attends within a window, here of {window} tokens" if narrow else ""
+        if step.phase is Phase.prefill:
+            tokens, size = step.tokens, step.activations.itemsize
+            moved = size * tokens * (2.0 * q.shape[1] + 4.0 * k.shape[1])
+            return Launch(
+                "attention_prefill",
+                (q, k, v, keys, values, scale),
+                results,
+                LeastWork(2.0 * q.shape[1] * tokens * (tokens + 1), moved),
+                tokens,
+                growth=Growth.square,
+                refusal=refusal,
+            )
+        q, k, v = (each.last(1) for each in (q, k, v))
+        position = Value("positions", (1, 1), INT32)
+        return Launch(
+            "attention_decode",
+            (q, k, v, keys, values, position, scale),
+            results,
+            LeastWork(4.0 * q.shape[1] * step.cache_length, float(keys.nbytes + values.nbytes)),
+            1,
+            growth=Growth.fixed,
+            repeat=step.sequences,
+            refusal=refusal,
+        )
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Softmax over all earlier positions; exponentials relative to the largest score of all.
+
+        In a prompt of more than 512 tokens the kernel rounds exponentials relative to the largest score so far.
+        """
+        own, names = self.heads, self.tensors
+        normed = self.norm.reference(x, numpy)
+        query, key, value = (
+            numpy.rounded(numpy.product(normed, name)).reshape(len(x), -1, own.head_dim).swapaxes(0, 1)
+            for name in (names.query, names.key, names.value)
+        )
+        if self.head_norms is not None:
+            query, key = (norm.reference(each, numpy) for norm, each in zip(self.head_norms, (query, key)))
+        turn = self.positions.rope, self.positions.limit, span
+        query, key = (numpy.rotated(each, *turn) for each in (query, key))
+        keys, values = (
+            np.concatenate([states[name], each], axis=1) if name in states else each
+            for name, each in ((f"{self.name}.keys", key), (f"{self.name}.values", value))
+        )
+        states[f"{self.name}.keys"], states[f"{self.name}.values"] = keys, values
+        group = own.heads // own.kv_heads
+        scores = query @ np.repeat(keys, group, axis=0).swapaxes(1, 2)
+        scores *= np.float32(own.head_dim**-0.5)
+        tokens, length = scores.shape[1:]
+        future = np.arange(length) > np.arange(length - tokens, length)[:, None]
+        scores[:, future] = -np.inf
+        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed = numpy.rounded(scores) @ np.repeat(values, group, axis=0)
+        mixed = numpy.rounded(mixed / scores.sum(axis=-1, keepdims=True)).swapaxes(0, 1).reshape(tokens, -1)
+        return numpy.rounded(x + numpy.product(mixed, names.output))

@@ -1,0 +1,78 @@
+"""The head: the last norm, logits of the vocabulary, and the most likely tokens of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.launch import INT32, Axis, Launch, StepShape, Tensor, Value, Weight, product
+from model.layers.layer import Constant, Stateless, States
+from model.layers.norm import RmsNorm
+from model.layers.shard import VOCABULARY_PARALLEL, Shard, even_span
+
+CANDIDATES = 8
+"""The fewest candidates that lm_head picks; the Vector engine finds maxima eight at a time."""
+
+_ROWS = 128
+"""Rows that lm_head takes: one for each partition."""
+
+
+@dataclass(frozen=True)
+class Head(Stateless):
+    """Logits for the last token of every sequence; every rank computes its part of the vocabulary.
+
+    `tensor` is [vocabulary, hidden]: the table of the embedding where the two are tied.
+    """
+
+    name: str
+    tensor: str
+    vocabulary: int
+    hidden: int
+    norm: RmsNorm
+
+    @property
+    def w_head(self) -> Weight:
+        """[hidden, a rank's tokens]."""
+        tensor = Tensor(self.tensor, (self.vocabulary, self.hidden), VOCABULARY_PARALLEL)
+        return Weight(f"{self.name}.w_head", (tensor,))
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The last norm and the projection."""
+        return (self.norm.weight, self.w_head)
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """The id of a rank's first token."""
+
+        def first(shard: Shard) -> np.ndarray:
+            return np.array([[even_span(self.vocabulary, shard).start]], np.int32)
+
+        return {f"{self.name}.first_token": first}
+
+    def candidates(self, wanted: int, ranks: int) -> int:
+        """A multiple of eight that covers the wanted ones, but no more than the last rank's part of the vocabulary."""
+        last = even_span(self.vocabulary, Shard(ranks - 1, ranks))
+        most = (last.stop - last.start) // CANDIDATES * CANDIDATES
+        return max(CANDIDATES, min(-(-wanted // CANDIDATES) * CANDIDATES, most))
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """The head for up to 128 sequences at a time."""
+        whole, rest = divmod(step.sequences, _ROWS)
+        chunks = [(rows, repeat) for rows, repeat in ((_ROWS, whole), (rest, 1)) if rows and repeat]
+        return [self._launch(step, rows, repeat) for rows, repeat in chunks]
+
+    def _launch(self, step: StepShape, rows: int, repeat: int) -> Launch:
+        x = Value("x", (step.tokens, self.hidden), step.activations).last(rows)
+        norm, w_head = (each.value(step) for each in self.weights)
+        first = Value(f"{self.name}.first_token", (1, 1), INT32)
+        candidates = self.candidates(step.candidates, step.ranks)
+        arguments = (x, norm, w_head, self.norm.eps, candidates, first, Axis.tensor, step.ranks)
+        results = ("logits", "values", "tokens")
+        return Launch("lm_head", arguments, results, product(rows, w_head), rows, repeat=repeat)
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Logits [tokens, vocabulary], float32."""
+        return numpy.product(self.norm.reference(x, numpy), self.tensor)

@@ -1,0 +1,198 @@
+"""The launch list: which kernels a step of the model launches, in order, with which arguments.
+
+Everything that runs, predicts or plans a model walks this list. It is written for one rank, by shapes alone: a `Value`
+stands for an array, which a device binds on every rank by its name. All ranks launch the same kernels; the shapes are
+those of the first rank, and the last rank's part of the vocabulary may be smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from model.layers.shard import Cut, Row, Shape, Shard, Whole
+from model.precision import FLOAT32
+
+INT32 = np.dtype(np.int32)
+
+
+class Axis(Enum):
+    """As an argument of a launch: the replica group of the ranks along an axis of the mesh."""
+
+    tensor = "tp"
+
+
+class Phase(Enum):
+    """The kinds of steps: the prompt of one sequence, or one more token of every sequence."""
+
+    prefill = "prefill"
+    decode = "decode"
+
+
+class Growth(Enum):
+    """How the work of a launch follows the step: with its rows, with their square, or not at all."""
+
+    rows = "rows"
+    square = "square"
+    fixed = "fixed"
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The numbers that decide the shapes of a step: tokens of all sequences, ranks, dtypes.
+
+    A state has room for `cache_length` positions, of which a sequence fills at most `context`. `activations` is the
+    dtype of activations and states, `weights` that of the weights. The head picks `candidates` of the likeliest tokens.
+    """
+
+    phase: Phase
+    tokens: int
+    sequences: int
+    cache_length: int
+    context: int
+    ranks: int
+    activations: np.dtype
+    weights: np.dtype
+    candidates: int = 1
+
+    def resized(self, rows: int) -> StepShape:
+        """This step with `rows` tokens of the prompt, or `rows` sequences."""
+        return replace(self, tokens=rows, sequences=1 if self.phase is Phase.prefill else rows)
+
+    @property
+    def shard(self) -> Shard:
+        """The rank whose shapes the launches have."""
+        return Shard(0, self.ranks)
+
+
+class View(Enum):
+    """Which view of the bound array a launch is given."""
+
+    whole = "whole"
+    last_rows = "last rows"
+    reshaped = "reshaped"
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array that a launch reads or returns, on one rank, by its shape as the launch sees it.
+
+    A step binds it by its name: weights, states and constants of a layer, activations, and what comes with the step
+    (`ids` and `positions`, [tokens, 1] int32).
+    """
+
+    name: str
+    shape: Shape
+    dtype: np.dtype
+    view: View = View.whole
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def last(self, rows: int) -> Value:
+        """The last rows of the array."""
+        return replace(self, shape=(rows, *self.shape[1:]), view=View.last_rows)
+
+    def reshaped(self, *shape: int) -> Value:
+        """The elements of the array in another shape."""
+        return replace(self, shape=shape, view=View.reshaped)
+
+    def of(self, array: Any) -> Any:
+        """The view of a bound array."""
+        if self.view is View.whole:
+            return array
+        return array[-self.shape[0] :] if self.view is View.last_rows else array.reshape(self.shape)
+
+
+Argument = Value | np.dtype | Axis | float | int | None
+
+
+@dataclass(frozen=True)
+class LeastWork:
+    """The least that one rank has to do for a launch: operations (two for a multiply-add), and bytes of HBM to move."""
+
+    operations: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: a kernel of `nki_kernels`, its arguments in order, and the names under which it returns values.
+
+    `rows` are what it works on at a time, `repeat` how often a step launches it with other rows. `refusal` says why no
+    kernel computes this launch, for plans that go on without it; empty where one does.
+    """
+
+    kernel: str
+    arguments: tuple[Argument, ...]
+    results: tuple[str, ...]
+    work: LeastWork
+    rows: int
+    label: str = ""
+    growth: Growth = Growth.rows
+    repeat: int = 1
+    refusal: str = ""
+
+    @property
+    def title(self) -> str:
+        """The kernel, with what tells it from other launches of it in one layer."""
+        return f"{self.kernel}, {self.label}" if self.label else self.kernel
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the checkpoint, and which part of it one rank holds."""
+
+    name: str
+    shape: Shape
+    cut: Cut
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An array of weights that one rank holds: parts of one or several tensors, side by side."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank holds the same elements."""
+        return all(isinstance(each.cut, (Whole, Row)) for each in self.tensors)
+
+    def shape(self, shard: Shard) -> Shape:
+        """The shape of the array on a rank."""
+        *rest, last = zip(*(each.cut.shape(each.shape, shard) for each in self.tensors))
+        return (*(size[0] for size in rest), sum(last))
+
+    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
+        """The array of a rank, copied from a checkpoint."""
+        parts = [each.cut.take(weights[each.name], shard) for each in self.tensors]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def value(self, step: StepShape) -> Value:
+        """The array as an argument of a launch."""
+        return Value(self.name, self.shape(step.shard), step.weights)
+
+
+def product(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:
+    """Rows multiplied with matrices of weights, which are read once; and other bytes that have to be moved."""
+    products = rows * sum(prod(each.shape) for each in weights)
+    return LeastWork(2.0 * products, moved_bytes + sum(each.nbytes for each in weights))
+
+
+def copied(value: Value) -> LeastWork:
+    """An array read and written."""
+    return LeastWork(0.0, 2.0 * value.nbytes)
+
+
+def summed(value: Value, step: StepShape) -> float:
+    """Bytes of the float32 sum of an array over the ranks: each reads its part and writes the sum."""
+    return 0.0 if step.ranks == 1 else 2.0 * prod(value.shape) * FLOAT32.itemsize

@@ -1,0 +1,47 @@
+"""The interface of a layer: weights, states, constants, launches, and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.launch import Launch, StepShape, Value, Weight
+from model.layers.shard import Shard
+
+Constant = Callable[[Shard], np.ndarray]
+States = dict[str, np.ndarray]
+
+
+class Layer(Protocol):
+    """One layer of a model, for every device and for the reference."""
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The arrays of the checkpoint that a rank holds."""
+
+    def states(self, step: StepShape) -> Sequence[Value]:
+        """The arrays that a rank keeps of a sequence from step to step; zeros at the start of the sequence."""
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """Arrays that are neither weights nor state, by name; layers that share a name share the array."""
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """The kernels of one step, in order; the first reads and the last returns the value `x`."""
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """The layer in plain numpy: `x` [tokens, …] at the positions of `span`, whole weights, one sequence."""
+
+
+class Stateless:
+    """A layer that keeps nothing from step to step and needs nothing but its weights."""
+
+    def states(self, step: StepShape) -> Sequence[Value]:
+        """None."""
+        return ()
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """None."""
+        return {}

@@ -1,0 +1,92 @@
+"""Weights of the ranks: every weight of a checkpoint cut once, into the layout the kernels want."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from model.config import ModelConfig
+from model.errors import ModelError
+from model.families import compose
+from model.layers.shard import Shard, even_span
+from model.precision import StoredWeights, activation_dtype
+
+
+@dataclass(frozen=True)
+class RankWeights:
+    """The weights of one rank by their names in the layers; `dtype` is that of activations and states."""
+
+    shard: Shard
+    dtype: np.dtype
+    arrays: Mapping[str, np.ndarray]
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a checkpoint with its shape; projections are [out, in]."""
+    return compose(config).tensor_shapes()
+
+
+def check_ranks(config: ModelConfig, ranks: int) -> None:
+    """Raise ModelError where `ranks` ranks cannot share this model."""
+    if ranks < 1:
+        raise ModelError(f"tensor parallelism over {ranks} ranks; at least 1 is needed")
+    undivided = config.undivided(ranks)
+    if undivided is not None:
+        raise ModelError(undivided)
+    last = even_span(config.vocab_size, Shard(ranks - 1, ranks))
+    if last.start == last.stop:
+        raise ModelError(
+            f"a vocabulary of {config.vocab_size} leaves the last of {ranks} ranks without a token"
+        )
+
+
+def shard_weights(
+    config: ModelConfig,
+    weights: Mapping[str, np.ndarray],
+    ranks: int,
+    own: range | None = None,
+    taken: Callable[[], None] = lambda: None,
+    dtype: str = "float32",
+) -> tuple[RankWeights, ...]:
+    """Cut a checkpoint for `ranks` ranks, or for those of them in `own`; ModelError if they cannot share the model.
+
+    `taken` is called after each layer, so that the checkpoint can let go of what has been read. `dtype` (float32,
+    bfloat16 or auto) is that of the activations; beside float32 ones weights keep the checkpoint's dtype, beside
+    bfloat16 ones they are rounded to bfloat16. What all ranks hold whole, they share.
+    """
+    check_ranks(config, ranks)
+    activations = activation_dtype(dtype, config, weights)
+    stored = StoredWeights(weights, activations)
+    shards = [Shard(rank, ranks) for rank in (range(ranks) if own is None else own)]
+    held: list[dict[str, np.ndarray]] = [{} for _ in shards]
+    for layer in compose(config).layers:
+        for weight in layer.weights:
+            for arrays, shard in zip(held, shards):
+                shared = weight.is_whole and arrays is not held[0]
+                arrays[weight.name] = held[0][weight.name] if shared else weight.take(stored, shard)
+        taken()
+    return tuple(RankWeights(shard, activations, arrays) for shard, arrays in zip(shards, held))
+
+
+def weights_of_all(config: ModelConfig, one: RankWeights) -> tuple[RankWeights, ...]:
+    """Weights for dry runs of all ranks from those of one: right in shapes and dtypes, without memory of their own."""
+
+    def alike(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return (
+            array
+            if array.shape == shape
+            else np.broadcast_to(array.reshape(-1)[:1].reshape([1] * len(shape)), shape)
+        )
+
+    weights = list(compose(config).weights)
+    shards = [Shard(rank, one.shard.ranks) for rank in range(one.shard.ranks)]
+    return tuple(
+        RankWeights(
+            shard,
+            one.dtype,
+            {each.name: alike(one.arrays[each.name], each.shape(shard)) for each in weights},
+        )
+        for shard in shards
+    )

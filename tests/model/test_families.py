@@ -1,0 +1,181 @@
+"""A family is one module and one row: everything that reads, computes, predicts and plans takes it from there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from model.checkpoint import open_checkpoint
+from model.cli import main
+from model.config import Fields
+from model.errors import ModelError
+from model.families import FAMILIES, compose, load_config, read_config
+from model.families.registry import Family
+from model.kernel_model import KernelModel
+from model.layers import unsupported
+from model.plan.parameters import ModelCounts
+from model.reference import ReferenceModel
+from model.weights import shard_weights, tensor_shapes
+from tests.model.conftest import TINY
+from tests.model.test_plan_parameters import CONFIGS
+
+SIZES = dict(v=300, h=32, f=48, l=2, q=4, g=2, d=8, n=64)
+IDS = np.random.default_rng(3).integers(3, 300, 12).tolist()
+PROMPT = 9
+
+# The toy's tensors under the names of transformers' Qwen3, which is the same function.
+QWEN3 = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj"}
+QWEN3 |= {"qn.weight": "self_attn.q_norm", "kn.weight": "self_attn.k_norm"}
+QWEN3 |= {"n1.weight": "input_layernorm", "n2.weight": "post_attention_layernorm"}
+QWEN3 |= {each: f"mlp.{each}_proj" for each in ("gate", "up", "down")}
+
+
+@pytest.fixture
+def toy(monkeypatch, tmp_path, byte_tokenizer) -> Path:
+    """A folder of the toy family, whose row is in the registry."""
+    monkeypatch.setitem(FAMILIES, "toy", Family("tests.model.toy_family", "toy", "ToyForCausalLM"))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["ToyForCausalLM"], "model_type": "toy", **SIZES})
+    )
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    generator = np.random.default_rng(7)
+    weights = {
+        name: generator.uniform(0.5, 1.5, shape)
+        if len(shape) == 1
+        else generator.standard_normal(shape) * 1.5 / shape[1] ** 0.5
+        for name, shape in tensor_shapes(load_config(tmp_path)).items()
+    }
+    safetensors.numpy.save_file(
+        {name: each.astype(np.float32) for name, each in weights.items()}, tmp_path / "model.safetensors"
+    )
+    return tmp_path
+
+
+def logits_of(model) -> np.ndarray:
+    rows = [model.prefill(IDS[:PROMPT]).logits]
+    rows += [model.decode(IDS[place], place).logits for place in range(PROMPT, len(IDS))]
+    return np.stack(rows)
+
+
+def test_its_reference_is_that_of_transformers(toy) -> None:
+    """The yardstick is what float32 costs transformers itself, as in the tests of the Llama's reference."""
+    torch = pytest.importorskip("torch", reason="torch is an extra of development (dev)")
+    transformers = pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
+    config = load_config(toy)
+    weights = open_checkpoint(toy, config)
+    oracle = transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(
+            vocab_size=300,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            rms_norm_eps=1e-5,
+            rope_theta=10000.0,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+        )
+    )
+    renamed = {"model.embed_tokens.weight": weights["table"], "model.norm.weight": weights["n.weight"]}
+    for name in weights:
+        block, dot, own = name.partition(".")
+        if dot and block != "n":
+            renamed[f"model.layers.{block[1:]}.{QWEN3[own]}.weight"] = weights[name]
+    missing, unexpected = oracle.load_state_dict(
+        {name: torch.from_numpy(np.array(each)) for name, each in renamed.items()}, strict=False
+    )
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    with torch.no_grad():
+        single = oracle(torch.tensor([IDS])).logits[0].numpy()
+        double = oracle.double()(torch.tensor([IDS])).logits[0].numpy()
+    noise = np.abs(single - double).max()
+    assert np.abs(logits_of(ReferenceModel(config, weights)) - double[PROMPT - 1 :]).max() <= 4 * noise
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_its_kernels_compute_its_reference(toy, simulated, ranks) -> None:
+    """Within what another order of float32 sums does: the noise of the same model on shuffled hidden dimensions."""
+    config = load_config(toy)
+    weights = dict(open_checkpoint(toy, config))
+    wanted = logits_of(ReferenceModel(config, weights))
+    noise = max(
+        float(np.abs(logits_of(ReferenceModel(config, shuffled(weights, seed))) - wanted).max())
+        for seed in range(8)
+    )
+    model = KernelModel(config, shard_weights(config, weights, ranks), simulated("trn1", ranks), 128)
+    assert np.abs(logits_of(model) - wanted).max() <= 4 * noise
+
+
+def shuffled(weights: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """The same function with the hidden dimensions in another order."""
+    order = np.random.default_rng(seed).permutation(SIZES["h"])
+    last = {"o", "down", "weight"}
+    heads = ("qn.weight", "kn.weight")
+    return {
+        name: each
+        if name.endswith(heads)
+        else each[order]
+        if name.rpartition(".")[2] in last
+        else each[:, order]
+        for name, each in weights.items()
+    }
+
+
+def test_it_generates_and_is_planned(toy, capsys) -> None:
+    assert (
+        main(["generate", "--model", str(toy), "--prompt", "ab", "--max-new-tokens", "3", "--tp", "2"]) == 0
+    )
+    assert "3 of 3 tokens equal to the numpy reference" in capsys.readouterr().out
+    assert main(["plan", str(toy), "--tp", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "\nrmsnorm, queries " in text and "Times are dry runs of this project's kernels" in text
+    held = safetensors.numpy.load_file(toy / "model.safetensors")
+    assert f"\nall {sum(each.size for each in held.values()):>26,}" in text
+
+
+def test_a_model_type_without_a_row_is_refused(toy) -> None:
+    """The row that the fixture adds is all that makes the difference."""
+    fields = json.loads((toy / "config.json").read_text())
+    assert read_config(toy).model_type == "toy"
+    (toy / "config.json").write_text(json.dumps({**fields, "model_type": "toi"}))
+    with pytest.raises(ModelError, match="model_type: 'toi' is not known; known are deepseek_v2, "):
+        read_config(toy)
+
+
+def test_a_family_whose_parts_no_layer_computes_is_refused_before_its_weights_are_read(
+    toy, monkeypatch
+) -> None:
+    """The same row is accepted by the fixture, with a reader whose parts are all computed."""
+    biased = Family("model.families.qwen", "qwen2", "ToyForCausalLM")
+    monkeypatch.setitem(FAMILIES, "toy", biased)
+    fields = {**TINY, "architectures": ["ToyForCausalLM"], "model_type": "toy"}
+    (toy / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelError) as refused:
+        load_config(toy)
+    assert str(refused.value) == f"{toy / 'config.json'}: no layer computes biases"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_model_without_missing_parts_is_composed_with_all_its_parameters(path) -> None:
+    """The plan counts parts, the layers state tensors: two roads to one number."""
+    config = read_config(path)
+    if unsupported(config):
+        assert config.architecture == ""
+        return
+    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in compose(config).tensor_shapes().values()]
+    assert sum(sizes) == ModelCounts.of(config).total
+
+
+@pytest.mark.parametrize(("name", "row"), FAMILIES.items())
+def test_every_row_names_a_reader(name, row, tmp_path) -> None:
+    """An empty config is refused by the reader, in the words of its first field."""
+    (tmp_path / "config.json").write_text("{}")
+    reader = getattr(__import__(row.module, fromlist=[row.reader]), row.reader)
+    with pytest.raises(ModelError, match="missing"):
+        reader(Fields(tmp_path / "config.json"))

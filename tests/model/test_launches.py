@@ -1,0 +1,148 @@
+"""The launch list: what it states of shapes, dtypes and work is what a device is given, and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.checkpoint import open_checkpoint
+from model.device import DryDevice
+from model.families import compose, load_config
+from model.kernel_model import KernelModel, launches_of
+from model.layers.launch import Launch, Phase, StepShape, Value, View
+from model.weights import shard_weights
+from tests.model.shapes import SHARDED
+
+FLOAT32 = np.dtype(np.float32)
+PROMPT = 9
+
+
+class Recorded(DryDevice):
+    """A device that keeps what every rank was given and returned."""
+
+    def __init__(self, target: str, ranks: int) -> None:
+        super().__init__(target, ranks)
+        self.calls: list[tuple[str, Sequence[tuple[Any, ...]], list[Any]]] = []
+
+    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        outputs = super().run(kernel, arguments)
+        self.calls.append((kernel, arguments, outputs))
+        return outputs
+
+
+@dataclass
+class Loaded:
+    model: KernelModel
+    device: Recorded
+    launches: dict[Phase, list[Launch]]
+
+
+def loaded(folder, ranks: int, dtype: str = "float32") -> Loaded:
+    config = load_config(folder)
+    weights = shard_weights(config, dict(open_checkpoint(folder, config)), ranks, dtype=dtype)
+    device = Recorded("trn2", ranks)
+    decoder = compose(config)
+    held = weights[0].arrays["head.w_head"].dtype
+    step = StepShape(Phase.prefill, PROMPT, 1, 128, config.context, ranks, weights[0].dtype, held)
+    lists = {
+        each.phase: [launch for part in decoder.sections for launch in launches_of(part, each)]
+        for each in (step, replace(step, phase=Phase.decode, tokens=1))
+    }
+    return Loaded(KernelModel(config, weights, device, 128), device, lists)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("changes", "ranks"), SHARDED)
+def test_a_device_is_given_the_list_in_its_order_shapes_and_dtypes(
+    write_model, changes, ranks, dtype
+) -> None:
+    case = loaded(write_model(**changes), ranks, dtype)
+    case.model.prefill(list(range(3, 3 + PROMPT)))
+    case.model.decode(5, PROMPT)
+    listed = [*case.launches[Phase.prefill], *case.launches[Phase.decode]]
+    assert [kernel for kernel, _, _ in case.device.calls] == [launch.kernel for launch in listed]
+    for launch, (_, arguments, outputs) in zip(listed, case.device.calls):
+        first, returned = arguments[0], outputs[0]
+        assert len(first) == len(launch.arguments)
+        for stated, given in zip(launch.arguments, first):
+            if isinstance(stated, Value):
+                assert (launch.kernel, given.shape, given.dtype) == (
+                    launch.kernel,
+                    stated.shape,
+                    stated.dtype,
+                )
+            else:
+                assert not isinstance(given, np.ndarray)
+        count = len(returned) if isinstance(returned, tuple) else 1
+        assert count == len(launch.results)
+
+
+@pytest.mark.parametrize(("changes", "ranks"), SHARDED)
+def test_what_a_launch_returns_is_what_later_launches_read(write_model, changes, ranks) -> None:
+    """A name is read only after something returned it, or where it is a weight, a state, a constant or the step's."""
+    case = loaded(write_model(**changes), ranks)
+    decoder = compose(load_config(write_model(name="again", **changes)))
+    step = StepShape(Phase.decode, 1, 1, 128, 64, ranks, FLOAT32, FLOAT32)
+    known = {"ids", "positions", *(weight.name for weight in decoder.weights)}
+    for layer in decoder.layers:
+        known |= {state.name for state in layer.states(step)} | set(layer.constants(step))
+    for launches in case.launches.values():
+        there = set(known)
+        for launch in launches:
+            read = {each.name for each in launch.arguments if isinstance(each, Value)}
+            assert read <= there, f"{launch.kernel} reads {read - there}"
+            there |= set(launch.results)
+        assert {"logits", "values", "tokens"} <= there
+
+
+def test_the_least_work_of_a_product_is_every_weight_once(write_model) -> None:
+    """Bytes of a decode step's products are those of the weights but for norms and table; two operations a weight."""
+    folder = write_model()
+    launches = loaded(folder, 1).launches[Phase.decode]
+    names = ("qkv_projection", "output_projection", "mlp", "lm_head")
+    products = [launch.work for launch in launches if launch.kernel in names]
+    shapes = {
+        tensor.name: prod(tensor.shape)
+        for weight in compose(load_config(folder)).weights
+        for tensor in weight.tensors
+        if len(tensor.shape) == 2 and "embed" not in tensor.name
+    }
+    assert sum(work.bytes for work in products) == 4 * sum(shapes.values())
+    assert sum(work.operations for work in products) == 2 * sum(shapes.values())
+
+
+@pytest.mark.parametrize(("ranks", "sums"), [(1, 0), (2, 2), (4, 2)])
+def test_sums_over_ranks_are_work_where_there_are_ranks(write_model, ranks, sums) -> None:
+    one, many = (loaded(write_model(name=f"model{place}"), each) for place, each in enumerate((1, ranks)))
+    for name in ("mlp", "output_projection"):
+        (alone, *_), (shared, *_) = (
+            [each.work for each in case.launches[Phase.decode] if each.kernel == name] for case in (one, many)
+        )
+        assert shared.bytes == alone.bytes / ranks + sums * 4 * 32
+        assert shared.operations == alone.operations / ranks
+
+
+def test_views_are_rows_from_the_end_and_other_shapes() -> None:
+    array = np.arange(12).reshape(4, 3)
+    value = Value("x", (4, 3), array.dtype)
+    assert value.of(array) is array
+    assert np.array_equal(value.last(1).of(array), array[3:])
+    assert np.array_equal(value.last(3).of(array), array[1:])
+    assert np.array_equal(value.reshaped(2, 6).of(array), array.reshape(2, 6))
+    assert value.last(4).view is View.last_rows
+
+
+@pytest.mark.parametrize(
+    ("batch", "chunks"), [(127, [(127, 1)]), (128, [(128, 1)]), (300, [(128, 2), (44, 1)])]
+)
+def test_a_step_of_many_sequences_lists_rows_and_repeats(write_model, batch, chunks) -> None:
+    decoder = compose(load_config(write_model()))
+    step = StepShape(Phase.decode, batch, batch, 128, 64, 1, FLOAT32, FLOAT32)
+    attend = [each for each in launches_of(decoder.blocks[0], step) if each.kernel == "attention_decode"]
+    assert [(each.rows, each.repeat) for each in attend] == [(1, batch)]
+    assert [(each.rows, each.repeat) for each in decoder.head.launches(step)] == chunks
