@@ -110,18 +110,18 @@ def _rates(calls: list[Call]) -> Iterator[Row]:
 
     def kept(*call: Any) -> Any:
         planned.append(call)
-        return plan(*call)
+        return bind(*call)
 
-    plan, book.plan = book.plan, kept
+    bind, book.bind = book.bind, kept
     try:
         launches = [_launch(call) for call in calls]
     finally:
-        book.plan = plan
+        book.bind = bind
     streams = [launch.streams for launch in launches]
     waits = [dependences(each) for each in streams]
     instructions = sum(len(stream) for each in streams for stream in each)
     steps: dict[str, Callable[[], object]] = {
-        "planners": lambda: [plan(*call) for call in planned],
+        "planners": lambda: [bind(*call) for call in planned],
         "a dry launch: the kernel's Python, planned, checked, recorded, placed": lambda: [
             _launch(call) for call in calls
         ],

@@ -112,13 +112,15 @@ def key_of(
     """The key of a call and its tensors, each followed by its index; None for a call that is planned anew."""
     parts: list[Any] = [planner, len(args), *kwargs]
     tensors: list[NkiTensor] = []
+    seen: list[int] = []
     for value in (*context, *args, *kwargs.values()):
         kind = type(value)
         if kind is NkiTensor:
             parts.append(value.layout)
-            if value in tensors:  # one tensor twice is another call than two tensors of equal layouts
-                parts.append(tensors.index(value))
+            if id(value) in seen:  # one tensor twice is another call than two tensors of equal layouts
+                parts.append(seen.index(id(value)))
             tensors.append(value)
+            seen.append(id(value))
             dynamic = value.dynamic
             if dynamic is not None:
                 index = dynamic.index
@@ -126,6 +128,7 @@ def key_of(
                     return None
                 parts += dynamic.step, dynamic.extent, dynamic.per_partition, dynamic.group, index.layout
                 tensors.append(index)
+                seen.append(id(index))
         elif kind in _BY_VALUE:
             parts += kind, value  # 1 is no True
         elif kind in _BY_IDENTITY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import CodeType
@@ -13,6 +14,10 @@ PACKAGE = str(Path(__file__).resolve().parent.parent) + "/"
 
 _ours: dict[int, tuple[CodeType, bool]] = {}
 """Codes by their identity, kept so that it stays their own: a code's hash is worked out from all of it every time."""
+
+
+_locations: dict[tuple[int, int, str], tuple[CodeType, Location]] = {}
+"""Locations by code, line and working directory; each with its code, so that the code's id stays its own."""
 
 
 def kernel_line(inside: int = 1) -> tuple[CodeType, int]:
@@ -39,12 +44,16 @@ def _judged(code: CodeType) -> tuple[CodeType, bool]:
 def location(line: tuple[CodeType, int]) -> Location:
     """A line as reports name it: the path is relative to the working directory where it lies below it."""
     code, number = line
-    path = Path(code.co_filename)
-    try:
-        file = str(path.relative_to(Path.cwd()))
-    except ValueError:
-        file = str(path)
-    return Location(file, number, code.co_name)
+    key = id(code), number, os.getcwd()
+    known = _locations.get(key)
+    if known is None:
+        path = Path(code.co_filename)
+        try:
+            file = str(path.relative_to(key[2]))
+        except ValueError:
+            file = str(path)
+        known = _locations[key] = code, Location(file, number, code.co_name)
+    return known[1]
 
 
 def raised_at(error: BaseException) -> Location | None:

@@ -13,6 +13,7 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -237,7 +238,6 @@ class Stream:
         self.templates: list[Template] = []
         self.template_ids = array("I")
         self.operands = array("I")  # serial numbers of tensors, as the template orders them
-        self.operand_ends = array("I")
         self.line_ids = array("I")
         self.lines: list[Line] = []
         self.resumed: list[tuple[int, int]] = []
@@ -261,9 +261,11 @@ class Stream:
         self.loops: dict[int, tuple[int, ...]] = {}  # those of an event, if any
         self.iterations: dict[int, int] = {}  # the loop that an iteration is of, by their numbers
         self.made_in: dict[int, tuple[int, ...]] = {}  # the open loops where a tensor was allocated, if any
+        self._numbers: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._template_numbers: dict[int, int] = {}
         self._line_ids: dict[tuple[int, int], int] = {}
         self._columns: tuple[int, _Columns] | None = None
+        self._operand_ends: list[int] = []
         self._uses: tuple[int, dict[int, int], dict[int, int]] | None = None
 
     def __len__(self) -> int:
@@ -279,7 +281,7 @@ class Stream:
     @property
     def nbytes(self) -> int:
         """Bytes held by the columns of events and operands, without those that are derived from templates."""
-        columns = self.template_ids, self.operands, self.operand_ends, self.line_ids
+        columns = self.template_ids, self.operands, self.line_ids
         return sum(len(column) * column.itemsize for column in columns)
 
     def append(
@@ -292,29 +294,19 @@ class Stream:
     ) -> NkiInstruction:
         """Record one instruction: its template, the tensors it reads and writes, its line; only `issue` calls this."""
         index = len(self.template_ids)
-        number = self._template_numbers.get(id(template))
-        if number is None:
-            number = self._template_numbers[id(template)] = len(self.templates)
-            self.templates.append(template)  # kept alive here, so that its id stays its own
-        place = id(line[0]), line[1]
-        line_id = self._line_ids.get(place)
-        if line_id is None:
-            line_id = self._line_ids[place] = len(self.lines)
-            self.lines.append(line)  # and with it the code, so that its id stays its own
-        self.template_ids.append(number)
-        self.line_ids.append(line_id)
-        operands = self.operands
+        code, row = line
+        known = self._numbers.get((id(template), id(code), row))
+        if known is None:
+            known = self._number(template, line)
+        self.template_ids.append(known[0])
+        self.line_ids.append(known[1])
         if template.direct:
-            for tensor in reads:
-                operands.append(tensor.storage.serial)
-            for tensor in writes:
-                operands.append(tensor.storage.serial)
+            self.operands.extend([tensor.storage.serial for tensor in (*reads, *writes)])
         else:
             for tensor in (*reads, *writes):
-                operands.append(tensor.storage.serial)
+                self.operands.append(tensor.storage.serial)
                 if tensor.dynamic is not None:
-                    operands.append(tensor.dynamic.index.storage.serial)
-        self.operand_ends.append(len(operands))
+                    self.operands.append(tensor.dynamic.index.storage.serial)
         if template.plan.name is not None:
             self.names[index] = template.plan.name
         if self.open_affine:
@@ -324,6 +316,18 @@ class Stream:
         if rendezvous is not None:
             self.rendezvous[index] = rendezvous
         return NkiInstruction(self, index)
+
+    def _number(self, template: Template, line: Line) -> tuple[int, int]:
+        """The numbers of a template and a line that come together for the first time."""
+        number = self._template_numbers.setdefault(id(template), len(self.templates))
+        if number == len(self.templates):
+            self.templates.append(template)  # kept alive here, so that its id stays its own
+        place = id(line[0]), line[1]
+        line_id = self._line_ids.setdefault(place, len(self.lines))
+        if line_id == len(self.lines):
+            self.lines.append(line)  # and with it the code, so that its id stays its own
+        known = self._numbers[id(template), id(line[0]), line[1]] = number, line_id
+        return known
 
     # -- what templates say -------------------------------------------------------------------------------------
 
@@ -419,9 +423,19 @@ class Stream:
         """The template of an event."""
         return self.templates[self.template_ids[index]]
 
+    @property
+    def operand_ends(self) -> list[int]:
+        """Per event, where its tensors in `operands` end."""
+        known = self._operand_ends
+        if len(known) != len(self):
+            counts = [len(template.boxes) for template in self.templates]
+            known = self._operand_ends = list(accumulate([counts[number] for number in self.template_ids]))
+        return known
+
     def tensors_of(self, index: int) -> array[int]:
         """The serial numbers of an event's operands, as its template orders them."""
-        return self.operands[self.operand_ends[index - 1] if index else 0 : self.operand_ends[index]]
+        ends = self.operand_ends
+        return self.operands[ends[index - 1] if index else 0 : ends[index]]
 
     def label(self, serial: int) -> str:
         """An allocation as error messages name it."""
