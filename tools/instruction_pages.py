@@ -30,9 +30,10 @@ from simulate.isa.enums import EXPORTED
 from simulate.numerics import AluOperator
 from simulate.run import execute as carry_out
 from simulate.run import indirect, issue
+from simulate.targets import GENERATIONS
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "instructions"
-TARGETS = ("trn1", "trn2", "trn3")
+TARGETS = tuple(GENERATIONS.values())
 _ISSUING = (issue, carry_out, indirect)
 """Where an instruction takes effect, with the rules that hold for all."""
 _NOTE = "<!-- Written by `make docs` from {source}; edit that file. -->"

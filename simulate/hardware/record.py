@@ -132,12 +132,14 @@ class Hardware:
     activation_reduce_ops_any: bool
     activate2: bool
     matmul_transpose_mode: bool
+    matmul_transpose_fp8: bool
+    matmul_crosses_psum_banks: bool
     matmul_bf16_destination: bool
     matmul_e4m3fn: bool
     matmul_double_row: bool
     psum_accumulate_after_other_write: bool
     mx: bool
-    alu_gen4_operators: bool
+    alu_extended_operators: bool
     vector_exponential: bool
     range_select: bool
     nonzero_with_count: bool

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from simulate.errors import RuleViolation, rule
-from simulate.hardware import Hardware
+from simulate.hardware import Hardware, chips_with
 from simulate.isa.enums import Engine
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import AluOperator, OperatorFamily
@@ -305,12 +305,11 @@ def one_operator_family(op0: AluOperator, op1: AluOperator) -> None:
 @rule("NKW-OPERATOR-CHIP")
 def operator_on_chip(hardware: Hardware, operand: str, operator: AluOperator) -> None:
     """Some operators exist on later generations only."""
-    if hardware.generation not in operator.generations:
-        known = ", ".join(f"gen{g}" for g in sorted(operator.generations))
+    if not operator.exists_on(hardware):
         raise RuleViolation(
             operator_on_chip,
             f"{operand}={operator.name} on {hardware.name}",
-            limit=known,
+            limit=" or ".join(chips_with(operator.exists_on)),
             hint="compose it from operators this chip has",
         )
 

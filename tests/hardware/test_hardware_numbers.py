@@ -142,7 +142,9 @@ def test_generations_only_gain_capabilities() -> None:
         ("dma_priority", 4),
         ("matmul_bf16_destination", 4),
         ("matmul_e4m3fn", 4),
-        ("alu_gen4_operators", 4),
+        ("alu_extended_operators", 4),
+        ("matmul_crosses_psum_banks", 4),
+        ("matmul_transpose_fp8", 4),
     ],
 )
 def test_a_capability_appears_with_its_generation(capability: str, since: int) -> None:

@@ -10,9 +10,7 @@ import pytest
 
 from simulate.errors import InvalidArgument
 from simulate.hardware import (
-    DEFAULT_TARGET,
     INSTANCES,
-    TARGETS,
     Confidence,
     Hardware,
     derived,
@@ -22,6 +20,7 @@ from simulate.hardware import (
     instance,
 )
 from simulate.hardware.record import build
+from simulate.targets import DEFAULT_TARGET, TARGETS
 
 RECORDS = [hardware(target) for target in TARGETS]
 SEVERAL = instance("4 x trn2.48xlarge")

@@ -78,7 +78,7 @@ def nc_matmul(
         rules.same_dtype("dst", dst, "stationary", stationary)
     else:
         result_dtype(hardware, dst)
-    if hardware.generation < 4:
+    if not hardware.matmul_crosses_psum_banks:
         inside_one_bank(hardware, dst)
     if tile_position or tile_size:
         array_tile(hardware, stationary, columns, tile_position, tile_size)
