@@ -275,8 +275,12 @@ def _targets(options: argparse.Namespace) -> int:
         ("Tensor clock, GHz", lambda h: h.tensor_clock_ghz),
         ("Vector clock, GHz", lambda h: h.vector_clock_ghz),
         ("Scalar clock, GHz", lambda h: h.scalar_clock_ghz),
+        ("physical cores/chip", lambda h: h.physical_cores_per_chip),
+        ("SBUF, MiB", lambda h: h.sbuf_physical_bytes_per_partition * h.partitions // 2**20),
         ("SBUF, bytes/partition", lambda h: h.sbuf_usable_bytes_per_partition),
         ("PSUM, bytes/partition", lambda h: h.psum_bytes_per_partition),
+        ("HBM per chip, GiB", lambda h: h.hbm_bytes_per_chip // 2**30),
+        ("HBM per chip, GB/s", lambda h: h.hbm_gb_per_s_per_chip),
         ("HBM per core, GB/s", lambda h: h.hbm_gb_per_s_per_core),
         ("physical cores/rank", lambda h: " or ".join(map(str, h.logical_core_sizes))),
     ]

@@ -122,7 +122,8 @@ def copy_cycles(hardware: Hardware, dst: NkiTensor, src: NkiTensor) -> float:
         return elements
     if dst.dtype.itemsize == 2 and src.dtype.itemsize == 2:
         contiguous = dst.is_contiguous() and src.is_contiguous()
-        return elements / (hardware.vector_fast_mode_16bit if contiguous else hardware.vector_fast_mode_fp32)
+        rate = hardware.vector_fast_mode_16bit if contiguous else hardware.vector_fast_mode_16bit_strided
+        return elements / rate
     return elements / (hardware.vector_fast_mode_fp32 if 0 not in src.strides[1:] else 1)
 
 
