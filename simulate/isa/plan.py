@@ -141,6 +141,56 @@ class Argument:
     of: Callable[..., np.ndarray]
 
 
+class RandomUse(Enum):
+    """What an instruction does with the random generator in its `state`, besides reading it out."""
+
+    seeds = "seeds"
+    draws = "draws"
+
+
+class Synchronization(Enum):
+    """How an instruction with a rendezvous orders its members.
+
+    barrier: two cores wait for each other; it orders accesses of the tensor it names, and moves nothing. exchange: two
+    cores exchange tiles; it orders every access of both. collective: ranks exchange tensors.
+    """
+
+    barrier = "barrier"
+    exchange = "exchange"
+    collective = "collective"
+
+
+class Contraction(Enum):
+    """Which elements of an operand one element of the result joins.
+
+    rows: those of all partitions. products: those of all partitions, each times an element of the other operand, whose
+    zeros exclude it. columns: those of one partition.
+    """
+
+    rows = "rows"
+    products = "products"
+    columns = "columns"
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What detectors and reports ask of an instruction beyond its operands, its cost and its engine's state."""
+
+    random: RandomUse | None = None
+    synchronization: Synchronization | None = None
+    contraction: Contraction | None = None
+    sums_products: bool = False
+    """Whether it writes sums of products to PSUM, which later matmuls may go on adding to."""
+    copies: bool = False
+    """Whether it is a DMA that brings elements over in their order; one onto itself orders accesses of its tensor."""
+    unique_rows: bool = False
+    """Whether the caller promises that no run-time row number repeats."""
+
+
+PLAIN = Effects()
+"""The effects of most instructions: none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One instruction, planned: engine, what it reads and writes, how to compute it, and what it costs.
@@ -171,3 +221,5 @@ class Plan:
     propagate: Callable[[Plan, list[np.ndarray]], list[np.ndarray] | None] | None = None
     """Which elements of the results are defined where some of an operand's are not (`simulate.isa.propagation`).
     Without it, operands that were not fully written are refused."""
+    effects: Effects = PLAIN
+    """What detectors and reports ask of it. Equal effects are one object, so that a stream keeps each once."""

@@ -186,9 +186,13 @@ def check_tile(
     if tile.dynamic is None:
         partitions_are_consecutive(operand, tile)
     free_size_within_limit(hardware, operand, tile)
-    dims_within_limit(hardware, operand, tile)
-    dim_size_within_limit(hardware, operand, tile)
-    strides_within_limit(hardware, operand, tile)
+    if tile.ndim - 1 > hardware.access_pattern_free_dims_max:
+        dims_within_limit(hardware, operand, tile)
+    if max(tile.shape) > hardware.access_pattern_size_max:
+        dim_size_within_limit(hardware, operand, tile)
+    steps, step_max = tile.strides[1:], hardware.access_pattern_stride_max_elements
+    if max(steps) > step_max or min(steps) < -step_max:
+        strides_within_limit(hardware, operand, tile)
     if tile.dynamic is not None and tile.dynamic.per_partition:
         if not (indirect and tile.dynamic.group):
             not_indirect(operand, tile)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from simulate.errors import Location, RuleViolation, rule
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Accumulate, Cost, Plan, State
+from simulate.isa.plan import Accumulate, Cost, Effects, Plan, State
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.run.location import kernel_line, location
 
@@ -179,10 +179,12 @@ class Stream:
         self.triggers = array("B")
         self.cost_ids = array("I")
         self.line_ids = array("I")
+        self.effect_ids = array("B")
         self.row_ends = array("Q")
         self.rows = array("q")
         self.op_names: list[str] = []
         self.costs: list[Cost] = []
+        self._effects: list[Effects] = []
         self.lines: list[Line] = []
         self.names: dict[int, str] = {}
         self.rendezvous: dict[int, int] = {}
@@ -203,6 +205,7 @@ class Stream:
         self.last_use: dict[int, int] = {}
         self._op_ids: dict[str, int] = {}
         self._cost_ids: dict[int, int] = {}
+        self._effect_ids: dict[int, int] = {}
         self._line_ids: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
@@ -224,6 +227,7 @@ class Stream:
             self.triggers,
             self.cost_ids,
             self.line_ids,
+            self.effect_ids,
             self.row_ends,
             self.rows,
         )
@@ -240,6 +244,10 @@ class Stream:
         if cost_id is None:
             cost_id = self._cost_ids[id(plan.cost)] = len(self.costs)
             self.costs.append(plan.cost)  # kept alive here, so that its id stays its own
+        effect_id = self._effect_ids.get(id(plan.effects))
+        if effect_id is None:
+            effect_id = self._effect_ids[id(plan.effects)] = len(self._effects)
+            self._effects.append(plan.effects)
         place = id(line[0]), line[1]
         line_id = self._line_ids.get(place)
         if line_id is None:
@@ -250,6 +258,7 @@ class Stream:
         self.triggers.append((plan.trigger or plan.engine).number)
         self.cost_ids.append(cost_id)
         self.line_ids.append(line_id)
+        self.effect_ids.append(effect_id)
         for tile in plan.reads:
             self._enter(tile, READ, index)
         adds = plan.accumulate is not None and plan.accumulate is not Accumulate.overwrite
@@ -297,6 +306,10 @@ class Stream:
         record = self.tensors[serial]
         width = max(1, record.nbytes // math.prod(record.shape))
         return f"{size_bytes // width} {record.dtype}"
+
+    def effects(self, index: int) -> Effects:
+        """What an event's instruction does beyond its operands, its cost and its engine's state."""
+        return self._effects[self.effect_ids[index]]
 
     def accesses(self, index: int) -> tuple[Access, ...]:
         """The operands of one event."""

@@ -11,10 +11,12 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Cost, Domain, Plan, Rendezvous
+from simulate.isa.plan import Cost, Domain, Effects, Plan, Rendezvous, Synchronization
 from simulate.memory import MemoryRegion, NkiTensor
 
 _CORES = (0, 1)
+
+_EFFECTS = Effects(synchronization=Synchronization.barrier)
 
 
 @instruction
@@ -59,6 +61,7 @@ def core_barrier(
             terms={"operation": "core_barrier", "data": f"{data.describe()}{which}"},
             exchange=_nothing_moves,
         ),
+        effects=_EFFECTS,
     )
 
 

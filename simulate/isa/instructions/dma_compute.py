@@ -15,13 +15,15 @@ from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.instructions.dma_copy import counts_agree
 from simulate.isa.instructions.dma_transpose import at_fraction
-from simulate.isa.plan import Domain, Masked, Plan
+from simulate.isa.plan import PLAIN, Domain, Effects, Masked, Plan
 from simulate.isa.shapes import contiguous_bytes
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import AluOperator, alu_operator
 
 _HBM_AND_SBUF = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm, MemoryRegion.sbuf)
 _SOURCES_MAX = 16
+
+_UNIQUE_ROWS = Effects(unique_rows=True)
 
 
 @instruction
@@ -93,6 +95,7 @@ def dma_compute(
         name=name,
         trigger=trigger,
         skip_out_of_range=oob_mode is OobMode.skip,
+        effects=_UNIQUE_ROWS if unique_indices else PLAIN,
     )
 
 

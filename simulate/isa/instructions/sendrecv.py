@@ -12,11 +12,13 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, DmaEngine, Engine
-from simulate.isa.plan import Cost, Domain, Masked, Plan, Rendezvous
+from simulate.isa.plan import Cost, Domain, Effects, Masked, Plan, Rendezvous, Synchronization
 from simulate.memory import MemoryRegion, NkiTensor
 
 _CORES = (0, 1)
 _GPSIMD_BYTES = {4: 1024, 2: 512, 1: 256}
+
+_EFFECTS = Effects(synchronization=Synchronization.exchange)
 
 
 @instruction
@@ -96,6 +98,7 @@ def sendrecv(
             admits=admits,
         ),
         propagate=propagation.elementwise,
+        effects=_EFFECTS,
     )
 
 

@@ -12,9 +12,11 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Domain, Plan
+from simulate.isa.plan import Contraction, Domain, Effects, Plan
 from simulate.memory import NkiTensor
 from simulate.numerics import AluOperator, alu_operator
+
+_EFFECTS = Effects(contraction=Contraction.columns)
 
 
 @instruction
@@ -73,6 +75,7 @@ def tensor_reduce(
         compute=compute,
         cost=costs.vector(hardware, _cycles(hardware, dst, data, operator)),
         name=name,
+        effects=_EFFECTS,
     )
 
 
