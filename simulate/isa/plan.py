@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,6 +60,37 @@ class State(Enum):
         return random.seeded(0, partitions, words[self])
 
 
+class Phase(Enum):
+    """What an event does while a launch waits for it.
+
+    issue: it holds its engine, for a DMA the stream that triggers it. pipeline: its result is on the way after
+    the engine is free. first_byte: a triggered DMA has not begun to move data. data: it moves data.
+    completion: the waiting engine has not restarted. Two phases are no part of an instruction's cost: table_load,
+    before it, and semaphore, when another engine is told.
+    """
+
+    table_load = "table load"
+    issue = "issue"
+    pipeline = "pipeline"
+    first_byte = "first byte"
+    data = "data"
+    completion = "completion"
+    semaphore = "semaphore"
+
+
+class Term(NamedTuple):
+    """A part of one phase of a cost: the fields of the hardware record that decide it, and how long it is.
+
+    It `grows` with the operands or is fixed. The terms of a phase stand in the order in which they pass; the last one
+    also accounts for what a schedule adds to the phase: a throttled clock, shared ports, other DMAs.
+    """
+
+    phase: Phase
+    numbers: tuple[str, ...]
+    ns: float
+    grows: bool
+
+
 @dataclass(frozen=True, slots=True)
 class DmaCost:
     """The phases of one DMA; see `simulate.isa.costs` for their sources."""
@@ -84,6 +115,7 @@ class Cost:
     no time of its own. `fast_mode`: the Vector engine handles several elements per cycle. `stationary` tells how a
     stationary tile is read and where in the array it lies; None where that is not known before the run, and for
     transposes, whose tile is data. `kept_cycles` is how much shorter the interval is where the array holds it already.
+    `explain` gives the terms, which no launch needs and a profile asks for.
     """
 
     interval_cycles: float
@@ -96,6 +128,13 @@ class Cost:
     fast_mode: bool = False
     stationary: tuple[int, ...] | None = None
     kept_cycles: float = 0.0
+    explain: Callable[[], tuple[Term, ...]] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """What the times are made of: terms of the issue add up to the interval, all of them to the latency."""
+        assert self.explain is not None, "the cost of an instruction says what it is made of"
+        return self.explain()
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,12 +144,12 @@ def test_every_field_is_read_by_a_rule_a_cost_or_a_report() -> None:
         root / "simulate" / "hardware" / f"{name}.py" for name in ("common", "gen2", "gen3", "gen4", "record")
     }
     read = {
-        node.attr
+        node.attr if isinstance(node, ast.Attribute) else node.value
         for folder in ("simulate", "model", "benchmarks")
         for file in (root / folder).rglob("*.py")
         if file not in tables
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Attribute)
+        if isinstance(node, (ast.Attribute, ast.Constant))
     }
     assert [name for name in FIELDS if name not in read] == []
 

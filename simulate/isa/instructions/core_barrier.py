@@ -11,7 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Cost, Domain, Effects, Plan, Rendezvous, Synchronization
+from simulate.isa.plan import Domain, Effects, Plan, Rendezvous, Synchronization
 from simulate.memory import MemoryRegion, NkiTensor
 
 _CORES = (0, 1)
@@ -45,14 +45,13 @@ def core_barrier(
     both_cores(cores)
     rules.engine_can(engine, Engine.gpsimd, Engine.tensor, Engine.vector, Engine.scalar, Engine.sync)
     which = "" if data.buffer.on_chip else f", tensor {data.storage.serial}"
-    cycles = hardware.core_barrier_ns * costs.clock_ghz(hardware, engine)
     return Plan(
         engine=engine,
         reads=(),
         writes=(data,),
         domain=Domain.bits,
         compute=_nothing_moves,
-        cost=Cost(interval_cycles=cycles, latency_cycles=cycles, rendezvous_ns=hardware.core_barrier_ns),
+        cost=costs.fixed(hardware, engine, "core_barrier_ns", meets=True),
         name=name,
         rendezvous=Rendezvous(
             place=("core_barrier",),

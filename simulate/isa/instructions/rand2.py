@@ -64,7 +64,7 @@ def rand2(
         writes=(dst,),
         domain=Domain.float32,
         compute=compute,
-        cost=costs.vector(hardware, dst.free_size / hardware.vector_random_elements_per_cycle),
+        cost=costs.vector(hardware, dst.free_size, "vector_random_elements_per_cycle"),
         name=name,
         state=generator,
         effects=_EFFECTS,

@@ -41,7 +41,7 @@ def rng(hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.vector, name
         return words.astype(f"u{element.itemsize}").view(element), state
 
     if engine is Engine.vector:
-        cost = costs.vector(hardware, dst.free_size / hardware.vector_random_elements_per_cycle)
+        cost = costs.vector(hardware, dst.free_size, "vector_random_elements_per_cycle")
     else:
         cost = costs.gpsimd(hardware, dst.free_size)
     return Plan(

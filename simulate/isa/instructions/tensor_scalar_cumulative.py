@@ -95,7 +95,7 @@ def tensor_scalar_cumulative(
         writes=(dst,),
         domain=Domain.float32,
         compute=compute,
-        cost=costs.vector(hardware, src.free_size * hardware.vector_scan_cycles_per_element),
+        cost=costs.vector(hardware, src.free_size, "vector_scan_cycles_per_element"),
         name=name,
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, scan_operator.name, dst.shape[0], False),

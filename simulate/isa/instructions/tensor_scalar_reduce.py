@@ -79,14 +79,13 @@ def tensor_scalar_reduce(
         rows = updated[: result.shape[0]]
         return result, -rows if reduce_res_negate else rows, updated
 
-    extra = hardware.vector_accumulate_extra_cycles if reduce_res is not None else 0
     return Plan(
         engine=Engine.vector,
         reads=reads,
         writes=(dst,) if reduce_res is None else (dst, reduce_res),
         domain=Domain.float32,
         compute=compute,
-        cost=costs.vector(hardware, data.free_size, extra),
+        cost=costs.vector(hardware, data.free_size, accumulates=reduce_res is not None),
         name=name,
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, reduction.name, data.shape[0], reduce_res is not None),

@@ -76,7 +76,7 @@ def tensor_tensor_scan(
         writes=(dst,),
         domain=Domain.float32,
         compute=compute,
-        cost=costs.vector(hardware, data0.free_size * hardware.vector_scan_cycles_per_element),
+        cost=costs.vector(hardware, data0.free_size, "vector_scan_cycles_per_element"),
         name=name,
         effects=_EFFECTS,
     )
