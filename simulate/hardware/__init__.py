@@ -1,4 +1,4 @@
-"""What each chip is: frozen records, every number with its source and confidence."""
+"""One frozen record for each chip: every number has a source and a confidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the architecture guides of all generations state alike."""
+"""Numbers that the architecture guides state for all generations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planners of collectives share: rules of tensor lists, reductions, and the plan with its rendezvous.
+"""Shared by the planners of collectives: rules of tensor lists, reductions, and the plan with its rendezvous.
 
 A member's operands are either HBM tensors (any number, carried out together) or one two-dimensional SBUF
 tensor. Positions in a group's list define the order in which chunks are placed. What an exchange hands out

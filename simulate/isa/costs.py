@@ -78,7 +78,7 @@ def scalar(
 
 
 class _Lane(NamedTuple):
-    """What an engine that streams elements is known by: its clock, minimum interval, and cost of an accumulator."""
+    """The numbers of an engine that streams elements: its clock, minimum interval, and cost of an accumulator."""
 
     clock: str
     least: str
@@ -121,7 +121,7 @@ def _streamed(
 
 
 def _pipeline(interval: float, latency: float, clock: float, *numbers: str) -> Term:
-    """What is left of the latency once the engine is free."""
+    """The rest of the latency, once the engine is free."""
     return Term(Phase.pipeline, numbers, max(latency - interval, 0.0) / clock, False)
 
 
@@ -155,12 +155,12 @@ def _gpsimd(hardware: Hardware, start: str, start_cycles: float, number: str, st
 
 
 @lru_cache(_CACHE)
-def fixed(hardware: Hardware, engine: Engine, number: str, meets: bool = False) -> Cost:
-    """An instruction that holds its engine for one time of the record; with `meets`, from when all members are here."""
+def fixed(hardware: Hardware, engine: Engine, number: str, rendezvous: bool = False) -> Cost:
+    """An instruction that holds its engine for one time of the record: with a `rendezvous`, once all members wait."""
     ns = getattr(hardware, number)
     cycles = ns * clock_ghz(hardware, engine)
     held = Term(Phase.issue, (number,), ns, False)
-    return Cost(cycles, cycles, rendezvous_ns=ns if meets else 0.0, explain=lambda: (held,))
+    return Cost(cycles, cycles, rendezvous_ns=ns if rendezvous else 0.0, explain=lambda: (held,))
 
 
 @lru_cache(_CACHE)
@@ -177,7 +177,7 @@ def matmul(
 
     The stationary tile is loaded while the matmul before streams, one row of it at a time: a stream shorter than the
     contraction does not hide the load, which then sets the pace (products of a matrix and a vector), unless the array
-    holds the tile already: matmuls with equal `stationary` read it alike, into the same part of the array. The minimum
+    holds the tile already: matmuls with equal `stationary` read it in one way, into one part of the array. The minimum
     interval holds for an instruction, not for each of its passes: float32 products of 28 columns were seen to take 61
     ns on gen3.
     """
@@ -407,8 +407,8 @@ def collective(hardware: Hardware, ranks: int, total_bytes: int, hops: float) ->
         if ranks == 1:
             return (trigger,)
         rate = "collective_bus_gb_per_s" if wire_ns > mesh_ns else "collective_mesh_gb_per_s"
-        latency = Term(Phase.pipeline, ("collective_latency_ns",), latency_ns, False)
-        return trigger, latency, Term(Phase.pipeline, (rate,), hops * wire_ns, True)
+        latency = Term(Phase.data, ("collective_latency_ns",), latency_ns, False)
+        return trigger, latency, Term(Phase.data, (rate,), hops * wire_ns, True)
 
     return Cost(
         interval_cycles=trigger_ns * clock,

@@ -1,4 +1,4 @@
-"""What one instruction is going to do: the result of planning, and the only thing `issue` acts upon."""
+"""The plan of one instruction: the result of planning, and the only thing `issue` acts upon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Domain(Enum):
 
 
 class Accumulate(Enum):
-    """What a matmul does with PSUM: overwrite it, add to it, or decide per element by what was written before."""
+    """A matmul's way to write PSUM: overwrite, add, or decide per element whether it was written before."""
 
     overwrite = "overwrite"
     add = "add"
@@ -43,7 +43,7 @@ class State(Enum):
     gpsimd_xorwow = "gpsimd_xorwow"
 
     def initial(self, partitions: int) -> np.ndarray:
-        """What a kernel finds before it has set this state.
+        """The state that a kernel finds before it has set it.
 
         Nothing is documented. The Scalar accumulators are zero; the Vector ones count as undefined (NaN), as they do
         after every instruction that leaves them idle; generators are seeded with 0, so that runs repeat.
@@ -61,7 +61,7 @@ class State(Enum):
 
 
 class Phase(Enum):
-    """What an event does while a launch waits for it.
+    """A stage of an event, while a launch waits for it.
 
     issue: it holds its engine, for a DMA the stream that triggers it. pipeline: its result is on the way after
     the engine is free. first_byte: a triggered DMA has not begun to move data. data: it moves data.
@@ -164,7 +164,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """What an instruction does with its engine's accumulator registers: of the first `rows` partitions."""
+    """An instruction's use of its engine's accumulator registers, those of the first `rows` partitions."""
 
     command: ReduceCmd
     operator: str
@@ -174,14 +174,14 @@ class Registers:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What a table function is applied to: `of` makes it from the operands of `reads`."""
+    """The argument of a table function: `of` computes it from the operands of `reads`."""
 
     function: ActivationFunction
     of: Callable[..., np.ndarray]
 
 
 class RandomUse(Enum):
-    """What an instruction does with the random generator in its `state`, besides reading it out."""
+    """An instruction's use of the random generator in its `state`, besides reading it out."""
 
     seeds = "seeds"
     draws = "draws"
@@ -213,7 +213,7 @@ class Contraction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What detectors and reports ask of an instruction beyond its operands, its cost and its engine's state."""
+    """Facts of an instruction for detectors and reports, beyond its operands, its cost and its engine's state."""
 
     random: RandomUse | None = None
     synchronization: Synchronization | None = None
@@ -261,4 +261,4 @@ class Plan:
     """Which elements of the results are defined where some of an operand's are not (`simulate.isa.propagation`).
     Without it, operands that were not fully written are refused."""
     effects: Effects = PLAIN
-    """What detectors and reports ask of it. Equal effects are one object, so that a stream keeps each once."""
+    """Facts for detectors and reports. Equal effects are one object, so that a stream keeps each once."""

@@ -14,7 +14,7 @@ from simulate.memory import NkiTensor
 
 
 class ScalarOperator(Enum):
-    """What two scalars can be joined by; sums and products wrap to 32 bits, comparisons give 1 or 0."""
+    """An operator of two scalars; sums and products wrap to 32 bits, comparisons give 1 or 0."""
 
     add = np.add
     subtract = np.subtract

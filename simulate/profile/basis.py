@@ -1,4 +1,4 @@
-"""What a predicted length rests on: published, derived or assumed numbers of the hardware record.
+"""The basis of a predicted length: published, derived or assumed numbers of the hardware record.
 
 Every phase of the critical path is made of the terms of its instruction's cost; each term counts with the weakest
 confidence among its numbers.
@@ -37,7 +37,7 @@ class Basis:
 
 
 def basis(moments: Moments, path: Sequence[Stretch], hardware: Hardware) -> Basis:
-    """What the length of a critical path rests on; the numbers that decide most of it first."""
+    """The basis of a critical path's length; the numbers that decide most of it come first."""
     found: dict[str, float] = {}
     for stretch in path:
         stream, index = moments.stream_of(stretch.event)

@@ -308,7 +308,7 @@ class Stream:
         return f"{size_bytes // width} {record.dtype}"
 
     def effects(self, index: int) -> Effects:
-        """What an event's instruction does beyond its operands, its cost and its engine's state."""
+        """The facts of an event's instruction beyond its operands, its cost and its engine's state."""
         return self._effects[self.effect_ids[index]]
 
     def accesses(self, index: int) -> tuple[Access, ...]:

@@ -254,6 +254,14 @@ def test_an_assumed_collective_is_told_from_a_derived_engine() -> None:
     assert second.by_number[0][0] == "collective_latency_ns"
 
 
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+def test_a_collective_rests_on_its_latency_and_on_a_rate(target: str) -> None:
+    launch = kernels.dry(kernels.summed, kernels.zeros(128, 64), ranks=2, target=target)
+    found = {name: part for name, _, part in profile(launch.streams, launch.hardware).basis.by_number}
+    assert found["collective_latency_ns"] == pytest.approx(launch.hardware.collective_latency_ns[2], rel=1e-9)
+    assert found["collective_mesh_gb_per_s"] > 0
+
+
 @pytest.mark.parametrize(
     ("interval", "overhead", "elements"),
     [(6.0, 6.0, 0.0), (10.0, 10.0, 0.0), (30.0, 10.0, 20.0), (35.0, 10.0, 25.0)],

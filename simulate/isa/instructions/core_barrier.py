@@ -51,7 +51,7 @@ def core_barrier(
         writes=(data,),
         domain=Domain.bits,
         compute=_nothing_moves,
-        cost=costs.fixed(hardware, engine, "core_barrier_ns", meets=True),
+        cost=costs.fixed(hardware, engine, "core_barrier_ns", rendezvous=True),
         name=name,
         rendezvous=Rendezvous(
             place=("core_barrier",),

@@ -89,7 +89,7 @@ def _transposed(values: np.ndarray) -> tuple[np.ndarray]:
 
 
 def _times_identity(values: np.ndarray) -> tuple[np.ndarray]:
-    """What data.T @ identity gives: sums of one element times 1 and the rest of its row times 0, from 0 on."""
+    """The product data.T @ identity: sums of one element times 1 and the rest of its row times 0, from 0 on."""
     rows = flat(values).T
     product = rows + np.float32(0)
     if rows.shape[1] == 1:

@@ -34,7 +34,7 @@ def sendrecv(
     """My src goes to the other core's dst, its src to my dst. gen3 on, two physical cores per logical core.
 
     src, dst: one shape and dtype @ SBUF. send_to_rank, recv_from_rank: 0 or 1; each core receives what is
-    sent to it, so with two cores the two are equal and name the other core. Calls with one pipe_id meet: both
+    sent to it, so with two cores the two are equal and name the other core. Calls with one pipe_id pair up: both
     complete together. dma_engine gpsimd_dma moves at most 1024, 512 or 256 bytes per partition of 32-, 16- or
     8-bit dtypes.
 

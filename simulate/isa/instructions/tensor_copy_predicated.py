@@ -71,7 +71,7 @@ def tensor_copy_predicated(
 
 
 def predicated_pace(data: NkiTensor, predicate: NkiTensor) -> str | None:
-    """What paces a stream of data beside a stream of predicates, which share a port in SBUF."""
+    """The number that paces a stream of data beside a stream of predicates, which share a port in SBUF."""
     if data.buffer is MemoryRegion.psum or predicate.buffer is MemoryRegion.psum:
         return None
     return "vector_copy_predicated_sbuf_cycles_per_element"
