@@ -11,8 +11,9 @@ import numpy as np
 
 import simulate
 from benchmarks.measure import Row, medians, seconds
-from simulate.hardware import DEFAULT_TARGET, hardware
+from simulate.hardware import hardware
 from simulate.run.machine import Mode
+from simulate.targets import DEFAULT_TARGET
 from simulate.timing import Reading, dependences, schedule
 
 simulate.install("simulate")

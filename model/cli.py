@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from model.errors import ModelError
+from simulate.targets import TARGETS
 
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
-TARGETS = ("trn1", "inf2", "trn2", "trn3")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ACTIVATIONS = ("auto", "float32", "bfloat16")
 BACKENDS = ("simulate", "numpy", "neuron")

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simulate.bind import install
     from simulate.errors import NkwError
-    from simulate.hardware import TARGETS, Hardware, hardware
+    from simulate.hardware import Hardware, hardware
     from simulate.run import Launch, Mode, recorded, target_hardware
+    from simulate.targets import TARGETS
     from simulate.world import World, launch
 
 __version__ = "0.1.0"
@@ -38,7 +39,7 @@ __all__ = [
 _HOMES = {
     "install": "bind",
     "NkwError": "errors",
-    "TARGETS": "hardware",
+    "TARGETS": "targets",
     "Hardware": "hardware",
     "hardware": "hardware",
     "World": "world",

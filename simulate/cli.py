@@ -15,8 +15,8 @@ from simulate.check import commands as checks
 from simulate.occupancy import command as occupancy
 from simulate.profile import command as profiles
 from simulate.scripts import run_script, run_script_or_kernel, run_to_its_end
+from simulate.targets import TARGETS
 
-_TARGETS = ("trn1", "inf2", "trn2", "trn3")
 _SCRIPT_OR_KERNEL = (
     "a Python file; or a kernel, FILE.py:NAME or MODULE:NAME, and arguments: f32[128,512] or literals"
 )
@@ -137,9 +137,7 @@ def _reporting(
 
 
 def _target_argument(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--target", choices=_TARGETS, help="the chip (default: the environment's, else trn2)"
-    )
+    command.add_argument("--target", choices=TARGETS, help="the chip (default: the environment's, else trn2)")
 
 
 def _script_arguments(command: argparse.ArgumentParser, script: str) -> None:
@@ -270,7 +268,7 @@ def _fidelity(options: argparse.Namespace) -> int:
 
 
 def _targets(options: argparse.Namespace) -> int:
-    from simulate.hardware import TARGETS, hardware
+    from simulate.hardware import hardware
 
     rows: list[tuple[str, Any]] = [
         ("core", lambda h: h.core),
@@ -278,8 +276,12 @@ def _targets(options: argparse.Namespace) -> int:
         ("Tensor clock, GHz", lambda h: h.tensor_clock_ghz),
         ("Vector clock, GHz", lambda h: h.vector_clock_ghz),
         ("Scalar clock, GHz", lambda h: h.scalar_clock_ghz),
+        ("physical cores/chip", lambda h: h.physical_cores_per_chip),
+        ("SBUF, MiB", lambda h: h.sbuf_physical_bytes_per_partition * h.partitions // 2**20),
         ("SBUF, bytes/partition", lambda h: h.sbuf_usable_bytes_per_partition),
         ("PSUM, bytes/partition", lambda h: h.psum_bytes_per_partition),
+        ("HBM per chip, GiB", lambda h: h.hbm_bytes_per_chip // 2**30),
+        ("HBM per chip, GB/s", lambda h: h.hbm_gb_per_s_per_chip),
         ("HBM per core, GB/s", lambda h: h.hbm_gb_per_s_per_core),
         ("physical cores/rank", lambda h: " or ".join(map(str, h.logical_core_sizes))),
     ]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from simulate.targets import DEFAULT_TARGET, TARGET_VARIABLE, TARGETS
+
 if TYPE_CHECKING:
     from simulate.testing import BudgetChecker, KernelChecker
 
-_TARGETS = ("trn1", "inf2", "trn2", "trn3")
-_TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 _BACKENDS = ("auto", "simulate", "neuron")
 _LEVELS = ("off", "detect", "all")
 _INI = {
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--nki-target",
         metavar="TARGETS",
-        help=f"run kernel tests on these chips only, separated by commas: {', '.join(_TARGETS)}",
+        help=f"run kernel tests on these chips only, separated by commas: {', '.join(TARGETS)}",
     )
     group.addoption("--nki-backend", choices=_BACKENDS, help="bind the name `nki` before tests are collected")
     group.addoption(
@@ -78,11 +78,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     marker = metafunc.definition.get_closest_marker("nki_targets")
     budget = metafunc.definition.get_closest_marker("nki_budget")
-    if marker is None and budget is not None and budget.kwargs.get("target") in _TARGETS:
+    if marker is None and budget is not None and budget.kwargs.get("target") in TARGETS:
         marker = pytest.mark.nki_targets(budget.kwargs["target"]).mark
     asked = _listed(_option(metafunc.config, "nki_target"))
     if marker is None:
-        targets = asked or [os.environ.get(_TARGET_VARIABLE) or "trn2"]
+        targets = asked or [os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET]
     else:
         _known(list(marker.args), f"nki_targets of {metafunc.definition.nodeid}")
         only = _listed(metafunc.config.getoption("nki_target"))
@@ -159,5 +159,5 @@ def _listed(text: str | None) -> list[str]:
 
 def _known(targets: list[str], where: str) -> None:
     for target in targets:
-        if target not in _TARGETS:
-            raise pytest.UsageError(f"{where}: {target} is no target; known are {', '.join(_TARGETS)}")
+        if target not in TARGETS:
+            raise pytest.UsageError(f"{where}: {target} is no target; known are {', '.join(TARGETS)}")

@@ -89,7 +89,8 @@ def _bound(options: argparse.Namespace) -> bool:
     """Choose the chip and bind `nki`; prints what is refused."""
     from simulate.bind import install
     from simulate.errors import NkwError
-    from simulate.run.target import TARGET_VARIABLE, target_hardware
+    from simulate.run.target import target_hardware
+    from simulate.targets import TARGET_VARIABLE
 
     if options.target:
         os.environ[TARGET_VARIABLE] = options.target

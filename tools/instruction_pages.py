@@ -30,9 +30,10 @@ from simulate.isa.enums import EXPORTED
 from simulate.numerics import AluOperator
 from simulate.run import execute as carry_out
 from simulate.run import indirect, issue
+from simulate.targets import GENERATIONS
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "instructions"
-TARGETS = ("trn1", "trn2", "trn3")
+TARGETS = tuple(GENERATIONS.values())
 _ISSUING = (issue, carry_out, indirect)
 """Where an instruction takes effect, with the rules that hold for all."""
 _NOTE = "<!-- Written by `make docs` from {source}; edit that file. -->"
@@ -64,6 +65,7 @@ def reached_from(function: Callable[..., Any]) -> Reached:
             reached.rules[code_of(one)] = sentence_of(one)
         fields = reached.numbers if one.__module__ == costs.__name__ else reached.limits
         fields.update(_hardware_fields(one))
+        reached.numbers.update(_named_numbers(one))
         waiting += _used(one)
     reached.limits -= reached.numbers
     return reached
@@ -89,6 +91,16 @@ def _hardware_fields(function: FunctionType) -> set[str]:
         and node.value.id == "hardware"
         and node.attr in known
     }
+
+
+def _named_numbers(function: FunctionType) -> set[str]:
+    """The numbers of a cost that a function names in a string, as pace or overhead."""
+    known = {
+        name
+        for name, number in hardware(TARGETS[0]).provenance.items()
+        if isinstance(number.value, (int, float)) and not isinstance(number.value, bool)
+    }
+    return {node.value for node in ast.walk(_tree(function)) if isinstance(node, ast.Constant)} & known
 
 
 def _used(function: FunctionType) -> list[FunctionType]:

@@ -20,10 +20,11 @@ import numpy as np
 import nki_kernels
 import simulate
 from nki_kernels import ladder
+from simulate.targets import GENERATIONS
 from simulate.timing import listing, schedule
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "timing" / "stored"
-TARGETS = ("trn1", "trn2", "trn3")
+TARGETS = tuple(GENERATIONS.values())
 """One chip of each generation."""
 
 

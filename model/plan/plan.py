@@ -19,7 +19,6 @@ DEFAULT_TOKENS = 1024
 """Prompt and generated tokens together, where the model's context allows it; an eighth is generated."""
 
 LARGEST_BATCH = 64
-CHIPS = ("trn1", "inf2", "trn2", "trn3")
 MOST_RANKS = 128
 """The last row of the table of footprints: the cores of a trn2.48xlarge."""
 

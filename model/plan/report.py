@@ -11,9 +11,10 @@ from model.device import chip
 from model.layers import unsupported
 from model.plan.dry import Time
 from model.plan.memory import DTYPE_BYTES
-from model.plan.plan import CHIPS, Fit, Phase, Plan, Rate
+from model.plan.plan import Fit, Phase, Plan, Rate
 from model.plan.predict import PassTime
 from model.version import DISTRIBUTION, version
+from simulate.targets import TARGETS
 
 SCHEMA = 1
 
@@ -63,12 +64,12 @@ def _footprints(plan: Plan) -> list[str]:
             f"what each of tp cores holds; how many sequences of {plan.context:,} tokens fit beside the "
             "weights; and the chips that tp cores take"
         ),
-        f"{'':6s}{'weights':>10s}{'cache of a':>14s}" + "".join(f"{name:>12s}" for name in CHIPS),
-        f"{'tp':>6s}{'GB':>10s}{'sequence, MB':>14s}" + f"{'seq. chips':>12s}" * len(CHIPS),
+        f"{'':6s}{'weights':>10s}{'cache of a':>14s}" + "".join(f"{name:>12s}" for name in TARGETS),
+        f"{'tp':>6s}{'GB':>10s}{'sequence, MB':>14s}" + f"{'seq. chips':>12s}" * len(TARGETS),
     ]
     for each in plan.footprints:
         cells = ""
-        for name in CHIPS:
+        for name in TARGETS:
             record = chip(name)
             held = each.sequences(record.hbm_bytes_per_core)
             chips = -(-each.tp // record.physical_cores_per_chip)

@@ -22,14 +22,10 @@ from simulate.numerics import (
 )
 from simulate.numerics.quiet import quiet
 
-_ALL_GENERATIONS = frozenset({2, 3, 4})
-
 
 def _dropped(name: str, function: Callable[..., Any]) -> AluOperator:
     engines = frozenset({"vector"})
-    return AluOperator(
-        name, quiet(function), OperatorFamily.arithmetic, 2, False, None, None, engines, _ALL_GENERATIONS
-    )
+    return AluOperator(name, quiet(function), OperatorFamily.arithmetic, 2, False, None, None, engines)
 
 
 def _rounding(name: str, function: Callable[..., Any]) -> ActivationFunction:

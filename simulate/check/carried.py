@@ -57,7 +57,7 @@ def _carried(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding
     before: dict[tuple[int, int], list[tuple[int, Access, Iteration]]] = {}  # by loop and tensor
     said: set[int] = set()
     for event, around in stream.affine.items():
-        if stream.op_names[stream.ops[event]].startswith("nc_matmul"):
+        if stream.effects(event).sums_products:
             continue
         for access in accesses[event]:
             record = stream.tensors[access.tensor]

@@ -17,6 +17,7 @@ from simulate.check.findings import from_error
 from simulate.check.lint import LEVELS, calls_of, lint_file
 from simulate.errors import NkwError
 from simulate.run import target_hardware
+from simulate.targets import DEFAULT_TARGET
 
 _DEVICES = "neuron*"
 _PACKAGES = {"nki": (0, 2), "neuronx-cc": (2, 20), "torch-neuronx": (2, 7), "libneuronxla": (2, 2)}
@@ -201,7 +202,7 @@ def _trial() -> bool:
     """Run one matmul and compare it with numpy; small integers, so that both are exact."""
     import numpy as np
 
-    from simulate.hardware import DEFAULT_TARGET, hardware
+    from simulate.hardware import hardware
     from simulate.isa import INSTRUCTIONS
     from simulate.memory import MemoryRegion, NkiTensor
     from simulate.numerics import as_dtype

@@ -64,11 +64,7 @@ def _accumulation(
 ) -> Finding | None:
     record = stream.tensors[access.tensor]
     before = sorted(((i, a) for a, i in history.items() if _meet(access, a)), key=lambda each: each[0])
-    foreign = [
-        (i, a)
-        for i, a in before
-        if a.kind == WRITE and not stream.op_names[stream.ops[i]].startswith("nc_matmul")
-    ]
+    foreign = [(i, a) for i, a in before if a.kind == WRITE and not stream.effects(i).sums_products]
     if foreign and not chip.psum_accumulate_after_other_write:
         return found(
             PSUM_INIT,

@@ -14,7 +14,7 @@ import numpy as np
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.plan import Registers, State
+from simulate.isa.plan import RandomUse, Registers, State
 from simulate.run import Launch
 from simulate.run.stream import READ, Access, Stream
 
@@ -45,8 +45,6 @@ UNSEEDED = kind(
 )
 
 _RESETS = (ReduceCmd.reset, ReduceCmd.reset_reduce, ReduceCmd.load_reduce)
-_SEEDS = ("set_rng_seed", "rand_set_state")
-_DRAWS = ("rng", "rand2", "dropout")
 _NEVER = -1
 
 
@@ -193,18 +191,19 @@ def _generators(stream: Stream, uses: dict[int, State]) -> list[Finding]:
     said: set[State] = set()
     findings = []
     for event, generator in sorted(uses.items()):
-        op = stream.op_names[stream.ops[event]]
-        if op in _SEEDS:
+        use = stream.effects(event).random
+        if use is RandomUse.seeds:
             seeded.add(generator)
-        elif op in _DRAWS and generator not in seeded | said:
+        elif use is RandomUse.draws and generator not in seeded | said:
             said.add(generator)
+            drawing = stream.event(event)
             others = ", though it seeds another one" if seeded else ""
             findings.append(
                 found(
                     UNSEEDED,
-                    f"{op} draws from the {Engine(stream.engines[event]).name} engine's generator, which this kernel "
-                    f"has not seeded{others}",
-                    stream.event(event).where,
+                    f"{drawing.op} draws from the {drawing.engine.name} engine's generator, which this kernel has not "
+                    f"seeded{others}",
+                    drawing.where,
                     (touch(stream, event, _result(stream, event)),),
                     hint="nisa.set_rng_seed for the Vector engine, nisa.rand_set_state for GpSimd, before it",
                 )

@@ -8,7 +8,7 @@ from types import CodeType
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
 from simulate.errors import Location
-from simulate.isa import COLLECTIVES
+from simulate.isa.plan import RandomUse, Synchronization
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.location import location
@@ -40,7 +40,6 @@ COLLECTIVE = kind(
 _DECORATOR_LINES = 20  # more than any decorator takes
 
 _Write = tuple[Stream, int, Access]
-_RANDOM = frozenset({"rng", "rand2", "dropout"})  # what they write varies without any input
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
@@ -79,8 +78,7 @@ def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
         accesses = evidence.of(stream).accesses
         last_read = {a.tensor: index for index, each in enumerate(accesses) for a in each if a.kind == READ}
         for index in stream.rendezvous:
-            op = stream.op_names[stream.ops[index]]
-            if op not in COLLECTIVES:
+            if stream.effects(index).synchronization is not Synchronization.collective:
                 continue
             written = [a for a in accesses[index] if a.kind != READ]
             where = stream.event(index).where
@@ -95,7 +93,7 @@ def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
                     str(where),
                     found(
                         COLLECTIVE,
-                        f"no rank reads or returns {records} after this {op}",
+                        f"no rank reads or returns {records} after this {stream.event(index).op}",
                         where,
                         [touch(stream, index, a) for a in written],
                         hint="continue with the dsts of the collective, not with its srcs",
@@ -201,7 +199,7 @@ def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int
                     reads.add(access.tensor)
                 elif not (
                     stream.tensors[access.tensor].buffer.on_chip
-                    or stream.op_names[stream.ops[index]] == "core_barrier"
+                    or stream.effects(index).synchronization is Synchronization.barrier
                 ):
                     writes[access.tensor] = stream, index, access
     return reads, writes
@@ -221,8 +219,8 @@ def _depends_on_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]
             reached = depends[stream.rank]
             for index, accesses in enumerate(evidence.of(stream).accesses):
                 rendezvous = stream.rendezvous.get(index)
-                random = stream.op_names[stream.ops[index]] in _RANDOM
-                if random or any(access.kind == READ and access.tensor in reached for access in accesses):
+                varies = stream.effects(index).random is RandomUse.draws  # without any input
+                if varies or any(access.kind == READ and access.tensor in reached for access in accesses):
                     if rendezvous is not None:
                         reached_by.add(rendezvous)
                 elif rendezvous is None or rendezvous not in reached_by:

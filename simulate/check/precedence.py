@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 from random import Random
 
 from simulate.check.reorder import ReorderedLaunch
+from simulate.isa.plan import Synchronization
 from simulate.memory import MemoryRegion
 from simulate.run.boxes import Boxes
 from simulate.run.stream import READ, Stream
@@ -118,7 +119,7 @@ def _requested(stream: Stream) -> dict[int, list[int]]:
 
 
 def _is_fence(stream: Stream, event: int) -> bool:
-    return event in stream.rendezvous and stream.op_names[stream.ops[event]] == "sendrecv"
+    return event in stream.rendezvous and stream.effects(event).synchronization is Synchronization.exchange
 
 
 def _touches_shared(stream: Stream, event: int) -> bool:

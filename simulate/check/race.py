@@ -14,6 +14,7 @@ import numpy as np
 from simulate.check.agreement import Use, reads_what_it_wrote, same_values
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.isa.plan import Synchronization
 from simulate.run import Launch
 from simulate.run.stream import READ, Access, Stream
 
@@ -145,7 +146,7 @@ def _uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> dict[int,
             )
             itself = where if where.elements is None else event
             key = (stream.line_ids[event], access, passed, itself, where.digest)
-            fence = event in onto_themselves and stream.op_names[stream.ops[event]] == "dma_copy"
+            fence = event in onto_themselves and stream.effects(event).copies
             found_uses[where.tensor].setdefault(key, Use(event, access, passed, where, fence))
     return {tensor: list(uses.values()) for tensor, uses in found_uses.items()}
 
@@ -156,7 +157,7 @@ def _barrier_tensors(stream: Stream, rendezvous: list[int]) -> list[int | None]:
     event_of = {serial: event for event, serial in stream.rendezvous.items()}
     for serial in sorted(rendezvous, key=lambda serial: event_of[serial]):
         event = event_of[serial]
-        is_barrier = stream.op_names[stream.ops[event]] == "core_barrier"
+        is_barrier = stream.effects(event).synchronization is Synchronization.barrier
         named.append(stream.accesses(event)[0].tensor if is_barrier else None)
     return named
 
@@ -194,7 +195,7 @@ def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
         lines.add(stream.line_ids[note.event])
         record = stream.tensors[note.tensor]
         op = stream.op_names[stream.ops[note.event]]
-        promised = op == "dma_compute"
+        promised = stream.effects(note.event).unique_rows
         findings.append(
             found(
                 SCATTER_TWICE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.check.footprint import Footprint
+from simulate.isa.plan import Contraction
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.stream import ACCUMULATE, READ, WRITE, Access, Stream
@@ -25,12 +26,8 @@ STALE = kind(
     "An instruction that joins the elements of a tile reads only what the last load has filled.",
 )
 
-# They join all rows, or all elements of a row, so that what is left over reaches the whole result.
-_JOINS_ROWS = ("nc_matmul", "tensor_partition_reduce")
-_JOINS_COLUMNS = (
-    "tensor_reduce bn_stats max8 tensor_scalar_reduce activation_reduce tensor_tensor_scan "
-    "tensor_scalar_cumulative"
-).split()
+# They join all rows, so that what is left over reaches the whole result.
+_JOINS_ROWS = (Contraction.rows, Contraction.products)
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
@@ -141,13 +138,13 @@ def _left_over(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Findi
     foreign: set[int] = set()
     lines: set[int] = set()
     for event, operands in enumerate(accesses):
-        op = stream.op_names[stream.ops[event]]
+        effects = stream.effects(event)
         for access in operands:
             if access.kind != READ:
                 if stream.tensors[access.tensor].buffer is not MemoryRegion.sbuf:
                     continue
                 history = loads.setdefault(access.tensor, [])
-                if op != "dma_copy" or (
+                if not effects.copies or (
                     history and stream.line_ids[history[-1][0]] != stream.line_ids[event]
                 ):
                     foreign.add(access.tensor)
@@ -157,22 +154,22 @@ def _left_over(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Findi
             if len(history) < 2 or access.tensor in foreign or stream.line_ids[event] in lines:
                 continue
             fresh, old = history[-1], history[-2]
-            joins = op in _JOINS_ROWS if _shorter(fresh[1], old[1], True) else False
-            joins = joins or (op in _JOINS_COLUMNS and _shorter(fresh[1], old[1], False))
+            joins = effects.contraction in _JOINS_ROWS and _shorter(fresh[1], old[1], True)
+            joins |= effects.contraction is Contraction.columns and _shorter(fresh[1], old[1], False)
             if not joins or not _beyond(access, fresh[1], old[1]):
                 continue
-            if op == "nc_matmul" and not all(
+            if effects.contraction is Contraction.products and not all(
                 _stale_too(loads, foreign, other, access) for other in operands if other.kind == READ
             ):
                 continue  # the other operand may hold zeros there
             lines.add(stream.line_ids[event])
-            record = stream.tensors[access.tensor]
+            reading, record = stream.event(event), stream.tensors[access.tensor]
             findings.append(
                 found(
                     STALE,
-                    f"{op} reads more of {record.name} {record.shape} than its last load filled; the rest is from the "
-                    "load before",
-                    stream.event(event).where,
+                    f"{reading.op} reads more of {record.name} {record.shape} than its last load filled; the rest is "
+                    "from the load before",
+                    reading.where,
                     (touch(stream, *old), touch(stream, *fresh), touch(stream, event, access)),
                     hint="slice the operands to the rows and columns that are there, or memset the rest",
                 )

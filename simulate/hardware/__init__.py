@@ -1,7 +1,8 @@
-"""What each chip is: frozen records, every number with its source and confidence."""
+"""One frozen record for each chip: every number has a source and a confidence."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from simulate.errors import InvalidArgument
@@ -11,15 +12,16 @@ from simulate.hardware.gen4 import TRN3
 from simulate.hardware.instances import INSTANCES, Instance, instance
 from simulate.hardware.record import Confidence, Hardware, Number, derived, documented, guessed
 from simulate.hardware.topology import on_instance
+from simulate.targets import GENERATIONS, TARGETS
 
 __all__ = [
-    "DEFAULT_TARGET",
     "INSTANCES",
     "TARGETS",
     "Confidence",
     "Hardware",
     "Instance",
     "Number",
+    "chips_with",
     "derived",
     "documented",
     "guessed",
@@ -27,13 +29,12 @@ __all__ = [
     "instance",
 ]
 
-_RECORDS = {record.name: record for record in (TRN1, INF2, TRN2, TRN3)}
-_GENERATIONS = {"gen2": TRN1, "gen3": TRN2, "gen4": TRN3}
+_RECORDS = dict(zip(TARGETS, (TRN1, INF2, TRN2, TRN3)))
 
-TARGETS: tuple[str, ...] = tuple(_RECORDS)
-"""Canonical names of the simulated chips."""
 
-DEFAULT_TARGET = "trn2"
+def chips_with(capability: Callable[[Hardware], bool]) -> list[str]:
+    """The names of the chips that have a capability."""
+    return [record.name for record in _RECORDS.values() if capability(record)]
 
 
 def hardware(target: str) -> Hardware:
@@ -42,7 +43,7 @@ def hardware(target: str) -> Hardware:
     The name of an instance type, or of several (`4 x trn1.32xlarge`), gives the record of its chip, with the
     collectives of that instance (`topology`). Raises InvalidArgument for a name that is none of these.
     """
-    known = {**_RECORDS, **_GENERATIONS}
+    known = {**_RECORDS, **{name: _RECORDS[target] for name, target in GENERATIONS.items()}}
     if isinstance(target, str) and target in known:
         return known[target]
     if isinstance(target, str) and (target in INSTANCES or " x " in target):

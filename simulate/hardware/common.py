@@ -1,4 +1,4 @@
-"""What the architecture guides of all generations state alike."""
+"""Numbers that the architecture guides state for all generations."""
 
 from __future__ import annotations
 
@@ -47,12 +47,9 @@ COMMON: Mapping[str, Number] = MappingProxyType(
         "max8_free_min": documented(8, ISA),
         "max8_free_max": documented(16384, ISA),
         "exact_float_integer_max": derived(2**24, "IEEE 754 binary32", "24 bits of precision"),
-        "gpsimd_cores": documented(8, GUIDES),
         "partitions_per_gpsimd_core": documented(16, GUIDE_GEN2),
-        "registers_per_engine": derived(64, "NKI 0.6.0 documentation", "the stating page is not on record"),
         "matmul_min_interval_cycles": documented(64, PERFORMANCE_GUIDE),
         "vector_min_interval_cycles": documented(64, COST_FORMULAS),
-        "vector_dynamic_address_min_cycles": documented(600, COST_FORMULAS),
         "vector_accumulate_extra_cycles": documented(64, COST_FORMULAS, "tensor_scalar with a reduction"),
         "vector_scan_cycles_per_element": documented(2.0, COST_FORMULAS),
         "vector_copy_predicated_sbuf_cycles_per_element": documented(
@@ -67,14 +64,10 @@ COMMON: Mapping[str, Number] = MappingProxyType(
         "gpsimd_cycles_per_element": documented(1.0, COST_FORMULAS, "at best"),
         "gpsimd_topk_cycles_per_element": documented(4.0, ISA, "4 n + K"),
         "dma_engines": documented(16, GUIDES, "per core"),
-        "dma_queues_per_engine": documented(16, DMA_GUIDE),
         "dma_descriptor_bytes_max": documented(
             4096, DMA_GUIDE, "default; contiguous tiles were seen as 32,000-byte descriptors"
         ),
-        "dma_collective_descriptor_bytes_max": documented(65536, DMA_GUIDE),
-        "dma_min_piece_bytes": documented(512, DMA_GUIDE, "smaller pieces are inefficient"),
         "collective_hop_ns": derived(1500.0, COLLECTIVES_GUIDE, "middle of the documented 1 to 2 us"),
-        "collective_efa_hop_ns": documented(15000.0, COLLECTIVES_GUIDE),
     }
 )
 """Fields with one value on every generation. Cost formulas were last printed when gen2 and gen3 existed."""

@@ -29,7 +29,6 @@ _IDENTITY = {
     "chip": documented("Trainium", _DEVICE_PAGE),
     "physical_cores_per_chip": documented(2, _DEVICE_PAGE),
     "logical_core_sizes": documented((1,), _DEVICE_PAGE, "LNC=2 exists from Trainium2 on"),
-    "default_logical_core_size": documented(1, _DEVICE_PAGE),
 }
 
 _CLOCKS = {
@@ -46,10 +45,8 @@ _MEMORY = {
     "sbuf_usable_bytes_per_partition": documented(180224, GUIDE_GEN2),
     "hbm_bytes_per_chip": documented(32 * 2**30, _DEVICE_PAGE),
     "hbm_bytes_per_core": derived(16 * 2**30, KILN, "half of the chip's"),
-    "hbm_stacks_per_chip": documented(2, GUIDE_GEN2),
     "hbm_gb_per_s_per_chip": documented(820.0, _DEVICE_PAGE),
     "hbm_gb_per_s_per_core": derived(410.0, _PROFILER),
-    "access_half_rate_stride_bytes": documented(16, GUIDE_GEN2),
 }
 
 _LIMITS = {
@@ -68,18 +65,18 @@ _CAPABILITIES = {
     "indirect_views": documented(False, ISA),
     "scalar_engine_tensor_copy": documented(False, ISA),
     "scalar_engine_tensor_scalar": documented(False, ISA),
-    "exact_scalar_copy": documented(False, ISA, "the Scalar engine passes 32-bit integers through float32"),
     "activation_immediate_bias": documented(False, ISA),
     "activation_reciprocal_bias": documented(False, ISA),
-    "activation_reduce_ops_any": documented(False, ISA, "activation_reduce takes add only"),
     "activate2": documented(False, ISA),
     "matmul_transpose_mode": documented(False, ISA),
+    "matmul_transpose_fp8": derived(False, ISA, "there is no transpose mode"),
+    "matmul_crosses_psum_banks": documented(False, ISA),
     "matmul_bf16_destination": documented(False, ISA),
     "matmul_e4m3fn": documented(False, ISA),
     "matmul_double_row": documented(False, ISA),
     "psum_accumulate_after_other_write": documented(False, ISA),
     "mx": documented(False, ISA),
-    "alu_gen4_operators": documented(False, ISA),
+    "alu_extended_operators": documented(False, ISA),
     "vector_exponential": documented(False, ISA),
     "range_select": documented(False, ISA),
     "nonzero_with_count": documented(False, ISA),
@@ -153,7 +150,6 @@ _SCALAR = {
     ),
     "scalar_table_function_sbuf_interval_ns": guessed(23.0, KILN, "as from PSUM"),
     "scalar_table_function_sbuf_latency_ns": guessed(158.0, PERFORMANCE_GUIDE, "as from PSUM"),
-    "scalar_copy_elements_per_cycle_16bit": documented(1.0, GUIDE_GEN2),
     "activation_table_load_ns": guessed(1283.0, _GEN3_TRACES, "gen3 value; a DMA of the same table"),
 }
 
@@ -179,10 +175,8 @@ _DMA = {
     "dma_descriptor_ns": derived(7.0, PERFORMANCE_GUIDE),
     "dma_descriptor_latency_ns": guessed(270.0, _GEN3_TRACES, "gen3 value"),
     "dma_static_trigger_ns": guessed(59.0, _GEN3_TRACES, "gen3 value"),
-    "dma_static_trigger_interval_ns": guessed(90.0, _GEN3_TRACES, "gen3 value"),
     "dma_static_first_ns": guessed(1003.0, _GEN3_TRACES, "gen3 value"),
     "dma_static_store_first_ns": guessed(727.0, _GEN3_TRACES, "gen3 value"),
-    "dma_hwdge_units": documented(0, DGE_GUIDE),
     "dma_hwdge_trigger_ns": guessed(560.0, _GEN3_TRACES, "gen3 value; no hardware DGE here"),
     "dma_hwdge_first_ns": guessed(1260.0, _GEN3_TRACES, "gen3 value; no hardware DGE here"),
     "dma_hwdge_descriptors_free": guessed(500, _GEN3_TRACES, "gen3 value; no hardware DGE here"),

@@ -10,7 +10,6 @@ from simulate.hardware.common import (
     DGE_GUIDE,
     DMA_GUIDE,
     EXPLORER,
-    GUIDE_GEN2,
     GUIDE_GEN3,
     ISA,
     KILN,
@@ -31,7 +30,6 @@ _IDENTITY = {
     "chip": documented("Trainium2", _DEVICE_PAGE),
     "physical_cores_per_chip": documented(8, _DEVICE_PAGE),
     "logical_core_sizes": documented((1, 2), _DEVICE_PAGE),
-    "default_logical_core_size": documented(2, _DEVICE_PAGE),
 }
 
 _CLOCKS = {
@@ -48,12 +46,10 @@ _MEMORY = {
     "sbuf_usable_bytes_per_partition": documented(212984, GUIDE_GEN3, "the runtime reserves the rest"),
     "hbm_bytes_per_chip": documented(96 * 2**30, _DEVICE_PAGE),
     "hbm_bytes_per_core": derived(12 * 2**30, _DEVICE_PAGE, "an eighth of the chip's"),
-    "hbm_stacks_per_chip": documented(4, GUIDE_GEN3, "each shared by two cores"),
     "hbm_gb_per_s_per_chip": documented(2900.0, _DEVICE_PAGE, "the architecture guide says 3000"),
     "hbm_gb_per_s_per_core": derived(
         358.0, _PROFILER, "half of a stack's 716; one core alone was seen to reach 300 to 375"
     ),
-    "access_half_rate_stride_bytes": guessed(16, GUIDE_GEN2, "stated for gen2"),
 }
 
 _LIMITS = {
@@ -72,18 +68,18 @@ _CAPABILITIES = {
     "indirect_views": documented(False, ISA),
     "scalar_engine_tensor_copy": documented(True, ISA),
     "scalar_engine_tensor_scalar": documented(True, ISA),
-    "exact_scalar_copy": documented(True, ISA),
     "activation_immediate_bias": documented(True, ISA),
     "activation_reciprocal_bias": documented(True, ISA),
-    "activation_reduce_ops_any": documented(True, ISA, "only gen2 is restricted to add"),
     "activate2": documented(False, ISA),
     "matmul_transpose_mode": documented(True, ISA),
+    "matmul_transpose_fp8": documented(False, ISA, "its fp8 results take 16-bit PSUM elements"),
+    "matmul_crosses_psum_banks": documented(False, ISA),
     "matmul_bf16_destination": documented(False, ISA),
     "matmul_e4m3fn": documented(False, ISA),
     "matmul_double_row": documented(True, ISA),
     "psum_accumulate_after_other_write": documented(False, ISA),
     "mx": documented(False, ISA),
-    "alu_gen4_operators": documented(False, ISA),
+    "alu_extended_operators": documented(False, ISA),
     "vector_exponential": documented(False, ISA),
     "range_select": documented(True, ISA),
     "nonzero_with_count": documented(True, ISA),
@@ -153,7 +149,6 @@ _SCALAR = {
     "scalar_table_function_latency_ns": derived(258.0, TRN2_TRACES, "exp from PSUM"),
     "scalar_table_function_sbuf_interval_ns": derived(185.0, TRN2_TRACES, "exp from SBUF"),
     "scalar_table_function_sbuf_latency_ns": derived(280.0, TRN2_TRACES, "exp from SBUF"),
-    "scalar_copy_elements_per_cycle_16bit": documented(1.0, GUIDE_GEN3),
     "activation_table_load_ns": derived(1283.0, TRN2_TRACES),
 }
 
@@ -181,10 +176,8 @@ _DMA = {
     "dma_descriptor_ns": derived(8.0, CS149_TRACES, "5 to 8 ns between queued descriptors"),
     "dma_descriptor_latency_ns": derived(270.0, CS149_TRACES, "beyond the interval"),
     "dma_static_trigger_ns": derived(59.0, CS149_TRACES),
-    "dma_static_trigger_interval_ns": derived(90.0, CS149_TRACES, "82 to 98 ns between triggers"),
     "dma_static_first_ns": documented(1003.0, DMA_GUIDE, "traces: 0.8 to 1.0 us"),
     "dma_static_store_first_ns": derived(727.0, CS149_TRACES, "786 ns from the trigger, which takes 59"),
-    "dma_hwdge_units": documented(2, DGE_GUIDE, "driven from the Sync and Scalar streams"),
     "dma_hwdge_trigger_ns": derived(560.0, TRN2_TRACES, "520 to 605 ns; the guide rounds to 600"),
     "dma_hwdge_first_ns": derived(1260.0, TRN2_TRACES),
     "dma_hwdge_descriptors_free": derived(500, MEGAKERNEL, "about"),

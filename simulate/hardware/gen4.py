@@ -14,7 +14,6 @@ from simulate.hardware.common import (
     DGE_GUIDE,
     DMA_GUIDE,
     EXPLORER,
-    GUIDE_GEN2,
     GUIDE_GEN4,
     ISA,
     MEGAKERNEL,
@@ -41,7 +40,6 @@ _IDENTITY = {
     "chip": documented("Trainium3", _DEVICE_PAGE),
     "physical_cores_per_chip": documented(8, _DEVICE_PAGE),
     "logical_core_sizes": documented((1, 2), _DEVICE_PAGE),
-    "default_logical_core_size": documented(2, _DEVICE_PAGE),
 }
 
 _CLOCKS = {
@@ -58,10 +56,8 @@ _MEMORY = {
     "sbuf_usable_bytes_per_partition": documented(245752, GUIDE_GEN4),
     "hbm_bytes_per_chip": documented(144 * 2**30, _DEVICE_PAGE),
     "hbm_bytes_per_core": derived(18 * 2**30, _DEVICE_PAGE, "an eighth of the chip's"),
-    "hbm_stacks_per_chip": guessed(4, GUIDE_GEN4, "as on Trainium2"),
     "hbm_gb_per_s_per_chip": documented(4900.0, _DEVICE_PAGE, "the architecture guide says 4700"),
     "hbm_gb_per_s_per_core": derived(612.5, _DEVICE_PAGE, "an eighth of the chip's"),
-    "access_half_rate_stride_bytes": guessed(16, GUIDE_GEN2, "stated for gen2"),
 }
 
 _LIMITS = {
@@ -80,18 +76,18 @@ _CAPABILITIES = {
     "indirect_views": documented(True, ISA),
     "scalar_engine_tensor_copy": documented(True, ISA),
     "scalar_engine_tensor_scalar": documented(True, ISA),
-    "exact_scalar_copy": documented(True, ISA),
     "activation_immediate_bias": documented(True, ISA),
     "activation_reciprocal_bias": documented(True, ISA),
-    "activation_reduce_ops_any": documented(True, ISA, "only gen2 is restricted to add"),
     "activate2": documented(True, ISA),
     "matmul_transpose_mode": documented(True, ISA),
+    "matmul_transpose_fp8": derived(True, ISA, "the 16-bit results are those of gen3 only"),
+    "matmul_crosses_psum_banks": documented(True, ISA, "the whole PSUM instead of one bank"),
     "matmul_bf16_destination": documented(True, ISA),
     "matmul_e4m3fn": documented(True, ISA),
     "matmul_double_row": documented(True, ISA),
     "psum_accumulate_after_other_write": derived(True, ISA, "excluded on gen2 and gen3 only"),
     "mx": documented(True, ISA),
-    "alu_gen4_operators": documented(True, ISA),
+    "alu_extended_operators": documented(True, ISA),
     "vector_exponential": documented(True, ISA),
     "range_select": documented(True, ISA),
     "nonzero_with_count": documented(True, ISA),
@@ -158,9 +154,6 @@ _VECTOR = {
 }
 
 _SCALAR = {
-    "scalar_copy_elements_per_cycle_16bit": documented(
-        2.0, GUIDE_GEN4, "tensor_scalar and tensor_copy on 8-bit and 16-bit data"
-    ),
     **carried_over(
         TRN2,
         "scalar_interval_overhead_ns",
@@ -188,7 +181,6 @@ _CONTROL = carried_over(
 
 _DMA = {
     "dma_engine_bytes_per_ns": documented(38.4, DMA_GUIDE, "33 are documented as achieved"),
-    "dma_hwdge_units": guessed(2, DGE_GUIDE, "as on gen3"),
     "dma_swdge_gpsimd_ns": derived(
         980.0, MEGAKERNEL, "GpSimd active 44 % of 88.96 us, in which a core asks for 40 DMAs"
     ),
@@ -199,7 +191,6 @@ _DMA = {
         "dma_descriptor_ns",
         "dma_descriptor_latency_ns",
         "dma_static_trigger_ns",
-        "dma_static_trigger_interval_ns",
         "dma_static_first_ns",
         "dma_static_store_first_ns",
         "dma_hwdge_trigger_ns",

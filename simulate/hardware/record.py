@@ -69,7 +69,6 @@ class Hardware:
     chip: str
     physical_cores_per_chip: int
     logical_core_sizes: tuple[int, ...]
-    default_logical_core_size: int
 
     # Clocks
     tensor_clock_ghz: float
@@ -89,7 +88,6 @@ class Hardware:
     psum_bank_bytes: int
     hbm_bytes_per_chip: int
     hbm_bytes_per_core: int
-    hbm_stacks_per_chip: int
     hbm_gb_per_s_per_chip: float
     hbm_gb_per_s_per_core: float
     free_elements_max_sbuf: int
@@ -97,7 +95,6 @@ class Hardware:
     access_pattern_free_dims_max: int
     access_pattern_size_max: int
     access_pattern_stride_max_elements: int
-    access_half_rate_stride_bytes: int
     dims_max: int
 
     # Limits of instructions
@@ -113,9 +110,7 @@ class Hardware:
     max8_free_min: int
     max8_free_max: int
     exact_float_integer_max: int
-    gpsimd_cores: int
     partitions_per_gpsimd_core: int
-    registers_per_engine: int
 
     # Capabilities
     core_barrier: bool
@@ -126,18 +121,18 @@ class Hardware:
     indirect_views: bool
     scalar_engine_tensor_copy: bool
     scalar_engine_tensor_scalar: bool
-    exact_scalar_copy: bool
     activation_immediate_bias: bool
     activation_reciprocal_bias: bool
-    activation_reduce_ops_any: bool
     activate2: bool
     matmul_transpose_mode: bool
+    matmul_transpose_fp8: bool
+    matmul_crosses_psum_banks: bool
     matmul_bf16_destination: bool
     matmul_e4m3fn: bool
     matmul_double_row: bool
     psum_accumulate_after_other_write: bool
     mx: bool
-    alu_gen4_operators: bool
+    alu_extended_operators: bool
     vector_exponential: bool
     range_select: bool
     nonzero_with_count: bool
@@ -172,7 +167,6 @@ class Hardware:
     vector_fast_mode_interval_overhead_ns: float
     vector_latency_overhead_ns: float
     vector_min_interval_cycles: int
-    vector_dynamic_address_min_cycles: int
     vector_accumulate_extra_cycles: int
     vector_tensor_tensor_sbuf_cycles_per_element: float
     vector_scalar_tensor_tensor_cycles_per_element: float
@@ -198,7 +192,6 @@ class Hardware:
     scalar_table_function_sbuf_interval_ns: float
     scalar_table_function_sbuf_latency_ns: float
     scalar_min_interval_cycles: int
-    scalar_copy_elements_per_cycle_16bit: float
     activation_table_load_ns: float
     activation_accumulate_extra_cycles: int
 
@@ -216,19 +209,14 @@ class Hardware:
 
     # DMA
     dma_engines: int
-    dma_queues_per_engine: int
     dma_engine_bytes_per_ns: float
     dma_cast_bytes_per_ns: float
     dma_descriptor_ns: float
     dma_descriptor_latency_ns: float
     dma_descriptor_bytes_max: int
-    dma_collective_descriptor_bytes_max: int
-    dma_min_piece_bytes: int
     dma_static_trigger_ns: float
-    dma_static_trigger_interval_ns: float
     dma_static_first_ns: float
     dma_static_store_first_ns: float
-    dma_hwdge_units: int
     dma_hwdge_trigger_ns: float
     dma_hwdge_first_ns: float
     dma_hwdge_descriptors_free: int
@@ -256,7 +244,6 @@ class Hardware:
     # size, above it latency + 2 (n-1)/n * bytes / bus rate, joined without a jump.
     neuronlink_gb_per_s_per_chip: float
     collective_hop_ns: float
-    collective_efa_hop_ns: float
     collective_efa_step_ns: float
     collective_latency_ns: Mapping[int, float]
     collective_mesh_gb_per_s: Mapping[int, float]

@@ -103,7 +103,7 @@ def of_ranks(by_ranks: Mapping[int, float], ranks: int) -> float:
 
 
 def _row_share() -> float:
-    """What a row of chips reaches of its two links' bandwidth, in the sweep."""
+    """The share of its two links' bandwidth that a row of chips reaches in the sweep."""
     return TRN1.collective_bus_gb_per_s[_ROW] / (TRN1.neuronlink_gb_per_s_per_chip / 2)
 
 

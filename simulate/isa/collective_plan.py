@@ -1,4 +1,4 @@
-"""What the planners of collectives share: rules of tensor lists, reductions, and the plan with its rendezvous.
+"""Shared by the planners of collectives: rules of tensor lists, reductions, and the plan with its rendezvous.
 
 A member's operands are either HBM tensors (any number, carried out together) or one two-dimensional SBUF
 tensor. Positions in a group's list define the order in which chunks are placed. What an exchange hands out
@@ -18,7 +18,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.enums import Engine
 from simulate.isa.instructions.dma_copy import priority_on_chip
-from simulate.isa.plan import Domain, Plan, Rendezvous
+from simulate.isa.plan import Domain, Effects, Plan, Rendezvous, Synchronization
 from simulate.isa.replica_group import is_replica_group
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import AluOperator, DType, alu_operator, cast
@@ -27,6 +27,7 @@ from simulate.numerics import float32 as _FLOAT32
 Tensors = Sequence[NkiTensor]
 Exchange = Callable[[list[list[np.ndarray]]], list[list[Any]]]
 
+_EFFECTS = Effects(synchronization=Synchronization.collective)
 _REDUCTIONS = ("add", "minimum", "maximum")
 _HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 _INTEGER: dict[str, Callable[..., np.ndarray]] = {"add": np.add, "minimum": np.minimum, "maximum": np.maximum}
@@ -93,6 +94,7 @@ def planned(
             terms={"operation": kind, "replica group": list(group), **terms},
             exchange=exchange,
         ),
+        effects=_EFFECTS,
     )
 
 

@@ -1,12 +1,12 @@
-"""What one instruction is going to do: the result of planning, and the only thing `issue` acts upon."""
+"""The plan of one instruction: the result of planning, and the only thing `issue` acts upon."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class Domain(Enum):
 
 
 class Accumulate(Enum):
-    """What a matmul does with PSUM: overwrite it, add to it, or decide per element by what was written before."""
+    """A matmul's way to write PSUM: overwrite, add, or decide per element whether it was written before."""
 
     overwrite = "overwrite"
     add = "add"
@@ -44,7 +44,7 @@ class State(Enum):
     gpsimd_xorwow = "gpsimd_xorwow"
 
     def initial(self, partitions: int) -> np.ndarray:
-        """What a kernel finds before it has set this state.
+        """The state that a kernel finds before it has set it.
 
         Nothing is documented. The Scalar accumulators are zero; the Vector ones count as undefined (NaN), as they do
         after every instruction that leaves them idle; generators are seeded with 0, so that runs repeat.
@@ -59,6 +59,37 @@ class State(Enum):
             State.gpsimd_xorwow: random.XORWOW_WORDS,
         }
         return random.seeded(0, partitions, words[self])
+
+
+class Phase(Enum):
+    """A stage of an event, while a launch waits for it.
+
+    issue: it holds its engine, for a DMA the stream that triggers it. pipeline: its result is on the way after
+    the engine is free. first_byte: a triggered DMA has not begun to move data. data: it moves data.
+    completion: the waiting engine has not restarted. Two phases are no part of an instruction's cost: table_load,
+    before it, and semaphore, when another engine is told.
+    """
+
+    table_load = "table load"
+    issue = "issue"
+    pipeline = "pipeline"
+    first_byte = "first byte"
+    data = "data"
+    completion = "completion"
+    semaphore = "semaphore"
+
+
+class Term(NamedTuple):
+    """A part of one phase of a cost: the fields of the hardware record that decide it, and how long it is.
+
+    It `grows` with the operands or is fixed. The terms of a phase stand in the order in which they pass; the last one
+    also accounts for what a schedule adds to the phase: a throttled clock, shared ports, other DMAs.
+    """
+
+    phase: Phase
+    numbers: tuple[str, ...]
+    ns: float
+    grows: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +116,7 @@ class Cost:
     no time of its own. `fast_mode`: the Vector engine handles several elements per cycle. `stationary` tells how a
     stationary tile is read and where in the array it lies; None where that is not known before the run, and for
     transposes, whose tile is data. `kept_cycles` is how much shorter the interval is where the array holds it already.
+    `explain` gives the terms, which no launch needs and a profile asks for.
     """
 
     interval_cycles: float
@@ -97,6 +129,13 @@ class Cost:
     fast_mode: bool = False
     stationary: tuple[int, ...] | None = None
     kept_cycles: float = 0.0
+    explain: Callable[[], tuple[Term, ...]] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """What the times are made of: terms of the issue add up to the interval, all of them to the latency."""
+        assert self.explain is not None, "the cost of an instruction says what it is made of"
+        return self.explain()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +165,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """What an instruction does with its engine's accumulator registers: of the first `rows` partitions."""
+    """An instruction's use of its engine's accumulator registers, those of the first `rows` partitions."""
 
     command: ReduceCmd
     operator: str
@@ -136,10 +175,60 @@ class Registers:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What a table function is applied to: `of` makes it from the operands of `reads`."""
+    """The argument of a table function: `of` computes it from the operands of `reads`."""
 
     function: ActivationFunction
     of: Callable[..., np.ndarray]
+
+
+class RandomUse(Enum):
+    """An instruction's use of the random generator in its `state`, besides reading it out."""
+
+    seeds = "seeds"
+    draws = "draws"
+
+
+class Synchronization(Enum):
+    """How an instruction with a rendezvous orders its members.
+
+    barrier: two cores wait for each other; it orders accesses of the tensor it names, and moves nothing. exchange: two
+    cores exchange tiles; it orders every access of both. collective: ranks exchange tensors.
+    """
+
+    barrier = "barrier"
+    exchange = "exchange"
+    collective = "collective"
+
+
+class Contraction(Enum):
+    """Which elements of an operand one element of the result joins.
+
+    rows: those of all partitions. products: those of all partitions, each times an element of the other operand, whose
+    zeros exclude it. columns: those of one partition.
+    """
+
+    rows = "rows"
+    products = "products"
+    columns = "columns"
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Facts of an instruction for detectors and reports, beyond its operands, its cost and its engine's state."""
+
+    random: RandomUse | None = None
+    synchronization: Synchronization | None = None
+    contraction: Contraction | None = None
+    sums_products: bool = False
+    """Whether it writes sums of products to PSUM, which later matmuls may go on adding to."""
+    copies: bool = False
+    """Whether it is a DMA that brings elements over in their order; one onto itself orders accesses of its tensor."""
+    unique_rows: bool = False
+    """Whether the caller promises that no run-time row number repeats."""
+
+
+PLAIN = Effects()
+"""The effects of most instructions: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +261,8 @@ class Plan:
     propagate: Callable[[Plan, list[np.ndarray]], list[np.ndarray] | None] | None = None
     """Which elements of the results are defined where some of an operand's are not (`simulate.isa.propagation`).
     Without it, operands that were not fully written are refused."""
+    effects: Effects = PLAIN
+    """Facts for detectors and reports. Equal effects are one object, so that a stream keeps each once."""
 
     def over(self, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]) -> Plan:
         """The same instruction on other tensors of the same layouts."""

@@ -74,7 +74,7 @@ def transposed(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def contracted(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
-    """A column of the first operand meets every column of the second (of an identity, if there is none)."""
+    """A column of the first operand is multiplied by every column of the second (of an identity, if there is none)."""
     stationary, *moving = (flat(each).all(axis=0) for each in defined)
     columns = moving[0] if moving else np.ones(defined[0].shape[0], bool)
     return [np.logical_and.outer(stationary, columns).reshape(plan.writes[0].shape)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from simulate.errors import RuleViolation, rule
-from simulate.hardware import Hardware
+from simulate.hardware import Hardware, chips_with
 from simulate.isa.enums import Engine
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import AluOperator, OperatorFamily
@@ -92,11 +92,50 @@ def free_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) ->
 
 @rule("NKW-DIMS")
 def dims_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
-    """A tensor has at most five dimensions."""
-    if tile.ndim > hardware.dims_max:
+    """An engine accesses at most four free dimensions."""
+    if tile.ndim - 1 > hardware.access_pattern_free_dims_max:
         raise RuleViolation(
-            dims_within_limit, f"{operand} has {tile.ndim} dims", limit=f"{hardware.dims_max} dims"
+            dims_within_limit,
+            f"{operand} has {tile.ndim - 1} free dims",
+            limit=f"{hardware.access_pattern_free_dims_max} on {hardware.name}",
+            hint="flatten dims that are contiguous, or loop over one of them",
         )
+
+
+@rule("NKW-DIM-SIZE")
+def dim_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
+    """An engine counts the elements of one free dimension with 16 bits: at most 65535.
+
+    Kernels of nki-library call it the hardware's limit too. A DMA is not bound: it is cut into descriptors.
+    """
+    largest = max(tile.shape[1:])
+    if largest > hardware.access_pattern_size_max:
+        raise RuleViolation(
+            dim_size_within_limit,
+            f"{operand} has a free dim of {largest} elements",
+            limit=f"{hardware.access_pattern_size_max} on {hardware.name}",
+            hint="split it into two dims with reshape",
+        )
+
+
+@rule("NKW-STRIDE")
+def strides_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
+    """An engine steps through a free dimension with a signed 16-bit stride: at most 32767 elements.
+
+    A dim that continues the dim inside it needs no stride of its own. A DMA is not bound: a descriptor has an address.
+    """
+    inner = 0
+    for extent, stride in zip(reversed(tile.shape[1:]), reversed(tile.strides[1:])):
+        if extent == 1:
+            continue
+        if stride != inner and abs(stride) > hardware.access_pattern_stride_max_elements:
+            raise RuleViolation(
+                strides_within_limit,
+                f"{operand} has a stride of {stride} {tile.dtype} elements",
+                limit=f"{hardware.access_pattern_stride_max_elements} on {hardware.name}",
+                hint="loop over that dim, or lay the tile out with shorter rows",
+            )
+        inner = extent * stride
 
 
 @rule("NKW-BUFFER")
@@ -147,8 +186,13 @@ def check_tile(
     if tile.dynamic is None:
         partitions_are_consecutive(operand, tile)
     free_size_within_limit(hardware, operand, tile)
-    if tile.ndim > hardware.dims_max:
+    if tile.ndim - 1 > hardware.access_pattern_free_dims_max:
         dims_within_limit(hardware, operand, tile)
+    if max(tile.shape) > hardware.access_pattern_size_max:
+        dim_size_within_limit(hardware, operand, tile)
+    steps, step_max = tile.strides[1:], hardware.access_pattern_stride_max_elements
+    if max(steps) > step_max or min(steps) < -step_max:
+        strides_within_limit(hardware, operand, tile)
     if tile.dynamic is not None and tile.dynamic.per_partition:
         if not (indirect and tile.dynamic.group):
             not_indirect(operand, tile)
@@ -305,12 +349,11 @@ def one_operator_family(op0: AluOperator, op1: AluOperator) -> None:
 @rule("NKW-OPERATOR-CHIP")
 def operator_on_chip(hardware: Hardware, operand: str, operator: AluOperator) -> None:
     """Some operators exist on later generations only."""
-    if hardware.generation not in operator.generations:
-        known = ", ".join(f"gen{g}" for g in sorted(operator.generations))
+    if not operator.exists_on(hardware):
         raise RuleViolation(
             operator_on_chip,
             f"{operand}={operator.name} on {hardware.name}",
-            limit=known,
+            limit=" or ".join(chips_with(operator.exists_on)),
             hint="compose it from operators this chip has",
         )
 

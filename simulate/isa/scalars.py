@@ -7,13 +7,14 @@ from enum import Enum
 import numpy as np
 
 from simulate.hardware import Hardware
+from simulate.isa import costs
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Cost, Domain, Plan
+from simulate.isa.plan import Domain, Plan
 from simulate.memory import NkiTensor
 
 
 class ScalarOperator(Enum):
-    """What two scalars can be joined by; sums and products wrap to 32 bits, comparisons give 1 or 0."""
+    """An operator of two scalars; sums and products wrap to 32 bits, comparisons give 1 or 0."""
 
     add = np.add
     subtract = np.subtract
@@ -52,13 +53,12 @@ def scalar_arithmetic(
         )
         return (operator.value(first, second).astype(np.int32),)
 
-    cycles = hardware.semaphore_ns * hardware.sync_clock_ghz
     return Plan(
         engine=Engine.sync,
         reads=tuple(side for side in sides if isinstance(side, NkiTensor)),
         writes=(dst,),
         domain=Domain.bits,
         compute=compute,
-        cost=Cost(interval_cycles=cycles, latency_cycles=cycles),
+        cost=costs.fixed(hardware, Engine.sync, "semaphore_ns"),
         name=None,
     )

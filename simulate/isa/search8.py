@@ -1,4 +1,4 @@
-"""What the searches for eight values per partition share: max8, nc_find_index8, nc_match_replace8."""
+"""Shared by the searches for eight values per partition: max8, nc_find_index8, nc_match_replace8."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def take_matches(
 
 
 def all_ones(index: NkiTensor) -> np.float32:
-    """What an index tile gets where a value is missing. For 32 bits it is 2**32 - 1 after saturation."""
+    """The index of a value that is missing. For 32 bits it is 2**32 - 1 after saturation."""
     return np.float32(np.iinfo(index.dtype.storage).max)
 
 

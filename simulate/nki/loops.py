@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from simulate.errors import RuleViolation, Unsupported, rule
+from simulate.isa import costs
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Cost, Domain, Plan
+from simulate.isa.plan import Domain, Plan
 from simulate.memory.registers import VirtualRegister
 from simulate.nki.scalars import NkiScalar, not_a_comparison
 from simulate.run import current_core
@@ -109,7 +110,6 @@ def _iteration() -> None:
 
 def _issue_step(compute: Callable[[], tuple[Any, ...]], writes: tuple[Any, ...]) -> None:
     core = current_core()
-    cycles = core.hardware.device_loop_iteration_ns * core.hardware.sync_clock_ghz
     issue(
         core,
         "loop_iteration",
@@ -119,7 +119,7 @@ def _issue_step(compute: Callable[[], tuple[Any, ...]], writes: tuple[Any, ...])
             writes=writes,
             domain=Domain.bits,
             compute=compute,
-            cost=Cost(interval_cycles=cycles, latency_cycles=cycles),
+            cost=costs.fixed(core.hardware, Engine.sync, "device_loop_iteration_ns"),
             name=None,
         ),
     )

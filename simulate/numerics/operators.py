@@ -19,11 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulate.hardware import Hardware
 from simulate.numerics.quiet import quiet
 from simulate.numerics.resolve import resolver
 
 Axis = int | tuple[int, ...]
 Reduction = Callable[[NDArray[Any], Axis], NDArray[Any]]
+
+
+def _on_every_chip(_: Hardware) -> bool:
+    return True
 
 
 class OperatorFamily(Enum):
@@ -40,7 +45,7 @@ class AluOperator:
     `reducible` says whether the documentation lists it as a reduction operator; abs_max and abs_min are not
     listed, yet `activate2` accepts them, so they have a `reduce` all the same. `reduce(array, axis)` drops
     the reduced axes. `identity` is what an accumulator register holds before the first element. `engines` are
-    those that have the operator on some generation, `generations` those that have it on some engine.
+    those that have the operator on some chip; `exists_on` tells whether some engine of a chip has it.
     """
 
     name: str
@@ -51,7 +56,7 @@ class AluOperator:
     reduce: Reduction | None
     identity: float | int | None
     engines: frozenset[str]
-    generations: frozenset[int]
+    exists_on: Callable[[Hardware], bool] = _on_every_chip
 
 
 def _truth(compare: np.ufunc) -> Callable[..., NDArray[Any]]:
@@ -187,8 +192,10 @@ def _shift(ufunc: np.ufunc) -> Callable[..., NDArray[Any]]:
     return function
 
 
-_ALL = frozenset({2, 3, 4})
-_GEN4 = frozenset({4})
+def _if_extended(hardware: Hardware) -> bool:
+    return hardware.alu_extended_operators
+
+
 _VECTOR = frozenset({"vector"})
 _EVERYWHERE = frozenset({"vector", "gpsimd", "scalar"})
 _INF = float("inf")
@@ -203,11 +210,11 @@ def _arithmetic(
     identity: float | None = None,
     reducible: bool | None = None,
     engines: frozenset[str] = _VECTOR,
-    generations: frozenset[int] = _ALL,
+    exists_on: Callable[[Hardware], bool] = _on_every_chip,
 ) -> AluOperator:
     listed = reduce is not None if reducible is None else reducible
     family = OperatorFamily.arithmetic
-    return AluOperator(name, function, family, arity, listed, reduce, identity, engines, generations)
+    return AluOperator(name, function, family, arity, listed, reduce, identity, engines, exists_on)
 
 
 def _bitvec(
@@ -219,7 +226,9 @@ def _bitvec(
     identity: int | None = None,
 ) -> AluOperator:
     family = OperatorFamily.bitvec
-    return AluOperator(name, function, family, arity, reduce is not None, reduce, identity, _VECTOR, _ALL)
+    return AluOperator(
+        name, function, family, arity, reduce is not None, reduce, identity, _VECTOR, _on_every_chip
+    )
 
 
 def _and_or_xor(name: str, ufunc: np.ufunc, identity: int) -> AluOperator:
@@ -261,16 +270,18 @@ _OPERATORS = (
     _logical("logical_or", np.logical_or, 0.0),
     _logical("logical_xor", np.logical_xor, 0.0),
     _arithmetic("power", quiet(np.power), engines=frozenset({"gpsimd"})),
-    _arithmetic("abs_max", _abs_max, reduce=_MAGNITUDE_MAX, identity=0.0, reducible=False, generations=_GEN4),
     _arithmetic(
-        "abs_min", _abs_min, reduce=_MAGNITUDE_MIN, identity=_INF, reducible=False, generations=_GEN4
+        "abs_max", _abs_max, reduce=_MAGNITUDE_MAX, identity=0.0, reducible=False, exists_on=_if_extended
+    ),
+    _arithmetic(
+        "abs_min", _abs_min, reduce=_MAGNITUDE_MIN, identity=_INF, reducible=False, exists_on=_if_extended
     ),
     _arithmetic("abs", quiet(np.abs), arity=1, engines=frozenset({"vector", "scalar"})),
-    _arithmetic("square", _square, arity=1, generations=_GEN4),
-    _arithmetic("relu", _relu, arity=1, generations=_GEN4),
+    _arithmetic("square", _square, arity=1, exists_on=_if_extended),
+    _arithmetic("relu", _relu, arity=1, exists_on=_if_extended),
     _arithmetic("rsqrt", _rsqrt, arity=1, engines=frozenset({"gpsimd", "scalar"})),
     _arithmetic("reciprocal", _reciprocal, arity=1, engines=frozenset({"vector", "scalar"})),
-    _arithmetic("bypass", _bypass, arity=1, engines=frozenset({"scalar"}), generations=_GEN4),
+    _arithmetic("bypass", _bypass, arity=1, engines=frozenset({"scalar"}), exists_on=_if_extended),
     _arithmetic("average", _average, reduce=_reduce_average, engines=frozenset({"gpsimd"})),
 )
 

@@ -9,28 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from math import isnan
 
+from simulate.isa.plan import Phase
 from simulate.profile.moments import Moments
 from simulate.timing import Reason
-
-
-class Phase(Enum):
-    """What an event does while the length waits for it.
-
-    issue: it holds its engine, for a DMA the stream that triggers it. pipeline: its result is on the way after
-    the engine is free. first_byte: a triggered DMA has not begun to move data. data: it moves data.
-    completion: the waiting engine has not restarted. semaphore: another engine is told.
-    """
-
-    table_load = "table load"
-    issue = "issue"
-    pipeline = "pipeline"
-    first_byte = "first byte"
-    data = "data"
-    completion = "completion"
-    semaphore = "semaphore"
 
 
 @dataclass(frozen=True, slots=True)

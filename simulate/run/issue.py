@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from simulate.errors import NkwError, RuleViolation, rule
-from simulate.isa import book, propagation
+from simulate.isa import book, costs, propagation
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Accumulate, Cost, Domain, Masked, Plan, Rendezvous
+from simulate.isa.plan import Accumulate, Domain, Masked, Plan, Rendezvous
 from simulate.isa.template import Template
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.validity import ACCUMULATED, EMPTY, POISON, WRITTEN
@@ -64,14 +64,13 @@ def prepare_collective(
     core = current_core()
     try:
         whole = book.plan(planner, (core.hardware, core.rank.number), args, kwargs)
-        cycles = core.hardware.semaphore_ns * core.hardware.sync_clock_ghz
         setup = Plan(
             engine=Engine.sync,
             reads=whole.reads[1:],
             writes=(),
             domain=Domain.bits,
             compute=lambda *_: (),
-            cost=Cost(interval_cycles=cycles, latency_cycles=cycles),
+            cost=costs.fixed(core.hardware, Engine.sync, "semaphore_ns"),
             name=kwargs.get("name"),
         )
         return issue(core, f"{planner.__name__}_prepare", setup)

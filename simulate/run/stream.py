@@ -21,7 +21,7 @@ import numpy as np
 
 from simulate.errors import Location, RuleViolation, rule
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Cost, State
+from simulate.isa.plan import Cost, Effects, State
 from simulate.isa.template import ACCUMULATE, READ, WRITE, Template
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.layout import Form
@@ -453,6 +453,10 @@ class Stream:
         record = self.tensors[serial]
         width = max(1, record.nbytes // math.prod(record.shape))
         return f"{size_bytes // width} {record.dtype}"
+
+    def effects(self, index: int) -> Effects:
+        """What an event's instruction does beyond its operands, its cost and its engine's state."""
+        return self.templates[self.template_ids[index]].plan.effects
 
     def accesses(self, index: int) -> tuple[Access, ...]:
         """The operands of one event."""

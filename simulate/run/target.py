@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from simulate.errors import InvalidArgument
-from simulate.hardware import DEFAULT_TARGET, Hardware, hardware
+from simulate.hardware import Hardware, hardware
+from simulate.targets import DEFAULT_TARGET, TARGET_VARIABLE
 
-TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 PRECISE_VARIABLE = "NKI_PRECISE_FP"
 REPLAY_VARIABLE = "NKW_REPLAY"
 

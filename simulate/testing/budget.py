@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from simulate.errors import InvalidArgument
-from simulate.hardware import TARGETS
 from simulate.occupancy import Memory, occupancies
 from simulate.profile import Profile, profile
 from simulate.profile.text import path_table, traffic_table
 from simulate.run import Launch, Mode
+from simulate.targets import TARGETS
 from simulate.testing.artifacts import write_artifacts
 from simulate.testing.kernel import KernelFailure
 from simulate.timing import Reading

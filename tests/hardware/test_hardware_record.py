@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import pickle
+from pathlib import Path
 
 import pytest
 
 from simulate.errors import InvalidArgument
 from simulate.hardware import (
-    DEFAULT_TARGET,
     INSTANCES,
-    TARGETS,
     Confidence,
     Hardware,
     derived,
@@ -22,6 +22,7 @@ from simulate.hardware import (
     instance,
 )
 from simulate.hardware.record import build
+from simulate.targets import DEFAULT_TARGET, TARGETS
 
 RECORDS = [hardware(target) for target in TARGETS]
 SEVERAL = instance("4 x trn2.48xlarge")
@@ -134,3 +135,32 @@ def test_refuses_unknown_targets(target: object) -> None:
     assert refusal.value.message == (
         f"{target!r} is no known target; known are trn1, inf2, trn2, trn3, gen2, gen3, gen4"
     )
+
+
+def test_every_field_is_read_by_a_rule_a_cost_or_a_report() -> None:
+    """The records themselves and tests do not count."""
+    root = Path(__file__).resolve().parents[2]
+    tables = {
+        root / "simulate" / "hardware" / f"{name}.py" for name in ("common", "gen2", "gen3", "gen4", "record")
+    }
+    read = {
+        node.attr if isinstance(node, ast.Attribute) else node.value
+        for folder in ("simulate", "model", "benchmarks")
+        for file in (root / folder).rglob("*.py")
+        if file not in tables
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, (ast.Attribute, ast.Constant))
+    }
+    assert [name for name in FIELDS if name not in read] == []
+
+
+def test_only_answers_to_a_kernel_read_the_generation() -> None:
+    """Everything else asks for a capability."""
+    root = Path(__file__).resolve().parents[2]
+    read = {
+        str(file.relative_to(root / "simulate"))
+        for file in (root / "simulate").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("generation", "sub_version")
+    }
+    assert read == {"beta1/isa.py", "nki/isa.py"}

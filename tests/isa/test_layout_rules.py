@@ -158,11 +158,67 @@ def test_start_partitions_by_the_number_of_partitions(
 @pytest.mark.parametrize(("buffer", "limit"), [(SBUF, 65536), (PSUM, 4096)])
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 def test_free_size_has_a_limit(target: str, buffer: MemoryRegion, limit: int, beyond: int) -> None:
-    arguments = {"dst": tile((2, limit + beyond), "uint8", buffer), "value": 1}
+    shape = (2, 1, limit - 1) if beyond < 0 else (2, 2, limit // 2) if beyond == 0 else (2, limit + 1)
+    arguments = {"dst": tile(shape, "uint8", buffer), "value": 1}
     if beyond <= 0:
         plan(target, "memset", **arguments)
     else:
         refuses("NKW-FREE-SIZE", target, "memset", **arguments)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("shape", "accepted"),
+    [
+        ((2, 65534), True),
+        ((2, 65535), True),
+        ((2, 65536), False),
+        ((2, 2, 32768), True),
+        ((2, 1, 65536), False),
+    ],
+)
+def test_one_free_dim_has_at_most_65535_elements(target: str, shape: tuple[int, ...], accepted: bool) -> None:
+    arguments = {"dst": tile(shape, "uint8"), "value": 1}
+    if accepted:
+        plan(target, "memset", **arguments)
+    else:
+        refuses("NKW-DIM-SIZE", target, "memset", **arguments)
+
+
+@pytest.mark.parametrize("stride", [32766, 32767, 32768, -32767, -32768])
+@pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
+def test_steps_of_a_free_dim_are_at_most_32767_elements(name: str, operand: str, stride: int) -> None:
+    value = healthy(name)[operand]
+    shape, free = value.shape, value.free_size
+    row = free * abs(stride)
+    whole = tile((shape[0], row), str(value.dtype), value.buffer)
+    first = row - 1 if stride < 0 else 0
+    inner = tuple(stride * size for size in NkiTensor(shape, value.dtype, value.storage).strides[1:])
+    strided = NkiTensor.over(shape, value.dtype, whole.storage, (row, *inner), first)
+    if free == 1 or abs(stride) <= 32767:
+        rules.strides_within_limit(hardware("trn2"), operand, strided)
+    else:
+        refuses("NKW-STRIDE", "trn2", name, **healthy(name, **{operand: strided}))
+
+
+@pytest.mark.parametrize(("rows", "accepted"), [(32767, True), (32768, False)])
+def test_rows_of_a_block_are_at_most_a_stride_apart(rows: int, accepted: bool) -> None:
+    whole = tile((2, 3, rows), "uint8")
+    part = NkiTensor.over((2, 3, 8), whole.dtype, whole.storage, whole.strides, 0)
+    alone = NkiTensor.over((2, 1, 8), whole.dtype, whole.storage, whole.strides, 0)
+    rules.strides_within_limit(hardware("trn2"), "dst", whole)  # its rows follow one another
+    plan("trn2", "memset", dst=alone, value=1)
+    if accepted:
+        plan("trn2", "memset", dst=part, value=1)
+    else:
+        refuses("NKW-STRIDE", "trn2", "memset", dst=part, value=1)
+
+
+def test_a_dma_is_bound_by_no_limit_of_an_access_pattern() -> None:
+    whole = tile((2, 3, 40000), "uint8")
+    part = NkiTensor.over((2, 3, 8), whole.dtype, whole.storage, whole.strides, 0)
+    plan("trn2", "dma_copy", dst=tile((2, 3, 8), "uint8"), src=part)
+    plan("trn2", "dma_copy", dst=tile((2, 70000), "uint8"), src=tile((2, 70000), "uint8", HBM))
 
 
 def stored(result: NkiTensor) -> None:

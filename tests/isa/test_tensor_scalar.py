@@ -240,7 +240,7 @@ def test_the_message_of_a_missing_operator_on_a_chip() -> None:
     assert str(error) == (
         "[NKW-OPERATOR-CHIP] tensor_scalar: Some operators exist on later generations only.\n"
         "  seen:  op0=abs_max on trn2\n"
-        "  limit: gen4\n"
+        "  limit: trn3\n"
         "  dst = (8, 8) float32 in sbuf\n"
         "  data = (8, 8) float32 in sbuf\n"
         "  op0 = abs_max\n"

@@ -20,9 +20,10 @@ from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.numerics import as_dtype
+from simulate.targets import GENERATIONS
 from simulate.world import launch
 
-TARGETS = ("trn1", "trn2", "trn3")
+TARGETS = tuple(GENERATIONS.values())
 PARTITIONS = (1, 127, 128)
 SBUF, PSUM = MemoryRegion.sbuf, MemoryRegion.psum
 HBM, SHARED_HBM = MemoryRegion.private_hbm, MemoryRegion.shared_hbm

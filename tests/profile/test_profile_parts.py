@@ -11,12 +11,11 @@ import pytest
 from simulate.hardware import Confidence, derived, hardware
 from simulate.isa import costs
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Cost
+from simulate.isa.plan import Cost, Phase, Term
 from simulate.memory import MemoryRegion
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.profile import Profile, profile
-from simulate.profile.critical_path import Phase
 from simulate.profile.gaps import DONE, FIRST_BYTE
 from simulate.run import recorded
 from simulate.timing import Reading, Reason
@@ -234,15 +233,55 @@ def test_every_nanosecond_rests_on_numbers_of_the_record(target: str) -> None:
 def test_an_assumed_collective_is_told_from_a_derived_engine() -> None:
     build = Builder()
     tile = build.tensor("tile")
-    build.event(Engine.vector, (), (tile,), Cost(EXACT.vector_interval_overhead_ns, 1.0), op="memset")
+    overhead_ns = EXACT.vector_interval_overhead_ns
+    terms = (Term(Phase.issue, ("vector_interval_overhead_ns",), overhead_ns, False),)
+    build.event(Engine.vector, (), (tile,), Cost(overhead_ns, 1.0, explain=lambda: terms))
     first = dict(profile(build.stream, EXACT).basis.by_confidence)
-    assert first[Confidence.derived] == EXACT.vector_interval_overhead_ns
+    assert first[Confidence.derived] == overhead_ns
+    terms = (
+        Term(Phase.issue, ("dma_static_trigger_ns",), 1.0, False),
+        Term(Phase.pipeline, ("collective_latency_ns",), 499.0, False),
+    )
     build.event(
-        Engine.dma, (tile,), (tile,), Cost(1.0, 500.0, rendezvous_ns=499.0), Engine.sync, op="all_reduce"
+        Engine.dma,
+        (tile,),
+        (tile,),
+        Cost(1.0, 500.0, rendezvous_ns=499.0, explain=lambda: terms),
+        Engine.sync,
     )
     second = profile(build.stream, EXACT).basis
     assert dict(second.by_confidence)[Confidence.guessed] == 499.0
     assert second.by_number[0][0] == "collective_latency_ns"
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+def test_a_collective_rests_on_its_latency_and_on_a_rate(target: str) -> None:
+    launch = kernels.dry(kernels.summed, kernels.zeros(128, 64), ranks=2, target=target)
+    found = {name: part for name, _, part in profile(launch.streams, launch.hardware).basis.by_number}
+    assert found["collective_latency_ns"] == pytest.approx(launch.hardware.collective_latency_ns[2], rel=1e-9)
+    assert found["collective_mesh_gb_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("interval", "overhead", "elements"),
+    [(6.0, 6.0, 0.0), (10.0, 10.0, 0.0), (30.0, 10.0, 20.0), (35.0, 10.0, 25.0)],
+)
+def test_a_phase_rests_on_its_terms_in_their_order_and_the_last_takes_what_is_added(
+    interval: float, overhead: float, elements: float
+) -> None:
+    build = Builder()
+    terms = (
+        Term(Phase.issue, ("vector_interval_overhead_ns",), 10.0, False),
+        Term(Phase.issue, ("vector_scan_cycles_per_element", "vector_clock_ghz"), 20.0, True),
+    )
+    build.event(Engine.vector, (), (build.tensor("a"),), Cost(interval, interval, explain=lambda: terms))
+    found = {name: part for name, _, part in profile(build.stream, EXACT).basis.by_number}
+    # The clock is a guess of EXACT, and weaker than the documented cycles.
+    assert found == {
+        name: part
+        for name, part in (("vector_interval_overhead_ns", overhead), ("vector_clock_ghz", elements))
+        if part
+    }
 
 
 def helper(a):

@@ -6,14 +6,13 @@ rounding and tests compare with ==.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from simulate.hardware import guessed, hardware
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Accumulate, Cost, DmaCost, Domain, Plan, State
+from simulate.isa.plan import Accumulate, Cost, DmaCost, Domain, Phase, Plan, State, Term
 from simulate.isa.template import Template
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.numerics import DTYPES
@@ -30,6 +29,8 @@ COMPUTE = (Engine.tensor, Engine.vector, Engine.scalar, Engine.gpsimd)
 TRIGGERS = (Engine.sync, Engine.gpsimd, Engine.scalar)
 
 _LINE = 100
+_TERMS = (Term(Phase.issue, ("vector_clock_ghz",), 0.0, True),)
+"""Of costs whose basis does not matter."""
 
 
 @dataclass
@@ -72,7 +73,9 @@ class Builder:
             writes=writes,
             domain=Domain.bits,
             compute=lambda *operands: operands,
-            cost=copy.copy(cost),  # a record of its own, so that one event's cost can be changed alone
+            cost=replace(
+                cost, explain=cost.explain or (lambda: _TERMS)
+            ),  # a record of its own: its cost can be changed alone
             name=None,
             accumulate=Accumulate.add if accumulate else None,
             trigger=trigger,

@@ -39,7 +39,7 @@ def bn_aggr(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | Non
         writes=(dst,),
         domain=Domain.float32,
         compute=_compute,
-        cost=costs.vector(hardware, data.free_size * hardware.vector_bn_aggr_cycles_per_element),
+        cost=costs.vector(hardware, data.free_size, "vector_bn_aggr_cycles_per_element"),
         name=name,
     )
 

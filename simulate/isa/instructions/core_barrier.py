@@ -11,10 +11,12 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Cost, Domain, Plan, Rendezvous
+from simulate.isa.plan import Domain, Effects, Plan, Rendezvous, Synchronization
 from simulate.memory import MemoryRegion, NkiTensor
 
 _CORES = (0, 1)
+
+_EFFECTS = Effects(synchronization=Synchronization.barrier)
 
 
 @instruction
@@ -43,14 +45,13 @@ def core_barrier(
     both_cores(cores)
     rules.engine_can(engine, Engine.gpsimd, Engine.tensor, Engine.vector, Engine.scalar, Engine.sync)
     which = "" if data.buffer.on_chip else f", tensor {data.storage.serial}"
-    cycles = hardware.core_barrier_ns * costs.clock_ghz(hardware, engine)
     return Plan(
         engine=engine,
         reads=(),
         writes=(data,),
         domain=Domain.bits,
         compute=_nothing_moves,
-        cost=Cost(interval_cycles=cycles, latency_cycles=cycles, rendezvous_ns=hardware.core_barrier_ns),
+        cost=costs.fixed(hardware, engine, "core_barrier_ns", rendezvous=True),
         name=name,
         rendezvous=Rendezvous(
             place=("core_barrier",),
@@ -59,6 +60,7 @@ def core_barrier(
             terms={"operation": "core_barrier", "data": f"{data.describe()}{which}"},
             exchange=_nothing_moves,
         ),
+        effects=_EFFECTS,
     )
 
 

@@ -14,14 +14,15 @@ from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.instructions.dma_copy import counts_agree
-from simulate.isa.instructions.dma_transpose import at_fraction
-from simulate.isa.plan import Domain, Masked, Plan
+from simulate.isa.plan import PLAIN, Domain, Effects, Masked, Plan
 from simulate.isa.shapes import contiguous_bytes
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import AluOperator, alu_operator
 
 _HBM_AND_SBUF = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm, MemoryRegion.sbuf)
 _SOURCES_MAX = 16
+
+_UNIQUE_ROWS = Effects(unique_rows=True)
 
 
 @instruction
@@ -82,17 +83,19 @@ def dma_compute(
     total_bytes = sum(source.size * source.dtype.itemsize for source in sources)
     piece = min(contiguous_bytes(tensor) for tensor in (dst, *sources))
     hbm_sides = 2 - dst.buffer.on_chip - all(source.buffer.on_chip for source in sources)
-    cost = costs.dma(hardware, trigger, mode, total_bytes, piece, dst.buffer.on_chip, hbm_sides)
+    load, fraction = dst.buffer.on_chip, "dma_compute_fraction"
+    cost = costs.dma(hardware, trigger, mode, total_bytes, piece, load, hbm_sides, fraction=fraction)
     return Plan(
         engine=Engine.dma,
         reads=sources,
         writes=(dst,),
         domain=Domain.float32,
         compute=compute,
-        cost=at_fraction(hardware, cost, trigger, hardware.dma_compute_fraction),
+        cost=cost,
         name=name,
         trigger=trigger,
         skip_out_of_range=oob_mode is OobMode.skip,
+        effects=_UNIQUE_ROWS if unique_indices else PLAIN,
     )
 
 

@@ -11,11 +11,13 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
-from simulate.isa.plan import Domain, Plan
+from simulate.isa.plan import Domain, Effects, Plan
 from simulate.isa.shapes import contiguous_bytes
 from simulate.memory import MemoryRegion, NkiTensor
 
 _HBM_AND_SBUF = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm, MemoryRegion.sbuf)
+
+_EFFECTS = Effects(copies=True)
 
 
 @instruction
@@ -101,6 +103,7 @@ def dma_copy(
         propagate=propagation.elementwise,
         trigger=trigger,
         skip_out_of_range=oob_mode is OobMode.skip,
+        effects=_EFFECTS,
     )
 
 

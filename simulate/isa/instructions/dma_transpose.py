@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.instructions.dma_copy import priority_on_chip
-from simulate.isa.plan import Cost, Domain, Masked, Plan
+from simulate.isa.plan import Domain, Masked, Plan
 from simulate.isa.shapes import contiguous_bytes
 from simulate.memory import Dynamic, MemoryRegion, NkiTensor
 
@@ -82,34 +81,20 @@ def dma_transpose(
 
     width = src.dtype.itemsize
     piece = min(contiguous_bytes(src), src.shape[-1] * width)
-    cost = costs.dma(
-        hardware, trigger, mode, src.size * width, piece, True, 2 - src.buffer.on_chip - dst.buffer.on_chip
-    )
-    fraction = (
-        hardware.dma_transpose_sbuf_fraction if src.buffer.on_chip else hardware.dma_transpose_hbm_fraction
-    )
+    fraction = "dma_transpose_sbuf_fraction" if src.buffer.on_chip else "dma_transpose_hbm_fraction"
+    hbm_sides = 2 - src.buffer.on_chip - dst.buffer.on_chip
+    cost = costs.dma(hardware, trigger, mode, src.size * width, piece, True, hbm_sides, fraction=fraction)
     return Plan(
         engine=Engine.dma,
         reads=reads,
         writes=(dst,),
         domain=Domain.bits,
         compute=compute,
-        cost=at_fraction(hardware, cost, trigger, fraction),
+        cost=cost,
         name=name,
         trigger=trigger,
         skip_out_of_range=oob_mode is OobMode.skip,
     )
-
-
-def at_fraction(hardware: Hardware, cost: Cost, trigger: Engine, fraction: float) -> Cost:
-    """The cost of a DMA whose engines move data at a fraction of their copying rate."""
-    assert cost.dma is not None
-    longer_ns = cost.dma.transfer_ns * (1 / fraction - 1)
-    parts = replace(
-        cost.dma, busy_ns=cost.dma.busy_ns / fraction, transfer_ns=cost.dma.transfer_ns + longer_ns
-    )
-    latency = cost.latency_cycles + longer_ns * costs.clock_ghz(hardware, trigger)
-    return replace(cost, latency_cycles=latency, dma=parts)
 
 
 def _gathers(src: NkiTensor) -> tuple[NkiTensor, ...]:

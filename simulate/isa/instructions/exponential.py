@@ -80,14 +80,15 @@ def exponential(
             return result, updated
         return result, updated[: result.shape[0]], updated
 
-    extra = hardware.vector_accumulate_extra_cycles if reduce_res is not None else 0
     return Plan(
         engine=Engine.vector,
         reads=reads,
         writes=(dst,) if reduce_res is None else (dst, reduce_res),
         domain=Domain.float32,
         compute=compute,
-        cost=costs.vector(hardware, src.free_size / hardware.vector_exponential_elements_per_cycle, extra),
+        cost=costs.vector(
+            hardware, src.free_size, "vector_exponential_elements_per_cycle", reduce_res is not None
+        ),
         name=name,
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, _ADD.name, src.shape[0], reduce_res is not None),

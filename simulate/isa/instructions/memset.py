@@ -50,7 +50,7 @@ def memset(
         cost = costs.gpsimd(hardware, dst.free_size)
     else:
         cleared = value == 0 and dst.dtype.is_float and dst.dtype.itemsize == 2
-        cost = costs.vector(hardware, dst.free_size / (hardware.vector_memset_zero_16bit if cleared else 1))
+        cost = costs.vector(hardware, dst.free_size, "vector_memset_zero_16bit" if cleared else None)
     return Plan(
         engine=engine,
         reads=(),

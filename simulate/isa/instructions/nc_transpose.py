@@ -51,12 +51,12 @@ def nc_transpose(
     rules.lies_in("data", data, MemoryRegion.sbuf)
     fits_tensor_array(hardware, data)
     transposed_shape(dst, data)
-    if hardware.generation < 4:
+    if not hardware.matmul_crosses_psum_banks:
         inside_one_bank(hardware, dst)
     exact = hardware.matmul_transpose_mode
     if not exact:
         input_dtypes(hardware, data, data)
-    elif hardware.generation == 3 and data.dtype.is_float and data.dtype.itemsize == 1:
+    elif not hardware.matmul_transpose_fp8 and data.dtype.is_float and data.dtype.itemsize == 1:
         raise Unsupported(
             "NKW-TRANSPOSE-FP8",
             f"nc_transpose of {data.dtype} on the Tensor engine of {hardware.name} cannot be simulated: it writes "
@@ -89,7 +89,7 @@ def _transposed(values: np.ndarray) -> tuple[np.ndarray]:
 
 
 def _times_identity(values: np.ndarray) -> tuple[np.ndarray]:
-    """What data.T @ identity gives: sums of one element times 1 and the rest of its row times 0, from 0 on."""
+    """The product data.T @ identity: sums of one element times 1 and the rest of its row times 0, from 0 on."""
     rows = flat(values).T
     product = rows + np.float32(0)
     if rows.shape[1] == 1:

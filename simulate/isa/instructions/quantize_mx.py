@@ -72,7 +72,7 @@ def quantize_mx(
         writes=(dst, *scales),
         domain=Domain.bits,
         compute=compute,
-        cost=costs.vector(hardware, src.free_size / hardware.vector_quantize_mx_elements_per_cycle),
+        cost=costs.vector(hardware, src.free_size, "vector_quantize_mx_elements_per_cycle"),
         name=name,
         propagate=propagation.quantized,
     )

@@ -9,10 +9,10 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import rules
+from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Cost, Domain, Plan
+from simulate.isa.plan import Domain, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.registers import VirtualRegister
 
@@ -53,15 +53,14 @@ def register_store(hardware: Hardware, dst: NkiTensor, src: VirtualRegister) -> 
 
 def _plan(hardware: Hardware, reads: tuple[NkiTensor, ...], dst: NkiTensor, compute: Any) -> Plan:
     in_hbm = any(not t.buffer.on_chip and t.buffer is not MemoryRegion.register for t in (*reads, dst))
-    nanoseconds = hardware.register_load_hbm_ns if in_hbm else hardware.semaphore_ns
-    cycles = nanoseconds * hardware.sync_clock_ghz
+    number = "register_load_hbm_ns" if in_hbm else "semaphore_ns"
     return Plan(
         engine=Engine.sync,
         reads=reads,
         writes=(dst,),
         domain=Domain.bits,
         compute=compute,
-        cost=Cost(interval_cycles=cycles, latency_cycles=cycles),
+        cost=costs.fixed(hardware, Engine.sync, number),
         name=None,
     )
 

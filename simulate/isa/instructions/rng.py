@@ -9,10 +9,12 @@ from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.generators import draw, vector_generator
-from simulate.isa.plan import Domain, Plan, State
+from simulate.isa.plan import Domain, Effects, Plan, RandomUse, State
 from simulate.memory import NkiTensor
 
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
+
+_EFFECTS = Effects(random=RandomUse.draws)
 
 
 @instruction
@@ -39,7 +41,7 @@ def rng(hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.vector, name
         return words.astype(f"u{element.itemsize}").view(element), state
 
     if engine is Engine.vector:
-        cost = costs.vector(hardware, dst.free_size / hardware.vector_random_elements_per_cycle)
+        cost = costs.vector(hardware, dst.free_size, "vector_random_elements_per_cycle")
     else:
         cost = costs.gpsimd(hardware, dst.free_size)
     return Plan(
@@ -51,4 +53,5 @@ def rng(hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.vector, name
         cost=cost,
         name=name,
         state=generator,
+        effects=_EFFECTS,
     )

@@ -66,17 +66,14 @@ def scalar_tensor_tensor(
         writes=(dst,),
         domain=Domain.float32,
         compute=compute,
-        cost=costs.vector(hardware, _cycles(hardware, data, operand1, first, second)),
+        cost=costs.vector(hardware, data.free_size, _pace(data, operand1, first, second)),
         name=name,
         propagate=propagation.elementwise,
     )
 
 
-def _cycles(
-    hardware: Hardware, data: NkiTensor, operand1: NkiTensor, first: AluOperator, second: AluOperator
-) -> float:
-    elements = data.free_size
+def _pace(data: NkiTensor, operand1: NkiTensor, first: AluOperator, second: AluOperator) -> str | None:
     bfloat16 = data.dtype == "bfloat16" and operand1.dtype == "bfloat16"
-    if bfloat16 and (first.name, second.name) == ("subtract", "multiply") and elements % 2 == 0:
-        return elements
-    return elements * hardware.vector_scalar_tensor_tensor_cycles_per_element
+    if bfloat16 and (first.name, second.name) == ("subtract", "multiply") and data.free_size % 2 == 0:
+        return None
+    return "vector_scalar_tensor_tensor_cycles_per_element"

@@ -11,7 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import accumulator, broadcast, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.instructions.tensor_copy_predicated import predicated_cycles
+from simulate.isa.instructions.tensor_copy_predicated import predicated_pace
 from simulate.isa.plan import Domain, Plan, Registers, State
 from simulate.memory import NkiTensor
 from simulate.numerics import ALU_OPERATORS, alu_operator
@@ -76,14 +76,15 @@ def select_reduce(
             return result, updated
         return result, updated[: result.shape[0]], updated
 
-    extra = hardware.vector_accumulate_extra_cycles if reduce_res is not None else 0
     return Plan(
         engine=Engine.vector,
         reads=reads,
         writes=(dst,) if reduce_res is None else (dst, reduce_res),
         domain=Domain.float32,
         compute=compute,
-        cost=costs.vector(hardware, predicated_cycles(hardware, on_true, predicate), extra),
+        cost=costs.vector(
+            hardware, on_true.free_size, predicated_pace(on_true, predicate), reduce_res is not None
+        ),
         name=name,
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, maximum.name, on_true.shape[0], reduce_res is not None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,14 @@ from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction
-from simulate.isa.enums import DgeMode, DmaEngine, Engine
-from simulate.isa.plan import Cost, Domain, Masked, Plan, Rendezvous
+from simulate.isa.enums import DmaEngine, Engine
+from simulate.isa.plan import Domain, Effects, Masked, Plan, Rendezvous, Synchronization
 from simulate.memory import MemoryRegion, NkiTensor
 
 _CORES = (0, 1)
 _GPSIMD_BYTES = {4: 1024, 2: 512, 1: 256}
+
+_EFFECTS = Effects(synchronization=Synchronization.exchange)
 
 
 @instruction
@@ -33,7 +34,7 @@ def sendrecv(
     """My src goes to the other core's dst, its src to my dst. gen3 on, two physical cores per logical core.
 
     src, dst: one shape and dtype @ SBUF. send_to_rank, recv_from_rank: 0 or 1; each core receives what is
-    sent to it, so with two cores the two are equal and name the other core. Calls with one pipe_id meet: both
+    sent to it, so with two cores the two are equal and name the other core. Calls with one pipe_id pair up: both
     complete together. dma_engine gpsimd_dma moves at most 1024, 512 or 256 bytes per partition of 32-, 16- or
     8-bit dtypes.
 
@@ -49,22 +50,9 @@ def sendrecv(
     pipe_number(pipe_id)
     transfer_engine(dma_engine)
     total = src.size * src.dtype.itemsize
-    if dma_engine is DmaEngine.gpsimd_dma:
+    by_gpsimd = dma_engine is DmaEngine.gpsimd_dma
+    if by_gpsimd:
         fits_gpsimd(src)
-        trigger = Engine.gpsimd
-        rendezvous_ns = hardware.sendrecv_latency_ns + total / hardware.sendrecv_gb_per_s
-        latency = rendezvous_ns * hardware.gpsimd_clock_ghz
-        cost = Cost(interval_cycles=latency, latency_cycles=latency, rendezvous_ns=rendezvous_ns)
-    else:
-        trigger = Engine.sync
-        copy = costs.dma(
-            hardware, trigger, DgeMode.none, total, src.free_size * src.dtype.itemsize, True, hbm_sides=0
-        )
-        cost = replace(
-            copy,
-            latency_cycles=copy.latency_cycles + hardware.core_barrier_ns * hardware.sync_clock_ghz,
-            rendezvous_ns=hardware.core_barrier_ns,
-        )
 
     def exchange(operands: list[list[Any]]) -> list[list[Any]]:
         return [[_copied(operands[1][0])], [_copied(operands[0][0])]]
@@ -78,9 +66,9 @@ def sendrecv(
         writes=(dst,),
         domain=Domain.bits,
         compute=exchange,
-        cost=cost,
+        cost=costs.exchanged(hardware, total, src.free_size * src.dtype.itemsize, by_gpsimd),
         name=name,
-        trigger=trigger,
+        trigger=Engine.gpsimd if by_gpsimd else Engine.sync,
         rendezvous=Rendezvous(
             place=("sendrecv", pipe_id),
             by_rank=False,
@@ -96,6 +84,7 @@ def sendrecv(
             admits=admits,
         ),
         propagate=propagation.elementwise,
+        effects=_EFFECTS,
     )
 
 

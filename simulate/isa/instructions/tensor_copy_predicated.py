@@ -49,10 +49,10 @@ def tensor_copy_predicated(
         rules.same_dtype("dst", dst, "src", src)
         rules.at_most_one_in_psum("src", src, "predicate", predicate)
         reads: tuple[NkiTensor, ...] = (predicate, src)
-        cycles = predicated_cycles(hardware, src, predicate)
+        number = predicated_pace(src, predicate)
     else:
         constant = from_float32(np.full(1, float32_number("src", src)), dst.dtype)
-        reads, cycles = (predicate,), float(dst.free_size)
+        reads, number = (predicate,), None
 
     def compute(chosen: np.ndarray, *source: np.ndarray) -> tuple[Masked]:
         selected = (chosen == 0) if reverse_pred else (chosen != 0)
@@ -65,13 +65,13 @@ def tensor_copy_predicated(
         writes=(dst,),
         domain=Domain.bits,
         compute=compute,
-        cost=costs.vector(hardware, cycles),
+        cost=costs.vector(hardware, dst.free_size, number),
         name=name,
     )
 
 
-def predicated_cycles(hardware: Hardware, data: NkiTensor, predicate: NkiTensor) -> float:
-    """Vector cycles of a stream of data beside a stream of predicates, which share a port in SBUF."""
+def predicated_pace(data: NkiTensor, predicate: NkiTensor) -> str | None:
+    """The number that paces a stream of data beside a stream of predicates, which share a port in SBUF."""
     if data.buffer is MemoryRegion.psum or predicate.buffer is MemoryRegion.psum:
-        return data.free_size
-    return data.free_size * hardware.vector_copy_predicated_sbuf_cycles_per_element
+        return None
+    return "vector_copy_predicated_sbuf_cycles_per_element"

@@ -12,11 +12,13 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Domain, Plan
+from simulate.isa.plan import Contraction, Domain, Effects, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import AluOperator, alu_operator
 
 _OPERATORS = ("add", "average", "maximum", "bitwise_or", "bitwise_and")
+
+_EFFECTS = Effects(contraction=Contraction.rows)
 
 
 @instruction
@@ -61,6 +63,7 @@ def tensor_partition_reduce(
         compute=compute,
         cost=costs.gpsimd(hardware, data.free_size * steps),
         name=name,
+        effects=_EFFECTS,
     )
 
 

@@ -12,9 +12,11 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Domain, Plan
+from simulate.isa.plan import Contraction, Domain, Effects, Plan
 from simulate.memory import NkiTensor
 from simulate.numerics import AluOperator, alu_operator
+
+_EFFECTS = Effects(contraction=Contraction.columns)
 
 
 @instruction
@@ -71,15 +73,16 @@ def tensor_reduce(
         writes=(dst,),
         domain=Domain.bits if bitvec else Domain.float32,
         compute=compute,
-        cost=costs.vector(hardware, _cycles(hardware, dst, data, operator)),
+        cost=costs.vector(hardware, data.free_size, _pace(dst, data, operator)),
         name=name,
+        effects=_EFFECTS,
     )
 
 
-def _cycles(hardware: Hardware, dst: NkiTensor, data: NkiTensor, operator: AluOperator) -> float:
+def _pace(dst: NkiTensor, data: NkiTensor, operator: AluOperator) -> str | None:
     bfloat16 = dst.dtype == "bfloat16" and data.dtype == "bfloat16"
     fast = bfloat16 and operator.name in ("add", "maximum")
-    return data.free_size / (hardware.vector_reduce_16bit if fast else 1)
+    return "vector_reduce_16bit" if fast else None
 
 
 def _axes(data: NkiTensor, axis: Any) -> tuple[int, ...]:

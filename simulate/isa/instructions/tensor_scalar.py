@@ -42,7 +42,7 @@ def tensor_scalar(
     dst, data: [P, ...] @ SBUF or PSUM. operand0, operand1: a number, or a [P, 1] tile with one value per partition:
     float32, bfloat16 or float16 for arithmetic operators, of data's dtype for bitvec operators. reverse0 and reverse1
     swap the inputs of their operator. op0 and op1 are of one family; a unary operator takes operand None or 0
-    (documented for op0 only; op1 is treated alike).
+    (documented for op0 only; op1 is treated in the same way).
 
     Arithmetic operators compute in float32, also on integer data, and round once to dst's dtype. Bitvec operators
     work on raw bits of integer tiles of one size. With engine=unknown GpSimd is taken for rsqrt and power, which only

@@ -12,12 +12,14 @@ from simulate.isa import accumulator, broadcast, costs, indirection, rules
 from simulate.isa.alu_stage import stage
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.plan import Domain, Plan, Registers, State
+from simulate.isa.plan import Contraction, Domain, Effects, Plan, Registers, State
 from simulate.memory import NkiTensor
 from simulate.numerics import alu_operator
 
 _COMMANDS = (ReduceCmd.reset_reduce, ReduceCmd.reduce, ReduceCmd.load_reduce)
 _REDUCTIONS = ("add", "multiply", "maximum", "minimum")
+
+_EFFECTS = Effects(contraction=Contraction.columns)
 
 
 @instruction
@@ -77,17 +79,17 @@ def tensor_scalar_reduce(
         rows = updated[: result.shape[0]]
         return result, -rows if reduce_res_negate else rows, updated
 
-    extra = hardware.vector_accumulate_extra_cycles if reduce_res is not None else 0
     return Plan(
         engine=Engine.vector,
         reads=reads,
         writes=(dst,) if reduce_res is None else (dst, reduce_res),
         domain=Domain.float32,
         compute=compute,
-        cost=costs.vector(hardware, data.free_size, extra),
+        cost=costs.vector(hardware, data.free_size, accumulates=reduce_res is not None),
         name=name,
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, reduction.name, data.shape[0], reduce_res is not None),
+        effects=_EFFECTS,
     )
 
 

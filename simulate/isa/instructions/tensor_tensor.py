@@ -91,7 +91,7 @@ def tensor_tensor(
             return (function(first, _like(second, first)),)
 
     if engine is Engine.vector:
-        cost = costs.vector(hardware, costs.tensor_tensor_cycles(hardware, dst, data1, data2))
+        cost = costs.tensor_tensor(hardware, dst, data1, data2)
     else:
         cost = costs.gpsimd(hardware, data1.free_size)
     return Plan(

@@ -10,10 +10,12 @@ from simulate.hardware import Hardware
 from simulate.isa import broadcast, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Domain, Plan
+from simulate.isa.plan import Contraction, Domain, Effects, Plan
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor
 from simulate.numerics import alu_operator
+
+_EFFECTS = Effects(contraction=Contraction.columns)
 
 
 @instruction
@@ -74,6 +76,7 @@ def tensor_tensor_scan(
         writes=(dst,),
         domain=Domain.float32,
         compute=compute,
-        cost=costs.vector(hardware, data0.free_size * hardware.vector_scan_cycles_per_element),
+        cost=costs.vector(hardware, data0.free_size, "vector_scan_cycles_per_element"),
         name=name,
+        effects=_EFFECTS,
     )

@@ -8,10 +8,10 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import rules
+from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Cost, Domain, Masked, Plan
+from simulate.isa.plan import Domain, Masked, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import to_float32
 
@@ -70,14 +70,13 @@ def topk(
         laid[:, :count] = results
         return laid.reshape(groups, filled, lanes).transpose(0, 2, 1).reshape(-1, filled)
 
-    cycles = hardware.gpsimd_topk_cycles_per_element * n + count
     return Plan(
         engine=Engine.gpsimd,
         reads=(src[:, :columns],),
         writes=(val_dst[:, :filled], idx_dst[:, :filled]),
         domain=Domain.bits,
         compute=compute,
-        cost=Cost(interval_cycles=cycles, latency_cycles=cycles),
+        cost=costs.largest(hardware, n, count),
         name=name,
     )
 

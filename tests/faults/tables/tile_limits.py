@@ -31,6 +31,17 @@ def elements_per_partition(x, sick):
     return copied_out(result)
 
 
+@fault("NKW-DIM-SIZE", ramp(1, 65536, dtype=np.uint8), answer=lambda x: x + 1)
+def elements_of_one_dim(x, sick):
+    """A row of 65536 elements in one free dim: an engine counts the elements of a dim with 16 bits."""
+    tile = nl.load(x)
+    result = nl.ndarray((1, 65536), dtype=nl.uint8)
+    dims = (1, 65536) if sick else (1, 2, 32768)
+    data, dst = tile.reshape(dims), result.reshape(dims)
+    nisa.tensor_scalar(dst=dst, data=data, op0=nl.add, operand0=1.0)  # blamed
+    return copied_out(result)
+
+
 @fault("NKW-SEARCH-SIZE", ramp(4, 6), answer=lambda x: -np.sort(-x, axis=1)[:, 0:2])
 def fewer_than_eight(x, sick):
     """The eight largest of six expert scores."""
@@ -50,6 +61,19 @@ def moving_columns(a, b, sick):
     sums = nl.ndarray((4, columns), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=sums, stationary=left, moving=right[:, 0:columns])  # blamed
     return copied_out(sums)
+
+
+@fault("NKW-STRIDE", ramp(1, 80000, dtype=np.uint8).reshape(1, 2, 40000), answer=lambda x: x[:, :, :8])
+def rows_far_apart(x, sick):
+    """Rows of a tile that lie more than 32767 elements apart: a stride is a signed 16-bit number."""
+    tile = nl.load(x)
+    result = nl.ndarray((1, 2, 8), dtype=nl.uint8)
+    if sick:
+        nisa.tensor_copy(dst=result, src=tile[:, :, 0:8])  # blamed
+    else:
+        for row in range(2):
+            nisa.tensor_copy(dst=result[:, row], src=tile[:, row, 0:8])
+    return copied_out(result)
 
 
 @fault("NKW-SENDRECV-GPSIMD-BYTES", ramp(8, 300), answer=lambda x: np.concatenate([x[4:], x[:4]]), cores=2)
