@@ -56,7 +56,7 @@ notebooks: $(VENV)/.dev ## run the notebooks and store what they print
 	$(BIN)/python -m tools.notebooks
 
 bench: $(VENV)/.dev ## measure the simulator's own speed
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.speed
 
 wheel: $(VENV)/.base ## build the distribution into dist/
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .

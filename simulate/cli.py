@@ -103,7 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(act=_explain)
 
     fidelity = commands.add_parser(
-        "fidelity", help="compare predicted with published times, from a checkout", add_help=False
+        "fidelity",
+        help="compare predicted with published times; needs a checkout of the repository",
+        add_help=False,
     )
     fidelity.set_defaults(act=_fidelity)
 
@@ -256,13 +258,21 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _fidelity(options: argparse.Namespace) -> int:
-    """Handed over by name: the benchmarks are no part of the installed package."""
+    """Run the benchmark by its name: it belongs to the repository and is not installed with the package."""
+    from simulate.errors import InvalidArgument
+
+    name = "benchmarks.fidelity.__main__"
     try:
-        command = importlib.import_module("benchmarks.fidelity.__main__")
+        command = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or not "benchmarks.fidelity.__main__".startswith(error.name):
+        if error.name is None or not name.startswith(error.name):
             raise
-        print("error: fidelity runs from a checkout of the repository, in its top folder", file=sys.stderr)
+        missing = InvalidArgument(
+            "NKW-FIDELITY-CHECKOUT",
+            "fidelity needs the folder benchmarks/fidelity, which is not installed with the package: run "
+            "`python -m simulate fidelity` in the top folder of a checkout of the repository",
+        )
+        print(f"error: {missing}", file=sys.stderr)
         return 2
     status: int = command.main(options.rest)
     return status

@@ -10,8 +10,8 @@ import numpy as np
 
 import nki_kernels
 import simulate
-from benchmarks.kernels import launcher, layer
-from benchmarks.measure import Row, against
+from benchmarks.speed.kernels import launcher, layer
+from benchmarks.speed.measure import Row, against
 from simulate.check import examine
 
 _RUNS = 15

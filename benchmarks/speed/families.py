@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import simulate
-from benchmarks.measure import Row, medians
+from benchmarks.speed.measure import Row, medians
 
 simulate.install("simulate")
 

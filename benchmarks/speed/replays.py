@@ -10,8 +10,8 @@ import numpy as np
 
 import nki_kernels
 import simulate
-from benchmarks.measure import SPIN_SECONDS, Row, medians
-from benchmarks.rows import softmax
+from benchmarks.speed.measure import SPIN_SECONDS, Row, medians
+from benchmarks.speed.rows import softmax
 from simulate.replay import REPLAYS, ReplayOptions
 from simulate.replay.fusion import speed
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 import simulate
-from benchmarks.measure import Row, medians, seconds
+from benchmarks.speed.measure import Row, medians, seconds
 from simulate.hardware import DEFAULT_TARGET, hardware
 from simulate.run.machine import Mode
 from simulate.timing import Reading, dependences, schedule

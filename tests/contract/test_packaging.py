@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,6 +235,32 @@ def test_wheel_holds_what_the_profile_page_is_made_of(wheel: zipfile.ZipFile) ->
     }
     assert len(assets) > 2
     assert assets <= set(wheel.namelist())
+
+
+def test_fidelity_of_an_installed_wheel_says_which_folder_it_needs(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    wheel.extractall(tmp_path / "installed")
+    # Without `site`, so that no .pth file of a development install adds this checkout to the path.
+    paths = [str(tmp_path / "installed"), *map(sysconfig.get_path, ("purelib", "platlib"))]
+    ran = {
+        folder: subprocess.run(
+            [sys.executable, "-S", "-m", "simulate", "fidelity", "--help"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for folder in (tmp_path, ROOT)
+    }
+    assert ran[tmp_path].returncode == 2
+    assert ran[tmp_path].stderr == (
+        "error: [NKW-FIDELITY-CHECKOUT] fidelity needs the folder benchmarks/fidelity, which is not installed with the "
+        "package: run `python -m simulate fidelity` in the top folder of a checkout of the repository\n"
+    )
+    assert ran[ROOT].returncode == 0
+    assert "--measurements FILE" in ran[ROOT].stdout
 
 
 def test_wheel_carries_licence_and_command(wheel: zipfile.ZipFile) -> None:
