@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from simulate import terminal
 from simulate.check import commands as checks
 from simulate.occupancy import command as occupancy
 from simulate.profile import command as profiles
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if options.command == "run" or error.filename is not None:
             raise  # a script's own; files of ours say themselves what is wrong with them
-        print(f"error: the report cannot be written: {error.strerror or error}", file=sys.stderr)
+        terminal.error(f"the report cannot be written: {error.strerror or error}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
         return 2
 
@@ -244,16 +245,14 @@ def _explain(options: argparse.Namespace) -> int:
     load_rules()
     sentences = {**RULES, **{code: kind.sentence for code, kind in KINDS.items()}}
     if options.code is None:
-        width = max(map(len, sentences))
-        for code in sorted(sentences):
-            print(f"{code:{width}s}  {sentences[code]}")
+        terminal.show_lines("".join(f"{code}  {sentences[code]}\n" for code in sorted(sentences)))
         return 0
     code = options.code.upper()
     if code not in sentences:
-        print(f"error: no rule has the code {options.code}; `explain` alone lists them", file=sys.stderr)
+        terminal.error(f"no rule has the code {options.code}; `explain` alone lists them")
         return 2
     severity = f" ({KINDS[code].severity.value})" if code in KINDS else ""
-    print(f"{code}{severity}: {sentences[code]}")
+    terminal.show_lines(f"{code}{severity}: {sentences[code]}")
     return 0
 
 
@@ -272,7 +271,7 @@ def _fidelity(options: argparse.Namespace) -> int:
             "fidelity needs the folder benchmarks/fidelity, which is not installed with the package: run "
             "`python -m simulate fidelity` in the top folder of a checkout of the repository",
         )
-        print(f"error: {missing}", file=sys.stderr)
+        terminal.error(missing)
         return 2
     status: int = command.main(options.rest)
     return status
@@ -281,7 +280,7 @@ def _fidelity(options: argparse.Namespace) -> int:
 def _targets(options: argparse.Namespace) -> int:
     from simulate.hardware import TARGETS, hardware
 
-    rows: list[tuple[str, Any]] = [
+    facts: list[tuple[str, Any]] = [
         ("core", lambda h: h.core),
         ("chip", lambda h: h.chip),
         ("Tensor clock, GHz", lambda h: h.tensor_clock_ghz),
@@ -293,7 +292,6 @@ def _targets(options: argparse.Namespace) -> int:
         ("physical cores/rank", lambda h: " or ".join(map(str, h.logical_core_sizes))),
     ]
     chips = [hardware(target) for target in TARGETS]
-    print(f"{'':22s}" + "".join(f"{chip.name:>14s}" for chip in chips))
-    for label, value in rows:
-        print(f"{label:22s}" + "".join(f"{value(chip)!s:>14s}" for chip in chips))
+    rows = [(label, *(str(value(chip)) for chip in chips)) for label, value in facts]
+    terminal.show([terminal.table("|".join(["", *(chip.name for chip in chips)]), rows, firm=(0,), gap=1)])
     return 0

@@ -10,8 +10,9 @@ hold; `device` known divergences between simulation and chip, and `carried` thos
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from simulate.check import carried, device, init, loops, mem, order, out, race, stale, values
 from simulate.check.evidence import Evidence
@@ -56,10 +57,15 @@ def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) ->
     return findings_of(seen)
 
 
-def findings_of(seen: Gatherer) -> list[Finding]:
-    """What is found in everything that was gathered, and what stopped launches."""
+def findings_of(
+    seen: Gatherer, progress: Callable[[Sequence[Any], str], Iterable[Any]] = lambda launches, _: launches
+) -> list[Finding]:
+    """What is found in everything that was gathered, and what stopped launches.
+
+    `progress` gets the launches and what is done with them, and gives them back one by one.
+    """
     findings = list(map(finding_of, seen.errors))
-    for launch, evidence in seen.launches:
+    for launch, evidence in progress(seen.launches, "detectors"):
         findings += detect(launch, evidence)
     return in_order(findings)
 

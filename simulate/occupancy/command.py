@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -11,9 +10,10 @@ from simulate.errors import InvalidArgument
 from simulate.files import claim, complete
 from simulate.kernel_by_name import what_is_run
 from simulate.occupancy.svg import svg
-from simulate.occupancy.text import text
+from simulate.occupancy.text import report
 from simulate.occupancy.uses import Occupancy, occupancies
 from simulate.run import Launch, recorded
+from simulate.terminal import error, show
 
 _CODE = "NKW-PICTURE-PATH"
 
@@ -33,18 +33,19 @@ def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace
         picture = claim(options.svg, "picture", _CODE) if options.svg else None
         if picture == what_is_run(options.script):
             raise InvalidArgument(_CODE, f"{options.script} is what is to be run")
-    except InvalidArgument as error:
-        print(f"error: {error}", file=sys.stderr)
+    except InvalidArgument as refused:
+        error(refused)
         return 2
     with recorded(calls=True, refused=True, outputs=False) as launches:
         status = run_script(options)
     if not launches:
         if status == 0:
-            print("error: no kernel was launched", file=sys.stderr)
+            error("no kernel was launched")
         return status or 2
     shown = distinct(launches)
     if options.text or picture is None:
-        print("\n".join(text(occupancy, title) for title, occupancy in shown), end="")
+        blocks = [report(occupancy, title) for title, occupancy in shown]
+        show([*blocks[0], *(part for block in blocks[1:] for part in ("", *block))])
     if picture is not None:
         with complete(picture, "picture", _CODE) as file:
             file.write(svg(shown))

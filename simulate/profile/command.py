@@ -14,9 +14,10 @@ from simulate.occupancy import svg
 from simulate.occupancy.command import distinct as cores
 from simulate.profile.page import PageLaunch, PageStep, write_page
 from simulate.profile.profile import Profile, profile
-from simulate.profile.text import text, us
+from simulate.profile.text import report, us
 from simulate.run import Launch, recorded
 from simulate.run.stream import Stream
+from simulate.terminal import error, progress, show
 from simulate.timing import Reading, write_trace
 
 
@@ -49,7 +50,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
         firsts = [launches[numbers.index(part)] for part in range(len(profiles))]
         for each in profiles:
             if page is None or options.text:
-                print(text(each))
+                show([*report(each), ""])
             else:
                 print(f"{each.title}: {us(each.length_ns)} us ({each.reading.value} reading)")
         if trace is not None:
@@ -62,8 +63,8 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
             parts = [PageLaunch(each, svg(cores([launch]))) for each, launch in zip(profiles, firsts)]
             write_page(page, Path(options.script).name, parts, steps)
             print(f"page: {options.html}")
-    except NkwError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except NkwError as refused:
+        error(refused)
         return 2
     return status
 
@@ -93,7 +94,7 @@ def distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile
             first.append((number, launch))
         numbers.append(known[key])
     profiles = []
-    for part, (number, launch) in enumerate(first):
+    for part, (number, launch) in enumerate(progress(first, "profiles")):
         alike = numbers.count(part) - 1
         title = f"{launch.kernel} #{number}" + (f" and {alike} like it" if alike else "")
         profiles.append(

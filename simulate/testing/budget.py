@@ -18,6 +18,7 @@ from simulate.occupancy import Memory, occupancies
 from simulate.profile import Profile, profile
 from simulate.profile.text import path_table, traffic_table
 from simulate.run import Launch, Mode
+from simulate.terminal import Noted, Part, rendered, table
 from simulate.testing.artifacts import write_artifacts
 from simulate.testing.kernel import KernelFailure
 from simulate.timing import Reading
@@ -137,7 +138,7 @@ def predicted(launch: Launch, reading: Reading = Reading.program) -> Predicted:
 def excess(budget: Budget, found: Predicted) -> str:
     """By how much a launch exceeds its budget, and what takes it; empty where it does not."""
     out: list[str] = []
-    tables: list[list[str]] = []
+    tables: list[Part] = []
     if budget.time_us is not None and found.time_us > budget.time_us:
         more = found.time_us - budget.time_us
         out.append(
@@ -154,7 +155,9 @@ def excess(budget: Budget, found: Predicted) -> str:
     if not out:
         return ""
     head = f"{found.profile.title} exceeds its budget ({budget.reading} reading)"
-    return "\n".join(["\n".join([head, *out]), *("\n".join(["", *table]) for table in tables)])
+    return (
+        "\n".join([head, *out]) + "\n" + rendered(part for table in tables for part in ("", table)).rstrip()
+    )
 
 
 def _over(what: str, seen: int, limit: int, unit: str) -> str:
@@ -167,16 +170,14 @@ def _fullest(launch: Launch) -> Memory:
     return max((each.sbuf for each in occupancies(launch)), key=lambda memory: memory.peak_bytes)
 
 
-def _sbuf_table(memory: Memory) -> list[str]:
-    out = [f"{'live at the peak of SBUF':<58s}{'bytes':>10s}{'tiles':>6s}"]
+def _sbuf_table(memory: Memory) -> Noted:
     live = memory.live_at(memory.peak_event)
-    for number in memory.largest_sources[:_ROWS]:
-        source = memory.sources[number]
-        sizes = [use.bytes for use in live if use.source == number]
-        out += [f"{source!s:<58.57s}{sum(sizes):>10,d}{len(sizes):>6d}"]
-        if source.where is not None:
-            out.append(f"  {source.where}")
-    return out
+    shown = memory.largest_sources[:_ROWS]
+    sizes = [[use.bytes for use in live if use.source == number] for number in shown]
+    sources = [memory.sources[number] for number in shown]
+    rows = [(str(each), f"{sum(part):,d}", str(len(part))) for each, part in zip(sources, sizes)]
+    notes = ["" if each.where is None else str(each.where) for each in sources]
+    return Noted(table("live at the peak of SBUF|bytes|tiles", rows), notes)
 
 
 def _refused(sentence: str) -> InvalidArgument:

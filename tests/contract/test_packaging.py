@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -48,7 +49,6 @@ GENUINE = {
 # Files that need an extra as soon as they are imported; everything else must import with the base install.
 NEED_AN_EXTRA = {
     "model/pretrained/train.py",
-    "model/server.py",
     "simulate/pytest_plugin.py",
     "simulate/testing/strategies.py",
 }
@@ -131,9 +131,10 @@ def test_no_other_extra_names_a_neuron_package(project: dict[str, Any]) -> None:
     assert not {canonicalize_name(line.name) for line in others} & set(PLACEHOLDERS)
 
 
-def test_extras_are_those_of_the_design_and_none_is_empty(project: dict[str, Any]) -> None:
+def test_extras_are_those_that_readme_names_and_none_is_empty(project: dict[str, Any]) -> None:
     extras = project["optional-dependencies"]
-    assert set(extras) == {"serve", "notebooks", "speed", "neuron", "dev"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert set(extras) == {*re.findall(r"pip install '\.\[(\w+)\]'", readme), "dev"}
     assert all(extras.values())
 
 
@@ -188,6 +189,26 @@ def test_base_install_suffices_to_import_everything(project: dict[str, Any]) -> 
         and third_party_imports_at_import(path) - base
     }
     assert surplus == {}
+
+
+def test_every_base_dependency_is_imported(project: dict[str, Any]) -> None:
+    imported = {
+        name.split(".")[0]
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+        )
+    }
+    assert {line.name for line in requirements(project)} <= imported
+
+
+@pytest.mark.parametrize("name", sorted(NEED_AN_EXTRA))
+def test_files_that_need_an_extra_exist_and_need_it(project: dict[str, Any], name: str) -> None:
+    base = {line.name for line in requirements(project)}
+    assert third_party_imports_at_import(ROOT / name) - base
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,13 @@ def test_the_text_of_a_kernel_known_by_hand() -> None:
     (occupancy,) = occupancies(launches[0])
     shown = text(occupancy)
     assert "SBUF: fits, with 171,520 bytes to spare\n" in shown
-    assert "  live            4,768 at most, 2.6 %, first at instruction 2\n" in shown
-    assert "A scratch (128, 1000) float32      4,000     3    1  kernels:27\n" in shown
-    assert "B kept (128, 128) float32 @          512     1    1  kernels:23\n" in shown
-    assert "C tile (128, 64) float32             256     3    1  kernels:14 < kernels:26\n" in shown
+    assert "  live         4,768 at most, 2.6 %, first at instruction 2\n" in shown
+    assert "A scratch (128, 1000) float32  4,000      3     1  kernels:27\n" in shown
+    assert "B kept (128, 128) float32 @      512      1     1  kernels:23\n" in shown
+    assert "C tile (128, 64) float32         256      3     1  kernels:14 < kernels:26\n" in shown
     assert "  largest free size of B kept that fits beside the others: 43,008 float32\n" in shown
-    assert "    for j in nl.static_range(2)             4,768    2.6 %        0  kernels:30\n" in shown
-    assert "   0       3       2,048" in shown
+    assert "    for j in nl.static_range(2)    4,768  2.6 %      0  kernels:30\n" in shown
+    assert "   0      3                2,048  54.5 %" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
