@@ -10,11 +10,12 @@ hold; `device` known divergences between simulation and chip, and `carried` thos
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from simulate.check import carried, device, init, loops, mem, order, out, race, stale, values
 from simulate.check.evidence import Evidence
 from simulate.check.findings import KINDS, Finding, Severity, from_error, in_order, text
 from simulate.check.formats import Format, render
@@ -24,18 +25,13 @@ from simulate.errors import Deadlock, NkwError, RendezvousMismatch
 from simulate.run import Launch
 
 DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
-    "mem": mem.detect,
-    "init": init.detect,
-    "stale": stale.detect,
-    "order": order.detect,
-    "loops": loops.detect,
-    "race": race.detect,
-    "out": out.detect,
-    "values": values.detect,
-    "device": device.detect,
-    "carried": carried.detect,
-    "varied": lambda launch, evidence: evidence.varied,
-}
+    file.name: module.detect
+    for file in pkgutil.iter_modules(__path__)
+    if file.name != "commands" and not file.ispkg
+    for module in [importlib.import_module(f"{__name__}.{file.name}")]
+    if hasattr(module, "detect")
+} | {"varied": lambda launch, evidence: evidence.varied}
+"""The `detect` of every file of this folder that has one, and what launches carried out again have found."""
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
