@@ -66,7 +66,7 @@ hook: ## run `make pre-commit` before every commit of this clone
 	chmod +x "$$(git rev-parse --git-path hooks)/pre-commit"
 
 pre-commit: lint ## under a minute: lint and the contract tests
-	$(PYTEST) --quiet tests/contract
+	$(PYTEST) --quiet -m "not slow" tests/contract
 
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) build dist .benchmarks .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
