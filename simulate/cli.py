@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         if options.command == "run" or error.filename is not None:
-            raise  # a script's own; files of ours say themselves what is wrong with them
+            raise  # from the script; errors of report files are typed
         terminal.error(f"the report cannot be written: {error.strerror or error}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
         return 2
@@ -119,7 +119,7 @@ Run = Callable[[argparse.Namespace], int]
 
 
 class _Options(argparse.ArgumentParser):
-    """The options of a command by themselves; a bad one is raised."""
+    """A parser of one command's options that raises ArgumentError where argparse would exit."""
 
     def error(self, message: str) -> NoReturn:
         raise argparse.ArgumentError(None, message)
@@ -147,13 +147,13 @@ def _target_argument(command: argparse.ArgumentParser) -> None:
 
 def _script_arguments(command: argparse.ArgumentParser, script: str) -> None:
     command.add_argument("script", help=script)
-    command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to it")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script or the kernel")
 
 
 def _take_late_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """The command's own options among the words after a kernel's name are its own; a script gets all of its words.
+    """Options after a kernel's name belong to the command; all words after a script belong to the script.
 
-    Where a script is given words that the command knows itself, a note says so.
+    A note names the words after a script that are also options of the command.
     """
     from simulate.kernel_by_name import names_a_kernel
 
@@ -163,8 +163,7 @@ def _take_late_options(parser: argparse.ArgumentParser, options: argparse.Namesp
             own = [word for word in options.arguments if word.startswith("--") and word not in others]
             if own:
                 print(
-                    f"note: {' '.join(own)} after {options.script} goes to that script; options of "
-                    f"{options.command} stand before it",
+                    f"note: {options.script} gets {' '.join(own)}; options of {options.command} go before the script",
                     file=sys.stderr,
                 )
         return
@@ -178,7 +177,7 @@ def _replay_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--replay",
         action="store_true",
-        help="replay launches like one that was checked before, with less work",
+        help="replay a launch whose program an earlier, checked launch recorded",
     )
     command.add_argument(
         "--exact", action="store_true", help="replay instruction by instruction: the bytes of an eager launch"
@@ -188,7 +187,11 @@ def _replay_arguments(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare every replay with an eager launch, and stop at a difference",
     )
-    command.add_argument("--replay-report", action="store_true", help="print what became of the launches")
+    command.add_argument(
+        "--replay-report",
+        action="store_true",
+        help="print which launches were replayed, and why others were not",
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -216,7 +219,7 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def _reported(command: Callable[[argparse.Namespace, Run], int], options: argparse.Namespace) -> int:
-    """The status of a command that prints a report, in whatever characters the terminal has."""
+    """The status of a command that prints a report; characters that the encoding lacks become `?`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     return command(options, run_to_its_end)
@@ -249,7 +252,7 @@ def _explain(options: argparse.Namespace) -> int:
         return 0
     code = options.code.upper()
     if code not in sentences:
-        terminal.error(f"no rule has the code {options.code}; `explain` alone lists them")
+        terminal.error(f"no rule has the code {options.code}; `explain` without a code lists all")
         return 2
     severity = f" ({KINDS[code].severity.value})" if code in KINDS else ""
     terminal.show_lines(f"{code}{severity}: {sentences[code]}")

@@ -63,7 +63,7 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
 
 
 def run_to_its_end(options: argparse.Namespace) -> int:
-    """Run the script or the kernel, however it ends: what it launched until then is reported all the same.
+    """Run the script or the kernel; launches before an early end are reported as well.
 
     Returns its exit status; 1 with the script's traceback on stderr where an error ended it.
     """

@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Compare predicted times with published measurements, by family and chip.",
     )
     parser.add_argument("--measurements", required=True, metavar="FILE", help="a JSON list of measurements")
-    parser.add_argument("--json", metavar="OUT", help="write what became of every entry")
+    parser.add_argument("--json", metavar="OUT", help="write the outcome of every entry")
     parser.add_argument("--family", action="append", metavar="NAME", help="only this family; may be repeated")
     parser.add_argument(
         "--reading",

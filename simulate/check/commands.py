@@ -40,26 +40,26 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def add_variations(command: argparse.ArgumentParser) -> None:
-    """The options of `check` that have launches carried out again."""
+    """The options of `check` that execute launches again."""
     command.add_argument(
         "--orders",
         type=_count,
         default=0,
         metavar="N",
-        help="carry every launch out again in N other orders that its dependences allow",
+        help="execute every launch again in N other orders of instructions that its dependences allow",
     )
     command.add_argument(
         "--seeds",
         type=_count,
         default=0,
         metavar="N",
-        help="make every launch of several cores again with N other orders of turns",
+        help="run every launch of several cores again with N other schedules of its cores",
     )
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no count; give 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count; give an integer of 0 or more")
     return int(text)
 
 
@@ -84,7 +84,7 @@ def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace]
 def _run(
     options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int], seen: Gatherer
 ) -> tuple[int, object]:
-    """Run the script; returns the status of what could not begin and has been said, and why it ended early."""
+    """Run the script; returns the status of a start that failed with a message, and the cause of an early end."""
     try:
         return run_script(options), None
     except NkwError as error:
@@ -133,7 +133,7 @@ def _level_name(level: tuple[int, int]) -> str:
 
 
 def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Finding] | None:
-    """Print findings but those that are to be left out; returns them, or None where they cannot be written."""
+    """Print all findings but the ignored ones; returns them, or None where they cannot be written."""
     ignored, raised = ({code.upper() for code in codes} for codes in (options.ignore, options.as_error))
     kept = [
         replace(finding, severity=Severity.error) if finding.code in raised or "ALL" in raised else finding

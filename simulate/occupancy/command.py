@@ -32,7 +32,7 @@ def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace
     try:
         picture = claim(options.svg, "picture", _CODE) if options.svg else None
         if picture == what_is_run(options.script):
-            raise InvalidArgument(_CODE, f"{options.script} is what is to be run")
+            raise InvalidArgument(_CODE, f"{options.script} is the file to run; name another file")
     except InvalidArgument as refused:
         error(refused)
         return 2
@@ -54,23 +54,23 @@ def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace
 
 
 def distinct(launches: Iterable[Launch]) -> list[tuple[str, Occupancy]]:
-    """The cores of launches whose memory differs, each with a title that says how many others are like it."""
+    """The cores of launches whose memory differs, each with a title that counts the equal ones."""
     found: list[list[Occupancy]] = []
     names: list[str] = []
     known: dict[tuple[object, ...], list[int]] = {}
     for number, launch in enumerate(launches):
         for occupancy in occupancies(launch):
             anonymous = replace(occupancy, rank=0, core=0)
-            alike = known.setdefault((launch.kernel, len(launch.streams), occupancy.events), [])
-            for index in alike:
+            equal = known.setdefault((launch.kernel, len(launch.streams), occupancy.events), [])
+            for index in equal:
                 if replace(found[index][0], rank=0, core=0) == anonymous:
                     found[index].append(occupancy)
                     break
             else:
-                alike.append(len(found))
+                equal.append(len(found))
                 found.append([occupancy])
                 names.append(f"{launch.kernel} #{number} on {launch.hardware.name}")
     return [
-        (name + (f" and {len(group) - 1} more like it" if len(group) > 1 else ""), group[0])
+        (name + (f" and {len(group) - 1} equal to it" if len(group) > 1 else ""), group[0])
         for name, group in zip(names, found)
     ]

@@ -74,11 +74,12 @@ def _distinct_files(script: str, trace: Path | None, page: Path | None) -> None:
     run = what_is_run(script)
     if run in (trace, page):
         raise InvalidArgument(
-            "NKW-PAGE-PATH" if run == page else "NKW-TRACE-PATH", f"{script} is what is to be run"
+            "NKW-PAGE-PATH" if run == page else "NKW-TRACE-PATH",
+            f"{script} is the file to run; name another file",
         )
     if trace is not None and trace == page:
         raise InvalidArgument(
-            "NKW-PAGE-PATH", f"{page} is to be the trace already; give the page another name"
+            "NKW-PAGE-PATH", f"{page} is the file of the trace; write the page to another file"
         )
 
 
@@ -95,8 +96,8 @@ def distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile
         numbers.append(known[key])
     profiles = []
     for part, (number, launch) in enumerate(progress(first, "profiles")):
-        alike = numbers.count(part) - 1
-        title = f"{launch.kernel} #{number}" + (f" and {alike} like it" if alike else "")
+        equal = numbers.count(part) - 1
+        title = f"{launch.kernel} #{number}" + (f" and {equal} equal to it" if equal else "")
         profiles.append(
             profile(launch.streams, launch.hardware, f"{title} on {launch.hardware.name}", reading)
         )

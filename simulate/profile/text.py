@@ -49,14 +49,14 @@ def _head(profile: Profile) -> list[Part]:
     bounds = " <= ".join(f"{each.value} {us(lengths[each].length_ns)}" for each in order)
     head = f"{profile.title}: {us(profile.length_ns)} us ({profile.reading.value} reading)"
     out: list[Part] = [Hanging(head, style="bold"), Hanging(f"{bounds} us")]
-    out.append(f"starting and ending the kernel: {us(profile.timeline.overhead_ns)} us on top")
+    out.append(f"starting and ending the kernel takes {us(profile.timeline.overhead_ns)} us more")
     if profile.length_ns:
         length = profile.length_ns
         shares = ", ".join(
             f"{share(part, length)} {CALLED[each]}" for each, part in profile.basis.by_confidence
         )
         most = ", ".join(f"{name} {share(part, length)}" for name, _, part in profile.basis.by_number[:3])
-        out.append(Hanging(f"rests on {shares} numbers; most on {most}"))
+        out.append(Hanging(f"the length rests on {shares} numbers; most on {most}"))
     return out
 
 
@@ -107,13 +107,13 @@ def _rates(profile: Profile) -> list[Part]:
         out.append(
             Hanging(
                 f"FLOP per byte: {roof.intensity:.1f} moved, {roof.algorithmic_intensity:.1f} needed; "
-                f"the roofline bends at {roof.ridge:.1f}"
+                f"the ridge of the roofline is at {roof.ridge:.1f}"
             )
         )
     if roof.least_ns:
         out.append(
             Hanging(
-                f"the peaks allow {us(roof.least_ns)} us ({roof.bound} bound): "
+                f"roofline: {us(roof.least_ns)} us ({roof.bound} bound), "
                 f"{share(roof.least_ns, roof.length_ns)} of the length"
             )
         )
@@ -176,7 +176,7 @@ def _longest(path: Sequence[Stretch], count: int) -> list[int]:
 
 
 def _gaps(profile: Profile) -> list[Part]:
-    out: list[Part] = ["idle time, by what was waited for"]
+    out: list[Part] = ["idle time, by cause"]
     timeline, length, core = profile.timeline, profile.length_ns, _last_core(profile)
     mine = [group for group in profile.idle if group.track.startswith(f"{core} " if core else "")]
     for track, groups in groupby(mine, key=lambda group: group.track):
@@ -243,7 +243,7 @@ def _times(often: float) -> str:
 def _lines(profile: Profile, rows: int) -> list[Part]:
     out: list[Part] = [_line_rows("line", profile.lines[:rows], profile.length_ns)]
     if profile.calling_lines:
-        out += ["", _line_rows("line with all it calls", profile.calling_lines[:rows], profile.length_ns)]
+        out += ["", _line_rows("line with its callees", profile.calling_lines[:rows], profile.length_ns)]
     return out
 
 

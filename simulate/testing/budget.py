@@ -52,16 +52,16 @@ class Budget:
 
     def __post_init__(self) -> None:
         if all(getattr(self, name) is None for name in _LIMITS):
-            raise _refused(f"it limits nothing; give it {', '.join(_LIMITS[:-1])} or {_LIMITS[-1]}")
+            raise _refused(f"no limit is given; give {', '.join(_LIMITS[:-1])} or {_LIMITS[-1]}")
         time = self.time_us
         if time is not None and (
             isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 < time < math.inf
         ):
-            raise _refused(f"time_us is {time!r}; microseconds above 0 are wanted")
+            raise _refused(f"time_us is {time!r}, not a number of microseconds above 0")
         for name in _LIMITS[1:]:
             count = getattr(self, name)
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-                raise _refused(f"{name} is {count!r}; a whole number of bytes is wanted")
+                raise _refused(f"{name} is {count!r}, not a whole number of bytes")
         if self.reading not in [reading.value for reading in Reading]:
             known = ", ".join(reading.value for reading in Reading)
             raise _refused(f"reading is {self.reading!r}; known are {known}")
@@ -73,10 +73,12 @@ class Budget:
         """The budget that a marker states. Raises InvalidArgument for what is no field of a budget."""
         known = [each.name for each in fields(cls)]
         if arguments:
-            raise _refused(f"{arguments[0]!r} has no name; write for instance time_us={arguments[0]!r}")
+            raise _refused(
+                f"the argument {arguments[0]!r} has no name; write for instance time_us={arguments[0]!r}"
+            )
         unknown = [name for name in keywords if name not in known]
         if unknown:
-            raise _refused(f"it has no {unknown[0]}; known are {', '.join(known)}")
+            raise _refused(f"a budget has no {unknown[0]}; known are {', '.join(known)}")
         return cls(**keywords)
 
 

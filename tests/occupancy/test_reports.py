@@ -110,8 +110,8 @@ def test_launches_and_cores_that_are_alike_are_shown_once() -> None:
         for width in (1000, 1000, 1001):
             simulate.World("trn1", ranks=2).launch(nest, [((X, 3, width), {})] * 2)
     assert [title for title, _ in distinct(launches)] == [
-        "nest #0 on trn1 and 3 more like it",
-        "nest #2 on trn1 and 1 more like it",
+        "nest #0 on trn1 and 3 equal to it",
+        "nest #2 on trn1 and 1 equal to it",
     ]
 
 
@@ -181,5 +181,7 @@ def test_a_picture_does_not_take_the_place_of_the_script(
 ) -> None:
     (folder / "script.py").write_text(SCRIPT.format(rest=8))
     assert main(["memory", "--svg", "script.py", run]) == 2
-    assert capsys.readouterr().err == f"error: [NKW-PICTURE-PATH] {run} is what is to be run\n"
+    assert (
+        capsys.readouterr().err == f"error: [NKW-PICTURE-PATH] {run} is the file to run; name another file\n"
+    )
     assert (folder / "script.py").read_text() == SCRIPT.format(rest=8)
