@@ -274,8 +274,61 @@ def answer(x):
     ),
 )
 
+
+def family() -> Addition:
+    """The family of the tests of families, as a shipped one."""
+    module = (ROOT / "tests/model/toy_family.py").read_text(encoding="utf-8")
+    return Addition(
+        "toynet",
+        {
+            "model/families/toynet.py": module,
+            "tests/model/test_toynet.py": '''"""A model of the family generates what its numpy reference does."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import safetensors.numpy
+
+from model.cli import main
+from model.families import load_config
+from model.weights import tensor_shapes
+
+SIZES = dict(v=300, h=32, f=48, l=2, q=4, g=2, d=8, n=64)
+
+
+def test_its_kernels_generate_what_its_reference_does(tmp_path, byte_tokenizer, capsys) -> None:
+    config = {"architectures": ["ToynetForCausalLM"], "model_type": "toynet", **SIZES}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    random = np.random.default_rng(7)
+    shapes = tensor_shapes(load_config(tmp_path))
+    weights = {name: random.uniform(0.5, 1.5, shape).astype(np.float32) for name, shape in shapes.items()}
+    safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
+    words = ["generate", "--model", str(tmp_path), "--prompt", "ab", "--max-new-tokens", "3", "--tp", "2"]
+    assert main(words) == 0
+    assert "3 of 3 tokens equal to the numpy reference" in capsys.readouterr().out
+''',
+        },
+        checks=(
+            "tests/model/test_toynet.py",
+            "tests/model/test_families.py",
+            "tests/contract/test_imports.py",
+        ),
+        edits={
+            "model/families/registry.py": (
+                '    "llama": Family("model.families.llama", "llama", "LlamaForCausalLM"),\n',
+                '    "toynet": Family("model.families.toynet", "toy", "ToynetForCausalLM"),\n',
+            )
+        },
+    )
+
+
 ADDITIONS = {"an instruction": INSTRUCTION, "a kernel": KERNEL, "a detector": DETECTOR}
-"""By row of the table. A chip and a model family join when their rows list every file that they touch."""
+"""By row of the table; other rows join when they list every file that their additions touch."""
+if "tests/model/test_<name>.py" in ROWS["a model family"]:
+    ADDITIONS["a model family"] = family()
 
 
 def listed(row: str, name: str) -> tuple[set[str], set[str]]:
