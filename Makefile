@@ -33,7 +33,7 @@ deep: lint ## lint, then all tests, the exhaustive ones too, and a million rando
 	$(PYTEST) $(PARALLEL)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.oracle --instructions 1000000
 
-mutants: $(VENV)/.dev ## break the shipped kernels in some 2,000 ways and see what notices
+mutants: $(VENV)/.dev ## break the shipped kernels in some 2,000 ways and count which checks notice
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.mutants --processes $(WORKERS)
 
 lint: $(VENV)/.dev ## ruff, formatting, types, import contracts
@@ -42,7 +42,7 @@ lint: $(VENV)/.dev ## ruff, formatting, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.dev ## let ruff mend and format what it can
+format: $(VENV)/.dev ## fix and format with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -52,7 +52,7 @@ docs: $(VENV)/.base ## write docs/instructions from the instruction book
 timelines: $(VENV)/.base ## store the predicted timelines of the shipped kernels anew
 	$(BIN)/python -m tools.timelines
 
-notebooks: $(VENV)/.dev ## run the notebooks and store what they print
+notebooks: $(VENV)/.dev ## run the notebooks and store their outputs
 	$(BIN)/python -m tools.notebooks
 
 bench: $(VENV)/.dev ## measure the simulator's own speed

@@ -1,4 +1,4 @@
-"""What the detectors cost: every shipped kernel launched with checks against the same launch without."""
+"""The cost of the detectors: every shipped kernel launched with checks against the same launch without."""
 
 from __future__ import annotations
 

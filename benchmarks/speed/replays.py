@@ -54,7 +54,7 @@ def rows() -> Iterator[Row]:
 
 
 def _shares() -> Iterator[Row]:
-    """Where the time of an eager launch goes, and what rewriting its program takes once."""
+    """The shares of an eager launch, and the time of fusing its program once."""
     a, b = (_floats(1024, 1024).astype(ml_dtypes.bfloat16) for _ in range(2))
 
     def launch(mode: simulate.Mode, exact: bool = True) -> Callable[[], object]:

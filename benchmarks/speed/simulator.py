@@ -1,4 +1,4 @@
-"""What the simulator itself costs: import, one instruction, one recorded event, and placing events in time."""
+"""The cost of the simulator itself: import, one instruction, one recorded event, scheduling."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""Detectors: what a launch that ran to its end, or that stopped, says about the chip.
+"""Detectors: findings about a launch, whether it ran to its end or stopped.
 
-A detector is a pure function of a `Launch` and of the `Evidence` that was gathered while it ran. Families, one file
-each: `mem` overlap of tiles with explicit addresses; `init` registers and generators used before they are set;
-`stale` results that nothing read and data left over; `order` ordering requests; `loops` bodies of device loops;
-`race` unordered accesses; `sync` why cores wait in vain; `out` inputs and outputs; `values` numbers the chip does not
-hold; `device` known divergences between simulation and chip, and `carried` those of loops and of Beta 1. `orders` and
-`interleavings` carry a launch out again, where that is asked for. `lint` looks at source code instead.
+A detector is a pure function `detect` of a `Launch` and of the `Evidence` that was gathered while it ran. Every file of
+this folder with such a function is a family of detectors; its first line names what it finds. `sync` explains deadlocks
+and disagreements of cores. `orders` and `interleavings` execute a launch again on request. `lint` reads source code.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
     for module in [importlib.import_module(f"{__name__}.{file.name}")]
     if hasattr(module, "detect")
 } | {"varied": lambda launch, evidence: evidence.varied}
-"""The `detect` of every file of this folder that has one, and what launches carried out again have found."""
+"""The `detect` of every file of this folder that has one, and the findings of launches that were executed again."""
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
@@ -40,7 +37,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) -> list[Finding]:
-    """What is found in all launches that a call makes; what stops one of them is a finding too.
+    """The findings of all launches that a call makes; an error that stops one of them is a finding too.
 
     orders and seeds: as for `gathered`. Passes on what the call raises, unless a kernel broke a rule.
     """
@@ -56,9 +53,9 @@ def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) ->
 def findings_of(
     seen: Gatherer, progress: Callable[[Sequence[Any], str], Iterable[Any]] = lambda launches, _: launches
 ) -> list[Finding]:
-    """What is found in everything that was gathered, and what stopped launches.
+    """The findings of all gathered launches, and of the errors that stopped launches.
 
-    `progress` gets the launches and what is done with them, and gives them back one by one.
+    `progress` gets the launches and a name for the work, and yields the launches.
     """
     findings = list(map(finding_of, seen.errors))
     for launch, evidence in progress(seen.launches, "detectors"):
@@ -67,12 +64,12 @@ def findings_of(
 
 
 def finding_of(error: NkwError) -> Finding:
-    """What stopped a kernel, as a finding."""
+    """The finding of an error that stopped a kernel."""
     if isinstance(error, (Deadlock, RendezvousMismatch)):
         return explain(error)
     finding = from_error(error)
     if error.code == "NKW-UNWRITTEN" and "in shared_hbm" in finding.message:
-        # Cores run one at a time: what the other core writes without a barrier may not be there yet.
+        # Cores run one at a time: without a barrier the other core may not have written yet.
         hint = "if the other core writes it, nisa.core_barrier(data=…, cores=(0, 1)) before the read"
         return replace(finding, hint=hint)
     return finding

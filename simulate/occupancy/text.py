@@ -41,7 +41,7 @@ def _memory(memory: Memory, events: int) -> list[Part]:
 
 
 def verdict(memory: Memory) -> str:
-    """Whether the tiles fit, in one sentence with the bytes that are left or missing."""
+    """One sentence: whether the tiles fit, with the bytes that are left or missing."""
     usable, peak, high = memory.usable_bytes, memory.peak_bytes, memory.high_water_bytes
     if peak > usable:
         return f"does not fit: the live bytes exceed the usable ones by {_n(peak - usable)}"
@@ -131,12 +131,12 @@ def _sources(memory: Memory) -> list[Part]:
 
 
 def _hint(memory: Memory, number: int, mark: str) -> Hanging:
-    source, room = memory.sources[number], memory.room(number)
+    source, elements = memory.sources[number], memory.largest_free_size(number)
     name = f"{mark} {source.name}"
-    if room.elements == 0:
+    if elements == 0:
         return Hanging(f"  no size of {name} fits beside the others", 4)
     return Hanging(
-        f"  largest free size of {name} that fits beside the others: {_n(room.elements)} {source.dtype}", 4
+        f"  largest free size of {name} that fits beside the others: {_n(elements)} {source.dtype}", 4
     )
 
 

@@ -70,7 +70,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
 
 
 def _distinct_files(script: str, trace: Path | None, page: Path | None) -> None:
-    """Raises InvalidArgument where one file would take the place of another one or of what is run."""
+    """Raises InvalidArgument where one file would overwrite another one or the script."""
     run = what_is_run(script)
     if run in (trace, page):
         raise InvalidArgument(
@@ -105,7 +105,7 @@ def distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile
 
 
 def _contents(stream: Stream) -> tuple[object, ...]:
-    """All that a profile is made from."""
+    """The parts of a stream that decide its profile."""
     columns = (stream.ops, stream.engines, stream.triggers, stream.cost_ids, stream.line_ids, stream.row_ends)
     return (
         stream.rank,

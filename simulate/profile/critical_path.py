@@ -17,7 +17,7 @@ from simulate.timing import Reason
 
 
 class Phase(Enum):
-    """What an event does while the length waits for it.
+    """The phases of an event on the critical path.
 
     issue: it holds its engine, for a DMA the stream that triggers it. pipeline: its result is on the way after
     the engine is free. first_byte: a triggered DMA has not begun to move data. data: it moves data.
@@ -49,7 +49,7 @@ class Stretch:
 
     @property
     def length_ns(self) -> float:
-        """Its part of the length."""
+        """The part of the length that the event takes."""
         return self.end_ns - self.start_ns
 
 

@@ -197,7 +197,7 @@ def _gaps(profile: Profile) -> list[Part]:
 
 
 def gap_sentence(group: GapGroup) -> str:
-    """What ended these gaps, and what that had waited for."""
+    """One sentence: the event that ended these gaps, and the event that it waited for."""
     if group.why == DONE:
         return DONE
     here = f"{group.op} {shortened(group.line, _IN_SENTENCE)}"
@@ -236,7 +236,7 @@ def _mb(size: float) -> str:
 
 
 def _times(often: float) -> str:
-    """How often something is moved, in at most six characters below a million."""
+    """A ratio, in at most six characters below a million."""
     return f"{often:.{2 if often < 100 else 1 if often < 1000 else 0}f}"
 
 

@@ -1,4 +1,4 @@
-"""Budgets: a kernel may take so much predicted time, HBM traffic and SBUF, and no more.
+"""Budgets: limits on the predicted time, the HBM traffic and the SBUF of a kernel.
 
 A dry launch computes no numbers, so a budget is checked in milliseconds, also for shapes too large to compute.
 `simulate.pytest_plugin` offers it as the marker and the fixture `nki_budget`.
@@ -34,7 +34,7 @@ class BudgetExceeded(KernelFailure):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a launch may take at most; None: any amount.
+    """The limits of a launch; None: no limit.
 
     time_us: the predicted length from the first instruction to the last result, under `reading`; starting and ending
     the kernel is not in it. hbm_bytes: bytes to and from HBM of all ranks together. sbuf_bytes: bytes per partition
@@ -84,7 +84,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a launch is predicted to take, in the terms of its budget, and the profile that says why."""
+    """The predicted figures of a launch in the terms of its budget, and its profile."""
 
     time_us: float
     hbm_bytes: int
@@ -126,7 +126,7 @@ class BudgetChecker:
 
 
 def predicted(launch: Launch, reading: Reading = Reading.program) -> Predicted:
-    """What a recorded launch, dry or not, is predicted to take."""
+    """The predicted figures of a recorded launch, dry or not."""
     seen = profile(launch.streams, launch.hardware, f"{launch.kernel} on {launch.hardware.name}", reading)
     return Predicted(
         seen.length_ns / 1000,
@@ -138,7 +138,7 @@ def predicted(launch: Launch, reading: Reading = Reading.program) -> Predicted:
 
 
 def excess(budget: Budget, found: Predicted) -> str:
-    """By how much a launch exceeds its budget, and what takes it; empty where it does not."""
+    """The report of a launch that exceeds its budget, with the largest contributions; empty for one that does not."""
     out: list[str] = []
     tables: list[Part] = []
     if budget.time_us is not None and found.time_us > budget.time_us:
@@ -168,7 +168,7 @@ def _over(what: str, seen: int, limit: int, unit: str) -> str:
 
 
 def _fullest(launch: Launch) -> Memory:
-    """SBUF of the core that has most of it in use."""
+    """SBUF of the core that uses most of it."""
     return max((each.sbuf for each in occupancies(launch)), key=lambda memory: memory.peak_bytes)
 
 
