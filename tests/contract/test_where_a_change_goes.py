@@ -1,7 +1,7 @@
 """The table "Where a change goes" of CONTRIBUTING.md: a copy of the project gets a toy addition of every row.
 
 An addition creates and edits the files that its row lists, and no others. Then the checks that run over everything of
-its kind pass in the copy. Edits are lines put after a line that the file has.
+its kind pass in the copy. An edit replaces one text of a file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Addition:
     name: str
     files: dict[str, str]
     checks: tuple[str, ...]
-    edits: dict[str, tuple[str, str]] = field(default_factory=dict)
+    edits: dict[str, tuple[str, ...]] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)
 
 
@@ -203,11 +203,11 @@ def test_budget(nki_budget) -> None:
     edits={
         "tools/timelines.py": (
             "    return (\n",
-            "        Case(nki_kernels.toy_twice, (_wide(4, 256),)),\n",
+            "    return (\n        Case(nki_kernels.toy_twice, (_wide(4, 256),)),\n",
         ),
         "nki_kernels/README.md": (
             "| `matmul` | `a @ b`, any sizes |\n",
-            "| `toy_twice` | twice its argument |\n",
+            "| `matmul` | `a @ b`, any sizes |\n| `toy_twice` | twice its argument |\n",
         ),
     },
     commands={"make timelines": "tools.timelines"},
@@ -274,6 +274,38 @@ def answer(x):
     ),
 )
 
+CHIP = Addition(
+    "toy1",
+    {
+        "simulate/hardware/toy1.py": '''"""toy1: the numbers of trn3 under another name."""
+
+from __future__ import annotations
+
+from simulate.hardware.gen4 import TRN3
+from simulate.hardware.record import documented
+
+TOY1 = TRN3.with_numbers(name=documented("toy1", "a test"))
+''',
+    },
+    checks=(
+        "tests/hardware",
+        "tests/isa/test_tensor_scalar.py",
+        "tests/isa/test_nc_matmul.py",
+        "tests/testing/test_budget.py",
+        "tests/tools/test_instruction_pages.py",
+        "tests/contract/test_imports.py",
+    ),
+    edits={
+        "simulate/targets.py": ('"trn3")\n', '"trn3", "toy1")\n'),
+        "simulate/hardware/__init__.py": (
+            "TRN2, TRN3)",
+            "TRN2, TRN3, TOY1)",
+            "from simulate.hardware.topology import",
+            "from simulate.hardware.toy1 import TOY1\nfrom simulate.hardware.topology import",
+        ),
+    },
+)
+
 
 def family() -> Addition:
     """The family of the tests of families, as a shipped one."""
@@ -318,7 +350,8 @@ def test_its_kernels_generate_what_its_reference_does(tmp_path, byte_tokenizer, 
         ),
         edits={
             "model/families/registry.py": (
-                '    "llama": Family("model.families.llama", "llama", "LlamaForCausalLM"),\n',
+                "FAMILIES: dict[str, Family] = {\n",
+                "FAMILIES: dict[str, Family] = {\n"
                 '    "toynet": Family("model.families.toynet", "toy", "ToynetForCausalLM"),\n',
             )
         },
@@ -327,6 +360,8 @@ def test_its_kernels_generate_what_its_reference_does(tmp_path, byte_tokenizer, 
 
 ADDITIONS = {"an instruction": INSTRUCTION, "a kernel": KERNEL, "a detector": DETECTOR}
 """By row of the table; other rows join when they list every file that their additions touch."""
+if "`simulate/targets.py`" in ROWS["a chip"]:
+    ADDITIONS["a chip"] = CHIP
 if "tests/model/test_<name>.py" in ROWS["a model family"]:
     ADDITIONS["a model family"] = family()
 
@@ -363,10 +398,12 @@ def add(addition: Addition, folder: Path) -> None:
     for name, text in addition.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    for name, (line, more) in addition.edits.items():
+    for name, edits in addition.edits.items():
         text = (folder / name).read_text(encoding="utf-8")
-        assert text.count(line) == 1, name
-        (folder / name).write_text(text.replace(line, line + more), encoding="utf-8")
+        for old, new in zip(edits[::2], edits[1::2]):
+            assert text.count(old) == 1, name
+            text = text.replace(old, new)
+        (folder / name).write_text(text, encoding="utf-8")
     for module in addition.commands.values():
         done = python(folder, "-m", module)
         assert done.returncode == 0, done.stderr
@@ -404,6 +441,6 @@ def test_an_addition_without_one_of_its_files_fails_the_checks(tmp_path: Path) -
 
 
 def test_every_row_of_the_table_is_known() -> None:
-    assert set(ADDITIONS) < set(ROWS)
+    assert set(ADDITIONS) <= set(ROWS)
     named = {path for row in ROWS for path in listed(row, "*")[0]}
     assert [path for path in named if not any(ROOT.glob(path))] == []

@@ -11,6 +11,7 @@ import pytest
 
 import simulate
 from simulate.errors import InvalidArgument
+from simulate.hardware import TARGETS
 from simulate.testing import Budget, BudgetChecker, BudgetExceeded, Predicted
 
 simulate.install("simulate")
@@ -142,7 +143,7 @@ REFUSED = {
     "sbuf_bytes=False": "sbuf_bytes is False, not a whole number of bytes",
     "time_us=1, reading='best'": "reading is 'best'; known are serial, program, scheduled, dataflow",
     "time_us=1, reading=['serial']": "reading is ['serial']; known are serial, program, scheduled, dataflow",
-    "time_us=1, target='trn9'": "target is 'trn9'; known are trn1, inf2, trn2, trn3",
+    "time_us=1, target='trn9'": f"target is 'trn9'; known are {', '.join(TARGETS)}",
 }
 
 
