@@ -33,7 +33,7 @@ deep: lint ## lint, then all tests, the exhaustive ones too, and a million rando
 	$(PYTEST) $(PARALLEL)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.oracle --instructions 1000000
 
-mutants: $(VENV)/.dev ## break the shipped kernels in some 2,000 ways and see what notices
+mutants: $(VENV)/.dev ## break the shipped kernels in some 2,000 ways and count which checks notice
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.mutants --processes $(WORKERS)
 
 lint: $(VENV)/.dev ## ruff, formatting, types, import contracts
@@ -42,7 +42,7 @@ lint: $(VENV)/.dev ## ruff, formatting, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.dev ## let ruff mend and format what it can
+format: $(VENV)/.dev ## fix and format with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -52,11 +52,11 @@ docs: $(VENV)/.base ## write docs/instructions from the instruction book
 timelines: $(VENV)/.base ## store the predicted timelines of the shipped kernels anew
 	$(BIN)/python -m tools.timelines
 
-notebooks: $(VENV)/.dev ## run the notebooks and store what they print
+notebooks: $(VENV)/.dev ## run the notebooks and store their outputs
 	$(BIN)/python -m tools.notebooks
 
 bench: $(VENV)/.dev ## measure the simulator's own speed
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.speed
 
 wheel: $(VENV)/.base ## build the distribution into dist/
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
@@ -66,7 +66,7 @@ hook: ## run `make pre-commit` before every commit of this clone
 	chmod +x "$$(git rev-parse --git-path hooks)/pre-commit"
 
 pre-commit: lint ## under a minute: lint and the contract tests
-	$(PYTEST) --quiet tests/contract
+	$(PYTEST) --quiet -m "not slow" tests/contract
 
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) build dist .benchmarks .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

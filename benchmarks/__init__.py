@@ -1,1 +1,1 @@
-"""Speed of the simulator, as ratios against named references in one run."""
+"""Benchmarks: `speed`, the simulator on this machine; `fidelity`, predicted against published times."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from simulate import terminal
 from simulate.check import commands as checks
 from simulate.occupancy import command as occupancy
 from simulate.profile import command as profiles
@@ -40,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         if options.command == "run" or error.filename is not None:
-            raise  # a script's own; files of ours say themselves what is wrong with them
-        print(f"error: the report cannot be written: {error.strerror or error}", file=sys.stderr)
+            raise  # from the script; errors of report files are typed
+        terminal.error(f"the report cannot be written: {error.strerror or error}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
         return 2
 
@@ -103,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(act=_explain)
 
     fidelity = commands.add_parser(
-        "fidelity", help="compare predicted with published times, from a checkout", add_help=False
+        "fidelity",
+        help="compare predicted with published times; needs a checkout of the repository",
+        add_help=False,
     )
     fidelity.set_defaults(act=_fidelity)
 
@@ -116,7 +119,7 @@ Run = Callable[[argparse.Namespace], int]
 
 
 class _Options(argparse.ArgumentParser):
-    """The options of a command by themselves; a bad one is raised."""
+    """A parser of one command's options that raises ArgumentError where argparse would exit."""
 
     def error(self, message: str) -> NoReturn:
         raise argparse.ArgumentError(None, message)
@@ -142,13 +145,13 @@ def _target_argument(command: argparse.ArgumentParser) -> None:
 
 def _script_arguments(command: argparse.ArgumentParser, script: str) -> None:
     command.add_argument("script", help=script)
-    command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to it")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script or the kernel")
 
 
 def _take_late_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """The command's own options among the words after a kernel's name are its own; a script gets all of its words.
+    """Options after a kernel's name belong to the command; all words after a script belong to the script.
 
-    Where a script is given words that the command knows itself, a note says so.
+    A note names the words after a script that are also options of the command.
     """
     from simulate.kernel_by_name import names_a_kernel
 
@@ -158,8 +161,7 @@ def _take_late_options(parser: argparse.ArgumentParser, options: argparse.Namesp
             own = [word for word in options.arguments if word.startswith("--") and word not in others]
             if own:
                 print(
-                    f"note: {' '.join(own)} after {options.script} goes to that script; options of "
-                    f"{options.command} stand before it",
+                    f"note: {options.script} gets {' '.join(own)}; options of {options.command} go before the script",
                     file=sys.stderr,
                 )
         return
@@ -173,7 +175,7 @@ def _replay_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--replay",
         action="store_true",
-        help="replay launches like one that was checked before, with less work",
+        help="replay a launch whose program an earlier, checked launch recorded",
     )
     command.add_argument(
         "--exact", action="store_true", help="replay instruction by instruction: the bytes of an eager launch"
@@ -183,7 +185,11 @@ def _replay_arguments(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare every replay with an eager launch, and stop at a difference",
     )
-    command.add_argument("--replay-report", action="store_true", help="print what became of the launches")
+    command.add_argument(
+        "--replay-report",
+        action="store_true",
+        help="print which launches were replayed, and why others were not",
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -212,7 +218,7 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def _reported(command: Callable[[argparse.Namespace, Run], int], options: argparse.Namespace) -> int:
-    """The status of a command that prints a report, in whatever characters the terminal has."""
+    """The status of a command that prints a report; characters that the encoding lacks become `?`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     return command(options, run_to_its_end)
@@ -241,27 +247,33 @@ def _explain(options: argparse.Namespace) -> int:
     load_rules()
     sentences = {**RULES, **{code: kind.sentence for code, kind in KINDS.items()}}
     if options.code is None:
-        width = max(map(len, sentences))
-        for code in sorted(sentences):
-            print(f"{code:{width}s}  {sentences[code]}")
+        terminal.show_lines("".join(f"{code}  {sentences[code]}\n" for code in sorted(sentences)))
         return 0
     code = options.code.upper()
     if code not in sentences:
-        print(f"error: no rule has the code {options.code}; `explain` alone lists them", file=sys.stderr)
+        terminal.error(f"no rule has the code {options.code}; `explain` without a code lists all")
         return 2
     severity = f" ({KINDS[code].severity.value})" if code in KINDS else ""
-    print(f"{code}{severity}: {sentences[code]}")
+    terminal.show_lines(f"{code}{severity}: {sentences[code]}")
     return 0
 
 
 def _fidelity(options: argparse.Namespace) -> int:
-    """Handed over by name: the benchmarks are no part of the installed package."""
+    """Run the benchmark by its name: it belongs to the repository and is not installed with the package."""
+    from simulate.errors import InvalidArgument
+
+    name = "benchmarks.fidelity.__main__"
     try:
-        command = importlib.import_module("benchmarks.fidelity.__main__")
+        command = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or not "benchmarks.fidelity.__main__".startswith(error.name):
+        if error.name is None or not name.startswith(error.name):
             raise
-        print("error: fidelity runs from a checkout of the repository, in its top folder", file=sys.stderr)
+        missing = InvalidArgument(
+            "NKW-FIDELITY-CHECKOUT",
+            "fidelity needs the folder benchmarks/fidelity, which is not installed with the package: run "
+            "`python -m simulate fidelity` in the top folder of a checkout of the repository",
+        )
+        terminal.error(missing)
         return 2
     status: int = command.main(options.rest)
     return status
@@ -270,7 +282,7 @@ def _fidelity(options: argparse.Namespace) -> int:
 def _targets(options: argparse.Namespace) -> int:
     from simulate.hardware import hardware
 
-    rows: list[tuple[str, Any]] = [
+    facts: list[tuple[str, Any]] = [
         ("core", lambda h: h.core),
         ("chip", lambda h: h.chip),
         ("Tensor clock, GHz", lambda h: h.tensor_clock_ghz),
@@ -286,7 +298,6 @@ def _targets(options: argparse.Namespace) -> int:
         ("physical cores/rank", lambda h: " or ".join(map(str, h.logical_core_sizes))),
     ]
     chips = [hardware(target) for target in TARGETS]
-    print(f"{'':22s}" + "".join(f"{chip.name:>14s}" for chip in chips))
-    for label, value in rows:
-        print(f"{label:22s}" + "".join(f"{value(chip)!s:>14s}" for chip in chips))
+    rows = [(label, *(str(value(chip)) for chip in chips)) for label, value in facts]
+    terminal.show([terminal.table("|".join(["", *(chip.name for chip in chips)]), rows, firm=(0,), gap=1)])
     return 0

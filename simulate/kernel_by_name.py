@@ -96,7 +96,7 @@ def _kernel(words: str) -> Callable[..., Any]:
         try:
             found = getattr(importlib.import_module(place), name, None)
         except ImportError as error:
-            raise InvalidArgument("NKW-KERNEL-NAME", f"{place} is no module: {error}") from None
+            raise InvalidArgument("NKW-KERNEL-NAME", f"{place} is not a module: {error}") from None
     if not callable(found):
         raise InvalidArgument("NKW-KERNEL-NAME", f"{place} has no kernel {name}")
     return plain(found)
@@ -114,7 +114,8 @@ def _argument(text: str) -> Any:
             ) from None
     if tensor["dtype"] not in DTYPES:
         raise InvalidArgument(
-            "NKW-KERNEL-ARGUMENT", f"dtype {tensor['dtype']} of {text:.60}; there are {', '.join(DTYPES)}"
+            "NKW-KERNEL-ARGUMENT",
+            f"dtype {tensor['dtype']} of {text:.60} is not known; known are {', '.join(DTYPES)}",
         )
     try:
         shape = tuple(int(size) for size in tensor["shape"].split(","))

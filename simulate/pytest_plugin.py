@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--nki-check",
         choices=_LEVELS,
-        help="let check_kernel use no detectors, the usual, or also try other orders",
+        help="checks of check_kernel: no detectors, the detectors, or detectors and other orders",
     )
     group.addoption("--nki-artifacts", metavar="FOLDER", help="where failed kernel tests leave their files")
     for name, help_text in _INI.items():
@@ -97,10 +97,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a budget that nothing would be held to."""
+    """Refuse the marker nki_budget on a test that does not use the fixture."""
     for item in items:
         if item.get_closest_marker("nki_budget") and "nki_budget" not in getattr(item, "fixturenames", ()):
-            raise pytest.UsageError(f"{item.nodeid} has a budget; let it ask for the fixture nki_budget too")
+            raise pytest.UsageError(
+                f"{item.nodeid} has the marker nki_budget and does not use the fixture nki_budget"
+            )
 
 
 @pytest.fixture
@@ -114,10 +116,10 @@ def nki_budget(
 
     marker = request.node.get_closest_marker("nki_budget")
     if marker is None:
-        raise InvalidArgument("NKW-BUDGET", "nki_budget: the test has no marker nki_budget that states one")
+        raise InvalidArgument("NKW-BUDGET", "nki_budget: the test has no marker nki_budget with a budget")
     budget = Budget.of(marker.args, marker.kwargs)
     if install(_option(request.config, "nki_backend") or None) == "neuron":
-        pytest.skip("budgets are of the simulator, and `nki` is the real package")
+        pytest.skip("nki_budget needs the simulator; `nki` is the real package")
     return BudgetChecker(budget, nki_target, lambda: _folder(request.node, tmp_path_factory))
 
 
@@ -149,7 +151,7 @@ def _folder(node: pytest.Item, temporary: pytest.TempPathFactory) -> Path:
 
 
 def _option(config: pytest.Config, name: str) -> str:
-    """What the command line says, else the configuration file; empty if neither says anything."""
+    """The value of the command line, else of the configuration file, else nothing."""
     return str(config.getoption(name) or config.getini(name) or "")
 
 
@@ -160,4 +162,4 @@ def _listed(text: str | None) -> list[str]:
 def _known(targets: list[str], where: str) -> None:
     for target in targets:
         if target not in TARGETS:
-            raise pytest.UsageError(f"{where}: {target} is no target; known are {', '.join(TARGETS)}")
+            raise pytest.UsageError(f"{where}: {target} is not a target; known are {', '.join(TARGETS)}")

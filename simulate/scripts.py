@@ -10,6 +10,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from simulate.terminal import error
+
 
 def run_script(options: argparse.Namespace, raises: bool = False) -> int:
     """Run the script; an NkwError of its kernels is printed, or passed on with `raises`."""
@@ -17,7 +19,7 @@ def run_script(options: argparse.Namespace, raises: bool = False) -> int:
 
     script = Path(options.script)
     if not script.is_file():
-        print(f"error: {script} is not a file", file=sys.stderr)
+        error(f"{script} is not a file")
         return 2
     if not _bound(options):
         return 2
@@ -26,11 +28,11 @@ def run_script(options: argparse.Namespace, raises: bool = False) -> int:
     sys.path.insert(0, str(script.resolve().parent))
     try:
         runpy.run_path(str(script), run_name="__main__")
-    except NkwError as error:
+    except NkwError as refused:
         if raises:
             raise
         sys.stdout.flush()
-        print(f"error: {error}", file=sys.stderr)
+        error(refused)
         return 1
     finally:
         sys.argv, sys.path[:] = before
@@ -52,16 +54,16 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
         return 2
     try:
         launch_by_name(options.script, options.arguments, Mode.eager if computes else Mode.dry)
-    except NkwError as error:
-        if raises and not isinstance(error, InvalidArgument):
+    except NkwError as refused:
+        if raises and not isinstance(refused, InvalidArgument):
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, InvalidArgument) else 1
+        error(refused)
+        return 2 if isinstance(refused, InvalidArgument) else 1
     return 0
 
 
 def run_to_its_end(options: argparse.Namespace) -> int:
-    """Run the script or the kernel, however it ends: what it launched until then is reported all the same.
+    """Run the script or the kernel; launches before an early end are reported as well.
 
     Returns its exit status; 1 with the script's traceback on stderr where an error ended it.
     """
@@ -71,9 +73,9 @@ def run_to_its_end(options: argparse.Namespace) -> int:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         print(end.code, file=sys.stderr)
-    except Exception as error:
+    except Exception as failed:
         sys.stdout.flush()
-        traceback.print_exception(type(error), error, _of_the_script(error.__traceback__))
+        traceback.print_exception(type(failed), failed, _of_the_script(failed.__traceback__))
     return 1
 
 
@@ -97,8 +99,8 @@ def _bound(options: argparse.Namespace) -> bool:
     try:
         chip = target_hardware()
         install("simulate")
-    except NkwError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except NkwError as refused:
+        error(refused)
         return False
     chosen = "" if os.environ.get(TARGET_VARIABLE) else f" (default; --target or {TARGET_VARIABLE} chooses)"
     print(f"target {chip.name}{chosen}", file=sys.stderr)

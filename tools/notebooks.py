@@ -1,4 +1,4 @@
-"""Runs the notebooks from top to bottom and stores what they show.
+"""Runs the notebooks from top to bottom and stores their outputs.
 
     python -m tools.notebooks [NOTEBOOK ...]            run them and store their outputs; all of notebooks/ by default
     python -m tools.notebooks --check [NOTEBOOK ...]    run them and compare the text they print with what is stored
@@ -22,7 +22,7 @@ _CELL_SECONDS = 600
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run what is asked for; returns the exit status."""
+    """Run or check the notebooks; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.notebooks", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare instead of storing")
     parser.add_argument(
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def executed(path: Path) -> nbformat.NotebookNode:
-    """A notebook after a run in a fresh kernel, without what differs from run to run."""
+    """A notebook after a run in a fresh kernel, without metadata that differ from run to run."""
     notebook = nbformat.read(path, as_version=4)
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(ROOT)  # a kernel is another process; it uses this checkout
@@ -78,7 +78,7 @@ def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]
 
 
 def printed(notebook: nbformat.NotebookNode) -> list[str]:
-    """What each cell prints; pictures are no text."""
+    """The text that each cell prints, without pictures."""
     return ["".join(output.get("text", "") for output in cell.get("outputs", [])) for cell in notebook.cells]
 
 

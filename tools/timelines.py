@@ -21,6 +21,7 @@ import nki_kernels
 import simulate
 from nki_kernels import ladder
 from simulate.targets import GENERATIONS
+from simulate.terminal import progress
 from simulate.timing import listing, schedule
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "timing" / "stored"
@@ -84,7 +85,10 @@ def timeline(case: Case, target: str) -> str:
 
 def timelines() -> dict[str, str]:
     """Every stored timeline as it is today, by the name of its file."""
-    return {f"{case.name}-{target}.txt": timeline(case, target) for case in cases() for target in TARGETS}
+    every = [(case, target) for case in cases() for target in TARGETS]
+    return {
+        f"{case.name}-{target}.txt": timeline(case, target) for case, target in progress(every, "timelines")
+    }
 
 
 def write(folder: Path = FOLDER) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from simulate.errors import NkwError
 from simulate.files import claim, complete
+from simulate.terminal import error, progress
 from simulate.timing import Reading
 
 
@@ -22,21 +23,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         results = claim(options.json, "results", "NKW-FIDELITY-FILE") if options.json else None
         entries = read_entries(options.measurements)
-    except NkwError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except NkwError as refused:
+        error(refused)
         return 2
     if options.family:
         entries = [entry for entry in entries if entry.family in options.family]
     main = None if options.reading is None else Reading(options.reading)
     readings = () if options.quick else tuple(Reading)
-    found = outcomes(entries, readings, main, probe=not options.quick)
+    found = outcomes(progress(entries, "measurements"), readings, main, probe=not options.quick)
     print(text(found))
     if results is not None:
         try:
             with complete(results, "results", "NKW-FIDELITY-FILE") as file:
                 file.write(json.dumps(as_json(found), indent=1) + "\n")
-        except NkwError as error:
-            print(f"error: {error}", file=sys.stderr)
+        except NkwError as refused:
+            error(refused)
             return 2
     return 0
 
@@ -47,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Compare predicted times with published measurements, by family and chip.",
     )
     parser.add_argument("--measurements", required=True, metavar="FILE", help="a JSON list of measurements")
-    parser.add_argument("--json", metavar="OUT", help="write what became of every entry")
+    parser.add_argument("--json", metavar="OUT", help="write the outcome of every entry")
     parser.add_argument("--family", action="append", metavar="NAME", help="only this family; may be repeated")
     parser.add_argument(
         "--reading",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.fidelity.builders import build
@@ -15,10 +15,9 @@ from simulate.timing import Reading
 
 
 def outcomes(
-    entries: Sequence[Entry],
+    entries: Iterable[Entry],
     readings: Sequence[Reading] = tuple(Reading),
     main: Reading | None = None,
-    progress: Callable[[Outcome], None] = lambda outcome: None,
     probe: bool = True,
 ) -> list[Outcome]:
     """Predict every entry that a builder can stand for.
@@ -26,12 +25,7 @@ def outcomes(
     `main` is the reading whose errors count: for every entry, or None for that of each entry's kind of schedule. No
     `probe`: the share of guesses is not worked out, which halves the work.
     """
-    found = []
-    for entry in entries:
-        outcome = _outcome(entry, readings, main, probe)
-        progress(outcome)
-        found.append(outcome)
-    return found
+    return [_outcome(entry, readings, main, probe) for entry in entries]
 
 
 def _outcome(entry: Entry, readings: Sequence[Reading], main: Reading | None, probe: bool) -> Outcome:

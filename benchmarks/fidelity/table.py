@@ -17,7 +17,7 @@ LADDER_MIN = 4
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one entry: its times, or the reason why it is not covered."""
+    """The outcome of one entry: its times, or the reason why it is not covered."""
 
     entry: Entry
     reason: str = ""

@@ -1,19 +1,18 @@
-"""Detectors: what a launch that ran to its end, or that stopped, says about the chip.
+"""Detectors: findings about a launch, whether it ran to its end or stopped.
 
-A detector is a pure function of a `Launch` and of the `Evidence` that was gathered while it ran. Families, one file
-each: `mem` overlap of tiles with explicit addresses; `init` registers and generators used before they are set;
-`stale` results that nothing read and data left over; `order` ordering requests; `loops` bodies of device loops;
-`race` unordered accesses; `sync` why cores wait in vain; `out` inputs and outputs; `values` numbers the chip does not
-hold; `device` known divergences between simulation and chip, and `carried` those of loops and of Beta 1. `orders` and
-`interleavings` carry a launch out again, where that is asked for. `lint` looks at source code instead.
+A detector is a pure function `detect` of a `Launch` and of the `Evidence` that was gathered while it ran. Every file of
+this folder with such a function is a family of detectors; its first line names what it finds. `sync` explains deadlocks
+and disagreements of cores. `orders` and `interleavings` execute a launch again on request. `lint` reads source code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from simulate.check import carried, device, init, loops, mem, order, out, race, stale, values
 from simulate.check.evidence import Evidence
 from simulate.check.findings import KINDS, Finding, Severity, from_error, in_order, text
 from simulate.check.formats import Format, render
@@ -23,18 +22,13 @@ from simulate.errors import Deadlock, NkwError, RendezvousMismatch
 from simulate.run import Launch
 
 DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
-    "mem": mem.detect,
-    "init": init.detect,
-    "stale": stale.detect,
-    "order": order.detect,
-    "loops": loops.detect,
-    "race": race.detect,
-    "out": out.detect,
-    "values": values.detect,
-    "device": device.detect,
-    "carried": carried.detect,
-    "varied": lambda launch, evidence: evidence.varied,
-}
+    file.name: module.detect
+    for file in pkgutil.iter_modules(__path__)
+    if file.name != "commands" and not file.ispkg
+    for module in [importlib.import_module(f"{__name__}.{file.name}")]
+    if hasattr(module, "detect")
+} | {"varied": lambda launch, evidence: evidence.varied}
+"""The `detect` of every file of this folder that has one, and the findings of launches that were executed again."""
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
@@ -43,7 +37,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) -> list[Finding]:
-    """What is found in all launches that a call makes; what stops one of them is a finding too.
+    """The findings of all launches that a call makes; an error that stops one of them is a finding too.
 
     orders and seeds: as for `gathered`. Passes on what the call raises, unless a kernel broke a rule.
     """
@@ -56,21 +50,26 @@ def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) ->
     return findings_of(seen)
 
 
-def findings_of(seen: Gatherer) -> list[Finding]:
-    """What is found in everything that was gathered, and what stopped launches."""
+def findings_of(
+    seen: Gatherer, progress: Callable[[Sequence[Any], str], Iterable[Any]] = lambda launches, _: launches
+) -> list[Finding]:
+    """The findings of all gathered launches, and of the errors that stopped launches.
+
+    `progress` gets the launches and a name for the work, and yields the launches.
+    """
     findings = list(map(finding_of, seen.errors))
-    for launch, evidence in seen.launches:
+    for launch, evidence in progress(seen.launches, "detectors"):
         findings += detect(launch, evidence)
     return in_order(findings)
 
 
 def finding_of(error: NkwError) -> Finding:
-    """What stopped a kernel, as a finding."""
+    """The finding of an error that stopped a kernel."""
     if isinstance(error, (Deadlock, RendezvousMismatch)):
         return explain(error)
     finding = from_error(error)
     if error.code == "NKW-UNWRITTEN" and "in shared_hbm" in finding.message:
-        # Cores run one at a time: what the other core writes without a barrier may not be there yet.
+        # Cores run one at a time: without a barrier the other core may not have written yet.
         hint = "if the other core writes it, nisa.core_barrier(data=…, cores=(0, 1)) before the read"
         return replace(finding, hint=hint)
     return finding

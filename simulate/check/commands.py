@@ -18,6 +18,7 @@ from simulate.check.lint import LEVELS, calls_of, lint_file
 from simulate.errors import NkwError
 from simulate.run import target_hardware
 from simulate.targets import DEFAULT_TARGET
+from simulate.terminal import Hanging, error, progress, show, show_lines, table
 
 _DEVICES = "neuron*"
 _PACKAGES = {"nki": (0, 2), "neuronx-cc": (2, 20), "torch-neuronx": (2, 7), "libneuronxla": (2, 2)}
@@ -40,26 +41,26 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def add_variations(command: argparse.ArgumentParser) -> None:
-    """The options of `check` that have launches carried out again."""
+    """The options of `check` that execute launches again."""
     command.add_argument(
         "--orders",
         type=_count,
         default=0,
         metavar="N",
-        help="carry every launch out again in N other orders that its dependences allow",
+        help="execute every launch again in N other orders of instructions that its dependences allow",
     )
     command.add_argument(
         "--seeds",
         type=_count,
         default=0,
         metavar="N",
-        help="make every launch of several cores again with N other orders of turns",
+        help="run every launch of several cores again with N other schedules of its cores",
     )
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no count; give 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count; give an integer of 0 or more")
     return int(text)
 
 
@@ -71,20 +72,20 @@ def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace]
     with gathered(options.orders, options.seeds) as seen, redirect_stdout(sys.stderr):
         status, failed = _run(options, run_script, seen)
     if not (status or failed or seen.launches or seen.errors):
-        print("error: no kernel was launched", file=sys.stderr)
+        error("no kernel was launched")
         return 2
     findings: list[Finding] | None = []
     if seen.launches or seen.errors:
-        findings = _report(findings_of(seen), options)
+        findings = _report(findings_of(seen, progress), options)
     if failed:
-        print(f"error: {options.script} did not run to its end ({failed})", file=sys.stderr)
+        error(f"{options.script} did not run to its end ({failed})")
     return 2 if status or failed or findings is None else 1 if findings else 0
 
 
 def _run(
     options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int], seen: Gatherer
 ) -> tuple[int, object]:
-    """Run the script; returns the status of what could not begin and has been said, and why it ended early."""
+    """Run the script; returns the status of a start that failed with a message, and the cause of an early end."""
     try:
         return run_script(options), None
     except NkwError as error:
@@ -108,14 +109,14 @@ def lint(options: argparse.Namespace) -> int:
     for file in files:
         with suppress(NkwError):
             called |= calls_of(file)
-    for file in files:
+    for file in progress(files, "files"):
         try:
             findings += lint_file(file, level, called)
-        except NkwError as error:
+        except NkwError as unreadable:
             if not path.is_dir():
-                print(f"error: {error}", file=sys.stderr)
+                error(unreadable)
                 return 2
-            findings.append(from_error(error))  # one file that cannot be read does not hide the others
+            findings.append(from_error(unreadable))  # one file that cannot be read does not hide the others
     kept = _report(findings, options)
     if kept is None:
         return 2
@@ -133,7 +134,7 @@ def _level_name(level: tuple[int, int]) -> str:
 
 
 def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Finding] | None:
-    """Print findings but those that are to be left out; returns them, or None where they cannot be written."""
+    """Print all findings but the ignored ones; returns them, or None where they cannot be written."""
     ignored, raised = ({code.upper() for code in codes} for codes in (options.ignore, options.as_error))
     kept = [
         replace(finding, severity=Severity.error) if finding.code in raised or "ALL" in raised else finding
@@ -141,11 +142,17 @@ def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Fi
         if finding.code not in ignored
     ]
     try:
-        print(render(in_order(kept), Format(options.format)), end="", flush=True)
+        how = Format(options.format)
+        text = render(in_order(kept), how)
+        if how is Format.text:
+            show_lines(text)
+        else:
+            print(text, end="")
+        sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except (OSError, UnicodeEncodeError) as error:
-        print(f"error: the report cannot be written: {error}", file=sys.stderr)
+    except (OSError, UnicodeEncodeError) as unwritten:
+        error(f"the report cannot be written: {unwritten}")
         return None
     return kept
 
@@ -156,26 +163,27 @@ def doctor(options: argparse.Namespace, backend: Callable[[], str]) -> int:
     `backend` decides what `nki` means, and raises NkwError where it cannot be what was asked for.
     """
     works = True
-    print(f"Python       {platform.python_version()}")
-    for name in ("numpy", "ml_dtypes", "torch"):
-        print(f"{name:12s} {_version(name) or 'not installed'}")
-    for name in _PACKAGES:
-        print(f"{name:12s} {_vendor_package(name)}")
     devices = sorted(path.name for path in Path("/dev").glob(_DEVICES))
-    print(f"chip         {', '.join(devices) if devices else 'no Neuron device files'}")
+    found = {
+        "Python": platform.python_version(),
+        **{name: _version(name) or "not installed" for name in ("numpy", "ml_dtypes", "torch")},
+        **{name: _vendor_package(name) for name in _PACKAGES},
+        "chip": ", ".join(devices) or "no Neuron device files",
+    }
     for label, asked in (("import nki", backend), ("target", lambda: target_hardware().name)):
         try:
-            print(f"{label:12s} {asked()}")
-        except NkwError as error:
-            print(f"{label:12s} {error}")
+            found[label] = asked()
+        except NkwError as refused:
+            found[label] = str(refused)
             works = False
     try:
-        total = _trial()
-        print(f"simulator    a small kernel ran and returned {'the right' if total else 'a wrong'} answer")
-        works = works and total
-    except Exception as error:
-        print(f"simulator    a small kernel failed: {type(error).__name__}: {error}")
+        right = _trial()
+        found["simulator"] = f"a small kernel ran and returned {'the right' if right else 'a wrong'} answer"
+        works = works and right
+    except Exception as failed:
+        found["simulator"] = f"a small kernel failed: {type(failed).__name__}: {failed}"
         works = False
+    show([table("", [(label, Hanging(value, 0)) for label, value in found.items()], left=(0, 1), firm=(0,))])
     return 0 if works else 1
 
 

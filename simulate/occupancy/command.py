@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -11,9 +10,10 @@ from simulate.errors import InvalidArgument
 from simulate.files import claim, complete
 from simulate.kernel_by_name import what_is_run
 from simulate.occupancy.svg import svg
-from simulate.occupancy.text import text
+from simulate.occupancy.text import report
 from simulate.occupancy.uses import Occupancy, occupancies
 from simulate.run import Launch, recorded
+from simulate.terminal import error, show
 
 _CODE = "NKW-PICTURE-PATH"
 
@@ -32,19 +32,20 @@ def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace
     try:
         picture = claim(options.svg, "picture", _CODE) if options.svg else None
         if picture == what_is_run(options.script):
-            raise InvalidArgument(_CODE, f"{options.script} is what is to be run")
-    except InvalidArgument as error:
-        print(f"error: {error}", file=sys.stderr)
+            raise InvalidArgument(_CODE, f"{options.script} is the file to run; name another file")
+    except InvalidArgument as refused:
+        error(refused)
         return 2
     with recorded(calls=True, refused=True, outputs=False) as launches:
         status = run_script(options)
     if not launches:
         if status == 0:
-            print("error: no kernel was launched", file=sys.stderr)
+            error("no kernel was launched")
         return status or 2
     shown = distinct(launches)
     if options.text or picture is None:
-        print("\n".join(text(occupancy, title) for title, occupancy in shown), end="")
+        blocks = [report(occupancy, title) for title, occupancy in shown]
+        show([*blocks[0], *(part for block in blocks[1:] for part in ("", *block))])
     if picture is not None:
         with complete(picture, "picture", _CODE) as file:
             file.write(svg(shown))
@@ -53,23 +54,23 @@ def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace
 
 
 def distinct(launches: Iterable[Launch]) -> list[tuple[str, Occupancy]]:
-    """The cores of launches whose memory differs, each with a title that says how many others are like it."""
+    """The cores of launches whose memory differs, each with a title that counts the equal ones."""
     found: list[list[Occupancy]] = []
     names: list[str] = []
     known: dict[tuple[object, ...], list[int]] = {}
     for number, launch in enumerate(launches):
         for occupancy in occupancies(launch):
             anonymous = replace(occupancy, rank=0, core=0)
-            alike = known.setdefault((launch.kernel, len(launch.streams), occupancy.events), [])
-            for index in alike:
+            equal = known.setdefault((launch.kernel, len(launch.streams), occupancy.events), [])
+            for index in equal:
                 if replace(found[index][0], rank=0, core=0) == anonymous:
                     found[index].append(occupancy)
                     break
             else:
-                alike.append(len(found))
+                equal.append(len(found))
                 found.append([occupancy])
                 names.append(f"{launch.kernel} #{number} on {launch.hardware.name}")
     return [
-        (name + (f" and {len(group) - 1} more like it" if len(group) > 1 else ""), group[0])
+        (name + (f" and {len(group) - 1} equal to it" if len(group) > 1 else ""), group[0])
         for name, group in zip(names, found)
     ]

@@ -1,4 +1,4 @@
-"""The letter of a source of tiles, and how its place in the kernel is worded; the same in text and picture."""
+"""The letter of a source of tiles and the name of its line in the kernel, for text and picture."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def _legend(memory: Memory, top: float) -> tuple[list[str], int]:
         y = top + 10 + (row + 1) * _LEGEND_ROW
         hint = ""
         if number in at_peak:
-            elements = memory.room(number).elements
+            elements = memory.largest_free_size(number)
             hint = f"{elements:,} {source.dtype}" if elements else "nothing"
         cells = (
             f"{source}" + (" @ address" if source.addressed else ""),

@@ -1,4 +1,4 @@
-"""On-chip memory of a launch as text, 80 columns: maps of SBUF and PSUM, loops with their high-water marks, banks."""
+"""On-chip memory of a launch as text: maps of SBUF and PSUM, loops with their high-water marks, banks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from simulate.occupancy.grid import grid
 from simulate.occupancy.marks import letters, place_of, short
 from simulate.occupancy.uses import Level, Memory, Occupancy
+from simulate.terminal import Hanging, Name, Part, rendered, table, verbatim
 
-_WIDTH = 80
 _MAP_COLUMNS = 70
 _ROWS = 16
 _SOURCES = 16
@@ -17,30 +17,31 @@ _PARTITION_ROWS = 8
 
 
 def text(occupancy: Occupancy, title: str = "") -> str:
-    """SBUF and PSUM of one core: what fits and what does not, maps, tiles, loops, banks."""
+    """SBUF and PSUM of one core as text: what fits and what does not, maps, tiles, loops, banks."""
+    return rendered(report(occupancy, title))
+
+
+def report(occupancy: Occupancy, title: str = "") -> list[Part]:
+    """The parts of the text of one core's memory, for a terminal."""
     where = f"rank {occupancy.rank} core {occupancy.core}, {_n(occupancy.events)} instructions"
-    out = [f"{title or occupancy.kernel + ' on ' + occupancy.chip}: {where}"]
+    head = f"{title or occupancy.kernel + ' on ' + occupancy.chip}: {where}"
+    out: list[Part] = [Hanging(head, style="bold")]
     for memory in occupancy.memories:
         out += ["", *_memory(memory, occupancy.events)]
-    return "\n".join(line.rstrip() for line in out) + "\n"
-
-
-def _memory(memory: Memory, events: int) -> list[str]:
-    name = memory.region.value.upper()
-    if not memory.uses:
-        return [f"{name}: not used; {_n(memory.usable_bytes)} bytes per partition are usable"]
-    out = [*_summary(memory), ""]
-    out += _over_time(memory, events)
-    out += ["", *_at_peak(memory)]
-    out += ["", *_sources(memory)]
-    out += ["", *_levels(memory.levels, memory.usable_bytes)]
-    if memory.banks:
-        out += ["", *_banks(memory, events)]
     return out
 
 
+def _memory(memory: Memory, events: int) -> list[Part]:
+    name = memory.region.value.upper()
+    if not memory.uses:
+        return [f"{name}: not used; {_n(memory.usable_bytes)} bytes per partition are usable"]
+    out = [*_summary(memory), "", verbatim(_over_time(memory, events)), "", verbatim(_at_peak(memory))]
+    out += ["", *_sources(memory), "", _levels(memory.levels, memory.usable_bytes)]
+    return [*out, "", _banks(memory, events)] if memory.banks else out
+
+
 def verdict(memory: Memory) -> str:
-    """Whether the tiles fit, in one sentence with the bytes that are left or missing."""
+    """One sentence: whether the tiles fit, with the bytes that are left or missing."""
     usable, peak, high = memory.usable_bytes, memory.peak_bytes, memory.high_water_bytes
     if peak > usable:
         return f"does not fit: the live bytes exceed the usable ones by {_n(peak - usable)}"
@@ -49,21 +50,24 @@ def verdict(memory: Memory) -> str:
     return f"fits, with {_n(usable - high)} bytes to spare"
 
 
-def _summary(memory: Memory) -> list[str]:
-    usable, peak = memory.usable_bytes, memory.peak_bytes
-    out = [
-        f"{memory.region.value.upper()}: {verdict(memory)}",
-        f"  usable      {_n(usable):>9s} bytes per partition",
-        f"  live        {_n(peak):>9s} at most, {_share(peak, usable)}, first at instruction {_n(memory.peak_event)}",
-        f"  high water  {_n(memory.high_water_bytes):>9s} where first fit ends, "
-        f"{_share(memory.high_water_bytes, usable)}",
+def _summary(memory: Memory) -> list[Part]:
+    usable, peak, high = memory.usable_bytes, memory.peak_bytes, memory.high_water_bytes
+    rows = [
+        ("usable", _n(usable), "bytes per partition"),
+        ("live", _n(peak), f"at most, {_share(peak, usable)}, first at instruction {_n(memory.peak_event)}"),
+        ("high water", _n(high), f"where first fit ends, {_share(high, usable)}"),
     ]
+    out: list[Part] = [Hanging(f"{memory.region.value.upper()}: {verdict(memory)}", style="bold")]
+    out.append(table("", rows, left=(0, 2), indent=2, gap=1))
     misfits = {use.source: use for use in reversed(memory.misfits)}  # the first of each source
     for use in sorted(misfits.values(), key=lambda use: use.first_use)[:_MISFITS]:
         source = memory.sources[use.source]
         out += [
-            f"  does not fit: {source}, bytes {_n(use.offset)}:{_n(use.end)},",
-            f"    {_n(use.end - usable)} too many, from instruction {_n(use.first_use)}, at {place_of(source)}",
+            Hanging(
+                f"  does not fit: {source}, bytes {_n(use.offset)}:{_n(use.end)}, {_n(use.end - usable)} too many, "
+                f"from instruction {_n(use.first_use)}, at {place_of(source)}",
+                4,
+            )
         ]
     if len(misfits) > _MISFITS:
         out.append(f"  and tiles of {len(misfits) - _MISFITS} more allocations")
@@ -108,60 +112,50 @@ def _at_peak(memory: Memory) -> list[str]:
     return [*out, f"{'':8s} +{'-' * _MAP_COLUMNS}", f"{'':10s}0{_n(top):>{_MAP_COLUMNS - 1}s}"]
 
 
-def _sources(memory: Memory) -> list[str]:
+def _sources(memory: Memory) -> list[Part]:
     marks = letters(memory)
     order = list(memory.ranks)
     shown = order[:_SOURCES]
     at_peak = set(memory.largest_sources[:4])
-    out = [f"  {'tiles':<30s}{'bytes':>8s}{'tiles':>6s}{'live':>5s}  line < callers"]
+    rows = []
     for number in shown:
         source = memory.sources[number]
-        kind = " @" if source.addressed else ""
-        name = _fit(f"{source}{kind}", 30)
-        out.append(
-            f"{marks[number]} {name:<30s}{_n(source.bytes):>8s}{source.tiles:>6d}{source.most_live:>5d}  "
-            f"{_fit(place_of(source), _WIDTH - 53)}"
-        )
+        name = f"{marks[number]} {source}{' @' if source.addressed else ''}"
+        rows.append((name, _n(source.bytes), str(source.tiles), str(source.most_live), place_of(source)))
+    out: list[Part] = [table("  tiles|bytes|tiles|live|line < callers", rows, left=(0, 4), firm=(0,))]
     if len(order) > len(shown):
         out.append(f"  and {len(order) - len(shown)} smaller ones")
     if any(memory.sources[number].addressed for number in shown):
         out.append("  @ stays at its address=; the others are placed first fit")
-    hints = [_hint(memory, number, marks[number]) for number in shown if number in at_peak]
-    return [*out, *hints]
+    return [*out, *(_hint(memory, number, marks[number]) for number in shown if number in at_peak)]
 
 
-def _hint(memory: Memory, number: int, mark: str) -> str:
-    source, room = memory.sources[number], memory.room(number)
-    name = f"{mark} {_fit(source.name, 16)}"
-    if room.elements == 0:
-        return f"  no size of {name} fits beside the others"
-    return f"  largest free size of {name} that fits beside the others: {_n(room.elements)} {source.dtype}"
+def _hint(memory: Memory, number: int, mark: str) -> Hanging:
+    source, elements = memory.sources[number], memory.largest_free_size(number)
+    name = f"{mark} {source.name}"
+    if elements == 0:
+        return Hanging(f"  no size of {name} fits beside the others", 4)
+    return Hanging(
+        f"  largest free size of {name} that fits beside the others: {_n(elements)} {source.dtype}", 4
+    )
 
 
-def _levels(levels: Sequence[Level], usable: int) -> list[str]:
-    out = [f"{'high-water mark by loop':<40s}{'live':>9s}{'share':>9s}{'own':>9s}  line"]
+def _levels(levels: Sequence[Level], usable: int) -> Part:
+    rows = []
     for level in levels:
-        if not level.path:
-            name, line = "the whole kernel", ""
-        else:
-            name = "  " * len(level.path) + level.path[-1].header
-            line = short(level.path[-1].where)
-        out.append(
-            f"{_fit(name, 39):<40s}{_n(level.live_bytes):>9s}{_share(level.live_bytes, usable):>9s}"
-            f"{_n(level.own_bytes):>9s}  {_fit(line, 11, keep_end=True)}"
-        )
-    return out
+        name = "  " * len(level.path) + level.path[-1].header if level.path else "the whole kernel"
+        numbers = _n(level.live_bytes), _share(level.live_bytes, usable), _n(level.own_bytes)
+        rows.append((name, *numbers, Name(short(level.path[-1].where)) if level.path else ""))
+    return table("high-water mark by loop|live|share|own|line", rows, left=(0, 4))
 
 
-def _banks(memory: Memory, events: int) -> list[str]:
+def _banks(memory: Memory, events: int) -> Part:
     assert memory.bank_bytes is not None
-    out = [f"{'bank':>4s}{'tiles':>8s}{'high water':>12s} of {_n(memory.bank_bytes)}   held"]
-    for bank in memory.banks:
-        out.append(
-            f"{bank.number:>4d}{bank.tiles:>8d}{_n(bank.high_water_bytes):>12s}"
-            f"{'':10s}{_share(bank.events, events):>9s}"
-        )
-    return out
+    rows = [
+        (str(bank.number), str(bank.tiles), _n(bank.high_water_bytes), _share(bank.events, events))
+        for bank in memory.banks
+    ]
+    return table(f"bank|tiles|high water of {_n(memory.bank_bytes)}|held", rows, left=())
 
 
 def _top(memory: Memory) -> int:
@@ -183,9 +177,3 @@ def _n(number: int) -> str:
 
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
-
-
-def _fit(line: str, width: int, keep_end: bool = False) -> str:
-    if len(line) <= width:
-        return line
-    return "..." + line[-(width - 3) :] if keep_end else line[: width - 3] + "..."

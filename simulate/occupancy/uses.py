@@ -1,8 +1,8 @@
-"""Who occupies SBUF and PSUM of one core, from when to when, and where: worked out from a recorded launch.
+"""The tiles in SBUF and PSUM of one core, each with its lifetime and its place: derived from a recorded launch.
 
 Time is program order: one step per instruction. A tile is live from its first to its last use, and lies where
-`simulate.memory.placement` puts it: at its `address=`, else first fit. The compiler may place otherwise; what the tiles
-need at one time, the live bytes, it cannot change.
+`simulate.memory.placement` puts it: at its `address=`, else first fit. The compiler may place tiles elsewhere; the
+number of live bytes stays.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A loop of the kernel, by the loops around it and itself, and what was live at most while it was open.
+    """A loop of the kernel inside its outer loops, and the most bytes that were live while it ran.
 
     `own_bytes` belong to tiles that were allocated inside the loop. `peak_event` is the first with that many bytes.
     """
@@ -83,20 +83,12 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """One PSUM bank: the tiles that passed through it, the most bytes used, and the events while it held any."""
+    """One PSUM bank: the number of its tiles, the most bytes used, and the number of events while it held a tile."""
 
     number: int
     tiles: int
     high_water_bytes: int
     events: int
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The largest free size, in elements, that fits for the tiles of one source while all others stay as they are."""
-
-    source: int
-    elements: int
 
 
 @dataclass(frozen=True)
@@ -153,11 +145,11 @@ class Memory:
         highest = max((min(use.end, start + size) - start for use in held), default=0)
         return Bank(number, len(held), highest, int(np.count_nonzero(np.cumsum(busy)[:-1])))
 
-    def room(self, source: int) -> Room:
-        """How large the tiles of a source may be, as first fit places them."""
+    def largest_free_size(self, source: int) -> int:
+        """The largest free size, in elements, of the tiles of a source that fits while all other tiles stay."""
         chosen = {tile.serial for tile, use in zip(self.placement.tiles, self.uses) if use.source == source}
         size = largest_fit(self.placement.tiles, chosen, self.usable_bytes, self.bank_bytes)
-        return Room(source, size // self.sources[source].element_bytes)
+        return size // self.sources[source].element_bytes
 
     @cached_property
     def ranks(self) -> dict[int, int]:

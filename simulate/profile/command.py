@@ -14,9 +14,10 @@ from simulate.occupancy import svg
 from simulate.occupancy.command import distinct as cores
 from simulate.profile.page import PageLaunch, PageStep, write_page
 from simulate.profile.profile import Profile, profile
-from simulate.profile.text import text, us
+from simulate.profile.text import report, us
 from simulate.run import Launch, recorded
 from simulate.run.stream import Stream
+from simulate.terminal import error, progress, show
 from simulate.timing import Reading, write_trace
 
 
@@ -49,7 +50,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
         firsts = [launches[numbers.index(part)] for part in range(len(profiles))]
         for each in profiles:
             if page is None or options.text:
-                print(text(each))
+                show([*report(each), ""])
             else:
                 print(f"{each.title}: {us(each.length_ns)} us ({each.reading.value} reading)")
         if trace is not None:
@@ -62,22 +63,23 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
             parts = [PageLaunch(each, svg(cores([launch]))) for each, launch in zip(profiles, firsts)]
             write_page(page, Path(options.script).name, parts, steps)
             print(f"page: {options.html}")
-    except NkwError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except NkwError as refused:
+        error(refused)
         return 2
     return status
 
 
 def _distinct_files(script: str, trace: Path | None, page: Path | None) -> None:
-    """Raises InvalidArgument where one file would take the place of another one or of what is run."""
+    """Raises InvalidArgument where one file would overwrite another one or the script."""
     run = what_is_run(script)
     if run in (trace, page):
         raise InvalidArgument(
-            "NKW-PAGE-PATH" if run == page else "NKW-TRACE-PATH", f"{script} is what is to be run"
+            "NKW-PAGE-PATH" if run == page else "NKW-TRACE-PATH",
+            f"{script} is the file to run; name another file",
         )
     if trace is not None and trace == page:
         raise InvalidArgument(
-            "NKW-PAGE-PATH", f"{page} is to be the trace already; give the page another name"
+            "NKW-PAGE-PATH", f"{page} is the file of the trace; write the page to another file"
         )
 
 
@@ -93,9 +95,9 @@ def distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile
             first.append((number, launch))
         numbers.append(known[key])
     profiles = []
-    for part, (number, launch) in enumerate(first):
-        alike = numbers.count(part) - 1
-        title = f"{launch.kernel} #{number}" + (f" and {alike} like it" if alike else "")
+    for part, (number, launch) in enumerate(progress(first, "profiles")):
+        equal = numbers.count(part) - 1
+        title = f"{launch.kernel} #{number}" + (f" and {equal} equal to it" if equal else "")
         profiles.append(
             profile(launch.streams, launch.hardware, f"{title} on {launch.hardware.name}", reading)
         )
@@ -103,7 +105,7 @@ def distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile
 
 
 def _contents(stream: Stream) -> tuple[object, ...]:
-    """All that a profile is made from."""
+    """The parts of a stream that decide its profile."""
     columns = (stream.ops, stream.engines, stream.triggers, stream.cost_ids, stream.line_ids, stream.row_ends)
     return (
         stream.rank,

@@ -32,7 +32,7 @@ class Stretch:
 
     @property
     def length_ns(self) -> float:
-        """Its part of the length."""
+        """The part of the length that the event takes."""
         return self.end_ns - self.start_ns
 
 

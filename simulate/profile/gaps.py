@@ -1,4 +1,4 @@
-"""Idle time of every engine and DMA queue, each gap with what ended it and what that had waited for."""
+"""Idle time of every engine and DMA queue, each gap with the event that ended it and the cause of its wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Texts = tuple[str, str, str, str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which a track has nothing on it.
+    """An interval in which a track is idle.
 
     `event` ends it (None: nothing follows); `why` is the sentence of a `Reason`, or FIRST_BYTE or DONE; `cause` is
     the event that was waited for, `tensor` the (stream, serial) that both touch. Events are numbered over all streams.
@@ -36,12 +36,12 @@ class Gap:
 
     @property
     def length_ns(self) -> float:
-        """How long it lasts."""
+        """End less start."""
         return self.end_ns - self.start_ns
 
 
 def gaps(moments: Moments, shortest_ns: float = 0.0) -> tuple[Gap, ...]:
-    """The gaps longer than `shortest_ns` of all tracks with anything on them, track by track in order of time."""
+    """The gaps longer than `shortest_ns` of all tracks that have a slice, track by track in order of time."""
     timeline = moments.timeline
     found: list[Gap] = []
     for track in range(len(timeline.tracks)):

@@ -1,4 +1,4 @@
-"""Time by line of the kernel's source: what it holds of the engines, and what of the length waits for it."""
+"""Time by line of the kernel's source: the time it holds engines, and its part of the critical path."""
 
 from __future__ import annotations
 

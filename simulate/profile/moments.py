@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from linecache import getline
-from pathlib import Path
 from types import CodeType
-from unicodedata import combining, east_asian_width
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,23 +117,6 @@ def named(line: tuple[CodeType, int]) -> str:
 def source(line: tuple[CodeType, int]) -> str:
     """The text of a line; empty where its file is not to be read."""
     return getline(line[0].co_filename, line[1]).strip()
-
-
-def columns(words: str) -> int:
-    """How many columns a terminal shows words in: two for the wide characters of East Asia."""
-    return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in words)
-
-
-def short(name: str, width: int) -> str:
-    """A name cut at the front to `width` columns, whole path components first."""
-    if columns(name) <= width:
-        return name
-    last = Path(name).name
-    if columns(last) <= width:
-        return last
-    while columns(last) > width - 3:
-        last = last[1:]
-    return "..." + last
 
 
 def tensor_label(streams: Sequence[Stream], stream: int, serial: int) -> str:

@@ -62,7 +62,7 @@ class Profile:
 
     @cached_property
     def idle(self) -> tuple[GapGroup, ...]:
-        """Idle time by what was waited for."""
+        """Idle time by cause."""
         return grouped(self.moments, self.gaps)
 
     @cached_property

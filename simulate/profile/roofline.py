@@ -78,7 +78,7 @@ class Roofline:
 
     @property
     def least_ns(self) -> float:
-        """What the peaks allow at least for the work and the bytes that have to be moved."""
+        """The least time at peak rates for the work and the bytes that have to be moved."""
         return max(self.flops / self.own_peak, self.needed_bytes / self.hbm_peak)
 
     @property

@@ -1,9 +1,9 @@
-"""Testing kernels: run one, compare it with a reference at derived tolerances, and let the detectors look at it.
+"""Testing kernels: run one, compare it with a reference at derived tolerances, and apply the detectors to it.
 
 `check_kernel` does all three and works in any test framework; `simulate.pytest_plugin` offers it as a fixture.
 `budget` holds a kernel's predicted time, HBM traffic and SBUF to stated limits.
 `tolerance` and `compare` judge arrays; `strategies` (a module of its own, as it needs hypothesis) draws shapes, dtypes,
-tiles and views; `artifacts` writes what helps to understand a failure.
+tiles and views; `artifacts` writes the files of a failure.
 """
 
 from simulate.testing.budget import Budget, BudgetChecker, BudgetExceeded, Predicted

@@ -1,4 +1,4 @@
-"""Budgets: a kernel may take so much predicted time, HBM traffic and SBUF, and no more.
+"""Budgets: limits on the predicted time, the HBM traffic and the SBUF of a kernel.
 
 A dry launch computes no numbers, so a budget is checked in milliseconds, also for shapes too large to compute.
 `simulate.pytest_plugin` offers it as the marker and the fixture `nki_budget`.
@@ -18,6 +18,7 @@ from simulate.profile import Profile, profile
 from simulate.profile.text import path_table, traffic_table
 from simulate.run import Launch, Mode
 from simulate.targets import TARGETS
+from simulate.terminal import Noted, Part, rendered, table
 from simulate.testing.artifacts import write_artifacts
 from simulate.testing.kernel import KernelFailure
 from simulate.timing import Reading
@@ -33,7 +34,7 @@ class BudgetExceeded(KernelFailure):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a launch may take at most; None: any amount.
+    """The limits of a launch; None: no limit.
 
     time_us: the predicted length from the first instruction to the last result, under `reading`; starting and ending
     the kernel is not in it. hbm_bytes: bytes to and from HBM of all ranks together. sbuf_bytes: bytes per partition
@@ -51,16 +52,16 @@ class Budget:
 
     def __post_init__(self) -> None:
         if all(getattr(self, name) is None for name in _LIMITS):
-            raise _refused(f"it limits nothing; give it {', '.join(_LIMITS[:-1])} or {_LIMITS[-1]}")
+            raise _refused(f"no limit is given; give {', '.join(_LIMITS[:-1])} or {_LIMITS[-1]}")
         time = self.time_us
         if time is not None and (
             isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 < time < math.inf
         ):
-            raise _refused(f"time_us is {time!r}; microseconds above 0 are wanted")
+            raise _refused(f"time_us is {time!r}, not a number of microseconds above 0")
         for name in _LIMITS[1:]:
             count = getattr(self, name)
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-                raise _refused(f"{name} is {count!r}; a whole number of bytes is wanted")
+                raise _refused(f"{name} is {count!r}, not a whole number of bytes")
         if self.reading not in [reading.value for reading in Reading]:
             known = ", ".join(reading.value for reading in Reading)
             raise _refused(f"reading is {self.reading!r}; known are {known}")
@@ -72,16 +73,18 @@ class Budget:
         """The budget that a marker states. Raises InvalidArgument for what is no field of a budget."""
         known = [each.name for each in fields(cls)]
         if arguments:
-            raise _refused(f"{arguments[0]!r} has no name; write for instance time_us={arguments[0]!r}")
+            raise _refused(
+                f"the argument {arguments[0]!r} has no name; write for instance time_us={arguments[0]!r}"
+            )
         unknown = [name for name in keywords if name not in known]
         if unknown:
-            raise _refused(f"it has no {unknown[0]}; known are {', '.join(known)}")
+            raise _refused(f"a budget has no {unknown[0]}; known are {', '.join(known)}")
         return cls(**keywords)
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a launch is predicted to take, in the terms of its budget, and the profile that says why."""
+    """The predicted figures of a launch in the terms of its budget, and its profile."""
 
     time_us: float
     hbm_bytes: int
@@ -123,7 +126,7 @@ class BudgetChecker:
 
 
 def predicted(launch: Launch, reading: Reading = Reading.program) -> Predicted:
-    """What a recorded launch, dry or not, is predicted to take."""
+    """The predicted figures of a recorded launch, dry or not."""
     seen = profile(launch.streams, launch.hardware, f"{launch.kernel} on {launch.hardware.name}", reading)
     return Predicted(
         seen.length_ns / 1000,
@@ -135,9 +138,9 @@ def predicted(launch: Launch, reading: Reading = Reading.program) -> Predicted:
 
 
 def excess(budget: Budget, found: Predicted) -> str:
-    """By how much a launch exceeds its budget, and what takes it; empty where it does not."""
+    """The report of a launch that exceeds its budget, with the largest contributions; empty for one that does not."""
     out: list[str] = []
-    tables: list[list[str]] = []
+    tables: list[Part] = []
     if budget.time_us is not None and found.time_us > budget.time_us:
         more = found.time_us - budget.time_us
         out.append(
@@ -154,7 +157,9 @@ def excess(budget: Budget, found: Predicted) -> str:
     if not out:
         return ""
     head = f"{found.profile.title} exceeds its budget ({budget.reading} reading)"
-    return "\n".join(["\n".join([head, *out]), *("\n".join(["", *table]) for table in tables)])
+    return (
+        "\n".join([head, *out]) + "\n" + rendered(part for table in tables for part in ("", table)).rstrip()
+    )
 
 
 def _over(what: str, seen: int, limit: int, unit: str) -> str:
@@ -163,20 +168,18 @@ def _over(what: str, seen: int, limit: int, unit: str) -> str:
 
 
 def _fullest(launch: Launch) -> Memory:
-    """SBUF of the core that has most of it in use."""
+    """SBUF of the core that uses most of it."""
     return max((each.sbuf for each in occupancies(launch)), key=lambda memory: memory.peak_bytes)
 
 
-def _sbuf_table(memory: Memory) -> list[str]:
-    out = [f"{'live at the peak of SBUF':<58s}{'bytes':>10s}{'tiles':>6s}"]
+def _sbuf_table(memory: Memory) -> Noted:
     live = memory.live_at(memory.peak_event)
-    for number in memory.largest_sources[:_ROWS]:
-        source = memory.sources[number]
-        sizes = [use.bytes for use in live if use.source == number]
-        out += [f"{source!s:<58.57s}{sum(sizes):>10,d}{len(sizes):>6d}"]
-        if source.where is not None:
-            out.append(f"  {source.where}")
-    return out
+    shown = memory.largest_sources[:_ROWS]
+    sizes = [[use.bytes for use in live if use.source == number] for number in shown]
+    sources = [memory.sources[number] for number in shown]
+    rows = [(str(each), f"{sum(part):,d}", str(len(part))) for each, part in zip(sources, sizes)]
+    notes = ["" if each.where is None else str(each.where) for each in sources]
+    return Noted(table("live at the peak of SBUF|bytes|tiles", rows), notes)
 
 
 def _refused(sentence: str) -> InvalidArgument:

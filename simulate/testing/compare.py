@@ -1,4 +1,4 @@
-"""Comparing a kernel's output with the truth, and saying where they differ."""
+"""Comparing a kernel's output with the truth, and naming the worst element."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulate.testing.tolerance import tolerance
 
 
 class Mismatch(AssertionError):
-    """An output differs from the truth by more than it may."""
+    """An output differs from the truth by more than its tolerance."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Checking one kernel: run it, let the detectors look on, compare it with its reference, and leave files on failure."""
+"""Checking one kernel: run it, apply the detectors, compare it with its reference, and write files on failure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CheckLevel(Enum):
 
 
 class KernelFailure(AssertionError):
-    """A kernel broke a rule, was found faulty, or is too far from its reference; `folder` has files that show it."""
+    """A kernel breaks a rule, has findings, or is too far from its reference; `folder` has the files that show it."""
 
     def __init__(self, report: str, folder: Path | None) -> None:
         super().__init__(report if folder is None else f"{report}\nartefacts: {folder}")
@@ -39,7 +39,7 @@ class KernelFailure(AssertionError):
 
 @dataclass(frozen=True)
 class Checked:
-    """A kernel that passed: the outputs of every rank, their comparisons, its launches and what was allowed."""
+    """A kernel that passed: the outputs of every rank, their comparisons, its launches and the accepted findings."""
 
     outputs: list[Any]
     comparisons: tuple[Comparison, ...]
@@ -54,7 +54,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class KernelChecker:
-    """Runs kernels on one target and judges them.
+    """Runs kernels on one target and checks them.
 
     target: trn1, inf2, trn2 or trn3; None: the environment's, else trn2. backend: what `simulate.install` returned;
     with "neuron" the kernel runs on the real package, which has no detectors and whose target is the machine's.
@@ -89,7 +89,7 @@ class KernelChecker:
 
         The kernel gets copies. `reference` gets the arguments of all ranks, float arrays in float64, and returns what
         each rank's kernel should return: arrays, or tuples of arrays. cores: physical cores per rank (LNC). allow:
-        codes of findings that are accepted. The others say how exact the outputs have to be, see `tolerance`.
+        codes of findings that are accepted. The other options set the tolerance, see `tolerance`.
 
         Raises KernelFailure; on the simulator its folder has the report, streams, memory maps and a trace.
         """

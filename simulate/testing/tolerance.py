@@ -65,7 +65,7 @@ def _grown(count: int, unit: float) -> float:
     if count * unit >= 1:
         raise InvalidArgument(
             "NKW-TOLERANCE",
-            f"after {count} roundings of {unit:g} each, no digit of a result can be relied upon",
+            f"after {count} roundings of {unit:g} each, no digit of a result is reliable",
         )
     return count * unit / (1 - count * unit)
 
@@ -73,5 +73,7 @@ def _grown(count: int, unit: float) -> float:
 def _float(dtype: Any) -> DType:
     element = as_dtype(dtype)
     if not element.is_float or element.is_packed or element == "float8_e8m0fnu":
-        raise InvalidArgument("NKW-TOLERANCE", f"{element} results do not round; compare them for equality")
+        raise InvalidArgument(
+            "NKW-TOLERANCE", f"results of dtype {element} are not rounded; compare them for equality"
+        )
     return element

@@ -290,7 +290,7 @@ def test_doctor_says_what_the_environment_asks_for_in_vain(
 ) -> None:
     healthy = simulate("doctor")
     assert healthy.returncode == 0
-    assert "import nki   simulate\ntarget       trn2\n" in healthy.stdout
+    assert "import nki     simulate\ntarget         trn2\n" in healthy.stdout
     monkeypatch.setenv(variable, value)
     done = simulate("doctor")
     assert done.returncode == 1

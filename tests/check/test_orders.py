@@ -21,6 +21,7 @@ from simulate.run import Launch
 from simulate.run.launch import Observer, observing
 from simulate.timing import dependences
 from tests.faults.data import ramp
+from tools.timelines import Case, cases
 
 SIDE, TILES, STEPS = 8, 4, 60
 
@@ -236,9 +237,16 @@ def shipped(tokens: int) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def test_the_table_has_every_shipped_kernel_of_one_rank() -> None:
-    names = {name for name in nki_kernels.__all__ if not name.endswith("_reference")}
-    assert set(shipped(1)) == names - {"all_reduce"}
+@pytest.mark.parametrize("case", [case for case in cases() if case.ranks == 1], ids=lambda case: case.name)
+def test_a_small_launch_of_every_kernel_of_one_rank_gives_the_same_bytes_in_every_order(case: Case) -> None:
+    given = tuple(
+        normal(16, *each.shape).astype(each.dtype)
+        if isinstance(each, np.ndarray) and each.dtype != np.int32  # positions and ids stay 0
+        else each
+        for each in case.arguments
+    )
+    found = examine(lambda: simulate.World("trn2").launch(case.kernel, [(given, {})]), orders=4)
+    assert [finding for finding in found if finding.code == "NKW-ORDER"] == []
 
 
 @pytest.mark.parametrize("tokens", [5, 129])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,9 +130,10 @@ def test_no_other_extra_names_a_neuron_package(project: dict[str, Any]) -> None:
     assert not {canonicalize_name(line.name) for line in others} & set(PLACEHOLDERS)
 
 
-def test_extras_are_those_of_the_design_and_none_is_empty(project: dict[str, Any]) -> None:
+def test_extras_are_those_that_readme_names_and_none_is_empty(project: dict[str, Any]) -> None:
     extras = project["optional-dependencies"]
-    assert set(extras) == {"serve", "notebooks", "speed", "neuron", "dev"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert set(extras) == {*re.findall(r"pip install '\.\[(\w+)\]'", readme), "dev"}
     assert all(extras.values())
 
 
@@ -186,6 +190,26 @@ def test_base_install_suffices_to_import_everything(project: dict[str, Any]) -> 
     assert surplus == {}
 
 
+def test_every_base_dependency_is_imported(project: dict[str, Any]) -> None:
+    imported = {
+        name.split(".")[0]
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+        )
+    }
+    assert {line.name for line in requirements(project)} <= imported
+
+
+@pytest.mark.parametrize("name", sorted(NEED_AN_EXTRA))
+def test_files_that_need_an_extra_exist_and_need_it(project: dict[str, Any], name: str) -> None:
+    base = {line.name for line in requirements(project)}
+    assert third_party_imports_at_import(ROOT / name) - base
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -231,6 +255,32 @@ def test_wheel_holds_what_the_profile_page_is_made_of(wheel: zipfile.ZipFile) ->
     }
     assert len(assets) > 2
     assert assets <= set(wheel.namelist())
+
+
+def test_fidelity_of_an_installed_wheel_says_which_folder_it_needs(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    wheel.extractall(tmp_path / "installed")
+    # Without `site`, so that no .pth file of a development install adds this checkout to the path.
+    paths = [str(tmp_path / "installed"), *map(sysconfig.get_path, ("purelib", "platlib"))]
+    ran = {
+        folder: subprocess.run(
+            [sys.executable, "-S", "-m", "simulate", "fidelity", "--help"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for folder in (tmp_path, ROOT)
+    }
+    assert ran[tmp_path].returncode == 2
+    assert ran[tmp_path].stderr == (
+        "error: [NKW-FIDELITY-CHECKOUT] fidelity needs the folder benchmarks/fidelity, which is not installed with the "
+        "package: run `python -m simulate fidelity` in the top folder of a checkout of the repository\n"
+    )
+    assert ran[ROOT].returncode == 0
+    assert "--measurements FILE" in ran[ROOT].stdout
 
 
 def test_wheel_carries_licence_and_command(wheel: zipfile.ZipFile) -> None:

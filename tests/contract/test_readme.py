@@ -1,4 +1,4 @@
-"""The examples of README.md do what it says they do."""
+"""The examples of README.md print what it shows, and pages name files that exist."""
 
 from __future__ import annotations
 
@@ -12,10 +12,23 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```\s+```text\n(.*?)```", README, re.DOTALL)
-LINKS = sorted(
-    set(re.findall(r"\]\((?!https?:)([^)#]+)\)", README))
-    | set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*/)`", README))
+PAGES = [
+    path
+    for path in ROOT.rglob("*.md")
+    # Notes and the changelog name files of their time, `configs` files of others; `instructions` is generated.
+    if not {".venv", "decisions", "configs", "instructions"} & set(path.parts) and path.name != "CHANGELOG.md"
+]
+NAMES = (
+    r"\]\((?!https?:)([^)#]+)[^)]*\)",  # a link
+    r"`([\w.]+(?:/[\w.-]+)*/)`",  # a folder
+    r"`([\w.-]+(?:/[\w.-]+)+\.\w+)`",  # a file in a folder
+    r"^ +(\w+(?:/\w+)+\.py)\b",  # a step in a listing
 )
+
+
+def names_in(page: str) -> set[str]:
+    """The files and folders that a page names."""
+    return {name for pattern in NAMES for name in re.findall(pattern, page, re.MULTILINE)}
 
 
 def test_readme_has_an_example() -> None:
@@ -33,6 +46,17 @@ def test_example_prints_what_readme_shows(tmp_path: Path, program: str, output: 
     assert ran.stdout == output
 
 
-@pytest.mark.parametrize("target", LINKS)
-def test_readme_names_files_that_exist(target: str) -> None:
-    assert (ROOT / target).exists()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_page_names_files_that_exist(page: Path) -> None:
+    bases = (page.parent, ROOT, ROOT / "simulate")
+    missing = {
+        name
+        for name in names_in(page.read_text(encoding="utf-8"))
+        if not any((base / name).exists() for base in bases)
+    }
+    assert missing == set()
+
+
+def test_finds_the_names_of_a_page() -> None:
+    page = "[a](b/c.md#d) [e](https://f.g) `h/` `i/j.py` `k.py`\n```\n  l/m.py  does\n```"
+    assert names_in(page) == {"b/c.md", "h/", "i/j.py", "l/m.py"}

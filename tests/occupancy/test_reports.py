@@ -46,13 +46,13 @@ def test_the_text_of_a_kernel_known_by_hand() -> None:
     (occupancy,) = occupancies(launches[0])
     shown = text(occupancy)
     assert "SBUF: fits, with 171,520 bytes to spare\n" in shown
-    assert "  live            4,768 at most, 2.6 %, first at instruction 2\n" in shown
-    assert "A scratch (128, 1000) float32      4,000     3    1  kernels:27\n" in shown
-    assert "B kept (128, 128) float32 @          512     1    1  kernels:23\n" in shown
-    assert "C tile (128, 64) float32             256     3    1  kernels:14 < kernels:26\n" in shown
+    assert "  live         4,768 at most, 2.6 %, first at instruction 2\n" in shown
+    assert "A scratch (128, 1000) float32  4,000      3     1  kernels:27\n" in shown
+    assert "B kept (128, 128) float32 @      512      1     1  kernels:23\n" in shown
+    assert "C tile (128, 64) float32         256      3     1  kernels:14 < kernels:26\n" in shown
     assert "  largest free size of B kept that fits beside the others: 43,008 float32\n" in shown
-    assert "    for j in nl.static_range(2)             4,768    2.6 %        0  kernels:30\n" in shown
-    assert "   0       3       2,048" in shown
+    assert "    for j in nl.static_range(2)    4,768  2.6 %      0  kernels:30\n" in shown
+    assert "   0      3                2,048  54.5 %" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -110,8 +110,8 @@ def test_launches_and_cores_that_are_alike_are_shown_once() -> None:
         for width in (1000, 1000, 1001):
             simulate.World("trn1", ranks=2).launch(nest, [((X, 3, width), {})] * 2)
     assert [title for title, _ in distinct(launches)] == [
-        "nest #0 on trn1 and 3 more like it",
-        "nest #2 on trn1 and 1 more like it",
+        "nest #0 on trn1 and 3 equal to it",
+        "nest #2 on trn1 and 1 equal to it",
     ]
 
 
@@ -181,5 +181,7 @@ def test_a_picture_does_not_take_the_place_of_the_script(
 ) -> None:
     (folder / "script.py").write_text(SCRIPT.format(rest=8))
     assert main(["memory", "--svg", "script.py", run]) == 2
-    assert capsys.readouterr().err == f"error: [NKW-PICTURE-PATH] {run} is what is to be run\n"
+    assert (
+        capsys.readouterr().err == f"error: [NKW-PICTURE-PATH] {run} is the file to run; name another file\n"
+    )
     assert (folder / "script.py").read_text() == SCRIPT.format(rest=8)

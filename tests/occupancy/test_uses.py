@@ -127,7 +127,7 @@ def test_the_largest_free_size_fits_and_one_more_does_not(target: str) -> None:
     """`scratch` is resized in the kernel itself: the launch refuses, or first fit passes the end."""
     memory = launched(nest, X, target=target).sbuf
     (number,) = (n for n, source in enumerate(memory.sources) if source.name == "scratch")
-    elements = memory.room(number).elements
+    elements = memory.largest_free_size(number)
     for more, fits in ((-1, True), (0, True), (1, False)):
         resized = launched(nest, X, 3, elements + more, target=target).sbuf
         assert (resized.high_water_bytes <= resized.usable_bytes) == fits

@@ -147,7 +147,7 @@ def test_time_writes_a_page_and_prints_the_text_only_if_asked(
     assert main([*arguments, str(script)]) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in out] == [
-        "doubled #0 and 1 like it on trn2",
+        "doubled #0 and 1 equal to it on trn2",
         "doubled #2 on trn2",
         "page",
     ]

@@ -77,9 +77,7 @@ def test_options_after_a_script_are_the_scripts_and_a_note_says_so(script: Path,
     assert main(["time", "--target", "trn2", str(script), "--html", "page.html", "--size", "3"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("['--html', 'page.html', '--size', '3']\n")
-    assert captured.err.startswith(
-        f"note: --html after {script} goes to that script; options of time stand before"
-    )
+    assert captured.err.startswith(f"note: {script} gets --html; options of time go before the script\n")
     assert main(["time", "--target", "trn2", str(script), "--size", "3"]) == 0
     assert capsys.readouterr().err == "target trn2\n"
 
@@ -89,12 +87,15 @@ def test_no_file_takes_the_place_of_another_or_of_the_script(
 ) -> None:
     out = str(tmp_path / "out")
     for words, why in (
-        (["--html", str(script), str(script)], f"[NKW-PAGE-PATH] {script} is what is to be run"),
+        (
+            ["--html", str(script), str(script)],
+            f"[NKW-PAGE-PATH] {script} is the file to run; name another file",
+        ),
         (
             ["--trace", str(script), f"{script}:doubled", "f32[1,1]"],
-            f"[NKW-TRACE-PATH] {script}:doubled is what",
+            f"[NKW-TRACE-PATH] {script}:doubled is the file to run",
         ),
-        (["--trace", out, "--html", out, str(script)], f"[NKW-PAGE-PATH] {out} is to be the trace already"),
+        (["--trace", out, "--html", out, str(script)], f"[NKW-PAGE-PATH] {out} is the file of the trace"),
     ):
         assert main(["time", "--target", "trn2", *words]) == 2
         assert capsys.readouterr().err.startswith(f"error: {why}")

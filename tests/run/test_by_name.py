@@ -89,7 +89,7 @@ def test_words_that_name_a_kernel_are_told_from_a_path(tmp_path: Path) -> None:
             "scaled",
             ["f33[4]", "1.0"],
             "NKW-KERNEL-ARGUMENT",
-            f"dtype f33 of f33[4]; there are {', '.join(DTYPES)}",
+            f"dtype f33 of f33[4] is not known; known are {', '.join(DTYPES)}",
         ),
         (
             "scaled",
@@ -136,7 +136,7 @@ def test_refuses_in_one_sentence(
 def test_refuses_places_that_are_not_there() -> None:
     with pytest.raises(InvalidArgument, match=r"nowhere\.py is not a file"):
         launch_by_name("nowhere.py:kernel", [])
-    with pytest.raises(InvalidArgument, match="no_such_module is no module"):
+    with pytest.raises(InvalidArgument, match="no_such_module is not a module"):
         launch_by_name("no_such_module:kernel", [])
 
 

@@ -16,6 +16,7 @@ import pytest
 import simulate
 import simulate.timing
 from simulate.errors import InvalidArgument
+from simulate.hardware import TARGETS
 from simulate.testing import Budget, BudgetChecker, BudgetExceeded, Predicted
 
 pytest_plugins = ("pytester",)
@@ -124,21 +125,21 @@ def test_a_failure_leaves_files(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "": "it limits nothing; give it time_us, hbm_bytes or sbuf_bytes",
-    "target='trn2'": "it limits nothing; give it time_us, hbm_bytes or sbuf_bytes",
-    "40": "40 has no name; write for instance time_us=40",
-    "time=40": "it has no time; known are time_us, hbm_bytes, sbuf_bytes, reading, target",
-    "time_us=0": "time_us is 0; microseconds above 0 are wanted",
-    "time_us=float('nan')": "time_us is nan; microseconds above 0 are wanted",
-    "time_us=float('inf')": "time_us is inf; microseconds above 0 are wanted",
-    "time_us='4'": "time_us is '4'; microseconds above 0 are wanted",
-    "time_us=True": "time_us is True; microseconds above 0 are wanted",
-    "hbm_bytes=-1": "hbm_bytes is -1; a whole number of bytes is wanted",
-    "hbm_bytes=1.5": "hbm_bytes is 1.5; a whole number of bytes is wanted",
-    "sbuf_bytes=False": "sbuf_bytes is False; a whole number of bytes is wanted",
+    "": "no limit is given; give time_us, hbm_bytes or sbuf_bytes",
+    "target='trn2'": "no limit is given; give time_us, hbm_bytes or sbuf_bytes",
+    "40": "the argument 40 has no name; write for instance time_us=40",
+    "time=40": "a budget has no time; known are time_us, hbm_bytes, sbuf_bytes, reading, target",
+    "time_us=0": "time_us is 0, not a number of microseconds above 0",
+    "time_us=float('nan')": "time_us is nan, not a number of microseconds above 0",
+    "time_us=float('inf')": "time_us is inf, not a number of microseconds above 0",
+    "time_us='4'": "time_us is '4', not a number of microseconds above 0",
+    "time_us=True": "time_us is True, not a number of microseconds above 0",
+    "hbm_bytes=-1": "hbm_bytes is -1, not a whole number of bytes",
+    "hbm_bytes=1.5": "hbm_bytes is 1.5, not a whole number of bytes",
+    "sbuf_bytes=False": "sbuf_bytes is False, not a whole number of bytes",
     "time_us=1, reading='best'": "reading is 'best'; known are serial, program, scheduled, dataflow",
     "time_us=1, reading=['serial']": "reading is ['serial']; known are serial, program, scheduled, dataflow",
-    "time_us=1, target='trn9'": "target is 'trn9'; known are trn1, inf2, trn2, trn3",
+    "time_us=1, target='trn9'": f"target is 'trn9'; known are {', '.join(TARGETS)}",
 }
 
 
@@ -237,16 +238,18 @@ def test_one(nki_budget):
 """
     done = suite(tests)
     done.assert_outcomes(errors=1)
-    done.stdout.fnmatch_lines(["*InvalidArgument: ?NKW-BUDGET? nki_budget: it has no time; known are *"])
+    done.stdout.fnmatch_lines(
+        ["*InvalidArgument: ?NKW-BUDGET? nki_budget: a budget has no time; known are *"]
+    )
 
 
 def test_a_fixture_without_a_marker_and_a_marker_without_the_fixture_are_refused(suite) -> None:
     done = suite("def test_one(nki_budget):\n    nki_budget(doubled, X)\n")
     done.assert_outcomes(errors=1)
-    done.stdout.fnmatch_lines(["*the test has no marker nki_budget that states one"])
+    done.stdout.fnmatch_lines(["*the test has no marker nki_budget with a budget"])
     done = suite("@pytest.mark.nki_budget(time_us=40)\ndef test_one():\n    pass\n")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines(["*test_one has a budget; let it ask for the fixture nki_budget too"])
+    done.stderr.fnmatch_lines(["*test_one has the marker nki_budget and does not use the fixture nki_budget"])
 
 
 def test_the_marker_is_registered(suite) -> None:

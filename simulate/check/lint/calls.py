@@ -95,7 +95,7 @@ def removed_names(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI026", Severity.warning)
 def plain_ranges(source: Source, scope: Scope) -> Iterator[Spot]:
-    """affine_range, sequential_range and static_range are range."""
+    """affine_range, sequential_range and static_range behave like range."""
     for call, name in source.calls(scope):
         if name in _PLAIN_RANGES:
             yield Spot(call, name, "range")
@@ -139,7 +139,7 @@ def seed_is_a_tile(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI039", Severity.warning)
 def deprecated_names(source: Source, scope: Scope) -> Iterator[Spot]:
-    """Names that are deprecated for others."""
+    """A deprecated name has a successor."""
     for node in ast.walk(scope.node):
         if isinstance(node, ast.Attribute):
             name = source.name_of(node)

@@ -1,4 +1,4 @@
-"""Lint rules about Python itself: what the parser of the compiler knows, up to the tracer of 0.7."""
+"""Lint rules about Python itself: the constructs that the compiler's parser accepts, up to the tracer of 0.7."""
 
 from __future__ import annotations
 

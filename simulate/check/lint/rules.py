@@ -1,4 +1,4 @@
-"""Running the lint rules over a file: which of them apply at a level, and where a finding stands."""
+"""Running the lint rules over a file: the rules of a level, and the lines of their findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source file as the lint rules see it: which names mean NKI, which functions are kernels, what variables hold."""
+"""A source file for the lint rules: its NKI names, its kernels, and the tensors of its variables."""
 
 from __future__ import annotations
 

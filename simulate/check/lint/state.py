@@ -1,4 +1,4 @@
-"""Lint rules about state that is no argument: a compiled kernel is reused when it has changed."""
+"""Lint rules about state that is not an argument: a compiled kernel is reused after the state has changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulate.check.lint.rules import Spot, lint_rule
 from simulate.check.lint.source import Function, Scope, Source
 
 _OUTSIDE = ("random", "time", "datetime", "uuid", "secrets", "os.environ", "os.getenv", "numpy.random")
-"""Modules and names of Python and numpy whose answers change from call to call or from process to process."""
+"""Modules and names of Python and numpy whose results change from call to call or from process to process."""
 
 _CHANGES = frozenset("append extend insert remove pop popitem clear update setdefault add discard".split())
 
@@ -60,11 +60,11 @@ def _asks_outside(function: Function, modules: dict[str, str]) -> Iterator[Spot]
             continue
         name = ".".join([modules[root], *parts])
         if any(name == each or name.startswith(each + ".") for each in _OUTSIDE):
-            yield Spot(node, f"asks {ast.unparse(node)}, whose answer changes", "pass it as an argument")
+            yield Spot(node, f"reads {ast.unparse(node)}, whose result changes", "pass it as an argument")
 
 
 def _modules(tree: ast.Module) -> dict[str, str]:
-    """What the names of imports at the top of a file stand for."""
+    """The modules behind the names of imports at the top of a file."""
     names: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.Import):

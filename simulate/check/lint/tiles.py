@@ -1,4 +1,4 @@
-"""Lint rules that follow a name through a function: views by a run-time index, and tiles that nothing has filled."""
+"""Lint rules that follow a name through a function: run-time views, and tiles read before they are written."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _views(scope: Scope) -> dict[str, tuple[ast.expr, int]]:
 
 @lint_rule("NKI038", Severity.error)
 def one_dynamic_index(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A view is indexed at run time once, and the dim that is selected so is not sliced or selected again."""
+    """A view is indexed at run time once, and the dim of that index is not sliced or selected again."""
     views = _views(scope)
 
     def dynamic_of(node: ast.expr) -> int | None:
@@ -94,7 +94,7 @@ def _sliced(node: ast.expr, seen: str, dim: int) -> Spot:
 
 @lint_rule("NKI040", Severity.warning)
 def tiles_are_filled_first(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A tile from nl.ndarray is written before it is read; on chip it holds what was there before."""
+    """A tile from nl.ndarray is written before it is read; on chip it holds earlier data."""
     loops = [n for n in ast.walk(scope.node) if isinstance(n, (ast.For, ast.While))]
     nested = [n for n in ast.walk(scope.node) if isinstance(n, ast.FunctionDef) and n is not scope.node]
     places: dict[int, tuple[int, int]] = {}

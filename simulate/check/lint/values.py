@@ -45,7 +45,7 @@ def no_operators(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI020", Severity.error)
 def no_values_into_python(source: Source, scope: Scope) -> Iterator[Spot]:
-    """Python cannot look at the values of a tensor."""
+    """Python code does not read the values of a tensor."""
     for node in ast.walk(scope.node):
         if isinstance(node, (ast.If, ast.While, ast.IfExp)):
             parts = [node.test, *(node.test.values if isinstance(node.test, ast.BoolOp) else [])]
@@ -125,7 +125,7 @@ def integer_memset(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI036", Severity.warning)
 def psum_over_outer_loops(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A PSUM tile that lives across outer iterations goes on accumulating unless accumulate= says when to start."""
+    """A PSUM tile that outlives an outer iteration keeps accumulating unless accumulate= says when to start."""
     loops = [n for n in ast.walk(scope.node) if isinstance(n, ast.For)]
     for call, name in source.calls(scope):
         if name != "nisa.nc_matmul" or argument(call, 3, "accumulate") is not None:

@@ -8,7 +8,7 @@ function showSummary(part) {
     fact(share(roof.flops / length, roof.peak), `MFU, of ${(roof.peak / 1e3).toFixed(1)} TFLOP/s (16-bit)`),
     fact(share(roof.hbmBytes / length, roof.hbmPeak), `MBU, of ${roof.hbmPeak.toFixed(0)} GB/s`),
     fact(bytes(roof.hbmBytes), `HBM bytes; ${bytes(roof.neededBytes)} needed`),
-    fact(us(roof.least), `what the peaks allow (${roof.bound} bound)`),
+    fact(us(roof.least), `roofline (${roof.bound} bound)`),
     fact(part.events.op.length.toLocaleString("en"), `instructions on ${part.cores} core${part.cores > 1 ? "s" : ""}, ${part.core}`));
   const left = make("div", {}, make("h3", {}, "readings: what may overlap"));
   const longest = Math.max(...part.bracket.map((each) => each[1]), 1);

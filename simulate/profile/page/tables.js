@@ -3,7 +3,7 @@ function showPath(part) {
   const section = emptied("path", "Critical path");
   section.append(make("p", { class: "soft" },
     "The chain of instructions that decides the length. Its parts follow one another without a gap, so they add up."));
-  section.append(table([["instruction"], ["steps", "n"], ["", "n"], ["share", "n"], ["mostly"]],
+  section.append(table([["instruction"], ["steps", "n"], ["", "n"], ["share", "n"], ["mostly", "w"]],
     part.pathLines.map(([op, where, steps, total, mostly]) => {
       const line = part.lines.findIndex(([name]) => name === where);
       return {
@@ -18,7 +18,7 @@ function showPath(part) {
     })));
   const longest = [...part.path].sort((a, b) => (b[2] - b[1]) - (a[2] - a[1])).slice(0, 60).sort((a, b) => a[1] - b[1]);
   section.append(make("h3", {}, longest.length < part.path.length ? "its longest stretches, in order" : "its stretches, in order"));
-  section.append(table([["from", "n"], ["takes", "n"], ["instruction"], ["waits"]],
+  section.append(table([["from", "n"], ["takes", "n"], ["instruction"], ["waits", "w"]],
     longest.map(([event, start, end, reason]) => ({
       cells: [us(start), us(end - start),
         make("span", {}, part.ops[part.events.op[event]], " ", make("code", {}, part.lines[part.events.line[event]][0])),
@@ -29,8 +29,8 @@ function showPath(part) {
 
 function showIdle(part) {
   const section = emptied("idle", "Idle time");
-  section.append(make("p", { class: "soft" }, "Gaps of every engine and DMA queue, by what ended them and what that waited for."));
-  section.append(table([["track"], ["what was waited for"], ["gaps", "n"], ["idle", "n"], ["of length", "n"], ["longest", "n"]],
+  section.append(make("p", { class: "soft" }, "Gaps of every engine and DMA queue, each with the instruction that ended it and the cause of its wait."));
+  section.append(table([["track", "w"], ["cause"], ["gaps", "n"], ["idle", "n"], ["of length", "n"], ["longest", "n"]],
     part.idle.map(([track, sentence, count, total, longest]) => ({
       cells: [track, sentence, count, us(total), share(total, part.length), us(longest)],
       go: () => {

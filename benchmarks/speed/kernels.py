@@ -10,7 +10,7 @@ import numpy as np
 
 import nki_kernels
 import simulate
-from benchmarks.measure import SPIN_SECONDS, Row, against
+from benchmarks.speed.measure import SPIN_SECONDS, Row, against
 
 _RNG = np.random.default_rng(0)
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.measure import Row
+from benchmarks.speed.measure import Row
 from tests.foreign import runner
 
 KERNELS = 20

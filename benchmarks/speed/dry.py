@@ -1,6 +1,6 @@
 """Dry runs of a large model: a layer of Llama-3.1-70B at tp 16 on trn2, planned, placed and timed.
 
-python -m benchmarks.dry
+python -m benchmarks.speed.dry
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 import nki_kernels
 import simulate
-from benchmarks.measure import Row
+from benchmarks.speed.measure import Row
 from model.cache import bucket_length
 from model.config import ModelConfig
 from model.device import DryDevice

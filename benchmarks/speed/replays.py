@@ -10,8 +10,8 @@ import numpy as np
 
 import nki_kernels
 import simulate
-from benchmarks.measure import SPIN_SECONDS, Row, medians
-from benchmarks.rows import softmax
+from benchmarks.speed.measure import SPIN_SECONDS, Row, medians
+from benchmarks.speed.rows import softmax
 from simulate.replay import ReplayCache, ReplayOptions
 from simulate.replay.fusion import speed
 
@@ -54,7 +54,7 @@ def rows() -> Iterator[Row]:
 
 
 def _shares() -> Iterator[Row]:
-    """Where the time of an eager launch goes, and what rewriting its program takes once."""
+    """The shares of an eager launch, and the time of fusing its program once."""
     a, b = (_floats(1024, 1024).astype(ml_dtypes.bfloat16) for _ in range(2))
 
     replays = ReplayCache()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.measure import Row, medians
+from benchmarks.speed.measure import Row, medians
 from model.cache import bucket_length
 from model.checkpoint import open_checkpoint
 from model.device import SimulatedDevice
@@ -14,7 +14,7 @@ from model.kernel_model import KernelModel
 from model.reference import ReferenceModel
 from model.weights import shard_weights
 
-_FOLDER = Path(__file__).resolve().parent.parent / "model" / "pretrained"
+_FOLDER = Path(__file__).resolve().parents[2] / "model" / "pretrained"
 _PROMPT = [0, 100, 200, 300]
 _STEPS = 8
 

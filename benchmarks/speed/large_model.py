@@ -1,14 +1,15 @@
 """A Llama of Llama-3.2-1B's shape with random bfloat16 weights: prefill, a decode step and memory.
 
-    python -m benchmarks.large_model                    our model and Hugging Face transformers, a process each
-    python -m benchmarks.large_model --only replayed    one: replayed, replayed-bfloat16, transformers-float32 or
-                                                        transformers-bfloat16
+    python -m benchmarks.speed.large_model                    this model and Hugging Face transformers
+    python -m benchmarks.speed.large_model --only replayed    one: replayed, replayed-bfloat16, transformers-float32
+                                                              or transformers-bfloat16
 
 `replayed` has float32 activations; `replayed-bfloat16` has bfloat16 ones, with torch multiplying (NKW_SPEED=torch).
 
-Each process makes the same weights on the spot, takes one prompt of 128 tokens as warm-up (ours is checked and recorded
-then), and reports the median of several more prompts and of the decode steps that follow them, and its peak memory.
-On a machine with other work, CPU time of one thread (OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1) says most.
+Each subject has a process of its own, which makes the same weights and takes one prompt of 128 tokens as warm-up (the
+simulator checks and records its launches then). It reports the median of several more prompts, the median of the decode
+steps after them, and its peak memory. On a machine with other work, CPU time of one thread (OMP_NUM_THREADS=1
+OPENBLAS_NUM_THREADS=1) says most.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def main() -> int:
         command = [
             sys.executable,
             "-m",
-            "benchmarks.large_model",
+            "benchmarks.speed.large_model",
             "--only",
             subject,
             "--layers",

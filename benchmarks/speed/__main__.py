@@ -1,4 +1,4 @@
-"""`make bench`: measure the simulator on this machine and print the table of benchmarks/README.md."""
+"""`make bench`: measure the simulator on this machine and print the table of benchmarks/speed/README.md."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 
-from benchmarks import checks, dry, families, foreign, kernels, model, replays, simulator
-from benchmarks.measure import Row
+from benchmarks.speed import checks, dry, families, foreign, kernels, model, replays, simulator
+from benchmarks.speed.measure import Row
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Instructions per second by family: small tiles, so that what the simulator adds to numpy's work decides."""
+"""Instructions per second by family: small tiles, so that the time of the simulator exceeds that of numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import simulate
-from benchmarks.measure import Row, medians
+from benchmarks.speed.measure import Row, medians
 
 simulate.install("simulate")
 

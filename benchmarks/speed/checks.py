@@ -1,4 +1,4 @@
-"""What the detectors cost: every shipped kernel launched with checks against the same launch without."""
+"""The cost of the detectors: every shipped kernel launched with checks against the same launch without."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 import nki_kernels
 import simulate
-from benchmarks.kernels import launcher, layer
-from benchmarks.measure import Row, against
+from benchmarks.speed.kernels import launcher, layer
+from benchmarks.speed.measure import Row, against
 from simulate.check import examine
 
 _RUNS = 15

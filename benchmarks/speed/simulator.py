@@ -1,4 +1,4 @@
-"""What the simulator itself costs: import, one instruction, one recorded event, and placing events in time."""
+"""The cost of the simulator itself: import, one instruction, one recorded event, scheduling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 import simulate
-from benchmarks.measure import Row, medians, seconds
+from benchmarks.speed.measure import Row, medians, seconds
 from simulate.hardware import hardware
 from simulate.run.machine import Mode
 from simulate.targets import DEFAULT_TARGET
@@ -27,7 +27,7 @@ _SHAPE = (128, 8)
 
 def rows() -> Iterator[Row]:
     """Import time, cost of an instruction on a small tile, and bytes per event."""
-    yield _import_time("simulate; simulate.install('simulate')", "import simulate and the face it binds")
+    yield _import_time("simulate; simulate.install('simulate')", "import simulate and the API that it binds")
     yield _import_time("model.cli", "import model.cli")
     yield from _per_instruction("tensor_tensor", _adds, lambda tile: np.add(tile, tile, out=tile))
     yield from _per_instruction("activation", _exps, lambda tile: np.exp(tile, out=tile))

@@ -1,0 +1,238 @@
+"""What commands print: tables, sentences, errors and progress, drawn by rich.
+
+A terminal gets its own width between 60 and 120 columns, and colour unless NO_COLOR is set. A file, a pipe and a string
+get 80 columns and no escape codes, so that the same report is the same text everywhere.
+
+rich takes some 35 ms to load; the functions here load it when they have something to draw.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import IO, TYPE_CHECKING, TypeVar, Union
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+COLUMNS = 80
+"""The width where the output is no terminal."""
+_NARROWEST, _WIDEST = 60, 120
+_PATIENCE_SECONDS = 0.5
+_SHORTEST_NAME = 10  # columns; a narrower name says nothing
+
+Part = Union["RenderableType", str]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Name:
+    """`lead` and a name whose end says most, such as a path with a line: a narrow column cuts the front of the name."""
+
+    words: str
+    lead: str = ""
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.cells import cell_len
+        from rich.measure import Measurement
+
+        columns = cell_len(self.lead + self.words)
+        return Measurement(min(columns, cell_len(self.lead) + _SHORTEST_NAME), columns)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        words = shortened(self.words, options.max_width - cell_len(self.lead))
+        yield Text(self.lead + words, no_wrap=True, overflow="ellipsis")
+
+
+@dataclass(frozen=True)
+class Hanging:
+    """A sentence; its lines after the first are indented by `indent` columns."""
+
+    words: str | Text
+    indent: int = 2
+    style: str = ""
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.cells import cell_len
+        from rich.measure import Measurement
+
+        columns = cell_len(str(self.words)) + self.indent
+        return Measurement(min(columns, 2 * _SHORTEST_NAME), columns)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        words = Text(self.words, self.style) if isinstance(self.words, str) else self.words
+        for number, line in enumerate(words.wrap(console, options.max_width - self.indent)):
+            line.rstrip()
+            yield Text(" " * self.indent) + line if number else line
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A table of rows of one line each; below each row stands its note, at most as wide as the terminal."""
+
+    table: Table
+    notes: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+        from rich.text import Text
+
+        head, *rows = console.render_lines(self.table, options, pad=False)
+        yield from (*head, Segment.line())
+        for row, note in zip(rows, self.notes, strict=True):
+            yield from (*row, Segment.line())
+            if note:
+                yield Text(f"  {note}", style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def table(
+    heads: str,
+    rows: Iterable[Sequence[Part]],
+    left: Sequence[int] = (0,),
+    firm: Sequence[int] = (),
+    indent: int = 0,
+    gap: int = 2,
+) -> Table:
+    """A table without rules; columns are flush right but those of `left`. `heads` are separated by |, "" for none.
+
+    Words keep to one line: where the table is too wide, the `left` columns lose width, but those of `firm` do not.
+    """
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    listed = [tuple(row) for row in rows]
+    made = Table(
+        box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=bool(heads), header_style="bold"
+    )
+    for number, head in enumerate(heads.split("|") if heads else [""] * max(map(len, listed), default=0)):
+        to_left = number in left
+        made.add_column(head, justify="left" if to_left else "right", no_wrap=not to_left or number in firm)
+    for row in listed:
+        made.add_row(
+            *(
+                Text(each, no_wrap=True, overflow="ellipsis") if isinstance(each, str) else each
+                for each in row
+            )
+        )
+    return Padding(made, (0, 0, 0, indent)) if indent else made  # type: ignore[return-value]
+
+
+def verbatim(lines: Iterable[str]) -> RenderableType:
+    """Lines that are drawn already, such as a map made of characters; cut where the terminal ends."""
+    from rich.text import Text
+
+    return Text("\n".join(lines), no_wrap=True, overflow="crop")
+
+
+def shortened(name: str, columns: int) -> str:
+    """A name in at most so many columns of a terminal: cut at the front, whole path components first."""
+    from rich.cells import cell_len
+
+    if cell_len(name) <= columns:
+        return name
+    last = name.replace("\\", "/").rpartition("/")[2]
+    if cell_len(last) <= columns:
+        return last
+    while last and cell_len(last) > columns - 1:
+        last = last[1:]
+    return "…" + last
+
+
+def rendered(parts: Iterable[Part]) -> str:
+    """Parts of a report as text: 80 columns, no colour, no spaces at the ends of lines."""
+    return _text(_console(StringIO()), parts)
+
+
+def show(parts: Iterable[Part]) -> None:
+    """Print parts of a report on stdout."""
+    # Drawn first and written by Python's own print, whose errors (a closed pipe, a full disk) the commands know.
+    print(_text(_console(sys.stdout), parts), end="")
+
+
+def show_lines(text: str, file: IO[str] | None = None) -> None:
+    """Print lines for people and tools: whole where they go to a file or a pipe, wrapped on a terminal.
+
+    Lines that begin with `error` or `warning` are coloured there. `file` is stdout unless given.
+    """
+    file = file or sys.stdout
+    if file.isatty():
+        text = _text(_console(file), map(_line, text.splitlines()))
+    print(text, end="" if text.endswith("\n") else "\n", file=file)
+
+
+def _line(line: str) -> Hanging:
+    from rich.text import Text
+
+    words = Text(line)
+    for pattern, style in _STYLES.items():
+        words.highlight_regex(pattern, style)
+    return Hanging(words, len(line) - len(line.lstrip()) + 2)
+
+
+_STYLES = {r"^error\b(\[.*?\])?": "bold red", r"^warning\b(\[.*?\])?": "bold yellow"}
+
+
+def error(message: object) -> None:
+    """Print why a command could not do what was asked, on stderr."""
+    show_lines(f"error: {message}", sys.stderr)
+
+
+def progress(items: Sequence[T], doing: str) -> Iterator[T]:
+    """The items, one after another; where they take long, a terminal's stderr shows how many of them are done."""
+    if len(items) < 2 or not sys.stderr.isatty():
+        yield from items
+        return
+    began, bar = time.monotonic(), None
+    try:
+        for number, item in enumerate(items):
+            if bar is None and time.monotonic() - began > _PATIENCE_SECONDS:
+                from rich.progress import Progress
+
+                bar = Progress(console=_console(sys.stderr), transient=True)
+                task = bar.add_task(doing, total=len(items))
+                bar.start()
+            if bar is not None:
+                bar.update(task, completed=number)
+            yield item
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _console(file: IO[str]) -> Console:
+    from rich.console import Console
+
+    terminal = file.isatty()
+    coloured = terminal and not os.environ.get("NO_COLOR")
+    found = Console(
+        file=file,
+        color_system="auto" if coloured else None,
+        width=None if terminal else COLUMNS,
+        force_jupyter=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    if terminal:
+        found.width = min(max(found.width, _NARROWEST), _WIDEST)
+    return found
+
+
+def _text(console: Console, parts: Iterable[Part]) -> str:
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])

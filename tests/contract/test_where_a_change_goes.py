@@ -1,0 +1,445 @@
+"""The table "Where a change goes" of CONTRIBUTING.md: a copy of the project gets a toy addition of every row.
+
+An addition creates and edits the files that its row lists, and no others. Then the checks that run over everything of
+its kind pass in the copy. An edit replaces one text of a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROWS = dict(re.findall(r"^\| (a\w? [\w -]+?) \| (.+) \|$", CONTRIBUTING, re.MULTILINE))
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What a row's toy consists of, the commands that its row names, and the checks that then pass."""
+
+    name: str
+    files: dict[str, str]
+    checks: tuple[str, ...]
+    edits: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    commands: dict[str, str] = field(default_factory=dict)
+
+
+INSTRUCTION = Addition(
+    "toy_negate",
+    {
+        "simulate/isa/instructions/toy_negate.py": '''"""toy_negate: -data on the Vector engine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.hardware import Hardware
+from simulate.isa import costs, rules
+from simulate.isa.book import instruction
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Domain, Plan
+from simulate.memory import NkiTensor
+
+
+@instruction
+def toy_negate(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Plan:
+    """dst = -data in float32 on the Vector engine.
+
+    dst, data: [P, ...] @ SBUF or PSUM, any dtype; same partitions and elements per partition.
+
+    Raises RuleViolation. Cost: one element per cycle.
+    """
+    rules.check_tile(hardware, "dst", dst)
+    rules.check_tile(hardware, "data", data)
+    rules.same_elements("dst", dst, "data", data)
+    rules.not_packed("dst", dst)
+    rules.not_packed("data", data)
+    return Plan(
+        engine=Engine.vector,
+        reads=(data,),
+        writes=(dst,),
+        domain=Domain.float32,
+        compute=_negated,
+        cost=costs.vector(hardware, data.free_size),
+        name=name,
+    )
+
+
+def _negated(values: np.ndarray) -> tuple[np.ndarray]:
+    return (-values,)
+''',
+        "tests/isa/test_toy_negate.py": '''"""toy_negate: values, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.isa.tiles import Fresh, execute, plan, refuses, tile
+
+
+def test_negates() -> None:
+    data = np.arange(-6, 6, dtype=np.float32).reshape(3, 4)
+    assert np.array_equal(execute("trn2", "toy_negate", dst=Fresh((3, 4)), data=data)["dst"], -data)
+
+
+def test_refuses_tiles_of_different_sizes_and_accepts_equal_ones() -> None:
+    refuses("NKW-ELEMENTS-AGREE", "trn2", "toy_negate", dst=tile((8, 4)), data=tile((8, 5)))
+    plan("trn2", "toy_negate", dst=tile((8, 5)), data=tile((8, 5)))
+''',
+        "tests/oracle/instructions/toy_negate.py": '''"""toy_negate, and how its operands are drawn."""
+
+from __future__ import annotations
+
+from tests.oracle.draw import Draw
+from tests.oracle.machine import Core, Operand
+from tests.oracle.streams import common
+
+
+def toy_negate(core: Core, dst: Operand, data: Operand) -> None:
+    """dst = -data."""
+    core.write(dst, -core.matrix(data))
+
+
+def _drawn(d: Draw) -> common.Arguments:
+    p, f = d.size()
+    data = d.source(p, f, d.dtype(), d.buffer())
+    return {"dst": common.destination(d, p, f, (data,)), "data": data}
+
+
+common.DRAWS["toy_negate"] = _drawn
+''',
+    },
+    checks=(
+        "tests/isa/test_toy_negate.py",
+        "tests/isa/test_bad_operands.py",
+        "tests/contract/test_signatures.py",
+        "tests/contract/test_imports.py",
+        "tests/nki/test_surface.py",
+        "tests/oracle/test_lockstep.py::test_every_instruction_of_the_book_has_a_second_opinion_or_a_reason",
+        "tests/oracle/test_lockstep.py::test_draws_reach_every_instruction_of_the_oracle",
+        "tests/oracle/test_lockstep.py::test_few_drawn_instructions_are_refused",
+        "tests/tools/test_instruction_pages.py",
+    ),
+    commands={"make docs": "tools.instruction_pages"},
+)
+
+KERNEL = Addition(
+    "toy_twice",
+    {
+        "nki_kernels/toy_twice.py": '''"""toy_twice: every element times two.
+
+Arguments
+    x          [T, H] @ HBM, float32 or bfloat16; T up to 128
+    returns y  [T, H] @ HBM, x's dtype
+
+Cost
+    HBM: x once, y once.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.tiles import load
+
+
+@nki.jit
+def toy_twice(x):
+    """2 x [T, H] @ HBM."""
+    y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = load(x, x.dtype)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
+    nisa.dma_copy(dst=y, src=tile)
+    return y
+
+
+def toy_twice_reference(x: np.ndarray) -> np.ndarray:
+    """toy_twice in numpy."""
+    return 2 * x
+''',
+        "tests/kernels/test_toy_twice.py": '''"""toy_twice: its values on every chip, and its budget."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import nki_kernels as kernels
+from tests.kernels.accuracy import TARGETS, check, normal
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("tokens", [1, 127, 128])
+def test_values(tokens: int, target: str) -> None:
+    check(kernels.toy_twice, kernels.toy_twice_reference, (normal(1, tokens, 70),), target)
+
+
+@pytest.mark.nki_budget(time_us=10, hbm_bytes=2 * 128 * 512 * 4, target="trn2")
+def test_budget(nki_budget) -> None:
+    nki_budget(kernels.toy_twice, np.zeros((128, 512), np.float32))
+''',
+    },
+    checks=(
+        "tests/kernels/test_toy_twice.py",
+        "tests/kernels/test_language_subset.py",
+        "tests/timing/test_stored_timelines.py",
+        "tests/timing/test_kernel_budgets.py::test_every_shipped_kernel_has_a_budget",
+        "tests/check/test_orders.py",
+        "tests/contract/test_imports.py",
+        "tests/contract/test_readme.py",
+    ),
+    edits={
+        "tools/timelines.py": (
+            "    return (\n",
+            "    return (\n        Case(nki_kernels.toy_twice, (_wide(4, 256),)),\n",
+        ),
+        "nki_kernels/README.md": (
+            "| `matmul` | `a @ b`, any sizes |\n",
+            "| `matmul` | `a @ b`, any sizes |\n| `toy_twice` | twice its argument |\n",
+        ),
+    },
+    commands={"make timelines": "tools.timelines"},
+)
+
+DETECTOR = Addition(
+    "toy",
+    {
+        "simulate/check/toy.py": '''"""`toy`: tensors that are named toy."""
+
+from __future__ import annotations
+
+from simulate.check.evidence import Evidence
+from simulate.check.findings import Finding, Severity, found, kind
+from simulate.run import Launch
+from simulate.run.location import location
+
+TOY = kind("NKW-TOY", Severity.warning, "A tensor is not named toy.")
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """The tensors that a kernel names toy."""
+    return [
+        found(TOY, f"a tensor of {record.shape} is named toy", location(record.line))
+        for stream in launch.streams
+        for record in stream.tensors
+        if record.name == "toy" and record.line is not None
+    ]
+''',
+        "tests/faults/toy/named_toy.py": '''"""A tile is named toy."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from tests.faults.data import copied_out, ramp
+
+CODE = "NKW-TOY"
+
+
+def kernel(x, sick):
+    name = "toy" if sick else "tile"
+    tile = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.sbuf, name=name)  # blamed
+    nisa.dma_copy(dst=tile, src=x)
+    return copied_out(tile)
+
+
+def inputs():
+    return (ramp(8, 4),)
+
+
+def answer(x):
+    return x
+''',
+        "tests/faults/toy/named_toy.txt": (
+            "warning[NKW-TOY] a tensor of (8, 4) is named toy\n  at named_toy.py:15 in kernel\n0 errors, 1 warning\n"
+        ),
+    },
+    checks=(
+        "tests/faults/test_faults.py",
+        "tests/check/test_commands.py",
+        "tests/contract/test_imports.py",
+    ),
+)
+
+CHIP = Addition(
+    "toy1",
+    {
+        "simulate/hardware/toy1.py": '''"""toy1: the numbers of trn3 under another name."""
+
+from __future__ import annotations
+
+from simulate.hardware.gen4 import TRN3
+from simulate.hardware.record import documented
+
+TOY1 = TRN3.with_numbers(name=documented("toy1", "a test"))
+''',
+    },
+    checks=(
+        "tests/hardware",
+        "tests/isa/test_tensor_scalar.py",
+        "tests/isa/test_nc_matmul.py",
+        "tests/testing/test_budget.py",
+        "tests/tools/test_instruction_pages.py",
+        "tests/contract/test_imports.py",
+    ),
+    edits={
+        "simulate/targets.py": ('"trn3")\n', '"trn3", "toy1")\n'),
+        "simulate/hardware/__init__.py": (
+            "TRN2, TRN3)",
+            "TRN2, TRN3, TOY1)",
+            "from simulate.hardware.topology import",
+            "from simulate.hardware.toy1 import TOY1\nfrom simulate.hardware.topology import",
+        ),
+    },
+)
+
+
+def family() -> Addition:
+    """The family of the tests of families, as a shipped one."""
+    module = (ROOT / "tests/model/toy_family.py").read_text(encoding="utf-8")
+    return Addition(
+        "toynet",
+        {
+            "model/families/toynet.py": module,
+            "tests/model/test_toynet.py": '''"""A model of the family generates what its numpy reference does."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import safetensors.numpy
+
+from model.cli import main
+from model.families import load_config
+from model.weights import tensor_shapes
+
+SIZES = dict(v=300, h=32, f=48, l=2, q=4, g=2, d=8, n=64)
+
+
+def test_its_kernels_generate_what_its_reference_does(tmp_path, byte_tokenizer, capsys) -> None:
+    config = {"architectures": ["ToynetForCausalLM"], "model_type": "toynet", **SIZES}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    random = np.random.default_rng(7)
+    shapes = tensor_shapes(load_config(tmp_path))
+    weights = {name: random.uniform(0.5, 1.5, shape).astype(np.float32) for name, shape in shapes.items()}
+    safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
+    words = ["generate", "--model", str(tmp_path), "--prompt", "ab", "--max-new-tokens", "3", "--tp", "2"]
+    assert main(words) == 0
+    assert "3 of 3 tokens equal to the numpy reference" in capsys.readouterr().out
+''',
+        },
+        checks=(
+            "tests/model/test_toynet.py",
+            "tests/model/test_families.py::test_every_row_names_a_reader",
+        ),
+        edits={
+            "model/families/registry.py": (
+                "FAMILIES: dict[str, Family] = {\n",
+                "FAMILIES: dict[str, Family] = {\n"
+                '    "toynet": Family("model.families.toynet", "toy", "ToynetForCausalLM"),\n',
+            )
+        },
+    )
+
+
+ADDITIONS = {"an instruction": INSTRUCTION, "a kernel": KERNEL, "a detector": DETECTOR}
+"""By row of the table; other rows join when they list every file that their additions touch."""
+if "`simulate/targets.py`" in ROWS["a chip"]:
+    ADDITIONS["a chip"] = CHIP
+if "tests/model/test_<name>.py" in ROWS["a model family"]:
+    ADDITIONS["a model family"] = family()
+
+
+def listed(row: str, name: str) -> tuple[set[str], set[str]]:
+    """The paths and the `make` targets that a row names, for an addition of some name."""
+    words = re.findall(r"`([^`]+)`", ROWS[row].replace("<name>", name))
+    return {word for word in words if "/" in word}, {word for word in words if word.startswith("make ")}
+
+
+def copied(folder: Path) -> Path:
+    shutil.copytree(ROOT, folder, ignore=LEFT_OUT)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and not path.relative_to(folder).parts[0].startswith(".")
+    }
+
+
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def add(addition: Addition, folder: Path) -> None:
+    for name, text in addition.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    for name, edits in addition.edits.items():
+        text = (folder / name).read_text(encoding="utf-8")
+        for old, new in zip(edits[::2], edits[1::2]):
+            assert text.count(old) == 1, name
+            text = text.replace(old, new)
+        (folder / name).write_text(text, encoding="utf-8")
+    for module in addition.commands.values():
+        done = python(folder, "-m", module)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ADDITIONS)
+def test_an_addition_touches_what_its_row_lists_and_passes_the_checks(row: str, tmp_path: Path) -> None:
+    addition = ADDITIONS[row]
+    paths, targets = listed(row, addition.name)
+    assert set(addition.commands) == targets
+    folder = copied(tmp_path / "project")
+    before = contents(folder)
+    add(addition, folder)
+    touched = {name for name, content in contents(folder).items() if before.get(name) != content}
+    assert {name for name in touched if not any(Path(name).match(path) for path in paths)} == set()
+    assert {path for path in paths if not any(Path(name).match(path) for name in touched)} == set()
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not deep")
+    done = python(folder, "-m", "pytest", *options, *addition.checks)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+
+
+@pytest.mark.slow
+def test_an_addition_without_one_of_its_files_fails_the_checks(tmp_path: Path) -> None:
+    for missing in ("tests/oracle/instructions/toy_negate.py", "make docs"):
+        folder = copied(tmp_path / missing.replace("/", " "))
+        kept = {name: text for name, text in INSTRUCTION.files.items() if name != missing}
+        commands = {name: module for name, module in INSTRUCTION.commands.items() if name != missing}
+        add(Addition(INSTRUCTION.name, kept, (), commands=commands), folder)
+        test = "tools/test_instruction_pages.py" if missing == "make docs" else "oracle/test_lockstep.py"
+        assert (
+            python(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/{test}").returncode
+            == 1
+        )
+
+
+def test_every_row_of_the_table_is_known() -> None:
+    assert set(ADDITIONS) <= set(ROWS)
+    named = {path for row in ROWS for path in listed(row, "*")[0]}
+    assert [path for path in named if not any(ROOT.glob(path))] == []
