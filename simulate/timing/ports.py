@@ -28,6 +28,9 @@ _Column = NDArray[np.int64]
 
 def shared_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
     """For every event the ports it holds and another engine of the stream holds as well; empty if there are none."""
+    present = set(stream.engines)
+    if Engine.vector.value not in present or present.isdisjoint((Engine.scalar.value, Engine.gpsimd.value)):
+        return []
     engines, events, ports = _held(stream, hardware)
     users = np.unique(ports * _ENGINES + engines) // _ENGINES
     contended = np.isin(ports, users[1:][users[1:] == users[:-1]])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from heapq import heappop, heappush
 
 from simulate.hardware import Hardware
@@ -27,22 +26,21 @@ _START = int(Wait.start)
 
 def with_room(streams: Sequence[Stream], hardware: Hardware, waits: Dependences) -> Dependences:
     """The dependences, and with them the waits for room."""
-    added: dict[int, list[int]] = {}
+    owners: list[int] = []
+    packed: list[int] = []
     for number, stream in enumerate(streams):
         for buffer in (MemoryRegion.sbuf, MemoryRegion.psum):
             for new, old in _taken(stream, hardware, buffer):
-                releases = [packed for tile in old for packed in waits.uses.last(number, tile)]
                 entering = waits.uses.first(number, new)
-                for event in entering[1:]:
-                    added.setdefault(event, []).append(entering[0] * 4 + _START)
-                if entering:
-                    added.setdefault(entering[0], []).extend(releases)
-    if not added:
-        return waits
-    before = list(waits.before)
-    for event, releases in added.items():
-        before[event] = tuple(dict.fromkeys((*before[event], *releases)))
-    return replace(waits, before=before)
+                if not entering:
+                    continue
+                owners += entering[1:]
+                packed += [entering[0] * 4 + _START] * (len(entering) - 1)
+                releases = len(packed)
+                for tile in old:
+                    packed += waits.uses.last(number, tile)
+                owners += [entering[0]] * (len(packed) - releases)
+    return waits.and_more(owners, packed)
 
 
 def _taken(stream: Stream, hardware: Hardware, buffer: MemoryRegion) -> Iterator[tuple[int, tuple[int, ...]]]:
