@@ -117,7 +117,8 @@ class Core:
         """Place the events first ... end in program order; none of them is in a rendezvous."""
         operands, admitted, place = self.operands, self.admitted, self.place
         for event in range(first, end):
-            place(event, admitted(event, *operands(event)))
+            ready_ns, last = operands(event)
+            place(event, admitted(event, ready_ns, last))
 
     def operands(self, event: int) -> tuple[float, int]:
         """When the last moment that an event waits for comes, in ns, and the number of that moment or -1."""

@@ -1,16 +1,16 @@
-"""Which event must wait for which: worked out from the boxes that events read and write.
+"""Dependences: which event must wait for which, because of the boxes that events read and write.
 
-Two events conflict where they touch a common byte of one tensor and at least one writes. Serial numbers
-belong to a rank, so its cores meet only in shared HBM. Boxes enclose what an access pattern touches, which
-can overstate: rows that two patterns interleave conflict although no byte is common, like the compiler's
-tracking per tensor.
+Two events conflict where they touch a common byte of one tensor and at least one of them writes. Serial numbers of
+tensors belong to a rank, so the cores of a rank share tensors in shared HBM only. A box encloses what an access pattern
+touches, so dependences can be overstated: interleaved rows of two patterns conflict although they share no byte. The
+compiler's tracking per tensor overstates as well.
 
-An engine's registers and random generators are no tensors; an instruction that uses one depends on the last that did.
+Registers and random generators of an engine are no tensors. An instruction that uses one depends on its last user.
 
-Kept are the dependences on the last writer and on the reads since. Of the reads of one engine the last is
-enough, because an engine reads in program order (the dataflow reading, which has no engines, may overwrite a
-place before an earlier read: it is a lower bound); DMAs of one queue overlap, so each of them counts. Where engines
-leave program order, every read counts.
+An event depends on the last writer of a box and on the reads since. Of the reads of one engine the last one is enough,
+because an engine reads in program order. The dataflow reading has no engines and may overwrite a box before an earlier
+read: it is a lower bound. DMAs of one queue overlap, so each of them counts. Where engines leave program order, every
+read counts.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Wait(IntEnum):
     """Until when an event waits for another one.
 
     result: until its result is usable (read after write, write after write, a requested order).
-    read: until it has read its operands (write after read). An engine has when its issue interval is over, a
-    DMA or a collective when it is complete, since only its completion tells.
-    issue: until its issue interval is over, and the later result is ready no earlier than the first. This is
-    enough between writes of one engine, whose pipeline delivers in order ("each stream is issued and
-    completed in order"), and between matmuls that accumulate into one place: the Tensor engine adds as the
-    columns arrive in PSUM, and traces show back-to-back accumulation at the full issue rate.
-    start: until it starts, because what it found free is free (`simulate.timing.rotation`).
+    read: until it has read its operands (write after read). An engine has read them at the end of its issue interval, a
+    DMA or a collective when it is complete.
+    issue: until its issue interval is over; the later result is ready no earlier than the first. This is enough between
+    writes of one engine, whose pipeline delivers in order ("each stream is issued and completed in order"). It is also
+    enough between matmuls that accumulate into one tile: the Tensor engine adds as the columns arrive in PSUM, and
+    traces show back-to-back accumulation at the full issue rate.
+    start: until it starts, because both write a tile whose bytes the other one has waited for (`rotation`).
     """
 
     result = 0
@@ -52,7 +52,7 @@ class Wait(IntEnum):
     start = 3
 
 
-_RESULT, _READ, _ISSUE = int(Wait.result), int(Wait.read), int(Wait.issue)  # plain numbers add up faster
+_RESULT, _READ, _ISSUE = int(Wait.result), int(Wait.read), int(Wait.issue)  # plain integers add faster
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) ->
 
 
 class Uses:
-    """The events with which the use of a tensor begins and ends, as far as no dependence among its users says so."""
+    """The first writers and the last users of each tensor."""
 
     def __init__(self, tracker: _Tracker) -> None:
         self._tracker = tracker

@@ -45,9 +45,10 @@ class Edges:
         self.moments: list[int] = (self._packed * 2 + alike).tolist()
         self.ends: list[int] = waits.ends.tolist()
         ordered = np.flatnonzero(kinds == Wait.issue)
-        self.results: dict[int, list[int]] = {}
-        for event, producer in zip(self._owners[ordered].tolist(), self._producers[ordered].tolist()):
-            self.results.setdefault(event, []).append(producer)
+        events, first = self._owners[ordered], self._producers[ordered].tolist()
+        self.results: dict[int, tuple[int, ...]] = dict(zip(events.tolist(), zip(first)))
+        for at in np.flatnonzero(events[1:] == events[:-1]).tolist():  # an event with several of them
+            self.results[int(events[at])] += (first[at],)
         self.others: list[int] = []
         self.other_ends: list[int] = []
         if shared:

@@ -1,42 +1,40 @@
-"""Placing a stream in time: when each event starts, leaves its engine, and has its result ready.
+"""Scheduling a stream: when each event starts, leaves its engine, and has its result ready.
 
     start        = max(engine free, operands ready, destination free, DMA queue slot free, rendezvous complete)
     engine free  = start + issue interval
     result ready = start + latency
 
-as `Cost` states them, in the clock of the engine. Decisions where the documentation leaves room:
+as `Cost` states them, in the clock of the engine. Policies where the documentation leaves room:
 
-- A wait for another engine costs a semaphore (`semaphore_ns`). A wait for a DMA costs none on top, because
-  its completion time already reaches to the restart of the waiting engine.
-- A destination is free when its readers have taken in their operands, at the end of their issue interval
-  (`Wait`).
-- The trigger of a DMA is an instruction of its stream and waits there for the operands; so does the
-  descriptor generation of GpSimd. Then: first-byte time, data phase on the DMA engines (`DmaEngines`), completion. The
-  engines move the DMAs of one queue in order, and those of several queues that an event or the end of the launch waits
-  for in the time that they take together. At most `dma_outstanding_per_queue` DMAs of a queue are under way; slots
-  are freed in order, and the stream stalls at the trigger until one is free.
+- A wait for another engine costs a semaphore (`semaphore_ns`). A wait for a DMA costs none on top, because the
+  completion time of a DMA already reaches to the restart of the waiting engine.
+- An instruction that needs a result of its own engine starts `same_engine_wait_ns` after that result is ready.
+- A destination is free when its readers have read their operands, at the end of their issue interval (`Wait`).
+- The trigger of a DMA is an instruction of its stream and waits there for the operands; so does the descriptor
+  generation of GpSimd. After it come the first-byte time, the data phase on the DMA engines (`DmaEngines`) and the
+  completion. At most `dma_outstanding_per_queue` DMAs of a queue are under way. Slots are freed in order, and the
+  stream stalls at the trigger until one is free.
+- The DMA engines move the DMAs of one queue in order. The DMAs of several queues that an event or the end of the launch
+  waits for take as long as all of them together (`sharing`).
 - Members of a rendezvous start together and are ready together.
-- An activation whose function is in another table than the one loaded is preceded by a table load, which
-  waits for nothing but the engine. The table of `copy` forces none: published traces show loads on changes to
-  the other sets only. The first table is loaded in the kernel as well. In the scheduled reading the load may lie
-  in an earlier idle time of the engine, since the last activation that needed the table before.
-- The serial reading keeps all of these rules and adds one: an event of a core starts when everything before
-  it on that core is finished, and a semaphore later where the engine changes. So no modelled delay (shared
-  DMA engines, full queues) can make the program reading longer than the serial one.
-- The scheduled reading places by the same rules in another order (`scheduled`), and keeps program order where that
-  is no longer. So it is never longer than the program reading, nor shorter than the dataflow one. A matmul whose
-  weights the array still holds from the one before it (`weights`) does not load them again: its interval is shorter
-  by what the load would have exposed. The dataflow reading takes that for granted wherever weights occur twice.
+- A table load precedes an activation whose function is in another table than the loaded one. The load waits for the
+  engine alone. The table of `copy` forces none: published traces show loads on changes to the other sets only. The
+  first table is loaded in the kernel as well. In the scheduled reading the load may fill an earlier idle time of the
+  engine, after the last activation that needed the previous table.
 - A tile that takes the bytes of earlier ones waits until those are free (`rotation`), in all readings but dataflow.
-
-- An instruction that needs a result of its own engine starts `same_engine_wait_ns` after that is ready.
-- The activity throttle (gen3, gen4) lets the array run at its full clock only while it is busy enough. Here an
-  instruction is slowed down by what the array has done since the kernel began (`Throttle`): the limiter's windows are
-  replaced by one that grows, so that a lower cost never lengthens a schedule by the throttle.
-
+- The activity throttle (gen3, gen4) lets the array run at its full clock only while the array is busy enough. What the
+  array has done since the kernel began decides (`Throttle`): a window that grows replaces the limiter's windows, so
+  that a lower cost never lengthens a schedule by the throttle.
 - Memory ports that engines share (`ports`) are granted in program order, for the issue interval.
+- The serial reading adds one rule: an event of a core starts when all earlier events of that core are finished, and a
+  semaphore later where the engine changes. So no modelled delay (shared DMA engines, full queues) makes the program
+  reading longer than the serial one.
+- The scheduled reading applies the same rules in the order of a list scheduler (`scheduled`), or in program order where
+  that is no longer. So the scheduled reading is never longer than the program reading, nor shorter than dataflow.
+- In the scheduled reading, a matmul whose weights are still in the array does not load them again (`weights`). Its
+  interval is shorter by the exposed part of the load. The dataflow reading assumes this wherever weights occur twice.
 
-So a lower cost or a dependence less never makes the serial, program or dataflow reading longer.
+So a lower cost, or one dependence fewer, never makes the serial, program or dataflow reading longer.
 """
 
 from __future__ import annotations

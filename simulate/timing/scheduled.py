@@ -1,13 +1,13 @@
-"""What a compiler does to the order of a stream: oldest ready first, within a window, on each engine.
+"""List scheduling: a model of how a compiler reorders a stream. Policy: oldest ready event first, within a window.
 
-A stream is cut at its rendezvous, and each stretch is placed step by step. An event is ready to be chosen when
-everything it waits for has been placed and fewer than `WINDOW` events of its engine that come before it are still
-unplaced. Of each engine's events that could start at once the oldest is taken, on the Scalar engine the
-oldest that needs no table load, if there is one; if none could, the one that can start first. Among the engines the
-earliest start comes first. So a stall of one event lets later ones of its engine pass, as far as dependences allow.
+A stream is cut at its rendezvous, and each segment is scheduled on its own. An event may be chosen when all events that
+it waits for have been placed and fewer than `WINDOW` earlier events of its engine are still unplaced. The engine whose
+event can start earliest comes first. That engine takes its oldest event that can start at once; among such events of
+the Scalar engine, one that needs no table load comes first. If none can start at once, the engine takes the event with
+the earliest start. So later events of an engine pass a stalled one, as far as dependences allow.
 
-The list is greedy: like every list it has anomalies, so a cost halved may lengthen it. It is not the compiler's, whose
-rules are not published.
+A list scheduler is greedy and has anomalies: half the cost of one event may lengthen the schedule. The rules of the
+Neuron compiler are not published; these are our own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class ListScheduler:
                 add(event)
         for _ in range(first, end):
             event = take()
-            place(event, admitted(event, *operands[event - first]))
+            ready_ns, last = operands[event - first]
+            place(event, admitted(event, ready_ns, last))
             advance(event)
             for follower in followers[ends[event] : ends[event + 1]]:
                 left = missing[follower] - 1

@@ -1,14 +1,13 @@
 """The DMA engines of a core, which its DMA queues share.
 
-Each queue is served in order, at the rate of all engines. What several queues ask for together is bounded where
-somebody waits for it: an event starts no earlier than the engines could have moved all that must be complete before
-it, by dependences, by the order of its engine and of the queues, by full queues. From every moment on, the DMAs among
-these that begin after it take their time one after the other. A DMA that nobody waits for delays nobody, and the end
-of the launch waits for all.
+Each queue is served in order, at the rate of all DMA engines. An event starts no earlier than the DMA engines could
+have moved everything that must be complete before it: by dependences, by the order of its engine and of the queues, by
+full queues. Of these DMAs, those that begin after any moment take their time one after the other. A DMA for which no
+event waits delays no event; the end of the launch waits for all DMAs.
 
-So the engines count as serving first what is waited for, and a cost less or a dependence less never makes an event
-later: the sets follow from the stream, the moments from maxima and sums. Chips serve the queues by turns instead; a
-rule that lets DMAs delay others they are not ordered with has anomalies (docs/decisions/0004).
+So the DMA engines count as serving first what is waited for. The sets of DMAs follow from the stream, the moments from
+maxima and sums, so a lower cost or one dependence fewer never makes an event later. Chips serve the queues round robin
+instead; a rule by which DMAs delay unordered DMAs has anomalies (docs/decisions/0004).
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class DmaEngines:
         self._before_queue = [_Moved(queues) for _ in queues]
 
     def moved(self, engine: int, event: int, producers: list[int]) -> float:
-        """When all that an event needs can have been moved, in ns; 0 where its engine's events needed as much already.
+        """When all DMAs that an event needs can have been moved, in ns; 0 where its engine has waited for all of them.
 
         `event` and `producers` are numbers within the core; the producers are those that must be complete before the
         event, except for those that its engine carries out itself.

@@ -65,8 +65,8 @@ _SAID = {
     Reason.table_load: "table load after",
     Reason.outstanding: "queue full until",
     Reason.pool: "DMA engines taken by",
-    Reason.rendezvous: "meets",
-    Reason.turn: "in turn after",
+    Reason.rendezvous: "in rendezvous with",
+    Reason.turn: "serial order after",
     Reason.shared: "DMA engines shared with",
 }
 
@@ -110,7 +110,7 @@ class Placed:
     cause: list[int]
     reason: list[int]
     data_cause: list[int]
-    moments: list[float]  # those that others wait for, see `simulate.timing.edges`
+    moments: list[float]  # in ns, that other events wait for; see `simulate.timing.edges`
     moved_ns: float = 0.0  # when the DMA engines can have moved everything
     moved_last: int = -1
 
