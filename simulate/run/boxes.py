@@ -14,7 +14,8 @@ import numpy as np
 from simulate.run.stream import READ, Stream
 
 _AT_ONCE = 1 << 18  # pairs of boxes that are compared together: some tens of MB
-_ALONE: list[tuple[int, bool]] = []  # what overlaps a box that nothing overlaps; one for all, never filled
+Near = tuple[tuple[int, bool], ...]
+"""The other cells that overlap a cell, and whether it covers them."""
 
 
 class Boxes:
@@ -34,21 +35,38 @@ class Boxes:
         ]
         whole = np.concatenate(tables) if tables else np.zeros((0, 5), np.int64)
         owners = list(range(len(streams))) if apart else [stream.rank for stream in streams]
-        ranks = np.repeat(owners, [len(table) for table in tables])
-        rank_keys = np.unique(ranks, return_inverse=True)[1].reshape(-1)
+        self._keys = [sorted(set(owners)).index(owner) for owner in owners]
         serial = whole[:, 0] >> 2
         self._serials = int(serial.max(initial=0)) + 1
-        self._keys = np.unique(owners, return_inverse=True)[1].reshape(-1).tolist()
-        tensor = rank_keys * self._serials + serial
-        written = np.isin(tensor, np.unique(tensor[(whole[:, 0] & 3) != READ]))
+        tensor = np.repeat(self._keys, [len(table) for table in tables]).astype(np.int64)
+        tensor = tensor * self._serials + serial
+        tensors = len(set(owners)) * self._serials
+        is_written = np.zeros(tensors, bool)
+        is_written[tensor[(whole[:, 0] & 3) != READ]] = True
+        written = is_written[tensor]
         cells = np.full(len(whole), -1)
         keys = np.column_stack([tensor, whole[:, 1:]])[written]
         boxes, cells[written] = _distinct(keys)
         bounds = np.cumsum([0, *map(len, tables)])
-        self.cells = [cells[a:b].tolist() for a, b in pairwise(bounds.tolist())]
+        self._cells = [cells[a:b] for a, b in pairwise(bounds.tolist())]
+        self.cells = [own.tolist() for own in self._cells]
         self.near = _neighbours(boxes)
-        tensors = np.arange(len(set(owners)) * self._serials + 1)
-        self._bounds = np.searchsorted(boxes[:, 0], tensors).tolist()
+        self._bounds = np.searchsorted(boxes[:, 0], np.arange(tensors + 1)).tolist()
+
+    def accesses(self) -> tuple[list[int], list[int]]:
+        """The operands in cells, of all streams: cell * 2 + whether it is written; and where those of each event begin.
+
+        The last entry of the second list is where those of the last event end.
+        """
+        cells = np.concatenate([np.zeros(0, np.int64), *self._cells])
+        kinds = np.concatenate([np.zeros(0, np.int64), *(np.array(own, np.int64) for own in self.kinds)])
+        kept = cells >= 0
+        before = np.append(0, np.cumsum(kept))
+        bounds = np.cumsum([0, *map(len, self._cells)]).tolist()
+        starts = [0]
+        for ends, base in zip(self.ends, bounds):
+            starts += before[np.array(ends, np.int64) + base].tolist()
+        return (cells * 2 + (kinds != READ))[kept].tolist(), starts
 
     def of(self, stream: int, serial: int) -> range:
         """The cells in one tensor of a stream."""
@@ -69,39 +87,38 @@ def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return ordered[first], numbers
 
 
-def _neighbours(boxes: np.ndarray) -> list[list[tuple[int, bool]]]:
+def _neighbours(boxes: np.ndarray) -> list[Near]:
     """For every box (tensor, rows, bytes) the others that it overlaps, and whether it covers them.
 
-    A box is compared with those of its tensor that can reach it along the side that divides the tensor more. One
+    A box is compared with those of its tensor that begin within it along the side that divides the tensor more. One
     number orders boxes by tensor and then along that side, so that all tensors are searched at once.
     """
-    near = [_ALONE] * len(boxes)
+    near: list[Near] = [()] * len(boxes)
     if not len(boxes):
         return near
     tensor = np.cumsum(np.diff(boxes[:, 0], prepend=boxes[0, 0]) != 0)
     span = int(boxes[:, 1:].max()) + 2
     base = tensor * span
     by_rows = (_starts(base + boxes[:, 1], span) >= _starts(base + boxes[:, 3], span))[tensor]
-    low = np.where(by_rows, boxes[:, 1], boxes[:, 3])
-    high = np.where(by_rows, boxes[:, 2], boxes[:, 4])
-    widest = np.zeros(int(tensor[-1]) + 1, np.int64)
-    np.maximum.at(widest, tensor, high - low)
-    names = np.argsort(base + low, kind="stable")
-    keys = (base + low)[names]
-    begin = np.searchsorted(keys, (base + np.maximum(low - widest[tensor], -1))[names], side="right")
-    until = np.searchsorted(keys, (base + high)[names], side="left")
-    sides = boxes[names, 1:]
-    found: dict[int, list[tuple[int, bool]]] = {}
-    for owners, others in _pairs(begin, until):
-        ours, theirs = sides[owners], sides[others]
-        meets = (theirs[:, 0::2] < ours[:, 1::2]).all(1) & (theirs[:, 1::2] > ours[:, 0::2]).all(1)
-        meets &= owners != others
-        owners, others, ours, theirs = owners[meets], others[meets], ours[meets], theirs[meets]
-        covers = (ours[:, 0::2] <= theirs[:, 0::2]).all(1) & (ours[:, 1::2] >= theirs[:, 1::2]).all(1)
-        for owner, other, covered in zip(names[owners].tolist(), names[others].tolist(), covers.tolist()):
-            found.setdefault(owner, []).append((other, covered))
-    for owner, met in found.items():
-        near[owner] = met
+    low = base + np.where(by_rows, boxes[:, 1], boxes[:, 3])
+    high = base + np.where(by_rows, boxes[:, 2], boxes[:, 4])
+    names = np.argsort(low, kind="stable")
+    until = np.searchsorted(low[names], high[names], side="left")
+    first_row, end_row, first_byte, end_byte = boxes[names, 1:].T.copy()
+    for ours, theirs in _pairs(np.arange(1, len(boxes) + 1), until):
+        meets = (first_row[theirs] < end_row[ours]) & (end_row[theirs] > first_row[ours])
+        meets &= (first_byte[theirs] < end_byte[ours]) & (end_byte[theirs] > first_byte[ours])
+        owners = np.concatenate([ours[meets], theirs[meets]])
+        others = np.concatenate([theirs[meets], ours[meets]])
+        order = np.lexsort((others, owners))
+        owners, others = owners[order], others[order]
+        covers = (first_row[owners] <= first_row[others]) & (end_row[owners] >= end_row[others])
+        covers &= (first_byte[owners] <= first_byte[others]) & (end_byte[owners] >= end_byte[others])
+        # Tuples of numbers, unlike lists, do not burden the garbage collector.
+        pairs = list(zip(names[others].tolist(), covers.tolist()))
+        cuts = np.flatnonzero(np.diff(owners, prepend=-1)).tolist()
+        for owner, first, end in zip(names[owners[cuts]].tolist(), cuts, [*cuts[1:], len(pairs)]):
+            near[owner] += tuple(pairs[first:end])
     return near
 
 

@@ -1,22 +1,22 @@
-"""Which event must wait for which: worked out from the boxes that events read and write.
+"""Dependences: which event must wait for which, because of the boxes that events read and write.
 
-Two events conflict where they touch a common byte of one tensor and at least one writes. Serial numbers
-belong to a rank, so its cores meet only in shared HBM. Boxes enclose what an access pattern touches, which
-can overstate: rows that two patterns interleave conflict although no byte is common, like the compiler's
-tracking per tensor.
+Two events conflict where they touch a common byte of one tensor and at least one of them writes. Serial numbers of
+tensors belong to a rank, so the cores of a rank share tensors in shared HBM only. A box encloses what an access pattern
+touches, so dependences can be overstated: interleaved rows of two patterns conflict although they share no byte. The
+compiler's tracking per tensor overstates as well.
 
-An engine's registers and random generators are no tensors; an instruction that uses one depends on the last that did.
+Registers and random generators of an engine are no tensors. An instruction that uses one depends on its last user.
 
-Kept are the dependences on the last writer and on the reads since. Of the reads of one engine the last is
-enough, because an engine reads in program order (the dataflow reading, which has no engines, may overwrite a
-place before an earlier read: it is a lower bound); DMAs of one queue overlap, so each of them counts. Where engines
-leave program order, every read counts.
+An event depends on the last writer of a box and on the reads since. Of the reads of one engine the last one is enough,
+because an engine reads in program order. The dataflow reading has no engines and may overwrite a box before an earlier
+read: it is a lower bound. DMAs of one queue overlap, so each of them counts. Where engines leave program order, every
+read counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -26,23 +26,24 @@ from simulate.isa.enums import Engine
 from simulate.isa.plan import State
 from simulate.run.boxes import Boxes
 from simulate.run.run_order import Segment, as_streams, run_order
-from simulate.run.stream import READ, Stream
-from simulate.timing.scheduled import WINDOW
+from simulate.run.stream import Stream
+from simulate.timing.readings import WINDOW
+from simulate.timing.timeline import IntColumn
 
-_UNREAD: dict[int, int] = {}  # of every place without a read since its last write; never filled
+_UNREAD: dict[int, int] = {}  # of every cell without a read since its last write; never filled
 
 
 class Wait(IntEnum):
     """Until when an event waits for another one.
 
     result: until its result is usable (read after write, write after write, a requested order).
-    read: until it has read its operands (write after read). An engine has when its issue interval is over, a
-    DMA or a collective when it is complete, since only its completion tells.
-    issue: until its issue interval is over, and the later result is ready no earlier than the first. This is
-    enough between writes of one engine, whose pipeline delivers in order ("each stream is issued and
-    completed in order"), and between matmuls that accumulate into one place: the Tensor engine adds as the
-    columns arrive in PSUM, and traces show back-to-back accumulation at the full issue rate.
-    start: until it starts, because what it found free is free (`simulate.timing.rotation`).
+    read: until it has read its operands (write after read). An engine has read them at the end of its issue interval, a
+    DMA or a collective when it is complete.
+    issue: until its issue interval is over; the later result is ready no earlier than the first. This is enough between
+    writes of one engine, whose pipeline delivers in order ("each stream is issued and completed in order"). It is also
+    enough between matmuls that accumulate into one tile: the Tensor engine adds as the columns arrive in PSUM, and
+    traces show back-to-back accumulation at the full issue rate.
+    start: until it starts, because both write a tile whose bytes the other one has waited for (`rotation`).
     """
 
     result = 0
@@ -51,27 +52,48 @@ class Wait(IntEnum):
     start = 3
 
 
-_RESULT, _READ = int(Wait.result), int(Wait.read)  # plain numbers add up faster
+_RESULT, _READ, _ISSUE = int(Wait.result), int(Wait.read), int(Wait.issue)  # plain integers add faster
 
 
 @dataclass(frozen=True)
 class Dependences:
     """For every event, the events it waits for.
 
-    Events of all streams are numbered through: event i of stream s is `bases[s] + i`. `before[event]` holds
-    producer * 4 + Wait for each dependence. `every_read`: they hold in whatever order engines take their events.
-    `uses` tells with which events the use of a tensor begins and ends.
+    Events of all streams are numbered through: event i of stream s is `bases[s] + i`. A dependence is the number
+    producer * 4 + Wait; those of an event are at `ends[event] : ends[event + 1]` of `packed`. `every_read`: they hold
+    in whatever order engines take their events. `uses` tells with which events the use of a tensor begins and ends.
     """
 
     bases: tuple[int, ...]
     order: tuple[Segment, ...]
-    before: list[tuple[int, ...]]
+    packed: IntColumn
+    ends: IntColumn
     every_read: bool
     uses: Uses
 
     def of(self, event: int) -> Iterator[tuple[int, Wait]]:
         """The (producer, Wait) pairs of one event."""
-        return ((packed >> 2, Wait(packed & 3)) for packed in self.before[event])
+        found = self.packed[self.ends[event] : self.ends[event + 1]]
+        return ((number >> 2, Wait(number & 3)) for number in found.tolist())
+
+    @property
+    def owners(self) -> IntColumn:
+        """The event that each dependence belongs to."""
+        return np.repeat(np.arange(len(self.ends) - 1), np.diff(self.ends))
+
+    def and_more(self, owners: Sequence[int], packed: Sequence[int]) -> Dependences:
+        """These dependences and, after them, others of the events `owners`."""
+        if not owners:
+            return self
+        owned, all_packed = np.append(self.owners, owners), np.append(self.packed, packed)
+        ordered, ends = _by_owner(owned, all_packed, len(self.ends) - 1)
+        return replace(self, packed=ordered, ends=ends)
+
+
+def _by_owner(owners: IntColumn, packed: IntColumn, events: int) -> tuple[IntColumn, IntColumn]:
+    """Dependences in the order of the events that they belong to, and where those of each event end."""
+    ends = np.append(0, np.cumsum(np.bincount(owners, minlength=events)))
+    return packed[np.argsort(owners, kind="stable")], ends
 
 
 def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) -> Dependences:
@@ -82,41 +104,38 @@ def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) ->
     streams = as_streams(streams)
     bases = tuple(int(base) for base in np.cumsum([0, *map(len, streams)]))
     order = run_order(streams)
-    tracker = _Tracker(streams, bases, every_read)
+    tracker = _Tracker(streams, every_read)
     for step in order:
+        for stream, first, end in step.members:
+            tracker.run(bases[stream] + first, bases[stream] + end, remembered=not step.rendezvous)
         if step.rendezvous:
             # Members act at the same time: none of them sees the others' effects.
-            found = [tracker.waits(stream, event) for stream, event, _ in step.members]
-            for (stream, event, _), waits in zip(step.members, found):
-                tracker.before[bases[stream] + event] = waits
-                tracker.remember(stream, event)
-            continue
-        for stream, first, end in step.members:
-            tracker.run(stream, first, end)
-    _add_states(streams, bases, tracker.before)
-    _add_requested(streams, bases, tracker.before)
-    return Dependences(bases, order, tracker.before, every_read, Uses(tracker))
+            for stream, event, _ in step.members:
+                tracker.remember(bases[stream] + event)
+    packed, ends = np.array(tracker.found, np.int64), np.array([0, *tracker.ends], np.int64)
+    if len(streams) > 1:
+        owners = np.repeat(np.array(tracker.events, np.int64), np.diff(ends))
+        packed, ends = _by_owner(owners, packed, bases[-1])
+    found = Dependences(bases, order, packed, ends, every_read, Uses(tracker))
+    found = found.and_more(*_states(streams, bases))
+    return found.and_more(*_requested(streams, found))
 
 
 class Uses:
-    """The events with which the use of a tensor begins and ends, as far as no dependence among its users says so."""
+    """The first writers and the last users of each tensor."""
 
     def __init__(self, tracker: _Tracker) -> None:
-        self._boxes = tracker.boxes
-        self._writer = tracker.writer
-        self._readers = tracker.readers
-        self._roots = tracker.roots
-        self._lane_of = tracker.lane_of
+        self._tracker = tracker
         self._kept = WINDOW if tracker.every_read else 1
-        self._last: dict[tuple[int, int], list[int]] = {}
+        self._last: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def first(self, stream: int, tensor: int) -> list[int]:
         """The writers of a tensor of a stream that wait for no earlier one."""
-        cells = self._boxes.of(stream, tensor)
-        return sorted({event for cell in cells for event in self._roots.get(cell, ())})
+        cells = self._tracker.boxes.of(stream, tensor)
+        return sorted({event for cell in cells for event in self._tracker.roots.get(cell, ())})
 
-    def last(self, stream: int, tensor: int) -> list[int]:
-        """The last writers and the reads since, as `Dependences.before` would hold them for who writes it next.
+    def last(self, stream: int, tensor: int) -> tuple[int, ...]:
+        """The last writers and the reads since, as dependences of who writes it next.
 
         Of the reads of an engine the last is enough in program order, and otherwise the last of a window: one further
         back starts before.
@@ -124,133 +143,130 @@ class Uses:
         known = self._last.get((stream, tensor))
         if known is not None:
             return known
+        tracker, lane_of = self._tracker, self._tracker.lane_of
         writers: set[int] = set()
         readers: dict[int, set[int]] = {}
-        for cell in self._boxes.of(stream, tensor):
-            if self._writer[cell] >= 0:
-                writers.add(self._writer[cell])
-            for reader in self._readers[cell].values():
-                lane = self._lane_of[reader]
+        for cell in tracker.boxes.of(stream, tensor):
+            if tracker.writer[cell] >= 0:
+                writers.add(tracker.writer[cell])
+            for read in tracker.readers[cell].values():
+                lane = lane_of[read >> 2]
                 if lane in readers:
-                    readers[lane].add(reader)
+                    readers[lane].add(read)
                 else:
-                    readers[lane] = {reader}
-        found = [writer * 4 + _RESULT for writer in sorted(writers)]
-        for lane, events in readers.items():
-            kept = sorted(events) if lane < 0 else sorted(events)[-self._kept :]
-            found += [event * 4 + _READ for event in kept]
-        self._last[stream, tensor] = found
-        return found
+                    readers[lane] = {read}
+        found = sorted(writers)
+        for lane, reads in readers.items():
+            found += sorted(reads) if lane < 0 else sorted(reads)[-self._kept :]
+        known = self._last[stream, tensor] = tuple(found)
+        return known
 
 
 class _Tracker:
     """The last writer and the reads since, of every distinct box."""
 
-    def __init__(self, streams: tuple[Stream, ...], bases: tuple[int, ...], every_read: bool) -> None:
-        self.bases = bases
+    def __init__(self, streams: tuple[Stream, ...], every_read: bool) -> None:
         self.every_read = every_read
-        self.before: list[tuple[int, ...]] = [()] * bases[-1]
+        # The events in the order in which they were told, and what they wait for, which ends at `ends`.
+        self.events: list[int] = []
+        self.found: list[int] = []
+        self.ends: list[int] = []
         self.boxes = boxes = Boxes(streams)
-        self.cells = boxes.cells
-        self.kinds = boxes.kinds
-        self.ends = boxes.ends
-        self.near = boxes.near
+        # Of every cell the last writer and the reads since that count, as dependences of who writes it next. Dicts of
+        # numbers, unlike lists, do not burden the garbage collector.
         self.writer = [-1] * len(boxes.near)
-        self.readers: list[dict[int, int]] = [_UNREAD] * len(boxes.near)
-        self.roots: dict[int, list[int]] = {}  # by cell, the writes that follow none
+        self.readers = [_UNREAD] * len(boxes.near)
+        self.roots: dict[int, tuple[int, ...]] = {}  # by cell, the writes that follow none
         # What an event is ordered with: its engine, or nothing but itself for what runs on the DMA engines.
-        self.lanes = [
-            [-1 if engine == Engine.dma.value else number * 8 + engine for engine in stream.engines]
+        self.lane_of: list[int] = [
+            -1 if engine == Engine.dma.value else number * 8 + engine
             for number, stream in enumerate(streams)
+            for engine in stream.engines
         ]
-        self.lane_of: list[int] = [lane for lanes in self.lanes for lane in lanes]
+        # The operands of event e are at starts[e] : starts[e + 1] of `accesses`, each cell * 2 + whether it is written.
+        self.accesses, self.starts = boxes.accesses()
 
-    def run(self, stream: int, first: int, end: int) -> None:
-        base, before = self.bases[stream], self.before
+    def run(self, first: int, end: int, remembered: bool) -> None:
+        """Find what events wait for, one after the other; and, if it is `remembered`, who waits for them."""
+        accesses, starts, lane_of = self.accesses, self.starts, self.lane_of
+        found, writer, near = self.found, self.writer, self.boxes.near
+        before_write = self._before_write
         for event in range(first, end):
-            before[base + event] = self.waits(stream, event)
-            self.remember(stream, event)
-
-    def waits(self, stream: int, event: int) -> tuple[int, ...]:
-        """What an event waits for."""
-        cells, kinds, ends = self.cells[stream], self.kinds[stream], self.ends[stream]
-        writer, near, lane_of = self.writer, self.near, self.lane_of
-        lane = self.lanes[stream][event]
-        found: list[int] = []
-        for at in range(ends[event - 1] if event else 0, ends[event]):
-            cell = cells[at]
-            if cell < 0:
-                continue
-            if kinds[at] == READ:
-                last = writer[cell]
-                if last >= 0:
-                    found.append(last * 4)
-                for other, _ in near[cell]:
-                    last = writer[other]
-                    if last >= 0:
-                        found.append(last * 4)
-                continue
             known = len(found)
-            self._before_write(cell, lane, lane_of, found)
-            for other, _ in near[cell]:
-                self._before_write(other, lane, lane_of, found)
-            if len(found) == known:
-                self.roots.setdefault(cell, []).append(self.bases[stream] + event)
-        if len(found) > 1:
-            return tuple(dict.fromkeys(found))
-        return tuple(found)
+            for access in accesses[starts[event] : starts[event + 1]]:
+                cell = access >> 1
+                if access & 1:
+                    so_far = len(found)
+                    before_write(cell, lane_of[event])
+                    for other, _ in near[cell]:
+                        before_write(other, lane_of[event])
+                    if len(found) == so_far:
+                        self.roots[cell] = (*self.roots.get(cell, ()), event)
+                    continue
+                if writer[cell] >= 0:
+                    found.append(writer[cell])
+                for other, _ in near[cell]:
+                    if writer[other] >= 0:
+                        found.append(writer[other])
+            if len(found) > known + 1:
+                found[known:] = dict.fromkeys(found[known:])
+            self.events.append(event)
+            self.ends.append(len(found))
+            if remembered:
+                self.remember(event)
 
-    def _before_write(self, cell: int, lane: int, lane_of: list[int], found: list[int]) -> None:
+    def _before_write(self, cell: int, lane: int) -> None:
+        """What a write into a cell by an event of a lane waits for."""
         last = self.writer[cell]
         if last >= 0:
-            in_order = lane >= 0 and lane_of[last] == lane
-            found.append(last * 4 + (2 if in_order else 0))
-        readers = self.readers[cell]
-        if readers:
-            found.extend([reader * 4 + 1 for reader in readers.values()])
+            in_order = lane >= 0 and self.lane_of[last >> 2] == lane
+            self.found.append(last + _ISSUE if in_order else last)
+        if self.readers[cell]:
+            self.found += self.readers[cell].values()
 
-    def remember(self, stream: int, event: int) -> None:
+    def remember(self, event: int) -> None:
         """Note what an event has read and written."""
-        cells, kinds, ends = self.cells[stream], self.kinds[stream], self.ends[stream]
-        this = self.bases[stream] + event
-        start, end = ends[event - 1] if event else 0, ends[event]
-        for at in range(start, end):
-            cell = cells[at]
-            if cell < 0 or kinds[at] == READ:
-                continue
-            self.writer[cell] = this
-            self.readers[cell] = _UNREAD
-            for other, covered in self.near[cell]:
-                if covered:
-                    self.writer[other] = -1
-                    self.readers[other] = _UNREAD
-        lane = self.lanes[stream][event]
-        key = lane if lane >= 0 and not self.every_read else -1 - this
-        for at in range(start, end):
-            if kinds[at] == READ and cells[at] >= 0:
-                if self.readers[cells[at]]:
-                    self.readers[cells[at]][key] = this
+        writer, readers, near = self.writer, self.readers, self.boxes.near
+        operands = self.accesses[self.starts[event] : self.starts[event + 1]]
+        for access in operands:
+            if access & 1:
+                cell = access >> 1
+                writer[cell] = event * 4 + _RESULT
+                readers[cell] = _UNREAD
+                for other, covered in near[cell]:
+                    if covered:
+                        writer[other] = -1
+                        readers[other] = _UNREAD
+        lane = self.lane_of[event]
+        key = lane if lane >= 0 and not self.every_read else -1 - event
+        for access in operands:
+            if not access & 1:
+                cell = access >> 1
+                if readers[cell]:
+                    readers[cell][key] = event * 4 + _READ
                 else:
-                    self.readers[cells[at]] = {key: this}
+                    readers[cell] = {key: event * 4 + _READ}
 
 
-def _add_states(streams: tuple[Stream, ...], bases: tuple[int, ...], before: list[tuple[int, ...]]) -> None:
+def _states(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Registers and random generators of an engine: who uses them comes after who used them last.
 
     They are one engine's, whose pipeline hands them on in order.
     """
+    owners, packed = [], []
     for stream, base in zip(streams, bases):
         last: dict[State, int] = {}
         for event, state in stream.states.items():
             if state in last:
-                before[base + event] += ((base + last[state]) * 4 + Wait.issue,)
+                owners.append(base + event)
+                packed.append((base + last[state]) * 4 + Wait.issue)
             last[state] = event
+    return owners, packed
 
 
-def _add_requested(
-    streams: tuple[Stream, ...], bases: tuple[int, ...], before: list[tuple[int, ...]]
-) -> None:
-    for stream, base in zip(streams, bases):
+def _requested(streams: tuple[Stream, ...], known: Dependences) -> tuple[list[int], list[int]]:
+    owners, packed = [], []
+    for stream, base in zip(streams, known.bases):
         for producer, consumer in stream.requested:
             if producer >= consumer:
                 raise InvalidArgument(
@@ -258,6 +274,7 @@ def _add_requested(
                     f"event {consumer} ({stream.event(consumer).where}) depends_on event {producer}, which "
                     "is issued later; call depends_on on the later instruction",
                 )
-            edge = (base + producer) * 4 + Wait.result
-            if edge not in before[base + consumer]:
-                before[base + consumer] += (edge,)
+            if (base + producer, Wait.result) not in known.of(base + consumer):
+                owners.append(base + consumer)
+                packed.append((base + producer) * 4 + Wait.result)
+    return owners, packed

@@ -1,12 +1,12 @@
 """Memory ports that engines share: which of them each event holds while it is issued.
 
 On gen2 the Vector engine and GpSimd exclude each other on SBUF, and the Vector and Scalar engines on PSUM. Later chips
-have ports of their own: there fast modes of the Vector engine take turns with GpSimd on a bus, and two engines that
-read one bank of PSUM slow each other down. Two instructions that overlap at half speed end when they would one after
-the other, so that is what is modelled. A tile stands for its bank.
+have separate ports. There fast modes of the Vector engine exclude GpSimd on a bus, and two engines that read one bank
+of PSUM slow each other down. Two instructions that overlap at half speed end no earlier than one after the other, so
+the model lets them follow each other. Every PSUM tile counts as one bank.
 
-Ports are granted in program order, as engines take their instructions, so a lower cost never lengthens a schedule by
-them. The chip grants them to whoever comes first.
+Policy: ports are granted in program order, so a lower cost never lengthens a schedule by them. The chip grants a port
+to the first engine that asks.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ _Column = NDArray[np.int64]
 
 def shared_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
     """For every event the ports it holds and another engine of the stream holds as well; empty if there are none."""
+    present = set(stream.engines)
+    if Engine.vector.value not in present or present.isdisjoint((Engine.scalar.value, Engine.gpsimd.value)):
+        return []
     engines, events, ports = _held(stream, hardware)
     users = np.unique(ports * _ENGINES + engines) // _ENGINES
     contended = np.isin(ports, users[1:][users[1:] == users[:-1]])

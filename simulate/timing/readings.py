@@ -20,3 +20,7 @@ class Reading(Enum):
     program = "program"
     scheduled = "scheduled"
     dataflow = "dataflow"
+
+
+WINDOW = 64
+"""Events of one engine among which the scheduled reading chooses: our choice; the compiler's is not published."""

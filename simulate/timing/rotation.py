@@ -1,20 +1,19 @@
 """Tile rotation: which events wait for room in SBUF or PSUM, because a tile takes the bytes of an earlier one.
 
-A loop that allocates a tile in each iteration gets a new one each time, and iterations overlap as far as they fit. Here
-a tile takes the bytes that have been free longest: first those never used, then those of the tile whose last use, in
-program order, is longest ago. So tiles rotate as deep as the memory allows. The first writer of a new tile waits until
-whoever used the old ones has finished, its other writers wait until that one starts. Bytes count per partition of the
-whole memory; how a compiler packs them is not published. A tile with an `address=` waits for the earlier ones that lay
-there.
+A loop that allocates a tile in each iteration gets a new tile each time, and iterations overlap as far as memory
+allows. Policy: a tile takes the bytes that have been free longest. Those are first the bytes never used, then the
+bytes of the tile whose last use, in program order, is longest ago. The first writer of a new tile waits until all
+users of the old tiles have finished; the other writers wait until the first one starts. Bytes are counted per partition
+over the whole memory; how a compiler packs them is not published. A tile with an `address=` waits for the earlier tiles
+at the same address.
 
-The waits follow from the stream alone, never from times: a lower cost lengthens no schedule by them.
+These waits follow from the stream alone, never from times, so a lower cost lengthens no schedule by them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from heapq import heappop, heappush
 
 from simulate.hardware import Hardware
@@ -27,26 +26,25 @@ _START = int(Wait.start)
 
 def with_room(streams: Sequence[Stream], hardware: Hardware, waits: Dependences) -> Dependences:
     """The dependences, and with them the waits for room."""
-    added: dict[int, list[int]] = {}
+    owners: list[int] = []
+    packed: list[int] = []
     for number, stream in enumerate(streams):
         for buffer in (MemoryRegion.sbuf, MemoryRegion.psum):
             for new, old in _taken(stream, hardware, buffer):
-                releases = [packed for tile in old for packed in waits.uses.last(number, tile)]
                 entering = waits.uses.first(number, new)
-                for event in entering[1:]:
-                    added.setdefault(event, []).append(entering[0] * 4 + _START)
-                if entering:
-                    added.setdefault(entering[0], []).extend(releases)
-    if not added:
-        return waits
-    before = list(waits.before)
-    for event, releases in added.items():
-        before[event] = tuple(dict.fromkeys((*before[event], *releases)))
-    return replace(waits, before=before)
+                if not entering:
+                    continue
+                owners += entering[1:]
+                packed += [entering[0] * 4 + _START] * (len(entering) - 1)
+                releases = len(packed)
+                for tile in old:
+                    packed += waits.uses.last(number, tile)
+                owners += [entering[0]] * (len(packed) - releases)
+    return waits.and_more(owners, packed)
 
 
 def _taken(stream: Stream, hardware: Hardware, buffer: MemoryRegion) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Every tile that takes bytes of earlier ones, with those."""
+    """Every tile that takes bytes of earlier tiles, with those tiles."""
     limit = hardware.sbuf_usable_bytes_per_partition
     if buffer is MemoryRegion.psum:
         limit = hardware.psum_bytes_per_partition
@@ -59,7 +57,9 @@ def _taken(stream: Stream, hardware: Hardware, buffer: MemoryRegion) -> Iterator
     floating = [(start, tile) for start, tile in tiles if records[tile].address is None]
     if sum(records[tile].row_bytes for _, tile in floating) <= limit:
         return
-    free: deque[tuple[int, int]] = deque([(limit, -1)])  # bytes and who had them, the longest free first
+    free: deque[tuple[int, int]] = deque(
+        [(limit, -1)]
+    )  # bytes and the tile that had them, the longest free first
     live: list[tuple[int, int]] = []
     for start, tile in floating:
         while live and live[0][0] < start:
@@ -87,10 +87,10 @@ def _at_addresses(stream: Stream, tiles: Sequence[int]) -> Iterator[tuple[int, t
             other
             for other in there
             if stream.last_use[other] < stream.first_use[tile]
-            and _meet(rows, _rows_of(stream, other))
-            and _meet(columns, _bytes_of(stream, other))
+            and _overlap(rows, _rows_of(stream, other))
+            and _overlap(columns, _bytes_of(stream, other))
         ]
-        # What is covered whole can meet nobody any more who would not meet its successor.
+        # A tile that overlaps a covered one overlaps its successor as well.
         hidden = {
             other
             for other in old
@@ -114,7 +114,7 @@ def _bytes_of(stream: Stream, tile: int) -> tuple[int, int]:
     return first, first + record.row_bytes
 
 
-def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one[0] < other[1] and other[0] < one[1]
 
 

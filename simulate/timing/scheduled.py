@@ -1,152 +1,128 @@
-"""What a compiler does to the order of a stream: oldest ready first, within a window, on each engine.
+"""List scheduling: a model of how a compiler reorders a stream. Policy: oldest ready event first, within a window.
 
-A stream is cut at its rendezvous, and each stretch is placed step by step. An event is ready to be chosen when
-everything it waits for has been placed and fewer than `WINDOW` events of its engine that come before it are still
-unplaced. Of each engine's events that could start at once the oldest is taken, on the Scalar engine the
-oldest that needs no table load, if there is one; if none could, the one that can start first. Among the engines the
-earliest start comes first. So a stall of one event lets later ones of its engine pass, as far as dependences allow.
+A stream is cut at its rendezvous, and each segment is scheduled on its own. An event may be chosen when all events that
+it waits for have been placed and fewer than `WINDOW` earlier events of its engine are still unplaced. The engine whose
+event can start earliest comes first. That engine takes its oldest event that can start at once; among such events of
+the Scalar engine, one that needs no table load comes first. If none can start at once, the engine takes the event with
+the earliest start. So later events of an engine pass a stalled one, as far as dependences allow.
 
-The list is greedy: like every list it has anomalies, so a cost halved may lengthen it. It is not the compiler's, whose
-rules are not published.
+A list scheduler is greedy and has anomalies: half the cost of one event may lengthen the schedule. The rules of the
+Neuron compiler are not published; these are our own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from heapq import heappop, heappush
-from typing import Protocol
+from heapq import heapify, heappop, heappush
+
+from simulate.timing.core import Core
+from simulate.timing.edges import Edges
+from simulate.timing.readings import WINDOW
 
 _NEVER = float("inf")
-WINDOW = 64
-"""Events of one engine that may be in the air: our choice; the compiler's is not published."""
 
 
-class Core(Protocol):
-    """What the list needs to know of the core whose events it places."""
+class ListScheduler:
+    """Places the events of a launch segment by segment: those of one core between two rendezvous."""
 
-    free_ns: list[float]
-    lanes: list[int]
-    """For every event, from `base` on, the engine whose stream issues it."""
-    base: int
+    def __init__(self, edges: Edges) -> None:
+        self._followers, self._ends, self._missing = edges.followers()
 
-    def earliest(self, event: int) -> float:
-        """The first moment at which an event may start, as things stand."""
-
-    def admitted(self, event: int) -> float:
-        """The moment at which an event that is next on its engine starts."""
-
-    def place(self, event: int, start: float) -> None:
-        """Let an event start."""
-
-    def switches_table(self, event: int) -> bool:
-        """An activation that needs another table than the one loaded."""
-
-
-def place_oldest_ready(core: Core, first: int, end: int, before: Sequence[Sequence[int]]) -> None:
-    """Place the events first ... end of a core, which meet nobody."""
-    _Stretch(core, first, end, before).run()
-
-
-class _Stretch:
-    """Events between two rendezvous. Lists are by engine; positions count the events of one engine."""
-
-    def __init__(self, core: Core, first: int, end: int, before: Sequence[Sequence[int]]) -> None:
-        self.core = core
-        self.first = first
-        self.lanes = core.lanes[first - core.base : end - core.base]
-        engines = len(core.free_ns)
-        self.events: list[list[int]] = [[] for _ in range(engines)]
-        self.position = []
-        for event, lane in enumerate(self.lanes, first):
-            events = self.events[lane]
-            self.position.append(len(events))
-            events.append(event)
-        self.placed = bytearray(end - first)
-        self.oldest = [0] * engines
-        self.beyond: list[list[int]] = [[] for _ in range(engines)]  # complete, but not in the window yet
-        self.waiting: list[list[tuple[float, int]]] = [[] for _ in range(engines)]  # by their earliest start
-        self.startable: list[list[int]] = [[] for _ in range(engines)]  # as soon as their engine is free
-        self.next_ns = [_NEVER] * engines  # when the first of those two starts
-        self.missing = [0] * len(self.lanes)
-        # The followers of an event are a chain of links, from `chain` of the event to -1.
-        self.chain = [-1] * len(self.lanes)
-        self.links: list[int] = []
-        self.followers: list[int] = []
-        low, high = first * 4, end * 4
-        chain, links, followers = self.chain, self.links, self.followers
+    def run(self, core: Core, first: int, end: int) -> None:
+        """Place the events first ... end of a core."""
+        followers, ends, missing = self._followers, self._ends, self._missing
+        ready = _Ready(core, first, end)
+        add, take, advance = ready.add, ready.take, ready.advance
+        admitted, place, operands = core.admitted, core.place, ready.operands
         for event in range(first, end):
-            known = len(links)
-            for packed in before[event]:
-                if low <= packed < high:
-                    producer = (packed >> 2) - first
-                    links.append(chain[producer])
-                    chain[producer] = len(followers)
-                    followers.append(event)
-            self.missing[event - first] = len(links) - known
+            if not missing[event]:
+                add(event)
+        for _ in range(first, end):
+            event = take()
+            ready_ns, last = operands[event - first]
+            place(event, admitted(event, ready_ns, last))
+            advance(event)
+            for follower in followers[ends[event] : ends[event + 1]]:
+                left = missing[follower] - 1
+                missing[follower] = left
+                if not left:
+                    add(follower)
 
-    def run(self) -> None:
-        """Place all of them."""
-        admitted, place = self.core.admitted, self.core.place
-        first, missing, links, followers = self.first, self.missing, self.links, self.followers
-        for event in [event for event, producers in enumerate(missing, first) if not producers]:
-            self._complete(event)
-        for _ in range(len(self.lanes)):
-            event = self._chosen()
-            place(event, admitted(event))
-            self._leave(event)
-            link = self.chain[event - first]
-            while link >= 0:
-                follower = followers[link]
-                missing[follower - first] -= 1
-                if not missing[follower - first]:
-                    self._complete(follower)
-                link = links[link]
 
-    def _complete(self, event: int) -> None:
-        """Everything that the event waits for has been placed: it may be chosen, if the window has reached it."""
-        number = event - self.first
-        lane = self.lanes[number]
-        if self.position[number] < self.oldest[lane] + WINDOW:
-            start = self.core.earliest(event)
-            if start <= self.core.free_ns[lane]:
-                heappush(self.startable[lane], event)
-                start = self.core.free_ns[lane]
-            else:
-                heappush(self.waiting[lane], (start, event))
-            if start < self.next_ns[lane]:
-                self.next_ns[lane] = start
+class _Ready:
+    """The events of a segment that wait for no unplaced event. Lists are by engine; positions count its events."""
+
+    def __init__(self, core: Core, first: int, end: int) -> None:
+        self._core = core
+        self._first = first
+        self._free_ns = core.free_ns
+        engines = len(core.free_ns)
+        self._lanes = core.lanes[first - core.base : end - core.base]
+        self._events: list[list[int]] = [[] for _ in range(engines)]
+        self._position = []
+        for event, lane in enumerate(self._lanes, first):
+            events = self._events[lane]
+            self._position.append(len(events))
+            events.append(event)
+        self._placed = bytearray(end - first)
+        self.operands = [(0.0, -1)] * (end - first)  # of each event of the segment, see `Core.operands`
+        self._oldest = [0] * engines  # the position where the window begins
+        self._beyond: list[list[int]] = [[] for _ in range(engines)]  # ready, but not in the window yet
+        self._later: list[list[tuple[float, int]]] = [[] for _ in range(engines)]  # by their earliest start
+        self._at_once: list[list[int]] = [
+            [] for _ in range(engines)
+        ]  # can start as soon as their engine is free
+        self._next_ns = [_NEVER] * engines  # when the first of those two starts
+
+    def add(self, event: int) -> None:
+        """Everything that an event waits for has been placed."""
+        number = event - self._first
+        lane = self._lanes[number]
+        if self._position[number] >= self._oldest[lane] + WINDOW:
+            heappush(self._beyond[lane], event)
+            return
+        core = self._core
+        operands = self.operands[number] = core.operands(event)
+        start, free_ns = core.earliest(event, operands[0]), self._free_ns[lane]
+        if start <= free_ns:
+            heappush(self._at_once[lane], event)
+            start = free_ns
         else:
-            heappush(self.beyond[lane], event)
+            heappush(self._later[lane], (start, event))
+        if start < self._next_ns[lane]:
+            self._next_ns[lane] = start
 
-    def _leave(self, event: int) -> None:
-        """The event is placed: its engine is free later, and its window may move on."""
-        lane = self.lanes[event - self.first]
-        free, waiting, startable = self.core.free_ns[lane], self.waiting[lane], self.startable[lane]
-        while waiting and waiting[0][0] <= free:
-            heappush(startable, heappop(waiting)[1])
-        self.next_ns[lane] = free if startable else waiting[0][0] if waiting else _NEVER
-        self.placed[event - self.first] = 1
-        events, at = self.events[lane], self.oldest[lane]
+    def take(self) -> int:
+        """The event that is placed next: the oldest that can start at once of the engine whose event starts first."""
+        next_ns = self._next_ns
+        lane = next_ns.index(min(next_ns))
+        at_once = self._at_once[lane]
+        if not at_once:
+            return heappop(self._later[lane])[1]
+        if len(at_once) > 1:
+            switches = self._core.switches_table
+            if switches(at_once[0]):
+                kept = [event for event in at_once if not switches(event)]
+                if kept:
+                    at_once.remove(min(kept))
+                    heapify(at_once)
+                    return min(kept)
+        return heappop(at_once)
+
+    def advance(self, event: int) -> None:
+        """An event has been placed: its engine is free later, and the window of its engine may move on."""
+        number = event - self._first
+        lane = self._lanes[number]
+        free_ns, later, at_once = self._free_ns[lane], self._later[lane], self._at_once[lane]
+        while later and later[0][0] <= free_ns:
+            heappush(at_once, heappop(later)[1])
+        self._next_ns[lane] = free_ns if at_once else later[0][0] if later else _NEVER
+        self._placed[number] = 1
+        events, at = self._events[lane], self._oldest[lane]
         if events[at] != event:
             return
-        while at < len(events) and self.placed[events[at] - self.first]:
+        while at < len(events) and self._placed[events[at] - self._first]:
             at += 1
-        self.oldest[lane] = at
-        beyond = self.beyond[lane]
-        while beyond and self.position[beyond[0] - self.first] < at + WINDOW:
-            self._complete(heappop(beyond))
-
-    def _chosen(self) -> int:
-        """The next event to be placed, taken from its heap."""
-        best = self.next_ns.index(min(self.next_ns))
-        startable = self.startable[best]
-        if not startable:
-            return heappop(self.waiting[best])[1]
-        if len(startable) > 1 and self.core.switches_table(startable[0]):
-            kept = [event for event in startable if not self.core.switches_table(event)]
-            if kept:
-                event = min(kept)
-                startable.remove(event)
-                startable.sort()
-                return event
-        return heappop(startable)
+        self._oldest[lane] = at
+        beyond = self._beyond[lane]
+        while beyond and self._position[beyond[0] - self._first] < at + WINDOW:
+            self.add(heappop(beyond))

@@ -1,35 +1,31 @@
 """The DMA engines of a core, which its DMA queues share.
 
-Each queue is served in order, at the rate of all engines. What several queues ask for together is bounded where
-somebody waits for it: an event starts no earlier than the engines could have moved all that must be complete before
-it, by dependences, by the order of its engine and of the queues, by full queues. From every moment on, the DMAs among
-these that begin after it take their time one after the other. A DMA that nobody waits for delays nobody, and the end
-of the launch waits for all.
+Each queue is served in order, at the rate of all DMA engines. An event starts no earlier than the DMA engines could
+have moved everything that must be complete before it: by dependences, by the order of its engine and of the queues, by
+full queues. Of these DMAs, those that begin after any moment take their time one after the other. A DMA for which no
+event waits delays no event; the end of the launch waits for all DMAs.
 
-So the engines count as serving first what is waited for, and a cost less or a dependence less never makes an event
-later: the sets follow from the stream, the moments from maxima and sums. Chips serve the queues by turns instead; a
-rule that lets DMAs delay others they are not ordered with has anomalies (docs/decisions/0004).
+So the DMA engines count as serving first what is waited for. The sets of DMAs follow from the stream, the moments from
+maxima and sums, so a lower cost or one dependence fewer never makes an event later. Chips serve the queues round robin
+instead; a rule by which DMAs delay unordered DMAs has anomalies (docs/decisions/0004).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 
-_START = 3  # Wait.start: says nothing about what has been moved
-
-
 _Dma = tuple[float, float, int]
-"""Begin, time on the engines, event."""
+"""Begin in ns, time on the engines in ns, event."""
 
 
 class DmaEngines:
     """The DMA queues of one core while its stream is placed.
 
-    `triggers` are those of its engines, numbered below `engines`, that trigger DMAs: one queue each. `completion_ns` is
-    the shortest completion of any DMA: that long after its last byte has moved nobody knows of it. `base` and `events`
-    number the events of the core. Where every event waits for all before it, the queues need not be `shared`.
+    `triggers`: the engines, numbered below `engines`, that trigger DMAs; each has one queue. `completion_ns`: the
+    shortest completion of any DMA, in ns; no event can know earlier that a DMA's last byte has moved. `events`: the
+    number of events of the core, which are numbered from 0. `shared`: whether queues delay each other.
     """
 
     def __init__(
@@ -37,7 +33,6 @@ class DmaEngines:
         engines: int,
         triggers: Iterable[int],
         completion_ns: float,
-        base: int,
         events: int,
         shared: bool,
     ) -> None:
@@ -48,33 +43,29 @@ class DmaEngines:
         self._queues = queues
         self._free_ns = [0.0] * len(queues)
         self._completion_ns = completion_ns
-        self._base = base
-        self._events = events
         # By queue and event: how many DMAs of the queue are moved before the event's result is usable.
         self._needs = [[0] * events for _ in queues] if self.shared else []
         self._before_engine = [_Moved(queues) for _ in range(engines)]
         self._before_queue = [_Moved(queues) for _ in queues]
 
-    def moved(self, engine: int, event: int, waits: Sequence[int], blocker: int = -1) -> float:
-        """When all that an event needs can have been moved; 0 where it is no more than its engine's events needed.
+    def moved(self, engine: int, event: int, producers: list[int]) -> float:
+        """When all DMAs that an event needs can have been moved, in ns; 0 where its engine has waited for all of them.
 
-        `waits` are what it waits for besides these, as in `Dependences.before`, and `blocker` the DMA whose place in a
-        full queue it takes, or -1.
+        `event` and `producers` are numbers within the core; the producers are those that must be complete before the
+        event, except for those that its engine carries out itself.
         """
         needed = self._before_engine[engine]
-        base, events, counts, more = self._base, self._events, needed.counts, False
-        for number, needs in enumerate(self._needs):
-            most = have = counts[number]
-            for packed in waits:
-                at = (packed >> 2) - base
-                if 0 <= at < events and needs[at] > most and packed & 3 != _START:
-                    most = needs[at]
-            if blocker >= 0 and needs[blocker - base] > most:
-                most = needs[blocker - base]
+        counts, more = needed.counts, False
+        for queue, needs in enumerate(self._needs):
+            have = most = counts[queue]
+            for producer in producers:
+                count = needs[producer]
+                if count > most:
+                    most = count
+            needs[event] = most
             if most > have:
-                needed.include(number, most)
+                needed.include(queue, most)
                 more = True
-            needs[event - base] = most
         return needed.end_ns + self._completion_ns if more else 0.0
 
     def moved_last(self, engine: int) -> int:
@@ -82,22 +73,22 @@ class DmaEngines:
         return self._before_engine[engine].last
 
     def serve(self, engine: int, event: int, arrival_ns: float, busy_ns: float) -> tuple[float, float, int]:
-        """Move the data of a DMA: (begin, end, the DMA it waited for or -1)."""
+        """Move the data of a DMA: (begin in ns, end in ns, the DMA it waited for or -1)."""
         number = self._queue_of[engine]
         queue = self._queues[number]
         begin, last = arrival_ns, -1
         if self._free_ns[number] > begin:
             begin, last = self._free_ns[number], queue[-1][2]
         if self.shared:
-            before, at = self._before_queue[number], event - self._base
+            before = self._before_queue[number]
             for other, needs in enumerate(self._needs):
-                if needs[at] > before.counts[other]:
-                    before.include(other, needs[at])
+                if needs[event] > before.counts[other]:
+                    before.include(other, needs[event])
             if before.end_ns > begin:
                 begin, last = before.end_ns, before.last
             before.add(number, begin, busy_ns, event)
             for needs, count in zip(self._needs, before.counts):
-                needs[at] = count
+                needs[event] = count
         queue.append((begin, busy_ns, event))
         end = self._free_ns[number] = begin + busy_ns
         return begin, end, last

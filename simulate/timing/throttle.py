@@ -1,11 +1,11 @@
-"""The activity throttle of the Tensor engine: how much longer an instruction takes, by what the array did before.
+"""The activity throttle of the Tensor engine: how much longer an instruction takes, given what the array did before.
 
-The limiter of a chip looks at windows: it lets the array run at its full clock where columns streamed through it for
-at least half of the last one. Windows that move with the schedule would let a lower cost lengthen it: work that ends
-earlier leaves a gap. Here the window grows instead, from the beginning of the kernel. The array counts as busy for
-the work of the events before in program order, at the full clock, whatever they cost; time is counted less what the
-bytes loaded before take at least, because after a phase of loading a limiter opens again within a window. Both are
-fixed by the stream. So whatever lets an event start earlier slows it down no more than before.
+The limiter of a chip works in windows: the array runs at its full clock if columns streamed through it for at least
+half of the last window. Windows that move with the schedule would break a law: work that ends earlier leaves a gap, so
+a lower cost could lengthen the schedule. Here one window grows from the beginning of the kernel instead. The array
+counts as busy for the work of all earlier events in program order, at the full clock. The shortest time of all bytes
+loaded before is subtracted from the time, because a limiter opens within a window after a phase of loading. The stream
+alone fixes both numbers. So an event that starts earlier is slowed down no more than before.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Throttle:
             self.loading_ns = [loaded / hardware.hbm_gb_per_s_per_core for loaded in _loaded_bytes(stream)]
 
     def extra(self, event: int, start_ns: float, interval_ns: float) -> tuple[float, float]:
-        """By how much an event that starts at `start_ns` holds the array longer, and its pipeline is longer.
+        """What the throttle adds to an event that starts at `start_ns`: to its issue interval and its latency, in ns.
 
-        Below a quarter the limiter stays closed, because at half rate the array is busy for less than half of the
-        time. From there to one half it opens and closes by turns: of every two windows one is slow.
+        Below a quarter of the time the limiter stays closed, because at half rate the array is busy for less than half
+        of the time. From a quarter to one half the limiter alternates: one of every two windows is slow.
         """
         done = self.done_ns[event]
         time = start_ns - self.loading_ns[event]

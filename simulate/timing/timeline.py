@@ -65,8 +65,8 @@ _SAID = {
     Reason.table_load: "table load after",
     Reason.outstanding: "queue full until",
     Reason.pool: "DMA engines taken by",
-    Reason.rendezvous: "meets",
-    Reason.turn: "in turn after",
+    Reason.rendezvous: "in rendezvous with",
+    Reason.turn: "serial order after",
     Reason.shared: "DMA engines shared with",
 }
 
@@ -103,27 +103,25 @@ class Placed:
 
     start: list[float]
     end: list[float]  # the engine is free
-    read: list[float]  # its operands may be overwritten
     ready: list[float]
     table_load: list[float]
     data_start: list[float]
     data_end: list[float]
-    origin: list[int]  # stream and engine that signal its end; -1 for the DMA engines
     cause: list[int]
     reason: list[int]
     data_cause: list[int]
+    moments: list[float]  # in ns, that other events wait for; see `simulate.timing.edges`
     moved_ns: float = 0.0  # when the DMA engines can have moved everything
     moved_last: int = -1
 
     @classmethod
-    def of(cls, events: int) -> Placed:
-        """Room for `events` events."""
-        start, end, read, ready = ([0.0] * events for _ in range(4))
+    def of(cls, events: int, moments: int) -> Placed:
+        """Room for `events` events with `moments` moments each."""
+        start, end, ready = ([0.0] * events for _ in range(3))
         table_load, data_start, data_end = ([-1.0] * events for _ in range(3))
-        origin, cause, reason, data_cause = ([-1] * events for _ in range(4))
-        return cls(
-            start, end, read, ready, table_load, data_start, data_end, origin, cause, reason, data_cause
-        )
+        cause, reason, data_cause = ([-1] * events for _ in range(3))
+        told = [0.0] * (events * moments)
+        return cls(start, end, ready, table_load, data_start, data_end, cause, reason, data_cause, told)
 
     @property
     def length_ns(self) -> float:

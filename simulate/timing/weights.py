@@ -1,9 +1,9 @@
-"""Which matmuls find their stationary tile in the array, because the matmul before them loaded the same one.
+"""Weights: which matmuls can find their stationary tile in the array, because an earlier matmul loaded the same tile.
 
-A compiler leaves out a load of weights where the tile, and its place in the array, do not change. Two matmuls share
-their weights if they read the same box in the same way (`Cost.stationary`) and nothing wrote to it in between: then
-they have the same number here. Numbers follow from the stream alone, so whatever order a schedule takes, equal
-numbers mean equal weights.
+A compiler omits a load of weights where neither the tile nor its position in the array changes. Two matmuls share their
+weights if they read the same box in the same way (`Cost.stationary`) and no event writes to that box in between. Such
+matmuls get the same number here. Numbers follow from the stream alone, so equal numbers mean equal weights in any
+schedule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simulate.run.stream import READ, Stream
 def weights_of(stream: Stream) -> dict[int, int]:
     """For every event whose array could still hold its weights from an earlier one, the number of those weights.
 
-    Empty where no load would be missed.
+    Empty where no cost of the stream would be lower for it.
     """
     if not any(cost.kept_cycles for cost in stream.costs):
         return {}
@@ -34,7 +34,7 @@ def weights_of(stream: Stream) -> dict[int, int]:
             box = tuple(rows[start : start + 5])
             key = (box, kept[cost])
             boxes = written.get(box[0] >> 2, [])
-            if key not in numbers or any(_meet(box, other) for other in boxes[seen[key] :]):
+            if key not in numbers or any(_overlap(box, other) for other in boxes[seen[key] :]):
                 numbers[key] = event
             seen[key] = len(boxes)
             found[event] = numbers[key]
@@ -47,7 +47,7 @@ def weights_of(stream: Stream) -> dict[int, int]:
     return found
 
 
-def _meet(box: tuple[int, ...], other: tuple[int, int, int, int]) -> bool:
+def _overlap(box: tuple[int, ...], other: tuple[int, int, int, int]) -> bool:
     """Whether a row of the stream and a written box of the same tensor have a byte in common."""
     _, first_row, end_row, first_byte, end_byte = box
     return first_row < other[1] and other[0] < end_row and first_byte < other[3] and other[2] < end_byte

@@ -6,6 +6,7 @@ rounding and tests compare with ==.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from simulate.isa.template import Template
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.numerics import DTYPES
 from simulate.run.stream import Stream, TensorTable
+from simulate.timing import Dependences
 
 _CLOCKS = ("tensor", "vector", "scalar", "gpsimd", "sync")
 EXACT = hardware("trn2").with_numbers(
@@ -150,6 +152,13 @@ def halved(stream: Stream, generator: np.random.Generator) -> Stream:
     cheaper = replace(part, **{name: getattr(part, name) / 2})
     costs[number] = cheaper if cost.dma is None else replace(cost, dma=cheaper)
     return stream.with_costs(costs)
+
+
+def without(waits: Dependences, dropped: Sequence[int]) -> Dependences:
+    """The same dependences except for some, given by their places in `packed`."""
+    kept = np.ones(len(waits.packed), bool)
+    kept[dropped] = False
+    return replace(waits, packed=waits.packed[kept], ends=np.append(0, np.cumsum(kept))[waits.ends])
 
 
 def _random_event(

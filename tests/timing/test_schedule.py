@@ -392,15 +392,15 @@ def test_a_set_of_dmas_takes_the_engines_as_long_as_they_do_in_order_of_arrival(
     generator = np.random.default_rng(4)
     for _ in range(200):
         spans = [(float(begin), float(busy)) for begin, busy in generator.integers(0, 60, (12, 2))]
-        engines = DmaEngines(5, (0, 1), 0.0, 0, 13, shared=True)
+        engines = DmaEngines(5, (0, 1), 0.0, 13, shared=True)
         for event, (begin, busy) in enumerate(sorted(spans[:6]) + sorted(spans[6:])):
             lane = int(event >= 6)
-            engines.moved(lane, event, ())
+            engines.moved(lane, event, [])
             spans[event] = engines.serve(lane, event, begin, busy)[0], busy
         end = 0.0
         for begin, busy in sorted(spans):
             end = max(end, begin) + busy if busy else end
-        assert engines.moved(2, 12, (5 * 4, 11 * 4)) == end
+        assert engines.moved(2, 12, [5, 11]) == end
         assert engines.finished()[0] == end
 
 

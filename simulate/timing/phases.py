@@ -1,0 +1,84 @@
+"""What a cost takes of its engine and of the DMA engines, in nanoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulate.hardware import Hardware
+from simulate.isa.costs import clock_ghz
+from simulate.isa.enums import Engine
+from simulate.isa.plan import Cost
+from simulate.numerics import ACTIVATION_FUNCTIONS
+from simulate.run.stream import Stream
+from simulate.timing.timeline import ENGINES
+
+LANES = {engine: lane for lane, engine in enumerate(ENGINES)}
+"""The number of every engine that has an instruction stream."""
+
+_RESIDENT_TABLE = ACTIVATION_FUNCTIONS["copy"].table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Phases:
+    """One cost on one engine. Times in ns; those of the data phase are 0 for what is no DMA."""
+
+    lane: int  # the engine that issues it, see LANES
+    on_dma: bool  # runs on the DMA engines, after its trigger
+    transfers: bool  # has the phases of a DMA
+    interval_ns: float
+    kept_ns: float = 0.0  # shorter by this where the array holds the weights
+    latency_ns: float = 0.0
+    table: str | None = None  # the activation table that has to be loaded
+    throttled: bool = False  # streams through the array, whose clock may be throttled
+    first_byte_ns: float = 0.0
+    busy_ns: float = 0.0
+    drain_ns: float = 0.0
+    tail_ns: float = 0.0  # from the last byte of the DMA engines to the end of the completion
+    completion_ns: float = 0.0
+
+
+def phases_of(stream: Stream, hardware: Hardware) -> tuple[list[Phases], NDArray[np.int64]]:
+    """The distinct phases of a stream, and for every event the number of its own among them."""
+    costs = np.frombuffer(stream.cost_ids, np.uint32).astype(np.int64)
+    engines = np.frombuffer(stream.engines, np.uint8).astype(np.int64)
+    keys = costs * 256 + engines * 16 + np.frombuffer(stream.triggers, np.uint8)
+    found, numbers = np.unique(keys, return_inverse=True)
+    distinct = [
+        _phases(hardware, Engine(key // 16 % 16), Engine(key % 16), stream.costs[key // 256])
+        for key in found.tolist()
+    ]
+    return distinct, numbers
+
+
+def _phases(hardware: Hardware, engine: Engine, trigger: Engine, cost: Cost) -> Phases:
+    """A collective or a DMA without an instruction stream of its own is triggered on that of the Sync engine."""
+    issuer = trigger if trigger in LANES else Engine.sync
+    lane, on_dma = LANES[issuer], engine is Engine.dma
+    dma = cost.dma
+    if dma is not None:
+        drain_ns = max(dma.transfer_ns - dma.busy_ns, 0.0)
+        return Phases(
+            lane,
+            on_dma,
+            True,
+            dma.trigger_ns + dma.gpsimd_ns,
+            first_byte_ns=dma.first_byte_ns,
+            busy_ns=dma.busy_ns,
+            drain_ns=drain_ns,
+            tail_ns=drain_ns + dma.completion_ns,
+            completion_ns=dma.completion_ns,
+        )
+    clock = clock_ghz(hardware, issuer)
+    return Phases(
+        lane,
+        on_dma,
+        False,
+        cost.interval_cycles / clock,
+        kept_ns=min(cost.kept_cycles, cost.interval_cycles) / clock,
+        latency_ns=cost.latency_cycles / clock,
+        table=cost.table if cost.table != _RESIDENT_TABLE else None,
+        throttled=hardware.activity_throttle and cost.streamed_cycles > 0.0,
+    )
