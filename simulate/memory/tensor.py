@@ -1,17 +1,23 @@
-"""The views of a tensor: other shapes, strides and offsets of the same storage."""
+"""`NkiTensor`: storage seen through a shape, element strides and an element offset, and the views of one.
+
+A view never copies. On chip, dim 0 is the partition dim and a tensor keeps at least two dims; in HBM at least one.
+The stride of the partition dim is reported in elements like any other: for a fresh tile it is the free size.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
 
 from simulate.errors import OutOfBounds, RuleViolation
 from simulate.memory import indirection, views
 from simulate.memory.indexing import fill_ellipsis, index_of, slice_bounds
-from simulate.memory.objects import Dynamic, NKIObject
-from simulate.memory.regions import MemoryRegion
-from simulate.memory.storage import Storage
+from simulate.memory.layout import ByteView, keep_part, known_part, part_key
+from simulate.memory.tensor_bytes import TensorBytes
 from simulate.memory.view_rules import (
     ap_steps_one_partition,
     broadcast_free_unit_dim,
@@ -26,49 +32,81 @@ from simulate.memory.view_rules import (
     squeeze_unit_dim,
     vector_select_in_hbm,
     view_needs_contiguous_bytes,
-    view_within_storage,
 )
 from simulate.numerics import DType, as_dtype
 
-if TYPE_CHECKING:
-    from simulate.memory.tensor import NkiTensor
+
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """A part of a view's address that is read at run time.
+
+    `index` is a (P, 1) SBUF tile with one row number per partition (`per_partition`) or a (1, 1) tile with one number
+    for the whole access. Each unit moves the view by `step` elements; valid numbers are below `extent`.
+
+    With a `group`, `index` holds free-dim offsets instead: a list per group of so many partitions, which all of the
+    group's partitions use, laid down partition first.
+    """
+
+    index: NkiTensor
+    step: int
+    extent: int
+    per_partition: bool
+    group: int = 0
 
 
-class TensorViews(NKIObject):
-    """The part of `NkiTensor` that makes views; a view never copies."""
+class NkiTensor(TensorBytes):
+    """A tensor in SBUF, PSUM or HBM, or a view of one."""
 
     __slots__ = ()
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    dtype: DType
-    storage: Storage
     dynamic: Dynamic | None
 
-    _view: Callable[..., NkiTensor]  # (shape, dtype, strides, offset, dynamic) on the same storage
-    describe: Callable[[], str]
-    is_contiguous: Callable[[], bool]
-
     @property
-    def buffer(self) -> MemoryRegion:
-        """The memory the tensor lies in."""
-        return self.storage.buffer
+    def base_tensor(self) -> NkiTensor:
+        """The tensor that a view was made of, as it was allocated; public MX kernels ask a view for it."""
+        storage = self.storage
+        return NkiTensor.over(storage.shape, storage.dtype, storage)
 
-    @property
-    def ndim(self) -> int:
-        """Number of dims."""
-        return len(self.shape)
+    def or_outside(self) -> NkiTensor:
+        """This view, or the same as an `OutsideTensor` if it reaches outside its storage."""
+        try:
+            self.check_bounds()
+        except OutOfBounds:
+            return OutsideTensor.over(self.shape, self.dtype, self.storage, self.strides, self.offset)
+        return self
 
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return views.count(self.shape)
+    def _view(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
+        dynamic: Dynamic | None = None,
+    ) -> NkiTensor:
+        if self.dynamic is not None and self.dynamic.group:
+            indirection.indirect_view_is_final(self)
+        tensor = NkiTensor.__new__(NkiTensor)
+        tensor._be(shape, dtype, self.storage, strides, offset, dynamic)
+        return tensor
 
     def _with(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> NkiTensor:
         return self._view(shape, self.dtype, strides, offset, self.dynamic)
 
     def __getitem__(self, key: Any) -> NkiTensor:
+        if self.dynamic is not None or type(self) is not NkiTensor:
+            return self._part(key)
+        part = part_key(self.layout, key)
+        known = None if part is None else known_part(part)
+        if known is None:
+            view = self._part(key)
+            if part is not None and type(view) is NkiTensor:
+                keep_part(part, view.layout)
+            return view
+        view = NkiTensor.__new__(NkiTensor)
+        view._lie(known, self.storage, None)
+        return view
+
+    def _part(self, key: Any) -> NkiTensor:
         keys = key if type(key) is tuple else (key,)
         shape, strides = self.shape, self.strides
         if Ellipsis in keys:
@@ -127,7 +165,7 @@ class TensorViews(NKIObject):
         """One element of `dim`, which is dropped; a (1, 1) tile as `index` is read at run time."""
         dim = self._dim(dim)
         index = _cell(index)
-        if isinstance(index, type(self)):
+        if isinstance(index, NkiTensor):
             if dim == 0 and self.buffer.on_chip:
                 dynamic_free_dim(self.describe())
             shape, strides = views.without(self.shape, self.strides, dim, self._least_rank)
@@ -293,8 +331,9 @@ class TensorViews(NKIObject):
         Offsets count elements of the flattened free dims [not documented]. Offset i is index[i % G, i // G] within
         each group of G partitions, all of which use it; G is 16, on the Tensor engine 32.
         """
-        shape, dynamic = indirection.indirect(self, index, num_elem)
-        return self._view(shape, self.dtype, (self.strides[0], 0), self.offset, self._one_dynamic(dynamic))
+        shape = self.shape[0], indirection.count_of_offsets(self, index, num_elem)
+        dynamic = self._one_dynamic(Dynamic(index, 1, self.free_size, True, indirection.GROUP))
+        return self._view(shape, self.dtype, (self.strides[0], 0), self.offset, dynamic)
 
     def ap(
         self,
@@ -347,7 +386,7 @@ class TensorViews(NKIObject):
         return self._view(shape, dtype, views.row_major(shape), offset // new)
 
     def _check_partition_step(
-        self, shape: tuple[int, ...], strides: tuple[int, ...], base: TensorViews
+        self, shape: tuple[int, ...], strides: tuple[int, ...], base: NkiTensor
     ) -> None:
         free = self.storage.nbytes // self.storage.shape[0] // base.dtype.storage.itemsize
         if shape[0] > 1 and strides[0] != free:
@@ -356,26 +395,6 @@ class TensorViews(NKIObject):
                 f"first pair [{strides[0]}, {shape[0]}] on {self.describe()}",
                 limit=f"partition step {free}",
                 hint=f"make the first pair [{free}, number of partitions]",
-            )
-
-    def check_bounds(self) -> None:
-        """Refuse a view that reaches outside its storage; one addressed at run time is checked then."""
-        if self.dynamic is not None:
-            return
-        low = high = self.offset
-        for extent, stride in zip(self.shape, self.strides):
-            if extent < 1:
-                raise OutOfBounds(
-                    view_within_storage, f"shape {self.shape}", hint="every dim has a size of 1 or more"
-                )
-            reach = (extent - 1) * stride
-            low, high = low + min(reach, 0), high + max(reach, 0)
-        elements = self.storage.nbytes // self.dtype.storage.itemsize
-        if low < 0 or high >= elements:
-            raise OutOfBounds(
-                view_within_storage,
-                f"elements {low} to {high} of {self.describe()}",
-                limit=f"0 to {elements - 1}",
             )
 
     def _one_dynamic(self, dynamic: Dynamic) -> Dynamic:
@@ -396,5 +415,25 @@ class TensorViews(NKIObject):
 
 
 def _cell(index: Any) -> Any:
-    """The tensor behind a run-time index: a register or a scalar stands for its cell."""
+    """The tensor of a run-time index: the cell of a register or a scalar, a tensor as it is."""
     return getattr(index, "cell", index)
+
+
+class OutsideTensor(NkiTensor):
+    """A view that reaches outside its storage: it may be made, and narrowed, but not read or written."""
+
+    __slots__ = ()
+
+    def _view(self, *args: Any, **kwargs: Any) -> NkiTensor:  # type: ignore[override]
+        return super()._view(*args, **kwargs).or_outside()
+
+    @property
+    def array(self) -> np.ndarray:
+        """No elements: refused."""
+        self.check_bounds()
+        raise AssertionError("an OutsideTensor lies inside its storage")
+
+    def byte_view(self) -> ByteView:
+        """No bytes: refused."""
+        self.check_bounds()
+        raise AssertionError("an OutsideTensor lies inside its storage")

@@ -1,45 +1,30 @@
-"""`NkiTensor`: storage seen through a shape, element strides and an element offset.
-
-A view never copies. On chip, dim 0 is the partition dim and a tensor keeps at least two dims; in HBM at least one.
-The stride of the partition dim is reported in elements like any other: for a fresh tile it is the free size.
-"""
+"""The part of `NkiTensor` below its views: a layout over a storage, the bytes, and what Python may do with them."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from simulate.errors import OutOfBounds, RuleViolation, Unsupported
 from simulate.memory import views
-from simulate.memory.indirection import indirect_view_is_final
-from simulate.memory.layout import ByteView, Layout, keep_part, known_part, layout_of, part_key
-from simulate.memory.objects import VALUE_READS, Dynamic
+from simulate.memory.layout import ByteView, Layout, layout_of
+from simulate.memory.objects import VALUE_READS, NKIObject
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
-from simulate.memory.tensor_views import TensorViews
-from simulate.memory.view_rules import (
-    no_python_on_tensors,
-)
+from simulate.memory.view_rules import no_python_on_tensors, view_within_storage
 from simulate.numerics import DType, as_dtype, float32, tfloat32, to_float32
 
 _FLOAT32 = float32.storage
+_Tensor = TypeVar("_Tensor", bound="TensorBytes")
 
 
-class NkiTensor(TensorViews):
-    """A tensor in SBUF, PSUM or HBM, or a view of one."""
+class TensorBytes(NKIObject):
+    """A layout over a storage; `dynamic` is not None where a part of the address is read at run time."""
 
-    __slots__ = (
-        "_array",
-        "dtype",
-        "dynamic",
-        "layout",
-        "name",
-        "offset",
-        "shape",
-        "storage",
-        "strides",
-    )
+    __slots__ = ("_array", "dtype", "dynamic", "layout", "name", "offset", "shape", "storage", "strides")
+
+    dynamic: Any
 
     def __init__(
         self,
@@ -52,8 +37,8 @@ class NkiTensor(TensorViews):
     ) -> None:
         """A tensor over a whole storage; kernels allocate with nl.ndarray instead.
 
-        `storage=None` makes a placeholder for a signature, which has no bytes; `buffer`, `name` and `address` are
-        its own. A storage brings its memory and address, whatever is said here, and its name unless one is given.
+        `storage=None` makes a placeholder for a signature: it has no bytes and takes `buffer`, `name` and `address`.
+        With a storage `buffer` and `address` are ignored, and the storage's name is the default of `name`.
         """
         if storage is None:
             kind = as_dtype(dtype)
@@ -65,14 +50,14 @@ class NkiTensor(TensorViews):
 
     @classmethod
     def over(
-        cls,
+        cls: type[_Tensor],
         shape: tuple[int, ...],
         dtype: DType,
         storage: Storage,
         strides: tuple[int, ...] | None = None,
         offset: int = 0,
-        dynamic: Dynamic | None = None,
-    ) -> NkiTensor:
+        dynamic: Any = None,
+    ) -> _Tensor:
         """A view of a storage by its strides and offset in elements; row-major from the start unless given."""
         tensor = cls.__new__(cls)
         tensor._be(shape, dtype, storage, strides, offset, dynamic)
@@ -85,13 +70,13 @@ class NkiTensor(TensorViews):
         storage: Storage,
         strides: tuple[int, ...] | None,
         offset: int,
-        dynamic: Dynamic | None,
+        dynamic: Any,
     ) -> None:
         if strides is None:
             strides = views.row_major(shape)
         self._lie(layout_of(storage.form, shape, dtype, strides, offset), storage, dynamic)
 
-    def _lie(self, layout: Layout, storage: Storage, dynamic: Dynamic | None) -> None:
+    def _lie(self, layout: Layout, storage: Storage, dynamic: Any) -> None:
         self.layout = layout
         self.shape = layout.shape
         self.dtype = layout.dtype
@@ -102,54 +87,27 @@ class NkiTensor(TensorViews):
         self.name = storage.name
         self._array: np.ndarray | None = None
 
-    def __getitem__(self, key: Any) -> NkiTensor:
-        if self.dynamic is not None or type(self) is not NkiTensor:
-            return super().__getitem__(key)
-        part = part_key(self.layout, key)
-        known = None if part is None else known_part(part)
-        if known is None:
-            view = super().__getitem__(key)
-            if part is not None and type(view) is NkiTensor:
-                keep_part(part, view.layout)
-            return view
-        view = NkiTensor.__new__(NkiTensor)
-        view._lie(known, self.storage, None)
-        return view
-
-    def _view(  # type: ignore[override]
-        self,
-        shape: tuple[int, ...],
-        dtype: DType,
-        strides: tuple[int, ...] | None = None,
-        offset: int = 0,
-        dynamic: Dynamic | None = None,
-    ) -> NkiTensor:
-        if self.dynamic is not None and self.dynamic.group:
-            indirect_view_is_final(self)
-        tensor = NkiTensor.__new__(NkiTensor)
-        tensor._be(shape, dtype, self.storage, strides, offset, dynamic)
-        return tensor
-
     @property
     def whole(self) -> bool:
         """Whether the view covers every byte of its storage, each once."""
         return self.dynamic is None and self.layout.byte_view[0]
 
-    @property
-    def base_tensor(self) -> NkiTensor:
-        """The tensor that a view was made of, as it was allocated; public MX kernels ask a view for it."""
-        storage = self.storage
-        return NkiTensor.over(storage.shape, storage.dtype, storage)
-
-    def or_outside(self) -> NkiTensor:
-        """This view, or the same as an `OutsideTensor` if it reaches outside its storage."""
-        try:
-            self.check_bounds()
-        except OutOfBounds:
-            return OutsideTensor.over(self.shape, self.dtype, self.storage, self.strides, self.offset)
-        return self
-
     # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def buffer(self) -> MemoryRegion:
+        """The memory the tensor lies in."""
+        return self.storage.buffer
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return views.count(self.shape)
 
     @property
     def free_size(self) -> int:
@@ -168,6 +126,26 @@ class NkiTensor(TensorViews):
     def get_pattern(self) -> list[list[int]]:
         """The access pattern as [stride, count] pairs in elements, outermost first."""
         return [[stride, extent] for stride, extent in zip(self.strides, self.shape)]
+
+    def check_bounds(self) -> None:
+        """Refuse a view that reaches outside its storage; one addressed at run time is checked then."""
+        if self.dynamic is not None:
+            return
+        low = high = self.offset
+        for extent, stride in zip(self.shape, self.strides):
+            if extent < 1:
+                raise OutOfBounds(
+                    view_within_storage, f"shape {self.shape}", hint="every dim has a size of 1 or more"
+                )
+            reach = (extent - 1) * stride
+            low, high = low + min(reach, 0), high + max(reach, 0)
+        elements = self.storage.nbytes // self.dtype.storage.itemsize
+        if low < 0 or high >= elements:
+            raise OutOfBounds(
+                view_within_storage,
+                f"elements {low} to {high} of {self.describe()}",
+                limit=f"0 to {elements - 1}",
+            )
 
     def describe(self) -> str:
         """Shape, dtype and memory in one phrase, for errors and reports."""
@@ -267,23 +245,3 @@ class NkiTensor(TensorViews):
     ).split():
         locals()[f"__{_name}__"] = _refuse
     del _name
-
-
-class OutsideTensor(NkiTensor):
-    """A view that reaches outside its storage: it may be made, and narrowed, but not read or written."""
-
-    __slots__ = ()
-
-    def _view(self, *args: Any, **kwargs: Any) -> NkiTensor:  # type: ignore[override]
-        return super()._view(*args, **kwargs).or_outside()
-
-    @property
-    def array(self) -> np.ndarray:
-        """No elements: refused."""
-        self.check_bounds()
-        raise AssertionError("an OutsideTensor lies inside its storage")
-
-    def byte_view(self) -> ByteView:
-        """No bytes: refused."""
-        self.check_bounds()
-        raise AssertionError("an OutsideTensor lies inside its storage")
