@@ -7,9 +7,9 @@ from typing import Any
 
 from simulate.beta1.indices import broadcast
 from simulate.beta1.masks import Box, normalised
-from simulate.beta1.program import current, defer, issue
+from simulate.beta1.program import current, issue
 from simulate.beta1.region import Region, pieces
-from simulate.beta1.tile import Tile
+from simulate.beta1.tile import Tile, defer
 from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion
 
@@ -86,7 +86,7 @@ def broadcast_to(tile: Tile, shape: tuple[int, ...]) -> Tile:
     """A tile repeated to `shape`: free dims by stride 0, partitions by `partition_broadcast`."""
     if tile.shape[0] == 1 and shape[0] > 1:
         tile = partition_broadcast(tile, shape[0])
-    return Tile.at(tile.region.repeated(tuple(shape)))
+    return type(tile).at(tile.region.repeated(tuple(shape)))
 
 
 @rule("NKW-BETA1-TILE")

@@ -9,9 +9,9 @@ from simulate.beta1.elementwise import elementwise, is_tile
 from simulate.beta1.indices import Index
 from simulate.beta1.masks import Box, Mask, normalised
 from simulate.beta1.operators import operator
-from simulate.beta1.program import current, defer, issue, select
+from simulate.beta1.program import current, issue, select
 from simulate.beta1.region import Region
-from simulate.beta1.tile import Tile, nki_tensor
+from simulate.beta1.tile import Tile, defer, nki_tensor
 from simulate.errors import RuleViolation, rule
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.instructions.range_select import FLOAT32_MIN

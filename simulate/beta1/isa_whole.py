@@ -9,9 +9,9 @@ from simulate.beta1.elementwise import elementwise, is_tile
 from simulate.beta1.isa_select import no_mask
 from simulate.beta1.masks import normalised
 from simulate.beta1.operators import alu, operator
-from simulate.beta1.program import current, defer, issue
+from simulate.beta1.program import current, issue
 from simulate.beta1.region import Region
-from simulate.beta1.tile import Tile, nki_tensor
+from simulate.beta1.tile import Tile, defer, nki_tensor
 from simulate.errors import InvalidArgument
 from simulate.isa.enums import DgeMode, OobMode, ReduceCmd
 from simulate.memory import MemoryRegion

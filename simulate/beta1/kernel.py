@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from simulate.beta1.overloads import OperatorTile
 from simulate.beta1.program import Program, entered, running
 from simulate.beta1.region import Region
 from simulate.beta1.tile import BlockTensor, Tile
@@ -98,7 +99,7 @@ class _Body:
         shared: list[NkiTensor] = []
         results = []
         for ids in itertools.product(*(range(size) for size in self._grid)):
-            program = Program(core, ids, self._grid, shared)
+            program = Program(core, ids, self._grid, shared, OperatorTile)
             with entered(program):
                 result = self._func(*_wrapped(args), **_wrapped(kwargs))
                 program.settle()
@@ -108,7 +109,7 @@ class _Body:
 
 def _wrapped(value: Any) -> Any:
     if isinstance(value, NkiTensor):
-        return Tile.at(Region.of(value))
+        return OperatorTile.at(Region.of(value))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_wrapped(part) for part in value))
     if isinstance(value, (tuple, list)):

@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from simulate.beta1.arithmetic import binary, in_sbuf
+from simulate.beta1.arithmetic import binary, in_sbuf, unary
 from simulate.beta1.elementwise import elementwise
+from simulate.beta1.isa_matmul import nc_matmul
 from simulate.beta1.loops import LoopVariable
 from simulate.beta1.masks import Box, normalised
 from simulate.beta1.operators import alu
-from simulate.beta1.program import current, defer, issue
-from simulate.beta1.reductions import transpose
+from simulate.beta1.program import current, issue
+from simulate.beta1.reductions import reduce, transpose
 from simulate.beta1.region import Region
-from simulate.beta1.tile import Tile
+from simulate.beta1.tile import Tile, defer
 from simulate.errors import InvalidArgument, RuleViolation, rule
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.numerics import as_dtype, from_float32
@@ -78,7 +79,7 @@ def load_transpose2d(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any
         return elementwise("tensor_copy", {"src": transpose(loaded)}, {}, {})
     program.settle()
     rows, columns = src.shape
-    result = Tile.at(program.fresh((columns, rows), dtype or src.dtype, MemoryRegion.sbuf))
+    result: Tile = program.tile.at(program.fresh((columns, rows), dtype or src.dtype, MemoryRegion.sbuf))
     for start in range(0, rows, at_once):
         end = min(start + at_once, rows)
         result[:, start:end] = transpose(load(src[start:end, :], dtype=dtype))
@@ -113,8 +114,6 @@ def loop_reduce(
 
 def matmul(x: Tile, y: Tile, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> Tile:
     """x @ y in PSUM, or x.T @ y with transpose_x, which needs no transpose on the chip."""
-    from simulate.beta1.isa_matmul import nc_matmul
-
     stationary = in_sbuf(x) if transpose_x else in_sbuf(transpose(x))
     return nc_matmul(stationary, in_sbuf(y), mask=mask)
 
@@ -135,14 +134,11 @@ def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tile:
         values.shape, element, MemoryRegion.private_hbm, "shared_constant", np.ascontiguousarray(held)
     )
     core.rank.tensors.add(storage)
-    return Tile.at(Region.of(NkiTensor(values.shape, element, storage)))
+    return current().tile.at(Region.of(NkiTensor(values.shape, element, storage)))
 
 
 def mean_square_norm(x: Tile, w: Tile, axis: Any, n: int, epsilon: float = 1e-6, dtype: Any = None) -> Tile:
     """x / sqrt(sum(x * x) / n + epsilon) * w, the norm over the last dim (RMS norm)."""
-    from simulate.beta1.arithmetic import unary
-    from simulate.beta1.reductions import reduce
-
     total = reduce(np.add, binary("multiply", x, x, "float32"), axis, "float32", keepdims=True)
     inverse = unary("rsqrt", binary("add", binary("multiply", total, 1.0 / n), epsilon))
     return binary("multiply", binary("multiply", x, inverse, "float32"), w, dtype or x.dtype)

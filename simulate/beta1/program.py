@@ -8,11 +8,11 @@ anything else a fresh tile. No other instruction is issued in between, so progra
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,27 +22,25 @@ from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
 from simulate.isa.book import INSTRUCTIONS
 from simulate.memory import MemoryRegion, NkiTensor, views
 from simulate.memory.validity import EMPTY, WRITTEN
-from simulate.numerics import ALU_OPERATORS, as_dtype
+from simulate.numerics import ALU_OPERATORS, DType, as_dtype
 from simulate.run import NkiInstruction
 from simulate.run.issue import call
 from simulate.run.location import kernel_line, location
 from simulate.run.machine import NeuronCore
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simulate.beta1.tile import Tile
-
 
 @dataclass
 class Pending:
-    """An instruction that waits for its target.
+    """An instruction that waits for its target. Its result has `shape`, and by default `dtype` and `memory`.
 
-    `emit` issues it into a region of the result's shape. `dtype_given` and `memories` tell which targets it
-    may write into directly; `target_needed` that it is meaningless without one. `accumulate` issues a matmul
-    so that it adds to what matmuls wrote before.
+    `emit` issues it into a region of the result's shape. `dtype_given` and `memories` tell which targets it may write
+    into directly; `target_needed` that it must have one. `accumulate` issues a matmul so that it adds to what matmuls
+    wrote before. `region` is where the result lies once the instruction was issued.
     """
 
+    shape: tuple[int, ...]
+    dtype: DType
+    memory: MemoryRegion
     emit: Callable[[Region], None]
     line: tuple[CodeType, int]
     memories: tuple[MemoryRegion, ...]
@@ -50,18 +48,41 @@ class Pending:
     masked: bool
     accumulate: Callable[[Region], None] | None = None
     target_needed: bool = False
+    region: Region | None = None
+
+    def complete(self, region: Region, accumulate: bool = False) -> None:
+        """Issue the instruction so that it writes the region, or adds to it."""
+        program = current()
+        assert program.waiting is self
+        program.waiting = None
+        if self.masked:
+            program.leave_undefined(region.tensor)
+        self.region = region
+        emit = self.accumulate if accumulate else self.emit
+        assert emit is not None
+        with at(self.line):
+            emit(region)
 
 
 class Program:
-    """One program: `ids` is its place in a grid of `sizes`; `shared` holds the shared HBM of all of them."""
+    """One program: `ids` is its place in a grid of `sizes`; `shared` holds the shared HBM of all of them.
+
+    `tile` is the class of the tiles that the program's kernel sees.
+    """
 
     def __init__(
-        self, core: NeuronCore, ids: tuple[int, ...], sizes: tuple[int, ...], shared: list[NkiTensor]
+        self,
+        core: NeuronCore,
+        ids: tuple[int, ...],
+        sizes: tuple[int, ...],
+        shared: list[NkiTensor],
+        tile: type[Any],
     ) -> None:
         self.core = core
         self.ids = ids
         self.sizes = sizes
-        self.waiting: Tile | None = None
+        self.tile = tile
+        self.waiting: Pending | None = None
         self._shared = shared
         self._shared_taken = 0
         self._zeroed: dict[int, NkiTensor] = {}
@@ -100,18 +121,17 @@ class Program:
 
     def settle(self) -> None:
         """Issue the instruction that waits, into a fresh tile."""
-        tile = self.waiting
-        if tile is None:
+        pending = self.waiting
+        if pending is None:
             return
-        assert tile.pending is not None
         try:
-            with at(tile.pending.line):
-                if tile.pending.target_needed:
+            with at(pending.line):
+                if pending.target_needed:
                     raise InvalidArgument(
                         "NKW-LOOP-REDUCE", "nl.loop_reduce is assigned to a tile: t[...] = nl.loop_reduce(…)"
                     )
-                region = self.fresh(tile.shape, tile.dtype, tile.buffer)
-            tile.complete(region)
+                region = self.fresh(pending.shape, pending.dtype, pending.memory)
+            pending.complete(region)
         finally:
             self.waiting = None
 
@@ -230,35 +250,6 @@ def remark(code: str, seen: str) -> None:
     remarks = current().core.stream.remarks
     if all((code, line) != known[:2] for known in remarks):
         remarks.append((code, line, seen))
-
-
-def defer(
-    shape: tuple[int, ...],
-    dtype: Any,
-    emit: Callable[[Region], None],
-    memory: MemoryRegion = MemoryRegion.sbuf,
-    memories: tuple[MemoryRegion, ...] = (MemoryRegion.sbuf, MemoryRegion.psum),
-    dtype_given: Any = None,
-    mask: Any = None,
-    accumulate: Callable[[Region], None] | None = None,
-    target_needed: bool = False,
-) -> Tile:
-    """A tile that an instruction will write.
-
-    `dtype_given` is the `dtype=` of the call, if there was one; `mask` is set if the instruction leaves
-    elements out.
-    """
-    from simulate.beta1.tile import Tile
-
-    program = current()
-    program.settle()
-    pending = Pending(
-        emit, kernel_line(), memories, dtype_given is not None, mask is not None, accumulate, target_needed
-    )
-    element = program.core.stored(as_dtype(dtype if dtype_given is None else dtype_given))
-    tile = Tile(shape, element, memory, pending=pending)
-    program.waiting = tile
-    return tile
 
 
 def _as_found(view: NkiTensor, empty: np.ndarray, dry: bool) -> None:
