@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from simulate.beta1.indices import broadcast
 from simulate.beta1.masks import Box, normalised
 from simulate.beta1.program import current, issue
 from simulate.beta1.region import Region, pieces
-from simulate.beta1.tile import Tile, defer
+from simulate.beta1.tile import Tile, defer, nki_tensor
 from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion
 
@@ -56,6 +56,30 @@ def elementwise(
     return defer(
         shape, first.dtype if natural is None else natural, emit, buffer, dtype_given=dtype, mask=selected
     )
+
+
+def issued_once(
+    instruction: str,
+    tiles: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    shape: Callable[[], tuple[int, ...]],
+    natural: Any = None,
+    dtype: Any = None,
+) -> Tile:
+    """The result, of `shape()`, of an instruction that is issued once, on whole tiles; None among them is left out.
+
+    The dtype is `dtype`, else `natural`, else the first tile's.
+    """
+    for name, tile in tiles.items():
+        if tile is not None:
+            is_tile(name, tile)
+
+    def emit(dst: Region) -> None:
+        operands = {name: nki_tensor(tile) for name, tile in tiles.items()}
+        issue(instruction, dst=dst.view(), **operands, **attributes)
+
+    first = next(iter(tiles.values()))
+    return defer(shape(), first.dtype if natural is None else natural, emit, dtype_given=dtype)
 
 
 def _rows(value: Any, box: Box) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from simulate.beta1 import arithmetic, elementwise, reductions
+from simulate.beta1.derived import gather_flattened
 from simulate.beta1.indices import arange, mgrid
 from simulate.beta1.isa_matmul import nc_transpose
-from simulate.beta1.isa_whole import gather_flattened
 from simulate.beta1.loops import (
     affine_range,
     nc,

@@ -29,7 +29,7 @@ from simulate.run.location import kernel_line, location
 from simulate.run.machine import NeuronCore
 
 
-@dataclass
+@dataclass(slots=True)
 class Pending:
     """An instruction that waits for its target. Its result has `shape`, and by default `dtype` and `memory`.
 

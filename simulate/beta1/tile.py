@@ -60,13 +60,13 @@ class Tile(NKIObject):
     @property
     def region(self) -> Region:
         """Where the tile lies; the instruction that writes it is issued now if it is still to come."""
-        pending = self._pending
-        if pending is not None:
+        region, pending = self._region, self._pending
+        if region is None and pending is not None:
             if pending.region is None:
                 current().settle()
-            self._region, self._pending = pending.region, None
-        assert self._region is not None
-        return self._region
+            region = self._region = pending.region
+        assert region is not None
+        return region
 
     @property
     def tensor(self) -> NkiTensor:

@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import simulate
@@ -21,6 +22,7 @@ from simulate.nki.missing import NOT_YET
 
 _API = json.loads((Path(__file__).parent / "nki_api.json").read_text(encoding="utf-8"))
 _MODULES: dict[str, dict[str, list[list[str | None]]]] = _API["modules"]
+_BETA1 = json.loads((Path(__file__).parent / "beta1_api.json").read_text(encoding="utf-8"))["functions"]
 simulate.install("simulate")
 _FACE = {module: importlib.import_module(module) for module in {*_MODULES, *NOT_YET}}
 _CLASSES = [(module, name) for module, classes in _API["classes"].items() for name in classes]
@@ -93,6 +95,42 @@ def test_an_undocumented_name_is_an_attribute_error(module: str) -> None:
 
 def test_the_face_reports_the_version_it_was_compared_with() -> None:
     assert _FACE["nki"].__version__ == _API["nki_version"]
+
+
+@pytest.mark.parametrize("name", sorted(_BETA1))
+def test_an_instruction_of_beta1_has_its_own_signature(name: str) -> None:
+    def split(parameters: list[list[str | None]]) -> tuple[list[list[str | None]], list[str]]:
+        by_keyword = [parameter for parameter in parameters if parameter[1] == "keyword_only"]
+        return [p for p in parameters if p not in by_keyword], sorted(map(str, by_keyword))
+
+    actual = _signature(getattr(importlib.import_module("simulate.beta1.isa"), name))
+    assert split(actual) == split(_BETA1[name])
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "mismatch"),
+    [
+        ((), {}, "missing a required argument: 'data'"),
+        ((1, 2), {}, "too many positional arguments"),
+        ((1,), {"data": 1}, "multiple values for argument 'data'"),
+    ],
+)
+def test_a_call_that_does_not_fit_a_derived_signature_is_refused(args, kwargs, mismatch) -> None:
+    reciprocal = importlib.import_module("simulate.beta1.isa").reciprocal
+    with pytest.raises(NkwError) as caught:
+        reciprocal(*args, **kwargs)
+    assert f"reciprocal: {mismatch}; its parameters are data, mask, dtype, name" in str(caught.value)
+
+
+def test_a_derived_function_ignores_options_of_the_compiler() -> None:
+    beta1 = importlib.import_module("simulate.beta1")
+
+    def kernel(x):
+        out = beta1.language.ndarray(x.shape, x.dtype, buffer=beta1.language.shared_hbm)
+        beta1.language.store(out, beta1.isa.reciprocal(beta1.language.load(x), lowering="any"))
+        return out
+
+    assert (beta1.simulate_kernel(kernel, np.full((4, 8), 2, np.float32)) == 0.5).all()
 
 
 def test_an_instruction_outside_of_a_kernel_is_refused() -> None:
