@@ -25,6 +25,7 @@ tables take 40 to 80.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -83,10 +84,13 @@ def _astype(storage: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 def _widen_8bit(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """8-bit float to float32 through a table of the 256 patterns."""
-    table = np.arange(256, dtype=np.uint8).view(dtype.storage).astype(np.float32)
+
+    @cache
+    def table() -> Float32Array:
+        return np.arange(256, dtype=np.uint8).view(dtype.storage).astype(np.float32)
 
     def widen(array: NDArray[Any]) -> NDArray[Any]:
-        return table.take(array.view(np.uint8))
+        return table().take(array.view(np.uint8))
 
     return widen
 
@@ -99,14 +103,17 @@ def _narrow_8bit(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
     at most 4 of the target by the two that rounding to odd needs; the table then rounds once, to the
     nearest even.
     """
-    upper = np.arange(2**16, dtype=np.uint32) << np.uint32(16)
-    table = _astype(dtype.storage)(upper.view(np.float32)).view(np.uint8)
+
+    @cache
+    def table() -> NDArray[np.uint8]:
+        upper = np.arange(2**16, dtype=np.uint32) << np.uint32(16)
+        return _astype(dtype.storage)(upper.view(np.float32)).view(np.uint8)
 
     def narrow(array: NDArray[Any]) -> NDArray[Any]:
         bits = array.view(np.uint32)
         index = bits >> np.uint32(16)
         index |= (bits & np.uint32(0xFFFF)) != 0
-        return table.take(index).view(dtype.storage)
+        return table().take(index).view(dtype.storage)
 
     return narrow
 
