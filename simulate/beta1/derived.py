@@ -29,7 +29,7 @@ Run = Callable[[str, Values, Any, Any], Any]
 
 @dataclass(frozen=True)
 class Row:
-    """An instruction: its parameters, after `*` by keyword only, and how it is carried out.
+    """An instruction: its parameters, after `*` by keyword only, and the function that issues it.
 
     `run` gets the name in the book, the values of all parameters, mask and dtype. `defaults` are those that differ from
     the planner's. `common` are the parameters that Beta 1 adds. `planner` is the name in the book where it differs.

@@ -66,7 +66,7 @@ def issued_once(
     natural: Any = None,
     dtype: Any = None,
 ) -> Tile:
-    """The result, of `shape()`, of an instruction that is issued once, on whole tiles; None among them is left out.
+    """The result, of `shape()`, of an instruction that is issued once, on whole tiles; a tile may be None.
 
     The dtype is `dtype`, else `natural`, else the first tile's.
     """

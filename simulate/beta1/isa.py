@@ -1,7 +1,7 @@
 """`neuronxcc.nki.isa`: instructions that return their result as a tile, with `dtype=` and `mask=`.
 
-Each one rests on the planner of its name in the instruction book: most are derived from it by `derived.py`, and those
-whose parameters or result differ more are written out. `**_` takes options of the compiler that change no value.
+Each one calls the planner of its name in the instruction book. `derived.py` derives most of them from it; those whose
+parameters or results differ more are written by hand. `**_` takes options of the compiler that change no value.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Kernel:
         functools.update_wrapper(self, func)
         self.function = func
         self.grid = grid
-        self.func = _Body(func, grid)  # what `World.launch` takes of a kernel
+        self.func = _Body(func, grid)  # which `World.launch` runs
 
     def __getitem__(self, grid: Any) -> Kernel:
         """The kernel over a grid: integers, nl.nc(n) or nl.spmd_dim(…), one per axis.
@@ -74,7 +74,7 @@ class Benchmarked(Kernel):
         return Benchmarked(self.function, super().__getitem__(grid).grid)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch, and schedule what was launched."""
+        """Launch, and predict the time from the streams."""
         from simulate.timing import schedule
 
         done = self.launched(args, kwargs)
@@ -86,7 +86,7 @@ class Benchmarked(Kernel):
 
 
 class _Body:
-    """What runs on the core: all programs of the grid."""
+    """The function that a core runs: all programs of the grid."""
 
     def __init__(self, func: Callable[..., Any], grid: tuple[int, ...]) -> None:
         self._func = func

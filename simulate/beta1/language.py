@@ -68,7 +68,7 @@ def ds(start: int, size: int) -> slice:
 def ndarray(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
     """An uninitialised tensor.
 
-    A placement made with `nki.compiler` counts as its memory; where it lies is worked out from the stream.
+    A placement made with `nki.compiler` counts as its memory; its place is worked out from the stream.
     """
     memory = getattr(buffer, "memory", buffer)
     try:

@@ -1,4 +1,4 @@
-"""Masks of Beta 1: comparisons of affine indices joined with `&`; what they leave out is skipped.
+"""Masks of Beta 1: comparisons of affine indices joined with `&`; elements they leave out are skipped.
 
 A mask that selects a rectangle costs nothing: the instruction runs on that rectangle. `boxes` cuts any other
 one into rectangles, which a DMA can take one by one.

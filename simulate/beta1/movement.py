@@ -236,7 +236,7 @@ def lies_in_hbm(operand: str, tile: Any) -> None:
 
 @rule("NKW-BETA1-STORE-SHAPE")
 def same_elements(dst: Tile, value: Tile, mask: Any) -> None:
-    """A stored tile has the shape of its destination, or without a mask at least as many elements."""
+    """A stored tile has the shape of its destination, or, without a mask, as many elements."""
     if mask is not None or dst.size != value.size:
         raise RuleViolation(same_elements, f"{value.shape} to {dst.shape}")
 

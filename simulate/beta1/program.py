@@ -1,8 +1,8 @@
-"""One program of an SPMD grid while it runs: its place, and the instruction that waits for its target.
+"""One program of an SPMD grid while it runs: its grid position, and the instruction that waits for its target.
 
-In Beta 1 an instruction returns a tile, and `t[...] = nisa.f(x)` writes into `t`. The instruction is
-therefore held back until the next statement tells where its result goes: an assignment gives it the target,
-anything else a fresh tile. No other instruction is issued in between, so program order is kept.
+In Beta 1 an instruction returns a tile, and `t[...] = nisa.f(x)` writes into `t`. The program therefore issues an
+instruction when the next statement shows its target: the target of an assignment, else a fresh tile. No other
+instruction is issued in between, so program order is kept.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Pending:
 
 
 class Program:
-    """One program: `ids` is its place in a grid of `sizes`; `shared` holds the shared HBM of all of them.
+    """One program: `ids` is its position in a grid of `sizes`; `shared` holds the shared HBM of all programs.
 
     `tile` is the class of the tiles that the program's kernel sees.
     """
@@ -97,7 +97,9 @@ class Program:
             self._shared.append(self.core.allocate(shape, dtype, buffer, name))
         tensor = self._shared[taken]
         if tensor.shape != tuple(shape) or tensor.dtype != self.core.stored(as_dtype(dtype)):
-            raise RuleViolation(programs_agree, f"{tuple(shape)} {dtype}, before it was {tensor.describe()}")
+            raise RuleViolation(
+                programs_agree, f"{tuple(shape)} {dtype}; an earlier program allocated {tensor.describe()}"
+            )
         return tensor
 
     def start_at_zero(self, tensor: NkiTensor) -> None:
@@ -109,7 +111,7 @@ class Program:
         self._masked[id(tensor.storage)] = tensor
 
     def readable(self, region: Region) -> NkiTensor:
-        """A region as an instruction's operand. What a mask left out reads as NaN, or as all bits set."""
+        """A region as an instruction's operand. Elements that a mask left out read as NaN, or as all bits set."""
         view = region.view()
         if view.dynamic is None and id(view.storage) in (self._zeroed.keys() | self._masked.keys()):
             empty = np.equal(view.storage.validity.states(*view.byte_view()[1:]), EMPTY)
@@ -227,7 +229,7 @@ def entered(program: Program) -> Iterator[None]:
 
 @contextmanager
 def at(line: tuple[CodeType, int]) -> Iterator[None]:
-    """Let what is issued, and errors, name a line of the kernel that ran earlier."""
+    """Give instructions and errors inside a `with` block a line of the kernel that ran earlier."""
     before, _here.line = _here.line, line
     try:
         yield
@@ -240,12 +242,12 @@ def at(line: tuple[CodeType, int]) -> Iterator[None]:
 
 
 def issue(instruction: str, /, **arguments: Any) -> NkiInstruction:
-    """Issue one instruction of the book, at the line of the statement that is being carried out."""
+    """Issue one instruction of the book, at the line of the statement that runs."""
     return call(INSTRUCTIONS[instruction], (), arguments, _here.line)
 
 
 def remark(code: str, seen: str) -> None:
-    """Note, once per line, what a statement does that no instruction shows; a detector judges it."""
+    """Record, once per line, an effect of a statement that no instruction shows; a detector reads the remarks."""
     line = kernel_line()
     remarks = current().core.stream.remarks
     if all((code, line) != known[:2] for known in remarks):
@@ -253,7 +255,7 @@ def remark(code: str, seen: str) -> None:
 
 
 def _as_found(view: NkiTensor, empty: np.ndarray, dry: bool) -> None:
-    """Bytes that no instruction wrote are what the memory held before, which is no effect of the kernel."""
+    """Set elements that no instruction wrote to all bits set: memory holds old bytes there, which are no result."""
     if not dry:
         bits = view.array.view(f"u{view.array.itemsize}")
         np.copyto(bits, np.iinfo(bits.dtype).max, where=empty)

@@ -1,4 +1,4 @@
-"""Reductions of free dims, and what is built of them."""
+"""Reductions of free dims, and functions composed of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of a tensor that an index expression names, checked against the tensor once a mask has cut it."""
+"""A part of a tensor that an index expression names; its bounds are checked after a mask has cut it."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def pieces(regions: tuple[Region, ...], dims_max: int) -> Iterator[tuple[Region,
 
 
 def indexed(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region:
-    """What `tensor[keys]` means with an Index or a (P, 1) tile of row numbers among the keys.
+    """`tensor[keys]` with an Index or a (P, 1) tile of row numbers among the keys.
 
     Slices cannot stand beside indices. On chip the partition index runs over the first axis in steps of one,
     and no other index uses that axis, because every partition has the same access pattern.
@@ -241,7 +241,7 @@ def two_axes(index: Index) -> None:
 def same_pattern_in_all_partitions(
     tensor: NkiTensor, dim: int, steps: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    """On chip the first axis of an access walks over consecutive partitions, and nothing else does."""
+    """On chip the first axis of an access walks over consecutive partitions, and no other axis does."""
     wanted = (1 if shape[0] > 1 else 0,) if dim == 0 else (0,)
     walks = steps[:1] == wanted and (dim > 0 or not any(steps[1:]))
     if not walks:

@@ -1,4 +1,4 @@
-"""Tensors as Beta 1 kernels see them: tiles that instructions return, and tensors with block dims.
+"""Tensors of Beta 1 kernels: tiles that instructions return, and tensors with block dims.
 
 A `Tile` is a tensor, a part of one, or the result of an instruction that has not been issued yet. A
 `BlockTensor` is what `nl.ndarray((4, nl.par_dim(128), 512), …)` makes on chip: a list of tiles under one
@@ -59,7 +59,7 @@ class Tile(NKIObject):
 
     @property
     def region(self) -> Region:
-        """Where the tile lies; the instruction that writes it is issued now if it is still to come."""
+        """The part of a tensor that the tile is; an instruction that waits to write it is issued first."""
         region, pending = self._region, self._pending
         if region is None and pending is not None:
             if pending.region is None:
@@ -274,7 +274,7 @@ def on_chip_target(target: Region) -> None:
 
 @rule("NKW-BETA1-ASSIGN-VALUE")
 def assignable(value: Any) -> None:
-    """What is assigned to a tile is a tile or a number."""
+    """The value assigned to a tile is a tile or a number."""
     if not isinstance(value, (int, float, np.number, np.bool_)):
         raise RuleViolation(assignable, f"{type(value).__name__} {value!r:.60}")
 
@@ -309,8 +309,7 @@ def defer(
 ) -> Tile:
     """A tile that an instruction will write.
 
-    `dtype_given` is the `dtype=` of the call, if there was one; `mask` is set if the instruction leaves
-    elements out.
+    `dtype_given` is the `dtype=` of the call or None; `mask` is not None where the instruction may leave elements out.
     """
     program = current()
     program.settle()
@@ -332,7 +331,7 @@ def defer(
 
 
 def nki_tensor(value: Any) -> Any:
-    """What the instruction book takes for a Beta 1 value: a tile's tensor, other values as they are."""
+    """A Beta 1 value as an operand of the instruction book: a tile's tensor, other values as they are."""
     return value.operand if isinstance(value, Tile) else value
 
 

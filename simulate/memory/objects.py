@@ -1,4 +1,4 @@
-"""What every object of the language has in common."""
+"""The base class of all objects of the language, and the count of values that Python read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NO_FIELD = ("ClassVar", "InitVar", "KW_ONLY")
 
 
 class ValueReads:
-    """Counts how often Python looked at a value; a kernel that does may depend on data."""
+    """Counts how often Python read a value; a kernel that reads one may depend on data."""
 
     count = 0
 
@@ -55,10 +55,10 @@ class NKIObject:
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """What a class does once its fields are set; nothing unless it says so."""
+        """Called when all fields are set; does nothing unless a class defines it."""
 
 
 def _is_field(name: str, value: object) -> bool:
-    """Whether a class attribute is a value that every object starts with, and no part of how the class works."""
+    """Whether a class attribute is the default of a field, and no method, property or private name."""
     shared = isinstance(value, (list, dict, set))  # which a dataclass refuses as a default
     return not (name.startswith("_") or callable(value) or hasattr(value, "__get__") or shared)

@@ -420,7 +420,7 @@ def _cell(index: Any) -> Any:
 
 
 class OutsideTensor(NkiTensor):
-    """A view that reaches outside its storage: it may be made, and narrowed, but not read or written."""
+    """A view that reaches outside its storage: kernels may make and narrow one, but not read or write it."""
 
     __slots__ = ()
 
@@ -429,11 +429,11 @@ class OutsideTensor(NkiTensor):
 
     @property
     def array(self) -> np.ndarray:
-        """No elements: refused."""
+        """Raises OutOfBounds: such a view has no elements."""
         self.check_bounds()
         raise AssertionError("an OutsideTensor lies inside its storage")
 
     def byte_view(self) -> ByteView:
-        """No bytes: refused."""
+        """Raises OutOfBounds: such a view has no bytes."""
         self.check_bounds()
         raise AssertionError("an OutsideTensor lies inside its storage")

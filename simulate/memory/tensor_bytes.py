@@ -1,4 +1,4 @@
-"""The part of `NkiTensor` below its views: a layout over a storage, the bytes, and what Python may do with them."""
+"""The base class of `NkiTensor`: a layout over a storage, its bytes, and the Python operators that it refuses."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class TensorBytes(NKIObject):
         return [[stride, extent] for stride, extent in zip(self.strides, self.shape)]
 
     def check_bounds(self) -> None:
-        """Refuse a view that reaches outside its storage; one addressed at run time is checked then."""
+        """Raise OutOfBounds for a view that reaches outside its storage; run-time addresses are checked at run time."""
         if self.dynamic is not None:
             return
         low = high = self.offset
@@ -172,7 +172,7 @@ class TensorBytes(NKIObject):
         return array
 
     def forget_array(self) -> None:
-        """Look at the storage's bytes anew: they have become another array's."""
+        """Drop the cached array: the storage has got other bytes."""
         self._array = None
 
     def float32(self) -> np.ndarray:
@@ -192,7 +192,7 @@ class TensorBytes(NKIObject):
         return found
 
     def byte_view(self) -> ByteView:
-        """How this view lies over the bytes: whole, shape, byte strides, byte offset, element size."""
+        """This view in bytes: whether it covers all, shape, byte strides, byte offset, element size."""
         if self.dynamic is None:
             return self.layout.byte_view
         return (False, *self.layout.byte_view[1:])

@@ -48,14 +48,14 @@ def cast(array: NDArray[Any], source: DType, target: DType) -> NDArray[Any]:
 
 
 def to_float32(array: NDArray[Any], dtype: DType) -> Float32Array:
-    """What an engine computes with: the elements as float32, the same array when they already are."""
+    """The operand of an engine: the elements as float32, the same array when they already are."""
     if dtype.storage is _FLOAT32 and dtype is not tfloat32:
         return array
     return _TO_FLOAT32[dtype](array)
 
 
 def from_float32(array: Float32Array, dtype: DType) -> NDArray[Any]:
-    """What an engine writes: float32 results rounded once into `dtype`; the same array for float32."""
+    """The result of an engine: float32 results rounded once into `dtype`; the same array for float32."""
     if dtype.storage is _FLOAT32 and dtype is not tfloat32:
         return array
     return _FROM_FLOAT32[dtype](array)
