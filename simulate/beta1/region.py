@@ -60,6 +60,8 @@ class Region:
 
     def cut(self, box: Box) -> Region:
         """The part in a box; an axis of size 1 is repeated along the box and stays."""
+        if all(size == 1 or bounds == (0, size) for size, bounds in zip(self.shape, box)):
+            return self
         starts = [0 if size == 1 else start for size, (start, _) in zip(self.shape, box)]
         shape = tuple(1 if size == 1 else end - start for size, (start, end) in zip(self.shape, box))
         limits = tuple(
@@ -86,6 +88,8 @@ class Region:
 
     def repeated(self, shape: tuple[int, ...]) -> Region:
         """Axes of size 1 repeated up to `shape`, new ones added in front of the free dims."""
+        if shape == self.shape and 1 not in shape:
+            return self
         added = len(shape) - len(self.shape)
         on_chip = self.tensor.buffer.on_chip
         at = 1 if on_chip else 0
