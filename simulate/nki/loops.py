@@ -134,7 +134,7 @@ def positive_step(step: Any) -> None:
 
 @rule("NKW-ORDER-BLOCK")
 def outside_no_reorder(loop: str) -> None:
-    """A block of nl.no_reorder() contains no device loop."""
+    """There is no device loop inside nl.no_reorder()."""
     if current_core().stream.open_blocks:
         raise RuleViolation(
             outside_no_reorder, f"nl.{loop} inside nl.no_reorder()", hint="put no_reorder into the body"
