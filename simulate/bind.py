@@ -1,8 +1,8 @@
-"""Decides once per process what `import nki` means: the real package or the simulator's face.
+"""Decides once per process what `import nki` means: the real package or the API modules of the simulator.
 
 NKI_BACKEND=auto|simulate|neuron. `auto` takes the real package if a usable one is installed, else the simulator.
 The public index carries placeholder packages (`nki` 0.0.1 and others) whose import raises ImportError; they are
-recognised by their metadata and never executed.
+recognised by their metadata and never executed. The Beta 1 dialect, `neuronxcc.nki`, is loaded when it is imported.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from simulate.errors import InvalidArgument, Unsupported
@@ -18,10 +19,7 @@ from simulate.errors import InvalidArgument, Unsupported
 BACKEND_VARIABLE = "NKI_BACKEND"
 _MODULES = {
     name: f"simulate.nki.{name.rpartition('.')[2]}"
-    for name in (
-        *("collectives", "dtype", "experimental", "isa", "isa.constants", "language", "meta"),
-        *("simulator", "typing"),
-    )
+    for name in "collectives dtype experimental isa isa.constants language meta simulator typing".split()
 }
 _BETA1_MODULES = {
     **{name: f"simulate.beta1.{name}" for name in ("compiler", "isa", "language", "typing")},
@@ -32,7 +30,7 @@ _decided: str | None = None
 
 
 def install(backend: str | None = None) -> str:
-    """Bind the name `nki` and return what it stands for, "simulate" or "neuron".
+    """Bind the name `nki` and return the backend that it names, "simulate" or "neuron".
 
     The first call decides; a later one that asks for something else raises InvalidArgument.
     """
@@ -54,7 +52,7 @@ def install(backend: str | None = None) -> str:
         )
     _decided = "neuron" if wanted == "neuron" or (wanted == "auto" and real_package()) else "simulate"
     if _decided == "simulate":
-        _bind_face()
+        _bind_nki()
     return _decided
 
 
@@ -68,7 +66,7 @@ def real_package() -> bool:
             return False
     except ValueError:
         return False
-    from importlib import metadata  # takes as long to import as half of the face
+    from importlib import metadata  # takes as long to import as half of the simulator
 
     try:
         return _numbers(metadata.version("nki")) >= _FIRST_REAL_VERSION
@@ -81,48 +79,49 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts[:2] if part.isdigit())
 
 
-def _bind_face() -> None:
-    face = importlib.import_module("simulate.nki")
-    sys.modules["nki"] = face
-    for name, module in _MODULES.items():
-        sys.modules[f"nki.{name}"] = importlib.import_module(module)
-    _bind_absent("nki", face, importlib.import_module("simulate.nki.missing").NOT_YET)
-    if not _beta1_package():
-        _bind_beta1()
+def _bind_nki() -> None:
+    _bind("nki", importlib.import_module("simulate.nki"), _MODULES, "simulate.nki.missing", "NOT_YET")
+    sys.meta_path.append(_Beta1Finder)  # the last one, so that an installed `neuronxcc` is found first
 
 
-def _beta1_package() -> bool:
-    """Whether a `neuronxcc` is installed or loaded; it is never shadowed, nor executed to find out."""
-    if "neuronxcc" in sys.modules:
-        return True
-    try:
-        return importlib.util.find_spec("neuronxcc") is not None
-    except ValueError:
-        return False
+def _bind(root: str, package: ModuleType, modules: dict[str, str], missing: str, table: str) -> None:
+    """Enter a package and its modules into sys.modules under the names that kernels import.
 
-
-def _bind_beta1() -> None:
-    face = importlib.import_module("simulate.beta1")
-    package = ModuleType("neuronxcc", "The package of Beta 1; of it, the simulator has `neuronxcc.nki`.")
-    package.__path__ = []
-    package.nki = face  # type: ignore[attr-defined]
-    sys.modules["neuronxcc"] = package
-    sys.modules["neuronxcc.nki"] = face
-    for name, module in _BETA1_MODULES.items():
-        sys.modules[f"neuronxcc.nki.{name}"] = importlib.import_module(module)
-    _bind_absent("neuronxcc.nki", face, importlib.import_module("simulate.beta1.missing").NOT_IN_BETA1)
-
-
-def _bind_absent(root: str, face: ModuleType, listed: dict[str, dict[str, str]]) -> None:
-    """Let modules be imported of which nothing can be simulated; calling a name of theirs says why."""
+    Modules of which nothing can be simulated can be imported too; calling a name of theirs says why.
+    """
+    sys.modules[root] = package
+    for name, module in modules.items():
+        sys.modules[f"{root}.{name}"] = importlib.import_module(module)
     absent_modules = importlib.import_module("simulate.nki.missing").absent_modules
+    listed = getattr(importlib.import_module(missing), table)
     for name, module in absent_modules(set(sys.modules), listed).items():
         sys.modules[name] = module
         parent, _, part = name.rpartition(".")
         if parent == root:
-            setattr(face, part, module)
+            setattr(package, part, module)
+
+
+class _Beta1Finder:
+    """Finds `neuronxcc`, and loads it as a package that has `neuronxcc.nki` alone."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, cls, is_package=True) if name == "neuronxcc" else None  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """A module as Python makes it."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """Give the package its one member and bind the names below it."""
+        module.__doc__ = "The package of Beta 1; of it, the simulator has `neuronxcc.nki`."
+        package = importlib.import_module("simulate.beta1")
+        module.nki = package  # type: ignore[attr-defined]
+        _bind("neuronxcc.nki", package, _BETA1_MODULES, "simulate.beta1.missing", "NOT_IN_BETA1")
 
 
 def load_everything() -> None:
-    """Import the whole face, so that every rule is registered."""
+    """Import every API module, so that every rule is registered."""
     importlib.import_module("simulate.nki")
+    importlib.import_module("simulate.beta1")

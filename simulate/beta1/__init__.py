@@ -1,7 +1,6 @@
-"""The face of Beta 1, `neuronxcc.nki`: instructions return tiles, indices are affine, masks skip elements.
+"""The API modules of Beta 1, `neuronxcc.nki`: instructions return tiles, indices are affine, masks skip elements.
 
-It translates: every effect on data is an instruction of the same book that `nki` rests on, issued, checked,
-recorded and timed in the same way.
+Every effect on data is an instruction of the book that `nki` uses; it is issued, checked, recorded and timed as there.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from typing import Any
 from simulate.beta1.elementwise import elementwise, partition_broadcast
 from simulate.beta1.masks import normalised
 from simulate.beta1.operators import BINARY, UNARY
-from simulate.beta1.program import current, defer, issue, remark
+from simulate.beta1.program import current, issue, remark
 from simulate.beta1.region import Region
-from simulate.beta1.tile import Tile, assign
+from simulate.beta1.tile import Tile, assign, defer
 from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion
 from simulate.numerics import ALU_OPERATORS, DTYPES, DType, OperatorFamily
@@ -73,11 +73,16 @@ def unary(name: str, x: Tile, dtype: Any = None, mask: Any = None) -> Tile:
 def update(name: str, target: Tile, value: Any) -> Tile:
     """`target += value` in place. A matmul's result adds to a PSUM tile inside the matmul."""
     program = current()
-    if isinstance(value, Tile) and value is program.waiting and name == "add":
-        adds = value.pending is not None and value.pending.accumulate is not None
-        region = target.region.reshaped(value.shape) if target.pending is None else None
-        if adds and target.buffer is MemoryRegion.psum and region is not None:
-            value.complete(region, accumulate=True)
+    pending = value.pending if isinstance(value, Tile) else None
+    if (
+        pending is not None
+        and pending is program.waiting
+        and pending.accumulate is not None
+        and name == "add"
+    ):
+        region = target.region.reshaped(pending.shape) if target.pending is None else None
+        if target.buffer is MemoryRegion.psum and region is not None:
+            pending.complete(region, accumulate=True)
             return target
     if target.buffer is MemoryRegion.psum:
         remark(

@@ -1,7 +1,7 @@
 """`neuronxcc.nki.compiler`: manual allocation and hints for the compiler, which a simulation accepts.
 
-A placement names a memory; where the tiles lie and whether they fit is worked out from the stream as for all
-tensors, so the addresses given here are not used and their overlaps are not errors.
+A placement names a memory. The simulator places all tensors from the stream and checks that they fit, so addresses
+given here are not used and their overlaps are no errors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A memory, and how the kernel wants tiles to lie in it."""
+    """A memory, and the placement in it that the kernel asks for."""
 
     memory: MemoryRegion
     wanted: dict[str, Any]

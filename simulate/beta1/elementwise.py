@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from simulate.beta1.indices import broadcast
 from simulate.beta1.masks import Box, normalised
-from simulate.beta1.program import current, defer, issue
+from simulate.beta1.program import current, issue
 from simulate.beta1.region import Region, pieces
-from simulate.beta1.tile import Tile
+from simulate.beta1.tile import Tile, defer, nki_tensor
 from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion
 
@@ -58,6 +58,30 @@ def elementwise(
     )
 
 
+def issued_once(
+    instruction: str,
+    tiles: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    shape: Callable[[], tuple[int, ...]],
+    natural: Any = None,
+    dtype: Any = None,
+) -> Tile:
+    """The result, of `shape()`, of an instruction that is issued once, on whole tiles; a tile may be None.
+
+    The dtype is `dtype`, else `natural`, else the first tile's.
+    """
+    for name, tile in tiles.items():
+        if tile is not None:
+            is_tile(name, tile)
+
+    def emit(dst: Region) -> None:
+        operands = {name: nki_tensor(tile) for name, tile in tiles.items()}
+        issue(instruction, dst=dst.view(), **operands, **attributes)
+
+    first = next(iter(tiles.values()))
+    return defer(shape(), first.dtype if natural is None else natural, emit, dtype_given=dtype)
+
+
 def _rows(value: Any, box: Box) -> Any:
     """A (P, 1) operand of the partitions of a box."""
     if not isinstance(value, Tile):
@@ -86,7 +110,7 @@ def broadcast_to(tile: Tile, shape: tuple[int, ...]) -> Tile:
     """A tile repeated to `shape`: free dims by stride 0, partitions by `partition_broadcast`."""
     if tile.shape[0] == 1 and shape[0] > 1:
         tile = partition_broadcast(tile, shape[0])
-    return Tile.at(tile.region.repeated(tuple(shape)))
+    return type(tile).at(tile.region.repeated(tuple(shape)))
 
 
 @rule("NKW-BETA1-TILE")

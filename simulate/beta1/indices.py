@@ -1,7 +1,7 @@
 """Index expressions of Beta 1: affine functions of the positions in an access (`nl.arange`, `nl.mgrid`).
 
 They follow numpy's advanced indexing: the indices of one access are broadcast together, and the result has
-the shape that comes out. As every index is affine, such an access is an access pattern of the hardware and
+the broadcast shape. As every index is affine, such an access is an access pattern of the hardware and
 nothing is gathered.
 """
 

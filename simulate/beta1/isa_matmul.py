@@ -7,10 +7,10 @@ from typing import Any
 from simulate.beta1.arithmetic import in_sbuf
 from simulate.beta1.elementwise import is_tile
 from simulate.beta1.masks import normalised
-from simulate.beta1.program import current, defer, issue
+from simulate.beta1.program import current, issue
 from simulate.beta1.reductions import transpose
 from simulate.beta1.region import Region
-from simulate.beta1.tile import Tile
+from simulate.beta1.tile import Tile, defer
 from simulate.errors import Unsupported
 from simulate.isa.enums import Engine, MatmulPerfMode
 from simulate.memory import MemoryRegion

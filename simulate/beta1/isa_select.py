@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from simulate.beta1.arithmetic import in_sbuf
-from simulate.beta1.elementwise import elementwise, is_tile
+from simulate.beta1.elementwise import is_tile
 from simulate.beta1.indices import Index
 from simulate.beta1.masks import Box, Mask, normalised
-from simulate.beta1.operators import operator
-from simulate.beta1.program import current, defer, issue, select
+from simulate.beta1.program import current, issue, select
 from simulate.beta1.region import Region
-from simulate.beta1.tile import Tile, nki_tensor
+from simulate.beta1.tile import Tile, defer
 from simulate.errors import RuleViolation, rule
-from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.instructions.range_select import FLOAT32_MIN
-from simulate.memory import NkiTensor
-from simulate.numerics import ALU_OPERATORS
+from simulate.isa.enums import Engine
 
 
 def memset(
@@ -91,110 +87,6 @@ def affine_select(
         dtype_given=dtype,
         mask=selected,
     )
-
-
-def range_select(
-    *,
-    on_true_tile: Tile,
-    comp_op0: Any,
-    comp_op1: Any,
-    bound0: Tile,
-    bound1: Tile,
-    reduce_cmd: ReduceCmd = ReduceCmd.reset_reduce,
-    reduce_res: Tile | None = None,
-    reduce_op: Any = ALU_OPERATORS["maximum"],
-    range_start: int = 0,
-    on_false_value: Any = FLOAT32_MIN,
-    mask: Any = None,
-    dtype: Any = None,
-    name: str | None = None,
-    **_: Any,
-) -> Tile:
-    """on_true_tile where the position lies in a range of each partition, else on_false_value.
-
-    Beta 1's reduce_cmd was idle by default, whatever its tests expect; as in 0.6 it is reset_reduce here,
-    which differs only in what reduce_res gets.
-    """
-    columns = {"bound0": bound0, "bound1": bound1, "reduce_res": reduce_res}
-    attributes = {
-        "comp_op0": operator(comp_op0),
-        "comp_op1": operator(comp_op1),
-        "reduce_cmd": reduce_cmd,
-        "reduce_op": operator(reduce_op),
-        "range_start": range_start,
-        "on_false_value": on_false_value,
-        "name": name,
-    }
-    return elementwise("range_select", {"on_true_tile": on_true_tile}, columns, attributes, dtype, mask)
-
-
-def tensor_copy_predicated(
-    *,
-    src: Any,
-    dst: Tile,
-    predicate: Tile,
-    mask: Any = None,
-    reverse_pred: bool = False,
-    name: str | None = None,
-    **_: Any,
-) -> Tile:
-    """Write src to those elements of dst that the predicate selects; returns dst."""
-    current().settle()
-    no_mask("tensor_copy_predicated", mask)
-    issue(
-        "tensor_copy_predicated",
-        dst=dst.tensor,
-        src=nki_tensor(src),
-        predicate=_flags(predicate),
-        reverse_pred=reverse_pred,
-        name=name,
-    )
-    return dst
-
-
-def select_reduce(
-    *,
-    dst: Tile,
-    predicate: Tile,
-    on_true: Tile,
-    on_false: Any,
-    reduce_res: Tile | None = None,
-    reduce_cmd: ReduceCmd = ReduceCmd.idle,
-    reduce_op: Any = ALU_OPERATORS["maximum"],
-    reverse_pred: bool = False,
-    mask: Any = None,
-    name: str | None = None,
-    **_: Any,
-) -> Tile:
-    """dst = on_true where the predicate is set, else on_false; returns dst."""
-    current().settle()
-    no_mask("select_reduce", mask)
-    issue(
-        "select_reduce",
-        dst=dst.tensor,
-        predicate=_flags(predicate),
-        on_true=on_true.operand,
-        on_false=nki_tensor(on_false),
-        reduce_res=None if reduce_res is None else reduce_res.tensor,
-        reduce_cmd=reduce_cmd,
-        reduce_op=operator(reduce_op),
-        reverse_pred=reverse_pred,
-        name=name,
-    )
-    return dst
-
-
-def _flags(predicate: Tile) -> NkiTensor:
-    """A predicate as 0.6 takes it: the bytes of a boolean tile are its numbers."""
-    tensor = predicate.operand
-    return tensor.view("uint8") if tensor.dtype == "bool_" else tensor
-
-
-@rule("NKW-BETA1-NO-MASK")
-def no_mask(instruction: str, mask: Any) -> None:
-    """This instruction takes no mask here; slice its operands."""
-    if normalised(mask) is not None:
-        raise RuleViolation(no_mask, f"{instruction} with mask=")
 
 
 @rule("NKW-BETA1-IOTA")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from simulate.beta1.overloads import OperatorTile
 from simulate.beta1.program import Program, entered, running
 from simulate.beta1.region import Region
 from simulate.beta1.tile import BlockTensor, Tile
@@ -32,7 +33,7 @@ class Kernel:
         functools.update_wrapper(self, func)
         self.function = func
         self.grid = grid
-        self.func = _Body(func, grid)  # what `World.launch` takes of a kernel
+        self.func = _Body(func, grid)  # which `World.launch` runs
 
     def __getitem__(self, grid: Any) -> Kernel:
         """The kernel over a grid: integers, nl.nc(n) or nl.spmd_dim(…), one per axis.
@@ -73,7 +74,7 @@ class Benchmarked(Kernel):
         return Benchmarked(self.function, super().__getitem__(grid).grid)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch, and schedule what was launched."""
+        """Launch, and predict the time from the streams."""
         from simulate.timing import schedule
 
         done = self.launched(args, kwargs)
@@ -85,7 +86,7 @@ class Benchmarked(Kernel):
 
 
 class _Body:
-    """What runs on the core: all programs of the grid."""
+    """The function that a core runs: all programs of the grid."""
 
     def __init__(self, func: Callable[..., Any], grid: tuple[int, ...]) -> None:
         self._func = func
@@ -98,7 +99,7 @@ class _Body:
         shared: list[NkiTensor] = []
         results = []
         for ids in itertools.product(*(range(size) for size in self._grid)):
-            program = Program(core, ids, self._grid, shared)
+            program = Program(core, ids, self._grid, shared, OperatorTile)
             with entered(program):
                 result = self._func(*_wrapped(args), **_wrapped(kwargs))
                 program.settle()
@@ -108,7 +109,7 @@ class _Body:
 
 def _wrapped(value: Any) -> Any:
     if isinstance(value, NkiTensor):
-        return Tile.at(Region.of(value))
+        return OperatorTile.at(Region.of(value))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_wrapped(part) for part in value))
     if isinstance(value, (tuple, list)):

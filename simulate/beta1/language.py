@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from simulate.beta1 import arithmetic, elementwise, reductions
+from simulate.beta1.derived import gather_flattened
 from simulate.beta1.indices import arange, mgrid
-from simulate.beta1.isa_whole import gather_flattened
+from simulate.beta1.isa_matmul import nc_transpose
 from simulate.beta1.loops import (
     affine_range,
     nc,
@@ -67,7 +68,7 @@ def ds(start: int, size: int) -> slice:
 def ndarray(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
     """An uninitialised tensor.
 
-    A placement made with `nki.compiler` counts as its memory; where it lies is worked out from the stream.
+    A placement made with `nki.compiler` counts as its memory; its place is worked out from the stream.
     """
     memory = getattr(buffer, "memory", buffer)
     try:
@@ -141,8 +142,6 @@ def broadcast_to(src: Tile, *, shape: Any, **_: Any) -> Tile:
 
 def transpose(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
     """A 2-D tile transposed, in PSUM."""
-    from simulate.beta1.isa_matmul import nc_transpose
-
     return nc_transpose(x, mask=mask, dtype=dtype)
 
 
@@ -155,13 +154,13 @@ def rand(shape: Any, dtype: Any = "float32", **_: Any) -> Tile:
     """A tile of uniform numbers in [0, 1), from the generator that nl.rand of 0.6 has; the bits are not Beta 1's."""
     program = current()
     program.settle()
-    return Tile.at(Region.of(uniform(shape, dtype)))
+    return program.tile.at(Region.of(uniform(shape, dtype)))
 
 
 def static_cast(value: Any, dtype: Any) -> Any:
     """A numpy array in a dtype of this module; used outside of kernels."""
     if isinstance(value, Tile):
-        return value.astype(dtype)
+        return elementwise.elementwise("tensor_copy", {"src": value}, {}, {}, dtype)
     return np.asarray(value).astype(as_dtype(dtype).storage)
 
 

@@ -11,7 +11,7 @@ from simulate.run.affine import independent
 
 
 class LoopVariable(int):
-    """The variable of a loop: an integer that knows whether this is the first iteration."""
+    """The variable of a loop: an integer, and whether this is the first iteration."""
 
     first: bool
 
@@ -39,12 +39,12 @@ def sequential_range(*bounds: int, **_: Any) -> Iterator[LoopVariable]:
 
 
 def static_range(*bounds: int, **options: Any) -> Iterator[LoopVariable]:
-    """A loop that is unrolled, as all of them are here."""
+    """A loop that is unrolled, as every loop is here."""
     return sequential_range(*bounds, **options)
 
 
 def nc(count: int) -> Cores:
-    """A grid dim over physical cores; the programs run one after another, whatever core they are for."""
+    """A grid dim over physical cores; the programs of all cores run one after another."""
     return Cores(count)
 
 

@@ -1,4 +1,4 @@
-"""Masks of Beta 1: comparisons of affine indices joined with `&`; what they leave out is skipped.
+"""Masks of Beta 1: comparisons of affine indices joined with `&`; elements they leave out are skipped.
 
 A mask that selects a rectangle costs nothing: the instruction runs on that rectangle. `boxes` cuts any other
 one into rectangles, which a DMA can take one by one.
@@ -154,3 +154,10 @@ def fits_access(condition: Condition, shape: tuple[int, ...]) -> None:
             f"a mask over {condition.shape} for an access of shape {shape}",
             hint="build the mask from the indices of the access",
         )
+
+
+@rule("NKW-BETA1-NO-MASK")
+def no_mask(instruction: str, mask: Any) -> None:
+    """This instruction takes no mask here; slice its operands."""
+    if normalised(mask) is not None:
+        raise RuleViolation(no_mask, f"{instruction} with mask=")

@@ -1,4 +1,4 @@
-"""Documented names of Beta 1 that are not carried out: calling one raises Unsupported with the reason."""
+"""Documented names of Beta 1 that are not simulated: calling one raises Unsupported with the reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOT_IN_BETA1: dict[str, dict[str, str]] = {
         ("resize_nearest_fixed_dma_kernel", "select_and_scatter_kernel"), _VENDORS
     ),
 }
-"""By module: the name and why it cannot be had."""
+"""By module: each name, with the reason why it is not simulated."""
 
 
 def not_in_beta1(module: str, name: str) -> Callable[..., NoReturn]:

@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from simulate.beta1.arithmetic import binary, in_sbuf
+from simulate.beta1.arithmetic import binary, in_sbuf, unary
 from simulate.beta1.elementwise import elementwise
+from simulate.beta1.isa_matmul import nc_matmul
 from simulate.beta1.loops import LoopVariable
-from simulate.beta1.masks import Box, normalised
+from simulate.beta1.masks import Box, no_mask, normalised
 from simulate.beta1.operators import alu
-from simulate.beta1.program import current, defer, issue
-from simulate.beta1.reductions import transpose
+from simulate.beta1.program import current, issue
+from simulate.beta1.reductions import reduce, transpose
 from simulate.beta1.region import Region
-from simulate.beta1.tile import Tile
+from simulate.beta1.tile import Tile, defer
 from simulate.errors import InvalidArgument, RuleViolation, rule
+from simulate.isa.enums import DgeMode, OobMode
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.numerics import as_dtype, from_float32
 
@@ -78,11 +80,92 @@ def load_transpose2d(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any
         return elementwise("tensor_copy", {"src": transpose(loaded)}, {}, {})
     program.settle()
     rows, columns = src.shape
-    result = Tile.at(program.fresh((columns, rows), dtype or src.dtype, MemoryRegion.sbuf))
+    result: Tile = program.tile.at(program.fresh((columns, rows), dtype or src.dtype, MemoryRegion.sbuf))
     for start in range(0, rows, at_once):
         end = min(start + at_once, rows)
         result[:, start:end] = transpose(load(src[start:end, :], dtype=dtype))
     return result
+
+
+def dma_transpose(
+    src: Tile,
+    *,
+    axes: tuple[int, ...] | None = None,
+    mask: Any = None,
+    dtype: Any = None,
+    dge_mode: DgeMode = DgeMode.unknown,
+    oob_mode: OobMode = OobMode.error,
+    name: str | None = None,
+    **_: Any,
+) -> Tile:
+    """src with its dims in the order `axes`, by default all of them turned round, moved by the DMA engines.
+
+    Two dims by default; (2, 1, 0) and (3, 1, 2, 0) for more.
+    """
+    no_mask("dma_transpose", mask)
+    order = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}.get(src.ndim) if axes is None else tuple(axes)
+    if order is None or sorted(order) != list(range(src.ndim)):
+        raise InvalidArgument("NKW-BETA1-AXES", f"dma_transpose(axes={axes!r:.40}) of {src.shape}")
+
+    def emit(dst: Region) -> None:
+        issue(
+            "dma_transpose",
+            dst=dst.view(),
+            src=src.operand,
+            axes=order,
+            dge_mode=dge_mode,
+            oob_mode=oob_mode,
+            name=name,
+        )
+
+    return defer(tuple(src.shape[dim] for dim in order), src.dtype, emit, dtype_given=dtype)
+
+
+def dma_copy(
+    *,
+    dst: Tile,
+    src: Tile,
+    mask: Any = None,
+    dst_rmw_op: Any = None,
+    unique_indices: bool = True,
+    oob_mode: OobMode = OobMode.error,
+    dge_mode: DgeMode = DgeMode.unknown,
+    name: str | None = None,
+    **_: Any,
+) -> None:
+    """Copy between HBM and SBUF; a mask leaves the elements of dst that it does not select untouched.
+
+    With dst_rmw_op (add) the elements are added to those of dst, as dma_compute does today.
+    """
+    program = current()
+    program.settle()
+    adds = dst_rmw_op is not None and alu(dst_rmw_op).name != "bypass"
+    selected = normalised(mask)
+    if adds:
+        no_mask("dma_copy with dst_rmw_op", mask)
+        target_view = dst.tensor
+        issue(
+            "dma_compute",
+            dst=target_view,
+            srcs=[target_view, src.operand],
+            reduce_op=alu(dst_rmw_op),
+            oob_mode=oob_mode,
+            unique_indices=unique_indices,
+            name=name,
+        )
+        return
+    source, target = src.region, dst.region
+    boxes = [None] if selected is None else selected.boxes(target.shape)
+    for box in boxes:
+        part, piece = (target, source) if box is None else (target.cut(box), source.cut(box))
+        issue(
+            "dma_copy",
+            dst=part.view(),
+            src=program.readable(piece),
+            oob_mode=oob_mode,
+            dge_mode=dge_mode,
+            name=name,
+        )
 
 
 def copy(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
@@ -113,8 +196,6 @@ def loop_reduce(
 
 def matmul(x: Tile, y: Tile, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> Tile:
     """x @ y in PSUM, or x.T @ y with transpose_x, which needs no transpose on the chip."""
-    from simulate.beta1.isa_matmul import nc_matmul
-
     stationary = in_sbuf(x) if transpose_x else in_sbuf(transpose(x))
     return nc_matmul(stationary, in_sbuf(y), mask=mask)
 
@@ -135,14 +216,11 @@ def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tile:
         values.shape, element, MemoryRegion.private_hbm, "shared_constant", np.ascontiguousarray(held)
     )
     core.rank.tensors.add(storage)
-    return Tile.at(Region.of(NkiTensor(values.shape, element, storage)))
+    return current().tile.at(Region.of(NkiTensor(values.shape, element, storage)))
 
 
 def mean_square_norm(x: Tile, w: Tile, axis: Any, n: int, epsilon: float = 1e-6, dtype: Any = None) -> Tile:
     """x / sqrt(sum(x * x) / n + epsilon) * w, the norm over the last dim (RMS norm)."""
-    from simulate.beta1.arithmetic import unary
-    from simulate.beta1.reductions import reduce
-
     total = reduce(np.add, binary("multiply", x, x, "float32"), axis, "float32", keepdims=True)
     inverse = unary("rsqrt", binary("add", binary("multiply", total, 1.0 / n), epsilon))
     return binary("multiply", binary("multiply", x, inverse, "float32"), w, dtype or x.dtype)
@@ -158,7 +236,7 @@ def lies_in_hbm(operand: str, tile: Any) -> None:
 
 @rule("NKW-BETA1-STORE-SHAPE")
 def same_elements(dst: Tile, value: Tile, mask: Any) -> None:
-    """A stored tile has the shape of its destination, or without a mask at least as many elements."""
+    """A stored tile has the shape of its destination, or, without a mask, as many elements."""
     if mask is not None or dst.size != value.size:
         raise RuleViolation(same_elements, f"{value.shape} to {dst.shape}")
 

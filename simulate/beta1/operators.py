@@ -1,4 +1,4 @@
-"""Operators of Beta 1: the engines' own, those that its tables had beside them, and numpy's names for them.
+"""Operators of Beta 1: those of the engines, those that only its tables list, and numpy's names for them.
 
 Beta 1 divides, takes remainders and rounds with operators that NKI 0.6 no longer lists. They are computed
 exactly here, division with one rounding; on which engine is not documented, so the Vector and the Scalar

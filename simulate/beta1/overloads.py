@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from simulate.beta1 import elementwise
+from simulate.beta1.arithmetic import binary, unary, update
+from simulate.beta1.tile import Tile
 from simulate.errors import RuleViolation, rule
-from simulate.memory import MemoryRegion
 
 
 def _binary(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
-        from simulate.beta1.arithmetic import binary
-
         return binary(name, other, self) if swapped else binary(name, self, other)
 
     return method
@@ -20,15 +20,13 @@ def _binary(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
 
 def _in_place(name: str) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
-        from simulate.beta1.arithmetic import update
-
         return update(name, self, other)
 
     return method
 
 
-class Overloads:
-    """The operators of a tile. `==` and `!=` compare objects, as containers of tiles need it."""
+class OperatorTile(Tile):
+    """A tile as kernels have it, with operators. `==` and `!=` compare objects, as containers of tiles need it."""
 
     __slots__ = ()
 
@@ -48,23 +46,15 @@ class Overloads:
         return _binary("multiply")(self, -1.0)
 
     def __invert__(self) -> Any:
-        from simulate.beta1.arithmetic import unary
-
-        return unary("invert", self)  # type: ignore[arg-type]
+        return unary("invert", self)
 
     def broadcast_to(self, shape: Any, **_: Any) -> Any:
         """The tile repeated to `shape`, over partitions too."""
-        from simulate.beta1.elementwise import broadcast_to
-
-        return broadcast_to(self, tuple(shape))  # type: ignore[arg-type]
+        return elementwise.broadcast_to(self, tuple(shape))
 
     def astype(self, dtype: Any) -> Any:
         """A copy in another dtype."""
-        from simulate.beta1.elementwise import elementwise
-
-        return elementwise("tensor_copy", {"src": self}, {}, {}, dtype)
-
-    buffer: MemoryRegion
+        return elementwise.elementwise("tensor_copy", {"src": self}, {}, {}, dtype)
 
     def __bool__(self) -> bool:
         """An HBM tensor is true for being there, as `nl.load(bias) if bias else None` asks it."""

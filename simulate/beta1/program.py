@@ -1,18 +1,18 @@
-"""One program of an SPMD grid while it runs: its place, and the instruction that waits for its target.
+"""One program of an SPMD grid while it runs: its grid position, and the instruction that waits for its target.
 
-In Beta 1 an instruction returns a tile, and `t[...] = nisa.f(x)` writes into `t`. The instruction is
-therefore held back until the next statement tells where its result goes: an assignment gives it the target,
-anything else a fresh tile. No other instruction is issued in between, so program order is kept.
+In Beta 1 an instruction returns a tile, and `t[...] = nisa.f(x)` writes into `t`. The program therefore issues an
+instruction when the next statement shows its target: the target of an assignment, else a fresh tile. No other
+instruction is issued in between, so program order is kept.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,27 +22,25 @@ from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
 from simulate.isa.book import INSTRUCTIONS
 from simulate.memory import MemoryRegion, NkiTensor, views
 from simulate.memory.validity import EMPTY, WRITTEN
-from simulate.numerics import ALU_OPERATORS, as_dtype
+from simulate.numerics import ALU_OPERATORS, DType, as_dtype
 from simulate.run import NkiInstruction
 from simulate.run.issue import call
 from simulate.run.location import kernel_line, location
 from simulate.run.machine import NeuronCore
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from simulate.beta1.tile import Tile
-
-
-@dataclass
+@dataclass(slots=True)
 class Pending:
-    """An instruction that waits for its target.
+    """An instruction that waits for its target. Its result has `shape`, and by default `dtype` and `memory`.
 
-    `emit` issues it into a region of the result's shape. `dtype_given` and `memories` tell which targets it
-    may write into directly; `target_needed` that it is meaningless without one. `accumulate` issues a matmul
-    so that it adds to what matmuls wrote before.
+    `emit` issues it into a region of the result's shape. `dtype_given` and `memories` tell which targets it may write
+    into directly; `target_needed` that it must have one. `accumulate` issues a matmul so that it adds to what matmuls
+    wrote before. `region` is where the result lies once the instruction was issued.
     """
 
+    shape: tuple[int, ...]
+    dtype: DType
+    memory: MemoryRegion
     emit: Callable[[Region], None]
     line: tuple[CodeType, int]
     memories: tuple[MemoryRegion, ...]
@@ -50,18 +48,41 @@ class Pending:
     masked: bool
     accumulate: Callable[[Region], None] | None = None
     target_needed: bool = False
+    region: Region | None = None
+
+    def complete(self, region: Region, accumulate: bool = False) -> None:
+        """Issue the instruction so that it writes the region, or adds to it."""
+        program = current()
+        assert program.waiting is self
+        program.waiting = None
+        if self.masked:
+            program.leave_undefined(region.tensor)
+        self.region = region
+        emit = self.accumulate if accumulate else self.emit
+        assert emit is not None
+        with at(self.line):
+            emit(region)
 
 
 class Program:
-    """One program: `ids` is its place in a grid of `sizes`; `shared` holds the shared HBM of all of them."""
+    """One program: `ids` is its position in a grid of `sizes`; `shared` holds the shared HBM of all programs.
+
+    `tile` is the class of the tiles that the program's kernel sees.
+    """
 
     def __init__(
-        self, core: NeuronCore, ids: tuple[int, ...], sizes: tuple[int, ...], shared: list[NkiTensor]
+        self,
+        core: NeuronCore,
+        ids: tuple[int, ...],
+        sizes: tuple[int, ...],
+        shared: list[NkiTensor],
+        tile: type[Any],
     ) -> None:
         self.core = core
         self.ids = ids
         self.sizes = sizes
-        self.waiting: Tile | None = None
+        self.tile = tile
+        self.waiting: Pending | None = None
         self._shared = shared
         self._shared_taken = 0
         self._zeroed: dict[int, NkiTensor] = {}
@@ -76,7 +97,9 @@ class Program:
             self._shared.append(self.core.allocate(shape, dtype, buffer, name))
         tensor = self._shared[taken]
         if tensor.shape != tuple(shape) or tensor.dtype != self.core.stored(as_dtype(dtype)):
-            raise RuleViolation(programs_agree, f"{tuple(shape)} {dtype}, before it was {tensor.describe()}")
+            raise RuleViolation(
+                programs_agree, f"{tuple(shape)} {dtype}; an earlier program allocated {tensor.describe()}"
+            )
         return tensor
 
     def start_at_zero(self, tensor: NkiTensor) -> None:
@@ -88,7 +111,7 @@ class Program:
         self._masked[id(tensor.storage)] = tensor
 
     def readable(self, region: Region) -> NkiTensor:
-        """A region as an instruction's operand. What a mask left out reads as NaN, or as all bits set."""
+        """A region as an instruction's operand. Elements that a mask left out read as NaN, or as all bits set."""
         view = region.view()
         if view.dynamic is None and id(view.storage) in (self._zeroed.keys() | self._masked.keys()):
             empty = np.equal(view.storage.validity.states(*view.byte_view()[1:]), EMPTY)
@@ -100,18 +123,17 @@ class Program:
 
     def settle(self) -> None:
         """Issue the instruction that waits, into a fresh tile."""
-        tile = self.waiting
-        if tile is None:
+        pending = self.waiting
+        if pending is None:
             return
-        assert tile.pending is not None
         try:
-            with at(tile.pending.line):
-                if tile.pending.target_needed:
+            with at(pending.line):
+                if pending.target_needed:
                     raise InvalidArgument(
                         "NKW-LOOP-REDUCE", "nl.loop_reduce is assigned to a tile: t[...] = nl.loop_reduce(…)"
                     )
-                region = self.fresh(tile.shape, tile.dtype, tile.buffer)
-            tile.complete(region)
+                region = self.fresh(pending.shape, pending.dtype, pending.memory)
+            pending.complete(region)
         finally:
             self.waiting = None
 
@@ -207,7 +229,7 @@ def entered(program: Program) -> Iterator[None]:
 
 @contextmanager
 def at(line: tuple[CodeType, int]) -> Iterator[None]:
-    """Let what is issued, and errors, name a line of the kernel that ran earlier."""
+    """Give instructions and errors inside a `with` block a line of the kernel that ran earlier."""
     before, _here.line = _here.line, line
     try:
         yield
@@ -220,49 +242,20 @@ def at(line: tuple[CodeType, int]) -> Iterator[None]:
 
 
 def issue(instruction: str, /, **arguments: Any) -> NkiInstruction:
-    """Issue one instruction of the book, at the line of the statement that is being carried out."""
+    """Issue one instruction of the book, at the line of the statement that runs."""
     return call(INSTRUCTIONS[instruction], (), arguments, _here.line)
 
 
 def remark(code: str, seen: str) -> None:
-    """Note, once per line, what a statement does that no instruction shows; a detector judges it."""
+    """Record, once per line, an effect of a statement that no instruction shows; a detector reads the remarks."""
     line = kernel_line()
     remarks = current().core.stream.remarks
     if all((code, line) != known[:2] for known in remarks):
         remarks.append((code, line, seen))
 
 
-def defer(
-    shape: tuple[int, ...],
-    dtype: Any,
-    emit: Callable[[Region], None],
-    memory: MemoryRegion = MemoryRegion.sbuf,
-    memories: tuple[MemoryRegion, ...] = (MemoryRegion.sbuf, MemoryRegion.psum),
-    dtype_given: Any = None,
-    mask: Any = None,
-    accumulate: Callable[[Region], None] | None = None,
-    target_needed: bool = False,
-) -> Tile:
-    """A tile that an instruction will write.
-
-    `dtype_given` is the `dtype=` of the call, if there was one; `mask` is set if the instruction leaves
-    elements out.
-    """
-    from simulate.beta1.tile import Tile
-
-    program = current()
-    program.settle()
-    pending = Pending(
-        emit, kernel_line(), memories, dtype_given is not None, mask is not None, accumulate, target_needed
-    )
-    element = program.core.stored(as_dtype(dtype if dtype_given is None else dtype_given))
-    tile = Tile(shape, element, memory, pending=pending)
-    program.waiting = tile
-    return tile
-
-
 def _as_found(view: NkiTensor, empty: np.ndarray, dry: bool) -> None:
-    """Bytes that no instruction wrote are what the memory held before, which is no effect of the kernel."""
+    """Set elements that no instruction wrote to all bits set: memory holds old bytes there, which are no result."""
     if not dry:
         bits = view.array.view(f"u{view.array.itemsize}")
         np.copyto(bits, np.iinfo(bits.dtype).max, where=empty)

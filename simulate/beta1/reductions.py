@@ -1,4 +1,4 @@
-"""Reductions of free dims, and what is built of them."""
+"""Reductions of free dims, and functions composed of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from simulate.beta1.arithmetic import binary, in_sbuf
 from simulate.beta1.elementwise import elementwise, is_tile
 from simulate.beta1.masks import normalised
-from simulate.beta1.program import current, defer, issue
+from simulate.beta1.program import current, issue
 from simulate.beta1.region import Region
-from simulate.beta1.tile import Tile
+from simulate.beta1.tile import Tile, defer
 from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion
 from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS

@@ -1,4 +1,4 @@
-"""A part of a tensor that an index expression names, checked against the tensor once a mask has cut it."""
+"""A part of a tensor that an index expression names; its bounds are checked after a mask has cut it."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ class Region:
 
     def cut(self, box: Box) -> Region:
         """The part in a box; an axis of size 1 is repeated along the box and stays."""
+        if all(size == 1 or bounds == (0, size) for size, bounds in zip(self.shape, box)):
+            return self
         starts = [0 if size == 1 else start for size, (start, _) in zip(self.shape, box)]
         shape = tuple(1 if size == 1 else end - start for size, (start, end) in zip(self.shape, box))
         limits = tuple(
@@ -86,6 +88,8 @@ class Region:
 
     def repeated(self, shape: tuple[int, ...]) -> Region:
         """Axes of size 1 repeated up to `shape`, new ones added in front of the free dims."""
+        if shape == self.shape and 1 not in shape:
+            return self
         added = len(shape) - len(self.shape)
         on_chip = self.tensor.buffer.on_chip
         at = 1 if on_chip else 0
@@ -147,7 +151,7 @@ def pieces(regions: tuple[Region, ...], dims_max: int) -> Iterator[tuple[Region,
 
 
 def indexed(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region:
-    """What `tensor[keys]` means with an Index or a (P, 1) tile of row numbers among the keys.
+    """`tensor[keys]` with an Index or a (P, 1) tile of row numbers among the keys.
 
     Slices cannot stand beside indices. On chip the partition index runs over the first axis in steps of one,
     and no other index uses that axis, because every partition has the same access pattern.
@@ -241,7 +245,7 @@ def two_axes(index: Index) -> None:
 def same_pattern_in_all_partitions(
     tensor: NkiTensor, dim: int, steps: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    """On chip the first axis of an access walks over consecutive partitions, and nothing else does."""
+    """On chip the first axis of an access walks over consecutive partitions, and no other axis does."""
     wanted = (1 if shape[0] > 1 else 0,) if dim == 0 else (0,)
     walks = steps[:1] == wanted and (dim > 0 or not any(steps[1:]))
     if not walks:

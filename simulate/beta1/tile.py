@@ -1,4 +1,4 @@
-"""Tensors as Beta 1 kernels see them: tiles that instructions return, and tensors with block dims.
+"""Tensors of Beta 1 kernels: tiles that instructions return, and tensors with block dims.
 
 A `Tile` is a tensor, a part of one, or the result of an instruction that has not been issued yet. A
 `BlockTensor` is what `nl.ndarray((4, nl.par_dim(128), 512), …)` makes on chip: a list of tiles under one
@@ -10,25 +10,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from simulate.beta1.indices import Index
-from simulate.beta1.overloads import Overloads
-from simulate.beta1.program import Pending, at, current, issue, remark, running
+from simulate.beta1.program import Pending, current, issue, remark, running
 from simulate.beta1.region import Region, indexed, pieces, sliced
 from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.memory.indexing import fill_ellipsis, index_of
 from simulate.memory.validity import EMPTY
 from simulate.numerics import DType, as_dtype
+from simulate.run.location import kernel_line
+
+_Tile = TypeVar("_Tile", bound="Tile")
 
 
-class Tile(Overloads, NKIObject):
-    """A tensor or a part of one; `pending` is the instruction that will write it, if it is still to come."""
+class Tile(NKIObject):
+    """A tensor, a part of one, or the result of an instruction that waits; without Python's operators."""
 
-    __slots__ = ("_region", "buffer", "dtype", "pending", "shape")
+    __slots__ = ("_pending", "_region", "buffer", "dtype", "shape")
 
     def __init__(
         self,
@@ -42,33 +44,29 @@ class Tile(Overloads, NKIObject):
         self.dtype = dtype
         self.buffer = buffer
         self._region = region
-        self.pending = pending
+        self._pending = pending
 
-    @staticmethod
-    def at(region: Region) -> Tile:
+    @classmethod
+    def at(cls: type[_Tile], region: Region) -> _Tile:
         """The tile that lies at a region."""
-        return Tile(region.shape, region.tensor.dtype, region.tensor.buffer, region)
+        return cls(region.shape, region.tensor.dtype, region.tensor.buffer, region)
 
-    def complete(self, region: Region, accumulate: bool = False) -> None:
-        """Issue the instruction that waits so that it writes the region, or adds to it."""
-        pending, program = self.pending, current()
-        assert pending is not None and program.waiting is self
-        program.waiting = None
-        if pending.masked:
-            program.leave_undefined(region.tensor)
-        self._region, self.pending = region, None
-        emit = pending.accumulate if accumulate else pending.emit
-        assert emit is not None
-        with at(pending.line):
-            emit(region)
+    @property
+    def pending(self) -> Pending | None:
+        """The instruction that will write the tile, if it was not issued yet."""
+        pending = self._pending
+        return pending if pending is None or pending.region is None else None
 
     @property
     def region(self) -> Region:
-        """Where the tile lies; the instruction that writes it is issued now if it is still to come."""
-        if self._region is None:
-            current().settle()
-        assert self._region is not None
-        return self._region
+        """The part of a tensor that the tile is; an instruction that waits to write it is issued first."""
+        region, pending = self._region, self._pending
+        if region is None and pending is not None:
+            if pending.region is None:
+                current().settle()
+            region = self._region = pending.region
+        assert region is not None
+        return region
 
     @property
     def tensor(self) -> NkiTensor:
@@ -98,7 +96,7 @@ class Tile(Overloads, NKIObject):
     # -- indexing --------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Tile:
-        return Tile.at(self._part(key))
+        return type(self).at(self._part(key))
 
     def _part(self, key: Any) -> Region:
         keys = key if isinstance(key, tuple) else (key,)
@@ -125,23 +123,21 @@ class Tile(Overloads, NKIObject):
         filled = tensor.buffer.on_chip and tensor.storage.validity.uniform != EMPTY
         if filled and _extents(other.shape[1:]) > _extents(tensor.shape[1:]) > 0:
             remark("NKW-BETA1-RESHAPE", f"{tensor.describe()} is filled, and reshaped to {other.shape}")
-        return Tile.at(Region.of(other))
+        return type(self).at(Region.of(other))
 
     def expand_dims(self, axis: int) -> Tile:
         """A view with a dim of size 1 before `axis`."""
-        return Tile.at(Region.of(self.tensor.expand_dim(axis if axis >= 0 else self.ndim + 1 + axis)))
+        return type(self).at(Region.of(self.tensor.expand_dim(axis if axis >= 0 else self.ndim + 1 + axis)))
 
     def view(self, dtype: Any) -> Tile:
         """The same bytes as elements of another dtype."""
-        return Tile.at(Region.of(self.tensor.view(current().core.stored(as_dtype(dtype)))))
+        return type(self).at(Region.of(self.tensor.view(current().core.stored(as_dtype(dtype)))))
 
     bitcast = view
 
     def __repr__(self) -> str:
         return (
-            repr(self.tensor)
-            if self._region is not None or running()
-            else f"<result {self.shape} {self.dtype}>"
+            repr(self.tensor) if self.pending is None or running() else f"<result {self.shape} {self.dtype}>"
         )
 
 
@@ -215,7 +211,8 @@ def make(
     """An on-chip tensor; the dims before `partition_dim` are block dims."""
     blocks, tile = shape[:partition_dim], shape[partition_dim:]
     tiles = [
-        Tile.at(Region.of(allocate(tile))) for _ in itertools.product(*(range(count) for count in blocks))
+        current().tile.at(Region.of(allocate(tile)))
+        for _ in itertools.product(*(range(count) for count in blocks))
     ]
     return BlockTensor(blocks, tiles) if blocks else tiles[0]
 
@@ -232,10 +229,11 @@ def assign(target: Region, value: Any) -> None:
             issue("memset", dst=part.view(), value=value)
         return
     on_chip_target(target)
-    if value.pending is not None and value is program.waiting and _takes(target, value):
+    pending = value.pending
+    if pending is not None and pending is program.waiting and _takes(target, pending):
         fitted = _fitted(target, value)
         if fitted is not None:
-            value.complete(fitted)
+            pending.complete(fitted)
             return
     source = value.region.repeated(target.shape) if _repeats(target, value) else value.region
     target_fits(target, source)
@@ -244,12 +242,10 @@ def assign(target: Region, value: Any) -> None:
         issue("tensor_copy", dst=to.view(), src=program.readable(part))
 
 
-def _takes(target: Region, value: Tile) -> bool:
-    pending = value.pending
-    assert pending is not None
+def _takes(target: Region, pending: Pending) -> bool:
     if pending.target_needed:
         return True
-    right_dtype = not pending.dtype_given or value.dtype == target.tensor.dtype
+    right_dtype = not pending.dtype_given or pending.dtype == target.tensor.dtype
     return right_dtype and target.tensor.buffer in pending.memories
 
 
@@ -278,7 +274,7 @@ def on_chip_target(target: Region) -> None:
 
 @rule("NKW-BETA1-ASSIGN-VALUE")
 def assignable(value: Any) -> None:
-    """What is assigned to a tile is a tile or a number."""
+    """The value assigned to a tile is a tile or a number."""
     if not isinstance(value, (int, float, np.number, np.bool_)):
         raise RuleViolation(assignable, f"{type(value).__name__} {value!r:.60}")
 
@@ -300,9 +296,43 @@ def block_by_number(key: Any) -> None:
         )
 
 
+def defer(
+    shape: tuple[int, ...],
+    dtype: Any,
+    emit: Callable[[Region], None],
+    memory: MemoryRegion = MemoryRegion.sbuf,
+    memories: tuple[MemoryRegion, ...] = (MemoryRegion.sbuf, MemoryRegion.psum),
+    dtype_given: Any = None,
+    mask: Any = None,
+    accumulate: Callable[[Region], None] | None = None,
+    target_needed: bool = False,
+) -> Tile:
+    """A tile that an instruction will write.
+
+    `dtype_given` is the `dtype=` of the call or None; `mask` is not None where the instruction may leave elements out.
+    """
+    program = current()
+    program.settle()
+    element = program.core.stored(as_dtype(dtype if dtype_given is None else dtype_given))
+    pending = program.waiting = Pending(
+        shape,
+        element,
+        memory,
+        emit,
+        kernel_line(),
+        memories,
+        dtype_given is not None,
+        mask is not None,
+        accumulate,
+        target_needed,
+    )
+    tile: Tile = program.tile(shape, element, memory, pending=pending)
+    return tile
+
+
 def nki_tensor(value: Any) -> Any:
-    """What the instruction book takes for a Beta 1 value: a tile's tensor, other values as they are."""
+    """A Beta 1 value as an operand of the instruction book: a tile's tensor, other values as they are."""
     return value.operand if isinstance(value, Tile) else value
 
 
-__all__ = ["BlockTensor", "Tile", "assign", "make", "nki_tensor"]
+__all__ = ["BlockTensor", "Tile", "assign", "defer", "make", "nki_tensor"]

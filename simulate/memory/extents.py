@@ -89,7 +89,7 @@ def meets(box: Box, other: Box) -> bool:
 
 
 def joined(box: Box, other: Box) -> Box | None:
-    """The two disjoint boxes as one, where they lie beside each other and are alike in all other dims."""
+    """The two disjoint boxes as one, where they touch in one dim and are equal in all others."""
     at = -1
     for dim, (mine, theirs) in enumerate(zip(box, other)):
         if mine != theirs:

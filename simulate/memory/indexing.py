@@ -1,4 +1,4 @@
-"""Indices and slices of a tensor, checked: Python's rules, except that nothing is clipped in silence."""
+"""Checked indices and slices of a tensor: Python's rules, except that a slice beyond its dim is refused."""
 
 from __future__ import annotations
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simulate.errors import RuleViolation, rule
-from simulate.memory.objects import Dynamic
 from simulate.memory.regions import MemoryRegion
-
-if TYPE_CHECKING:
-    from simulate.memory.tensor import NkiTensor
-    from simulate.memory.tensor_views import TensorViews
+from simulate.memory.tensor_bytes import TensorBytes
 
 GROUP = 16
 """Partitions that share a list of offsets on the Vector, Scalar and GpSimd engines."""
@@ -19,26 +15,24 @@ TENSOR_ENGINE_GROUP = 32
 INDEX_DTYPES = ("uint16", "uint32", "int32")
 
 
-def indirect(tensor: TensorViews, index: Any, num_elem: int | None) -> tuple[tuple[int, int], Dynamic]:
-    """Shape and run-time address of `tensor.indirect(index, num_elem)`; raises RuleViolation."""
+def count_of_offsets(tensor: TensorBytes, index: Any, num_elem: int | None) -> int:
+    """How many elements `tensor.indirect(index, num_elem)` has per partition; raises RuleViolation."""
     data_on_chip(tensor)
     index_of_offsets(tensor, index)
-    partitions = tensor.shape[0]
     count = index.size if num_elem is None else operator.index(num_elem)
-    # Which group counts, the engine decides later.
+    # The engine that reads the view decides which group counts.
     offsets_in_index(count, max(listed(index, GROUP), listed(index, TENSOR_ENGINE_GROUP)), index)
-    elements = tensor.size // partitions
-    return (partitions, count), Dynamic(index, 1, elements, True, GROUP)
+    return count
 
 
-def listed(index: NkiTensor, group: int) -> int:
+def listed(index: TensorBytes, group: int) -> int:
     """How many offsets every group of an index tile has: offset i lies in row i % group, column i // group."""
     last = index.shape[0] % group
     return last if last else group * (index.size // index.shape[0])
 
 
 @rule("NKW-INDIRECT-DATA")
-def data_on_chip(tensor: TensorViews) -> None:
+def data_on_chip(tensor: TensorBytes) -> None:
     """Tensor indirection addresses a tile in SBUF or PSUM whose free dims lie one after another."""
     if not tensor.buffer.on_chip or not tensor.is_contiguous():
         raise RuleViolation(
@@ -49,7 +43,7 @@ def data_on_chip(tensor: TensorViews) -> None:
 
 
 @rule("NKW-INDIRECT-INDEX")
-def index_of_offsets(tensor: TensorViews, index: Any) -> None:
+def index_of_offsets(tensor: TensorBytes, index: Any) -> None:
     """The offsets are an integer SBUF tile with as many partitions as the tensor.
 
     Their dtype is not documented; uint16, as local_gather has it, uint32 and int32 are taken.
@@ -71,7 +65,7 @@ def index_of_offsets(tensor: TensorViews, index: Any) -> None:
 
 
 @rule("NKW-INDIRECT-COUNT")
-def offsets_in_index(count: int, available: int, index: NkiTensor) -> None:
+def offsets_in_index(count: int, available: int, index: TensorBytes) -> None:
     """Each group of partitions finds num_elem offsets in its own rows of the index; the default is index.size."""
     if not 1 <= count <= available:
         raise RuleViolation(
@@ -83,7 +77,7 @@ def offsets_in_index(count: int, available: int, index: NkiTensor) -> None:
 
 
 @rule("NKW-INDIRECT-FINAL")
-def indirect_view_is_final(tensor: TensorViews) -> None:
+def indirect_view_is_final(tensor: TensorBytes) -> None:
     """A view made by .indirect is used as it is: its free dim cannot be sliced, reshaped or indexed again."""
     raise RuleViolation(
         indirect_view_is_final, f"a view of {tensor.describe()}", hint="slice before .indirect"

@@ -1,9 +1,9 @@
-"""Layouts: how a view lies in an allocation, apart from which allocation it is; worked out once and shared.
+"""Layouts: shape, strides and offset of a view over an allocation; computed once and shared by all equal views.
 
-A kernel makes the same few views of the same few kinds of tiles over and over. A `Form` is what allocations of one
-shape, dtype and memory have in common; a `Layout` is a shape, strides and an offset over a form, with everything that
-follows from them. Both are interned, so views that share a Layout object lie equally. Equal layouts may still be two
-objects: the tables are emptied when they have grown large.
+A kernel makes the same few views of the same few kinds of tiles over and over. A `Form` is the shape, dtype and memory
+of allocations; a `Layout` is a shape, strides and an offset over a form, with the facts that follow from them. Both are
+interned: views that share a Layout object have equal layouts. Equal layouts may still be two objects, because the
+tables are emptied when they have grown large.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulate.numerics import DType
 _MOST = 1 << 14  # layouts that are kept, of some 1.4 KB each with the slice that gave them
 
 ByteView = tuple[bool, tuple[int, ...], tuple[int, ...], int, int]
-"""How a view lies over the bytes: whether it covers all, shape, byte strides, byte offset, element size."""
+"""A view in bytes: whether it covers all, shape, byte strides, byte offset, element size."""
 
 
 _FOLLOWS = frozenset(("boxes", "byte_view", "rows"))
@@ -42,9 +42,9 @@ class Form:
 class Layout:
     """A view of an allocation of some form, by its strides and offset in elements.
 
-    What follows from these is worked out when it is first asked for:
+    Three attributes are computed when they are first read:
 
-    byte_view  how it lies over the bytes
+    byte_view  the view in bytes
     boxes      the box of the form's dims that it covers exactly, if it covers one, and a box that encloses it; the last
                dim counts bytes, and a view that reaches outside has neither
     rows       the box that encloses it as the stream records it: first and end row, first and end byte within a row;
@@ -61,7 +61,7 @@ class Layout:
         self, form: Form, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...], offset: int
     ) -> None:
         self.form = form
-        self.shape = tuple(map(int, shape))  # not of numpy: others will lie like this one
+        self.shape = tuple(map(int, shape))  # ints of numpy would stay in the table
         self.dtype = dtype
         self.strides = tuple(map(int, strides))
         self.offset = int(offset)
@@ -118,7 +118,7 @@ def layout_of(
 
 
 def part_key(layout: Layout, keys: Any) -> tuple[Any, ...] | None:
-    """What an index or slice of a view is remembered by: plain ints and slices of them only, else None."""
+    """The cache key of an index or slice of a view: made of plain ints and slices of them only, else None."""
     parts: list[Any] = [layout]
     for part in keys if type(keys) is tuple else (keys,):
         kind = type(part)

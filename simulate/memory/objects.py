@@ -1,22 +1,17 @@
-"""What every object of the language has in common, and what a run-time address is."""
+"""The base class of all objects of the language, and the count of values that Python read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simulate.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from simulate.memory.tensor import NkiTensor
-
 
 _FIELDS = "__annotations__"
 _NO_FIELD = ("ClassVar", "InitVar", "KW_ONLY")
 
 
 class ValueReads:
-    """Counts how often Python looked at a value; a kernel that does may depend on data."""
+    """Counts how often Python read a value; a kernel that reads one may depend on data."""
 
     count = 0
 
@@ -60,28 +55,10 @@ class NKIObject:
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """What a class does once its fields are set; nothing unless it says so."""
+        """Called when all fields are set; does nothing unless a class defines it."""
 
 
 def _is_field(name: str, value: object) -> bool:
-    """Whether a class attribute is a value that every object starts with, and no part of how the class works."""
+    """Whether a class attribute is the default of a field, and no method, property or private name."""
     shared = isinstance(value, (list, dict, set))  # which a dataclass refuses as a default
     return not (name.startswith("_") or callable(value) or hasattr(value, "__get__") or shared)
-
-
-@dataclass(frozen=True, slots=True)
-class Dynamic:
-    """A part of a view's address that is read at run time.
-
-    `index` is a (P, 1) SBUF tile with one row number per partition (`per_partition`) or a (1, 1) tile with one number
-    for the whole access. Each unit moves the view by `step` elements; valid numbers are below `extent`.
-
-    With a `group`, `index` holds free-dim offsets instead: a list per group of so many partitions, which all of the
-    group's partitions use, laid down partition first.
-    """
-
-    index: NkiTensor
-    step: int
-    extent: int
-    per_partition: bool
-    group: int = 0

@@ -1,4 +1,4 @@
-"""Where the tiles of a run lie in SBUF and PSUM, and whether they fit.
+"""The places of a launch's tiles in SBUF and PSUM, and whether the tiles fit.
 
 The compiler gives a tile its bytes from its first to its last use. Here tiles are placed first fit in the order of
 their first use, over the same live ranges; tiles with an `address=` stay where they were put. The high-water mark is

@@ -34,7 +34,7 @@ class VirtualRegister(NKIObject):
 
     @property
     def value(self) -> int:
-        """What the register holds now."""
+        """The value that the register holds now."""
         VALUE_READS.count += 1
         if not self.cell.storage.validity.written(*self.cell.byte_view()):
             raise RuleViolation(register_was_set, "a register that was allocated without a value")

@@ -1,4 +1,4 @@
-"""One allocation: its bytes, their validity, and what a report needs to name it.
+"""One allocation: its bytes, their validity, and its name for reports.
 
 Each tensor has bytes of its own, whatever `address=` says, as in the official simulator; where tensors lie and
 whether they overlap is worked out from the stream (`simulate.memory.placement`).
@@ -48,7 +48,7 @@ class Storage:
         line: tuple[CodeType, int] | None = None,
         fresh: bool = False,
     ) -> None:
-        """`array` gives the bytes of a kernel argument, or stands in for them in a dry run (`fresh`)."""
+        """`array` gives the bytes of a kernel argument, or replaces them in a dry run (`fresh`)."""
         form = self.form = form_of(shape, dtype, buffer)
         size = form.size
         self.shape = shape

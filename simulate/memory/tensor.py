@@ -1,4 +1,4 @@
-"""`NkiTensor`: storage seen through a shape, element strides and an element offset.
+"""`NkiTensor`: storage seen through a shape, element strides and an element offset, and the views of one.
 
 A view never copies. On chip, dim 0 is the partition dim and a tensor keeps at least two dims; in HBM at least one.
 The stride of the partition dim is reported in elements like any other: for a fresh tile it is the free size.
@@ -6,141 +6,60 @@ The stride of the partition dim is reported in elements like any other: for a fr
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
-from simulate.errors import OutOfBounds, RuleViolation, Unsupported
-from simulate.memory import views
-from simulate.memory.indirection import indirect_view_is_final
-from simulate.memory.layout import ByteView, Layout, keep_part, known_part, layout_of, part_key
-from simulate.memory.objects import VALUE_READS, Dynamic
-from simulate.memory.regions import MemoryRegion
-from simulate.memory.storage import Storage
-from simulate.memory.tensor_views import TensorViews
+from simulate.errors import OutOfBounds, RuleViolation
+from simulate.memory import indirection, views
+from simulate.memory.indexing import fill_ellipsis, index_of, slice_bounds
+from simulate.memory.layout import ByteView, keep_part, known_part, part_key
+from simulate.memory.tensor_bytes import TensorBytes
 from simulate.memory.view_rules import (
-    no_python_on_tensors,
+    ap_steps_one_partition,
+    broadcast_free_unit_dim,
+    dynamic_free_dim,
+    index_within_tensor,
+    indirect_dim_exists,
+    no_mutation_by_assignment,
+    one_dynamic_offset,
+    partition_dim_stays_first,
+    reshape_is_a_view,
+    reshape_keeps_elements,
+    squeeze_unit_dim,
+    vector_select_in_hbm,
+    view_needs_contiguous_bytes,
 )
-from simulate.numerics import DType, as_dtype, float32, tfloat32, to_float32
-
-_FLOAT32 = float32.storage
+from simulate.numerics import DType, as_dtype
 
 
-class NkiTensor(TensorViews):
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """A part of a view's address that is read at run time.
+
+    `index` is a (P, 1) SBUF tile with one row number per partition (`per_partition`) or a (1, 1) tile with one number
+    for the whole access. Each unit moves the view by `step` elements; valid numbers are below `extent`.
+
+    With a `group`, `index` holds free-dim offsets instead: a list per group of so many partitions, which all of the
+    group's partitions use, laid down partition first.
+    """
+
+    index: NkiTensor
+    step: int
+    extent: int
+    per_partition: bool
+    group: int = 0
+
+
+class NkiTensor(TensorBytes):
     """A tensor in SBUF, PSUM or HBM, or a view of one."""
 
-    __slots__ = (
-        "_array",
-        "dtype",
-        "dynamic",
-        "layout",
-        "name",
-        "offset",
-        "shape",
-        "storage",
-        "strides",
-    )
+    __slots__ = ()
 
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        dtype: DType,
-        storage: Storage | None,
-        buffer: MemoryRegion = MemoryRegion.sbuf,
-        name: str = "",
-        address: tuple[int, int] | None = None,
-    ) -> None:
-        """A tensor over a whole storage; kernels allocate with nl.ndarray instead.
-
-        `storage=None` makes a placeholder for a signature, which has no bytes; `buffer`, `name` and `address` are
-        its own. A storage brings its memory and address, whatever is said here, and its name unless one is given.
-        """
-        if storage is None:
-            kind = as_dtype(dtype)
-            storage = Storage(shape, kind, buffer, name, np.empty(0, np.uint8), address, fresh=True)
-            dtype = kind
-        self._be(shape, dtype, storage, None, 0, None)
-        if name:
-            self.name = name
-
-    @classmethod
-    def over(
-        cls,
-        shape: tuple[int, ...],
-        dtype: DType,
-        storage: Storage,
-        strides: tuple[int, ...] | None = None,
-        offset: int = 0,
-        dynamic: Dynamic | None = None,
-    ) -> NkiTensor:
-        """A view of a storage by its strides and offset in elements; row-major from the start unless given."""
-        tensor = cls.__new__(cls)
-        tensor._be(shape, dtype, storage, strides, offset, dynamic)
-        return tensor
-
-    @classmethod
-    def laid(cls, layout: Layout, storage: Storage, dynamic: Dynamic | None = None) -> NkiTensor:
-        """A view of a storage by its layout, which is one over the storage's form."""
-        tensor = cls.__new__(cls)
-        tensor._lie(layout, storage, dynamic)
-        return tensor
-
-    def _be(
-        self,
-        shape: tuple[int, ...],
-        dtype: DType,
-        storage: Storage,
-        strides: tuple[int, ...] | None,
-        offset: int,
-        dynamic: Dynamic | None,
-    ) -> None:
-        if strides is None:
-            strides = views.row_major(shape)
-        self._lie(layout_of(storage.form, shape, dtype, strides, offset), storage, dynamic)
-
-    def _lie(self, layout: Layout, storage: Storage, dynamic: Dynamic | None) -> None:
-        self.layout = layout
-        self.shape = layout.shape
-        self.dtype = layout.dtype
-        self.strides = layout.strides
-        self.offset = layout.offset
-        self.storage = storage
-        self.dynamic = dynamic
-        self.name = storage.name
-        self._array: np.ndarray | None = None
-
-    def __getitem__(self, key: Any) -> NkiTensor:
-        if self.dynamic is not None or type(self) is not NkiTensor:
-            return super().__getitem__(key)
-        part = part_key(self.layout, key)
-        known = None if part is None else known_part(part)
-        if known is None:
-            view = super().__getitem__(key)
-            if part is not None and type(view) is NkiTensor:
-                keep_part(part, view.layout)
-            return view
-        view = NkiTensor.__new__(NkiTensor)
-        view._lie(known, self.storage, None)
-        return view
-
-    def _view(  # type: ignore[override]
-        self,
-        shape: tuple[int, ...],
-        dtype: DType,
-        strides: tuple[int, ...] | None = None,
-        offset: int = 0,
-        dynamic: Dynamic | None = None,
-    ) -> NkiTensor:
-        if self.dynamic is not None and self.dynamic.group:
-            indirect_view_is_final(self)
-        tensor = NkiTensor.__new__(NkiTensor)
-        tensor._be(shape, dtype, self.storage, strides, offset, dynamic)
-        return tensor
-
-    @property
-    def whole(self) -> bool:
-        """Whether the view covers every byte of its storage, each once."""
-        return self.dynamic is None and self.layout.byte_view[0]
+    dynamic: Dynamic | None
 
     @property
     def base_tensor(self) -> NkiTensor:
@@ -156,128 +75,352 @@ class NkiTensor(TensorViews):
             return OutsideTensor.over(self.shape, self.dtype, self.storage, self.strides, self.offset)
         return self
 
-    # -- what it is ---------------------------------------------------------------------------------------------
+    def _view(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
+        dynamic: Dynamic | None = None,
+    ) -> NkiTensor:
+        if self.dynamic is not None and self.dynamic.group:
+            indirection.indirect_view_is_final(self)
+        tensor = NkiTensor.__new__(NkiTensor)
+        tensor._be(shape, dtype, self.storage, strides, offset, dynamic)
+        return tensor
 
-    @property
-    def free_size(self) -> int:
-        """Elements per partition."""
-        return views.count(self.shape[1:])
+    def _with(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> NkiTensor:
+        return self._view(shape, self.dtype, strides, offset, self.dynamic)
 
-    def is_contiguous(self) -> bool:
-        """Whether the elements follow each other; the partition stride on chip and dims of size 1 do not count."""
-        first = 1 if self.buffer.on_chip else 0
-        return views.is_row_major(self.shape[first:], self.strides[first:])
+    def __getitem__(self, key: Any) -> NkiTensor:
+        if self.dynamic is not None or type(self) is not NkiTensor:
+            return self._part(key)
+        part = part_key(self.layout, key)
+        known = None if part is None else known_part(part)
+        if known is None:
+            view = self._part(key)
+            if part is not None and type(view) is NkiTensor:
+                keep_part(part, view.layout)
+            return view
+        view = NkiTensor.__new__(NkiTensor)
+        view._lie(known, self.storage, None)
+        return view
 
-    def is_indirect(self) -> bool:
-        """Whether a part of the address is read at run time."""
-        return self.dynamic is not None
+    def _part(self, key: Any) -> NkiTensor:
+        keys = key if type(key) is tuple else (key,)
+        shape, strides = self.shape, self.strides
+        if Ellipsis in keys:
+            keys = fill_ellipsis(keys, len(shape))
+        if len(keys) > len(shape):
+            raise OutOfBounds(
+                index_within_tensor, f"{len(keys)} indices for shape {shape}", hint="give one index per dim"
+            )
+        on_chip = self.storage.buffer.on_chip
+        new_shape: list[int] = []
+        new_strides: list[int] = []
+        offset = self.offset
+        dropped = 0
+        rank = len(shape)
+        least = 2 if on_chip else 1
+        for dim, extent in enumerate(shape):
+            stride = strides[dim]
+            if dim >= len(keys):
+                new_shape.append(extent)
+                new_strides.append(stride)
+                continue
+            part = keys[dim]
+            if type(part) is slice:
+                start, end, step = slice_bounds(part, extent, dim)
+                offset += start * stride
+                new_shape.append((end - start + step - 1) // step)
+                new_strides.append(stride * step)
+                continue
+            index = index_of(part, extent, dim)
+            offset += index * stride
+            keep = (on_chip and dim == 0) or rank - dropped <= least
+            if keep:
+                new_shape.append(1)
+                new_strides.append(stride)
+            else:
+                dropped += 1
+        view = self._with(tuple(new_shape), tuple(new_strides), offset)
+        # An empty part may be named, by a core that has nothing to do, and is refused where it is used.
+        return view if 0 not in new_shape else view.or_outside()
 
-    def get_pattern(self) -> list[list[int]]:
-        """The access pattern as [stride, count] pairs in elements, outermost first."""
-        return [[stride, extent] for stride, extent in zip(self.strides, self.shape)]
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise RuleViolation(
+            no_mutation_by_assignment,
+            f"an assignment to {self.describe()}",
+            hint="nisa.tensor_copy(dst=tile[...], src=value), or nisa.dma_copy for HBM",
+        )
 
-    def describe(self) -> str:
-        """Shape, dtype and memory in one phrase, for errors and reports."""
-        label = f"{self.name} " if self.name else ""
-        return f"{label}{self.shape} {self.dtype} in {self.buffer.value}"
+    def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
+        """Elements start, start+step, … below `end` of `dim`; 0 <= start <= end <= size."""
+        dim = self._dim(dim)
+        keys: list[Any] = [slice(None)] * self.ndim
+        keys[dim] = slice(start, end, step)
+        return self[tuple(keys)]
 
-    # -- its bytes ----------------------------------------------------------------------------------------------
+    def select(self, dim: int, index: int | NkiTensor) -> NkiTensor:
+        """One element of `dim`, which is dropped; a (1, 1) tile as `index` is read at run time."""
+        dim = self._dim(dim)
+        index = _cell(index)
+        if isinstance(index, NkiTensor):
+            if dim == 0 and self.buffer.on_chip:
+                dynamic_free_dim(self.describe())
+            shape, strides = views.without(self.shape, self.strides, dim, self._least_rank)
+            dynamic = self._one_dynamic(Dynamic(index, self.strides[dim], self.shape[dim], False))
+            return self._view(shape, self.dtype, strides, self.offset, dynamic)
+        offset = self.offset + index_of(index, self.shape[dim], dim) * self.strides[dim]
+        shape, strides = views.without(self.shape, self.strides, dim, self._least_rank)
+        return self._with(shape, strides, offset)
 
-    @property
-    def array(self) -> np.ndarray:
-        """The elements in the dtype's storage type, as a numpy view of the simulated memory.
+    def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
+        """Rows of an HBM tensor named by a (P, 1) tile: dim 0 becomes P."""
+        if dim != 0 or self.buffer.on_chip:
+            raise RuleViolation(
+                vector_select_in_hbm, f"dim {dim} of {self.describe()}", hint="index dim 0 of an HBM tensor"
+            )
+        dynamic = self._one_dynamic(Dynamic(vector_offset, self.strides[0], self.shape[0], True))
+        shape = (vector_offset.shape[0], *self.shape[1:])
+        return self._view(shape, self.dtype, (0, *self.strides[1:]), self.offset, dynamic)
 
-        Raises Unsupported in a dry launch, whose memory has no bytes.
-        """
-        array = self._array
-        if array is None:
-            if not self.storage.array.size:  # numpy lays a view of any size over no bytes
-                raise Unsupported(
-                    "NKW-DRY-VALUES", f"a dry run has no values of {self.describe()} to look at"
+    def permute(self, dims: Sequence[int]) -> NkiTensor:
+        """Dims in another order; on chip the partition dim stays first."""
+        order = tuple(dims)
+        if sorted(order) != list(range(self.ndim)) or (self.buffer.on_chip and order[0] != 0):
+            raise RuleViolation(
+                partition_dim_stays_first, f"permute{order} of {self.describe()}", hint="keep 0 first on chip"
+            )
+        return self._with(
+            tuple(self.shape[d] for d in order), tuple(self.strides[d] for d in order), self.offset
+        )
+
+    def broadcast(self, dim: int, size: int) -> NkiTensor:
+        """A dim of size 1 repeated `size` times (stride 0); not the partition dim on chip."""
+        dim = self._dim(dim)
+        if self.shape[dim] != 1 or (dim == 0 and self.buffer.on_chip):
+            raise RuleViolation(
+                broadcast_free_unit_dim,
+                f"dim {dim} of {self.describe()}",
+                hint="broadcast a free dim of size 1; partitions are broadcast by nc_stream_shuffle or matmul",
+            )
+        return self._with(views.put(self.shape, dim, size), views.put(self.strides, dim, 0), self.offset)
+
+    def expand_dim(self, dim: int) -> NkiTensor:
+        """A new dim of size 1 before `dim`; not before the partition dim on chip."""
+        if not (1 if self.buffer.on_chip else 0) <= dim <= self.ndim:
+            raise RuleViolation(partition_dim_stays_first, f"expand_dim({dim}) of {self.describe()}")
+        stride = self.strides[dim] * self.shape[dim] if dim < self.ndim else 1
+        return self._with(
+            self.shape[:dim] + (1,) + self.shape[dim:],
+            self.strides[:dim] + (stride,) + self.strides[dim:],
+            self.offset,
+        )
+
+    def squeeze_dim(self, dim: int) -> NkiTensor:
+        """Drop a dim of size 1; not the partition dim on chip."""
+        dim = self._dim(dim)
+        if self.shape[dim] != 1 or (dim == 0 and self.buffer.on_chip) or self.ndim == self._least_rank:
+            raise RuleViolation(squeeze_unit_dim, f"squeeze_dim({dim}) of {self.describe()}")
+        shape, strides = views.without(self.shape, self.strides, dim, self._least_rank)
+        return self._with(shape, strides, self.offset)
+
+    def reshape_dim(self, dim: int, shape: Sequence[int]) -> NkiTensor:
+        """Split one dim into several; one size may be -1."""
+        dim = self._dim(dim)
+        sizes = views.resolve_sizes(tuple(shape), self.shape[dim])
+        if sizes is None or (dim == 0 and self.buffer.on_chip and sizes[0] != self.shape[0]):
+            raise RuleViolation(
+                reshape_keeps_elements, f"reshape_dim({dim}, {tuple(shape)}) of {self.describe()}"
+            )
+        inner = tuple(stride * self.strides[dim] for stride in views.row_major(sizes))
+        return self._with(
+            self.shape[:dim] + sizes + self.shape[dim + 1 :],
+            self.strides[:dim] + inner + self.strides[dim + 1 :],
+            self.offset,
+        )
+
+    def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
+        """Join dims start_dim … end_dim (inclusive), which must be contiguous with each other."""
+        first, last = self._dim(start_dim), self._dim(end_dim)
+        sizes, strides = self.shape[first : last + 1], self.strides[first : last + 1]
+        joined = views.regroup(sizes, strides, (views.count(sizes),))
+        if first > last or joined is None or (first == 0 and last > 0 and self.buffer.on_chip):
+            raise RuleViolation(
+                reshape_is_a_view,
+                f"flatten_dims({start_dim}, {end_dim}) of {self.describe()}, strides {self.strides}",
+            )
+        return self._with(
+            self.shape[:first] + (views.count(sizes),) + self.shape[last + 1 :],
+            self.strides[:first] + joined + self.strides[last + 1 :],
+            self.offset,
+        )
+
+    def reshape(self, shape: Sequence[int]) -> NkiTensor:
+        """The same elements in another shape, if strides can express it; on chip shape[0] is fixed."""
+        sizes = views.resolve_sizes(tuple(shape), self.size)
+        if sizes is None:
+            raise RuleViolation(reshape_keeps_elements, f"size mismatch: {self.describe()} to {tuple(shape)}")
+        if self.buffer.on_chip:
+            if sizes[0] != self.shape[0] or len(sizes) < 2:
+                raise RuleViolation(
+                    partition_dim_stays_first, f"reshape of partition dim: {self.describe()} to {sizes}"
                 )
-            _, shape, strides, offset, _ = self.layout.byte_view
-            array = np.ndarray(shape, self.dtype.storage, self.storage.array, offset, strides)
-            self._array = array
-        return array
+            free = views.regroup(self.shape[1:], self.strides[1:], sizes[1:])
+            strides = None if free is None else (self.strides[0], *free)
+        else:
+            strides = views.regroup(self.shape, self.strides, sizes)
+        if strides is None:
+            raise RuleViolation(
+                reshape_is_a_view,
+                f"non-contiguous layout: {self.describe()}, strides {self.strides}, to {sizes}",
+            )
+        return self._with(sizes, strides, self.offset)
 
-    def forget_array(self) -> None:
-        """Look at the storage's bytes anew: they have become another array's."""
-        self._array = None
+    def rearrange(
+        self,
+        src_pattern: tuple[Any, ...],
+        dst_pattern: tuple[Any, ...],
+        fixed_sizes: dict[str, int] | None = None,
+    ) -> NkiTensor:
+        """Split, permute and join dims by name; a nested tuple of names is one dim made of several."""
+        sizes = views.named_sizes(src_pattern, self.shape, fixed_sizes or {})
+        names = [n for group in src_pattern for n in ((group,) if isinstance(group, str) else group)]
+        wanted = [n for group in dst_pattern for n in ((group,) if isinstance(group, str) else group)]
+        if sizes is None or sorted(names) != sorted(wanted):
+            raise RuleViolation(
+                reshape_keeps_elements, f"rearrange {src_pattern} -> {dst_pattern} of {self.describe()}"
+            )
+        split = self
+        for dim in range(len(src_pattern) - 1, -1, -1):
+            group = src_pattern[dim]
+            if not isinstance(group, str):
+                split = split.reshape_dim(dim, [sizes[n] for n in group])
+        moved = split.permute([names.index(n) for n in wanted])
+        for dim, group in enumerate(dst_pattern):
+            if not isinstance(group, str):
+                moved = moved.flatten_dims(dim, dim + len(group) - 1)
+        return moved
 
-    def float32(self) -> np.ndarray:
-        """The elements as float32, not to be written to.
+    def view(self, dtype: Any) -> NkiTensor:
+        """The same bytes as elements of another dtype; the last dim is scaled by the ratio of the sizes."""
+        target = as_dtype(dtype)
+        old, new = self.dtype.storage.itemsize, target.storage.itemsize
+        if old == new:
+            return self._view(self.shape, target, self.strides, self.offset, self.dynamic)
+        row, strides = self.shape[-1] * old, tuple(s * old for s in self.strides)
+        fits = row % new == 0 and all(s % new == 0 for s in (*strides[:-1], self.offset * old))
+        if self.dynamic is not None or self.strides[-1] != 1 or not fits:
+            raise RuleViolation(
+                view_needs_contiguous_bytes,
+                f"{self.describe()}, strides {self.strides}, offset {self.offset}, as {target}",
+            )
+        return self._view(
+            (*self.shape[:-1], row // new),
+            target,
+            (*(s // new for s in strides[:-1]), 1),
+            self.offset * old // new,
+        )
 
-        Conversions of narrow types are kept until the allocation is written again: a weight tile is converted once
-        however many matmuls it feeds.
+    reinterpret_cast = view
+
+    def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
+        """Element i of each partition is that at a free-dim offset read from the index tile (gen4): (P, num_elem).
+
+        Offsets count elements of the flattened free dims [not documented]. Offset i is index[i % G, i // G] within
+        each group of G partitions, all of which use it; G is 16, on the Tensor engine 32.
         """
-        if self.dtype.storage is _FLOAT32 and self.dtype is not tfloat32:
-            return self.array
-        kept = self.storage.float_views
-        found = kept.get(self.layout)
-        if found is None:
-            found = to_float32(self.array, self.dtype)
-            if self.storage.buffer.on_chip:
-                kept[self.layout] = found
-        return found
+        shape = self.shape[0], indirection.count_of_offsets(self, index, num_elem)
+        dynamic = self._one_dynamic(Dynamic(index, 1, self.free_size, True, indirection.GROUP))
+        return self._view(shape, self.dtype, (self.strides[0], 0), self.offset, dynamic)
 
-    def byte_view(self) -> ByteView:
-        """How this view lies over the bytes: whole, shape, byte strides, byte offset, element size."""
-        if self.dynamic is None:
-            return self.layout.byte_view
-        return (False, *self.layout.byte_view[1:])
+    def ap(
+        self,
+        pattern: Sequence[Sequence[int]],
+        offset: int | None = None,
+        scalar_offset: NkiTensor | None = None,
+        vector_offset: NkiTensor | None = None,
+        indirect_dim: int = 0,
+        dtype: Any = None,
+    ) -> NkiTensor:
+        """A view by its access pattern: element (i0 … in) is storage element offset + sum(step_k * i_k).
 
-    # -- Python -------------------------------------------------------------------------------------------------
+        The guide measures `offset` from the start of the storage, the API stub says that None inherits the view's
+        offset and an integer is added to it; both agree on a fresh tensor, and the stub is followed here.
 
-    def __repr__(self) -> str:
+        A pattern that reaches outside the storage is refused by the instruction that uses it: kernels make the
+        pattern of a last, partial tile before they find that there is nothing to do.
+        """
+        base = self if dtype is None else self._retyped(as_dtype(dtype))
+        start = base.offset + (0 if offset is None else operator.index(offset))
+        shape = tuple(operator.index(num) for _, num in pattern)
+        strides = tuple(operator.index(step) for step, _ in pattern)
+        dynamic = base.dynamic
+        if scalar_offset is not None and vector_offset is not None:
+            raise RuleViolation(one_dynamic_offset, "both scalar_offset and vector_offset")
+        if not 0 <= indirect_dim < len(base.shape):
+            indirect_dim_exists(indirect_dim, self.describe())
+        if vector_offset is not None:
+            if indirect_dim != 0 or self.buffer.on_chip:
+                raise RuleViolation(vector_select_in_hbm, f"indirect_dim {indirect_dim} of {self.describe()}")
+            row = views.count(base.shape[1:])
+            dynamic = base._one_dynamic(Dynamic(vector_offset, row, base.shape[0], True))
+            strides = (0, *strides[1:])
+        elif scalar_offset is not None:
+            if indirect_dim == 0 and self.buffer.on_chip:
+                dynamic_free_dim(self.describe())
+            step = views.count(base.shape[indirect_dim + 1 :])
+            dynamic = base._one_dynamic(Dynamic(_cell(scalar_offset), step, base.shape[indirect_dim], False))
+        if self.buffer.on_chip:
+            self._check_partition_step(shape, strides, base)
+        return self._view(shape, base.dtype, strides, start, dynamic).or_outside()
+
+    def _retyped(self, dtype: DType) -> NkiTensor:
+        """The storage as elements of `dtype`, wherever this view's last dim lies."""
+        old, new = self.dtype.storage.itemsize, dtype.storage.itemsize
+        offset = self.offset * old
+        if offset % new or self.storage.nbytes % new:
+            raise RuleViolation(view_needs_contiguous_bytes, f"{self.describe()} as {dtype}")
+        shape = (*self.shape[:-1], self.shape[-1] * old // new)
+        return self._view(shape, dtype, views.row_major(shape), offset // new)
+
+    def _check_partition_step(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], base: NkiTensor
+    ) -> None:
+        free = self.storage.nbytes // self.storage.shape[0] // base.dtype.storage.itemsize
+        if shape[0] > 1 and strides[0] != free:
+            raise RuleViolation(
+                ap_steps_one_partition,
+                f"first pair [{strides[0]}, {shape[0]}] on {self.describe()}",
+                limit=f"partition step {free}",
+                hint=f"make the first pair [{free}, number of partitions]",
+            )
+
+    def _one_dynamic(self, dynamic: Dynamic) -> Dynamic:
         if self.dynamic is not None:
-            return f"<{self.describe()}, address read at run time>"
-        VALUE_READS.count += 1
-        if self.storage.array.nbytes < self.storage.nbytes:
-            return f"<{self.describe()} (dry run: no values)>"
-        values = self.array
-        if not self.storage.validity.written(*self.byte_view()):
-            return f"<{self.describe()}, not fully written>"
-        return f"<{self.describe()}>\n{np.array2string(values, threshold=200)}"
+            raise RuleViolation(one_dynamic_offset, f"a second run-time index on {self.describe()}")
+        return dynamic
 
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise RuleViolation(
-            no_python_on_tensors,
-            f"a Python operator on {self.describe()}",
-            hint="nisa.tensor_tensor, nisa.tensor_scalar or nisa.activation; a predicate tile instead of `if`",
-        )
+    @property
+    def _least_rank(self) -> int:
+        return 2 if self.buffer.on_chip else 1
 
-    def __bool__(self) -> bool:
-        """Whether there is a tensor, as `if bias:` asks; refused for a tile of one element, its value may be meant."""
-        if self.size == 1 and self.buffer.on_chip:
-            self._refuse()
-        return True
+    def _dim(self, dim: int) -> int:
+        if not -self.ndim <= dim < self.ndim:
+            raise OutOfBounds(
+                index_within_tensor, f"dim {dim} of {self.describe()}", limit=f"{self.ndim} dims"
+            )
+        return dim % self.ndim
 
-    def __array_ufunc__(self, function: np.ufunc, *_: Any, **__: Any) -> NoReturn:
-        """numpy's element-wise functions and operators are Python on tensors as well."""
-        self._refuse_numpy(function)
 
-    def __array_function__(self, function: Any, *_: Any) -> NoReturn:
-        """Refuse the other functions of numpy, which would take the tensor for an object."""
-        self._refuse_numpy(function)
-
-    def _refuse_numpy(self, function: Any) -> NoReturn:
-        name = f"numpy.{getattr(function, '__name__', function)}"
-        raise RuleViolation(
-            no_python_on_tensors,
-            f"{name} on {self.describe()}",
-            hint="nisa.activation, nisa.tensor_tensor, nisa.tensor_reduce or a function of nl",
-        )
-
-    for _name in (
-        "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow matmul neg and or xor invert lshift rshift "
-        "iadd isub imul itruediv lt le gt ge float int"
-    ).split():
-        locals()[f"__{_name}__"] = _refuse
-    del _name
+def _cell(index: Any) -> Any:
+    """The tensor of a run-time index: the cell of a register or a scalar, a tensor as it is."""
+    return getattr(index, "cell", index)
 
 
 class OutsideTensor(NkiTensor):
-    """A view that reaches outside its storage: it may be made, and narrowed, but not read or written."""
+    """A view that reaches outside its storage: kernels may make and narrow one, but not read or write it."""
 
     __slots__ = ()
 
@@ -286,11 +429,11 @@ class OutsideTensor(NkiTensor):
 
     @property
     def array(self) -> np.ndarray:
-        """No elements: refused."""
+        """Raises OutOfBounds: such a view has no elements."""
         self.check_bounds()
         raise AssertionError("an OutsideTensor lies inside its storage")
 
     def byte_view(self) -> ByteView:
-        """No bytes: refused."""
+        """Raises OutOfBounds: such a view has no bytes."""
         self.check_bounds()
         raise AssertionError("an OutsideTensor lies inside its storage")

@@ -1,9 +1,9 @@
-"""Which bytes of an allocation have been written, and by whom.
+"""Which bytes of an allocation are defined, and how they were written.
 
 A byte is EMPTY, WRITTEN, ACCUMULATED (written by the Tensor engine, so that a later matmul may add to it), or POISON
-(computed from bytes that were never written, and no more defined than they). Most allocations are in one state
-throughout, or become so part by part: then a few boxes tell which part is in which state. A mask of one byte per byte
-appears only where boxes do not tell, and goes again when a write covers everything.
+(computed from undefined bytes). Most allocations are in one state throughout, or become so part by part: then a few
+boxes record which part is in which state. A mask of one byte per byte is made where boxes cannot record the states, and
+dropped when a write covers the allocation.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Validity:
         self._boxes.clear()
 
     def mark_box(self, state: int, box: Box) -> bool:
-        """Put a box into `state`; False, and nothing changes, where a mask must tell."""
+        """Put a box into `state`; False, without a change, where only a mask can record it."""
         if self.uniform is not None:
             if self.uniform == state:
                 return True
@@ -179,7 +179,7 @@ class Validity:
 
 
 def _grown(box: Box, state: int, boxes: list[tuple[Box, int]]) -> Box:
-    """A box together with those in the same state that lie beside it, which leave the list."""
+    """A box joined with the boxes of equal state that touch it, which are removed from the list."""
     at = 0
     while at < len(boxes):
         other, known = boxes[at]

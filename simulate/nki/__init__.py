@@ -1,4 +1,4 @@
-"""The compatible face of `nki`: the names of NKI 0.6.0, resting on the instruction book; no arithmetic in it."""
+"""The API modules of `nki`: the names of NKI 0.6.0 over the instruction book; they compute nothing themselves."""
 
 from __future__ import annotations
 

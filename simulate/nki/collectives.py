@@ -1,4 +1,4 @@
-"""`nki.collectives`: instructions that the ranks of a world carry out together."""
+"""`nki.collectives`: collectives, which the ranks of a world run together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`nki.language`: dtypes, memories, allocation, loops, and functions that stand for operators.
+"""`nki.language`: dtypes, memories, allocation, loops, and functions that name operators.
 
 A function such as `nl.add` is two things: the operator argument of instructions (`op=nl.add`), and, called with
-tiles, a short form that allocates a result and issues one instruction.
+tiles, a function that allocates a result and issues one instruction.
 """
 
 from __future__ import annotations

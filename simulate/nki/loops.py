@@ -1,4 +1,4 @@
-"""Device loops: bodies that run under a counter or a condition that only the device knows.
+"""Device loops: bodies with a counter or a condition that only the device knows.
 
 The simulator runs a body once per iteration, eagerly, with the values the registers hold.
 """
@@ -143,7 +143,7 @@ def outside_no_reorder(loop: str) -> None:
 
 @rule("NKW-LOOP-BODY")
 def body_returns_nothing(result: Any) -> None:
-    """The body of fori_loop returns nothing; what it carries lives in SBUF, HBM or registers of its own."""
+    """The body of fori_loop returns nothing; it keeps values in SBUF, HBM or registers."""
     if result is not None:
         raise RuleViolation(body_returns_nothing, f"the body returned {type(result).__name__}")
 

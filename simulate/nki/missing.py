@@ -1,4 +1,4 @@
-"""Names that public code uses and the simulator does not carry out: calling one raises Unsupported with the reason.
+"""Names that public code uses and the simulator does not simulate: calling one raises Unsupported with the reason.
 
 The list is complete for what the documentation of NKI 0.2 to 0.7 and public kernels name. Importing such a name works,
 so that a file which needs it only on a device still loads.
@@ -14,15 +14,15 @@ from typing import Any, NoReturn
 from simulate.errors import Unsupported
 
 _COMPILER = "it hands the kernel to the vendor's compiler; run the kernel with nki.simulate(kernel)(…)"
-_BETA1 = "it went with Beta 1; write slices, and keep dims before the partition dim in a Python list"
+_BETA1 = "it was removed after Beta 1; write slices, and keep dims before the partition dim in a Python list"
 _DEVICE = "it measures on a device; python -m simulate time predicts a kernel's time"
 _GRIDS = "grids of tiles came with 0.7, whose layout in SBUF and PSUM is not simulated; slice an nl.ndarray"
 
 NOT_YET: dict[str, dict[str, str]] = {
     "nki": {
-        "baremetal": "it went with Beta 1; nki.jit kernels are called with numpy arrays directly",
-        "simulate_kernel": "it went with Beta 1; nki.simulate(kernel)(…)",
-        "trace": "it went with Beta 1; nki.jit",
+        "baremetal": "it was removed after Beta 1; nki.jit kernels are called with numpy arrays directly",
+        "simulate_kernel": "it was removed after Beta 1; nki.simulate(kernel)(…)",
+        "trace": "it was removed after Beta 1; nki.jit",
         **dict.fromkeys(("benchmark", "profile"), _DEVICE),
     },
     "nki.isa": {},
@@ -42,7 +42,7 @@ NOT_YET: dict[str, dict[str, str]] = {
     "nki.framework.compiled": {"StandaloneKernel": _COMPILER},
     "nki.framework.torch_xla": {"TorchXlaKernel": "it hands the kernel to torch_xla; call the kernel itself"},
 }
-"""By module: the name and why it cannot be had."""
+"""By module: each name, with the reason why it is not simulated."""
 
 
 def not_yet(module: str, name: str, listed: dict[str, dict[str, str]] = NOT_YET) -> Callable[..., NoReturn]:
@@ -68,7 +68,7 @@ def absent_modules(present: set[str], listed: dict[str, dict[str, str]] = NOT_YE
             name = ".".join(parts[:depth])
             if name in present or name in made:
                 continue
-            module = ModuleType(name, "Nothing of this module can be simulated.")
+            module = ModuleType(name, "Nothing of this module is simulated.")
             module.__path__ = []
             if name in listed:
                 module.__getattr__ = partial(not_yet, name, listed=listed)  # type: ignore[method-assign]

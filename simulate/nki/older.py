@@ -1,8 +1,8 @@
-"""What `nki.isa` took in 0.2 to 0.5 and public kernels still write: one table, by parameter.
+"""Parameters of `nki.isa` in 0.2 to 0.5 that public kernels still write: one table.
 
-An accepted parameter gives a DeprecationWarning that says what to write now, and changes nothing beyond that.
-What changed its meaning or its position is not accepted: such a call is refused like any other that does not
-fit. Where a parameter takes a member of an enum, the documented number of a member stands for it.
+An accepted parameter gives a DeprecationWarning that says what to write now, and has no other effect. A parameter that
+changed its meaning or its position is refused like any other that does not fit. A parameter of an enum also takes the
+documented number of a member.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from simulate.numerics import as_dtype
 
 @dataclass(frozen=True, slots=True)
 class Older:
-    """A parameter of an earlier release: where it was, what to write now, and what becomes of its value.
+    """A parameter of an earlier release: its instructions, what to write now, and its value in terms of 0.6.
 
-    `replace` returns the arguments that stand for it in 0.6; it raises RuleViolation for a value that has no
-    equal.
+    `replace` returns the arguments of 0.6 with the same meaning; it raises RuleViolation for a value that has none.
     """
 
     instructions: frozenset[str] | None  # None: every instruction
@@ -74,8 +73,7 @@ def modern(
 ) -> dict[str, Any]:
     """The keyword arguments as 0.6 names them; `known` are the documented parameters of the instruction.
 
-    Raises RuleViolation for a value that 0.6 cannot express. A name that no release had is left for the
-    caller.
+    Raises RuleViolation for a value that 0.6 cannot express. A name that no release had stays in.
     """
     result = dict(kwargs)
     for name in kwargs.keys() - known:
@@ -92,7 +90,7 @@ def modern(
 
 
 def member(members: type[Enum], value: Any) -> Any:
-    """The member of an enum that a documented number stands for (`dge_mode=3`); anything else unchanged."""
+    """The member of an enum with a documented number (`dge_mode=3`); anything else unchanged."""
     if type(value) is int:
         for each in members:
             if each.value == value:

@@ -1,7 +1,7 @@
-"""Functions of `nki.language` that stand for operators: `op=nl.add` in an instruction, `nl.add(a, b)` on tiles.
+"""Functions of `nki.language` that name operators: `op=nl.add` in an instruction, `nl.add(a, b)` on tiles.
 
-Called with tiles they are short forms: they allocate a result in SBUF and issue the instructions for it. Functions
-that no engine has are composed from operators that exist; each says how.
+Called with tiles, a function allocates a result in SBUF and issues the instructions for it. Functions that no engine
+has are composed of operators that exist; each docstring says how.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def new_tile(like: NkiTensor, dtype: Any = None, shape: tuple[int, ...] | None =
 
 
 class Operator(NKIObject):
-    """An operator argument that is no function: `nl.bypass`, `nl.prelu`, `nl.average`."""
+    """An operator argument that cannot be called: `nl.bypass`, `nl.prelu`, `nl.average`."""
 
     def __init__(self, name: str) -> None:
         self.nki_operator = self.__name__ = name

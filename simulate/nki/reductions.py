@@ -1,4 +1,4 @@
-"""Reductions of `nki.language`, and what is built of them: sum, mean, var, softmax, rms_norm and the like.
+"""Reductions of `nki.language`, and functions composed of them: sum, mean, var, softmax, rms_norm and the like.
 
 Each allocates its result in SBUF and issues the instructions for it. `axis` names trailing free dims, as in
 tensor_reduce; the names are those of NKI and hide Python's own in this module.

@@ -14,7 +14,7 @@ def simulate_kernel(
     kwargs: Mapping[str, Any] | None = None,
     lnc: int = 1,
 ) -> Any:
-    """Run a kernel, or a plain function as one, on `lnc` physical cores of one logical core; returns its outputs.
+    """Run a kernel or a plain function on `lnc` physical cores of one logical core; returns its outputs.
 
     The reference does not document it. Its parameters are those that public callers pass; `lnc` may be left out.
     Raises InvalidArgument for an `lnc` other than 1 and 2.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -175,7 +175,7 @@ def shared_constant(constant: Any) -> NkiTensor:
 
 
 def _array(constant: Any) -> np.ndarray:
-    if isinstance(constant, (str, Path)):
+    if isinstance(constant, (str, os.PathLike)):
         try:
             return np.load(constant, allow_pickle=False)
         except (OSError, ValueError) as error:

@@ -17,55 +17,20 @@ class _TileSize(NKIObject):
         core = running_core()
         return core.hardware if core is not None else target_hardware()
 
-    @property
-    def pmax(self) -> int:
-        return self._hardware.partitions
-
-    @property
-    def psum_num_banks(self) -> int:
-        """PSUM banks per partition; the lowering of dma_transpose that reserves one of them is not simulated."""
-        return self._hardware.psum_banks
-
-    @property
-    def psum_bank_fmax(self) -> int:
-        return self._hardware.psum_bank_bytes // 4
-
-    @property
-    def psum_fmax(self) -> int:
-        return self.psum_bank_fmax
-
-    @property
-    def psum_bank_fmax_bytes(self) -> int:
-        return self._hardware.psum_bank_bytes
-
-    @property
-    def gemm_stationary_fmax(self) -> int:
-        return self._hardware.stationary_free_max
-
-    @property
-    def gemm_moving_fmax(self) -> int:
-        return self._hardware.moving_free_max
-
-    @property
-    def bn_stats_fmax(self) -> int:
-        return self._hardware.bn_stats_free_max
-
-    @property
-    def sbuf_fmax(self) -> int:
-        return self.sbuf_fmax_bytes // 4
-
-    @property
-    def sbuf_fmax_bytes(self) -> int:
-        return self._hardware.sbuf_usable_bytes_per_partition
-
-    @property
-    def sbuf_size_bytes(self) -> int:
-        """Usable bytes of all partitions together; whether the reserved ones count too is not documented."""
-        return self.pmax * self.sbuf_fmax_bytes
-
-    @property
-    def total_available_sbuf_size(self) -> int:
-        return self.sbuf_fmax_bytes
+    pmax = property(lambda self: self._hardware.partitions)
+    psum_num_banks = property(lambda self: self._hardware.psum_banks)
+    """PSUM banks per partition; the lowering of dma_transpose that reserves one of them is not simulated."""
+    psum_bank_fmax = property(lambda self: self._hardware.psum_bank_bytes // 4)
+    psum_fmax = psum_bank_fmax
+    psum_bank_fmax_bytes = property(lambda self: self._hardware.psum_bank_bytes)
+    gemm_stationary_fmax = property(lambda self: self._hardware.stationary_free_max)
+    gemm_moving_fmax = property(lambda self: self._hardware.moving_free_max)
+    bn_stats_fmax = property(lambda self: self._hardware.bn_stats_free_max)
+    sbuf_fmax_bytes = property(lambda self: self._hardware.sbuf_usable_bytes_per_partition)
+    total_available_sbuf_size = sbuf_fmax_bytes
+    sbuf_fmax = property(lambda self: self.sbuf_fmax_bytes // 4)
+    sbuf_size_bytes = property(lambda self: self.pmax * self.sbuf_fmax_bytes)
+    """Usable bytes of all partitions together; whether the reserved ones count too is not documented."""
 
     @property
     def psum_min_align(self) -> int:

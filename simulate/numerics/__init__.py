@@ -1,4 +1,4 @@
-"""Dtypes and rounding, ALU operators, activation functions: what the engines compute."""
+"""Dtypes and rounding, ALU operators, activation functions: the arithmetic of the engines."""
 
 from __future__ import annotations
 

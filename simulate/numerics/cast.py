@@ -25,6 +25,7 @@ tables take 40 to 80.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,14 +48,14 @@ def cast(array: NDArray[Any], source: DType, target: DType) -> NDArray[Any]:
 
 
 def to_float32(array: NDArray[Any], dtype: DType) -> Float32Array:
-    """What an engine computes with: the elements as float32, the same array when they already are."""
+    """The operand of an engine: the elements as float32, the same array when they already are."""
     if dtype.storage is _FLOAT32 and dtype is not tfloat32:
         return array
     return _TO_FLOAT32[dtype](array)
 
 
 def from_float32(array: Float32Array, dtype: DType) -> NDArray[Any]:
-    """What an engine writes: float32 results rounded once into `dtype`; the same array for float32."""
+    """The result of an engine: float32 results rounded once into `dtype`; the same array for float32."""
     if dtype.storage is _FLOAT32 and dtype is not tfloat32:
         return array
     return _FROM_FLOAT32[dtype](array)
@@ -83,10 +84,13 @@ def _astype(storage: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 def _widen_8bit(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """8-bit float to float32 through a table of the 256 patterns."""
-    table = np.arange(256, dtype=np.uint8).view(dtype.storage).astype(np.float32)
+
+    @cache
+    def table() -> Float32Array:
+        return np.arange(256, dtype=np.uint8).view(dtype.storage).astype(np.float32)
 
     def widen(array: NDArray[Any]) -> NDArray[Any]:
-        return table.take(array.view(np.uint8))
+        return table().take(array.view(np.uint8))
 
     return widen
 
@@ -99,14 +103,17 @@ def _narrow_8bit(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
     at most 4 of the target by the two that rounding to odd needs; the table then rounds once, to the
     nearest even.
     """
-    upper = np.arange(2**16, dtype=np.uint32) << np.uint32(16)
-    table = _astype(dtype.storage)(upper.view(np.float32)).view(np.uint8)
+
+    @cache
+    def table() -> NDArray[np.uint8]:
+        upper = np.arange(2**16, dtype=np.uint32) << np.uint32(16)
+        return _astype(dtype.storage)(upper.view(np.float32)).view(np.uint8)
 
     def narrow(array: NDArray[Any]) -> NDArray[Any]:
         bits = array.view(np.uint32)
         index = bits >> np.uint32(16)
         index |= (bits & np.uint32(0xFFFF)) != 0
-        return table.take(index).view(dtype.storage)
+        return table().take(index).view(dtype.storage)
 
     return narrow
 

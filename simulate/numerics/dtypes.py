@@ -96,29 +96,7 @@ float8_e4m3fn_x4 = DType("float8_e4m3fn_x4", np.uint32, largest=448, packs=ml_dt
 float4_e2m1fn_x4 = DType("float4_e2m1fn_x4", np.uint16, largest=6, packs=ml_dtypes.float4_e2m1fn)
 
 DTYPES: Mapping[str, DType] = MappingProxyType(
-    {
-        str(dtype): dtype
-        for dtype in (
-            bool_,
-            int8,
-            uint8,
-            int16,
-            uint16,
-            int32,
-            uint32,
-            float16,
-            bfloat16,
-            tfloat32,
-            float32,
-            float8_e4m3,
-            float8_e4m3fn,
-            float8_e5m2,
-            float8_e8m0fnu,
-            float8_e5m2_x4,
-            float8_e4m3fn_x4,
-            float4_e2m1fn_x4,
-        )
-    }
+    {str(dtype): dtype for dtype in tuple(globals().values()) if isinstance(dtype, DType)}
 )
 """Every dtype of the hardware by its documented name."""
 

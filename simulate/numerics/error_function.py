@@ -1,6 +1,6 @@
 """erf and the functions made of it, for arrays: numpy has none.
 
-Two polynomials are fitted once at import, by interpolating the standard library's `math.erf` and `math.erfc`
+Two polynomials are fitted at their first use, by interpolating the standard library's `math.erf` and `math.erfc`
 in Chebyshev nodes, so there are no coefficients to trust:
 
 - |x| < 1:  erf(x) = x * A(2x**2 - 1), A of degree 8, relative error of the fit below 1e-12;
@@ -14,10 +14,10 @@ cost erfc about t**2 / 2 units in the last place.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.polynomial import Chebyshev
 from numpy.typing import NDArray
 
 from simulate.numerics.quiet import quiet
@@ -43,12 +43,18 @@ def _tail(s: Float64Array) -> Float64Array:
 
 def _fit(function: Any, degree: int, end: float) -> list[float]:
     """Power-basis coefficients, highest first, of the Chebyshev interpolant on [-1, end]."""
-    series = Chebyshev.interpolate(function, degree, domain=[-1.0, end])
+    series = np.polynomial.Chebyshev.interpolate(function, degree, domain=[-1.0, end])
     return [float(c) for c in series.convert(kind=np.polynomial.Polynomial).coef[::-1]]
 
 
-_CORE = _fit(_core, 8, 1.0)
-_TAIL = _fit(_tail, 14, (_TAIL_END - _SHIFT) / (_TAIL_END + _SHIFT))
+@cache
+def _near() -> list[float]:
+    return _fit(_core, 8, 1.0)
+
+
+@cache
+def _far() -> list[float]:
+    return _fit(_tail, 14, (_TAIL_END - _SHIFT) / (_TAIL_END + _SHIFT))
 
 
 def _horner(coefficients: list[float], x: Float64Array) -> Float64Array:
@@ -63,14 +69,14 @@ def _upper_tail(t: Float64Array) -> Float64Array:
     """erfc(t) for t >= 0; beyond the fitted range exp(-t**2) is 0 in float32 whatever the polynomial says."""
     s = np.minimum(t, _TAIL_END)
     shifted = s + _SHIFT
-    return np.exp(-t * t) * _horner(_TAIL, (s - _SHIFT) / shifted) / shifted
+    return np.exp(-t * t) * _horner(_far(), (s - _SHIFT) / shifted) / shifted
 
 
 @quiet
 def erf(x: Float32Array) -> Float32Array:
     """The error function."""
     wide = x.astype(np.float64)
-    near = wide * _horner(_CORE, 2 * wide * wide - 1)
+    near = wide * _horner(_near(), 2 * wide * wide - 1)
     far = np.copysign(1 - _upper_tail(np.abs(wide)), wide)
     return np.where(np.abs(wide) < 1, near, far).astype(np.float32)
 

@@ -1,7 +1,7 @@
 """Arithmetic without numpy's floating-point warnings.
 
-Engines compute infinities and NaN silently, so numpy's remarks on overflow, invalid operands and division by
-zero say nothing about a kernel.
+Engines compute infinities and NaN silently, so numpy's warnings of overflow, invalid operands and division by zero
+say nothing about a kernel.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ repeatability carry over:
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,7 +48,7 @@ def lfsr(state: Words, count: int) -> tuple[Words, Words]:
     """
     words = np.empty((state.shape[0], count + 1), np.uint32)
     words[:, :1] = state
-    known, jump = 1, _LFSR_WORD
+    known, jump = 1, _lfsr_word()
     while known <= count:
         more = min(known, count + 1 - known)
         words[:, known : known + more] = _apply(jump, words[:, :more])
@@ -86,6 +88,7 @@ def _apply(tables: Words, words: Words) -> Words:
     return image
 
 
+@cache
 def _lfsr_word() -> Words:
     """The images of 32 steps: each shifts in the parity of the taps 32, 22, 2 and 1 from below."""
     images = np.stack([_BYTES << np.uint32(8 * byte) for byte in range(4)])
@@ -94,6 +97,3 @@ def _lfsr_word() -> Words:
         bit = (images >> np.uint32(31)) ^ (images >> np.uint32(21)) ^ (images >> one) ^ images
         images = (images << one) | (bit & one)
     return images
-
-
-_LFSR_WORD = _lfsr_word()

@@ -1,4 +1,4 @@
-"""What a kernel means when it passes a function as an operator: `op=nl.add`, or numpy's own `np.add`."""
+"""Operators that a kernel passes as functions: `op=nl.add`, or numpy's own `np.add`."""
 
 from __future__ import annotations
 

@@ -16,13 +16,12 @@ import atexit
 import contextlib
 import os
 import pickle
-import socket
+import platform
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ class Processes:
         self._sends: list[tuple[Any, Any]] = []
         self._said = ""
         self._last_key: dict[str, str] = {}
-        self._store.set(f"process/{rank}", pickle.dumps((socket.gethostname(), os.getpid())))
+        self._store.set(f"process/{rank}", pickle.dumps((platform.node(), os.getpid())))
         self._say("runs", "", ())
         atexit.register(self._ended)
 
@@ -295,7 +294,7 @@ class Processes:
     def _is_gone(self, rank: int) -> bool:
         """Whether a rank's process was on this machine and is there no more: a killed one has not said that it ends."""
         host, number = pickle.loads(self._store.get(f"process/{rank}"))
-        return os.name == "posix" and host == socket.gethostname() and not _is_there(number)
+        return os.name == "posix" and host == platform.node() and not _is_there(number)
 
     def _say(self, kind: str, text: str, rendezvous: Any) -> None:
         self._said = kind
@@ -328,7 +327,8 @@ def _is_there(process: int) -> bool:
     """Whether a process exists on this machine, and is more than an entry that nobody has collected yet."""
     try:
         os.kill(process, 0)
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][:1]
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stat:
+            state = stat.read().rpartition(") ")[2][:1]
     except ProcessLookupError:
         return False
     except OSError:  # another user's, or a system without /proc

@@ -141,7 +141,8 @@ def test_names_that_nobody_documents_are_no_attributes() -> None:
 
 
 BOUND = """
-import simulate; simulate.install("simulate")
+import sys, simulate; simulate.install("simulate")
+assert "simulate.beta1" not in sys.modules
 from neuronxcc import nki
 import neuronxcc.nki.language as nl, neuronxcc.nki.isa, neuronxcc.nki.typing, neuronxcc.nki.compiler
 from neuronxcc.nki.language import par_dim
@@ -153,8 +154,17 @@ import simulate; simulate.install("simulate")
 import neuronxcc
 assert neuronxcc is theirs and "neuronxcc.nki" not in sys.modules
 """
+INSTALLED = """
+import pathlib, sys, tempfile
+with tempfile.TemporaryDirectory() as folder:
+    pathlib.Path(folder, "neuronxcc.py").write_text("theirs = True")
+    sys.path.append(folder)
+    import simulate; simulate.install("simulate")
+    import neuronxcc
+assert neuronxcc.theirs and "neuronxcc.nki" not in sys.modules
+"""
 
 
-@pytest.mark.parametrize("script", [BOUND, LOADED], ids=["absent", "loaded"])
+@pytest.mark.parametrize("script", [BOUND, LOADED, INSTALLED], ids=["absent", "loaded", "installed"])
 def test_install_binds_neuronxcc_unless_there_is_one(script: str) -> None:
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -124,6 +124,72 @@ def imports_of_the_package_root(root: Path) -> list[str]:
     ]
 
 
+def imports_within(root: Path) -> dict[str, set[str]]:
+    """For each module of simulate those that it imports anywhere: at its top, in functions, under TYPE_CHECKING."""
+    files = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (root / "simulate").rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        named: list[str] = []
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+            if isinstance(node, ast.Import):
+                named += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                full = [f"{node.module}.{alias.name}" for alias in node.names]
+                named += [name if name in files else node.module for name in full]
+        graph[module] = {name for name in named if name in files}
+    return graph
+
+
+def import_circles(root: Path) -> set[frozenset[str]]:
+    """The largest groups of modules in which each one imports each other one, directly or through the group."""
+    graph = imports_within(root)
+
+    def reached(module: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [module]
+        while waiting:
+            more = graph[waiting.pop()] - seen
+            seen |= more
+            waiting += more
+        return seen
+
+    reach = {module: reached(module) for module in graph}
+    return {
+        frozenset(other for other in reach[module] if module in reach[other])
+        for module in graph
+        if module in reach[module]
+    }
+
+
+# Packages that still have a circle, with the reason.
+def test_modules_import_in_no_circle() -> None:
+    assert import_circles(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from simulate.run import high",
+        "import simulate.run.high",
+        "def late():\n    from simulate.run.high import value",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from simulate.run.high import value",
+    ],
+)
+def test_finds_a_circle_wherever_the_import_stands(tmp_path: Path, back: str) -> None:
+    chain = {
+        "simulate/run/high.py": "import simulate.run.middle",
+        "simulate/run/middle.py": "from simulate.run import low",
+        "simulate/run/low.py": "from simulate.isa import plan",
+    }
+    write_tree(tmp_path, HEALTHY | chain)
+    assert import_circles(tmp_path) == set()
+    write_tree(tmp_path, {"simulate/run/low.py": back})
+    assert import_circles(tmp_path) == {frozenset(f"simulate.run.{m}" for m in ("high", "middle", "low"))}
+
+
 def test_contracts_hold() -> None:
     result = lint_imports(ROOT)
     assert result.returncode == 0, result.stdout + result.stderr
