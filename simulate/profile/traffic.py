@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from simulate.isa.enums import Engine
+from simulate.isa.plan import Synchronization
+from simulate.isa.template import Template
 from simulate.memory import MemoryRegion
-from simulate.numerics import DTYPES
 from simulate.profile.moments import tensor_label
-from simulate.run.stream import READ, Access, Stream
+from simulate.run.stream import Stream
 
 _IN_HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
-_INDEX_DTYPES = ("int32", "uint32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +58,19 @@ class TensorTraffic:
 def traffic(streams: Sequence[Stream]) -> tuple[TensorTraffic, ...]:
     """The tensors in HBM that a launch touches, the most bytes first.
 
-    A DMA moves what its cost says, a run-time index or a broadcast included; what it moves at the side of a tensor
-    is in that tensor's dtype. Collectives and register loads move the boxes of their operands.
+    An instruction moves every element of an operand's access pattern in the operand's dtype, rows found at run time and
+    the repetitions of a broadcast included. A barrier names a tensor and moves nothing.
     """
     read: dict[tuple[int, int], int] = {}
     written: dict[tuple[int, int], int] = {}
     for stream in streams:
-        sums: dict[tuple[int, bool], int] = {}
-        in_hbm = [record.buffer in _IN_HBM for record in stream.tensors]
-        for event in range(len(stream)):
-            for serial, writes, nbytes in _moved(stream, event, in_hbm):
-                sums[serial, writes] = sums.get((serial, writes), 0) + nbytes
-        for (serial, writes), nbytes in sums.items():
-            into = written if writes else read
-            into[stream.rank, serial] = into.get((stream.rank, serial), 0) + nbytes
+        moved = [list(_moved(template)) for template in stream.templates]
+        starts = [0, *stream.operand_ends]
+        for event, number in enumerate(stream.template_ids):
+            for place, writes, nbytes in moved[number]:
+                tensor = stream.rank, stream.operands[starts[event] + place]
+                into = written if writes else read
+                into[tensor] = into.get(tensor, 0) + nbytes
     first = {stream.rank: number for number, stream in reversed(list(enumerate(streams)))}
     merged: dict[tuple[object, ...], list[int]] = {}
     for rank, serial in sorted({*read, *written}):
@@ -86,47 +85,11 @@ def traffic(streams: Sequence[Stream]) -> tuple[TensorTraffic, ...]:
     return tuple(sorted(found, key=lambda each: (-each.moved_bytes, each.name)))
 
 
-def _moved(stream: Stream, event: int, in_hbm: Sequence[bool]) -> Iterator[tuple[int, bool, int]]:
-    """(tensor, whether it is written, bytes) for every operand of an event in HBM."""
-    if stream.engines[event] != Engine.dma.value and event in stream.rendezvous:
-        return  # a barrier names a tensor and moves nothing
-    rows = stream.rows
-    at, end = stream.row_ends[event - 1] if event else 0, stream.row_ends[event]
-    if not any(in_hbm[row >> 2] for row in rows[at:end:5]):
+def _moved(template: Template) -> Iterator[tuple[int, bool, int]]:
+    """(place among the operands, whether it is written, bytes) for every operand in HBM."""
+    if template.plan.effects.synchronization is Synchronization.barrier:
         return
-    accesses = stream.accesses(event)
-    dma = stream.costs[stream.cost_ids[event]].dma
-    sources = _sources(stream, event, accesses)
-    widths = [_width(stream, access) for access in sources]
-    for access in accesses:
-        if not in_hbm[access.tensor]:
-            continue
-        writes = access.kind != READ
-        nbytes = (access.end_row - access.first_row) * (access.end_byte - access.first_byte)
-        if dma is not None and (writes or access in sources):
-            op = stream.op_names[stream.ops[event]]
-            if op == "dma_compute":  # its bytes are those of all sources together
-                nbytes = dma.bytes * _width(stream, access) // sum(widths)
-            elif op == "dma_transpose":  # sources are the rows it gathers, one after another
-                nbytes = dma.bytes if writes else dma.bytes // len(sources)
-            else:  # its bytes are counted in the wider dtype of both sides
-                widest = max([*widths, *(_width(stream, other) for other in accesses if other.kind != READ)])
-                nbytes = dma.bytes * _width(stream, access) // widest
-        yield access.tensor, writes, nbytes
-
-
-def _sources(stream: Stream, event: int, accesses: Sequence[Access]) -> list[Access]:
-    """What a DMA reads, without the tensors that hold its run-time indices."""
-    reads = []
-    for access in accesses:
-        if access.kind != READ:
-            break
-        reads.append(access)
-    if stream.op_names[stream.ops[event]] not in ("dma_compute", "dma_transpose"):
-        return reads[:1]
-    data = [access for access in reads if stream.tensors[access.tensor].dtype not in _INDEX_DTYPES]
-    return data or reads
-
-
-def _width(stream: Stream, access: Access) -> int:
-    return DTYPES[stream.tensors[access.tensor].dtype].itemsize
+    for place, operand in enumerate(template.operands):
+        if operand.buffer in _IN_HBM:
+            nbytes = math.prod(operand.shape) * operand.dtype.itemsize
+            yield place, place in template.writes, nbytes

@@ -13,7 +13,7 @@ import numpy as np
 
 from simulate.run.stream import READ, Stream
 
-_AT_ONCE = 1 << 18  # pairs of boxes that are compared together: some tens of MB
+_PAIRS_AT_ONCE = 1 << 18  # boxes that are compared together: some tens of MB
 Near = tuple[tuple[int, bool], ...]
 """The other cells that overlap a cell, and whether it covers them."""
 
@@ -50,7 +50,7 @@ class Boxes:
         bounds = np.cumsum([0, *map(len, tables)])
         self._cells = [cells[a:b] for a, b in pairwise(bounds.tolist())]
         self.cells = [own.tolist() for own in self._cells]
-        self.near = _neighbours(boxes)
+        self.near = neighbours(boxes)
         self._bounds = np.searchsorted(boxes[:, 0], np.arange(tensors + 1)).tolist()
 
     def accesses(self) -> tuple[list[int], list[int]]:
@@ -87,11 +87,12 @@ def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return ordered[first], numbers
 
 
-def _neighbours(boxes: np.ndarray) -> list[Near]:
+def neighbours(boxes: np.ndarray, at_once: int = _PAIRS_AT_ONCE) -> list[Near]:
     """For every box (tensor, rows, bytes) the others that it overlaps, and whether it covers them.
 
     A box is compared with those of its tensor that begin within it along the side that divides the tensor more. One
-    number orders boxes by tensor and then along that side, so that all tensors are searched at once.
+    number orders boxes by tensor and then along that side, so that all tensors are searched at once. Some `at_once`
+    pairs are compared together.
     """
     near: list[Near] = [()] * len(boxes)
     if not len(boxes):
@@ -105,7 +106,7 @@ def _neighbours(boxes: np.ndarray) -> list[Near]:
     names = np.argsort(low, kind="stable")
     until = np.searchsorted(low[names], high[names], side="left")
     first_row, end_row, first_byte, end_byte = boxes[names, 1:].T.copy()
-    for ours, theirs in _pairs(np.arange(1, len(boxes) + 1), until):
+    for ours, theirs in _pairs(np.arange(1, len(boxes) + 1), until, at_once):
         meets = (first_row[theirs] < end_row[ours]) & (end_row[theirs] > first_row[ours])
         meets &= (first_byte[theirs] < end_byte[ours]) & (end_byte[theirs] > first_byte[ours])
         owners = np.concatenate([ours[meets], theirs[meets]])
@@ -127,11 +128,11 @@ def _starts(keys: np.ndarray, span: int) -> np.ndarray:
     return np.bincount(np.unique(keys) // span)
 
 
-def _pairs(begin: np.ndarray, until: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """All pairs (i, j) with begin[i] <= j < until[i], in order, some `_AT_ONCE` at a time."""
+def _pairs(begin: np.ndarray, until: np.ndarray, at_once: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All pairs (i, j) with begin[i] <= j < until[i], in order, some `at_once` at a time."""
     counts = np.maximum(until - begin, 0)
     before = np.cumsum(counts) - counts
-    cuts = np.searchsorted(before, np.arange(0, int(counts.sum()), _AT_ONCE), side="left").tolist()
+    cuts = np.searchsorted(before, np.arange(0, int(counts.sum()), at_once), side="left").tolist()
     for first, end in pairwise(dict.fromkeys([*cuts, len(counts)])):
         some = counts[first:end]
         owners = np.repeat(np.arange(first, end), some)

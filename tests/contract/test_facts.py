@@ -12,7 +12,6 @@ ROOT = Path(simulate.__file__).parent
 READERS = ("check", "profile", "timing", "occupancy", "replay")
 EXCEPTIONS = {
     "check/commands.py",  # its self-test issues instructions
-    "profile/traffic.py",  # reads boxes, which do not tell data from row numbers
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 from model.cli import PRETRAINED, main
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("numpy", "tokenizers", "simulate", "nki_kernels", "torch", "rich")
+HEAVY = ("numpy", "tokenizers", "simulate.errors", "nki_kernels", "torch", "rich")
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -83,7 +83,7 @@ def test_numpy_backend_writes_without_the_simulator(tiny) -> None:
 import sys
 from model.cli import main
 status = main(sys.argv[1:])
-print([name for name in ("simulate", "nki_kernels", "nki", "torch") if name in sys.modules])
+print([name for name in ("simulate.errors", "nki_kernels", "nki", "torch") if name in sys.modules])
 sys.exit(status)
 """
     done = python(code, "generate", "--backend", "numpy", "--model", tiny, "--max-new-tokens", "5")

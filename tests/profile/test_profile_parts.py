@@ -186,6 +186,21 @@ def test_a_cast_moves_each_side_in_its_own_dtype() -> None:
     assert found["a"].reads == 1.25
 
 
+def test_a_view_of_another_dtype_moves_the_bytes_that_it_covers() -> None:
+    def words(x: Any) -> Any:
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray(x.shape, dtype=x.dtype)
+        nisa.dma_copy(dst=tile.view(nl.uint32), src=x.view(nl.uint32))
+        nisa.dma_copy(dst=out, src=tile)
+        return out
+
+    launch = kernels.dry(words, np.zeros((4, 8), np.uint8))
+    moved = [
+        (each.read_bytes, each.written_bytes) for each in profile(launch.streams, launch.hardware).traffic
+    ]
+    assert sorted(moved) == [(0, 32), (32, 0)]
+
+
 def test_a_scratch_tensor_is_moved_but_not_needed() -> None:
     launch = kernels.dry(kernels.summed, kernels.zeros(128, 64), ranks=2)
     done = profile(launch.streams, launch.hardware)
