@@ -195,8 +195,8 @@ def test_instances_are_made_of_their_chips(instance) -> None:
     assert (instance.neuronlink_gb_per_s_per_chip is None) == (instance.chips == 1)
 
 
-def test_instances_of_every_chip_are_known() -> None:
-    assert {instance.target for instance in INSTANCES.values()} == set(TARGETS)
+def test_instances_of_the_documented_chips_are_known() -> None:
+    assert {instance.target for instance in INSTANCES.values()} == {"trn1", "inf2", "trn2", "trn3"}
     assert INSTANCES["trn1.32xlarge"].chips == 16
     assert INSTANCES["trn2.48xlarge"].physical_cores == 128
     assert INSTANCES["trn3 UltraServer Gen2"].chips == 144

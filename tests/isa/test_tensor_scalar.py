@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simulate.hardware import hardware
 from simulate.isa import Engine
 from simulate.nki import language as nl
 from simulate.numerics import ALU_OPERATORS
+from simulate.targets import TARGETS as CHIPS
 from tests.isa.alu import ARITHMETIC, BITS, DTYPES, SHAPES, bits_of, by_bits, scalar_by_scalar
 from tests.isa.reference import (
     INTEGERS,
@@ -237,10 +239,11 @@ def test_the_message_of_a_missing_operator_on_a_chip() -> None:
         op0=nl.abs_max,
         operand0=1.0,
     )
+    chips = [target for target in CHIPS if hardware(target).alu_extended_operators]
     assert str(error) == (
         "[NKW-OPERATOR-CHIP] tensor_scalar: Some operators exist on later generations only.\n"
         "  seen:  op0=abs_max on trn2\n"
-        "  limit: trn3\n"
+        f"  limit: {' or '.join(chips)}\n"
         "  dst = (8, 8) float32 in sbuf\n"
         "  data = (8, 8) float32 in sbuf\n"
         "  op0 = abs_max\n"
