@@ -13,26 +13,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from simulate.check import carried, device, init, loops, mem, order, out, race, stale, values
+from simulate.check import (
+    accumulation,
+    engine_state,
+    loop_carried,
+    loops,
+    ordering_requests,
+    outputs,
+    placement,
+    race,
+    stale,
+    values,
+)
+from simulate.check.deadlocks import explain
 from simulate.check.evidence import Evidence
 from simulate.check.findings import KINDS, Finding, Severity, from_error, in_order, text
 from simulate.check.formats import Format, render
 from simulate.check.gather import Gatherer, gathered
-from simulate.check.sync import explain
 from simulate.errors import Deadlock, NkwError, RendezvousMismatch
 from simulate.run import Launch
 
 DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
-    "mem": mem.detect,
-    "init": init.detect,
+    "mem": placement.detect,
+    "init": engine_state.detect,
     "stale": stale.detect,
-    "order": order.detect,
+    "order": ordering_requests.detect,
     "loops": loops.detect,
     "race": race.detect,
-    "out": out.detect,
+    "out": outputs.detect,
     "values": values.detect,
-    "device": device.detect,
-    "carried": carried.detect,
+    "device": accumulation.detect,
+    "carried": loop_carried.detect,
     "varied": lambda launch, evidence: evidence.varied,
 }
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from simulate.check.agreement import Use, reads_what_it_wrote, same_values
+from simulate.check.benign_races import Use, reads_what_it_wrote, same_values
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.run import Launch
