@@ -82,7 +82,7 @@ def finding_of(error: NkwError) -> Finding:
     finding = from_error(error)
     if error.code == "NKW-UNWRITTEN" and "in shared_hbm" in finding.message:
         # Cores run one at a time: what the other core writes without a barrier may not be there yet.
-        hint = "if the other core writes it, nisa.core_barrier(data=…, cores=(0, 1)) before the read"
+        hint = "if the other core writes it, put nisa.core_barrier(data=…, cores=(0, 1)) before the read"
         return replace(finding, hint=hint)
     return finding
 

@@ -17,7 +17,7 @@ PSUM_INIT = kind(
 REOPENED = kind(
     "NKW-PSUM-REOPENED",
     Severity.warning,
-    "A PSUM tile that was read as finished is accumulated to again with accumulate=None, which never resets it.",
+    "A PSUM tile is reset before its next sum; accumulate=None never resets a tile that was read.",
 )
 
 
@@ -70,21 +70,22 @@ def _accumulation(
         if a.kind == WRITE and not stream.op_names[stream.ops[i]].startswith("nc_matmul")
     ]
     if foreign and not chip.psum_accumulate_after_other_write:
+        writer = stream.event(foreign[-1][0]).op
         return found(
             PSUM_INIT,
-            f"a matmul accumulates onto {record.name} {record.shape} of PSUM, which another instruction initialised: "
+            f"a matmul accumulates onto {record.name} {record.shape} of PSUM, which {writer} wrote: the sum is "
             f"undefined on {chip.name}",
             stream.event(index).where,
             (touch(stream, *foreign[-1]), touch(stream, index, access)),
-            hint="accumulate=False for the first matmul, and add the initial value afterwards",
+            hint="accumulate=False for the first matmul; add the initial value afterwards",
         )
     started = [(i, a) for i, a in before if a.kind == ACCUMULATE]
     reads = [(i, a) for i, a in before if a.kind == READ and started and i > started[0][0]]
     if automatic and reads:
         return found(
             REOPENED,
-            f"{record.name} {record.shape} of PSUM was read, and is accumulated to again: the sum goes on from the "
-            "old value",
+            f"a matmul with accumulate=None adds to {record.name} {record.shape} of PSUM after "
+            f"{stream.event(reads[-1][0]).op} read it: the old sum is still in the tile",
             stream.event(index).where,
             (touch(stream, *reads[-1]), touch(stream, index, access)),
             hint="accumulate=(k > 0), or allocate the tile inside the outer loop",

@@ -31,7 +31,7 @@ IDLE = kind(
 OPERATOR = kind(
     "NKW-REGISTERS-OPERATOR",
     Severity.warning,
-    "Accumulator registers go on with the operator they were reset for; its identity is not that of another.",
+    "Accumulator registers are reset for one operator; the sum of another one starts from the wrong identity.",
 )
 REOPENED = kind(
     "NKW-REGISTERS-REOPENED",
@@ -128,17 +128,17 @@ def _judged(
             "reduce_cmd idle, which leaves them undefined",
             where,
             (touch(stream, by, _result(stream, by)), here),
-            hint="read the registers out before, or give the instruction between a reduce_cmd of its own",
+            hint="read the registers out before the idle instruction, or give it another reduce_cmd",
         )
     missing = int((file.setter[: use.rows] == _NEVER).sum())
     if missing:
         return found(
             UNSET,
-            f"{op} {what} the {engine} accumulator registers of {use.rows} partitions, of which {missing} were "
-            "never reset in this kernel",
+            f"{op} {what} the {engine} accumulator registers of {use.rows} partitions, of which this kernel "
+            f"never reset {missing}",
             where,
             (here,),
-            hint="reduce_cmd=nisa.reduce_cmd.reset_reduce for the first",
+            hint="reduce_cmd=nisa.reduce_cmd.reset_reduce for the first instruction of the sum",
         )
     setter = int(file.setter[: use.rows].max())
     if adds and file.operator != use.operator:
@@ -156,7 +156,7 @@ def _judged(
         access = next(a for a in stream.accesses(at) if a.kind == READ and a.tensor in file.results)
         return found(
             REOPENED,
-            f"{op} goes on with the {engine} accumulator registers after their sum was read out and used",
+            f"{op} adds to the {engine} accumulator registers after their sum was read out and used",
             where,
             (touch(stream, at, access), here),
             hint="reduce_cmd=nisa.reduce_cmd.reset_reduce where the next sum begins",
@@ -198,15 +198,15 @@ def _generators(stream: Stream, uses: dict[int, State]) -> list[Finding]:
             seeded.add(generator)
         elif op in _DRAWS and generator not in seeded | said:
             said.add(generator)
-            others = ", though it seeds another one" if seeded else ""
+            others = "; it seeds another generator" if seeded else ""
             findings.append(
                 found(
                     UNSEEDED,
-                    f"{op} draws from the {Engine(stream.engines[event]).name} engine's generator, which this kernel "
-                    f"has not seeded{others}",
+                    f"{op} draws from the {Engine(stream.engines[event]).name} engine's random generator, which this "
+                    f"kernel has not seeded{others}",
                     stream.event(event).where,
                     (touch(stream, event, _result(stream, event)),),
-                    hint="nisa.set_rng_seed for the Vector engine, nisa.rand_set_state for GpSimd, before it",
+                    hint="seed it first: nisa.set_rng_seed for the Vector engine, nisa.rand_set_state for GpSimd",
                 )
             )
     return findings

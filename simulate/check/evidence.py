@@ -249,7 +249,8 @@ class Evidence:
             elif tile.dtype == "float8_e4m3fn":
                 most = float(np.nanmax(np.abs(operand))) if operand.size else 0.0
                 if most > _FP8_E4M3_MAX:
-                    core.wide_fp8.append(Note(event, tile.storage.serial, f"a value of magnitude {most:g}"))
+                    seen = f"a value of magnitude {most:g}, above the chip's largest of {_FP8_E4M3_MAX:g}"
+                    core.wide_fp8.append(Note(event, tile.storage.serial, seen))
 
     @staticmethod
     def _transpose(core: CoreEvidence, event: int, tile: NkiTensor, operand: np.ndarray) -> None:

@@ -111,6 +111,11 @@ def found(
     return Finding(what.code, severity or what.severity, message, where, tuple(touches), hint)
 
 
+def barrier_between(tensor: str) -> str:
+    """The hint for accesses of the two cores of a rank to one tensor that nothing orders."""
+    return f"put nisa.core_barrier(data={tensor}, cores=(0, 1)) between the accesses, or give each core its own part"
+
+
 def from_error(error: NkwError) -> Finding:
     """A rule that a kernel broke while it ran, as a finding."""
     hint = error.hint if isinstance(error, RuleViolation) else ""

@@ -26,7 +26,8 @@ class Gatherer(Observer):
         """`orders` legal orders and `seeds` random schedules of the cores are tried for every launch."""
         if orders < 0 or seeds < 0:
             raise InvalidArgument(
-                "NKW-CHECK-COUNT", f"orders={orders}, seeds={seeds}; give 0 or more of each"
+                "NKW-CHECK-COUNT",
+                f"orders={orders}, seeds={seeds}: a count is negative; give 0 or more of each",
             )
         self.launches: list[tuple[Launch, Evidence]] = []
         self.errors: list[NkwError] = []

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from simulate.check.evidence import Returned
-from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
+from simulate.check.findings import Finding, Severity, Touch, barrier_between, found, kind, touch
 from simulate.check.footprint import Footprint, footprint
 from simulate.errors import InvalidArgument, Location, NkwError
 from simulate.isa.plan import Plan
@@ -25,15 +25,15 @@ from simulate.run.launch import LaunchRequest, Observer, execute_launch
 from simulate.run.machine import NeuronCore, Tensors
 from simulate.run.stream import READ, Stream
 
-TURNS = kind(
+SCHEDULE = kind(
     "NKW-TURNS",
     Severity.error,
-    "The outputs are other bytes where the cores of a launch take turns in another order.",
+    "The outputs of a launch are the same bytes under every schedule of its cores.",
 )
 REPEATED = kind(
     "NKW-NOT-REPEATABLE",
     Severity.error,
-    "The same launch made twice gives other bytes: the kernel's Python keeps something between launches.",
+    "The same launch gives the same bytes twice: the kernel's Python keeps no state between launches.",
 )
 
 
@@ -102,7 +102,7 @@ class Repeatable:
 class _Difference:
     """What is different when a launch is made again; `array` and `byte` tell the first byte that is."""
 
-    said: str
+    text: str
     where: Location | None = None
     trace: Trace | None = None
     array: int = -1
@@ -121,7 +121,7 @@ def vary(call: Repeatable, launch: Launch, returned: Sequence[Returned], count: 
         return [
             found(
                 REPEATED,
-                f"the same launch, made again, {repeated.said}",
+                f"the same launch, repeated, {repeated.text}",
                 repeated.where or (blamed.where if blamed else None),
                 [blamed] if blamed else [],
                 hint="let the kernel depend on its arguments alone, not on Python variables that it changes",
@@ -145,19 +145,23 @@ def _try(call: Repeatable, seed: int | None, expected: list[np.ndarray]) -> _Dif
     except Exception as error:
         return _Difference(f"raises {type(error).__name__}: {error}")
     if len(seen) != len(expected):
-        return _Difference("returns another number of arrays", None, trace)
+        return _Difference(
+            f"has {len(seen)} arrays as outputs and arguments instead of {len(expected)}", None, trace
+        )
     for number, (one, other) in enumerate(zip(seen, expected)):
         if one.shape != other.shape or one.dtype != other.dtype:
-            return _Difference(
-                f"returns {one.shape} {one.dtype} instead of {other.shape} {other.dtype}", None, trace
+            text = (
+                f"gives array {number} of its outputs and arguments as {one.shape} {one.dtype} instead of "
+                f"{other.shape} {other.dtype}"
             )
+            return _Difference(text, None, trace)
         places = np.flatnonzero(_bytes(one) != _bytes(other))
         if len(places):
-            said = (
-                f"gives {len(places)} other bytes in array {number} of its outputs and arguments, {one.shape} "
+            text = (
+                f"changes {len(places)} bytes of array {number} of its outputs and arguments, {one.shape} "
                 f"{one.dtype}, the first at byte {places[0]}"
             )
-            return _Difference(said, None, trace, number, int(places[0]))
+            return _Difference(text, None, trace, number, int(places[0]))
     return None
 
 
@@ -202,21 +206,20 @@ def _swapped(usual: Trace, drawn: Trace) -> tuple[_Use, _Use] | None:
 def _finding(
     call: Repeatable, launch: Launch, returned: Sequence[Returned], seed: int, seen: _Difference
 ) -> Finding:
-    said = f"with turns drawn from seed {seed} the launch {seen.said}"
+    text = f"under the core schedule of seed {seed} the launch {seen.text}"
     pair = None if seen.trace is None else _swapped(call.trace, seen.trace)
     if pair is not None:
         one, other = pair
         touches = [_touch(launch.streams[use.core], use) for use in pair]
         blamed = touches[0] if other.writes and not one.writes else touches[1]
         name = launch.streams[one.core].tensors[one.where.tensor].name
-        hint = f"nisa.core_barrier(data={name}, cores=(0, 1)) between, or different parts for each core"
-        return found(TURNS, said, blamed.where, touches, hint)
+        return found(SCHEDULE, text, blamed.where, touches, barrier_between(name))
     if seen.where is not None:
-        hint = "order what both cores access with nisa.core_barrier, or give each core parts of its own"
-        return found(TURNS, said, seen.where, hint=hint)
+        hint = "order the accesses of the two cores with nisa.core_barrier, or give each core its own part"
+        return found(SCHEDULE, text, seen.where, hint=hint)
     writer = _last_write(launch, returned, seen)
     hint = "let no core depend on Python variables that another core changes"
-    return found(TURNS, said, writer.where if writer else None, [writer] if writer else [], hint)
+    return found(SCHEDULE, text, writer.where if writer else None, [writer] if writer else [], hint)
 
 
 def _touch(stream: Stream, use: _Use) -> Touch:
@@ -233,7 +236,9 @@ def _copied(arguments: Any) -> Any:
         return copy.deepcopy(arguments)
     except TypeError as error:
         raise InvalidArgument(
-            "NKW-CHECK-ARGUMENTS", f"a launch with these arguments cannot be made again: {error}"
+            "NKW-CHECK-ARGUMENTS",
+            f"a launch cannot be repeated under other schedules, because an argument cannot be copied: {error}; pass "
+            "arrays and plain values, or 0 seeds",
         ) from None
 
 

@@ -16,27 +16,30 @@ from simulate.run.stream import READ, WRITE, Access, Iteration, Stream
 CARRIED = kind(
     "NKW-AFFINE-CARRIED",
     Severity.warning,
-    "Iterations of nl.affine_range are independent: a tile from outside is not filled anew in each of them.",
+    "Iterations of nl.affine_range are independent: no two of them write one view of a tile from outside.",
 )
 RESHAPE = kind(
     "NKW-BETA1-RESHAPE",
     Severity.warning,
-    "With the compiler of Beta 1 a filled tile whose free dim a reshape splits comes out wrong.",
+    "The compiler of Beta 1 gives wrong values where a reshape splits the free dim of a filled tile.",
 )
 BROADCAST = kind(
     "NKW-BETA1-BROADCAST",
     Severity.warning,
-    "The compiler of Beta 1 gives wrong rows where an operator spreads a tile over partitions or a third dim.",
+    "The compiler of Beta 1 gives wrong rows where an operator broadcasts a tile over partitions or a third dim.",
 )
 UPDATE = kind(
     "NKW-BETA1-UPDATE",
     Severity.warning,
-    "In Beta 1 `+=` on a PSUM tile is the accumulation of matmuls; what else is added there comes out wrong.",
+    "In Beta 1 `+=` on a PSUM tile accumulates matmuls; adding anything else to it gives wrong values.",
 )
 _REMARKS = {
-    UPDATE.code: (UPDATE, "copy the sum to SBUF, and add there"),
-    RESHAPE.code: (RESHAPE, "load or copy the parts to a tile of the wanted shape"),
-    BROADCAST.code: (BROADCAST, "spread it with broadcast_to first, or loop over the rows"),
+    UPDATE.code: (UPDATE, "copy the sum to SBUF, and add to the copy"),
+    RESHAPE.code: (RESHAPE, "load or copy the parts into a tile of the new shape"),
+    BROADCAST.code: (
+        BROADCAST,
+        "broadcast the smaller operand with broadcast_to first, or loop over the rows",
+    ),
 }
 
 
@@ -80,8 +83,8 @@ def _carried(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding
                 findings.append(
                     found(
                         CARRIED,
-                        f"{record.name} {record.shape} was allocated outside of an nl.affine_range, and its iterations "
-                        f"{other[2].number} and {iteration.number} both write it",
+                        f"iterations {other[2].number} and {iteration.number} of an nl.affine_range both write "
+                        f"{record.name} {record.shape}, which was allocated before the loop",
                         stream.event(event).where,
                         (touch(stream, other[0], other[1]), touch(stream, event, access)),
                         hint="allocate it inside the loop, or use nl.sequential_range",

@@ -18,12 +18,12 @@ from simulate.run.stream import Access, Stream
 ESCAPED = kind(
     "NKW-LOOP-TILE",
     Severity.error,
-    "A tensor made in an iteration of a device loop is used in that iteration only.",
+    "A tensor that an iteration of a device loop allocates is used in that iteration only.",
 )
 CARRIED = kind(
     "NKW-LOOP-CARRIED",
     Severity.error,
-    "All iterations of a device loop are one body; Python values that change between them stay as they were first.",
+    "The body of a device loop is compiled once; Python values that change between iterations keep the first value.",
 )
 
 Shape = tuple[str, int, tuple[object, ...]]
@@ -56,8 +56,8 @@ def _escaped(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
             findings.append(
                 found(
                     ESCAPED,
-                    f"{record.name} {record.shape} was made in an iteration of a device loop at {record.where}, and "
-                    f"is used {after}",
+                    f"{record.name} {record.shape}, allocated in an iteration of a device loop at {record.where}, is "
+                    f"used {after}",
                     stream.event(event).where,
                     [touch(stream, event, access)],
                     hint="allocate it before the loop",
@@ -81,11 +81,11 @@ def _carried(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
                 findings.append(
                     found(
                         CARRIED,
-                        f"iteration {number} of a device loop is not the first one again: {_words(stream, different)} "
-                        "is another instruction, or has operands at other places",
+                        f"iteration {number} of a device loop differs from the first one: {_words(stream, different)} "
+                        "is another instruction, or has its operands at other places",
                         stream.event(different).where,
                         [touch(stream, different, a) for a in accesses[different][-1:]],
-                        hint="address by the counter, with scalar_offset=…; keep what changes in a tile or a register",
+                        hint="address by the loop counter, scalar_offset=…; keep what varies in a tile or a register",
                     )
                 )
                 break

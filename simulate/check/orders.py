@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.findings import Finding, Severity, barrier_between, found, kind, touch
 from simulate.check.precedence import draw, predecessors
 from simulate.check.reorder import EventOfCore, ReorderedLaunch
 from simulate.errors import NkwError
@@ -23,7 +23,7 @@ from simulate.run.stream import READ, Access, Stream
 ORDER = kind(
     "NKW-ORDER",
     Severity.error,
-    "The outputs are other bytes where the instructions run in another order that their dependences allow.",
+    "The outputs are the same bytes in every order of the instructions that their dependences allow.",
 )
 
 
@@ -37,13 +37,13 @@ def vary(launch: ReorderedLaunch, count: int) -> list[Finding]:
         try:
             seen = launch.run(order)
         except NkwError as error:
-            said = f"is refused: {error.message}"
+            text = f"is refused: {error.message}"
         else:
             if seen == expected:
                 continue
-            said = f"gives {difference(launch, seen, expected)}"
+            text = f"changes {difference(launch, seen, expected)}"
         pair = _unordered(launch, order)
-        finding = _finding(launch, f"legal order {number + 1} of {count} {said}", pair)
+        finding = _finding(launch, f"legal order {number + 1} of {count} {text}", pair)
         lines = tuple((each.part.core, _line(launch, each), each.writes) for each in pair or ())
         findings.setdefault(lines, finding)
     return list(findings.values())
@@ -58,7 +58,7 @@ def difference(launch: ReorderedLaunch, seen: list[bytes], expected: list[bytes]
     places = np.flatnonzero(one != other)
     row, byte = divmod(int(places[0]), record.row_bytes)
     return (
-        f"{len(places)} other bytes in {record.name} {record.shape} {record.dtype} of rank {stream.rank}, "
+        f"{len(places)} bytes of {record.name} {record.shape} {record.dtype} of rank {stream.rank}, "
         f"the first in row {row} at byte {byte}"
     )
 
@@ -121,15 +121,15 @@ def _uses(launch: ReorderedLaunch) -> list[_Use]:
     return found_uses
 
 
-def _finding(launch: ReorderedLaunch, said: str, pair: tuple[_Use, _Use] | None) -> Finding:
+def _finding(launch: ReorderedLaunch, text: str, pair: tuple[_Use, _Use] | None) -> Finding:
     if pair is None:
-        return found(ORDER, said, None)
+        return found(ORDER, text, None)
     one, other = pair
     streams = launch.streams
     blamed = one if other.writes and not one.writes else other
     return found(
         ORDER,
-        said,
+        text,
         streams[blamed.part.core].event(blamed.part.event).where,
         [
             touch(streams[each.part.core], each.part.event, _access(streams[each.part.core], each))
@@ -142,9 +142,9 @@ def _finding(launch: ReorderedLaunch, said: str, pair: tuple[_Use, _Use] | None)
 def _hint(launch: ReorderedLaunch, one: _Use, other: _Use) -> str:
     names = [launch.streams[each.part.core].tensors[each.tile.storage.serial].name for each in (one, other)]
     if one.tile.storage is not other.tile.storage:
-        return f"{names[0]} and {names[1]} are two tensors to the kernel; pass arrays that share no memory"
+        return f"{names[0]} and {names[1]} share memory of the host; pass arrays that share none"
     if one.part.core != other.part.core:
-        return f"nisa.core_barrier(data={names[0]}, cores=(0, 1)) between, or different parts for each core"
+        return barrier_between(names[0])
     return "this is a fault of the simulator, whose dependences miss the pair; please report it"
 
 

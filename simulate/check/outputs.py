@@ -34,7 +34,9 @@ FORGOTTEN = kind(
 UNUSED = kind("NKW-INPUT-UNUSED", Severity.warning, "Every input tensor is read or written.")
 
 COLLECTIVE = kind(
-    "NKW-COLLECTIVE-UNREAD", Severity.warning, "What a collective brings is read or returned on some rank."
+    "NKW-COLLECTIVE-UNREAD",
+    Severity.warning,
+    "The result of a collective is read or returned on at least one rank.",
 )
 
 _DECORATOR_LINES = 20  # more than any decorator takes
@@ -98,7 +100,7 @@ def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
                         f"no rank reads or returns {records} after this {op}",
                         where,
                         [touch(stream, index, a) for a in written],
-                        hint="continue with the dsts of the collective, not with its srcs",
+                        hint="use the dsts of the collective, not its srcs",
                     ),
                 )
     return [finding for finding in unread.values() if finding is not None]
@@ -127,7 +129,7 @@ def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: se
                 findings.append(
                     found(
                         UNTOUCHED,
-                        f"the kernel returns its input {record.name} {record.shape} as it came",
+                        f"the kernel returns its input {record.name} {record.shape}, which it never wrote",
                         _definition(launch),
                         hint="return the tensor that holds the result",
                     )
@@ -158,10 +160,10 @@ def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: se
             findings.append(
                 found(
                     CONSTANT,
-                    f"no input reaches the output {record.name} {record.shape}",
+                    f"the output {record.name} {record.shape} depends on no input tensor",
                     record.where,
                     _touches(last),
-                    hint="check which tile is copied out",
+                    hint="check which tile is copied to the output",
                 )
             )
     findings += [

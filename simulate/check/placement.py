@@ -19,12 +19,12 @@ from simulate.run.stream import READ, Access, Stream, TensorRecord
 CLOBBERED = kind(
     "NKW-MEM-CLOBBER",
     Severity.error,
-    "A tile is read after another tile was written to the same bytes; address= puts both there.",
+    "A tile is read before another tile overwrites its bytes; address= places both tiles there.",
 )
 PLACEMENT = kind(
     "NKW-MEM-PLACEMENT",
     Severity.warning,
-    "First fit around the explicit addresses passes the end of the memory, although the live bytes alone would fit.",
+    "Tiles placed by first fit around the explicit addresses stay inside the memory that their live bytes fit into.",
 )
 
 
@@ -114,11 +114,11 @@ def _lost(
     return found(
         CLOBBERED,
         f"{victim.name} {victim.shape} at address {victim.address} is read after {intruder.name} "
-        f"{intruder.shape} at address {intruder.address} was written over partitions {lost.rows[0]}:{lost.rows[1]}, "
+        f"{intruder.shape} at address {intruder.address} overwrote partitions {lost.rows[0]}:{lost.rows[1]}, "
         f"bytes {lost.bytes[0]}:{lost.bytes[1]} of {memory}",
         stream.event(read[0]).where,
         (touch(stream, *write), touch(stream, *read)),
-        hint=f"put {intruder.name} at byte {_whole(victim).bytes[1]} or later, or end the use of {victim.name} first",
+        hint=f"put {intruder.name} at byte {_whole(victim).bytes[1]} or later, or read {victim.name} before that write",
     )
 
 
@@ -173,7 +173,7 @@ def _placements(launch: Launch) -> list[Finding]:
                     f"{placement.high_water_bytes} of {buffer.value}, {placement.high_water_bytes - limit} beyond "
                     f"the usable {limit} on {launch.hardware.name}, because of the gaps between explicit addresses",
                     last.where,
-                    hint="move the explicit addresses together, or give every tile an address",
+                    hint="close the gaps between the explicit addresses, or give every tile an address",
                 )
             )
     return findings

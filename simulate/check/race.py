@@ -13,7 +13,7 @@ import numpy as np
 
 from simulate.check.benign_races import Use, reads_what_it_wrote, same_values
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.findings import Finding, Severity, barrier_between, found, kind, touch
 from simulate.run import Launch
 from simulate.run.stream import READ, Access, Stream
 
@@ -35,7 +35,7 @@ DMA_OVERLAP = kind(
 SCATTER_TWICE = kind(
     "NKW-SCATTER-TWICE",
     Severity.warning,
-    "A scatter writes an element twice; which of the values stays is not defined.",
+    "A scatter writes each element at most once; which of two values stays is undefined.",
 )
 
 
@@ -103,11 +103,11 @@ def _race(one: Stream, left: Use, other: Stream, right: Use, barrier: bool) -> F
     later = (other, right) if right.writes <= left.writes else (one, left)
     touches = (touch(one, left.event, left.access), touch(other, right.event, right.access))
     where = later[0].event(later[1].event).where
-    what = "write" if left.writes and right.writes else "write and read"
+    what = "both cores write" if left.writes and right.writes else "one core writes and the other reads"
     if barrier:
         return found(
             WRONG_BARRIER,
-            f"both cores {what} {record.name} {record.shape}, and the barrier between names another tensor",
+            f"{what} {record.name} {record.shape}, and the barriers between the two accesses name other tensors",
             where,
             touches,
             hint=f"nisa.core_barrier(data={record.name}, cores=(0, 1))",
@@ -118,15 +118,15 @@ def _race(one: Stream, left: Use, other: Stream, right: Use, barrier: bool) -> F
             f"both cores write the same values to {record.name} {record.shape} in {record.buffer.value}",
             where,
             touches,
-            hint="let each core compute and write a part of its own",
+            hint="let each core compute and write its own part",
             severity=Severity.warning,
         )
     return found(
         RACE,
-        f"both cores {what} {record.name} {record.shape} in {record.buffer.value} in no order",
+        f"{what} {record.name} {record.shape} in {record.buffer.value}, and nothing orders the two accesses",
         where,
         touches,
-        hint=f"nisa.core_barrier(data={record.name}, cores=(0, 1)) between, or different parts for each core",
+        hint=barrier_between(record.name),
     )
 
 
@@ -185,7 +185,7 @@ def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
                 f"{stream.op_names[stream.ops[event]]} reads and writes the same bytes of {record.name} {record.shape}",
                 stream.event(event).where,
                 [touch(stream, event, a) for a in stream.accesses(event) if a.tensor == tensor],
-                hint="copy by way of a second tensor",
+                hint="copy through a second tensor",
             )
         )
     for note in seen.transfers.repeated_rows:
@@ -199,14 +199,14 @@ def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
             found(
                 SCATTER_TWICE,
                 f"{op} scatters to {record.name} {record.shape}: {note.seen}"
-                + (", though unique_indices=True promises that none is" if promised else ""),
+                + (", although unique_indices=True promises that none is" if promised else ""),
                 stream.event(note.event).where,
                 [
                     touch(stream, note.event, a)
                     for a in stream.accesses(note.event)
                     if a.tensor == note.tensor
                 ],
-                hint="let no row number and no step repeat, or send surplus rows out of range with oob_mode skip",
+                hint="scatter to distinct rows that do not overlap; send surplus rows out of range with oob_mode skip",
                 severity=Severity.error if promised else None,
             )
         )

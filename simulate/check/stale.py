@@ -12,7 +12,7 @@ from simulate.run.stream import ACCUMULATE, READ, WRITE, Access, Stream
 UNREAD = kind(
     "NKW-UNREAD",
     Severity.warning,
-    "What a DMA brings is read before the same line brings other data to the same place.",
+    "Data that a DMA writes is read before the same line overwrites it with other data.",
 )
 PSUM_UNREAD = kind(
     "NKW-PSUM-UNREAD",
@@ -22,7 +22,7 @@ PSUM_UNREAD = kind(
 STALE = kind(
     "NKW-STALE",
     Severity.warning,
-    "An instruction that joins the elements of a tile reads only what the last load has filled.",
+    "An instruction that combines elements of a tile reads only what the last load has filled.",
 )
 
 # They join all rows, or all elements of a row, so that what is left over reaches the whole result.
@@ -91,15 +91,15 @@ def _overwritten(
 def _lost(stream: Stream, before: tuple[int, Access], after: tuple[int, Access]) -> Finding:
     record = stream.tensors[after[1].tensor]
     in_psum = record.buffer is MemoryRegion.psum
-    what = "the result of a matmul" if in_psum else "what a DMA brought"
+    what = "the result that a matmul wrote" if in_psum else "the data that a DMA wrote"
     return found(
         PSUM_UNREAD if in_psum else UNREAD,
-        f"{what} to {record.name} {record.shape} is overwritten by the next run of the line, and nothing read it",
+        f"{what} to {record.name} {record.shape} is overwritten when the line runs again, and nothing read it",
         stream.event(after[0]).where,
         (touch(stream, *before), touch(stream, *after)),
-        hint="accumulate=(k > 0) with k the loop over the contraction"
+        hint="accumulate=(k > 0), where k is the loop over the contraction"
         if in_psum
-        else "index the destination by the loop's variable, or read the buffer that was loaded",
+        else "index the destination by the loop variable, or read the buffer that was loaded",
     )
 
 
@@ -125,7 +125,8 @@ def _dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[
     return [
         found(
             PSUM_UNREAD,
-            f"a matmul adds to {stream.tensors[tensor].name} {stream.tensors[tensor].shape} after the last read of it",
+            f"a matmul adds to {stream.tensors[tensor].name} {stream.tensors[tensor].shape} after the last "
+            "read of it, so the added part is lost",
             stream.event(read[tensor][0]).where,
             (touch(stream, *read[tensor]), touch(stream, *last)),
             hint="read the sum after the last accumulation",
@@ -170,11 +171,11 @@ def _left_over(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Findi
             findings.append(
                 found(
                     STALE,
-                    f"{op} reads more of {record.name} {record.shape} than its last load filled; the rest is from the "
-                    "load before",
+                    f"{op} reads more of {record.name} {record.shape} than its last load filled; the rest is stale "
+                    "data of the load before",
                     stream.event(event).where,
                     (touch(stream, *old), touch(stream, *fresh), touch(stream, event, access)),
-                    hint="slice the operands to the rows and columns that are there, or memset the rest",
+                    hint="slice the operands to the rows and columns that the last load filled, or memset the rest",
                 )
             )
     return findings

@@ -110,3 +110,7 @@ def test_an_argument_that_cannot_be_copied_is_refused_in_a_sentence() -> None:
     world = simulate.World("trn2", 1, 2)
     (finding,) = examine(lambda: world.launch(kernel, [((x, np), {})]), seeds=1)
     assert finding.code == "NKW-CHECK-ARGUMENTS"
+    assert finding.message == (
+        "a launch cannot be repeated under other schedules, because an argument cannot be copied: cannot pickle "
+        "'module' object; pass arrays and plain values, or 0 seeds"
+    )

@@ -201,9 +201,11 @@ def test_all_reduce_gives_the_same_bytes_in_every_order_of_instructions_and_of_r
 
 def test_counts_below_zero_are_refused_and_zero_accepted() -> None:
     assert examine(lambda: None, orders=0, seeds=0) == []
-    for counts in ({"orders": -1}, {"seeds": -1}):
-        with pytest.raises(InvalidArgument, match="give 0 or more of each"):
-            examine(lambda: None, **counts)
+    for orders, seeds in ((-1, 0), (0, -1)):
+        with pytest.raises(InvalidArgument) as refused:
+            examine(lambda: None, orders, seeds)
+        given = f"orders={orders}, seeds={seeds}"
+        assert refused.value.message == f"{given}: a count is negative; give 0 or more of each"
 
 
 HIDDEN, INNER, HEADS, KV_HEADS, DEPTH, POSITIONS = 128, 256, 4, 2, 32, 128
