@@ -1,11 +1,11 @@
-"""Detectors: what a launch that ran to its end, or that stopped, says about the chip.
+"""Detectors: functions that read a launch, complete or stopped by an error, and report findings.
 
-A detector is a pure function of a `Launch` and of the `Evidence` that was gathered while it ran. Families, one file
-each: `mem` overlap of tiles with explicit addresses; `init` registers and generators used before they are set;
-`stale` results that nothing read and data left over; `order` ordering requests; `loops` bodies of device loops;
-`race` unordered accesses; `sync` why cores wait in vain; `out` inputs and outputs; `values` numbers the chip does not
-hold; `device` known divergences between simulation and chip, and `carried` those of loops and of Beta 1. `orders` and
-`interleavings` carry a launch out again, where that is asked for. `lint` looks at source code instead.
+A detector is a pure function of a `Launch` and of the `Evidence` that was gathered while it ran. Each has a file:
+`placement` (tiles with overlapping explicit addresses), `engine_state` (registers and generators used before they are
+set), `stale` (unread results and stale data), `ordering_requests`, `loops` (bodies of device loops), `race` (unordered
+accesses), `outputs` (inputs and outputs), `values` (numbers that the chip does not hold), `accumulation` (sums in
+PSUM), `loop_carried` (iterations of affine_range, Beta 1 code). `deadlocks` explains why cores wait for each other.
+`orders` and `interleavings` execute a launch again, on request. `lint` reads source code instead.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Everything that the detectors find in one launch, in a fixed order."""
+    """The findings of all detectors about one launch, in a fixed order."""
     return in_order(finding for look in DETECTORS.values() for finding in look(launch, evidence))
 
 
 def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) -> list[Finding]:
-    """What is found in all launches that a call makes; what stops one of them is a finding too.
+    """The findings about all launches that a call makes; an error that stops a launch is a finding too.
 
-    orders and seeds: as for `gathered`. Passes on what the call raises, unless a kernel broke a rule.
+    orders and seeds: as for `gathered`. Raises every error of the call that is not an NkwError.
     """
     with gathered(orders, seeds) as seen:
         try:
@@ -68,7 +68,7 @@ def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) ->
 
 
 def findings_of(seen: Gatherer) -> list[Finding]:
-    """What is found in everything that was gathered, and what stopped launches."""
+    """The findings about all gathered launches, and the errors that stopped launches."""
     findings = list(map(finding_of, seen.errors))
     for launch, evidence in seen.launches:
         findings += detect(launch, evidence)
@@ -76,12 +76,12 @@ def findings_of(seen: Gatherer) -> list[Finding]:
 
 
 def finding_of(error: NkwError) -> Finding:
-    """What stopped a kernel, as a finding."""
+    """An error that stopped a kernel, as a finding."""
     if isinstance(error, (Deadlock, RendezvousMismatch)):
         return explain(error)
     finding = from_error(error)
     if error.code == "NKW-UNWRITTEN" and "in shared_hbm" in finding.message:
-        # Cores run one at a time: what the other core writes without a barrier may not be there yet.
+        # The simulator runs one core at a time: without a barrier the other core may not have written yet.
         hint = "if the other core writes it, put nisa.core_barrier(data=…, cores=(0, 1)) before the read"
         return replace(finding, hint=hint)
     return finding

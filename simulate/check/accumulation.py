@@ -1,4 +1,4 @@
-"""`device`: patterns that are right in simulation and known to go wrong on the chip."""
+"""`device`: sums in PSUM that are right in simulation and known to be wrong on the chip."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REOPENED = kind(
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Known divergences between simulation and chip that the stream proves."""
+    """PSUM tiles on which simulation and chip are known to differ, core by core."""
     findings: list[Finding] = []
     for stream in launch.streams:
         automatic = evidence.of(stream).automatic
@@ -33,9 +33,9 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 def _psum(
     stream: Stream, accesses: list[tuple[Access, ...]], chip: Hardware, automatic: set[int]
 ) -> list[Finding]:
-    """Follow every PSUM tile: who started it, and whether it was read before more was added.
+    """Follow every PSUM tile: the write that started its sum, and the reads before further accumulations.
 
-    Of equal accesses the first accumulation and the last read and write tell enough.
+    Of equal accesses, the first accumulation, the last read and the last write are enough.
     """
     findings: list[Finding] = []
     lines: set[int] = set()

@@ -1,7 +1,6 @@
-"""`sync`: why cores wait for each other in vain.
+"""The likely cause of a deadlock, or of a rendezvous whose members disagree.
 
-Deadlocks and disagreements end a launch, so there is no stream to look at; what the cores said when they stopped is
-turned into a finding that names the likely cause.
+Both end a launch before its streams are complete, so the finding is made from the error's lines about waiting cores.
 """
 
 from __future__ import annotations

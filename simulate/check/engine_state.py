@@ -1,8 +1,8 @@
-"""`init`: state that outlives an instruction, used before this kernel has set it: accumulators and generators.
+"""`init`: accumulator registers and random generators that a kernel uses before it sets them.
 
 The Scalar and the Vector engine have accumulator registers, one float32 per partition; several instructions share
-them. What they hold at the start of a kernel is not documented, and an instruction with reduce_cmd idle may leave
-anything in the Vector ones. A random generator that was not seeded begins where the program before left it.
+them. Their contents at the start of a kernel are not documented. An instruction with reduce_cmd idle may leave
+anything in the Vector registers. An unseeded random generator begins where the previous program left it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NEVER = -1
 
 @dataclass
 class _File:
-    """The registers of one engine: who set those of each partition, and who may have spoilt them."""
+    """The registers of one engine: per partition, the events that set it and that left it undefined."""
 
     setter: np.ndarray
     spoiler: np.ndarray
@@ -101,7 +101,7 @@ def _registers(
 def _judged(
     stream: Stream, event: int, use: Registers, file: _File, waiting: dict[int, int]
 ) -> Finding | None:
-    """What is wrong with one use of the registers as they are before it."""
+    """The finding about one use of the registers in their state before it; None for a correct use."""
     adds = use.command is ReduceCmd.reduce
     spoils = use.command is ReduceCmd.idle and Engine(stream.engines[event]) is Engine.vector
     reads = use.command is ReduceCmd.idle and use.read_out

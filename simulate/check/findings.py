@@ -19,7 +19,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FindingKind:
-    """One thing that can be found: its stable code, its usual severity and the sentence behind it."""
+    """A kind of finding: its stable code, its usual severity, and the broken rule as a sentence."""
 
     code: str
     severity: Severity
@@ -31,7 +31,7 @@ KINDS: dict[str, FindingKind] = {}
 
 
 def kind(code: str, severity: Severity, sentence: str) -> FindingKind:
-    """Register what a detector or a lint rule can find."""
+    """Register a kind of finding of a detector or a lint rule."""
     assert code not in KINDS, f"code {code} is used twice"
     made = KINDS[code] = FindingKind(code, severity, sentence)
     return made
@@ -39,7 +39,7 @@ def kind(code: str, severity: Severity, sentence: str) -> FindingKind:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One access in a finding: who touches which bytes of which tensor, and where in the kernel."""
+    """One access in a finding: core, instruction, tensor, rows, bytes, and the line of the kernel."""
 
     rank: int
     core: int
@@ -120,8 +120,8 @@ def from_error(error: NkwError) -> Finding:
     """A rule that a kernel broke while it ran, as a finding."""
     hint = error.hint if isinstance(error, RuleViolation) else ""
     head, *rest = str(error).removeprefix(f"[{error.code}] ").split("\n")
-    said = [line for line in rest if not line.startswith(("  at ", "  try: "))]
-    return Finding(error.code, Severity.error, "\n".join([head, *said]), error.where, (), hint)
+    kept = [line for line in rest if not line.startswith(("  at ", "  try: "))]
+    return Finding(error.code, Severity.error, "\n".join([head, *kept]), error.where, (), hint)
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

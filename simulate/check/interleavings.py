@@ -1,8 +1,8 @@
-"""`turns`: a launch of several cores made again with turns drawn from seeds, and compared byte for byte.
+"""Repeats a launch of several cores under random core schedules, and compares the outputs byte for byte.
 
-Between rendezvous the cores of a launch run side by side on the chip, one after the other here. A seed draws who runs,
-and after which instruction another core goes on. What is compared are the outputs and the arguments that the kernel
-wrote to. A launch is made once more with the usual turns first: what differs then is no matter of turns.
+Between rendezvous the cores of a launch run in parallel on the chip; the simulator runs one core at a time. A seed
+decides which core runs, and after which instruction another one takes over. The outputs are compared, and the arguments
+that the kernel wrote to. The first repetition has the usual schedule: bytes that differ there depend on no schedule.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REPEATED = kind(
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """What one event of one core touches in shared HBM."""
+    """One access of shared HBM by one event of one core."""
 
     core: int
     event: int
@@ -48,7 +48,7 @@ class _Use:
 
 
 class Trace(Observer):
-    """An observer that notes in which order cores issue, and what they touch in shared HBM."""
+    """An observer that records the order in which cores issue, and their accesses of shared HBM."""
 
     sees_instructions = True
 
@@ -64,7 +64,7 @@ class Trace(Observer):
         writes: Tensors,
         operands: Sequence[Any],
     ) -> None:
-        """Note the event and its accesses of shared HBM."""
+        """Record the event and its accesses of shared HBM."""
         event = len(core.stream)
         self.order.append((core.index, event))
         if plan.rendezvous is None and core.rank.logical_core_size > 1:
@@ -77,7 +77,7 @@ class Trace(Observer):
 
 
 class Repeatable:
-    """A launch about to be made, with copies of its arguments, and the trace of its first run."""
+    """A launch that can be repeated: copies of its arguments, and the trace of its first run."""
 
     def __init__(self, request: LaunchRequest) -> None:
         """Raises InvalidArgument for an argument that cannot be copied."""
@@ -90,8 +90,11 @@ class Repeatable:
         """The arguments of the first launch, with what the kernel wrote to them."""
         return self._request.arguments
 
-    def again(self, seed: int | None) -> tuple[list[np.ndarray], Trace]:
-        """Launch once more; returns the arrays of its outputs and arguments, and the trace."""
+    def repeat(self, seed: int | None) -> tuple[list[np.ndarray], Trace]:
+        """Repeat the launch under the schedule of a seed, None for the usual one.
+
+        Returns the arrays of its outputs and arguments, and the trace.
+        """
         arguments, trace = _copied(self._kept), Trace()
         request = replace(self._request, arguments=arguments, seed=seed, observers=(trace,))
         outputs = execute_launch(request).outputs
@@ -100,7 +103,7 @@ class Repeatable:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """What is different when a launch is made again; `array` and `byte` tell the first byte that is."""
+    """How a repeated launch differs; `array` and `byte` locate the first byte that differs."""
 
     text: str
     where: Location | None = None
@@ -110,7 +113,7 @@ class _Difference:
 
 
 def vary(call: Repeatable, launch: Launch, returned: Sequence[Returned], count: int) -> list[Finding]:
-    """Make a launch that has ended again with the seeds 1 … `count`; one finding per pair of lines.
+    """Repeat a launch that has ended under the schedules of seeds 1 … `count`; one finding per pair of lines.
 
     `returned` names the tensors that were returned, rank by rank.
     """
@@ -137,9 +140,9 @@ def vary(call: Repeatable, launch: Launch, returned: Sequence[Returned], count: 
 
 
 def _try(call: Repeatable, seed: int | None, expected: list[np.ndarray]) -> _Difference | None:
-    """Make the launch again; what is different, or None if nothing is."""
+    """Repeat the launch; returns how it differs, or None."""
     try:
-        seen, trace = call.again(seed)
+        seen, trace = call.repeat(seed)
     except NkwError as error:
         return _Difference(f"is refused: {error.message}", error.where)
     except Exception as error:
@@ -166,7 +169,7 @@ def _try(call: Repeatable, seed: int | None, expected: list[np.ndarray]) -> _Dif
 
 
 def _last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference) -> Touch | None:
-    """The event that wrote the first differing byte last, if it lies in a tensor that was returned."""
+    """The last write of the first differing byte, if a returned tensor holds that byte."""
     if not 0 <= seen.array < len(returned):
         return None
     tensor = returned[seen.array]
@@ -185,7 +188,7 @@ def _last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference)
 
 
 def _swapped(usual: Trace, drawn: Trace) -> tuple[_Use, _Use] | None:
-    """Of the conflicting accesses of two cores that changed places, the pair that did so first; usual order."""
+    """The first pair of conflicting accesses of two cores that the drawn schedule swapped, in the usual order."""
     place = {issued: at for at, issued in enumerate(drawn.order)}
     uses = [use for use in usual.uses if (use.core, use.event) in place]
     early = sorted(range(len(uses)), key=lambda at: place[uses[at].core, uses[at].event])

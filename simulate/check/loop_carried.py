@@ -1,8 +1,8 @@
 """`carried`: dependences between iterations that a loop declares independent, and Beta 1 code that its compiler breaks.
 
-Users met all of these as right in simulation and wrong on the chip; the public reports concern the compiler of
-Beta 1 (aws-neuron-sdk issues 1045, 1051 and 1138). Reshapes and broadcasts of today's dialect are everyday code of the
-vendor's own library, so only those of Beta 1 are reported.
+Users reported each of these as right in simulation and wrong on the chip. The public reports concern the compiler of
+Beta 1 (aws-neuron-sdk issues 1045, 1051 and 1138). The vendor's own library uses reshapes and broadcasts of today's
+dialect everywhere, so only those of Beta 1 are reported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REMARKS = {
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Tiles written in several iterations of an nl.affine_range, and what Beta 1 code was seen to do."""
+    """Tiles that several iterations of an nl.affine_range write, and the remarks about Beta 1 code."""
     findings: list[Finding] = []
     for stream in launch.streams:
         if stream.affine:

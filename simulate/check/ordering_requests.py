@@ -26,7 +26,7 @@ NOT_ENTERED = kind(
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """What is wrong with depends_on, with_schedule and no_reorder, core by core."""
+    """Faults of depends_on, with_schedule and no_reorder, core by core."""
     return [finding for stream in launch.streams for finding in (*_edges(stream), *_blocks(stream))]
 
 

@@ -1,9 +1,9 @@
-"""`order`: a launch carried out again in other orders that its dependences allow, and compared byte for byte.
+"""Executes a launch again in other orders that its dependences allow, and compares the outputs byte for byte.
 
-The engines of a core run side by side. The compiler keeps apart what touches the same bytes of one tensor or the same
-state of an engine, and the cores of a rank wait for each other only where the kernel says so. Every order that keeps
-this is legal on the chip, and a kernel that is right computes the same in all of them. Orders are drawn from fixed
-seeds; in the first one, of the steps that may come next, always the one issued last does.
+The engines of a core run in parallel. The compiler orders instructions that touch the same bytes of one tensor or the
+same state of an engine. The cores of a rank wait for each other only where the kernel says so. Every order that keeps
+these dependences is legal on the chip, and a correct kernel computes the same bytes in all of them. Orders are drawn
+from fixed seeds; the first order always takes, of the steps that may come next, the one issued last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ORDER = kind(
 
 
 def vary(launch: ReorderedLaunch, count: int) -> list[Finding]:
-    """Play a launch that has ended in `count` legal orders; one finding per pair of lines that nothing orders."""
+    """Execute a launch that has ended in `count` legal orders; one finding per pair of lines that nothing orders."""
     before = predecessors(launch)
     expected = launch.run(range(len(launch)))
     findings: dict[tuple[object, ...], Finding] = {}
@@ -50,7 +50,7 @@ def vary(launch: ReorderedLaunch, count: int) -> list[Finding]:
 
 
 def difference(launch: ReorderedLaunch, seen: list[bytes], expected: list[bytes]) -> str:
-    """How many bytes of the first result that differs are others, and where the first of them lies."""
+    """The number of differing bytes in the first result that differs, and the place of the first one."""
     at = next(at for at, pair in enumerate(zip(seen, expected)) if pair[0] != pair[1])
     stream, storage = launch.results[at]
     record = stream.tensors[storage.serial]
@@ -65,7 +65,7 @@ def difference(launch: ReorderedLaunch, seen: list[bytes], expected: list[bytes]
 
 @dataclass(frozen=True)
 class _Use:
-    """One access of a part of a step, and the host's bytes between which it lies."""
+    """One access of one core in a step, and the range of host addresses that contains it."""
 
     step: int
     part: EventOfCore
@@ -75,7 +75,7 @@ class _Use:
     end: int
 
     def bytes(self) -> np.ndarray:
-        """The host's bytes that are touched, each once; all of the tensor's where an index was read at run time."""
+        """The host addresses that are touched, each once; with a run-time index, those of the whole tensor."""
         if self.tile.dynamic is not None:
             return np.arange(self.first, self.end)
         width = self.tile.dtype.storage.itemsize
@@ -86,7 +86,7 @@ class _Use:
 
 
 def _unordered(launch: ReorderedLaunch, order: Sequence[int]) -> tuple[_Use, _Use] | None:
-    """Of the conflicting accesses that changed places, the pair that did so first; earlier issued one first."""
+    """The first pair of conflicting accesses that the order swapped, the one that was issued earlier first."""
     uses = _uses(launch)
     steps = np.array([use.step for use in uses])
     writes = np.array([use.writes for use in uses])

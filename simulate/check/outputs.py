@@ -1,4 +1,4 @@
-"""`out`: what a kernel returns: written in part, private, untouched, independent of the inputs, or forgotten."""
+"""`out`: inputs that are unused, outputs that are incomplete, private, independent of inputs, or not returned."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _RANDOM = frozenset({"rng", "rand2", "dropout"})  # what they write varies witho
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """What is odd about inputs and outputs, rank by rank; what all ranks share is said once."""
+    """Findings about inputs and outputs, rank by rank; collectives are judged over all ranks."""
     findings: list[Finding] = []
     depends = _depends_on_inputs(launch, evidence)
     for rank in sorted({stream.rank for stream in launch.streams}):
@@ -56,7 +56,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def _definition(launch: Launch) -> Location | None:
-    """The line where the kernel begins, if an instruction stands in it."""
+    """The line of the kernel's `def`, if its own body issued an instruction."""
     for stream in launch.streams:
         for code, _ in stream.lines:
             if code.co_name == launch.kernel:
@@ -65,7 +65,7 @@ def _definition(launch: Launch) -> Location | None:
 
 
 def _line_of_def(code: CodeType) -> int:
-    """Where `def` stands: the first line of a decorated function is that of its decorator."""
+    """The line of `def`: the first line of a decorated function is that of its decorator."""
     first = code.co_firstlineno
     for line in range(first, first + _DECORATOR_LINES):
         if linecache.getline(code.co_filename, line).lstrip().startswith(("def ", "async def ")):
@@ -74,7 +74,7 @@ def _line_of_def(code: CodeType) -> int:
 
 
 def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Collectives whose results no rank reads; each is said once, at its line."""
+    """Collectives whose results no rank reads, one finding per line."""
     unread: dict[str, Finding | None] = {}
     returned = {(each.rank, each.tensor) for each in evidence.returned}
     for stream in launch.streams:

@@ -1,7 +1,7 @@
-"""`mem`: tiles that an `address=` puts over each other, and placements that may not fit.
+"""`mem`: tiles with overlapping explicit addresses, and placements beyond the end of a memory.
 
-Simulated tiles have bytes of their own. Where two explicit addresses overlap, the chip has one set of bytes for both:
-a value read after the other tile was written is lost there and intact here.
+Every simulated tile has its own bytes. On the chip, tiles with overlapping addresses share bytes: writing one tile
+destroys values of the other, which are intact in the simulator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLACEMENT = kind(
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """Partitions by bytes of the memory itself."""
+    """A box of a memory: partitions by bytes of a partition."""
 
     rows: tuple[int, int]
     bytes: tuple[int, int]
@@ -64,7 +64,7 @@ def _clobbered(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Findi
         for serial in stream.first_use
         if (record := stream.tensors[serial]).address is not None and record.buffer.on_chip
     ]
-    pairs = _together(stream, addressed)
+    pairs = _overlapping(stream, addressed)
     if not pairs:
         return []
     wanted = {record.serial for pair in pairs for record in pair}
@@ -86,7 +86,7 @@ def _lost_reads(
     intruder: TensorRecord,
     uses: dict[int, list[tuple[int, Access]]],
 ) -> list[Finding]:
-    """The first read of `victim` that finds bytes of `intruder`."""
+    """The first read of `victim` whose bytes `intruder` overwrote."""
     own = [(i, a, _physical(victim, a)) for i, a in uses[victim.serial] if a.kind != READ]
     foreign = [(i, a, _physical(intruder, a)) for i, a in uses[intruder.serial] if a.kind != READ]
     for index, access in uses[victim.serial]:
@@ -137,8 +137,8 @@ def _physical(record: TensorRecord, access: Access) -> _Box:
     )
 
 
-def _together(stream: Stream, records: list[TensorRecord]) -> list[tuple[TensorRecord, TensorRecord]]:
-    """The pairs, of records in the order of their first use, that are alive together and share a place."""
+def _overlapping(stream: Stream, records: list[TensorRecord]) -> list[tuple[TensorRecord, TensorRecord]]:
+    """The pairs of tiles that are live at one time and overlap; `records` come in the order of first use."""
     pairs: list[tuple[int, int]] = []
     alive: list[int] = []
     for index, record in enumerate(records):
@@ -164,7 +164,7 @@ def _placements(launch: Launch) -> list[Finding]:
                 continue
             records = [stream.tensors[serial] for serial in placement.offsets]
             if all(record.address is None for record in records):
-                continue  # the compiler may pack better than first fit, and nothing stands in its way
+                continue  # without explicit addresses the compiler may pack better than first fit
             last = max(records, key=lambda record: placement.offsets[record.serial] + record.row_bytes)
             findings.append(
                 found(

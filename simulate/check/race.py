@@ -1,8 +1,8 @@
 """`race`: accesses that nothing orders: two cores on shared HBM, a DMA within one tensor, rows scattered twice.
 
-The cores of a rank are ordered by what both take part in: core_barrier and sendrecv. Every rendezvous takes both cores,
-so the vector clock of an access comes down to one number, the rendezvous its core had passed; two accesses are
-concurrent where the numbers are equal. A core_barrier orders only the accesses to the tensor it names.
+Rendezvous order the cores of a rank: core_barrier and sendrecv. Both cores take part in each, so the vector clock of
+an access is one number, the rendezvous that its core had passed. Two accesses with equal numbers are concurrent. A
+core_barrier orders only the accesses to the tensor that it names.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _race(one: Stream, left: Use, other: Stream, right: Use, barrier: bool) -> F
 
 
 def _uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> dict[int, list[Use]]:
-    """What a core accesses in shared HBM, one use per line, box and number of rendezvous passed."""
+    """The accesses of a core to shared HBM, one per line, box and number of rendezvous passed."""
     found_uses: dict[int, dict[tuple[object, ...], Use]] = defaultdict(dict)
     passed = 0
     shared, onto_themselves = evidence.of(stream).shared, evidence.of(stream).transfers.onto_themselves
@@ -151,7 +151,7 @@ def _uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> dict[int,
 
 
 def _barrier_tensors(stream: Stream, rendezvous: list[int]) -> list[int | None]:
-    """For every rendezvous of the two cores the tensor it orders; None for a sendrecv, which orders everything."""
+    """For every rendezvous of the two cores, the tensor that it orders; None for a sendrecv, which orders all."""
     named: list[int | None] = []
     event_of = {serial: event for event, serial in stream.rendezvous.items()}
     for serial in sorted(rendezvous, key=lambda serial: event_of[serial]):
@@ -166,7 +166,7 @@ def _box(access: Access) -> tuple[int, int, int, int]:
 
 
 def _meet(box: tuple[int, int, int, int], boxes: np.ndarray) -> np.ndarray:
-    """Which of the boxes have a byte in common with one."""
+    """Which of the boxes overlap one box."""
     return (boxes[:, 0] < box[1]) & (box[0] < boxes[:, 1]) & (boxes[:, 2] < box[3]) & (box[2] < boxes[:, 3])
 
 

@@ -1,4 +1,4 @@
-"""`stale`: results that are overwritten before anything read them, and what an earlier iteration left in a tile."""
+"""`stale`: results that are overwritten before anything reads them, and data that an earlier load left in a tile."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def _overwritten(
     written: dict[int, Footprint],
     skipped: tuple[MemoryRegion, ...],
 ) -> list[Finding]:
-    """Writes of one line to one view with other data, and no read of any of it between.
+    """Pairs of writes of one line to one view, with different data and no read between them.
 
-    `skipped` are memories in which another core may read.
+    `skipped`: memories that another core may read.
     """
     findings = []
     pending: dict[int, dict[Footprint, tuple[int, Access]]] = {}  # by tensor
@@ -104,9 +104,9 @@ def _lost(stream: Stream, before: tuple[int, Access], after: tuple[int, Access])
 
 
 def _dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]) -> list[Finding]:
-    """Sums in PSUM that matmuls went on with after the last read.
+    """Sums in PSUM to which a matmul adds after their last read.
 
-    With accumulate=None the tile counts as reopened, which is another finding.
+    With accumulate=None the detector `device` reports the sum as reopened.
     """
     read: dict[int, tuple[int, Access]] = {}
     added: dict[int, tuple[int, Access]] = {}
@@ -136,7 +136,7 @@ def _dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[
 
 
 def _left_over(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
-    """Reads of a tile beyond what its last load filled, where the same line had filled that before."""
+    """Reads of a tile beyond the part that its last load filled, where an earlier load of that line filled more."""
     findings = []
     loads: dict[int, list[tuple[int, Access]]] = {}  # of tiles that one line alone writes, by DMA
     foreign: set[int] = set()
@@ -189,13 +189,13 @@ def _stale_too(
 
 
 def _shorter(fresh: Access, old: Access, rows: bool) -> bool:
-    """Whether a load fills the first part of what the one before it filled: fewer rows, or fewer columns."""
+    """Whether a load fills the first rows, or the first columns, of the part that the load before it filled."""
     one, other = (_rows(fresh), _rows(old)) if rows else (_columns(fresh), _columns(old))
     return one[0] == other[0] and one[1] < other[1]
 
 
 def _beyond(access: Access, fresh: Access, old: Access) -> bool:
-    """Whether a read reaches into what only the older load filled."""
+    """Whether a read reaches into the part that only the older load filled."""
     rows = fresh.end_row < min(access.end_row, old.end_row)
     columns = fresh.end_byte < min(access.end_byte, old.end_byte)
     return (rows or columns) and _meet(access, fresh)

@@ -1,4 +1,4 @@
-"""`values`: numbers that the chip does not hold or a table function does not cover."""
+"""`values`: numbers that the chip does not hold, or that a function of the Scalar engine does not cover."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RANGE_HINTS = {
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Values that were lost or were outside of a function's range, once per line."""
+    """Values that were lost, or were outside of a function's range, one finding per line."""
     findings: list[Finding] = []
     for stream in launch.streams:
         seen = evidence.of(stream)
