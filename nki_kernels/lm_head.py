@@ -14,7 +14,7 @@ Arguments
     top_k            compile-time int, 1 or more
     vocab_offset     [1, 1] @ HBM, int32: the id of this rank's first column
     replica_group    nki.collectives.ReplicaGroup with the ranks in the order of their columns, or None for one rank
-    num_ranks        compile-time int: R, the length of this rank's list; NKI documents no way to ask a ReplicaGroup
+    num_ranks        compile-time int: R, the length of this rank's list; a ReplicaGroup has no documented length
     returns logits   [T, V] @ HBM, float32: this rank's
             values   [T, K] @ HBM, float32, descending: the largest logits of all ranks
             ids      [T, K] @ HBM, int32: their ids; of equal logits the lower id comes first

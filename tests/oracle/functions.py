@@ -16,7 +16,7 @@ _RANGES = {
     "sqrt": (2.0**-116, 2.0**118),
     "rsqrt": (2.0**-87, 2.0**97),
 }
-"""Inputs for which the reference says that the function means something; elsewhere the hardware's result is open."""
+"""Inputs for which the reference defines the function; elsewhere the hardware's result is unspecified."""
 
 
 def _exp(x: float) -> float:
@@ -124,7 +124,7 @@ def activated(
 
 
 def _guarded(values: np.ndarray, bound: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Infinite values have no error of their own; where the bound itself is undefined nothing is known."""
+    """Infinite values have no error; where the bound is NaN, the value is unknown."""
     bound = np.where(np.isfinite(values), bound, 0.0)
     return np.where(np.isinf(slack) | np.isnan(bound), np.inf, bound)
 

@@ -1,4 +1,4 @@
-"""Partitions: how many, from where on, in which steps, and what may become of the partition dim."""
+"""Partitions: their number, first partition and stride, and views that change the partition dim."""
 
 from __future__ import annotations
 

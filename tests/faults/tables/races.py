@@ -1,4 +1,4 @@
-"""Cores that use the same bytes of shared memory in no order."""
+"""Cores that access the same bytes of shared memory without an order."""
 
 from __future__ import annotations
 
