@@ -254,7 +254,7 @@ class Evidence:
 
     @staticmethod
     def _transpose(core: CoreEvidence, event: int, tile: NkiTensor, operand: np.ndarray) -> None:
-        """A transpose that multiplies by an identity: 0 times what is not finite is NaN."""
+        """Observe a transpose by a product with the identity: 0 times a value that is not finite is NaN."""
         count = int((~np.isfinite(operand)).sum())
         if count:
             seen = (

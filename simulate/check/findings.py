@@ -1,4 +1,4 @@
-"""A finding: what is wrong, how badly, the accesses that collide with their bytes and lines, and what to do."""
+"""A finding: its code and severity, the fault in words, the accesses with bytes and lines, and a remedy."""
 
 from __future__ import annotations
 

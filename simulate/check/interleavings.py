@@ -87,7 +87,7 @@ class Repeatable:
 
     @property
     def given(self) -> Sequence[Any]:
-        """The arguments of the first launch, with what the kernel wrote to them."""
+        """The arguments of the first launch, as the kernel left them."""
         return self._request.arguments
 
     def repeat(self, seed: int | None) -> tuple[list[np.ndarray], Trace]:

@@ -210,7 +210,7 @@ def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int
 
 
 def _depends_on_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]]:
-    """The tensors of every rank whose contents depend on an input; a rendezvous passes on what any member reads."""
+    """The tensors of every rank whose contents depend on an input; a rendezvous joins the members."""
     ranks = {stream.rank: stream for stream in launch.streams}
     depends = {
         rank: {record.serial for record in stream.tensors if _is_input(record)}
