@@ -9,7 +9,7 @@ Arguments
     returns total  [M, N] @ HBM, x's dtype
 
 Layout and tiling
-    None: HBM to HBM. A collective may not touch the arguments and results of a kernel, so the operand is first
+    None: HBM to HBM. A collective may not touch the arguments and results of a kernel. So the operand is first
     copied into a named internal buffer, and the result is copied out of another one.
 
 Limits

@@ -18,7 +18,7 @@ Arguments
 Layout
     Scores are [query, key]: queries on the partitions, so that the softmax runs along the free dim. For that, queries
     and keys are transposed to [D, t], which is also the layout of the key cache. The value cache has keys first, as
-    the second product takes them, and the weights of the softmax are transposed to [key, query] for that product.
+    the second product takes them. For that product the weights of the softmax are transposed to [key, query].
 
 Tiling
     for each key/value head: its keys [D, T] and values [key, T/128, D] stay in SBUF

@@ -43,8 +43,8 @@ def merge(values, ids, candidates, candidate_ids):
     """The largest of each row of candidates [rows, n] @ SBUF: into values and their ids, both [rows, k] @ HBM.
 
     The engines cannot pick an element by a number that differs from partition to partition on every chip; a DMA can.
-    So the ids go to HBM as a table [rows * n, 1], and an indirect DMA fetches those at the found places, of
-    which 128 at a time lie on the partitions.
+    So the ids go to HBM as a table [rows * n, 1]. Indirect DMAs fetch those at the found places, 128 at a time, one on
+    each partition.
     """
     rows, count = candidates.shape
     keep = values.shape[1]

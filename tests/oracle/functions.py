@@ -90,8 +90,9 @@ def activated(
 ) -> tuple[np.ndarray, np.ndarray]:
     """f(x) for arguments known up to `slack`, and the bound of the result.
 
-    The bound has three parts: what the argument's error becomes (f at both ends), a relative part of _ROUNDINGS units
-    of f and as many of the argument's own last place carried through f, and one of float32's smallest numbers.
+    The bound has three parts. The first is the error of the argument, propagated through f (f at both ends). The second
+    is _ROUNDINGS units of f, and as many units of the argument's last place, propagated through f. The third is one of
+    float32's smallest numbers.
     """
     if name == "prelu":
         assert slope is not None

@@ -19,8 +19,8 @@ ARGUED = (
         "NKW-INPUT-UNUSED",
         "is neither read nor written",
         "",
-        "An entry point takes what any of its variants needs (scales, masks, a placeholder that gives a shape), and "
-        "the test hands over all of it; the variant at hand needs less.",
+        "An entry point has the parameters of all its variants (scales, masks, a placeholder that gives a shape). The "
+        "test passes all of them, and the tested variant reads fewer.",
     ),
     Argued(
         "NKW-FP8-OVERFLOW",

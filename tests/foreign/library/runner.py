@@ -4,8 +4,8 @@
 
 CLONE is a clone of aws-neuron/nki-library. A row of `table.toml` names one of its tests and the arguments; the test
 makes the inputs, the reference and the tolerance. Each row runs in its own process, forked from one that has
-imported the shared modules. Prints one line per row and exits 1 if a row fails that the table does not explain, passes
-although it does, or with --check has a finding that `argued.py` does not accept.
+imported the shared modules. Prints one line per row. The exit status is 1 if a row fails without an explanation in the
+table, passes in spite of one, or with --check has a finding that `argued.py` does not accept.
 """
 
 from __future__ import annotations
