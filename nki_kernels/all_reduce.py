@@ -9,8 +9,8 @@ Arguments
     returns total  [M, N] @ HBM, x's dtype
 
 Layout and tiling
-    None: HBM to HBM. A collective may not touch the arguments and results of a kernel, so the operand is copied into a
-    named internal buffer before, and the result out of one after it.
+    None: HBM to HBM. A collective may not touch the arguments and results of a kernel. So the operand is first
+    copied into a named internal buffer, and the result is copied out of another one.
 
 Limits
     Those of HBM.
@@ -50,6 +50,6 @@ def sum_over_ranks(partial, replica_group, name):
 
 
 def all_reduce_reference(x: list[np.ndarray], replica_group: object) -> list[np.ndarray]:
-    """What every rank of one group gets, given the matrices of all of them."""
+    """The sum on every rank of one group, given the matrices of all its ranks."""
     total = np.sum([widened(one) for one in x], axis=0).astype(x[0].dtype)
     return [total] * len(x)

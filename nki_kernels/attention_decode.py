@@ -1,4 +1,4 @@
-"""attention_decode: attention of one new token with the cache, which first takes in its key and value.
+"""attention_decode: attention of one new token with the caches, to which its key and value are written first.
 
     o[h] = sum over s <= position of softmax over s (scale * q[h] . k_cache[g, :, s]) * v_cache[g, s]
     with g = h // (Hq / Hk)
@@ -13,16 +13,16 @@ Arguments
     v_cache       [Hk, S, D] @ HBM, any float dtype; finite everywhere; position `position` is written
     position      [1, 1] @ HBM, int32, 0 <= position < S
     scale         compile-time float > 0, usually D ** -0.5
-    num_kv_heads  compile-time int or None, Hk; the caches say it already
+    num_kv_heads  compile-time int or None; Hk, as the caches have it
     returns o     [1, Hq * D] @ HBM, q's dtype, and the two caches
 
     The instructions do not depend on the value of `position`: it addresses two DMAs at run time and takes part in the
     mask, and all S positions are scored. So one compiled kernel serves every step.
 
 Layout
-    One token has too few rows for the engines, so all heads are worked on together, heads on the partitions:
+    One token has too few rows for the engines, so all heads are computed together, heads on the partitions:
     scores [Hq, S]. One matmul contracts over (head, D) pairs of as many kv heads as fit on 128 partitions; the
-    queries are laid out block diagonally, [(kv head, d), query head] with zeros where the heads do not belong together.
+    queries are laid out block diagonally, [(kv head, d), query head] with zeros for all other kv heads.
     Likewise the second product gives [Hq, (kv head, d)], of which each row keeps its own kv head's part.
 
 Tiling
@@ -70,7 +70,7 @@ MAX_POSITIONS = 8192
 def attention_decode(
     q, k, v, k_cache: nt.mutable_tensor, v_cache: nt.mutable_tensor, position, scale, num_kv_heads=None
 ):
-    """Attention of one new token with the cache, which takes in its key and value."""
+    """Attention of one new token with the caches, to which its key and value are written first."""
     check_heads(q, k, v, k_cache, v_cache, scale, num_kv_heads)
     kv_heads, depth, capacity = k_cache.shape
     assert q.shape[0] == 1, f"attention_decode takes one token, not {q.shape[0]}"
@@ -184,8 +184,8 @@ def softmax(scores, scale, dtype):
 def own_part(product, inverse, first, count, group, dtype):
     """Of a product [heads, (kv head, d)] over `count` kv heads from `first` on, each head's own part [heads, D].
 
-    Head h belongs to kv head n where 0 <= h - group * (first + n) < group. The others are set to zero, and the
-    sum over kv heads leaves what was kept; rows of heads that belong to none of these kv heads become zero.
+    Head h belongs to kv head n where 0 <= h - group * (first + n) < group. The others are set to zero, so
+    the sum over kv heads is the part that was kept; rows of heads with none of these kv heads become zero.
     """
     heads, columns = product.shape
     depth = columns // count

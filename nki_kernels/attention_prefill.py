@@ -12,13 +12,13 @@ Arguments
     k_cache       [Hk, D, S] @ HBM, any float dtype; positions 0 … T-1 are written
     v_cache       [Hk, S, D] @ HBM, any float dtype; positions 0 … T-1 are written
     scale         compile-time float > 0, usually D ** -0.5
-    num_kv_heads  compile-time int or None, Hk; the caches say it already
+    num_kv_heads  compile-time int or None; Hk, as the caches have it
     returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches
 
 Layout
-    Scores are [query, key]: queries on the partitions, so that the softmax runs along the free dim. For that queries
-    and keys are transposed to [D, t], which is also how the key cache lies; the value cache has keys first, which
-    is how the second product wants them. The weights of the softmax are transposed to [key, query] for it.
+    Scores are [query, key]: queries on the partitions, so that the softmax runs along the free dim. For that, queries
+    and keys are transposed to [D, t], which is also the layout of the key cache. The value cache has keys first, as
+    the second product takes them. For that product the weights of the softmax are transposed to [key, query].
 
 Tiling
     for each key/value head: its keys [D, T] and values [key, T/128, D] stay in SBUF
@@ -55,7 +55,7 @@ MAX_TOKENS = 8192
 def attention_prefill(
     q, k, v, k_cache: nt.mutable_tensor, v_cache: nt.mutable_tensor, scale, num_kv_heads=None
 ):
-    """Causal attention of a prompt with itself, which fills the caches."""
+    """Causal attention of a prompt with itself; its keys and values are written to the caches."""
     check_heads(q, k, v, k_cache, v_cache, scale, num_kv_heads)
     tokens, width = q.shape
     kv_heads, depth, capacity = k_cache.shape
@@ -90,7 +90,7 @@ def attention_prefill(
 
 
 def check_heads(q, k, v, k_cache, v_cache, scale, num_kv_heads):
-    """The shapes of queries, keys, values and caches fit each other."""
+    """Refuse queries, keys, values and caches whose shapes do not fit each other."""
     expect_dims(2, q, "q [T, Hq * D]")
     expect_dims(2, k, "k [T, Hk * D]")
     expect_dims(3, k_cache, "k_cache [Hk, D, S]")
@@ -148,7 +148,7 @@ def transposed_keys(k):
 def attend(result, query, keys, values, first, mask, scale):
     """Attention of up to 128 queries [D, rows] of one head, from token `first` on, into result [rows, D].
 
-    Online softmax over blocks of keys: when a block raises the running maximum, what was summed so far is scaled down.
+    Online softmax over blocks of keys: when a block raises the running maximum, the sums so far are scaled down.
     """
     depth, rows = query.shape
     end = first + rows

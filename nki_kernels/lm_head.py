@@ -14,13 +14,13 @@ Arguments
     top_k            compile-time int, 1 or more
     vocab_offset     [1, 1] @ HBM, int32: the id of this rank's first column
     replica_group    nki.collectives.ReplicaGroup with the ranks in the order of their columns, or None for one rank
-    num_ranks        compile-time int: R, the length of this rank's list; NKI documents no way to ask a ReplicaGroup
+    num_ranks        compile-time int: R, the length of this rank's list; a ReplicaGroup has no documented length
     returns logits   [T, V] @ HBM, float32: this rank's
             values   [T, K] @ HBM, float32, descending: the largest logits of all ranks
             ids      [T, K] @ HBM, int32: their ids; of equal logits the lower id comes first
 
-    Every column counts as a real id; ranks may differ in V as long as each part has at least K columns and needs the
-    same number of searches, so a vocabulary that does not divide by R needs no padding: the last part is smaller.
+    Every column counts as a real id. Ranks may differ in V if each part has at least K columns and needs the same
+    number of searches. So a vocabulary that does not divide by R needs no padding: the last part is smaller.
 
 Layout
     As qkv_projection; logits have rows on the partitions, so that the search runs along the free dim.
@@ -29,8 +29,8 @@ Tiling
     for up to 16384 columns of V, the most one search covers
         logits for 2048 columns at a time; stored
         K/8 rounds of: eight largest, their places, remove them
-    with several searches or ranks: the candidates of all of them (gathered), in the order of their ids, are searched in
-    the same way, and the ids of those found are fetched by an indirect DMA
+    with several searches or ranks: all candidates (gathered), in the order of their ids, are searched in the same way;
+    an indirect DMA fetches the ids of the largest
 
 Limits
     T up to 128, H up to 8192, K up to V; K times searches times R up to 1024, which lie in SBUF beside the logits

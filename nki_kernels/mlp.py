@@ -15,8 +15,8 @@ Arguments
     returns y      [T, H] @ HBM, x's dtype, the same on every rank
 
 Layout
-    Rows on the partitions for the norm, H on the partitions for the first two products, rows for silu and the
-    gate, F on the partitions for the last product. The intermediate never goes to HBM.
+    On the partitions lie rows for the norm, H for the first two products, rows for silu and the gate, and F for the
+    last product. The intermediate never goes to HBM.
 
 Tiling
     for up to 512 rows, fewer if [H/128, rows] or [F/128, rows] outgrows 16384 elements

@@ -20,7 +20,7 @@ Layout
     Rows of x on the partitions for the norm; then transposed, with H on the partitions, for the product.
 
 Tiling
-    As matmul: up to R normalised rows stay in SBUF, the weight is read once for each R rows, 512 to 2048 columns
+    As matmul: up to R normalised rows stay in SBUF, and the weight is read once for each R rows; 512 to 2048 columns
     accumulate in PSUM at a time. R is 512 for H up to 4096, 384 up to 5376, 256 beyond. A column range that spans two
     outputs is stored in two pieces.
 

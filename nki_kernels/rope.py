@@ -19,7 +19,7 @@ Layout
     position. Heads and halves lie along the free dim, where the table rows are repeated by stride 0.
 
 Tiling
-    for 128 tokens: x times cos, x times sin, then one half less, the other half plus the sines of its opposite.
+    for 128 tokens: x times cos, x times sin, then the difference for the first halves, the sum for the second.
 
 Limits
     heads * D up to 8192: three float32 tiles and the result lie in SBUF together.

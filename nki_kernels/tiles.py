@@ -26,11 +26,11 @@ RESIDENT_ELEMENTS = 16384
 """Elements per partition of transposed activations that stay in SBUF during a product: 64 KiB in float32."""
 
 MASKED = -1.0e30
-"""Added to scores that must not count: far below any score, and far from the end of float32."""
+"""Added to masked scores: far below any score, and far from the largest float32."""
 
 
 def expect_dims(dims, tensor, form):
-    """Refuse a tensor that has not the dims that `form` shows, as in "x [T, H]", before its shape is unpacked."""
+    """Refuse a tensor whose number of dims is not that of `form`, such as "x [T, H]", before its shape is unpacked."""
     assert len(tensor.shape) == dims, f"expected {form}, not a tensor of shape {tensor.shape}"
 
 
@@ -77,7 +77,7 @@ def load_repeated(row, rows):
 def load_blocks(matrix, dtype, height=PARTITIONS):
     """A matrix [K, columns] (or [K, a, b], columns = a * b) of HBM as blocks [height, ceil(K / height), columns].
 
-    One DMA brings all full blocks, a second one the short block. A cast is an instruction of its own.
+    One DMA brings all full blocks, a second one the short block. A cast takes a further instruction.
     """
     depth = matrix.shape[0]
     columns = matrix.shape[1] if len(matrix.shape) == 2 else matrix.shape[1] * matrix.shape[2]
@@ -102,7 +102,7 @@ def load_blocks(matrix, dtype, height=PARTITIONS):
 def transpose_into(result, first_block, first_row, tile):
     """Write a tile [rows, n] as blocks [width, ., rows] of `result` [width, blocks, all rows], from the given corner.
 
-    As many transposes as fit share a PSUM bank and leave it by one copy.
+    As many transposes as fit share a PSUM bank, and one copy moves them to SBUF.
     """
     rows, columns = tile.shape
     width = result.shape[0]
@@ -136,7 +136,7 @@ def transposed(tile, width=PARTITIONS):
 def rms_normalised(tile, weight, eps):
     """A tile [rows, H] divided by the root mean square of each row and multiplied by `weight` [rows, H].
 
-    The squares go where the result will be: only their sum, taken in float32, is wanted.
+    The squares are written to the tile of the result: only their sum, taken in float32, is used.
     """
     rows, columns = tile.shape
     result = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)

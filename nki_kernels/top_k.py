@@ -1,4 +1,4 @@
-"""Largest values of each row and where they are: the tile helpers of lm_head.
+"""Largest values of each row and their places: the tile helpers of lm_head.
 
 Equal values come in the order of their places, lowest first, as from a stable sort of the negated row.
 """
@@ -17,19 +17,19 @@ _EIGHT = 8
 """Values that the Vector engine finds at a time."""
 
 _REMOVED = -3.0e38
-"""Takes the place of values that were found: below any score."""
+"""Replaces the values that were found: below any score."""
 
 
 def multiple_of_eight(count):
-    """The values found when `count` are wanted."""
+    """The number of values that are found for a top_k of `count`."""
     return (count + _EIGHT - 1) // _EIGHT * _EIGHT
 
 
 def take_largest(values, places, scores):
     """The largest of each row of scores [rows, n], descending, in values [rows, k], and their places (uint32).
 
-    Eight at a time; the eight are removed from `scores`, which is not preserved, before the next. Both nc_find_index8
-    and nc_match_replace8 take the first occurrences of a value that is there more than once.
+    Eight are found at a time and removed from `scores`, which is not preserved. Both nc_find_index8 and
+    nc_match_replace8 take the first occurrences of a value that a row has more than once.
     """
     for first in range(0, values.shape[1], _EIGHT):
         found = values[:, first : first + _EIGHT]
@@ -43,8 +43,8 @@ def merge(values, ids, candidates, candidate_ids):
     """The largest of each row of candidates [rows, n] @ SBUF: into values and their ids, both [rows, k] @ HBM.
 
     The engines cannot pick an element by a number that differs from partition to partition on every chip; a DMA can.
-    So the ids go to HBM as a table [rows * n, 1], and an indirect DMA fetches those at the found places, of
-    which 128 at a time lie on the partitions.
+    So the ids go to HBM as a table [rows * n, 1]. Indirect DMAs fetch those at the found places, 128 at a time, one on
+    each partition.
     """
     rows, count = candidates.shape
     keep = values.shape[1]

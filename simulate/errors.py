@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A line of the user's kernel; without a file, what has no line, such as a replayed launch."""
+    """A line of the user's kernel; an empty `file` marks a place without a line, such as a replayed launch."""
 
     file: str
     line: int
@@ -23,7 +23,7 @@ class Location:
 
 
 class NkwError(Exception):
-    """Root of all errors of NKI Workbench; `code` is stable, `where` the kernel's line once it is known."""
+    """Root of all errors of NKI Workbench; `code` is stable, `where` is the kernel's line, once known."""
 
     def __init__(self, code: str, message: str, where: Location | None = None) -> None:
         super().__init__(code, message)
@@ -41,7 +41,7 @@ class InvalidArgument(NkwError, ValueError):
 
 
 class Unsupported(NkwError):
-    """A documented name or combination that this simulator does not carry out, with the reason."""
+    """A documented name or combination that this simulator does not implement, with the reason."""
 
 
 class Deadlock(NkwError):
@@ -49,18 +49,18 @@ class Deadlock(NkwError):
 
 
 class RendezvousMismatch(NkwError):
-    """The members of a collective, a sendrecv or a barrier disagree on what they are doing."""
+    """The members of a collective, a sendrecv or a barrier disagree on its operation, shapes, dtypes or groups."""
 
 
 class NkiValidationError(NkwError):
-    """A rule of the hardware that a kernel breaks; the name that `nki.isa` documents."""
+    """A kernel breaks a rule of the hardware; `nki.isa` documents the error under this name."""
 
 
 class RuleViolation(NkiValidationError, AssertionError):
     """One instruction breaks one rule.
 
-    Also an AssertionError, because the official simulator reports rules that way and tests written for it
-    expect so. The planner's wrapper fills in the instruction and its operands, `issue` the kernel's line.
+    Also an AssertionError: the official simulator raises one, and tests written for it expect one. The planner's
+    wrapper fills in the instruction and its operands, `issue` the kernel's line.
     """
 
     def __init__(self, rule: Callable[..., object], seen: str, limit: str = "", hint: str = "") -> None:
@@ -85,11 +85,11 @@ class RuleViolation(NkiValidationError, AssertionError):
 
 
 class OutOfBounds(RuleViolation, IndexError):
-    """An access outside the tensor it names; an IndexError as well, as the Beta 1 simulator raised."""
+    """An access outside of its tensor; also an IndexError, which the Beta 1 simulator raised."""
 
 
 RULES: dict[str, str] = {}
-"""Every rule code with the sentence it enforces; `explain` prints from it."""
+"""The sentence of every rule, by code; the command `explain` prints them."""
 
 
 def rule(code: str) -> Callable[[Callable[..., object]], Callable[..., object]]:

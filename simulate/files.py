@@ -13,10 +13,10 @@ from simulate.errors import InvalidArgument
 
 @contextmanager
 def complete(path: str | os.PathLike[str], what: str, code: str) -> Iterator[TextIO]:
-    """A text file, UTF-8, that takes its place when the block ends without an error.
+    """A UTF-8 text file that replaces `path` when the block ends without an error.
 
-    Through a link, the file it stands for is replaced. Raises InvalidArgument under `code` where it cannot be written;
-    `what` names it in the sentence.
+    A symbolic link stays, and its target is replaced. Raises InvalidArgument under `code` where the file cannot be
+    written; the message calls the file `what`.
     """
     target = _regular(path, what, code)
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
@@ -34,7 +34,7 @@ def complete(path: str | os.PathLike[str], what: str, code: str) -> Iterator[Tex
 
 
 def claim(path: str | os.PathLike[str], what: str, code: str) -> Path:
-    """Find out, before the work that fills it begins, whether a file can be written; returns its absolute path.
+    """Check that a file can be written, before the work that fills it begins; returns its absolute path.
 
     Raises InvalidArgument as `complete` does.
     """
@@ -51,7 +51,7 @@ def claim(path: str | os.PathLike[str], what: str, code: str) -> Path:
 
 
 def _regular(path: str | os.PathLike[str], what: str, code: str) -> Path:
-    """Where a file of this name lies or will lie. Nothing else may lie there: a rename would take a device's place."""
+    """The path of a regular file that exists or may be made; a rename onto anything else would replace a device."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise InvalidArgument(code, f"the {what} cannot be written to {path}: it is a folder")

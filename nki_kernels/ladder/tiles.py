@@ -1,4 +1,4 @@
-"""What the rungs share: whole tiles of 128 partitions and 512 columns, loaded, accumulated and stored."""
+"""Helpers of the rungs: whole tiles of 128 partitions and 512 columns, loaded, accumulated and stored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 PARTITIONS = 128
-COLUMNS = 512  # of float32: one PSUM bank of a partition, and what one nc_matmul moves at most
+COLUMNS = 512  # of float32: one PSUM bank of a partition, and the widest moving tile of nc_matmul
 
 
 def expect_whole_tiles(a_t, b):

@@ -1,8 +1,8 @@
 """Detectors: findings about a launch, whether it ran to its end or stopped.
 
 A detector is a pure function `detect` of a `Launch` and of the `Evidence` that was gathered while it ran. Every file of
-this folder with such a function is a family of detectors; its first line names what it finds. `sync` explains deadlocks
-and disagreements of cores. `orders` and `interleavings` execute a launch again on request. `lint` reads source code.
+this folder with such a function is a family of detectors; its first line names what it finds. `deadlocks` explains why cores
+wait for each other. `orders` and `interleavings` execute a launch again on request. `lint` reads source code.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from simulate.check.deadlocks import explain
 from simulate.check.evidence import Evidence
 from simulate.check.findings import KINDS, Finding, Severity, from_error, in_order, text
 from simulate.check.formats import Format, render
 from simulate.check.gather import Gatherer, gathered
-from simulate.check.sync import explain
 from simulate.errors import Deadlock, NkwError, RendezvousMismatch
 from simulate.run import Launch
 
@@ -32,14 +32,14 @@ DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Everything that the detectors find in one launch, in a fixed order."""
+    """The findings of all detectors about one launch, in a fixed order."""
     return in_order(finding for look in DETECTORS.values() for finding in look(launch, evidence))
 
 
 def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) -> list[Finding]:
     """The findings of all launches that a call makes; an error that stops one of them is a finding too.
 
-    orders and seeds: as for `gathered`. Passes on what the call raises, unless a kernel broke a rule.
+    orders and seeds: as for `gathered`. Raises every error of the call that is not an NkwError.
     """
     with gathered(orders, seeds) as seen:
         try:
@@ -69,8 +69,8 @@ def finding_of(error: NkwError) -> Finding:
         return explain(error)
     finding = from_error(error)
     if error.code == "NKW-UNWRITTEN" and "in shared_hbm" in finding.message:
-        # Cores run one at a time: without a barrier the other core may not have written yet.
-        hint = "if the other core writes it, nisa.core_barrier(data=…, cores=(0, 1)) before the read"
+        # The simulator runs one core at a time: without a barrier the other core may not have written yet.
+        hint = "if the other core writes it, put nisa.core_barrier(data=…, cores=(0, 1)) before the read"
         return replace(finding, hint=hint)
     return finding
 

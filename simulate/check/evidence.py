@@ -1,7 +1,7 @@
-"""What detectors read of a launch: its streams, and the values that were seen while it ran.
+"""Evidence: facts about the values of a launch that its streams do not hold, observed while the launch runs.
 
-The stream has the exact layout of every operand, and what each instruction does to the state of its core. Values are
-gone after a launch: run-time addresses, digests of what was written, ranges of operands. `Evidence` observes those.
+A stream has the exact layout of every operand, and the effect of each instruction on the state of its core. It has no
+values: no run-time addresses, no digests of written bytes, no ranges of operands. `Evidence` observes those.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FP8_E4M3_MAX = 240.0  # of the chip's own e4m3, to which chips without e4m3fn c
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something about the values of one operand of an event: the operand's tensor and what was seen."""
+    """An observation about the values of one operand: its event, its tensor and the observed fact as text."""
 
     event: int
     tensor: int
@@ -40,7 +40,7 @@ class Note:
 
 
 class CoreEvidence:
-    """What is known of one core's stream: what was seen while it ran, and what follows from its templates."""
+    """Facts about one core's stream, observed while it ran or derived from its templates."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -57,18 +57,18 @@ class CoreEvidence:
 
     @cached_property
     def accesses(self) -> list[tuple[Access, ...]]:
-        """The operands of every event, spelled out once for all detectors."""
+        """The accesses of every event, computed once for all detectors."""
         return [self._stream.accesses(index) for index in range(len(self._stream))]
 
     @cached_property
     def registers(self) -> dict[int, Registers]:
-        """What events do with the accumulator registers of their engine."""
+        """How events use the accumulator registers of their engine, by event."""
         found = self._by_template(lambda plan: plan.registers)
         return {event: registers for event, registers in found if registers is not None}
 
     @cached_property
     def generators(self) -> dict[int, State]:
-        """The random state that events use."""
+        """The random generator that an event seeds or draws from, by event."""
         found = self._by_template(lambda plan: plan.state if plan.registers is None else None)
         return {event: state for event, state in found if state is not None}
 
@@ -84,12 +84,12 @@ class CoreEvidence:
 
     @cached_property
     def transfers(self) -> Transfers:
-        """What DMAs do within one tensor."""
+        """The DMAs that read and write one tensor, or that write an element twice."""
         return Transfers(self._stream, self.addresses)
 
 
 class Transfers:
-    """DMAs that read and write one tensor, and DMAs that write an element twice; exactly, by their patterns."""
+    """DMAs that read and write one tensor, and DMAs that write an element twice, by their exact patterns."""
 
     def __init__(self, stream: Stream, addresses: dict[tuple[int, int], np.ndarray]) -> None:
         self.onto_themselves: set[int] = set()  # from a place to the same place
@@ -156,17 +156,17 @@ class Returned:
 
 
 class Evidence:
-    """What is known of one launch: told of its instructions, and read by the detectors afterwards."""
+    """Facts about one launch: the launch reports its instructions here, and detectors read the facts afterwards."""
 
     def __init__(self) -> None:
         self._cores: dict[int, CoreEvidence] = {}
         self._kept: list[Stream] = []
         self.returned: list[Returned] = []
         self.varied: list[Finding] = []
-        """What showed when the launch was run again in other orders."""
+        """Findings of executing the launch again, in other orders or under other core schedules."""
 
     def of(self, stream: Stream) -> CoreEvidence:
-        """What is known of a stream; nothing of its values if it ran unobserved."""
+        """The facts about a stream; none about its values if it ran unobserved."""
         known = self._cores.get(id(stream))
         if known is None:
             known = self._cores[id(stream)] = CoreEvidence(stream)
@@ -181,7 +181,7 @@ class Evidence:
         writes: Tensors,
         operands: Sequence[Any],
     ) -> None:
-        """Note which values an instruction reads."""
+        """Observe the values that an instruction is about to read."""
         known = self.of(core.stream)
         event = len(core.stream)
         if plan.domain is Domain.float32 and len(operands) == len(reads):
@@ -199,7 +199,7 @@ class Evidence:
         writes: Tensors,
         operands: Sequence[Any],
     ) -> None:
-        """Note what an instruction touched."""
+        """Observe which elements an instruction touched, and what it wrote."""
         known = self.of(core.stream)
         event = len(core.stream)
         by_dma = plan.engine is Engine.dma and plan.rendezvous is None
@@ -249,11 +249,12 @@ class Evidence:
             elif tile.dtype == "float8_e4m3fn":
                 most = float(np.nanmax(np.abs(operand))) if operand.size else 0.0
                 if most > _FP8_E4M3_MAX:
-                    core.wide_fp8.append(Note(event, tile.storage.serial, f"a value of magnitude {most:g}"))
+                    seen = f"a value of magnitude {most:g}, above the chip's largest of {_FP8_E4M3_MAX:g}"
+                    core.wide_fp8.append(Note(event, tile.storage.serial, seen))
 
     @staticmethod
     def _transpose(core: CoreEvidence, event: int, tile: NkiTensor, operand: np.ndarray) -> None:
-        """A transpose that multiplies by an identity: 0 times what is not finite is NaN."""
+        """Observe a transpose by a product with the identity: 0 times a value that is not finite is NaN."""
         count = int((~np.isfinite(operand)).sum())
         if count:
             seen = (
@@ -271,9 +272,7 @@ class Evidence:
         values = np.asarray(argument.of(*operands))
         outside = ~function.in_domain(values)
         if function.name == "sqrt":
-            outside &= (
-                values != 0
-            )  # the documented lower end says nothing of an exact zero, whose root is exact
+            outside &= values != 0  # the root of zero is exact, whatever the documented lower end
         count = int(outside.sum())
         if count:
             low, high = function.domain
@@ -306,7 +305,7 @@ class Evidence:
 
 
 def tensors_of(value: Any) -> Iterator[NkiTensor]:
-    """The tensors in what a kernel returned."""
+    """The tensors in the value that a kernel returned."""
     if isinstance(value, NkiTensor):
         yield value
     elif isinstance(value, (tuple, list)):

@@ -1,4 +1,4 @@
-"""A finding: what is wrong, how badly, the accesses that collide with their bytes and lines, and what to do."""
+"""A finding: its code and severity, the fault in words, the accesses with bytes and lines, and a remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FindingKind:
-    """One thing that can be found: its stable code, its usual severity and the sentence behind it."""
+    """A kind of finding: its stable code, its usual severity, and the broken rule as a sentence."""
 
     code: str
     severity: Severity
@@ -31,7 +31,7 @@ KINDS: dict[str, FindingKind] = {}
 
 
 def kind(code: str, severity: Severity, sentence: str) -> FindingKind:
-    """Register what a detector or a lint rule can find."""
+    """Register a kind of finding of a detector or a lint rule."""
     assert code not in KINDS, f"code {code} is used twice"
     made = KINDS[code] = FindingKind(code, severity, sentence)
     return made
@@ -39,7 +39,7 @@ def kind(code: str, severity: Severity, sentence: str) -> FindingKind:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One access in a finding: who touches which bytes of which tensor, and where in the kernel."""
+    """One access in a finding: core, instruction, tensor, rows, bytes, and the line of the kernel."""
 
     rank: int
     core: int
@@ -111,12 +111,17 @@ def found(
     return Finding(what.code, severity or what.severity, message, where, tuple(touches), hint)
 
 
+def barrier_between(tensor: str) -> str:
+    """The hint for accesses of the two cores of a rank to one tensor that nothing orders."""
+    return f"put nisa.core_barrier(data={tensor}, cores=(0, 1)) between the accesses, or give each core its own part"
+
+
 def from_error(error: NkwError) -> Finding:
     """A rule that a kernel broke while it ran, as a finding."""
     hint = error.hint if isinstance(error, RuleViolation) else ""
     head, *rest = str(error).removeprefix(f"[{error.code}] ").split("\n")
-    said = [line for line in rest if not line.startswith(("  at ", "  try: "))]
-    return Finding(error.code, Severity.error, "\n".join([head, *said]), error.where, (), hint)
+    kept = [line for line in rest if not line.startswith(("  at ", "  try: "))]
+    return Finding(error.code, Severity.error, "\n".join([head, *kept]), error.where, (), hint)
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Which bytes of a tensor an instruction touches, exactly, and what a write leaves in them."""
+"""Footprints: the exact bytes of a tensor that an instruction touches, and the values that a write left there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FEW_BYTES = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The bytes that one operand touches: a pattern of elements in the storage, or their numbers."""
+    """The bytes that one operand touches: a pattern of elements in the storage, or a list of element numbers."""
 
     tensor: int
     width: int
@@ -32,7 +32,7 @@ class Footprint:
     )  # these bytes, a row per element, in shared HBM
 
     def in_order(self) -> np.ndarray:
-        """The elements in the storage, in units of the width, in the order of the pattern."""
+        """The numbers of the elements in the storage, in the order of the pattern; a number times `width` is a byte."""
         if self.elements is not None:
             return self.elements
         numbers = np.array([self.offset], np.int64)
@@ -41,15 +41,15 @@ class Footprint:
         return numbers
 
     def numbers(self) -> np.ndarray:
-        """The elements in the storage, in units of the width, each once."""
+        """The numbers of the elements in the storage, ascending, each once."""
         return np.unique(self.in_order())
 
     def bytes(self) -> np.ndarray:
         """The byte offsets in the storage, each once."""
         return np.add.outer(self.numbers() * self.width, np.arange(self.width)).reshape(-1)
 
-    def left(self) -> tuple[np.ndarray, np.ndarray]:
-        """The byte offsets that a write of shared HBM touches, each once, and the bytes that it left there."""
+    def contents(self) -> tuple[np.ndarray, np.ndarray]:
+        """The byte offsets that a write of shared HBM touched, each once, and the bytes that it left there."""
         assert self.values is not None
         numbers, at = np.unique(self.in_order(), return_index=True)
         places = np.add.outer(numbers * self.width, np.arange(self.width)).reshape(-1)
@@ -59,11 +59,11 @@ class Footprint:
         """Whether both are the same elements, in the same order."""
         if self.elements is None or other.elements is None:
             return self.elements is other.elements and self == other
-        alike = self.tensor == other.tensor and self.width == other.width
-        return alike and np.array_equal(self.elements, other.elements)
+        comparable = self.tensor == other.tensor and self.width == other.width
+        return comparable and np.array_equal(self.elements, other.elements)
 
     def meets(self, other: Footprint) -> bool:
-        """Whether a byte is common to both."""
+        """Whether both touch a common byte."""
         if self.tensor != other.tensor:
             return False
         if self.width == other.width:
@@ -72,31 +72,31 @@ class Footprint:
 
 
 def footprint(tile: NkiTensor, skip_out_of_range: bool) -> Footprint:
-    """What a view touches; the elements themselves where an index was read at run time."""
+    """The footprint of a view; with a run-time index, by the numbers of the selected elements."""
     if tile.dynamic is None:
         return footprint_of(tile.storage.serial, tile.layout)
     return addressed(tile.storage.serial, tile.layout, addresses(tile, skip_out_of_range))
 
 
 def footprint_of(serial: int, layout: Layout) -> Footprint:
-    """What a view of an allocation touches."""
+    """The footprint of a view without a run-time index, given its allocation and layout."""
     return Footprint(serial, layout.dtype.storage.itemsize, layout.offset, layout.shape, layout.strides)
 
 
 def addressed(serial: int, layout: Layout, elements: np.ndarray) -> Footprint:
-    """What a view with a run-time address touches, given the elements of the allocation that it led to."""
+    """The footprint of a view with a run-time address, given the elements that the address selected."""
     return Footprint(serial, layout.dtype.storage.itemsize, 0, (), (), elements)
 
 
 def addresses(tile: NkiTensor, skip_out_of_range: bool) -> np.ndarray:
-    """The elements of the allocation to which a run-time address leads now."""
+    """The numbers of the elements that a run-time address selects now."""
     where = resolve(tile, skip_out_of_range)
     elements = where.elements if where.inside is None else where.elements[where.inside]
     return elements.reshape(-1)
 
 
 def folds(layout: Layout) -> bool:
-    """Whether two elements of a view may be one of its storage: a step is no longer than the steps within it reach."""
+    """Whether two elements of a view may be one element of storage: a stride is within the reach of smaller ones."""
     reach = 0
     for stride, extent in sorted((abs(s), e) for s, e in zip(layout.strides, layout.shape) if e > 1):
         if stride <= reach or not stride:
@@ -106,7 +106,7 @@ def folds(layout: Layout) -> bool:
 
 
 def written(tile: NkiTensor, plan: Plan, keep: bool = False) -> Footprint:
-    """What a write that has just been carried out touched, with a digest of its bytes, or the bytes as well."""
+    """The footprint of a write that was just executed, with a digest of its bytes; with `keep`, the bytes as well."""
     made = footprint(tile, plan.skip_out_of_range)
     values = np.ascontiguousarray(tile.array if made.elements is None else flat(tile).array[made.elements])
     kept = np.frombuffer(values.tobytes(), np.uint8).reshape(-1, made.width) if keep else None
@@ -115,10 +115,10 @@ def written(tile: NkiTensor, plan: Plan, keep: bool = False) -> Footprint:
 
 
 def _digest(values: np.ndarray) -> int:
-    """A number that values have in common if their bytes are equal, and hardly otherwise.
+    """A digest of values: equal bytes have equal digests, other bytes almost never do.
 
-    Of many bytes the sums of rows and of columns of words decide, which change where rows, columns or words are
-    exchanged. For 128 x 512 float32 they take 16 us, a checksum of all bytes 50.
+    The digest of many bytes covers the sums of rows and of columns of words, which change where rows, columns or words
+    are exchanged. For 128 x 512 float32 the sums take 16 us, a checksum of all bytes 50 us.
     """
     words = values.reshape(values.shape[0], -1) if values.ndim > 1 else values.reshape(1, -1)
     if values.nbytes < _FEW_BYTES or words.shape[1] * words.itemsize % 8:

@@ -1,4 +1,4 @@
-"""Findings for programs: JSON, and SARIF 2.1.0 for code hosts and editors."""
+"""The formats of a report: text, JSON, and SARIF 2.1.0 for code hosts and editors."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _sarif_location(where: Location) -> dict[str, Any]:
 
 
 def sentence(code: str) -> str:
-    """The sentence behind a code of a rule, a detector or a lint rule; empty for a code that nobody registered."""
+    """The sentence behind a code of a rule, a detector or a lint rule; empty for an unregistered code."""
     return KINDS[code].sentence if code in KINDS else RULES.get(code, "")
 
 

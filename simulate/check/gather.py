@@ -1,4 +1,4 @@
-"""Gathering evidence of the launches that some code makes, and running each of them again on request."""
+"""Gathers the evidence of launches, and executes each launch again on request."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class Gatherer(Observer):
     sees_instructions = True
 
     def __init__(self, orders: int = 0, seeds: int = 0) -> None:
-        """`orders` legal orders and `seeds` random schedules of the cores are tried for every launch."""
+        """Every launch is tried in `orders` legal orders and under `seeds` random core schedules."""
         if orders < 0 or seeds < 0:
             raise InvalidArgument(
-                "NKW-CHECK-COUNT", f"orders={orders}, seeds={seeds}; give 0 or more of each"
+                "NKW-CHECK-COUNT",
+                f"orders={orders}, seeds={seeds}: a count is negative; give 0 or more of each",
             )
         self.launches: list[tuple[Launch, Evidence]] = []
         self.errors: list[NkwError] = []
@@ -41,10 +42,10 @@ class Gatherer(Observer):
     def began(
         self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
     ) -> None:
-        """Drop what an earlier launch has left that did not end, and get ready for this one."""
+        """Drop the evidence of an earlier launch that did not end, and begin that of this one."""
         self._forget()
         if request.elsewhere is not None:
-            return  # the other processes would have to repeat it as well
+            return  # the processes of the other ranks would have to repeat the launch as well
         if self._orders:
             self._arguments = [[Snapshot.of(storage) for storage in rank] for rank in inputs]
         if self._seeds and len(cores) > 1:
@@ -75,7 +76,7 @@ class Gatherer(Observer):
             self._repeatable.trace.issued(core, plan, reads, writes, operands)
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """Close the evidence of a launch, and run it again if that was asked for."""
+        """Close the evidence of a launch, and execute the launch again if orders or seeds were asked for."""
         evidence, arguments, repeatable = self._now, self._arguments, self._repeatable
         evidence.ended(launch, returned)
         self.launches.append((launch, evidence))
@@ -86,7 +87,7 @@ class Gatherer(Observer):
             evidence.varied += orders.vary(ReorderedLaunch(launch, arguments), self._orders)
 
     def refused(self, error: NkwError) -> None:
-        """Keep what stopped a launch: a fault is one even if the script that made the launch goes on without it."""
+        """Keep the error that stopped a launch, also where the script catches it and continues."""
         self.errors.append(error)
 
 
@@ -95,7 +96,7 @@ def gathered(orders: int = 0, seeds: int = 0) -> Iterator[Gatherer]:
     """Gather evidence of the launches made inside a `with` block.
 
     orders: that many legal orders of its instructions are tried for each launch; its outputs must not depend on them.
-    seeds: each launch of several cores is made again on that many random schedules, drawn from the seeds 1, 2, …
+    seeds: each launch of several cores is repeated under that many random core schedules, of the seeds 1, 2, …
     Raises InvalidArgument for a negative count.
     """
     gatherer = Gatherer(orders, seeds)

@@ -1,8 +1,8 @@
-"""`turns`: a launch of several cores made again with turns drawn from seeds, and compared byte for byte.
+"""Repeats a launch of several cores under random core schedules, and compares the outputs byte for byte.
 
-Between rendezvous the cores of a launch run side by side on the chip, one after the other here. A seed draws who runs,
-and after which instruction another core goes on. What is compared are the outputs and the arguments that the kernel
-wrote to. A launch is made once more with the usual turns first: what differs then is no matter of turns.
+Between rendezvous the cores of a launch run in parallel on the chip; the simulator runs one core at a time. A seed
+decides which core runs, and after which instruction another one takes over. The outputs are compared, and the arguments
+that the kernel wrote to. The first repetition has the usual schedule: bytes that differ there depend on no schedule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from simulate.check.evidence import Returned
-from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
+from simulate.check.findings import Finding, Severity, Touch, barrier_between, found, kind, touch
 from simulate.check.footprint import Footprint, footprint
 from simulate.errors import InvalidArgument, Location, NkwError
 from simulate.isa.plan import Plan
@@ -25,21 +25,21 @@ from simulate.run.launch import LaunchRequest, Observer, execute_launch
 from simulate.run.machine import NeuronCore, Tensors
 from simulate.run.stream import READ, Stream
 
-TURNS = kind(
+SCHEDULE = kind(
     "NKW-TURNS",
     Severity.error,
-    "The outputs are other bytes where the cores of a launch take turns in another order.",
+    "The outputs of a launch are the same bytes under every schedule of its cores.",
 )
 REPEATED = kind(
     "NKW-NOT-REPEATABLE",
     Severity.error,
-    "The same launch made twice gives other bytes: the kernel's Python keeps something between launches.",
+    "The same launch gives the same bytes twice: the kernel's Python keeps no state between launches.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """What one event of one core touches in shared HBM."""
+    """One access of shared HBM by one event of one core."""
 
     core: int
     event: int
@@ -48,7 +48,7 @@ class _Use:
 
 
 class Trace(Observer):
-    """An observer that notes in which order cores issue, and what they touch in shared HBM."""
+    """An observer that records the order in which cores issue, and their accesses of shared HBM."""
 
     sees_instructions = True
 
@@ -64,7 +64,7 @@ class Trace(Observer):
         writes: Tensors,
         operands: Sequence[Any],
     ) -> None:
-        """Note the event and its accesses of shared HBM."""
+        """Record the event and its accesses of shared HBM."""
         event = len(core.stream)
         self.order.append((core.index, event))
         if plan.rendezvous is None and core.rank.logical_core_size > 1:
@@ -77,7 +77,7 @@ class Trace(Observer):
 
 
 class Repeatable:
-    """A launch about to be made, with copies of its arguments, and the trace of its first run."""
+    """A launch that can be repeated: copies of its arguments, and the trace of its first run."""
 
     def __init__(self, request: LaunchRequest) -> None:
         """Raises InvalidArgument for an argument that cannot be copied."""
@@ -87,11 +87,14 @@ class Repeatable:
 
     @property
     def given(self) -> Sequence[Any]:
-        """The arguments of the first launch, with what the kernel wrote to them."""
+        """The arguments of the first launch, as the kernel left them."""
         return self._request.arguments
 
-    def again(self, seed: int | None) -> tuple[list[np.ndarray], Trace]:
-        """Launch once more; returns the arrays of its outputs and arguments, and the trace."""
+    def repeat(self, seed: int | None) -> tuple[list[np.ndarray], Trace]:
+        """Repeat the launch under the schedule of a seed, None for the usual one.
+
+        Returns the arrays of its outputs and arguments, and the trace.
+        """
         arguments, trace = _copied(self._kept), Trace()
         request = replace(self._request, arguments=arguments, seed=seed, observers=(trace,))
         outputs = execute_launch(request).outputs
@@ -100,9 +103,9 @@ class Repeatable:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """What is different when a launch is made again; `array` and `byte` tell the first byte that is."""
+    """How a repeated launch differs; `array` and `byte` locate the first byte that differs."""
 
-    said: str
+    text: str
     where: Location | None = None
     trace: Trace | None = None
     array: int = -1
@@ -110,7 +113,7 @@ class _Difference:
 
 
 def vary(call: Repeatable, launch: Launch, returned: Sequence[Returned], count: int) -> list[Finding]:
-    """Make a launch that has ended again with the seeds 1 … `count`; one finding per pair of lines.
+    """Repeat a launch that has ended under the schedules of seeds 1 … `count`; one finding per pair of lines.
 
     `returned` names the tensors that were returned, rank by rank.
     """
@@ -121,7 +124,7 @@ def vary(call: Repeatable, launch: Launch, returned: Sequence[Returned], count: 
         return [
             found(
                 REPEATED,
-                f"the same launch, made again, {repeated.said}",
+                f"the same launch, repeated, {repeated.text}",
                 repeated.where or (blamed.where if blamed else None),
                 [blamed] if blamed else [],
                 hint="let the kernel depend on its arguments alone, not on Python variables that it changes",
@@ -137,32 +140,36 @@ def vary(call: Repeatable, launch: Launch, returned: Sequence[Returned], count: 
 
 
 def _try(call: Repeatable, seed: int | None, expected: list[np.ndarray]) -> _Difference | None:
-    """Make the launch again; what is different, or None if nothing is."""
+    """Repeat the launch; returns how it differs, or None."""
     try:
-        seen, trace = call.again(seed)
+        seen, trace = call.repeat(seed)
     except NkwError as error:
         return _Difference(f"is refused: {error.message}", error.where)
     except Exception as error:
         return _Difference(f"raises {type(error).__name__}: {error}")
     if len(seen) != len(expected):
-        return _Difference("returns another number of arrays", None, trace)
+        return _Difference(
+            f"has {len(seen)} arrays as outputs and arguments instead of {len(expected)}", None, trace
+        )
     for number, (one, other) in enumerate(zip(seen, expected)):
         if one.shape != other.shape or one.dtype != other.dtype:
-            return _Difference(
-                f"returns {one.shape} {one.dtype} instead of {other.shape} {other.dtype}", None, trace
+            text = (
+                f"gives array {number} of its outputs and arguments as {one.shape} {one.dtype} instead of "
+                f"{other.shape} {other.dtype}"
             )
+            return _Difference(text, None, trace)
         places = np.flatnonzero(_bytes(one) != _bytes(other))
         if len(places):
-            said = (
-                f"gives {len(places)} other bytes in array {number} of its outputs and arguments, {one.shape} "
+            text = (
+                f"changes {len(places)} bytes of array {number} of its outputs and arguments, {one.shape} "
                 f"{one.dtype}, the first at byte {places[0]}"
             )
-            return _Difference(said, None, trace, number, int(places[0]))
+            return _Difference(text, None, trace, number, int(places[0]))
     return None
 
 
 def _last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference) -> Touch | None:
-    """The event that wrote the first differing byte last, if it lies in a tensor that was returned."""
+    """The last write of the first differing byte, if a returned tensor holds that byte."""
     if not 0 <= seen.array < len(returned):
         return None
     tensor = returned[seen.array]
@@ -181,7 +188,7 @@ def _last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference)
 
 
 def _swapped(usual: Trace, drawn: Trace) -> tuple[_Use, _Use] | None:
-    """Of the conflicting accesses of two cores that changed places, the pair that did so first; usual order."""
+    """The first pair of conflicting accesses of two cores that the drawn schedule swapped, in the usual order."""
     place = {issued: at for at, issued in enumerate(drawn.order)}
     uses = [use for use in usual.uses if (use.core, use.event) in place]
     early = sorted(range(len(uses)), key=lambda at: place[uses[at].core, uses[at].event])
@@ -202,21 +209,20 @@ def _swapped(usual: Trace, drawn: Trace) -> tuple[_Use, _Use] | None:
 def _finding(
     call: Repeatable, launch: Launch, returned: Sequence[Returned], seed: int, seen: _Difference
 ) -> Finding:
-    said = f"with turns drawn from seed {seed} the launch {seen.said}"
+    text = f"under the core schedule of seed {seed} the launch {seen.text}"
     pair = None if seen.trace is None else _swapped(call.trace, seen.trace)
     if pair is not None:
         one, other = pair
         touches = [_touch(launch.streams[use.core], use) for use in pair]
         blamed = touches[0] if other.writes and not one.writes else touches[1]
         name = launch.streams[one.core].tensors[one.where.tensor].name
-        hint = f"nisa.core_barrier(data={name}, cores=(0, 1)) between, or different parts for each core"
-        return found(TURNS, said, blamed.where, touches, hint)
+        return found(SCHEDULE, text, blamed.where, touches, barrier_between(name))
     if seen.where is not None:
-        hint = "order what both cores access with nisa.core_barrier, or give each core parts of its own"
-        return found(TURNS, said, seen.where, hint=hint)
+        hint = "order the accesses of the two cores with nisa.core_barrier, or give each core its own part"
+        return found(SCHEDULE, text, seen.where, hint=hint)
     writer = _last_write(launch, returned, seen)
     hint = "let no core depend on Python variables that another core changes"
-    return found(TURNS, said, writer.where if writer else None, [writer] if writer else [], hint)
+    return found(SCHEDULE, text, writer.where if writer else None, [writer] if writer else [], hint)
 
 
 def _touch(stream: Stream, use: _Use) -> Touch:
@@ -233,7 +239,9 @@ def _copied(arguments: Any) -> Any:
         return copy.deepcopy(arguments)
     except TypeError as error:
         raise InvalidArgument(
-            "NKW-CHECK-ARGUMENTS", f"a launch with these arguments cannot be made again: {error}"
+            "NKW-CHECK-ARGUMENTS",
+            f"a launch cannot be repeated under other schedules, because an argument cannot be copied: {error}; pass "
+            "arrays and plain values, or 0 seeds",
         ) from None
 
 

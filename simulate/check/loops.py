@@ -1,7 +1,7 @@
-"""`loops`: what a device loop cannot do, though the simulator, which runs the body anew every time, can.
+"""`loops`: bodies of device loops that run in the simulator and not on the device.
 
-On the device one body serves all iterations. So its tiles are gone when an iteration ends, and Python values that
-change from one iteration to the next are those of the one time that the body was compiled.
+The simulator runs the Python body in every iteration. The device runs one compiled body in all of them. So tiles of
+the body are gone when an iteration ends, and Python values stay what they were when the body was compiled.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from simulate.run.stream import Access, Stream
 ESCAPED = kind(
     "NKW-LOOP-TILE",
     Severity.error,
-    "A tensor made in an iteration of a device loop is used in that iteration only.",
+    "A tensor that an iteration of a device loop allocates is used in that iteration only.",
 )
 CARRIED = kind(
     "NKW-LOOP-CARRIED",
     Severity.error,
-    "All iterations of a device loop are one body; Python values that change between them stay as they were first.",
+    "The body of a device loop is compiled once; Python values that change between iterations keep the first value.",
 )
 
-Shape = tuple[str, int, tuple[object, ...]]
-"""What one event of an iteration is: its operator, its line, and where its operands lie."""
+Signature = tuple[str, int, tuple[object, ...]]
+"""An event as iterations are compared: its operator, its line, and tensor and box of its operands."""
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Tiles that leave the iteration they were made in, and iterations that differ by Python values."""
+    """Tiles used outside of the iteration that allocated them, and iterations that differ by Python values."""
     findings: list[Finding] = []
     for stream in launch.streams:
         if stream.loops:
@@ -56,8 +56,8 @@ def _escaped(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
             findings.append(
                 found(
                     ESCAPED,
-                    f"{record.name} {record.shape} was made in an iteration of a device loop at {record.where}, and "
-                    f"is used {after}",
+                    f"{record.name} {record.shape}, allocated in an iteration of a device loop at {record.where}, is "
+                    f"used {after}",
                     stream.event(event).where,
                     [touch(stream, event, access)],
                     hint="allocate it before the loop",
@@ -74,26 +74,30 @@ def _carried(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
         bodies[loop].setdefault(path[-1], []).append(event)
     for iterations in bodies.values():
         first, *others = iterations.values()
-        expected = list(_shapes(stream, accesses, first))
+        expected = list(_signatures(stream, accesses, first))
         for number, events in enumerate(others, 2):
-            different = _first_difference(expected, list(_shapes(stream, accesses, events)), first, events)
+            different = _first_difference(
+                expected, list(_signatures(stream, accesses, events)), first, events
+            )
             if different is not None:
                 findings.append(
                     found(
                         CARRIED,
-                        f"iteration {number} of a device loop is not the first one again: {_words(stream, different)} "
-                        "is another instruction, or has operands at other places",
+                        f"iteration {number} of a device loop differs from the first one: {_named(stream, different)} "
+                        "is another instruction, or has its operands at other places",
                         stream.event(different).where,
                         [touch(stream, different, a) for a in accesses[different][-1:]],
-                        hint="address by the counter, with scalar_offset=…; keep what changes in a tile or a register",
+                        hint="address by the loop counter, scalar_offset=…; keep what varies in a tile or a register",
                     )
                 )
                 break
     return findings
 
 
-def _shapes(stream: Stream, accesses: Sequence[tuple[Access, ...]], events: list[int]) -> Iterator[Shape]:
-    """The events of one iteration; tensors made in it, and registers, are numbered in their order."""
+def _signatures(
+    stream: Stream, accesses: Sequence[tuple[Access, ...]], events: list[int]
+) -> Iterator[Signature]:
+    """The signatures of one iteration; tensors that it allocates, and registers, are numbered in order of use."""
     own: dict[int, int] = {}
     for event in events:
         operands: list[object] = []
@@ -106,9 +110,9 @@ def _shapes(stream: Stream, accesses: Sequence[tuple[Access, ...]], events: list
 
 
 def _first_difference(
-    expected: list[Shape], seen: list[Shape], first: list[int], events: list[int]
+    expected: list[Signature], seen: list[Signature], first: list[int], events: list[int]
 ) -> int | None:
-    """The first event that is not the same in both; where one iteration ends early, the other's next."""
+    """The first event that differs; where one iteration ends early, the next event of the other one."""
     for at, (before, now) in enumerate(zip(expected, seen)):
         if before != now:
             return events[at]
@@ -117,5 +121,5 @@ def _first_difference(
     return first[len(seen)] if len(seen) < len(expected) else None
 
 
-def _words(stream: Stream, event: int) -> str:
+def _named(stream: Stream, event: int) -> str:
     return f"{stream.op_names[stream.ops[event]]} #{event}"

@@ -1,9 +1,9 @@
-"""`order`: a launch carried out again in other orders that its dependences allow, and compared byte for byte.
+"""Executes a launch again in other orders that its dependences allow, and compares the outputs byte for byte.
 
-The engines of a core run side by side. The compiler keeps apart what touches the same bytes of one tensor or the same
-state of an engine, and the cores of a rank wait for each other only where the kernel says so. Every order that keeps
-this is legal on the chip, and a kernel that is right computes the same in all of them. Orders are drawn from fixed
-seeds; in the first one, of the steps that may come next, always the one issued last does.
+The engines of a core run in parallel. The compiler orders instructions that touch the same bytes of one tensor or the
+same state of an engine. The cores of a rank wait for each other only where the kernel says so. Every order that keeps
+these dependences is legal on the chip, and a correct kernel computes the same bytes in all of them. Orders are drawn
+from fixed seeds; the first order always takes, of the steps that may come next, the one issued last.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.findings import Finding, Severity, barrier_between, found, kind, touch
 from simulate.check.precedence import draw, predecessors
 from simulate.check.reorder import EventOfCore, ReorderedLaunch
 from simulate.errors import NkwError
@@ -23,12 +23,12 @@ from simulate.run.stream import READ, Access, Stream
 ORDER = kind(
     "NKW-ORDER",
     Severity.error,
-    "The outputs are other bytes where the instructions run in another order that their dependences allow.",
+    "The outputs are the same bytes in every order of the instructions that their dependences allow.",
 )
 
 
 def vary(launch: ReorderedLaunch, count: int) -> list[Finding]:
-    """Play a launch that has ended in `count` legal orders; one finding per pair of lines that nothing orders."""
+    """Execute a launch that has ended in `count` legal orders; one finding per pair of lines that nothing orders."""
     before = predecessors(launch)
     expected = launch.run(range(len(launch)))
     findings: dict[tuple[object, ...], Finding] = {}
@@ -37,20 +37,20 @@ def vary(launch: ReorderedLaunch, count: int) -> list[Finding]:
         try:
             seen = launch.run(order)
         except NkwError as error:
-            said = f"is refused: {error.message}"
+            text = f"is refused: {error.message}"
         else:
             if seen == expected:
                 continue
-            said = f"gives {difference(launch, seen, expected)}"
+            text = f"changes {difference(launch, seen, expected)}"
         pair = _unordered(launch, order)
-        finding = _finding(launch, f"legal order {number + 1} of {count} {said}", pair)
+        finding = _finding(launch, f"legal order {number + 1} of {count} {text}", pair)
         lines = tuple((each.part.core, _line(launch, each), each.writes) for each in pair or ())
         findings.setdefault(lines, finding)
     return list(findings.values())
 
 
 def difference(launch: ReorderedLaunch, seen: list[bytes], expected: list[bytes]) -> str:
-    """How many bytes of the first result that differs are others, and where the first of them lies."""
+    """The number of differing bytes in the first result that differs, and the place of the first one."""
     at = next(at for at, pair in enumerate(zip(seen, expected)) if pair[0] != pair[1])
     stream, storage = launch.results[at]
     record = stream.tensors[storage.serial]
@@ -58,14 +58,14 @@ def difference(launch: ReorderedLaunch, seen: list[bytes], expected: list[bytes]
     places = np.flatnonzero(one != other)
     row, byte = divmod(int(places[0]), record.row_bytes)
     return (
-        f"{len(places)} other bytes in {record.name} {record.shape} {record.dtype} of rank {stream.rank}, "
+        f"{len(places)} bytes of {record.name} {record.shape} {record.dtype} of rank {stream.rank}, "
         f"the first in row {row} at byte {byte}"
     )
 
 
 @dataclass(frozen=True)
 class _Use:
-    """One access of a part of a step, and the host's bytes between which it lies."""
+    """One access of one core in a step, and the range of host addresses that contains it."""
 
     step: int
     part: EventOfCore
@@ -75,7 +75,7 @@ class _Use:
     end: int
 
     def bytes(self) -> np.ndarray:
-        """The host's bytes that are touched, each once; all of the tensor's where an index was read at run time."""
+        """The host addresses that are touched, each once; with a run-time index, those of the whole tensor."""
         if self.tile.dynamic is not None:
             return np.arange(self.first, self.end)
         width = self.tile.dtype.storage.itemsize
@@ -86,7 +86,7 @@ class _Use:
 
 
 def _unordered(launch: ReorderedLaunch, order: Sequence[int]) -> tuple[_Use, _Use] | None:
-    """Of the conflicting accesses that changed places, the pair that did so first; earlier issued one first."""
+    """The first pair of conflicting accesses that the order swapped, the one that was issued earlier first."""
     uses = _uses(launch)
     steps = np.array([use.step for use in uses])
     writes = np.array([use.writes for use in uses])
@@ -121,15 +121,15 @@ def _uses(launch: ReorderedLaunch) -> list[_Use]:
     return found_uses
 
 
-def _finding(launch: ReorderedLaunch, said: str, pair: tuple[_Use, _Use] | None) -> Finding:
+def _finding(launch: ReorderedLaunch, text: str, pair: tuple[_Use, _Use] | None) -> Finding:
     if pair is None:
-        return found(ORDER, said, None)
+        return found(ORDER, text, None)
     one, other = pair
     streams = launch.streams
     blamed = one if other.writes and not one.writes else other
     return found(
         ORDER,
-        said,
+        text,
         streams[blamed.part.core].event(blamed.part.event).where,
         [
             touch(streams[each.part.core], each.part.event, _access(streams[each.part.core], each))
@@ -142,9 +142,9 @@ def _finding(launch: ReorderedLaunch, said: str, pair: tuple[_Use, _Use] | None)
 def _hint(launch: ReorderedLaunch, one: _Use, other: _Use) -> str:
     names = [launch.streams[each.part.core].tensors[each.tile.storage.serial].name for each in (one, other)]
     if one.tile.storage is not other.tile.storage:
-        return f"{names[0]} and {names[1]} are two tensors to the kernel; pass arrays that share no memory"
+        return f"{names[0]} and {names[1]} share memory of the host; pass arrays that share none"
     if one.part.core != other.part.core:
-        return f"nisa.core_barrier(data={names[0]}, cores=(0, 1)) between, or different parts for each core"
+        return barrier_between(names[0])
     return "this is a fault of the simulator, whose dependences miss the pair; please report it"
 
 

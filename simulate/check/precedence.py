@@ -1,4 +1,4 @@
-"""Which steps of a launch must follow which on the chip, and orders that keep to it."""
+"""The order that the chip keeps between the steps of a launch, and random orders of the steps that keep it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def draw(before: Sequence[set[int]], seed: int) -> list[int]:
 
 
 def predecessors(launch: ReorderedLaunch) -> list[set[int]]:
-    """For every step the earlier steps that it has to follow on the chip.
+    """For every step, the earlier steps that it has to follow on the chip.
 
-    Within a core: conflicting boxes of one tensor, the state of an engine, requested orders. Between cores: their
-    rendezvous alone. A core_barrier stands among the writers of its tensor on both sides, so it orders the accesses to
-    that tensor; a sendrecv orders all accesses to shared HBM.
+    Within a core these are conflicting boxes of one tensor, the state of an engine, and requested orders. Between cores
+    only rendezvous count. A core_barrier is a write of its tensor on both cores, so it orders the accesses to that
+    tensor; a sendrecv orders all accesses to shared HBM.
     """
     streams = launch.streams
     boxes = Boxes(streams, apart=True)
@@ -110,7 +110,7 @@ def _remember(
 
 
 def _requested(stream: Stream) -> dict[int, list[int]]:
-    """For every event those that `depends_on` names."""
+    """For every event, the earlier events that `depends_on` names."""
     named: dict[int, list[int]] = {}
     for producer, consumer in stream.requested:
         if producer < consumer:

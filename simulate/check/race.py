@@ -1,8 +1,8 @@
 """`race`: accesses that nothing orders: two cores on shared HBM, a DMA within one tensor, rows scattered twice.
 
-The cores of a rank are ordered by what both take part in: core_barrier and sendrecv. Every rendezvous takes both cores,
-so the vector clock of an access comes down to one number, the rendezvous its core had passed; two accesses are
-concurrent where the numbers are equal. A core_barrier orders only the accesses to the tensor it names.
+Rendezvous order the cores of a rank: core_barrier and sendrecv. Both cores take part in each, so the vector clock of
+an access is one number, the rendezvous that its core had passed. Two accesses with equal numbers are concurrent. A
+core_barrier orders only the accesses to the tensor that it names.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from simulate.check.agreement import Use, reads_what_it_wrote, same_values
+from simulate.check.benign_races import Use, reads_what_it_wrote, same_values
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.findings import Finding, Severity, barrier_between, found, kind, touch
 from simulate.isa.plan import Synchronization
 from simulate.run import Launch
 from simulate.run.stream import READ, Access, Stream
@@ -36,7 +36,7 @@ DMA_OVERLAP = kind(
 SCATTER_TWICE = kind(
     "NKW-SCATTER-TWICE",
     Severity.warning,
-    "A scatter writes an element twice; which of the values stays is not defined.",
+    "A scatter writes each element at most once; which of two values stays is undefined.",
 )
 
 
@@ -104,11 +104,11 @@ def _race(one: Stream, left: Use, other: Stream, right: Use, barrier: bool) -> F
     later = (other, right) if right.writes <= left.writes else (one, left)
     touches = (touch(one, left.event, left.access), touch(other, right.event, right.access))
     where = later[0].event(later[1].event).where
-    what = "write" if left.writes and right.writes else "write and read"
+    what = "both cores write" if left.writes and right.writes else "one core writes and the other reads"
     if barrier:
         return found(
             WRONG_BARRIER,
-            f"both cores {what} {record.name} {record.shape}, and the barrier between names another tensor",
+            f"{what} {record.name} {record.shape}, and the barriers between the two accesses name other tensors",
             where,
             touches,
             hint=f"nisa.core_barrier(data={record.name}, cores=(0, 1))",
@@ -119,20 +119,20 @@ def _race(one: Stream, left: Use, other: Stream, right: Use, barrier: bool) -> F
             f"both cores write the same values to {record.name} {record.shape} in {record.buffer.value}",
             where,
             touches,
-            hint="let each core compute and write a part of its own",
+            hint="let each core compute and write its own part",
             severity=Severity.warning,
         )
     return found(
         RACE,
-        f"both cores {what} {record.name} {record.shape} in {record.buffer.value} in no order",
+        f"{what} {record.name} {record.shape} in {record.buffer.value}, and nothing orders the two accesses",
         where,
         touches,
-        hint=f"nisa.core_barrier(data={record.name}, cores=(0, 1)) between, or different parts for each core",
+        hint=barrier_between(record.name),
     )
 
 
 def _uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> dict[int, list[Use]]:
-    """What a core accesses in shared HBM, one use per line, box and number of rendezvous passed."""
+    """The accesses of a core to shared HBM, one per line, box and number of rendezvous passed."""
     found_uses: dict[int, dict[tuple[object, ...], Use]] = defaultdict(dict)
     passed = 0
     shared, onto_themselves = evidence.of(stream).shared, evidence.of(stream).transfers.onto_themselves
@@ -152,7 +152,7 @@ def _uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> dict[int,
 
 
 def _barrier_tensors(stream: Stream, rendezvous: list[int]) -> list[int | None]:
-    """For every rendezvous of the two cores the tensor it orders; None for a sendrecv, which orders everything."""
+    """For every rendezvous of the two cores, the tensor that it orders; None for a sendrecv, which orders all."""
     named: list[int | None] = []
     event_of = {serial: event for event, serial in stream.rendezvous.items()}
     for serial in sorted(rendezvous, key=lambda serial: event_of[serial]):
@@ -167,7 +167,7 @@ def _box(access: Access) -> tuple[int, int, int, int]:
 
 
 def _meet(box: tuple[int, int, int, int], boxes: np.ndarray) -> np.ndarray:
-    """Which of the boxes have a byte in common with one."""
+    """Which of the boxes overlap one box."""
     return (boxes[:, 0] < box[1]) & (box[0] < boxes[:, 1]) & (boxes[:, 2] < box[3]) & (box[2] < boxes[:, 3])
 
 
@@ -186,7 +186,7 @@ def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
                 f"{stream.op_names[stream.ops[event]]} reads and writes the same bytes of {record.name} {record.shape}",
                 stream.event(event).where,
                 [touch(stream, event, a) for a in stream.accesses(event) if a.tensor == tensor],
-                hint="copy by way of a second tensor",
+                hint="copy through a second tensor",
             )
         )
     for note in seen.transfers.repeated_rows:
@@ -200,14 +200,14 @@ def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
             found(
                 SCATTER_TWICE,
                 f"{op} scatters to {record.name} {record.shape}: {note.seen}"
-                + (", though unique_indices=True promises that none is" if promised else ""),
+                + (", although unique_indices=True promises that none is" if promised else ""),
                 stream.event(note.event).where,
                 [
                     touch(stream, note.event, a)
                     for a in stream.accesses(note.event)
                     if a.tensor == note.tensor
                 ],
-                hint="let no row number and no step repeat, or send surplus rows out of range with oob_mode skip",
+                hint="scatter to distinct rows that do not overlap; send surplus rows out of range with oob_mode skip",
                 severity=Severity.error if promised else None,
             )
         )

@@ -1,10 +1,10 @@
-"""A launch that has ended, run again in other orders from the same arguments.
+"""A launch that has ended, executed again in other orders from the same arguments.
 
-The streams hold every instruction, so its plans are made again over tensors of their own. Arguments that overlap in
-the host's memory do so here as well. Bytes that no instruction has written yet are 0xFF, a NaN in every float format.
+The streams hold every instruction, so the plans are rebuilt from them, over new tensors. Arguments that overlap in the
+host's memory overlap here as well. Bytes that no instruction has written yet are 0xFF, a NaN in every float format.
 
 A step is one instruction, or one rendezvous with all its members. Steps are numbered in the order in which they took
-effect, so that order itself is `range(len(launch))`.
+effect, so `range(len(launch))` is the order of the launch itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNWRITTEN = 0xFF
 
 @dataclass(frozen=True, slots=True)
 class EventOfCore:
-    """One event of one core: an instruction, or its part in a rendezvous; `core` counts over all ranks."""
+    """One event of one core: an instruction, or one member of a rendezvous; `core` counts over all ranks."""
 
     core: int
     event: int
@@ -35,7 +35,7 @@ class EventOfCore:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An array that is given to a kernel: where its bytes lie in the host's memory, and what they are."""
+    """An argument of a kernel: the host address of its bytes, and a copy of them."""
 
     start: int
     contents: np.ndarray
@@ -77,7 +77,7 @@ class ReorderedLaunch:
         known = {id(storage) for storage, _ in given}
         for storage in made.storages.values():
             if id(storage) not in known:
-                # Contents from the start are those of a constant of the kernel.
+                # A storage with contents from the host is a constant of the kernel.
                 self._held.append((storage, None if storage.host is None else storage.array))
                 storage.array = np.empty(storage.nbytes, np.uint8)
         _lay_out(given)
@@ -86,13 +86,13 @@ class ReorderedLaunch:
         return len(self.steps)
 
     def tensors(self, part: EventOfCore) -> tuple[list[NkiTensor], list[NkiTensor]]:
-        """What an event reads, run-time indices too, and what it writes."""
+        """The tensors that an event reads, run-time indices included, and the tensors that it writes."""
         plan = self._plans[part.core][part.event]
         indices = [tile.dynamic.index for tile in (*plan.reads, *plan.writes) if tile.dynamic is not None]
         return [*plan.reads, *indices], list(plan.writes)
 
     def run(self, order: Iterable[int]) -> list[bytes]:
-        """Execute the steps in an order, from the launch's arguments on; returns the bytes of `results`.
+        """Execute the steps in an order, starting from the launch's arguments; returns the bytes of `results`.
 
         Raises NkwError where an index that is read at run time leads out of its tensor.
         """
@@ -124,7 +124,7 @@ class ReorderedLaunch:
             put_all(plan, results)
 
     def _results(self, launch: Launch, made: Rebuilt, ranks: Sequence[int]) -> list[tuple[Stream, Storage]]:
-        """What each rank returned and the arguments that it wrote to, each with a stream of the rank."""
+        """The tensors that each rank returned or wrote to as arguments, each with a stream of the rank."""
         written = {
             (stream.rank, tile.storage.serial)
             for stream, plans in zip(self.streams, self._plans)
@@ -141,7 +141,7 @@ class ReorderedLaunch:
 
 
 def _lay_out(arguments: Sequence[tuple[Storage, Snapshot]]) -> None:
-    """Give arguments bytes of their own, such that those which share bytes in the host's memory share them here."""
+    """Give arguments new bytes; arguments that share bytes in the host's memory share them here too."""
     groups: list[list[tuple[Storage, Snapshot]]] = []
     end = -1
     for storage, snapshot in sorted(arguments, key=lambda each: each[1].start):

@@ -1,4 +1,4 @@
-"""`stale`: results that are overwritten before anything read them, and what an earlier iteration left in a tile."""
+"""`stale`: results that are overwritten before anything reads them, and data that an earlier load left in a tile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulate.run.stream import ACCUMULATE, READ, WRITE, Access, Stream
 UNREAD = kind(
     "NKW-UNREAD",
     Severity.warning,
-    "What a DMA brings is read before the same line brings other data to the same place.",
+    "Data that a DMA writes is read before the same line overwrites it with other data.",
 )
 PSUM_UNREAD = kind(
     "NKW-PSUM-UNREAD",
@@ -23,7 +23,7 @@ PSUM_UNREAD = kind(
 STALE = kind(
     "NKW-STALE",
     Severity.warning,
-    "An instruction that joins the elements of a tile reads only what the last load has filled.",
+    "An instruction that combines elements of a tile reads only what the last load has filled.",
 )
 
 # They join all rows, so that what is left over reaches the whole result.
@@ -48,9 +48,9 @@ def _overwritten(
     written: dict[int, Footprint],
     skipped: tuple[MemoryRegion, ...],
 ) -> list[Finding]:
-    """Writes of one line to one view with other data, and no read of any of it between.
+    """Pairs of writes of one line to one view, with different data and no read between them.
 
-    `skipped` are memories in which another core may read.
+    `skipped`: memories that another core may read.
     """
     findings = []
     pending: dict[int, dict[Footprint, tuple[int, Access]]] = {}  # by tensor
@@ -88,22 +88,22 @@ def _overwritten(
 def _lost(stream: Stream, before: tuple[int, Access], after: tuple[int, Access]) -> Finding:
     record = stream.tensors[after[1].tensor]
     in_psum = record.buffer is MemoryRegion.psum
-    what = "the result of a matmul" if in_psum else "what a DMA brought"
+    what = "the result that a matmul wrote" if in_psum else "the data that a DMA wrote"
     return found(
         PSUM_UNREAD if in_psum else UNREAD,
-        f"{what} to {record.name} {record.shape} is overwritten by the next run of the line, and nothing read it",
+        f"{what} to {record.name} {record.shape} is overwritten when the line runs again, and nothing read it",
         stream.event(after[0]).where,
         (touch(stream, *before), touch(stream, *after)),
-        hint="accumulate=(k > 0) with k the loop over the contraction"
+        hint="accumulate=(k > 0), where k is the loop over the contraction"
         if in_psum
-        else "index the destination by the loop's variable, or read the buffer that was loaded",
+        else "index the destination by the loop variable, or read the buffer that was loaded",
     )
 
 
 def _dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]) -> list[Finding]:
-    """Sums in PSUM that matmuls went on with after the last read.
+    """Sums in PSUM to which a matmul adds after their last read.
 
-    With accumulate=None the tile counts as reopened, which is another finding.
+    With accumulate=None the detector `device` reports the sum as reopened.
     """
     read: dict[int, tuple[int, Access]] = {}
     added: dict[int, tuple[int, Access]] = {}
@@ -122,7 +122,8 @@ def _dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[
     return [
         found(
             PSUM_UNREAD,
-            f"a matmul adds to {stream.tensors[tensor].name} {stream.tensors[tensor].shape} after the last read of it",
+            f"a matmul adds to {stream.tensors[tensor].name} {stream.tensors[tensor].shape} after the last "
+            "read of it, so the added part is lost",
             stream.event(read[tensor][0]).where,
             (touch(stream, *read[tensor]), touch(stream, *last)),
             hint="read the sum after the last accumulation",
@@ -132,7 +133,7 @@ def _dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[
 
 
 def _left_over(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
-    """Reads of a tile beyond what its last load filled, where the same line had filled that before."""
+    """Reads of a tile beyond the part that its last load filled, where an earlier load of that line filled more."""
     findings = []
     loads: dict[int, list[tuple[int, Access]]] = {}  # of tiles that one line alone writes, by DMA
     foreign: set[int] = set()
@@ -168,10 +169,10 @@ def _left_over(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Findi
                 found(
                     STALE,
                     f"{reading.op} reads more of {record.name} {record.shape} than its last load filled; the rest is "
-                    "from the load before",
+                    "stale data of the load before",
                     reading.where,
                     (touch(stream, *old), touch(stream, *fresh), touch(stream, event, access)),
-                    hint="slice the operands to the rows and columns that are there, or memset the rest",
+                    hint="slice the operands to the rows and columns that the last load filled, or memset the rest",
                 )
             )
     return findings
@@ -185,13 +186,13 @@ def _stale_too(
 
 
 def _shorter(fresh: Access, old: Access, rows: bool) -> bool:
-    """Whether a load fills the first part of what the one before it filled: fewer rows, or fewer columns."""
+    """Whether a load fills the first rows, or the first columns, of the part that the load before it filled."""
     one, other = (_rows(fresh), _rows(old)) if rows else (_columns(fresh), _columns(old))
     return one[0] == other[0] and one[1] < other[1]
 
 
 def _beyond(access: Access, fresh: Access, old: Access) -> bool:
-    """Whether a read reaches into what only the older load filled."""
+    """Whether a read reaches into the part that only the older load filled."""
     rows = fresh.end_row < min(access.end_row, old.end_row)
     columns = fresh.end_byte < min(access.end_byte, old.end_byte)
     return (rows or columns) and _meet(access, fresh)

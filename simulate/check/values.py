@@ -1,4 +1,4 @@
-"""`values`: numbers that the chip does not hold or a table function does not cover."""
+"""`values`: numbers that the chip does not hold, or that a function of the Scalar engine does not cover."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTEGERS = kind(
 FP8 = kind(
     "NKW-FP8-RANGE",
     Severity.warning,
-    "Before gen4 float8_e4m3fn becomes the chip's float8_e4m3, whose largest value is 240.",
+    "Before gen4 the chip converts float8_e4m3fn to its own float8_e4m3, whose largest value is 240.",
 )
 OVERFLOW = kind(
     "NKW-FP8-OVERFLOW",
@@ -39,7 +39,7 @@ _RANGE_HINTS = {
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Values that were lost or were outside of a function's range, once per line."""
+    """Values that were lost, or were outside of a function's range, one finding per line."""
     findings: list[Finding] = []
     for stream in launch.streams:
         seen = evidence.of(stream)
@@ -47,7 +47,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
             stream,
             INTEGERS,
             seen.large_integers,
-            "all operands and the result int32 or uint32 in SBUF, where GpSimd's tensor_tensor is exact",
+            "make all operands and the result int32 or uint32 in SBUF, where GpSimd's tensor_tensor is exact",
         )
         if not launch.hardware.matmul_e4m3fn:
             findings += _notes(stream, FP8, seen.wide_fp8, "scale the data to 240 before the cast")

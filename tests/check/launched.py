@@ -1,4 +1,4 @@
-"""What the tests of detectors share: a launch and what is found in it."""
+"""Helpers of the tests of detectors: a launch and its findings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulate.check import Finding, detect, gathered
 def findings(
     kernel: Callable[..., Any], *arguments: Any, target: str = "trn2", cores: int = 1
 ) -> list[Finding]:
-    """What the detectors find in one launch on one rank."""
+    """The findings of the detectors about one launch on one rank."""
     with gathered() as seen:
         simulate.World(target, 1, cores).launch(kernel, [(arguments, {})])
     ((launch, evidence),) = seen.launches
@@ -20,5 +20,5 @@ def findings(
 
 
 def codes(kernel: Callable[..., Any], *arguments: Any, **options: Any) -> list[str]:
-    """The codes of what is found."""
+    """The codes of the findings."""
     return [finding.code for finding in findings(kernel, *arguments, **options)]

@@ -112,7 +112,7 @@ def test_orders_and_seeds_are_tried_on_every_launch(simulate: Any, folder: Path)
     done = simulate("check", "--orders", "3", "shared.py")
     assert done.returncode == 1
     assert (
-        "legal order 1 of 3 gives 8 other bytes in out (4, 4) float32 of rank 0, the first in row 3"
+        "legal order 1 of 3 changes 8 bytes of out (4, 4) float32 of rank 0, the first in row 3"
         in done.stdout
     )
     assert simulate("check", "--orders", "3", "shared.py") == done

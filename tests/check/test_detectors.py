@@ -1,4 +1,4 @@
-"""Detectors at their limits: exact footprints, order by rendezvous, what stays silent, and stable reports."""
+"""Detectors at their limits: exact footprints, order by rendezvous, healthy twins, and stable reports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_tiles_in_other_partitions_do_not_overlap(partition: int, expected: list
     assert codes(kernel, X) == expected
 
 
-def test_bytes_handed_on_from_tile_to_tile_are_no_overlap() -> None:
+def test_tiles_that_pass_their_bytes_on_do_not_overlap() -> None:
     def kernel(x):
         previous = nl.ndarray((8, 8), dtype=nl.float32, address=(0, 0))
         nisa.dma_copy(dst=previous, src=x)
@@ -115,8 +115,10 @@ def test_a_rendezvous_between_two_accesses_orders_them(rendezvous: str) -> None:
 @pytest.mark.parametrize(
     ("scale", "own_first", "racing"), [(0.0, True, False), (0.0, False, True), (1.0, True, True)]
 )
-def test_a_core_may_read_back_what_both_write_alike(scale: float, own_first: bool, racing: bool) -> None:
-    """What a core reads is what it wrote, whatever the other has done by then, unless that writes other bytes."""
+def test_a_core_may_read_back_bytes_that_both_write_equally(
+    scale: float, own_first: bool, racing: bool
+) -> None:
+    """A core reads its own bytes in every order, unless the other core writes different ones."""
 
     def kernel(x: Any) -> Any:
         core = nl.program_id(0)
@@ -209,7 +211,7 @@ def test_both_cores_may_copy_a_result_onto_itself_that_both_have_stored(
 @pytest.mark.parametrize(
     ("store", "fences", "most"), [(None, 2, "warning"), (0, 1, "error"), (1, 1, "error"), (0, 2, "error")]
 )
-def test_fences_after_a_barrier_harm_nobody_unless_somebody_stores(
+def test_fences_after_a_barrier_are_benign_unless_a_core_stores(
     store: int | None, fences: int, most: str
 ) -> None:
     def kernel(x: Any) -> Any:
@@ -243,9 +245,7 @@ def test_a_cast_onto_itself_is_no_fence() -> None:
 
 
 @pytest.mark.parametrize(("again", "severities"), [(True, ["warning"]), (False, ["error"])])
-def test_what_a_core_wrote_before_a_barrier_may_have_been_overwritten(
-    again: bool, severities: list[str]
-) -> None:
+def test_bytes_written_before_a_barrier_may_have_been_overwritten(again: bool, severities: list[str]) -> None:
     def kernel(x: Any) -> Any:
         core = nl.program_id(0)
         scratch = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="scratch")

@@ -1,4 +1,4 @@
-"""The digest of what a write left behind: equal for equal bytes, and hardly otherwise."""
+"""The digest of written bytes: equal bytes have equal digests, other bytes have others."""
 
 from __future__ import annotations
 

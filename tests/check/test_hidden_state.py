@@ -57,7 +57,7 @@ def test_functions_for_all_inputs_are_never_reported(op) -> None:
     assert codes(of_function(op), column(-1e30)) == []
 
 
-def test_the_root_of_an_exact_zero_is_left_alone() -> None:
+def test_the_root_of_an_exact_zero_is_not_reported() -> None:
     assert codes(of_function("sqrt"), column(0.0)) == []
     assert codes(of_function("sqrt"), column(-1e-30)) == ["NKW-FUNCTION-RANGE"]
 
@@ -87,7 +87,7 @@ def test_integers_are_judged_before_an_instruction_overwrites_them(given) -> Non
 
 
 def summed(commands: list[str], used: bool = False) -> Callable[..., Any]:
-    """Sums of column blocks in the Scalar registers, read out after each; with `used` looked at in between."""
+    """Sums of column blocks in the Scalar registers, read out after each block; with `used`, a copy uses each."""
 
     def kernel(x):
         tile = nl.load(x)

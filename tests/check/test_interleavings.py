@@ -1,4 +1,4 @@
-"""Interleavings drawn from seeds: kernels that order their cores do not notice, others are named."""
+"""Core schedules drawn from seeds: correct kernels keep their bytes, and the others are reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = 64
 
 
 def halves_swapped(x: Any, barrier: bool) -> Any:
-    """Each core writes its half to scratch space and hands out the other's."""
+    """Each core writes its half to scratch space, and one half of the output from there."""
     core = nl.program_id(0)
     mine, others = nl.ds(core * 4, 4), nl.ds((1 - core) * 4, 4)
     scratch = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="scratch")
@@ -39,7 +39,7 @@ def test_sixty_four_interleavings_of_a_right_kernel_agree(target: str) -> None:
     assert examine(lambda: world.launch(halves_swapped, [((ramp(8, 4), True), {})]), seeds=SEEDS) == []
 
 
-def test_the_pair_that_changed_places_is_named_and_the_report_repeats() -> None:
+def test_the_swapped_pair_is_named_and_the_report_repeats() -> None:
     world = simulate.World("trn2", 1, 2)
 
     def found() -> list[Any]:
@@ -75,7 +75,7 @@ def test_ranks_that_share_python_state_are_found_and_others_not() -> None:
     assert codes([0, 1, 2]) == set()
 
 
-def test_one_core_is_not_launched_again() -> None:
+def test_a_launch_on_one_core_is_not_repeated() -> None:
     runs = []
 
     def kernel(x: Any) -> Any:
@@ -88,7 +88,7 @@ def test_one_core_is_not_launched_again() -> None:
     assert len(runs) == 1
 
 
-def test_launches_made_again_are_not_recorded_and_leave_the_arguments_alone() -> None:
+def test_repeated_launches_are_not_recorded_and_keep_the_arguments() -> None:
     def kernel(x: Any) -> Any:
         if nl.program_id(0) == 0:
             nisa.tensor_scalar(dst=(tile := nl.load(x)), data=tile, op0=nl.add, operand0=1.0)
@@ -110,3 +110,7 @@ def test_an_argument_that_cannot_be_copied_is_refused_in_a_sentence() -> None:
     world = simulate.World("trn2", 1, 2)
     (finding,) = examine(lambda: world.launch(kernel, [((x, np), {})]), seeds=1)
     assert finding.code == "NKW-CHECK-ARGUMENTS"
+    assert finding.message == (
+        "a launch cannot be repeated under other schedules, because an argument cannot be copied: cannot pickle "
+        "'module' object; pass arrays and plain values, or 0 seeds"
+    )

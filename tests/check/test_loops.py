@@ -1,4 +1,4 @@
-"""Bodies of device loops: silent where all iterations are one body, also nested or by condition."""
+"""Bodies of device loops: no finding where all iterations are equal, also nested or by condition."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_nested_loops_with_tiles_of_their_own(counted: bool) -> None:
 
 
 @pytest.mark.parametrize("carries", [False, True])
-def test_a_loop_by_condition_whose_register_is_made_anew(carries: bool) -> None:
+def test_a_while_loop_whose_body_allocates_its_register(carries: bool) -> None:
     def kernel(x, n):
         tile, count = nl.load(x), nl.load(n)
         start = nisa.register_alloc()

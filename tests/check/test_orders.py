@@ -1,4 +1,4 @@
-"""Legal orders of a launch: every kernel gives the same bytes in all of them, and what nothing orders is named."""
+"""Legal orders of a launch: correct kernels keep their bytes in all of them, unordered pairs are reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIDE, TILES, STEPS = 8, 4, 60
 
 
 class Recording(Observer):
-    """An observer that keeps a launch and what its arguments were."""
+    """An observer that keeps a launch and the contents of its arguments."""
 
     def began(self, request: Any, cores: Any, inputs: Any) -> None:
         self.arguments = [[Snapshot.of(storage) for storage in rank] for rank in inputs]
@@ -39,7 +39,7 @@ class Recording(Observer):
 def reorderable(
     kernel: Callable[..., Any], arguments: list[tuple[Any, ...]], cores: int = 1
 ) -> tuple[ReorderedLaunch, Launch]:
-    """A launch to be run in other orders, and the launch itself."""
+    """A launch that can be executed in other orders, and the launch itself."""
     recording = Recording()
     with observing(recording):
         done = simulate.World("trn2", len(arguments), cores).launch(
@@ -99,7 +99,7 @@ def test_random_instructions_give_the_same_bytes_in_every_order(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_the_timing_calls_dependences_is_enough_to_give_the_same_bytes(seed: int) -> None:
+def test_the_dependences_of_timing_are_enough_for_the_same_bytes(seed: int) -> None:
     launch, _ = reorderable(random_kernel, [(ramp(TILES * SIDE, SIDE), seed)])
     (stream,) = launch.streams
     found = dependences(stream, every_read=True)
@@ -109,7 +109,7 @@ def test_what_the_timing_calls_dependences_is_enough_to_give_the_same_bytes(seed
         assert launch.run(draw(before, number)) == expected
 
 
-def test_a_missing_dependence_shows() -> None:
+def test_a_missing_dependence_changes_bytes() -> None:
     launch, _ = reorderable(random_kernel, [(ramp(TILES * SIDE, SIDE), 0)])
     before = predecessors(launch)
     expected = launch.run(range(len(launch)))
@@ -120,7 +120,7 @@ def test_a_missing_dependence_shows() -> None:
 
 
 def _without(launch: ReorderedLaunch, before: list[set[int]], step: int) -> list[bytes]:
-    """The results where one step waits for nothing and comes first."""
+    """The results of an order in which one step ignores its dependences and comes first."""
     return launch.run([step, *(each for each in range(len(launch)) if each != step)])
 
 
@@ -173,7 +173,7 @@ def test_a_barrier_orders_two_cores_and_without_it_the_pair_is_named() -> None:
 
 
 def summed(x: Any, group: Any) -> Any:
-    """All ranks' x, summed, and then again, scaled."""
+    """The sum of x over the ranks, summed over the ranks again."""
     first, second, out = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm) for _ in range(3))
     nisa.dma_copy(dst=first, src=x)
     ncc.all_reduce(srcs=[first], dsts=[second], replica_group=group, op=nl.add)
@@ -202,9 +202,11 @@ def test_all_reduce_gives_the_same_bytes_in_every_order_of_instructions_and_of_r
 
 def test_counts_below_zero_are_refused_and_zero_accepted() -> None:
     assert examine(lambda: None, orders=0, seeds=0) == []
-    for counts in ({"orders": -1}, {"seeds": -1}):
-        with pytest.raises(InvalidArgument, match="give 0 or more of each"):
-            examine(lambda: None, **counts)
+    for orders, seeds in ((-1, 0), (0, -1)):
+        with pytest.raises(InvalidArgument) as refused:
+            examine(lambda: None, orders, seeds)
+        given = f"orders={orders}, seeds={seeds}"
+        assert refused.value.message == f"{given}: a count is negative; give 0 or more of each"
 
 
 HIDDEN, INNER, HEADS, KV_HEADS, DEPTH, POSITIONS = 128, 256, 4, 2, 32, 128

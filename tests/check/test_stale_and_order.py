@@ -1,4 +1,4 @@
-"""What counts as lost, left over, or ordered in vain, and the healthy patterns beside it."""
+"""Lost results, stale data and void ordering requests, each with the healthy pattern beside it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_interleaved_columns_do_not_overwrite_each_other() -> None:
 
 
 @pytest.mark.parametrize(("read", "expected"), [(4, []), (5, ["NKW-STALE"]), (6, ["NKW-STALE"])])
-def test_columns_beyond_the_last_load_are_left_over(read, expected) -> None:
+def test_columns_beyond_the_last_load_are_stale(read, expected) -> None:
     def kernel(x):
         tile = nl.ndarray((4, 6), dtype=nl.float32)
         sums = nl.ndarray((4, 2), dtype=nl.float32)
@@ -58,7 +58,7 @@ def test_columns_beyond_the_last_load_are_left_over(read, expected) -> None:
 
 
 @pytest.mark.parametrize("cleared", [True, False])
-def test_what_is_cleared_or_only_passed_on_row_by_row_is_not_left_over(cleared) -> None:
+def test_cleared_columns_and_unused_ones_are_not_stale(cleared) -> None:
     def kernel(x):
         tile = nl.ndarray((4, 6), dtype=nl.float32)
         out = nl.ndarray((4, 10), dtype=nl.float32, buffer=nl.shared_hbm, name="out")

@@ -124,7 +124,7 @@ common.DRAWS["toy_negate"] = _drawn
         "tests/contract/test_signatures.py",
         "tests/contract/test_imports.py",
         "tests/nki/test_surface.py",
-        "tests/oracle/test_lockstep.py::test_every_instruction_of_the_book_has_a_second_opinion_or_a_reason",
+        "tests/oracle/test_lockstep.py::test_every_instruction_of_the_book_has_an_oracle_or_a_reason",
         "tests/oracle/test_lockstep.py::test_draws_reach_every_instruction_of_the_oracle",
         "tests/oracle/test_lockstep.py::test_few_drawn_instructions_are_refused",
         "tests/tools/test_instruction_pages.py",

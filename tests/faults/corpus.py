@@ -47,7 +47,7 @@ class Fault:
     row: Program | None = None
 
     def program(self) -> Program:
-        """What is launched; that of a file is made anew, with all state of its module."""
+        """The launch; a file is imported anew each time, so its module has no state of an earlier launch."""
         if self.row is not None:
             return self.row
         module = load(self.path)
@@ -76,7 +76,7 @@ class Fault:
         return marked[0]
 
     def report(self, findings: list[Finding]) -> str:
-        """The report as it is stored: with the file's name, wherever it lies.
+        """The report as it is stored: with the name of the file and without its folder.
 
         A table's lines move with every row above them, so their numbers are counted from the blamed line.
         """
@@ -93,12 +93,12 @@ class Fault:
         return re.sub(rf"{re.escape(self.path.name)}:(\d+)", relative, whole)
 
     def stored(self) -> str:
-        """The report that it has to get."""
+        """The stored report, which the wrong kernel has to get."""
         whole = self.path.with_suffix(".txt").read_text()
         return whole if self.row is None else reports(whole)[self.name]
 
     def run(self, sick: bool) -> tuple[list[Finding], list[Any]]:
-        """What is found, and the outputs of every rank if the kernel ran to its end."""
+        """The findings, and the outputs of every rank if the kernel ran to its end."""
         program = self.program()
         findings: list[Finding] = []
         if not program.switched:
@@ -137,7 +137,7 @@ FAULTS += [row for path in TABLES for row in _rows(path)]
 
 
 def same(outputs: list[Any], expected: list[Any]) -> bool:
-    """Whether outputs agree bit for bit with what numpy worked out."""
+    """Whether outputs equal those of numpy, bit for bit."""
     pairs = zip(outputs, expected, strict=True)
     return all(
         all(map(np.array_equal, got, want)) if isinstance(want, tuple) else np.array_equal(got, want)

@@ -19,7 +19,7 @@ TWO_RANKS = [(ramp(4, 4), 0), (ramp(4, 4) + 1, 1)]
 
 
 def sum_of_two(given: Any) -> list[np.ndarray]:
-    """What an all_reduce with nl.add returns to both ranks."""
+    """The result of an all_reduce with nl.add, on each of two ranks."""
     return [given[0][0] + given[1][0]] * 2
 
 
@@ -34,7 +34,7 @@ def copied_out(tile):
 
 
 def inner(source):
-    """A private copy in HBM, as collectives want their operands."""
+    """A private copy in HBM: collectives may not touch arguments of a kernel."""
     copy = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.private_hbm, name="inner")
     nisa.dma_copy(dst=copy, src=source)
     return copy

@@ -1,4 +1,4 @@
-"""What a fault is launched with, and the decorator that makes a kernel a row of a table."""
+"""The launch of a fault, and the decorator that makes a kernel a row of a table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Arguments = tuple[Any, ...]
 class Program:
     """A kernel with the code of its fault, the arguments of every rank, and the right outputs of every rank.
 
-    `orders` and `seeds` say how often the launch is carried out again, in another order of its instructions and with
-    another interleaving of its cores. A kernel that is `switched` takes `sick`; the others are healthy, and lint finds
+    The launch is executed again in `orders` other orders of its instructions, and under `seeds` other schedules of its
+    cores. A kernel that is `switched` takes `sick`; the others are healthy, and lint finds
     the fault in the source of another function.
     """
 

@@ -1,4 +1,4 @@
-"""Which names of NKI public code uses, and which of them the simulator's two faces do not have.
+"""The names of NKI that public code uses, and those of them that the simulator does not have.
 
     python tests/foreign/names.py FOLDER …
 
@@ -36,7 +36,7 @@ def uses(folders: Sequence[Path]) -> dict[str, list[str]]:
 
 
 def missing(names: Sequence[str]) -> list[str]:
-    """Those of the dotted names that the faces bound to `nki` and `neuronxcc.nki` do not have."""
+    """The dotted names that the modules bound to `nki` and `neuronxcc.nki` do not have."""
     return [name for name in names if not _resolves(name)]
 
 
@@ -157,7 +157,7 @@ def _resolves(name: str) -> bool:
 
 
 def main(folders: Sequence[str]) -> int:
-    """Print what is missing; returns 0 if nothing is."""
+    """Print the missing names; returns 0 if there are none."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     import simulate
 

@@ -1,4 +1,4 @@
-"""What the kernels of public repositories compute, in plain numpy and float64, from their descriptions."""
+"""References of the kernels of public repositories, in numpy and float64, from their descriptions."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Runs kernels of public repositories, as they stand, through the simulator and compares the results.
+"""Runs unchanged kernels of public repositories in the simulator and compares the results.
 
     python tests/foreign/runner.py FOLDER [--table TABLE] [--only TEXT]
 
 FOLDER holds clones under the names that the table gives (`table.toml`; `sdk.toml` has the SDK's documentation). Each
-kernel runs in a process of its own. Prints one line per row and exits 1 if a row fails that the table does not
+kernel runs in its own process. Prints one line per row and exits 1 if a row fails that the table does not
 explain, or explains although it passes.
 """
 
@@ -34,7 +34,7 @@ _FRACTION_BITS = {"float32": 23, "bfloat16": 7, "float16": 10, "float8_e4m3": 3}
 
 @dataclass(frozen=True)
 class Row:
-    """One kernel: where it is, how it is called, and what it is compared with."""
+    """One kernel: its file, its call, and the reference of its results."""
 
     clone: str  # the folder under FOLDER
     file: str
@@ -71,7 +71,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a row: `passed`, `failed`, `explained` or `absent`, and a sentence."""
+    """The outcome of a row: `passed`, `failed`, `explained` or `absent`, and a sentence."""
 
     row: Row
     status: str
@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the report as a whole may still be green."""
+        """Whether the outcome lets the run as a whole pass."""
         return self.status != "failed"
 
 
@@ -234,7 +234,7 @@ def _compared(row: Row, clone: Path) -> tuple[bool, str]:
 
 
 def _own_test(module: types.ModuleType, symbol: str) -> tuple[bool, str]:
-    """Run a unit test of the file; its last line of complaint is the detail."""
+    """Run a unit test of the file; the last line of its failure is the detail."""
     case, _, method = symbol.partition(".")
     result = unittest.TestResult()
     getattr(module, case)(method).run(result)
@@ -267,7 +267,7 @@ def _module(row: Row, clone: Path) -> types.ModuleType:
 
 
 def _page(text: str, symbol: str) -> str:
-    """The Python block of a page that defines the symbol, behind the imports that its blocks take for granted."""
+    """The Python block of a page that defines the symbol, after the imports that its blocks need."""
     from tests.foreign.names import rst_blocks
 
     name, _, number = symbol.partition("#")

@@ -1,4 +1,4 @@
-"""What the examples of the SDK's documentation compute, in plain numpy, from their descriptions."""
+"""References of the examples of the SDK's documentation, in numpy, from their descriptions."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_every_row_is_judged_by_the_librarys_own_test(clone: Path) -> None:
 
 
 def test_findings_fail_a_row_unless_they_are_argued(clone: Path) -> None:
-    """Both cores store the same values, and an input is not used: argued. A result that stays away is not."""
+    """Equal stores by both cores and an unused input are accepted findings; an incomplete output is not."""
     argued = [{"arguments": f"{GOOD}, lnc=2"}, {"arguments": f"{GOOD}, spare=True"}]
     status, lines = _run(clone, [*argued, {"arguments": WRONG, **EXPLAINED}], "--check")
     assert status == 0, lines

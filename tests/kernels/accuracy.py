@@ -1,4 +1,4 @@
-"""How far a kernel may be from the truth: no more than twice as far as plain numpy in the same storage dtypes.
+"""The accuracy of a kernel: its error against float64 is at most twice that of numpy in the same storage dtypes.
 
 The truth is the kernel's reference evaluated in float64. How far plain numpy is from it depends on the order in which
 the processor at hand sums: over a few outputs one BLAS may be thrice as exact as another. So numpy's error is the

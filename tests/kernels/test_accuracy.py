@@ -1,4 +1,4 @@
-"""The accuracy judge itself: it speaks on a kernel that is too far off and is silent on one that is not."""
+"""The accuracy check itself: it refuses a kernel with too large an error and accepts the others."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Which elements of a result are defined where an operand is partly unwritten, instruction by instruction.
 
-The documentation leaves a read of unwritten memory undefined. The simulator's decision, which is tried here too:
-copies, element-wise instructions, transposes, matmuls and gathers may read a tile of which a part was written, into
-on-chip memory and with no run-time address. What is computed from the rest is POISON, which counts as unwritten.
-Everything else refuses, and so does everything where the whole operand is unwritten.
+The documentation leaves a read of unwritten memory undefined. This module tests the simulator's decision: copies,
+element-wise instructions, transposes, matmuls and gathers may read a partly written tile, if dst is on chip and no
+operand has a run-time address. Results of unwritten elements are POISON, which counts as unwritten. All other
+instructions refuse unwritten elements, and every instruction refuses an operand that is unwritten as a whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ON_CHIP = ("sbuf", "psum")
 
 
 def poisoned(name: str, generation: int, call: Call) -> Defined | None:
-    """The results of a call that reads unwritten elements and may; None if it reads none, or is refused."""
+    """The results of a call that may read unwritten elements and does; None if it reads none, or is refused."""
     rule = _RULES.get(name)
     if rule is None or (name == "activation" and _uses_registers(call)):
         return None
@@ -46,12 +46,12 @@ def poisoned(name: str, generation: int, call: Call) -> Defined | None:
 
 
 def defined(operand: Operand) -> np.ndarray:
-    """Which elements hold what was written or computed from what was written."""
+    """Which elements hold written values, or values computed from written ones alone."""
     return (operand.memory.state[operand.every_byte()] & WRITTEN).all(axis=-1)
 
 
 def _partly(operand: Operand) -> bool:
-    """Whether something lies in the operand, be it undefined."""
+    """Whether some element of the operand was written, even with poison."""
     return bool((operand.memory.state[operand.every_byte()] != EMPTY).all(axis=-1).any())
 
 
@@ -119,7 +119,7 @@ def _multiplied_mx(generation: int, call: Call) -> Defined:
 
 
 def _quantized(generation: int, call: Call) -> Defined:
-    """Eight partitions of four elements share a scale; one that is undefined leaves none of them defined."""
+    """Eight partitions of four elements share a scale; one undefined element makes all of them undefined."""
     dst, rows = call["dst"], defined(call["src"].flat())
     groups = np.zeros((rows.shape[0] // 8, rows.shape[1] // 4), np.bool_)
     for group in range(groups.shape[0]):

@@ -16,7 +16,7 @@ _RANGES = {
     "sqrt": (2.0**-116, 2.0**118),
     "rsqrt": (2.0**-87, 2.0**97),
 }
-"""Inputs for which the reference says that the function means something; elsewhere the hardware's result is open."""
+"""Inputs for which the reference defines the function; elsewhere the hardware's result is unspecified."""
 
 
 def _exp(x: float) -> float:
@@ -90,8 +90,9 @@ def activated(
 ) -> tuple[np.ndarray, np.ndarray]:
     """f(x) for arguments known up to `slack`, and the bound of the result.
 
-    The bound has three parts: what the argument's error becomes (f at both ends), a relative part of _ROUNDINGS units
-    of f and as many of the argument's own last place carried through f, and one of float32's smallest numbers.
+    The bound has three parts. The first is the error of the argument, propagated through f (f at both ends). The second
+    is _ROUNDINGS units of f, and as many units of the argument's last place, propagated through f. The third is one of
+    float32's smallest numbers.
     """
     if name == "prelu":
         assert slope is not None
@@ -124,7 +125,7 @@ def activated(
 
 
 def _guarded(values: np.ndarray, bound: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Infinite values have no error of their own; where the bound itself is undefined nothing is known."""
+    """Infinite values have no error; where the bound is NaN, the value is unknown."""
     bound = np.where(np.isfinite(values), bound, 0.0)
     return np.where(np.isinf(slack) | np.isnan(bound), np.inf, bound)
 

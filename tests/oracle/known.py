@@ -1,6 +1,6 @@
-"""Calls on which the simulator is known to be wrong; they are not tried. Empty is the aim.
+"""Calls on which the simulator is known to be wrong; the lockstep skips them. The list should be empty.
 
-Each entry names the instruction, what singles the call out, and what is wrong.
+Each entry has the instruction, a predicate that selects the calls, and the mistake in words.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Difference(AssertionError):
 
 @dataclass
 class Tally:
-    """What a run has tried: instructions compared, how many of them both sides refused, and `.indirect` operands."""
+    """The counts of a run: instructions that agreed, calls that both sides refused, and `.indirect` operands."""
 
     compared: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -218,9 +218,8 @@ class Lockstep:
             else refusal is not None and (isinstance(expected, OutOfRange) or refusal.code == "NKW-UNWRITTEN")
         )
         found = f"it answered {refusal}, the oracle {expected!r}" if not wanted else ""
-        if not found and (
-            counted or self.core.ranges
-        ):  # what a fill brings in is compared with what it is for
+        # The instruction that a fill is for compares the bytes of the fill.
+        if not found and (counted or self.core.ranges):
             found = self._compare()
         if found:
             raise Difference(self._report(name, arguments, found))
@@ -259,7 +258,7 @@ class Lockstep:
         return self._compare_accumulators()
 
     def _settle(self, each: Range) -> str:
-        """Check the elements whose last places are open, and take over what the simulator has there."""
+        """Check the elements that are known up to rounding, and take over the simulator's bits for them."""
         operand = each.operand
         storage = next(storage for storage, memory in self.memories if memory is operand.memory)
         at = operand.every_byte()

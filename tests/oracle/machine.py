@@ -11,11 +11,11 @@ from tests.oracle.formats import Format, single
 
 LANES = 128
 EMPTY, WRITTEN, ACCUMULATED, POISON = 0, 1, 3, 4
-"""What a byte holds; the lowest bit tells whether it is defined. POISON: computed from what nothing has written."""
+"""The state of a byte; the lowest bit tells whether it is defined. POISON: computed from unwritten bytes."""
 
 
 class Unwritten(Exception):
-    """An instruction reads bytes that nothing has written."""
+    """An instruction reads unwritten bytes."""
 
 
 class OutOfRange(Exception):
@@ -103,7 +103,7 @@ class Range:
 
 @dataclass
 class Accumulators:
-    """128 float32 registers, the error each may have, and those of which nothing is known."""
+    """128 float32 registers with the error that each may have; an infinite error marks an unknown value."""
 
     values: np.ndarray
     slack: np.ndarray
@@ -115,7 +115,7 @@ class Accumulators:
 
 @dataclass
 class Core:
-    """What instructions change. `generation` is 2, 3 or 4."""
+    """The state that instructions change. `generation` is 2, 3 or 4."""
 
     generation: int
     scalar: Accumulators = field(default_factory=lambda: Accumulators.holding(0.0, 0.0))
@@ -125,7 +125,7 @@ class Core:
     """State words of the generators of an engine's lanes, where they are known."""
     ranges: list[Range] = field(default_factory=list)
     reads_anything: bool = False
-    """Whether the instruction under way may read what nothing has written (see `definedness`)."""
+    """Whether the current instruction may read unwritten bytes (see `definedness`)."""
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ BITVEC: dict[str, Callable[[Values, Values, int], Values]] = {
 }
 
 ZERO_SIGN_OPEN = frozenset({"maximum", "minimum", "relu"})
-"""Operators of which no sentence says what sign a zero gets when zeros of both signs meet."""
+"""Operators on zeros of both signs, for which no document defines the sign of the result."""
 
 INTEGER: dict[str, Callable[[int, int], int]] = {
     "add": lambda x, y: x + y,
@@ -62,7 +62,7 @@ INTEGER: dict[str, Callable[[int, int], int]] = {
 
 
 def slack_of(operator: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """No rounding error, but the sign of a zero may be open."""
+    """No rounding error; the sign of a zero may be unspecified."""
     return np.zeros(shape) if operator in ZERO_SIGN_OPEN else None
 
 
@@ -84,10 +84,11 @@ def exact_integers(operator: str, x: Values, y: Values) -> Values:
 
 
 def total(rows: Values) -> tuple[Values, Values]:
-    """The sum of each row, and how far a float32 sum in any order may be from it.
+    """The sum of each row, and the bound of the error of a float32 sum in any order.
 
-    n - 1 additions, each with a relative error of half a unit of a partial sum that no order makes larger than the sum
-    of magnitudes: (n - 1) u / (1 - (n - 1) u) times that sum. Where it could overflow, anything may come out.
+    Each of n - 1 additions has a relative error of half a unit of a partial sum. In no order is a partial sum larger
+    than the sum of magnitudes, so the bound is (n - 1) u / (1 - (n - 1) u) times that sum. Where a partial sum could
+    overflow, any result is allowed.
     """
     count = rows.shape[1]
     finite = np.where(np.isfinite(rows), rows, 0.0)
@@ -99,7 +100,7 @@ def total(rows: Values) -> tuple[Values, Values]:
 
 
 def _special(rows: Values, finite_sum: Values) -> Values:
-    """What infinities and NaN make of a sum."""
+    """The sum of a row that has infinities or NaN."""
     up = (rows == np.inf).any(axis=1, keepdims=True)
     down = (rows == -np.inf).any(axis=1, keepdims=True)
     nan = np.isnan(rows).any(axis=1, keepdims=True) | (up & down)
@@ -107,8 +108,11 @@ def _special(rows: Values, finite_sum: Values) -> Values:
 
 
 def product(rows: Values) -> tuple[Values, Values]:
-    """The product of each row and its bound: n - 1 roundings of relative size u, unless a partial product may leave
-    the normal range (the logarithms' magnitudes add up to more than its exponents), when nothing is known."""
+    """The product of each row, and its bound of n - 1 roundings of relative size u.
+
+    The bound is infinite where a partial product may leave the normal range: where the logarithms' magnitudes add up to
+    more than its exponents.
+    """
     count = rows.shape[1]
     ordinary = np.isfinite(rows) & (rows != 0)
     logarithms = np.abs(np.log2(np.abs(np.where(ordinary, rows, 1.0)))).sum(axis=1, keepdims=True)

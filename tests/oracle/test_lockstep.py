@@ -19,7 +19,7 @@ PARTS = 8
 """The streams are tried in parts, which test workers share; `make deep` tries a million instructions."""
 
 
-def test_every_instruction_of_the_book_has_a_second_opinion_or_a_reason() -> None:
+def test_every_instruction_of_the_book_has_an_oracle_or_a_reason() -> None:
     assert set(BOOK) == (set(INSTRUCTIONS) - set(NOT_IN_THE_BOOK)) | set(WITHOUT_ORACLE)
     assert not set(INSTRUCTIONS) & set(WITHOUT_ORACLE)
     assert set(DRAWS) == set(INSTRUCTIONS)
@@ -48,7 +48,7 @@ def test_few_drawn_instructions_are_refused() -> None:
     assert 0 < sum(tally.refused.values()) < tally.instructions / 10
 
 
-# -- the tester tested ---------------------------------------------------------------------------------------------
+# -- wrong oracles -------------------------------------------------------------------------------------------------
 
 
 def _one_more(core: Core, dst: Operand, data: Operand) -> None:

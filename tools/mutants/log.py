@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulate.isa import book
-from simulate.isa.plan import Accumulate, Plan
+from simulate.isa.plan import Accumulate
 from simulate.memory import NkiTensor, Storage
 from simulate.run import current_core
 
@@ -42,7 +42,7 @@ def logged() -> Iterator[dict[int, list[Call]]]:
     names: dict[int, Tile] = {}
     counts: dict[Tile, int] = {}
     kept: list[Storage] = []
-    plain = book.plan
+    bind = book.bind
 
     def named(storage: Storage) -> Tile:
         known = names.get(id(storage))
@@ -64,28 +64,27 @@ def logged() -> Iterator[dict[int, list[Call]]]:
             return tuple(spelled(part) for part in value)
         return getattr(value, "__name__", None) or repr(value)
 
-    def plan(planner: Any, context: Any, args: Any, kwargs: Any) -> Plan:
-        made = plain(planner, context, args, kwargs)
+    def logging(planner: Any, context: Any, args: Any, kwargs: Any) -> Any:
+        template, reads, writes = bind(planner, context, args, kwargs)
         arguments = (spelled(args), tuple((key, spelled(kwargs[key])) for key in sorted(kwargs)))
-        reads = list(made.reads) + [
-            tile.dynamic.index for tile in (*made.reads, *made.writes) if tile.dynamic is not None
-        ]
+        indices = [tile.dynamic.index for tile in (*reads, *writes) if tile.dynamic is not None]
+        plan = template.plan
         calls.setdefault(current_core().rank.number, []).append(
             Call(
                 planner.__name__,
                 arguments,
-                tuple(named(tile.storage) for tile in reads),
-                tuple(named(tile.storage) for tile in made.writes),
-                made.accumulate not in (None, Accumulate.overwrite) or made.state is not None,
+                tuple(named(tile.storage) for tile in (*reads, *indices)),
+                tuple(named(tile.storage) for tile in writes),
+                plan.accumulate not in (None, Accumulate.overwrite) or plan.state is not None,
             )
         )
-        return made
+        return template, reads, writes
 
-    book.plan = plan
+    book.bind = logging
     try:
         yield calls
     finally:
-        book.plan = plain
+        book.bind = bind
 
 
 def same_calls(ours: Mapping[int, list[Call]], theirs: Mapping[int, list[Call]]) -> str | None:

@@ -48,7 +48,7 @@ def bias_in_psum(a, b, bias, sick):
 
 @fault("NKW-PSUM-INIT", ramp(2, 5, 4), ramp(2, 5, 6), answer=lambda a, b: a[0].T @ b[0] + a[1].T @ b[1])
 def cleared_by_memset(a, b, sick):
-    """A memset to zero stands for the first accumulation; before gen4 the matmul may not add to it."""
+    """A memset to zero replaces the first accumulation; before gen4 the matmul may not add to it."""
     sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name="sums")
     if sick:
         nisa.memset(dst=sums, value=0.0)
@@ -139,7 +139,7 @@ def started_every_time(a, b, sick):
 
 @fault("NKW-PSUM-REOPENED", ramp(2, 5, 4), ramp(5, 6), answer=lambda a, b: np.einsum("mki,kj->mij", a, b))
 def tile_outside_the_loop(a, b, sick):
-    """One PSUM tile serves all row blocks with accumulate=None, and goes on adding."""
+    """One PSUM tile serves all row blocks with accumulate=None, and every block adds to it."""
     right = nl.load(b)
     out = nl.ndarray((2, 4, 6), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
     sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name="sums")
@@ -157,7 +157,7 @@ def tile_outside_the_loop(a, b, sick):
     "NKW-PSUM-UNSTARTED", ramp(2, 5, 4), ramp(2, 5, 12), answer=lambda a, b: np.einsum("kpm,kpn->mn", a, b)
 )
 def variable_of_the_outer_loop(a, b, sick):
-    """accumulate looks at the variable of the loop over column blocks instead of the contraction."""
+    """accumulate tests the variable of the loop over column blocks instead of the contraction."""
     out = nl.ndarray((4, 12), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
     for n in range(1, 2) if sick else range(2):
         sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name=f"sums{n}")

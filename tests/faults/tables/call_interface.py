@@ -1,4 +1,4 @@
-"""Calls and operands that are no NKI."""
+"""Calls and operands that NKI does not have."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def buffer_by_name(x, sick):
 
 @fault("NKW-TENSOR-OPERATOR", ramp(4, 4) - 8, answer=lambda x: np.maximum(x, 0))
 def decided_by_a_value(x, sick):
-    """An `if` looks at an element of a tile."""
+    """An `if` reads an element of a tile."""
     tile = nl.load(x)
     if sick and tile[0:1, 0:1] > 0:  # blamed
         return copied_out(tile)

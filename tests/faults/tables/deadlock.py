@@ -62,7 +62,7 @@ def launched_on_one_core(x, sick):
 
 @fault("NKW-DEADLOCK", ramp(8, 4), answer=lambda x: np.concatenate([x[4:], x[:4]]), cores=2)
 def one_sends(x, sick):
-    """Core 1 thinks that receiving needs no call."""
+    """Core 0 sends, and core 1 does not call sendrecv to receive."""
     core = nl.program_id(0)
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm, name="out")
     mine = nl.load(x[core * 4 : core * 4 + 4])

@@ -59,7 +59,7 @@ def float_predicate(x, sick):
 
 @fault("NKW-DMA-HWDGE", ramp(4, 4), answer=lambda x: x.astype(ml_dtypes.bfloat16))
 def hardware_descriptors(x, sick):
-    """A DMA by hardware descriptors is to convert float32 to bfloat16."""
+    """A DMA with hardware descriptors converts float32 to bfloat16."""
     tile = nl.ndarray((4, 4), dtype=nl.bfloat16)
     mode = nisa.dge_mode.hwdge if sick else nisa.dge_mode.swdge
     nisa.dma_copy(dst=tile, src=x, dge_mode=mode)  # blamed

@@ -12,7 +12,7 @@ from tests.faults.table import fault
 
 @fault("NKW-BUFFER", ramp(5, 4), ramp(5, 6), answer=lambda a, b: a.T @ b)
 def dma_from_psum(a, b, sick):
-    """A DMA is to read PSUM."""
+    """A DMA reads PSUM."""
     left, right = nl.load(a), nl.load(b)
     sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=sums, stationary=left, moving=right)
@@ -25,7 +25,7 @@ def dma_from_psum(a, b, sick):
 
 @fault("NKW-GPSIMD-PSUM", ramp(5, 4), ramp(5, 6), answer=lambda a, b: a.T @ b)
 def gpsimd_on_psum(a, b, sick):
-    """GpSimd is to add up a PSUM tile."""
+    """GpSimd adds up a PSUM tile."""
     left, right = nl.load(a), nl.load(b)
     sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=sums, stationary=left, moving=right)
@@ -37,7 +37,7 @@ def gpsimd_on_psum(a, b, sick):
 
 @fault("NKW-BUFFER", ramp(5, 4), ramp(5, 6), answer=lambda a, b: a.T @ b)
 def matmul_into_sbuf(a, b, sick):
-    """The Tensor engine is to write SBUF."""
+    """The Tensor engine writes SBUF."""
     left, right = nl.load(a), nl.load(b)
     result = nl.ndarray((4, 6), dtype=nl.float32)
     sums = result if sick else nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum)

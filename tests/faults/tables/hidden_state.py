@@ -57,7 +57,7 @@ def more_rows_than_reset(x, sick):
 
 @fault("NKW-REGISTERS-UNSET", ramp(4, 8), answer=lambda x: x + x.sum(axis=1, keepdims=True))
 def result_of_an_idle_sum(x, sick):
-    """reduce_res without a reduce_cmd: activation reads out what some earlier program left in the registers."""
+    """reduce_res without a reduce_cmd: activation reads out the sum that an earlier program left in the registers."""
     tile = nl.load(x)
     sums = nl.ndarray((4, 1), dtype=nl.float32)
     if sick:

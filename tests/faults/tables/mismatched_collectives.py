@@ -63,7 +63,7 @@ def gathered_size(x, rank, sick):
 
 @fault("NKW-DEADLOCK", ranks=TWO_RANKS, answer=lambda given: [np.concatenate([given[0][0], given[1][0]])] * 2)
 def groups(x, rank, sick):
-    """Rank 1 believes that the group is listed the other way round."""
+    """Rank 1 lists the ranks of the group in the opposite order."""
     source = inner(x)
     both = nl.ndarray((8, 4), dtype=x.dtype, buffer=nl.private_hbm, name="both")
     members = [1, 0] if sick and rank == 1 else [0, 1]

@@ -1,4 +1,4 @@
-"""Tiles at addresses of which another tile is still in use."""
+"""Tiles that overwrite bytes of a tile that is still in use, and stale data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.faults.table import fault
 
 @fault("NKW-UNREAD", ramp(8, 12), answer=lambda x: x.reshape(8, 3, 4).sum(axis=1))
 def block_loaded_over(x, sick):
-    """The rotation of two buffers stands still: every block is loaded over the one before, which nobody used."""
+    """Two buffers do not rotate: every block is loaded over the previous one, which nothing has read."""
     buffers = [nl.ndarray((8, 4), dtype=nl.float32, name=f"buffer{i}") for i in range(2)]
     total = nl.zeros((8, 4), dtype=nl.float32)
     nisa.dma_copy(dst=buffers[0], src=x[:, 0:4])

@@ -1,4 +1,4 @@
-"""Partitions: how many, from where on, in which steps, and what may become of the partition dim."""
+"""Partitions: their number, first partition and stride, and views that change the partition dim."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bias_row(x, bias, sick):
 
 @fault("NKW-BROADCAST", ramp(1, 4), answer=lambda x: np.broadcast_to(x[:, None], (1, 3, 4)))
 def broadcast_a_row(x, sick):
-    """One row is to be spread over 128 partitions by a view."""
+    """A view broadcasts one row over 128 partitions."""
     row = nl.load(x)
     wide = row.expand_dim(1).broadcast(0 if sick else 1, 3)  # blamed
     return copied_out(wide)
@@ -42,7 +42,7 @@ def different_partitions(x, y, sick):
 
 @fault("NKW-PARTITION-STRIDE", ramp(64, 4), answer=lambda x: x[::2] + 1)
 def every_other_partition(x, sick):
-    """An engine is to take every other partition of a tile; the DMA that loads it can."""
+    """An engine reads every other partition of a tile; only a DMA can do that."""
     rows = nl.load(x) if sick else nl.load(x[0:64:2])
     result = nl.ndarray((32, 4), dtype=nl.float32)
     even = rows[0:64:2] if sick else rows

@@ -1,4 +1,4 @@
-"""Cores that use the same bytes of shared memory in no order."""
+"""Cores that access the same bytes of shared memory without an order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.faults.table import fault
 
 @fault("NKW-RACE", ramp(8, 4), answer=lambda x: x, cores=2)
 def barrier_before_the_write(x, sick):
-    """The barrier stands before the write it should follow."""
+    """The barrier comes before the write that it should follow."""
     core = nl.program_id(0)
     scratch = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="scratch")
     out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
@@ -109,7 +109,7 @@ def input_updated_in_place(x, sick):
 
 @fault("NKW-RACE", ramp(8, 4), answer=lambda x: x, cores=2)
 def no_barrier(x, sick):
-    """Core 0 reads what core 1 writes later in this run, and at any time on the chip."""
+    """Core 0 reads bytes that core 1 writes later in the simulator, and at any time on the chip."""
     core = nl.program_id(0)
     scratch = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="scratch")
     out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")

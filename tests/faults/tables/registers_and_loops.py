@@ -12,7 +12,7 @@ from tests.faults.table import fault
 
 @fault("NKW-LOOP-BODY", ramp(4, 1), answer=lambda x: 3 * x)
 def body_returns(x, sick):
-    """The body hands its sum back, as it would in another framework."""
+    """The body of fori_loop returns its sum, as in other frameworks."""
     total = nl.zeros((4, 1), dtype=nl.float32)
     tile = nl.load(x)
 
@@ -61,7 +61,7 @@ def condition(x, sick):
 
 @fault("NKW-REGISTER-FROZEN", ramp(4, 1), answer=lambda x: 3 * x)
 def counter_written(x, sick):
-    """The body of a loop moves its own counter on."""
+    """The body of a loop increments its own counter."""
     total = nl.zeros((4, 1), dtype=nl.float32)
     tile = nl.load(x)
     spare = nisa.register_alloc(0)

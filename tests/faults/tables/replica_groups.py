@@ -63,7 +63,7 @@ def number_of_ranks(x, rank, sick):
 
 @fault("NKW-GROUP-FORM", ranks=TWO_RANKS, answer=sum_of_two)
 def overlap(x, rank, sick):
-    """Rank 0 stands in two lists."""
+    """Rank 0 is in two lists."""
     source = inner(x)
     total = nl.ndarray((4, 4), dtype=x.dtype, buffer=nl.private_hbm, name="total")
     group = ncc.ReplicaGroup([[0, 1], [0]] if sick else [[0, 1]])  # blamed
@@ -84,7 +84,7 @@ def permuted_twice(x, rank, sick):
 
 @fault("NKW-GROUP-TYPE", ranks=TWO_RANKS, answer=sum_of_two)
 def plain_list(x, rank, sick):
-    """A list is handed over where a ReplicaGroup is meant."""
+    """replica_group is a list instead of a ReplicaGroup."""
     source = inner(x)
     total = nl.ndarray((4, 4), dtype=x.dtype, buffer=nl.private_hbm, name="total")
     group = [[0, 1]] if sick else ncc.ReplicaGroup([[0, 1]])

@@ -82,7 +82,7 @@ def halo(x, sick):
 
 @fault("NKW-UNWRITTEN", ramp(4, 4, dtype=np.int32), answer=lambda x: x)
 def integer_tile(x, sick):
-    """An integer counter is incremented before it was set; integers have no NaN that would show."""
+    """An integer counter is incremented before it was set; no NaN can show the fault in integers."""
     counter = nl.ndarray(x.shape, dtype=nl.int32)
     if not sick:
         nisa.memset(dst=counter, value=0)
@@ -115,7 +115,7 @@ def last_row(x, sick):
 
 @fault("NKW-UNWRITTEN", np.full((4, 10), 5, np.float32), answer=lambda x: np.full((4, 1), 5, np.float32))
 def last_statistics(x, sick):
-    """Statistics of the short last chunk are left out, and bn_aggr joins all of them."""
+    """The statistics of the short last chunk are missing, and bn_aggr reads those of all chunks."""
     tile = nl.load(x)
     statistics = nl.ndarray((4, 3, 6), dtype=nl.float32)
     for chunk in range(10 // 4 if sick else 3):
@@ -141,7 +141,7 @@ def partial_psum(a, b, sick):
 
 @fault("NKW-UNWRITTEN", ramp(4, 6), (ramp(4, 6) % 2).astype(np.uint8), answer=lambda x, mask: 2 * x * mask)
 def predicate(x, mask, sick):
-    """A predicated copy keeps what dst held, and dst held nothing."""
+    """A predicated copy keeps elements of dst, which were never written."""
     source, predicate = nl.load(x), nl.load(mask)
     result = nl.ndarray(x.shape, dtype=x.dtype)
     if not sick:

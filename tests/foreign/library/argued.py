@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Argued(NamedTuple):
-    """A finding that is right and harms nothing here: its code, words of its message, whose kernels, and why."""
+    """An accepted finding: its code, words of its message, part of the kernel's path, and why it is harmless."""
 
     code: str
     words: str
@@ -19,15 +19,15 @@ ARGUED = (
         "NKW-INPUT-UNUSED",
         "is neither read nor written",
         "",
-        "An entry point takes what any of its variants needs (scales, masks, a placeholder that gives a shape), and "
-        "the test hands over all of it; the variant at hand needs less.",
+        "An entry point has the parameters of all its variants (scales, masks, a placeholder that gives a shape). The "
+        "test passes all of them, and the tested variant reads fewer.",
     ),
     Argued(
         "NKW-FP8-OVERFLOW",
         "results overflow",
         "core/qkv/qkv_cte",
-        "The kernel casts to fp8 first and clips to the largest finite value in the next instruction, which turns the "
-        "infinities into it.",
+        "The kernel casts to fp8 first and clips to the largest finite value in the next instruction, which replaces "
+        "the infinities by it.",
     ),
     Argued(
         "NKW-PSUM-INIT",
@@ -44,14 +44,14 @@ ARGUED = (
     ),
     Argued(
         "NKW-RACE-BARRIER",
-        "the barrier between names another tensor",
+        "the barriers between the two accesses name other tensors",
         "experimental/moe/bwd",
         "Each core clears a part of the gradients of the biases that the other adds to; between lie the barriers of "
         "every step, which name the tensors of the step.",
     ),
     Argued(
         "NKW-AFFINE-CARRIED",
-        "was allocated outside of an nl.affine_range",
+        "of an nl.affine_range both write",
         "core/qkv/qkv_cte",
         "The kernel rotates a few tiles by hand; the compiler orders what iterations do to one tile, so the warning is "
         "about overlap that is lost.",
@@ -73,7 +73,7 @@ ARGUED = (
 
 
 def argument(row: Any, finding: str) -> str:
-    """Why a finding on a row's kernel stands; empty if nobody has argued it."""
+    """Why a finding on a row's kernel is accepted; empty if the table does not accept it."""
     for each in ARGUED:
         if f"[{each.code}]" in finding and each.words in finding and each.kernel in row.kernel:
             return each.reason

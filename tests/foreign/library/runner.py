@@ -3,9 +3,9 @@
     python tests/foreign/library/runner.py CLONE [--only TEXT] [--check]
 
 CLONE is a clone of aws-neuron/nki-library. A row of `table.toml` names one of its tests and the arguments; the test
-makes the inputs, the reference and the tolerance. Each row runs in a process of its own, forked from one that has
-imported what they share. Prints one line per row and exits 1 if a row fails that the table does not explain, passes
-although it does, or with --check has a finding that `argued.py` does not argue.
+makes the inputs, the reference and the tolerance. Each row runs in its own process, forked from one that has
+imported the shared modules. Prints one line per row. The exit status is 1 if a row fails without an explanation in the
+table, passes in spite of one, or with --check has a finding that `argued.py` does not accept.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ TIME_LIMIT_S = 600
 class Row:
     """One call of one of the library's tests."""
 
-    kernel: str  # what it is about: file and function below nkilib_src/nkilib
+    kernel: str  # under test: file and function below nkilib_src/nkilib
     file: str  # of the test, below test/integration/nkilib
     test: str  # Class.function, or a function
     arguments: str = ""  # Python over the names of that file, as `key=value, …`
     case: str = ""  # or the name of one of the cases that the test's ranges generate
     target: str = "trn2"
     explained: str = ""  # why it cannot pass
-    fails_with: str = ""  # and what its failure says then
+    fails_with: str = ""  # words of the failure, where it is explained
 
     @property
     def label(self) -> str:
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a row: `passed`, `failed` or `explained`, and what it took."""
+    """The outcome of a row: `passed`, `failed` or `explained`, with its time and memory."""
 
     row: Row
     status: str
@@ -74,7 +74,7 @@ def rows(table: Path = HERE / "table.toml") -> list[Row]:
 
 
 def run(row: Row, check: bool) -> Outcome:
-    """Run one row in a forked process; what it shares with others is imported already."""
+    """Run one row in a forked process; the parent process has imported the shared modules."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if not child:
@@ -109,7 +109,7 @@ def _one(row: Row, check: bool) -> dict[str, Any]:
             bool(results) and all(good for good, _ in results),
             "; ".join(text for _, text in results),
         )
-    except BaseException as error:  # whatever a test or a kernel raises is this row's result
+    except BaseException as error:  # any error of a test or a kernel is the result of its row
         passed, detail = False, f"{type(error).__name__}: " + " | ".join(str(error).splitlines()[:3])
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     took = {"seconds": time.perf_counter() - began, "mib": usage // 1024, "findings": findings}
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare(clone: Path) -> None:
-    """Import what all rows share."""
+    """Import the modules that all rows share."""
     import logging
     import warnings
 

@@ -1,4 +1,4 @@
-"""Runs what a test of the library asks to be run, in the simulator, and compares the results."""
+"""Runs the kernels of a test of the library in the simulator, and compares the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.foreign.library.dtypes import Packed, static_cast
 
 
 def outputs(asked: Any) -> list[list[Any]]:
-    """What the kernel returns on every rank, one list of arrays per rank."""
+    """The outputs of the kernel, one list of arrays per rank."""
     ranks = asked.inference_args.collective_ranks
     given = [_of_rank(asked.kernel_input, rank) for rank in range(ranks)]
     packed = {name: str(value.dtype) for name, value in given[0].items() if isinstance(value, Packed)}
@@ -70,7 +70,7 @@ def _listed(value: Any) -> list[Any]:
 def compared(asked: Any, results: list[list[Any]]) -> tuple[bool, str]:
     """Whether every output of every rank is within the test's own tolerance, and the worst of each."""
     wanted = asked.validation_args
-    said, good = [], True
+    texts, good = [], True
     for rank, values in enumerate(results):
         golden = _golden(wanted.golden_output, rank)
         if golden is None:
@@ -81,8 +81,8 @@ def compared(asked: Any, results: list[list[Any]]) -> tuple[bool, str]:
             passed, text = _one(name, expected, np.asarray(value), wanted)
             good &= passed
             if rank == 0 or not passed:
-                said.append(text if rank == 0 else f"rank {rank} {text}")
-    return good, "; ".join(said) or "nothing to compare with"
+                texts.append(text if rank == 0 else f"rank {rank} {text}")
+    return good, "; ".join(texts) or "nothing to compare with"
 
 
 def _golden(golden: Any, rank: int) -> dict[str, Any] | None:
@@ -94,7 +94,7 @@ def _golden(golden: Any, rank: int) -> dict[str, Any] | None:
 
 
 def _one(name: str, expected: Any, value: np.ndarray, wanted: Any) -> tuple[bool, str]:
-    if hasattr(expected, "validator"):  # a judge of the test's own, of the output's bytes
+    if hasattr(expected, "validator"):  # the test has its own validator for the bytes of the output
         bytes_ = np.ascontiguousarray(value.astype(expected.output_ndarray.dtype, copy=False)).view(np.uint8)
         return bool(expected.validator(None).validate(bytes_.reshape(-1))), f"{name}: judged by the test"
     if isinstance(expected, Packed):
@@ -116,7 +116,7 @@ def _one(name: str, expected: Any, value: np.ndarray, wanted: Any) -> tuple[bool
 
 
 def results(row: Any) -> list[tuple[bool, str]]:
-    """Call the test that a row names; whether each of its launches gave what it should, and by how much."""
+    """Call the test that a row names; whether each of its launches is within tolerance, and the errors."""
     from test.utils.common_dataclasses import Platforms, TraceMode
 
     module = importlib.import_module(
@@ -154,26 +154,26 @@ def _case(function: Any, name: str) -> Any:
 
 
 class Manager:
-    """Stands in for the one that compiles and runs on a device: runs in the simulator, and compares."""
+    """Replaces the manager that compiles and runs on a device: runs in the simulator, and compares."""
 
     def __init__(self, trace_mode: Any = None) -> None:
         self.trace_mode = trace_mode
         self.results: list[tuple[bool, str]] = []
 
     def execute(self, asked: Any) -> None:
-        """Run what a test asks for; a wrong result is kept, an error is raised."""
+        """Run a kernel for a test; a wrong result is kept, an error is raised."""
         self.results.append(compared(asked, outputs(asked)))
 
 
 class _Silent:
-    """Stands in for the collector of metrics."""
+    """Replaces the collector of metrics."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
 
 
 class _Request:
-    """Stands in for pytest's request: no test asks more than the name of its case."""
+    """Replaces pytest's request: tests read nothing of it but the name of their case."""
 
     class node:
         class callspec:

@@ -1,8 +1,8 @@
-"""What stands in, in a process that runs the library's tests, for what is not installed or needs a device.
+"""Replacements, in a process that runs the library's tests, for packages that are not installed or need a device.
 
-The library's tests come with inputs and references; what compiles a kernel and sends it to a device is replaced by
-`running.Manager`. Nothing of the kernels is replaced, except for slips of the published files, which `REPAIRS` and
-`mend` name.
+The library's tests come with inputs and references; `running.Manager` replaces the code that compiles a kernel and
+sends it to a device. The kernels are unchanged, except for mistakes of the published files, which `REPAIRS` and `mend`
+correct.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REPAIRS = {
     # Our dtypes are strings, and numpy does not know the packed ones.
     f"{_TESTS}.core.moe.moe_tkg.test_moe_tkg": ("getattr(nl, d, np.dtype(d))", "getattr(nl, d)"),
 }
-"""By module: text that the published file has, and what is read in its place."""
+"""By module: text of the published file, and its replacement."""
 
 
 class Anything(type):
@@ -62,7 +62,7 @@ class Anything(type):
 
 
 class Nothing(metaclass=Anything):
-    """Whatever is imported from an absent package; calling it gives another one."""
+    """A name imported from an absent package; calling it gives another one."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -113,7 +113,7 @@ class _Repaired(importlib.machinery.SourceFileLoader):
 
 
 def install(clone: Path) -> None:
-    """Make the clone's library and its tests importable, with what they lack."""
+    """Make the clone's library and its tests importable, with the packages that they lack."""
     sys.path[:0] = [str(clone), str(clone / "src")]
     sys.meta_path.insert(0, _Finder())
     sys.modules["neuron_dtypes"] = sys.modules["neuronxcc.starfish.support.dtype"] = dtypes.module()

@@ -1,4 +1,4 @@
-"""What the draws share: the table of draws, operator names, and the common operands."""
+"""Helpers of the draws: the table of draws, operator names, and the common operands."""
 
 from __future__ import annotations
 

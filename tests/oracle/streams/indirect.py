@@ -113,7 +113,7 @@ def _indirect(
         rows = min(group, partitions - first)
         if gathered:
             lists[first : first + rows] = d.random.integers(0, width, (rows, columns))
-        else:  # each element once: what becomes of duplicates is not documented
+        else:  # each element once: the result of duplicates is not documented
             offsets = np.resize(d.random.permutation(width), rows * columns)
             lists[first : first + rows] = offsets.reshape(columns, rows).T
     if beyond is not None:

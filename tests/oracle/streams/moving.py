@@ -60,7 +60,7 @@ def _one_row(d: Draw, f: int, dtype: str) -> Arguments:
 
 
 def _how(d: Draw, same: bool) -> Arguments:
-    """Who writes the descriptors, which engine starts the transfer and how urgent it is: nothing that changes bytes."""
+    """The options of a DMA that change no bytes: writer of the descriptors, triggering engine and priority."""
     mode = d.pick(("unknown", "none", "swdge") + (("hwdge",) if d.generation >= 3 and same else ()))
     how: Arguments = {"dge_mode": mode, "engine": d.pick(("unknown", "sync", "scalar"))}
     return {**how, "priority": d.pick((0, 1, 2, 3))} if d.generation >= 4 and d.chance(0.5) else how

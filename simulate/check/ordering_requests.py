@@ -26,7 +26,7 @@ NOT_ENTERED = kind(
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """What is wrong with depends_on, with_schedule and no_reorder, core by core."""
+    """Faults of depends_on, with_schedule and no_reorder, core by core."""
     return [finding for stream in launch.streams for finding in (*_edges(stream), *_blocks(stream))]
 
 
@@ -47,11 +47,13 @@ def _edges(stream: Stream) -> list[Finding]:
         line = stream.request_lines.get((producer, consumer))
         where = stream.event(consumer).where if line is None else location(line)
         if later:
-            which = "itself" if producer == consumer else f"{ops[1]} #{producer}, which is issued later"
+            which = (
+                "itself" if producer == consumer else f"{ops[1]} #{producer}, which the program issues later"
+            )
             findings.append(
                 found(
                     LATER,
-                    f"{ops[0]} #{consumer} is to run after {which}",
+                    f"{ops[0]} #{consumer} cannot wait for {which}",
                     where,
                     touches if producer != consumer else touches[:1],
                     hint="later.depends_on(earlier); with_schedule takes (consumer, producer)",
@@ -61,11 +63,11 @@ def _edges(stream: Stream) -> list[Finding]:
             findings.append(
                 found(
                     LOOP,
-                    f"{ops[0]} #{consumer} is to run after {ops[1]} #{producer} inside an iteration of a device loop "
-                    "that it is not in",
+                    f"{ops[0]} #{consumer} cannot wait for {ops[1]} #{producer}: an iteration of a device loop "
+                    f"contains #{producer} and not #{consumer}",
                     where,
                     touches,
-                    hint="keep both in the body, or the producer before the loop",
+                    hint="put both into the body of the loop, or the producer before the loop",
                 )
             )
     return findings
@@ -75,7 +77,7 @@ def _blocks(stream: Stream) -> list[Finding]:
     return [
         found(
             NOT_ENTERED,
-            "nl.no_reorder() is called without `with`, and orders nothing",
+            "nl.no_reorder() is called without `with`, so it orders no instructions",
             location(block.line),
             hint="with nl.no_reorder(): and the instructions below it",
         )

@@ -1,4 +1,4 @@
-"""`out`: what a kernel returns: written in part, private, untouched, independent of the inputs, or forgotten."""
+"""`out`: inputs that are unused, outputs that are incomplete, private, independent of inputs, or not returned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ FORGOTTEN = kind(
 UNUSED = kind("NKW-INPUT-UNUSED", Severity.warning, "Every input tensor is read or written.")
 
 COLLECTIVE = kind(
-    "NKW-COLLECTIVE-UNREAD", Severity.warning, "What a collective brings is read or returned on some rank."
+    "NKW-COLLECTIVE-UNREAD",
+    Severity.warning,
+    "The result of a collective is read or returned on at least one rank.",
 )
 
 _DECORATOR_LINES = 20  # more than any decorator takes
@@ -43,7 +45,7 @@ _Write = tuple[Stream, int, Access]
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """What is odd about inputs and outputs, rank by rank; what all ranks share is said once."""
+    """Findings about inputs and outputs, rank by rank; collectives are judged over all ranks."""
     findings: list[Finding] = []
     depends = _depends_on_inputs(launch, evidence)
     for rank in sorted({stream.rank for stream in launch.streams}):
@@ -53,7 +55,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def _definition(launch: Launch) -> Location | None:
-    """The line where the kernel begins, if an instruction stands in it."""
+    """The line of the kernel's `def`, if its own body issued an instruction."""
     for stream in launch.streams:
         for code, _ in stream.lines:
             if code.co_name == launch.kernel:
@@ -62,7 +64,7 @@ def _definition(launch: Launch) -> Location | None:
 
 
 def _line_of_def(code: CodeType) -> int:
-    """Where `def` stands: the first line of a decorated function is that of its decorator."""
+    """The line of `def`: the first line of a decorated function is that of its decorator."""
     first = code.co_firstlineno
     for line in range(first, first + _DECORATOR_LINES):
         if linecache.getline(code.co_filename, line).lstrip().startswith(("def ", "async def ")):
@@ -71,7 +73,7 @@ def _line_of_def(code: CodeType) -> int:
 
 
 def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Collectives whose results no rank reads; each is said once, at its line."""
+    """Collectives whose results no rank reads, one finding per line."""
     unread: dict[str, Finding | None] = {}
     returned = {(each.rank, each.tensor) for each in evidence.returned}
     for stream in launch.streams:
@@ -96,7 +98,7 @@ def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
                         f"no rank reads or returns {records} after this {stream.event(index).op}",
                         where,
                         [touch(stream, index, a) for a in written],
-                        hint="continue with the dsts of the collective, not with its srcs",
+                        hint="use the dsts of the collective, not its srcs",
                     ),
                 )
     return [finding for finding in unread.values() if finding is not None]
@@ -125,7 +127,7 @@ def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: se
                 findings.append(
                     found(
                         UNTOUCHED,
-                        f"the kernel returns its input {record.name} {record.shape} as it came",
+                        f"the kernel returns its input {record.name} {record.shape}, which it never wrote",
                         _definition(launch),
                         hint="return the tensor that holds the result",
                     )
@@ -156,10 +158,10 @@ def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: se
             findings.append(
                 found(
                     CONSTANT,
-                    f"no input reaches the output {record.name} {record.shape}",
+                    f"the output {record.name} {record.shape} depends on no input tensor",
                     record.where,
                     _touches(last),
-                    hint="check which tile is copied out",
+                    hint="check which tile is copied to the output",
                 )
             )
     findings += [
@@ -206,7 +208,7 @@ def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int
 
 
 def _depends_on_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]]:
-    """The tensors of every rank whose contents depend on an input; a rendezvous passes on what any member reads."""
+    """The tensors of every rank whose contents depend on an input; a rendezvous joins the members."""
     ranks = {stream.rank: stream for stream in launch.streams}
     depends = {
         rank: {record.serial for record in stream.tensors if _is_input(record)}

@@ -1,8 +1,8 @@
-"""`init`: state that outlives an instruction, used before this kernel has set it: accumulators and generators.
+"""`init`: accumulator registers and random generators that a kernel uses before it sets them.
 
 The Scalar and the Vector engine have accumulator registers, one float32 per partition; several instructions share
-them. What they hold at the start of a kernel is not documented, and an instruction with reduce_cmd idle may leave
-anything in the Vector ones. A random generator that was not seeded begins where the program before left it.
+them. Their contents at the start of a kernel are not documented. An instruction with reduce_cmd idle may leave
+anything in the Vector registers. An unseeded random generator begins where the previous program left it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IDLE = kind(
 OPERATOR = kind(
     "NKW-REGISTERS-OPERATOR",
     Severity.warning,
-    "Accumulator registers go on with the operator they were reset for; its identity is not that of another.",
+    "Accumulator registers are reset for one operator; the sum of another one starts from the wrong identity.",
 )
 REOPENED = kind(
     "NKW-REGISTERS-REOPENED",
@@ -50,7 +50,7 @@ _NEVER = -1
 
 @dataclass
 class _File:
-    """The registers of one engine: who set those of each partition, and who may have spoilt them."""
+    """The registers of one engine: per partition, the events that set it and that left it undefined."""
 
     setter: np.ndarray
     spoiler: np.ndarray
@@ -99,7 +99,7 @@ def _registers(
 def _judged(
     stream: Stream, event: int, use: Registers, file: _File, waiting: dict[int, int]
 ) -> Finding | None:
-    """What is wrong with one use of the registers as they are before it."""
+    """The finding about one use of the registers in their state before it; None for a correct use."""
     adds = use.command is ReduceCmd.reduce
     spoils = use.command is ReduceCmd.idle and Engine(stream.engines[event]) is Engine.vector
     reads = use.command is ReduceCmd.idle and use.read_out
@@ -126,17 +126,17 @@ def _judged(
             "reduce_cmd idle, which leaves them undefined",
             where,
             (touch(stream, by, _result(stream, by)), here),
-            hint="read the registers out before, or give the instruction between a reduce_cmd of its own",
+            hint="read the registers out before the idle instruction, or give it another reduce_cmd",
         )
     missing = int((file.setter[: use.rows] == _NEVER).sum())
     if missing:
         return found(
             UNSET,
-            f"{op} {what} the {engine} accumulator registers of {use.rows} partitions, of which {missing} were "
-            "never reset in this kernel",
+            f"{op} {what} the {engine} accumulator registers of {use.rows} partitions, of which this kernel "
+            f"never reset {missing}",
             where,
             (here,),
-            hint="reduce_cmd=nisa.reduce_cmd.reset_reduce for the first",
+            hint="reduce_cmd=nisa.reduce_cmd.reset_reduce for the first instruction of the sum",
         )
     setter = int(file.setter[: use.rows].max())
     if adds and file.operator != use.operator:
@@ -154,7 +154,7 @@ def _judged(
         access = next(a for a in stream.accesses(at) if a.kind == READ and a.tensor in file.results)
         return found(
             REOPENED,
-            f"{op} goes on with the {engine} accumulator registers after their sum was read out and used",
+            f"{op} adds to the {engine} accumulator registers after their sum was read out and used",
             where,
             (touch(stream, at, access), here),
             hint="reduce_cmd=nisa.reduce_cmd.reset_reduce where the next sum begins",
@@ -196,16 +196,16 @@ def _generators(stream: Stream, uses: dict[int, State]) -> list[Finding]:
             seeded.add(generator)
         elif use is RandomUse.draws and generator not in seeded | said:
             said.add(generator)
+            others = "; it seeds another generator" if seeded else ""
             drawing = stream.event(event)
-            others = ", though it seeds another one" if seeded else ""
             findings.append(
                 found(
                     UNSEEDED,
-                    f"{drawing.op} draws from the {drawing.engine.name} engine's generator, which this kernel has not "
-                    f"seeded{others}",
+                    f"{drawing.op} draws from the {drawing.engine.name} engine's random generator, which this "
+                    f"kernel has not seeded{others}",
                     drawing.where,
                     (touch(stream, event, _result(stream, event)),),
-                    hint="nisa.set_rng_seed for the Vector engine, nisa.rand_set_state for GpSimd, before it",
+                    hint="seed it first: nisa.set_rng_seed for the Vector engine, nisa.rand_set_state for GpSimd",
                 )
             )
     return findings

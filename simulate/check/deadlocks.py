@@ -1,7 +1,6 @@
-"""`sync`: why cores wait for each other in vain.
+"""The likely cause of a deadlock, or of a rendezvous whose members disagree.
 
-Deadlocks and disagreements end a launch, so there is no stream to look at; what the cores said when they stopped is
-turned into a finding that names the likely cause.
+Both end a launch before its streams are complete, so the finding is made from the error's lines about waiting cores.
 """
 
 from __future__ import annotations
@@ -25,18 +24,21 @@ assert not {DEADLOCK.code, MISMATCH.code} & RULES.keys()
 def explain(error: Deadlock | RendezvousMismatch) -> Finding:
     """A deadlock or a disagreement as a finding."""
     if isinstance(error, RendezvousMismatch):
-        return found(MISMATCH, error.message, error.where, hint="give every member the same call")
+        return found(
+            MISMATCH,
+            error.message,
+            error.where,
+            hint="give every member the same operation, shapes, dtypes and groups",
+        )
     lines = error.message.split("\n")[1:]
     ended = [line for line in lines if line.endswith("has ended")]
     waits = [line for line in lines if " waits in " in line]
     if ended and waits:
-        hint = (
-            "take the call out of the branch or loop that only some cores pass, so that all of them make it"
-        )
+        hint = "let every core make the call: move it out of the branch or loop that only some cores run"
     elif len({line.split(" waits in ")[1].split(" ")[0] for line in waits}) > 1:
         hint = "let all cores make the same calls in the same order"
     else:
-        hint = "let the calls that belong together name the same members and the same pipe_id"
+        hint = "give the calls that wait for each other the same members and the same pipe_id"
     return found(DEADLOCK, error.message, error.where or _first_place(waits), hint=hint)
 
 

@@ -1,7 +1,7 @@
-"""`mem`: tiles that an `address=` puts over each other, and placements that may not fit.
+"""`mem`: tiles with overlapping explicit addresses, and placements beyond the end of a memory.
 
-Simulated tiles have bytes of their own. Where two explicit addresses overlap, the chip has one set of bytes for both:
-a value read after the other tile was written is lost there and intact here.
+Every simulated tile has its own bytes. On the chip, tiles with overlapping addresses share bytes: writing one tile
+destroys values of the other, which are intact in the simulator.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from simulate.run.stream import READ, Access, Stream, TensorRecord
 CLOBBERED = kind(
     "NKW-MEM-CLOBBER",
     Severity.error,
-    "A tile is read after another tile was written to the same bytes; address= puts both there.",
+    "A tile is read before another tile overwrites its bytes; address= places both tiles there.",
 )
 PLACEMENT = kind(
     "NKW-MEM-PLACEMENT",
     Severity.warning,
-    "First fit around the explicit addresses passes the end of the memory, although the live bytes alone would fit.",
+    "Tiles placed by first fit around the explicit addresses stay inside the memory that their live bytes fit into.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """Partitions by bytes of the memory itself."""
+    """A box of a memory: partitions by bytes of a partition."""
 
     rows: tuple[int, int]
     bytes: tuple[int, int]
@@ -64,7 +64,7 @@ def _clobbered(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Findi
         for serial in stream.first_use
         if (record := stream.tensors[serial]).address is not None and record.buffer.on_chip
     ]
-    pairs = _together(stream, addressed)
+    pairs = _overlapping(stream, addressed)
     if not pairs:
         return []
     wanted = {record.serial for pair in pairs for record in pair}
@@ -86,7 +86,7 @@ def _lost_reads(
     intruder: TensorRecord,
     uses: dict[int, list[tuple[int, Access]]],
 ) -> list[Finding]:
-    """The first read of `victim` that finds bytes of `intruder`."""
+    """The first read of `victim` whose bytes `intruder` overwrote."""
     own = [(i, a, _physical(victim, a)) for i, a in uses[victim.serial] if a.kind != READ]
     foreign = [(i, a, _physical(intruder, a)) for i, a in uses[intruder.serial] if a.kind != READ]
     for index, access in uses[victim.serial]:
@@ -114,11 +114,11 @@ def _lost(
     return found(
         CLOBBERED,
         f"{victim.name} {victim.shape} at address {victim.address} is read after {intruder.name} "
-        f"{intruder.shape} at address {intruder.address} was written over partitions {lost.rows[0]}:{lost.rows[1]}, "
+        f"{intruder.shape} at address {intruder.address} overwrote partitions {lost.rows[0]}:{lost.rows[1]}, "
         f"bytes {lost.bytes[0]}:{lost.bytes[1]} of {memory}",
         stream.event(read[0]).where,
         (touch(stream, *write), touch(stream, *read)),
-        hint=f"put {intruder.name} at byte {_whole(victim).bytes[1]} or later, or end the use of {victim.name} first",
+        hint=f"put {intruder.name} at byte {_whole(victim).bytes[1]} or later, or read {victim.name} before that write",
     )
 
 
@@ -137,8 +137,8 @@ def _physical(record: TensorRecord, access: Access) -> _Box:
     )
 
 
-def _together(stream: Stream, records: list[TensorRecord]) -> list[tuple[TensorRecord, TensorRecord]]:
-    """The pairs, of records in the order of their first use, that are alive together and share a place."""
+def _overlapping(stream: Stream, records: list[TensorRecord]) -> list[tuple[TensorRecord, TensorRecord]]:
+    """The pairs of tiles that are live at one time and overlap; `records` come in the order of first use."""
     pairs: list[tuple[int, int]] = []
     alive: list[int] = []
     for index, record in enumerate(records):
@@ -164,7 +164,7 @@ def _placements(launch: Launch) -> list[Finding]:
                 continue
             records = [stream.tensors[serial] for serial in placement.offsets]
             if all(record.address is None for record in records):
-                continue  # the compiler may pack better than first fit, and nothing stands in its way
+                continue  # without explicit addresses the compiler may pack better than first fit
             last = max(records, key=lambda record: placement.offsets[record.serial] + record.row_bytes)
             findings.append(
                 found(
@@ -173,7 +173,7 @@ def _placements(launch: Launch) -> list[Finding]:
                     f"{placement.high_water_bytes} of {buffer.value}, {placement.high_water_bytes - limit} beyond "
                     f"the usable {limit} on {launch.hardware.name}, because of the gaps between explicit addresses",
                     last.where,
-                    hint="move the explicit addresses together, or give every tile an address",
+                    hint="close the gaps between the explicit addresses, or give every tile an address",
                 )
             )
     return findings

@@ -1,8 +1,8 @@
 """`carried`: dependences between iterations that a loop declares independent, and Beta 1 code that its compiler breaks.
 
-Users met all of these as right in simulation and wrong on the chip; the public reports concern the compiler of
-Beta 1 (aws-neuron-sdk issues 1045, 1051 and 1138). Reshapes and broadcasts of today's dialect are everyday code of the
-vendor's own library, so only those of Beta 1 are reported.
+Users reported each of these as right in simulation and wrong on the chip. The public reports concern the compiler of
+Beta 1 (aws-neuron-sdk issues 1045, 1051 and 1138). The vendor's own library uses reshapes and broadcasts of today's
+dialect everywhere, so only those of Beta 1 are reported.
 """
 
 from __future__ import annotations
@@ -16,32 +16,35 @@ from simulate.run.stream import READ, WRITE, Access, Iteration, Stream
 CARRIED = kind(
     "NKW-AFFINE-CARRIED",
     Severity.warning,
-    "Iterations of nl.affine_range are independent: a tile from outside is not filled anew in each of them.",
+    "Iterations of nl.affine_range are independent: no two of them write one view of a tile from outside.",
 )
 RESHAPE = kind(
     "NKW-BETA1-RESHAPE",
     Severity.warning,
-    "With the compiler of Beta 1 a filled tile whose free dim a reshape splits comes out wrong.",
+    "The compiler of Beta 1 gives wrong values where a reshape splits the free dim of a filled tile.",
 )
 BROADCAST = kind(
     "NKW-BETA1-BROADCAST",
     Severity.warning,
-    "The compiler of Beta 1 gives wrong rows where an operator spreads a tile over partitions or a third dim.",
+    "The compiler of Beta 1 gives wrong rows where an operator broadcasts a tile over partitions or a third dim.",
 )
 UPDATE = kind(
     "NKW-BETA1-UPDATE",
     Severity.warning,
-    "In Beta 1 `+=` on a PSUM tile is the accumulation of matmuls; what else is added there comes out wrong.",
+    "In Beta 1 `+=` on a PSUM tile accumulates matmuls; adding anything else to it gives wrong values.",
 )
 _REMARKS = {
-    UPDATE.code: (UPDATE, "copy the sum to SBUF, and add there"),
-    RESHAPE.code: (RESHAPE, "load or copy the parts to a tile of the wanted shape"),
-    BROADCAST.code: (BROADCAST, "spread it with broadcast_to first, or loop over the rows"),
+    UPDATE.code: (UPDATE, "copy the sum to SBUF, and add to the copy"),
+    RESHAPE.code: (RESHAPE, "load or copy the parts into a tile of the new shape"),
+    BROADCAST.code: (
+        BROADCAST,
+        "broadcast the smaller operand with broadcast_to first, or loop over the rows",
+    ),
 }
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Tiles written in several iterations of an nl.affine_range, and what Beta 1 code was seen to do."""
+    """Tiles that several iterations of an nl.affine_range write, and the remarks about Beta 1 code."""
     findings: list[Finding] = []
     for stream in launch.streams:
         if stream.affine:
@@ -80,8 +83,8 @@ def _carried(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding
                 findings.append(
                     found(
                         CARRIED,
-                        f"{record.name} {record.shape} was allocated outside of an nl.affine_range, and its iterations "
-                        f"{other[2].number} and {iteration.number} both write it",
+                        f"iterations {other[2].number} and {iteration.number} of an nl.affine_range both write "
+                        f"{record.name} {record.shape}, which was allocated before the loop",
                         stream.event(event).where,
                         (touch(stream, other[0], other[1]), touch(stream, event, access)),
                         hint="allocate it inside the loop, or use nl.sequential_range",

@@ -1,4 +1,4 @@
-"""`device`: patterns that are right in simulation and known to go wrong on the chip."""
+"""`device`: sums in PSUM that are right in simulation and known to be wrong on the chip."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PSUM_INIT = kind(
 REOPENED = kind(
     "NKW-PSUM-REOPENED",
     Severity.warning,
-    "A PSUM tile that was read as finished is accumulated to again with accumulate=None, which never resets it.",
+    "A PSUM tile is reset before its next sum; accumulate=None never resets a tile that was read.",
 )
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Known divergences between simulation and chip that the stream proves."""
+    """PSUM tiles on which simulation and chip are known to differ, core by core."""
     findings: list[Finding] = []
     for stream in launch.streams:
         automatic = evidence.of(stream).automatic
@@ -33,9 +33,9 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 def _psum(
     stream: Stream, accesses: list[tuple[Access, ...]], chip: Hardware, automatic: set[int]
 ) -> list[Finding]:
-    """Follow every PSUM tile: who started it, and whether it was read before more was added.
+    """Follow every PSUM tile: the write that started its sum, and the reads before further accumulations.
 
-    Of equal accesses the first accumulation and the last read and write tell enough.
+    Of equal accesses, the first accumulation, the last read and the last write are enough.
     """
     findings: list[Finding] = []
     lines: set[int] = set()
@@ -66,21 +66,22 @@ def _accumulation(
     before = sorted(((i, a) for a, i in history.items() if _meet(access, a)), key=lambda each: each[0])
     foreign = [(i, a) for i, a in before if a.kind == WRITE and not stream.effects(i).sums_products]
     if foreign and not chip.psum_accumulate_after_other_write:
+        writer = stream.event(foreign[-1][0]).op
         return found(
             PSUM_INIT,
-            f"a matmul accumulates onto {record.name} {record.shape} of PSUM, which another instruction initialised: "
+            f"a matmul accumulates onto {record.name} {record.shape} of PSUM, which {writer} wrote: the sum is "
             f"undefined on {chip.name}",
             stream.event(index).where,
             (touch(stream, *foreign[-1]), touch(stream, index, access)),
-            hint="accumulate=False for the first matmul, and add the initial value afterwards",
+            hint="accumulate=False for the first matmul; add the initial value afterwards",
         )
     started = [(i, a) for i, a in before if a.kind == ACCUMULATE]
     reads = [(i, a) for i, a in before if a.kind == READ and started and i > started[0][0]]
     if automatic and reads:
         return found(
             REOPENED,
-            f"{record.name} {record.shape} of PSUM was read, and is accumulated to again: the sum goes on from the "
-            "old value",
+            f"a matmul with accumulate=None adds to {record.name} {record.shape} of PSUM after "
+            f"{stream.event(reads[-1][0]).op} read it: the old sum is still in the tile",
             stream.event(index).where,
             (touch(stream, *reads[-1]), touch(stream, index, access)),
             hint="accumulate=(k > 0), or allocate the tile inside the outer loop",
