@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from simulate.memory.placement import Tile, place
 from simulate.replay.fusion.graph import Op, Value, ValueKind
-from simulate.replay.fusion.works import Ufunc
+from simulate.replay.fusion.opcodes import Ufunc
 
 _LINE = 64  # bytes of a cache line
 

@@ -10,9 +10,9 @@ import numpy as np
 from simulate.memory import Storage, views
 from simulate.numerics import DType
 from simulate.numerics.dtypes import float32
-from simulate.replay.fusion.cells import Cells, as_view, pieces, values_of
 from simulate.replay.fusion.graph import Op, Value, ValueKind, View, Work
-from simulate.replay.fusion.works import Copy, Widened
+from simulate.replay.fusion.opcodes import Copy, Widened
+from simulate.replay.fusion.provenance import Cells, as_view, pieces, values_of
 
 EXACT_IN_FLOAT32 = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
 

@@ -13,10 +13,10 @@ from simulate.memory import NkiTensor, Storage
 from simulate.replay.arena import Arena
 from simulate.replay.fusion.buffers import place_buffers
 from simulate.replay.fusion.builder import array_of
+from simulate.replay.fusion.elimination import drop_unused, make_in_place, prepare_products, show_neighbours
 from simulate.replay.fusion.graph import Op, ValueKind, View
 from simulate.replay.fusion.lower import AsRecorded, Lowering, Recorded
-from simulate.replay.fusion.products import join_products
-from simulate.replay.fusion.tidy import drop_unused, make_in_place, prepare_products, show_neighbours
+from simulate.replay.fusion.matmul_fusion import join_products
 from simulate.replay.rendezvous import hold
 from simulate.run.execute import operands_of, put_all, repeat
 from simulate.run.processes import Processes

@@ -20,11 +20,8 @@ from simulate.memory import NkiTensor, Storage
 from simulate.numerics import DType
 from simulate.numerics.dtypes import float32
 from simulate.replay.fusion.builder import EXACT_IN_FLOAT32, Builder
-from simulate.replay.fusion.cells import Cells, pieces
 from simulate.replay.fusion.graph import NotFused, Value, ValueKind, View
-from simulate.replay.fusion.tables import Tables, seen
-from simulate.replay.fusion.traced import Traced, Untraceable, traced
-from simulate.replay.fusion.works import (
+from simulate.replay.fusion.opcodes import (
     Addressed,
     Computed,
     Copy,
@@ -34,6 +31,9 @@ from simulate.replay.fusion.works import (
     Step,
     Widened,
 )
+from simulate.replay.fusion.provenance import Cells, pieces
+from simulate.replay.fusion.provenance_map import Tables, seen
+from simulate.replay.fusion.tracing import Traced, Untraceable, traced
 
 Recorded = Sequence[tuple[Plan, Any, bool]]
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from simulate.memory import Storage, views
 from simulate.numerics.dtypes import float32
-from simulate.replay.fusion.blocks import LARGE, BlockedProduct, scratch_elements
+from simulate.replay.fusion.blocked_matmul import LARGE, BlockedProduct, scratch_elements
 from simulate.replay.fusion.builder import Builder
 from simulate.replay.fusion.graph import Op, Uses, Value, ValueKind, View
-from simulate.replay.fusion.narrow import NarrowProduct, narrow_operand, narrow_pair, split
-from simulate.replay.fusion.works import Copy, Product, Widened
+from simulate.replay.fusion.narrow_matmul import NarrowProduct, narrow_operand, narrow_pair, split
+from simulate.replay.fusion.opcodes import Copy, Product, Widened
 
 
 def drop_unused(builder: Builder) -> None:

@@ -14,9 +14,9 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from simulate.numerics import DType, as_dtype
 from simulate.numerics.dtypes import float32
 from simulate.replay.fusion.builder import Builder
-from simulate.replay.fusion.cells import Cells, concatenated
 from simulate.replay.fusion.graph import View
-from simulate.replay.fusion.works import Product, Reduction, Selection, Ufunc, Widened
+from simulate.replay.fusion.opcodes import Product, Reduction, Selection, Ufunc, Widened
+from simulate.replay.fusion.provenance import Cells, concatenated
 
 
 class Untraceable(Exception):

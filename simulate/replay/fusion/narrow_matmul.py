@@ -11,10 +11,10 @@ import numpy as np
 from simulate.memory import views
 from simulate.numerics.dtypes import bfloat16, float32
 from simulate.replay.fusion import speed
-from simulate.replay.fusion.blocks import LARGE, block_shape
+from simulate.replay.fusion.blocked_matmul import LARGE, block_shape
 from simulate.replay.fusion.builder import Builder
 from simulate.replay.fusion.graph import Op, ValueKind, View
-from simulate.replay.fusion.works import Step
+from simulate.replay.fusion.opcodes import Step
 
 _PARTS = 3
 """bfloat16 numbers whose sum is a float32: each holds 8 of its 24 bits. Of a float32 below 2**-103 the last bits may

@@ -13,7 +13,7 @@ from simulate.numerics import as_dtype
 from simulate.replay import Program, ReplayOptions
 from simulate.replay.arena import Arena
 from simulate.replay.cache import ReplayCache
-from simulate.replay.fusion.blocks import LARGE, block_shape, multiply, scratch_elements
+from simulate.replay.fusion.blocked_matmul import LARGE, block_shape, multiply, scratch_elements
 from simulate.world import process_replays
 
 simulate.install("simulate")

@@ -7,9 +7,9 @@ import pytest
 
 from simulate.numerics.dtypes import float32
 from simulate.replay.fusion.builder import Builder
-from simulate.replay.fusion.cells import Cells, as_view, pieces, table_of
 from simulate.replay.fusion.graph import NotFused, ValueKind, View
-from simulate.replay.fusion.traced import Traced, Untraceable
+from simulate.replay.fusion.provenance import Cells, as_view, pieces, table_of
+from simulate.replay.fusion.tracing import Traced, Untraceable
 
 
 @pytest.fixture

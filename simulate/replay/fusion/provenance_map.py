@@ -8,8 +8,8 @@ import numpy as np
 
 from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor, Storage, views
-from simulate.replay.fusion.cells import Cells, Table, table_of, view_of
 from simulate.replay.fusion.graph import Value, View, rebased
+from simulate.replay.fusion.provenance import Cells, Table, table_of, view_of
 
 _Place = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Offset, shape and strides of a tile in its storage, in elements."""

@@ -11,10 +11,11 @@ import pytest
 import simulate
 from simulate.errors import InvalidArgument
 from simulate.replay import ReplayOptions
-from simulate.replay.fusion import narrow, speed
-from simulate.replay.fusion.blocks import block_shape
+from simulate.replay.fusion import narrow_matmul as narrow
+from simulate.replay.fusion import speed
+from simulate.replay.fusion.blocked_matmul import block_shape
 from simulate.world import process_replays
-from tests.replay.test_blocks import assert_within_bound_of_sums, tiled_product, whole, works
+from tests.replay.test_blocked_matmul import assert_within_bound_of_sums, tiled_product, whole, works
 
 torch = pytest.importorskip("torch", reason="torch is an extra (speed)")
 onemkl = pytest.mark.skipif(not speed.multiplies_as_they_lie(), reason="this torch shows no oneMKL")

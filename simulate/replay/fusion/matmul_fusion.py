@@ -16,7 +16,7 @@ import numpy as np
 from simulate.numerics.dtypes import float32
 from simulate.replay.fusion.builder import Builder
 from simulate.replay.fusion.graph import Op, Uses, Value, ValueKind, View
-from simulate.replay.fusion.works import Copy, Product, Ufunc
+from simulate.replay.fusion.opcodes import Copy, Product, Ufunc
 
 _WORTH_COPYING = 8
 """An element is copied to join products if each copy enters at least so many multiplications."""

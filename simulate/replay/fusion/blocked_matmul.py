@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from simulate.numerics import DType
-from simulate.replay.fusion.works import Step, widen
+from simulate.replay.fusion.opcodes import Step, widen
 
 LARGE = 1 << 20
 """A matrix of more elements is widened in blocks."""
