@@ -43,7 +43,7 @@ class Gatherer(Observer):
     ) -> None:
         """Drop what an earlier launch has left that did not end, and get ready for this one."""
         self._forget()
-        if request.elsewhere is not None:
+        if request.peers is not None:
             return  # the other processes would have to repeat it as well
         if self._orders:
             self._arguments = [[Snapshot.of(storage) for storage in rank] for rank in inputs]

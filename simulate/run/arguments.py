@@ -28,18 +28,18 @@ class Arguments:
     """Turns the arguments of one rank into tensors, and what the kernel returns into arrays.
 
     Arrays are used in place, so what the kernel writes to an input is seen by the caller; one that is not
-    contiguous is copied and written back by `finish`.
+    contiguous is copied and written back by `write_back`.
     """
 
-    def __init__(self, rank: Rank, stored: Callable[[DType], DType], dry: bool) -> None:
+    def __init__(self, rank: Rank, storage_dtype: Callable[[DType], DType], dry: bool) -> None:
         self._rank = rank
-        self._stored = stored
+        self._storage_dtype = storage_dtype
         self._dry = dry
         self._tensors: dict[int, tuple[Any, NkiTensor]] = {}
         self._copies: list[tuple[np.ndarray, np.ndarray, DType]] = []
         self.torch_seen = False
 
-    def take(self, value: Any, name: str = "") -> Any:
+    def to_tensors(self, value: Any, name: str = "") -> Any:
         """A kernel argument with every array in it replaced by an HBM tensor; other values pass unchanged."""
         if isinstance(value, np.ndarray):
             return self._tensor(value, value, name)
@@ -47,13 +47,13 @@ class Arguments:
             self.torch_seen = True
             return self._tensor(value, _torch_to_numpy(value), name)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            parts = [self.take(part, f"{name}.{key}") for key, part in zip(value._fields, value)]
+            parts = [self.to_tensors(part, f"{name}.{key}") for key, part in zip(value._fields, value)]
             return value if _same(parts, value) else like(value, parts)
         if isinstance(value, (tuple, list)):
-            parts = [self.take(part, f"{name}[{i}]") for i, part in enumerate(value)]
+            parts = [self.to_tensors(part, f"{name}[{i}]") for i, part in enumerate(value)]
             return value if _same(parts, value) else like(value, parts)
         if isinstance(value, dict):
-            named = {key: self.take(part, f"{name}[{key!r}]") for key, part in value.items()}
+            named = {key: self.to_tensors(part, f"{name}[{key!r}]") for key, part in value.items()}
             return value if _same(named.values(), value.values()) else named
         plain = isinstance(value, NKIObject) and not isinstance(value, NkiTensor)
         if plain or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
@@ -63,11 +63,11 @@ class Arguments:
     def _object(self, value: Any, name: str) -> Any:
         """A parameter object: a copy with tensors for arrays, by its dictionary, as the language guide has it."""
         had = getattr(value, "__dict__", {})
-        taken = {key: self.take(part, f"{name}.{key}") for key, part in had.items()}
-        if _same(taken.values(), had.values()):
+        rank_runs = {key: self.to_tensors(part, f"{name}.{key}") for key, part in had.items()}
+        if _same(rank_runs.values(), had.values()):
             return value
         twin = copy.copy(value)
-        twin.__dict__.update(taken)
+        twin.__dict__.update(rank_runs)
         return twin
 
     def _tensor(self, key: Any, array: np.ndarray, name: str) -> NkiTensor:
@@ -83,7 +83,7 @@ class Arguments:
                 "NKW-SHAPE", f"argument {name or '?'} of shape {array.shape} has no elements"
             )
         shape = array.shape or (1,)
-        dtype = self._stored(given)
+        dtype = self._storage_dtype(given)
         if self._dry:
             held = np.empty(0, np.uint8)
         elif dtype.storage != array.dtype or not array.flags.c_contiguous:
@@ -99,15 +99,15 @@ class Arguments:
         self._tensors[id(key)] = (key, tensor)
         return tensor
 
-    def give(self, value: Any) -> Any:
+    def to_arrays(self, value: Any) -> Any:
         """What a kernel returned with every tensor replaced by an array (or a torch tensor, if torch came in)."""
         if isinstance(value, NkiTensor):
             array = self._array(value)
             return _numpy_to_torch(array) if self.torch_seen else array
         if isinstance(value, (tuple, list)):
-            return like(value, [self.give(part) for part in value])
+            return like(value, [self.to_arrays(part) for part in value])
         if isinstance(value, dict):
-            return {key: self.give(part) for key, part in value.items()}
+            return {key: self.to_arrays(part) for key, part in value.items()}
         return value
 
     def _array(self, tensor: NkiTensor) -> np.ndarray:
@@ -149,7 +149,7 @@ class Arguments:
         """The storage of every array, in the order in which the arguments name them."""
         return [tensor.storage for _, tensor in self._tensors.values()]
 
-    def finish(self) -> None:
+    def write_back(self) -> None:
         """Write back to arrays that could not be used in place."""
         for array, held, _ in self._copies:
             if array.flags.writeable:

@@ -104,7 +104,7 @@ def _issue(
     `reads` and `writes` are the tensors of this call. Raises RuleViolation for a read of bytes
     that were never written, unless the plan propagates poison; then a later instruction that uses the poison raises it.
     """
-    if core.scheduler.drawn:
+    if core.scheduler.is_random:
         core.scheduler.preempt(core.index)
     plan = template.plan
     as_float = plan.domain is Domain.float32
@@ -132,7 +132,7 @@ def _issue(
         member = core.rank.number if plan.rendezvous.by_rank else core.number
         if plan.rendezvous.admits is not None:
             plan.rendezvous.admits(member)
-        results, rendezvous_serial = core.scheduler.meet(
+        results, rendezvous_serial = core.scheduler.join(
             core.index, member, _of_this_core(core, plan.rendezvous), operands, location(line), dry
         )
     elif dry:
@@ -305,15 +305,15 @@ def _accumulate(
     core: NeuronCore, tile: NkiTensor, product: np.ndarray, how: Accumulate, as_float: bool
 ) -> Any:
     """Write a matmul's product into PSUM, or add it where matmuls wrote before; returns where it was added."""
-    keeps: Any = False
+    accumulate_mask: Any = False
     states: Any = EMPTY
     if tile.dynamic is None:
         known = EMPTY if how is Accumulate.overwrite else _known_state(tile)
         if known in (EMPTY, ACCUMULATED) and (how is not Accumulate.add or known == ACCUMULATED):
-            keeps = known == ACCUMULATED
-            add(tile, product, keeps, as_float)
+            accumulate_mask = known == ACCUMULATED
+            add(tile, product, accumulate_mask, as_float)
             _mark(tile, None, ACCUMULATED)
-            return keeps
+            return accumulate_mask
     else:
         _check_written(tile.dynamic.index)
         core.stream.depends_on_data = (
@@ -321,8 +321,8 @@ def _accumulate(
         )
     if how is not Accumulate.overwrite:
         states = _states(tile)
-        keeps = states != EMPTY
-        if how is Accumulate.add and not np.all(keeps):
+        accumulate_mask = states != EMPTY
+        if how is Accumulate.add and not np.all(accumulate_mask):
             raise RuleViolation(
                 accumulation_was_started,
                 f"accumulate=True on {tile.describe()}, which no matmul has written",
@@ -336,11 +336,11 @@ def _accumulate(
     undefined = np.bitwise_and(states, POISON)
     if tile.dynamic is not None and np.any(undefined):
         raise unwritten(tile)
-    touched = put(tile, accumulated(tile, product, keeps), as_float, False)
+    touched = put(tile, accumulated(tile, product, accumulate_mask), as_float, False)
     _mark(tile, touched, ACCUMULATED)
     if np.any(undefined):
         tile.storage.validity.mark_poison(np.broadcast_to(undefined == 0, tile.shape), *tile.byte_view()[1:])
-    return keeps
+    return accumulate_mask
 
 
 def _states(tile: NkiTensor) -> Any:

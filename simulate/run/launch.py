@@ -200,7 +200,7 @@ class LaunchRequest:
 
     kernel: a plain function of the NKI language. arguments: one (args, kwargs) per rank of this process.
     logical_core_size: physical cores per rank (LNC). mode: eager or dry. has_grid: whether the kernel was called with
-    a grid. elsewhere: the processes that hold the other ranks. seed: draws the schedule of the cores at random.
+    a grid. peers: the processes that hold the other ranks. seed: draws the schedule of the cores at random.
     """
 
     kernel: Callable[..., Any]
@@ -209,7 +209,7 @@ class LaunchRequest:
     logical_core_size: int = 1
     mode: Mode = Mode.eager
     has_grid: bool = False
-    elsewhere: Processes | None = None
+    peers: Processes | None = None
     seed: int | None = None
     observers: tuple[Observer, ...] = ()
 
@@ -221,49 +221,50 @@ def execute_launch(request: LaunchRequest) -> Launch:
     """
     check_logical_core(request.chip, request.logical_core_size)
     cores = _cores(request)
-    taken = [_Taken(core.rank, request, core) for core in cores if core.number == 0]
+    rank_runs = [_RankRun(core.rank, request, core) for core in cores if core.number == 0]
     for observer in request.observers:
-        observer.began(request, cores, [each.arguments.storages() for each in taken])
+        observer.began(request, cores, [each.arguments.storages() for each in rank_runs])
     values_read = VALUE_READS.count
     cores[0].scheduler.run(
         [
-            partial(_run, core, request.kernel, taken[core.index // request.logical_core_size])
+            partial(_run, core, request.kernel, rank_runs[core.index // request.logical_core_size])
             for core in cores
         ]
     )
-    outputs = [each.arguments.give(each.returned) for each in taken]
-    for each in taken:
-        each.arguments.finish()
+    outputs = [each.arguments.to_arrays(each.returned) for each in rank_runs]
+    for each in rank_runs:
+        each.arguments.write_back()
     done = Launch(
         kernel=getattr(request.kernel, "__name__", "kernel"),
         hardware=request.chip,
         mode=request.mode,
         outputs=outputs,
         streams=tuple(core.stream for core in cores),
-        warnings=tuple(warning for each in taken for warning in each.rank.warnings),
-        interfaces=tuple(each.interface() for each in taken),
+        warnings=tuple(warning for each in rank_runs for warning in each.rank.warnings),
+        interfaces=tuple(each.interface() for each in rank_runs),
         reads_values=VALUE_READS.count != values_read,
     )
     for observer in request.observers:
         observer.ran(done)
     _check_capacity(done)
     for observer in request.observers:
-        observer.ended(done, [each.returned for each in taken])
+        observer.ended(done, [each.returned for each in rank_runs])
     return done
 
 
-class _Taken:
+class _RankRun:
     """The arguments of one rank as tensors, and what its kernel returned."""
 
     def __init__(self, rank: Rank, request: LaunchRequest, core: NeuronCore) -> None:
         self.rank = rank
-        self.arguments = taker = Arguments(rank, core.stored, request.mode is Mode.dry)
+        self.arguments = converter = Arguments(rank, core.stored, request.mode is Mode.dry)
         args, kwargs = request.arguments[core.index // request.logical_core_size]
         names = _parameter_names(request.kernel)
         self.args = tuple(
-            taker.take(each, names[i] if i < len(names) else f"arg{i}") for i, each in enumerate(args)
+            converter.to_tensors(each, names[i] if i < len(names) else f"arg{i}")
+            for i, each in enumerate(args)
         )
-        self.kwargs = {key: taker.take(each, key) for key, each in kwargs.items()}
+        self.kwargs = {key: converter.to_tensors(each, key) for key, each in kwargs.items()}
         self.returned: Any = None
 
     def interface(self) -> Interface:
@@ -274,35 +275,37 @@ class _Taken:
 def _cores(request: LaunchRequest) -> list[NeuronCore]:
     """The cores of all ranks of this process, rank by rank, ready to run."""
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
-    watchers = () if request.mode is Mode.dry else tuple(o for o in request.observers if o.sees_instructions)
+    instruction_observers = (
+        () if request.mode is Mode.dry else tuple(o for o in request.observers if o.sees_instructions)
+    )
     keeps_calls = any(observer.keeps_calls for observer in request.observers)
     cores: list[NeuronCore] = []
-    moments = itertools.count()
+    schedule_numbers = itertools.count()
 
-    def resumed(core: int) -> None:
+    def on_resume(core: int) -> None:
         stream = cores[core].stream
-        stream.resumed.append((next(moments), len(stream)))
+        stream.resumed.append((next(schedule_numbers), len(stream)))
 
     size = request.logical_core_size
-    scheduler = CoreScheduler(len(request.arguments) * size, request.elsewhere, request.seed, resumed)
-    first = 0 if request.elsewhere is None else request.elsewhere.rank
+    scheduler = CoreScheduler(len(request.arguments) * size, request.peers, request.seed, on_resume)
+    first = 0 if request.peers is None else request.peers.rank
     for number in range(first, first + len(request.arguments)):
         table = TracedTable(Calls()) if keeps_calls else TensorTable()
         rank = Rank(number, request.chip, size, table)
         for part in range(size):
             core = NeuronCore(rank, part, len(cores), scheduler, request.mode, precise)
             core.has_grid = request.has_grid
-            core.observers = watchers
+            core.observers = instruction_observers
             cores.append(core)
     return cores
 
 
-def _run(core: NeuronCore, kernel: Callable[..., Any], taken: _Taken) -> None:
+def _run(core: NeuronCore, kernel: Callable[..., Any], rank_runs: _RankRun) -> None:
     """Run the kernel on one core, as the calling thread."""
     before = enter(core)
     try:
         with np.errstate(all="ignore"):
-            result = kernel(*taken.args, **taken.kwargs)
+            result = kernel(*rank_runs.args, **rank_runs.kwargs)
     except NkwError as error:
         error.where = error.where or raised_at(error)
         raise
@@ -313,7 +316,7 @@ def _run(core: NeuronCore, kernel: Callable[..., Any], taken: _Taken) -> None:
     finally:
         enter(before)
     if core.number == 0:
-        taken.returned = result
+        rank_runs.returned = result
 
 
 def leaves(value: Any) -> list[Any]:

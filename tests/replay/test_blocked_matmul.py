@@ -135,7 +135,7 @@ def test_a_large_narrow_operand_is_never_widened_whole(cache, columns, blocked, 
     ]
     assert np.array_equal(outputs[0], outputs[2])
     assert ("multiply" in works(cache)) == blocked
-    assert cache.report.products_joined > 0
+    assert cache.report.matmuls_fused > 0
     (program,) = programs(cache)
     assert (program.fused._ranks[0].size < 4 * weights.size) == blocked
 
@@ -150,7 +150,7 @@ def test_rewriting_holds_the_tables_of_no_more_tiles_than_are_in_use() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert program.not_fused is None
+    assert program.why_not_fused is None
     # Every element of `b` has a place of 8 bytes in the table of a loaded tile and in that of a cast one; only a few
     # of the 64 tiles are in use at once, and reading one makes no more than some tables of its size.
     assert peak < 8 * depth * columns

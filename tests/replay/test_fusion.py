@@ -79,7 +79,7 @@ def test_a_tiled_product_becomes_one_call(cache, depth, rows, columns, dtype) ->
     a, b = whole(1, depth, rows, dtype=dtype), whole(2, depth, columns, dtype=BF16)
     agree(tiled_product, a, b if dtype == BF16 else b.astype(np.float32))
     tiles = -(-depth // 128) * -(-rows // 128) * -(-columns // 512)
-    assert cache.report.products_joined == tiles - 1
+    assert cache.report.matmuls_fused == tiles - 1
 
 
 def test_sums_taken_in_another_order_stay_within_the_bound(cache) -> None:
@@ -88,7 +88,7 @@ def test_sums_taken_in_another_order_stay_within_the_bound(cache) -> None:
     eager, replayed = both_ways(tiled_product, a, b)
     terms, unit = 384, 2.0**-24
     bound = 2 * terms * unit / (1 - terms * unit) * (np.abs(a).T.astype(np.float64) @ np.abs(b))
-    assert cache.report.products_joined > 0
+    assert cache.report.matmuls_fused > 0
     assert (np.abs(replayed[0].astype(np.float64) - eager[0]) <= bound).all()
 
 
@@ -115,13 +115,13 @@ def pieced_product(parts, b, width):
 @pytest.mark.parametrize(("columns", "joined"), [(7, 0), (8, 2), (9, 2)])
 def test_operands_in_pieces_are_put_together_where_that_pays(cache, columns, joined) -> None:
     agree(pieced_product, whole(1, 3, 128, 5), whole(2, 3, 128, columns), columns)
-    assert cache.report.products_joined == joined
+    assert cache.report.matmuls_fused == joined
 
 
 def test_pieces_are_put_together_once_for_all_neighbours(cache) -> None:
     given = whole(1, 3, 128, 9), whole(2, 3, 128, 25)
     agree(pieced_product, *given, 12)
-    assert cache.report.products_joined == 8  # of three parts times three blocks of columns, the last ragged
+    assert cache.report.matmuls_fused == 8  # of three parts times three blocks of columns, the last ragged
 
 
 def product_then_square(a_by_k, b, width):
@@ -161,7 +161,7 @@ def test_indices_read_at_run_time(cache, per_row) -> None:
         return out
 
     agree(moves, whole(1, 8, 3), np.array([[5], [2]], np.int32), whole(2, 8, 3))
-    assert cache.report.as_recorded == 0
+    assert cache.report.unlowered == 0
 
 
 @pytest.mark.parametrize(("index", "outside"), [(-1, True), (0, False), (7, False), (8, True)])
@@ -288,7 +288,7 @@ def test_a_product_that_cannot_be_taken_apart_accumulates(cache) -> None:
 
 
 def test_a_result_put_together_from_pieces(cache) -> None:
-    def pieces(x):
+    def parts(x):
         out = nl.ndarray((x.shape[0], 3 * x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
         tile, n = nl.load(x), x.shape[1]
         whole_row = nl.ndarray((x.shape[0], 3 * n), dtype=x.dtype)
@@ -301,7 +301,7 @@ def test_a_result_put_together_from_pieces(cache) -> None:
         stored(out, doubled)
         return out
 
-    agree(pieces, whole(1, 128, 5))
+    agree(parts, whole(1, 128, 5))
 
 
 def test_arguments_that_share_memory_are_replayed_as_recorded() -> None:

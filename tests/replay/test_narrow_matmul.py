@@ -1,8 +1,10 @@
-"""Products with bfloat16 matrices that are not widened: by oneMKL as they lie, by torch where there is no oneMKL."""
+"""Matmuls of bfloat16 matrices without widening: by oneMKL, or by torch where there is no oneMKL."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import ml_dtypes
 import numpy as np
@@ -18,17 +20,16 @@ from simulate.world import process_replays
 from tests.replay.test_blocked_matmul import assert_within_bound_of_sums, tiled_product, whole, works
 
 torch = pytest.importorskip("torch", reason="torch is an extra (speed)")
-onemkl = pytest.mark.skipif(not speed.multiplies_as_they_lie(), reason="this torch shows no oneMKL")
+onemkl = pytest.mark.skipif(not speed.has_onemkl(), reason="this torch shows no oneMKL")
 
 BF16 = ml_dtypes.bfloat16
 LIBRARIES = [pytest.param("oneMKL", marks=onemkl), "torch"]
 
 
 @pytest.fixture
-def library(request, monkeypatch) -> str:
-    if request.param == "torch":
-        monkeypatch.setattr(speed, "_gemm", lambda: None)
-    return request.param
+def library(request) -> Iterator[str]:
+    with speed.without_onemkl() if request.param == "torch" else nullcontext():
+        yield request.param
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -102,7 +103,7 @@ def by_parts(left: np.ndarray, right: np.ndarray, at_once: int) -> np.ndarray:
 def test_three_bfloat16_numbers_hold_a_float32(magnitude) -> None:
     values = np.ldexp(normal(1, 9, 301), magnitude).astype(np.float32)
     parts = np.empty((27, 301), BF16)
-    narrow._take_apart(values, parts, np.empty_like(values))
+    narrow.split_float32(values, parts, np.empty_like(values))
     assert np.array_equal(parts.astype(np.float64).reshape(3, 9, 301).sum(0), values)
 
 
@@ -130,7 +131,7 @@ def test_numbers_without_parts_have_the_products_of_plain_multiplication(value, 
 def test_a_nan_stays_one_whatever_its_payload() -> None:
     values = np.array([[0x7F800001, 0xFFC00000, 0x7FFFFFFF]], np.uint32).view(np.float32)
     parts = np.empty((3, 3), BF16)
-    narrow._take_apart(values, parts, np.empty_like(values))
+    narrow.split_float32(values, parts, np.empty_like(values))
     assert np.isnan(parts[0].astype(np.float32)).all() and not parts[1:].any()
 
 
@@ -206,13 +207,13 @@ def test_speed_is_asked_for_by_name(monkeypatch) -> None:
         monkeypatch.setenv("NKW_SPEED", text)
         assert not ReplayOptions.from_environment().speed
     monkeypatch.setenv("NKW_SPEED", "mkl")
-    with pytest.raises(InvalidArgument, match="NKW_SPEED='mkl'; it is numpy or torch"):
+    with pytest.raises(InvalidArgument, match="NKW_SPEED is 'mkl'; set it to numpy or torch"):
         ReplayOptions.from_environment()
     monkeypatch.setenv("NKW_SPEED", "torch")
     assert ReplayOptions.from_environment().speed
     monkeypatch.setattr(speed, "available", lambda: False)
-    speed._warn_of_absence.cache_clear()
-    with pytest.warns(UserWarning, match=r"NKW_SPEED=torch, but torch is not installed: numpy multiplies"):
+    speed.warn_of_absence.cache_clear()
+    with pytest.warns(UserWarning, match=r"NKW_SPEED is torch, but torch is not installed: numpy multiplies"):
         assert not ReplayOptions.from_environment().speed
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once

@@ -64,7 +64,7 @@ def test_a_replay_that_loses_or_changes_them_is_refused(cache, monkeypatch, spec
     launched(product, *matrices())
     value = launched(product, *matrices(*special))[0, 3]
 
-    def wrong(program, arrays, exact, elsewhere):
+    def wrong(program, arrays, exact, peers):
         outputs = program.run(arrays, exact)
         outputs[0][0, 3] = instead
         return outputs
@@ -88,7 +88,7 @@ def test_sums_that_overflow_in_one_order_only_are_no_mismatch(cache, largest) ->
     b *= np.float32(min(largest, 1e19))
     for _ in range(3):
         found = launched(tiled, a, b, verify=True)
-    assert cache.report.products_joined > 0 and cache.report.verified == 2
+    assert cache.report.matmuls_fused > 0 and cache.report.verified == 2
     assert (largest < 1e19) == bool(np.isfinite(found[8:]).all())
 
 

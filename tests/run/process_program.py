@@ -69,10 +69,10 @@ def main(folder: Path) -> None:
     out = both.launch(summed_by_both_cores, [((part(rank), everyone), {})]).outputs[0]
     say(what="both cores", bytes=out.tobytes().hex())
     say(what="world gather", sums=[float(each.sum()) for each in world.gather([np.full(rank, 2.0)])])
-    elsewhere = Processes.join()
-    met = [elsewhere.post(rendezvous(place), [part(rank, place)], Location("", 0, "")) for place in range(3)]
+    peers = Processes.join()
+    met = [peers.post(rendezvous(place), [part(rank, place)], Location("", 0, "")) for place in range(3)]
     for place in (rank, (rank + 1) % 3, (rank + 2) % 3):  # each rank completes another one first
-        _, arrived = elsewhere.wait([met[place]])
+        _, arrived = peers.wait([met[place]])
         sums = [float(operands[0].sum()) for _, operands, _ in arrived]
         say(what="several at once", place=place, sums=sums)
     refused("shapes", lambda: world.launch(reduced, [((part(rank)[: 5 - rank], everyone), {})]))

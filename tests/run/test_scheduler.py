@@ -54,16 +54,16 @@ def test_all_reduce_sums_exactly(ranks: int, dtype: type) -> None:
 
 def turns_taken(count: int, seed: int | None) -> list[int]:
     """Which core ran, step by step, where every core does four steps."""
-    scheduler, taken = CoreScheduler(count, seed=seed), []
+    scheduler, order = CoreScheduler(count, seed=seed), []
 
     def body(core: int) -> None:
         for _ in range(4):
-            if scheduler.drawn:
+            if scheduler.is_random:
                 scheduler.preempt(core)
-            taken.append(core)
+            order.append(core)
 
     scheduler.run([lambda core=core: body(core) for core in range(count)])
-    return taken
+    return order
 
 
 def test_without_a_seed_every_core_runs_as_long_as_it_can() -> None:
@@ -74,10 +74,10 @@ def test_without_a_seed_every_core_runs_as_long_as_it_can() -> None:
 def test_a_seed_draws_turns_that_are_the_same_every_time(count: int) -> None:
     drawn = [turns_taken(count, seed) for seed in range(64)]
     assert drawn == [turns_taken(count, seed) for seed in range(64)]
-    assert all(sorted(taken) == sorted(drawn[0]) for taken in drawn)
+    assert all(sorted(order) == sorted(drawn[0]) for order in drawn)
     if count > 1:
         assert len(set(map(tuple, drawn))) > 32
-        assert {taken[0] for taken in drawn} == set(range(count))
+        assert {order[0] for order in drawn} == set(range(count))
 
 
 def test_an_error_under_drawn_turns_ends_every_core() -> None:

@@ -1,9 +1,9 @@
-"""Joining matrix products: an accumulation group into one, then neighbouring columns, then rows.
+"""Fusing matmuls: an accumulation group into one, then matmuls of adjacent columns, then of adjacent rows.
 
-A kernel multiplies tiles of 128 by 128 by 512 because the array has that size. What their operands show is, after the
-copies are gone, mostly neighbouring parts of two large matrices; one product of those does the same work faster. Where
-one operand is in pieces and the other is not, the pieces are put together. The order of the float32 sums changes with
-it, nothing else: each product and each sum is still float32.
+A kernel multiplies tiles of 128 by 128 by 512 because the systolic array has that size. Without the copies, the
+operands are mostly adjacent parts of two large matrices, and one matmul of those computes the same faster. Where only
+one operand's parts are adjacent, copies concatenate the others. Fusion changes the order of the float32 sums and
+nothing else: each product and each sum is still float32.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import numpy as np
 
 from simulate.numerics.dtypes import float32
 from simulate.replay.fusion.builder import Builder
-from simulate.replay.fusion.graph import Op, Uses, Value, ValueKind, View
-from simulate.replay.fusion.opcodes import Copy, Product, Ufunc
+from simulate.replay.fusion.graph import DefUse, Op, Value, ValueKind, View
+from simulate.replay.fusion.opcodes import Copy, Matmul, Ufunc
 
-_WORTH_COPYING = 8
-"""An element is copied to join products if each copy enters at least so many multiplications."""
-
-
-def join_products(builder: Builder) -> int:
-    """Join what can be joined; returns how many products were."""
-    before = sum(isinstance(op.work, Product) for op in builder.ops)
-    _accumulation_groups(builder)
-    _neighbours(builder, shared=0, grown=1)
-    _neighbours(builder, shared=1, grown=0)
-    return before - sum(isinstance(op.work, Product) for op in builder.ops)
+_MULTIPLICATIONS_PER_COPY_MIN = 8
+"""An element is copied to fuse matmuls if the copy enters at least so many multiplications."""
 
 
-def stacked(first: View, second: View, axis: int) -> View | None:
-    """One view of two that follow each other along an axis, if there is one."""
+def fuse_matmuls(builder: Builder) -> int:
+    """Fuse matmuls; returns how many fewer there are."""
+    before = sum(isinstance(op.opcode, Matmul) for op in builder.ops)
+    _fuse_accumulation_groups(builder)
+    _fuse_neighbours(builder, shared=0, grown=1)
+    _fuse_neighbours(builder, shared=1, grown=0)
+    return before - sum(isinstance(op.opcode, Matmul) for op in builder.ops)
+
+
+def concatenated_view(first: View, second: View, axis: int) -> View | None:
+    """The view of two views that are adjacent along an axis; None if they are not."""
     if first.value is not second.value:
         return None
     step = second.offset - first.offset
@@ -54,17 +54,17 @@ def stacked(first: View, second: View, axis: int) -> View | None:
     return View(first.value, first.offset, tuple(shape), tuple(strides))
 
 
-def _all_stacked(views: Sequence[View], axis: int) -> View | None:
+def _concatenated_views(views: Sequence[View], axis: int) -> View | None:
     joined: View | None = views[0]
     for view in views[1:]:
-        joined = None if joined is None else stacked(joined, view, axis)
+        joined = None if joined is None else concatenated_view(joined, view, axis)
     return joined
 
 
-def _put_together(
+def _concatenate_by_copies(
     builder: Builder, views: Sequence[View], axis: int, sequence: float, ops: list[Op]
 ) -> View | None:
-    """Views below each other in one new buffer, by copies at a place in the sequence; None for several dtypes."""
+    """Views concatenated in a new buffer, by copies at a sequence number; None for several dtypes."""
     if len({str(view.value.dtype) for view in views}) > 1:
         return None
     turned = any(abs(view.strides[0]) < abs(view.strides[1]) for view in views if 1 not in view.shape)
@@ -75,7 +75,7 @@ def _put_together(
     kept = tuple(shape[::-1]) if turned else tuple(shape)
     whole = View.whole(builder.value(ValueKind.buffer, kept, views[0].value.dtype))
     if turned:
-        whole = whole.turned()
+        whole = whole.transposed()
     start = 0
     for view in views:
         box = [slice(0, extent) for extent in whole.shape]
@@ -83,7 +83,7 @@ def _put_together(
         start += view.shape[axis]
         source, target = view, whole.at(tuple(box))
         if turned:
-            source, target = source.turned(), target.turned()
+            source, target = source.transposed(), target.transposed()
         ops.append(Op(Copy(), (source,), (target,), sequence))
     whole.value.ready = int(sequence) - 1  # the copies come between this number and the next
     return whole
@@ -92,20 +92,20 @@ def _put_together(
 # -- accumulation groups ----------------------------------------------------------------------------------------
 
 
-def _accumulation_groups(builder: Builder) -> None:
+def _fuse_accumulation_groups(builder: Builder) -> None:
     """a0 @ b0 + a1 @ b1 + a2 @ b2 … becomes [a0 a1 a2 …] @ [b0 b1 b2 …]."""
-    uses = Uses(builder.ops)
-    groups: dict[int, list[Op]] = {}  # the products of a sum, by the operation that has it
+    def_use = DefUse(builder.ops)
+    groups: dict[int, list[Op]] = {}  # the matmuls of a sum, by the id of its last addition
     additions: dict[int, list[Op]] = {}
     for op in builder.ops:
-        add = _addition(op, uses)
+        add = _addition(op, def_use)
         if add is None:
             continue
         before, product = add
-        earlier = _only_writer(before.value, uses)
-        if earlier is None or len(uses.readers(before.value)) != 1 or not before.is_whole:
+        earlier = _only_writer(before.value, def_use)
+        if earlier is None or len(def_use.readers(before.value)) != 1 or not before.is_whole:
             continue
-        if isinstance(earlier.work, Product):
+        if isinstance(earlier.opcode, Matmul):
             members = [earlier]
         elif id(earlier) in groups:
             members = groups.pop(id(earlier))
@@ -113,19 +113,21 @@ def _accumulation_groups(builder: Builder) -> None:
             continue
         groups[id(op)] = [*members, product]
         additions[id(op)] = [*additions.pop(id(earlier), []), op]
-    gone: set[int] = set()
-    together: dict[Any, View] = {}
+    removed: set[int] = set()
+    concatenations: dict[Any, View] = {}
     for members, sums in sorted(
         zip(groups.values(), additions.values()), key=lambda each: each[1][-1].sequence
     ):
-        gone |= _join_group(builder, members, sums, together)
-    builder.ops = sorted((op for op in builder.ops if id(op) not in gone), key=lambda op: op.sequence)
+        removed |= _fuse_group(builder, members, sums, concatenations)
+    builder.ops = sorted((op for op in builder.ops if id(op) not in removed), key=lambda op: op.sequence)
 
 
-def _join_group(builder: Builder, members: list[Op], sums: list[Op], together: dict[Any, View]) -> set[int]:
-    """Put one product in place of a sum of products; returns the operations that it replaces.
+def _fuse_group(
+    builder: Builder, members: list[Op], sums: list[Op], concatenations: dict[Any, View]
+) -> set[int]:
+    """Replace a sum of matmuls by one matmul; returns the ids of the operations that go.
 
-    `together` are the operands that earlier groups have put together from pieces.
+    `concatenations` has the operands that earlier groups concatenated by copies.
     """
     last = sums[-1]
     rows, columns = last.writes[0].shape
@@ -134,14 +136,14 @@ def _join_group(builder: Builder, members: list[Op], sums: list[Op], together: d
     for number, (axis, reused) in enumerate(((1, columns), (0, rows))):
         views = [op.reads[number] for op in members]
         key = axis, *((view.value.number, view.offset, view.shape, view.strides) for view in views)
-        whole = _all_stacked(views, axis) or together.get(key)
-        if whole is None and reused >= _WORTH_COPYING:
-            whole = _put_together(builder, views, axis, last.sequence, copies)
+        whole = _concatenated_views(views, axis) or concatenations.get(key)
+        if whole is None and reused >= _MULTIPLICATIONS_PER_COPY_MIN:
+            whole = _concatenate_by_copies(builder, views, axis, last.sequence, copies)
         if whole is None:
             return set()
         found[key] = whole
-    together.update(found)
-    last.work, last.reads = Product(), tuple(found.values())
+    concatenations.update(found)
+    last.opcode, last.reads = Matmul(), tuple(found.values())
     builder.ops += copies
     # A stable sort by sequence would put the copies behind the product that reads them.
     for place, copy in enumerate(copies):
@@ -149,73 +151,75 @@ def _join_group(builder: Builder, members: list[Op], sums: list[Op], together: d
     return {id(op) for op in (*members, *sums[:-1])}
 
 
-def _addition(op: Op, uses: Uses) -> tuple[View, Op] | None:
-    """The accumulator and the product of `accumulator + product`, if nothing else reads the product."""
-    if not isinstance(op.work, Ufunc) or op.work.function is not np.add or len(op.reads) != 2:
+def _addition(op: Op, def_use: DefUse) -> tuple[View, Op] | None:
+    """The accumulator and the matmul of `accumulator + matmul`, if nothing else reads the matmul."""
+    if not isinstance(op.opcode, Ufunc) or op.opcode.function is not np.add or len(op.reads) != 2:
         return None
     before, view = op.reads
-    product = _only_writer(view.value, uses)
-    if product is None or not isinstance(product.work, Product):
+    product = _only_writer(view.value, def_use)
+    if product is None or not isinstance(product.opcode, Matmul):
         return None
-    if len(uses.readers(view.value)) != 1 or not view.is_whole or before.shape != view.shape:
+    if len(def_use.readers(view.value)) != 1 or not view.is_whole or before.shape != view.shape:
         return None
     return before, product
 
 
-def _only_writer(value: Value, uses: Uses) -> Op | None:
-    writers = uses.writers(value)
+def _only_writer(value: Value, def_use: DefUse) -> Op | None:
+    writers = def_use.writers(value)
     return writers[0] if len(writers) == 1 and value.kind is ValueKind.buffer else None
 
 
-# -- neighbours -------------------------------------------------------------------------------------------------
+# -- adjacent operands ------------------------------------------------------------------------------------------
 
 
-def _neighbours(builder: Builder, shared: int, grown: int) -> None:
-    """Join products with one operand in common whose other operands follow each other."""
-    uses = Uses(builder.ops)
+def _fuse_neighbours(builder: Builder, shared: int, grown: int) -> None:
+    """Fuse matmuls with one operand in common whose other operands are adjacent."""
+    def_use = DefUse(builder.ops)
     groups: dict[Any, list[Op]] = {}
     for op in builder.ops:
-        if isinstance(op.work, Product):
+        if isinstance(op.opcode, Matmul):
             view, other = op.reads[shared], op.reads[grown]
             key = view.value.number, view.offset, view.shape, view.strides, other.value.number
             groups.setdefault(key, []).append(op)
-    gone: set[int] = set()
+    removed: set[int] = set()
     for members in groups.values():
         members.sort(key=lambda op: op.reads[grown].offset)
         run: list[Op] = []
         joined: View | None = None
         for op in members:
-            longer = None if joined is None else stacked(joined, op.reads[grown], grown)
-            if longer is None or place_of([*run, op], uses) is None:
-                gone |= _join(builder, run, joined, shared, grown, uses)
+            longer = None if joined is None else concatenated_view(joined, op.reads[grown], grown)
+            if longer is None or issue_point([*run, op], def_use) is None:
+                removed |= _fuse_run(builder, run, joined, shared, grown, def_use)
                 run, joined = [op], op.reads[grown]
             else:
                 run, joined = [*run, op], longer
-        gone |= _join(builder, run, joined, shared, grown, uses)
-    builder.ops = sorted((op for op in builder.ops if id(op) not in gone), key=lambda op: op.sequence)
+        removed |= _fuse_run(builder, run, joined, shared, grown, def_use)
+    builder.ops = sorted((op for op in builder.ops if id(op) not in removed), key=lambda op: op.sequence)
 
 
-def place_of(run: Sequence[Op], uses: Uses) -> float | None:
-    """The sequence number of a member at which all operands of a run are ready and no result is wanted yet."""
-    ready = max((_ready(view, uses) for op in run for view in op.reads), default=-1.0)
-    wanted = min((reader.sequence for op in run for reader in uses.readers(op.writes[0].value)), default=1e18)
+def issue_point(run: Sequence[Op], def_use: DefUse) -> float | None:
+    """The sequence number of a member where all operands of a run are ready and no result is read yet, if any."""
+    ready = max((_ready(view, def_use) for op in run for view in op.reads), default=-1.0)
+    wanted = min(
+        (reader.sequence for op in run for reader in def_use.readers(op.writes[0].value)), default=1e18
+    )
     for op in sorted(run, key=lambda op: op.sequence):
         if ready < op.sequence < wanted:
             return op.sequence
     return None
 
 
-def _ready(view: View, uses: Uses) -> float:
-    return max([view.value.ready, *(op.sequence for op in uses.writers(view.value))])
+def _ready(view: View, def_use: DefUse) -> float:
+    return max([view.value.ready, *(op.sequence for op in def_use.writers(view.value))])
 
 
-def _join(
-    builder: Builder, run: Sequence[Op], joined: View | None, shared: int, grown: int, uses: Uses
+def _fuse_run(
+    builder: Builder, run: Sequence[Op], joined: View | None, shared: int, grown: int, def_use: DefUse
 ) -> set[int]:
-    """Put one product in place of a run; returns the operations that it replaces."""
+    """Replace a run of matmuls by one; returns the ids of the operations that go."""
     if len(run) < 2 or joined is None:
         return set()
-    place = place_of(run, uses)
+    place = issue_point(run, def_use)
     assert place is not None
     operands = [joined, joined]
     operands[shared] = run[0].reads[shared]
@@ -229,11 +233,11 @@ def _join(
         part = View.whole(result).at(tuple(slice(s, s + n) for s, n in zip(start, (rows, columns))))
         parts.append((op, part))
         at += rows if grown == 0 else columns
-    if not all(uses.can_substitute(op.writes[0].value, part) for op, part in parts):
+    if not all(def_use.can_substitute(op.writes[0].value, part) for op, part in parts):
         return set()
     for op, part in parts:
-        uses.substitute(op.writes[0].value, part)
-    keeper = next(op for op in run if op.sequence == place)
-    keeper.reads, keeper.writes = tuple(operands), (View.whole(result),)
+        def_use.substitute(op.writes[0].value, part)
+    fused = next(op for op in run if op.sequence == place)
+    fused.reads, fused.writes = tuple(operands), (View.whole(result),)
     result.ready = int(place)
-    return {id(op) for op in run if op is not keeper}
+    return {id(op) for op in run if op is not fused}
