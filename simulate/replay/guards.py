@@ -1,8 +1,8 @@
-"""Guards: everything besides its arguments that a kernel's instructions may depend on, and whether it has changed.
+"""Guards: checks that all that a kernel reads besides its arguments is unchanged.
 
 A kernel is a Python function: its defaults, closure and globals, those of every function it calls, and the classes of
-its objects decide what it does. `Guards` keeps them as they were; a launch is replayed only while they are unchanged.
-A value that cannot be kept, or a function that returns something else at every call, prevents replay.
+its objects decide its instructions. `Guards` records them; a launch is replayed only while they are unchanged. A value
+that may change unseen, or a function whose result differs from call to call, prevents replay.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ _TRUSTED = frozenset(
     "simulate nki neuronxcc numpy ml_dtypes _collections abc bisect builtins cmath collections contextlib copy "
     "dataclasses enum fractions functools heapq itertools math numbers operator re reprlib string types typing".split()
 )
-"""Packages of which no name is watched: ours, and those whose functions give the same for the same."""
+"""Packages without guards: this one, and those whose functions depend on their arguments only."""
 _IMPURE = frozenset(
     "open input print breakpoint eval exec compile globals locals vars dir id __import__".split()
 )
-"""Built-in functions that do something at every call, or that see what no name in the code shows."""
+"""Built-in functions with side effects, or that read what no name in the code shows."""
 _FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
-"""What a function says by itself."""
+"""The parts of a function that are compared by identity."""
 _DYNAMIC_LOOKUPS = frozenset(("getattr", "hasattr", "__dict__"))
-"""What reaches names of a module that the code does not name."""
+"""Names by which code may reach any attribute of a module."""
 _IGNORED_ATTRIBUTES = frozenset(
     "__module__ __qualname__ __doc__ __dict__ __weakref__ __annotations__ __dataclass_fields__ __dataclass_params__ "
     "__match_args__ __orig_bases__ __parameters__ __abstractmethods__ _abc_impl __static_attributes__".split()
 )
-"""Attributes of a class that say nothing about what it does."""
+"""Attributes of a class that do not affect its behaviour."""
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: unlike the classes of C code, it can be changed
 
 
 class Guards:
-    """The guards of one kernel, with the values that they have before it is launched."""
+    """The guards of one kernel, with the values recorded before its launch."""
 
     def __init__(self, kernel: Callable[..., Any], classes: Iterable[Any] = ()) -> None:
         """`classes` are those of the arguments. Raises NotFixed."""
@@ -86,7 +86,7 @@ class Guards:
             self._guard(*self._pending.pop())
 
     def unchanged(self) -> bool:
-        """Whether every name still stands for what it did, and every list, dict and set still holds the same."""
+        """Whether every name is bound to the same object, and every list, dict and set has the same elements."""
         for held, kept in self._names.values():
             if not all(map(operator.is_, map(held.get, kept, repeat(_ABSENT)), kept.values())):
                 return False
@@ -105,7 +105,7 @@ class Guards:
         )
 
     def disturbance(self) -> str | None:
-        """What happened while the kernel ran that may not happen next time; None if nothing did."""
+        """The reason why the launch that just ran may not be replayed; None if there is none."""
         if not self.unchanged():
             return "the kernel changes what it depends on"
         return (
@@ -115,7 +115,7 @@ class Guards:
         )
 
     def _first_time(self, value: Any, names: frozenset[str] = frozenset()) -> bool:
-        """Whether a value is met for the first time, by code that uses these names."""
+        """Whether a value is reached for the first time by code that uses these names."""
         key = id(value), names
         if key in self._seen:
             return False
@@ -123,7 +123,7 @@ class Guards:
         return True
 
     def _reach(self, value: Any, what: str, names: frozenset[str]) -> None:
-        """Watch a value that code reaches; `names` are the attributes that this code may ask it for."""
+        """Queue a value that code reaches; `names` are the attributes that this code may read of it."""
         self._pending.append((value, what, names))
 
     def _guard(self, value: Any, what: str, names: frozenset[str]) -> None:
@@ -166,7 +166,7 @@ class Guards:
     def _function(self, function: types.FunctionType) -> None:
         module = function.__globals__.get("__name__")
         if _is_trusted(module):
-            if module in ("contextlib", "functools"):  # what decorates a function of someone else's
+            if module in ("contextlib", "functools"):  # a decorator around a function of another package
                 self._closure(function, frozenset())
             return
         loaded, used = _names_of(function.__code__)
@@ -195,7 +195,7 @@ class Guards:
                 self._reach(content, f"the closure of {function.__name__}", names)
 
     def _name(self, held: Mapping[str, Any], name: str) -> Any:
-        """What a name stands for, from now on watched."""
+        """The object that a name is bound to; from now on the binding is guarded."""
         kept = self._names.setdefault(id(held), (held, {}))[1]
         return kept.setdefault(name, held.get(name, _ABSENT))
 
@@ -225,7 +225,7 @@ class Guards:
 
 
 def _parts(value: Any, kind: type) -> tuple[Any, ...] | None:
-    """What an object that cannot change otherwise depends on; None if it may change unseen."""
+    """The parts of an immutable object that need guards; None for an object that may change unseen."""
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
     if isinstance(value, types.BuiltinFunctionType):
@@ -270,22 +270,22 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _same(values: Iterable[Any], kept: tuple[Any, ...]) -> bool:
-    """Whether these are the very objects that were kept, in their order."""
+    """Whether the values are the recorded objects, in the same order."""
     now = tuple(values)
     return len(now) == len(kept) and all(map(operator.is_, now, kept))
 
 
 def _random_state() -> tuple[Any, ...]:
-    """How far the random generators are that Python and numpy keep for everyone."""
+    """The states of the global random generators of Python and numpy."""
     import random
 
-    name, keys, *rest = np.random.get_state()  # noqa: NPY002  the one that everyone shares
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002  the global generator
     return random.getstate(), name, bytes(np.asarray(keys)), *rest
 
 
 @lru_cache(maxsize=4096)
 def _names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The globals that code and the functions in it name, and every name it may ask a module for."""
+    """The globals that code and its nested functions load, and every name that they may read of a module."""
     loaded: set[str] = set()
     used: set[str] = set()
     for each in _nested(code):
@@ -296,7 +296,7 @@ def _names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
 
 @lru_cache(maxsize=4096)
 def _imported(code: types.CodeType) -> frozenset[str]:
-    """The modules that code and the functions in it import; a relative import has no root, and counts as none."""
+    """The modules that code and its nested functions import; a relative import counts as the module ""."""
     instructions = (i for each in _nested(code) for i in dis.get_instructions(each))
     return frozenset(i.argval for i in instructions if i.opname == "IMPORT_NAME")
 

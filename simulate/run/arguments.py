@@ -1,4 +1,4 @@
-"""Kernel arguments and results: numpy arrays and torch tensors become HBM tensors without a copy, and come back."""
+"""Kernel arguments and results: numpy arrays and torch tensors become HBM tensors without a copy, and back."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _TORCH_AS_BITS["torch.float8_e4m3fn"] = ("uint8", ml_dtypes.float8_e4m3fn)
 
 
 class Arguments:
-    """Turns the arguments of one rank into tensors, and what the kernel returns into arrays.
+    """Converts the arguments of one rank to tensors, and the kernel's return value to arrays.
 
-    Arrays are used in place, so what the kernel writes to an input is seen by the caller; one that is not
-    contiguous is copied and written back by `write_back`.
+    Tensors share the memory of arrays, so the caller sees writes of the kernel. An array that is not contiguous or is
+    stored in another dtype is copied; `write_back` updates it.
     """
 
     def __init__(self, rank: Rank, storage_dtype: Callable[[DType], DType], dry: bool) -> None:
@@ -40,7 +40,10 @@ class Arguments:
         self.torch_seen = False
 
     def to_tensors(self, value: Any, name: str = "") -> Any:
-        """A kernel argument with every array in it replaced by an HBM tensor; other values pass unchanged."""
+        """A kernel argument with an HBM tensor for every array in it; other values stay as they are.
+
+        Raises InvalidArgument for an array without elements or of a dtype that the chip does not have.
+        """
         if isinstance(value, np.ndarray):
             return self._tensor(value, value, name)
         if _is_torch(value):
@@ -61,7 +64,7 @@ class Arguments:
         return value
 
     def _object(self, value: Any, name: str) -> Any:
-        """A parameter object: a copy with tensors for arrays, by its dictionary, as the language guide has it."""
+        """An object among the arguments: a copy whose attributes have tensors for arrays, as in the language guide."""
         had = getattr(value, "__dict__", {})
         rank_runs = {key: self.to_tensors(part, f"{name}.{key}") for key, part in had.items()}
         if _same(rank_runs.values(), had.values()):
@@ -100,7 +103,10 @@ class Arguments:
         return tensor
 
     def to_arrays(self, value: Any) -> Any:
-        """What a kernel returned with every tensor replaced by an array (or a torch tensor, if torch came in)."""
+        """A kernel's return value with an array for every tensor; a torch tensor if an argument was one.
+
+        Raises RuleViolation for a tensor on chip and for one that was never written.
+        """
         if isinstance(value, NkiTensor):
             array = self._array(value)
             return _numpy_to_torch(array) if self.torch_seen else array
@@ -113,7 +119,7 @@ class Arguments:
     def _array(self, tensor: NkiTensor) -> np.ndarray:
         _checked(output_in_hbm, tensor)
         if self._dry:
-            zeros = np.zeros((), _element(tensor.dtype))  # one element seen as many: there are no values
+            zeros = np.zeros((), _element(tensor.dtype))  # one element, broadcast: a dry launch has no values
             return (
                 np.zeros(tensor.shape, zeros.dtype)
                 if self.torch_seen
@@ -142,22 +148,22 @@ class Arguments:
 
     @property
     def converts(self) -> bool:
-        """Whether an array is held with elements of another size, which another launch's array would not have."""
+        """Whether an array is stored with elements of another size, so that a replay could not bind another array."""
         return any(array.dtype.itemsize != held.dtype.itemsize for array, held, _ in self._copies)
 
     def storages(self) -> list[Storage]:
-        """The storage of every array, in the order in which the arguments name them."""
+        """The storages of the arrays, in the order of the arguments."""
         return [tensor.storage for _, tensor in self._tensors.values()]
 
     def write_back(self) -> None:
-        """Write back to arrays that could not be used in place."""
+        """Update the arrays that were copied."""
         for array, held, _ in self._copies:
             if array.flags.writeable:
                 array[...] = held.astype(array.dtype)
 
 
 def like(value: Any, parts: list[Any]) -> Any:
-    """Parts in a tuple or list of the type of `value`; a named tuple takes them one by one."""
+    """A tuple, named tuple or list of the type of `value`, with `parts` as its elements."""
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
@@ -166,7 +172,7 @@ def _same(parts: Iterable[Any], others: Iterable[Any]) -> bool:
 
 
 def _element(dtype: DType) -> np.dtype:
-    """The numpy type in which a caller gets a dtype: bool for bool_, else the storage type."""
+    """The numpy dtype of an output: bool for bool_, else the storage dtype."""
     if dtype == "bool_":
         return np.dtype(bool)
     return as_dtype(str(dtype)).storage
@@ -196,7 +202,7 @@ def _numpy_to_torch(array: np.ndarray) -> Any:
 
 
 def _checked(check: Callable[[NkiTensor], object], tensor: NkiTensor) -> None:
-    """Apply a rule about an output; a violation stands at the line that allocated it."""
+    """Apply a rule to an output; the error's line is that of the allocation."""
     try:
         check(tensor)
     except RuleViolation as error:

@@ -1,13 +1,13 @@
-"""Ranks in processes of their own, as torchrun starts them: how one process meets the ranks of the others.
+"""Rendezvous between ranks in processes of their own, as torchrun starts them.
 
 The transport is torch.distributed's: its store carries the terms, shapes and lines of the members of a rendezvous,
-gloo carries their operands. A rendezvous is named by launch, place and how often the place was met, so a rank that has
-left out a collective is never paired with another one. Values are those of ranks in one process, because every member
-carries out the same exchange on the operands of all.
+gloo carries their operands. The key of a rendezvous is launch, place and number of visits to the place, so a rank that
+skips a collective is never paired with a later one. Every member computes the same exchange on the operands of all, so
+values equal those of ranks in one process.
 
-A process that waits for long publishes what it waits for. Ranks that wait for each other, or for one that has ended
-or failed, are therefore seen by all of them within a second, as inside one process, and so is one of the same machine
-that was killed; a rank that only computes is waited for.
+A process that waits longer than _PUBLISH_AFTER_SECONDS publishes its rendezvous. Every process thus detects within a
+second a deadlock, a rank that has ended or failed, and a killed process of the same machine, as the core scheduler
+does inside one process. A rank that only computes is waited for.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from simulate.errors import Deadlock, InvalidArgument, Location, NkwError, Unsup
 from simulate.isa.plan import Rendezvous
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets in the environment of every process."""
+"""The variables that torchrun sets in the environment of every process."""
 
 _PUBLISH_AFTER_SECONDS = 0.05
 """A wait shorter than this is not published; rendezvous of ranks in step take far less."""
 _CHECK_SECONDS = 0.2
-"""How often a waiting process looks at what the others wait for."""
+"""The interval at which a waiting process reads the states of the others."""
 
 Arrivals = list[tuple[Rendezvous, list[np.ndarray], Location]]
 
@@ -48,7 +48,7 @@ def started_by_torchrun() -> bool:
 
 @dataclass(frozen=True)
 class Arrival:
-    """One rank's arrival at a rendezvous, which the other members can see."""
+    """One rank's arrival at a rendezvous, visible to the other members."""
 
     key: str
     member: int
@@ -110,7 +110,7 @@ class Processes:
 
     @contextlib.contextmanager
     def launch(self) -> Iterator[None]:
-        """One launch; rendezvous of different launches are apart. An error inside is told to those that wait."""
+        """One launch, with rendezvous of its own; an error inside is published to the processes that wait."""
         self._launches += 1
         self._visits.clear()
         if self._published_kind != "runs":  # the launch before failed
@@ -126,7 +126,7 @@ class Processes:
             raise
 
     def gather(self, array: np.ndarray) -> list[np.ndarray]:
-        """The arrays that all ranks give, of any shapes and dtypes, in the order of the ranks."""
+        """The arrays of all ranks, of any shapes and dtypes, in the order of the ranks."""
         rendezvous = Rendezvous(
             place=("gather",),
             by_rank=True,
@@ -140,7 +140,7 @@ class Processes:
     def post(
         self, rendezvous: Rendezvous, operands: list[np.ndarray], where: Location, dry: bool = False
     ) -> Arrival:
-        """Arrive at a rendezvous without waiting for other members. Raises NkwError where they cannot be reached."""
+        """Arrive at a rendezvous without waiting for other members. Raises NkwError if the connection is lost."""
         place = repr(rendezvous.place)
         count = self._visits[place] = self._visits.get(place, 0) + 1
         key = f"{self._launches}/{count}/{place}"
@@ -154,10 +154,9 @@ class Processes:
         return arrival
 
     def _send(self, arrival: Arrival) -> None:
-        """Begin to send the own operands to every other member, without waiting for them to be received.
+        """Begin to send this rank's operands to every other member, without waiting for the receives.
 
-        Members with several rendezvous at once may complete them in different orders; a member that waited for its
-        sends would wait for one that waits for it.
+        Members with several rendezvous at once may complete them in different orders; waiting for sends could deadlock.
         """
         import torch
         import torch.distributed as dist
@@ -170,9 +169,9 @@ class Processes:
                     self._sends.append((dist.isend(held, member, tag=_tag(arrival)), held))
 
     def wait(self, arrival: Sequence[Arrival]) -> tuple[int, Arrivals]:
-        """Wait until one of several rendezvous is complete; its index, and what every member brought, in their order.
+        """Wait until one of several rendezvous is complete; returns its index and its members' arrivals, in order.
 
-        Raises Deadlock where none can ever be complete, NkwError where a member has failed or cannot be reached.
+        Raises Deadlock if none can ever be complete, NkwError if a member has failed or the connection is lost.
         """
         with _connected(arrival[0].where):
             return self._wait(arrival)
@@ -185,7 +184,7 @@ class Processes:
                     if self._published_kind == "waits":
                         self._publish("runs", "", ())
                     return index, self._collect(each)
-            with contextlib.suppress(RuntimeError):  # it took too long; a lost store shows at the next look
+            with contextlib.suppress(RuntimeError):  # a timeout; a lost store raises at the next check
                 self._store.wait(arrival[0].missing(), timedelta(seconds=0.002 if len(arrival) > 1 else 0.05))
             now = time.monotonic()
             if now - began > _PUBLISH_AFTER_SECONDS and self._published_kind != "waits":
@@ -199,7 +198,7 @@ class Processes:
                 self._check_progress(arrival)
 
     def _collect(self, arrival: Arrival) -> Arrivals:
-        """What every member of a complete rendezvous brought."""
+        """The arrivals of all members of a complete rendezvous."""
         arrived: Arrivals = []
         shapes: dict[int, list[tuple[tuple[int, ...], np.dtype]]] = {}
         for member in arrival.rendezvous.members:
@@ -215,7 +214,7 @@ class Processes:
                 (rendezvous, operands[member], where)
                 for member, (rendezvous, _, where) in zip(arrival.rendezvous.members, arrived)
             ]
-        # Whoever is at this place for the next time has read what was said the time before.
+        # A member that arrives at this place again has read the arrivals of the visit before.
         place = repr(arrival.rendezvous.place)
         before, self._last_key[place] = self._last_key.get(place), f"{arrival.key}/{self.rank}"
         if before is not None:
@@ -225,7 +224,7 @@ class Processes:
     def _exchange(
         self, arrival: Arrival, shapes: dict[int, list[tuple[tuple[int, ...], np.dtype]]]
     ) -> dict[int, list[np.ndarray]]:
-        """Receive the operands of every other member; what they get was sent when this rank arrived."""
+        """Receive the operands of every other member; this rank's were sent when it arrived."""
         import torch
         import torch.distributed as dist
 
@@ -242,7 +241,7 @@ class Processes:
         return operands
 
     def _check_progress(self, arrival: Sequence[Arrival]) -> None:
-        """Raise if no rank that this one waits for, directly or through others, can ever come."""
+        """Raise Deadlock or NkwError if no rank that this one waits for, directly or through others, can go on."""
         states = self._blocked_states(arrival)
         if states is None:
             return
@@ -256,7 +255,7 @@ class Processes:
         if failed:
             rank, text = failed[0]
             raise NkwError(
-                "NKW-PROCESS-LOST", f"rank {rank} failed, which this one waits for: {text}", arrival[0].where
+                "NKW-PROCESS-LOST", f"this rank waits for rank {rank}, which failed: {text}", arrival[0].where
             )
         lines = [
             f"rank {rank} waits in {text}" if kind == "waits" else f"rank {rank} has ended"
@@ -267,7 +266,7 @@ class Processes:
         )
 
     def _blocked_states(self, arrival: Sequence[Arrival]) -> dict[int, tuple[int, str, str, Any]] | None:
-        """The states of all ranks this one depends on, if none of them can go on; None if one can."""
+        """The states of all ranks that this one waits for, directly or not; None if one of them can go on."""
         states: dict[int, tuple[int, str, str, Any]] = {}
         ahead = {self.rank}
         while ahead:
@@ -286,14 +285,14 @@ class Processes:
         return states
 
     def _state_of(self, rank: int) -> tuple[int, str, str, Any]:
-        """(how many states it has published, "runs", "waits", "ended" or "failed", text, keys it waits for)."""
+        """A rank's state: (number of states published, "runs", "waits", "ended" or "failed", text, missing keys)."""
         if rank >= self.ranks:
             return 0, "ended", "", ()
         state: tuple[int, str, str, Any] = pickle.loads(self._store.get(f"state/{rank}"))
         return state
 
     def _has_died(self, rank: int) -> bool:
-        """Whether a rank's process was on this machine and is there no more: a killed one has not said that it ends."""
+        """Whether a rank's process ran on this machine and is gone: a killed process does not publish its end."""
         host, number = pickle.loads(self._store.get(f"process/{rank}"))
         return os.name == "posix" and host == socket.gethostname() and not _is_alive(number)
 
@@ -316,7 +315,7 @@ _joined: Processes | None = None
 
 @contextlib.contextmanager
 def _connected(where: Location) -> Iterator[None]:
-    """Let what torch says of a lost connection or store, always a RuntimeError, be an error of ours."""
+    """Turn torch's error for a lost connection or store, always a RuntimeError, into NkwError."""
     try:
         yield
     except RuntimeError as error:
@@ -325,7 +324,7 @@ def _connected(where: Location) -> Iterator[None]:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether a process exists on this machine, and is more than an entry that nobody has collected yet."""
+    """Whether a process exists on this machine and is no zombie."""
     try:
         os.kill(process, 0)
         state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][:1]
@@ -337,7 +336,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _tag(arrival: Arrival) -> int:
-    """The number under which the operands of a rendezvous travel."""
+    """The message tag of a rendezvous' operands."""
     return zlib.crc32(arrival.key.encode()) & 0x7FFFFFFF
 
 

@@ -1,7 +1,7 @@
 """The core scheduler: the cores of a world run one at a time and wait for each other in rendezvous.
 
 Each core runs the kernel's Python in a thread of its own, but exactly one runs at a time; it yields at a rendezvous or
-at its end. So runs are deterministic, a deadlock is a state that is seen at once, and the first error is the one shown.
+at its end. So runs are deterministic, a deadlock is detected at once, and the first error is the one that is raised.
 
 With a seed the schedule is random: the seed draws which core runs next, and after which instructions a core is
 preempted. A correct kernel computes the same bytes for every seed.
@@ -23,12 +23,12 @@ from simulate.run.processes import Arrival, Processes
 
 
 class _CoreAborted(BaseException):
-    """Unwinds the thread of a core after another one has failed."""
+    """Unwinds the thread of a core after another core has failed."""
 
 
 @dataclass
 class _PendingRendezvous:
-    """The members of one rendezvous that have arrived."""
+    """A rendezvous that waits for members: those that have arrived, and later the results of all."""
 
     serial: int
     arrived: dict[int, tuple[Rendezvous, list[np.ndarray], Location]] = field(default_factory=dict)
@@ -37,11 +37,11 @@ class _PendingRendezvous:
 
 
 class CoreScheduler:
-    """The order in which the cores of a world run; cores are numbered 0 … count-1.
+    """Runs the cores of a world, numbered 0 … count-1, one at a time.
 
-    Without a seed the next core that can run does, from 0 on, until it has to wait. With one, core `seed % count`
-    begins, and who goes on and for how long is drawn; the same seed gives the same turns. With `peers`, all cores
-    belong to one rank, and the other ranks run in processes of their own.
+    Without a seed a core runs until it has to wait; the next ready core follows, from core 0 on. With a seed, core
+    `seed % count` begins, and preemptions are drawn at random; equal seeds give equal schedules. With `peers`, all
+    cores belong to one rank; `peers` are the processes of the other ranks.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CoreScheduler:
         seed: int | None = None,
         on_resume: Callable[[int], None] = lambda core: None,
     ) -> None:
-        """`on_resume` is called with a core of several that begins or goes on, while no other one runs."""
+        """With several cores, `on_resume` is called with each core that starts or resumes, while no other runs."""
         self.count = count
         self._on_resume = on_resume
         self._peers = peers
@@ -70,7 +70,7 @@ class CoreScheduler:
         self._finished = threading.Event()
 
     def run(self, bodies: list[Callable[[], None]]) -> None:
-        """Run one body per core to the end of all; raises the first error of any."""
+        """Run one body per core until all have ended; raises the first error of any."""
         if self.count == 1:
             bodies[0]()
             return
@@ -127,7 +127,7 @@ class CoreScheduler:
         self._yield_to_next(core)
 
     def _wait_for_peers(self) -> None:
-        """Complete one of the rendezvous with other processes that this one's cores wait in; Deadlock if none does."""
+        """Wait for one rendezvous with other processes to complete. Raises Deadlock if no core waits in one."""
         if self._peers is None or not self._arrivals:
             raise self._deadlock()
         index, arrived = self._peers.wait([arrival for _, arrival in self._arrivals])
@@ -139,7 +139,7 @@ class CoreScheduler:
             del self._waiting[waiting]
 
     def _ready_after(self, core: int) -> list[int]:
-        """The cores that can run, beginning with the one after `core` and ending with itself."""
+        """The ready cores in round-robin order: the one after `core` first, `core` itself last."""
         return [
             candidate
             for step in range(1, self.count + 1)
@@ -150,7 +150,7 @@ class CoreScheduler:
         return self._random.choice(ready) if self.is_random else ready[0]
 
     def preempt(self, core: int) -> None:
-        """Let the core that is drawn go on before `core` does, which may be `core` itself."""
+        """Resume a core drawn at random, which may be `core` itself; returns when `core` is resumed."""
         chosen = self._choose(self._ready_after(core))
         if chosen == core:
             return
@@ -166,16 +166,17 @@ class CoreScheduler:
                 self._wake(core)
 
     def _wake(self, core: int) -> None:
-        """Let a core run; a lock takes a third of the time of a semaphore."""
+        """Resume a core; a lock takes a third of the time of a semaphore."""
         if self._go[core].locked():
             self._go[core].release()
 
     def _deadlock(self) -> Deadlock:
         lines = []
         for core, (pending, rendezvous, where) in sorted(self._waiting.items()):
-            missing = ", ".join(str(member) for member in rendezvous.members if member not in pending.arrived)
+            missing = [str(member) for member in rendezvous.members if member not in pending.arrived]
             lines.append(
-                f"core {core} waits in {rendezvous.terms.get('operation', 'a rendezvous')} at {where} for {missing}"
+                f"core {core} waits in {rendezvous.terms.get('operation', 'a rendezvous')} at {where} for "
+                f"member{'s' * (len(missing) > 1)} {', '.join(missing)}"
             )
         lines += [f"core {core} has ended" for core in sorted(self._done)]
         return Deadlock(
@@ -192,9 +193,9 @@ class CoreScheduler:
         where: Location,
         dry: bool = False,
     ) -> tuple[list[np.ndarray], int]:
-        """Wait until every member has come; returns this member's results and the rendezvous's serial number.
+        """Wait until every member has arrived; returns this member's results and the rendezvous' serial number.
 
-        Raises RendezvousMismatch where members disagree, Deadlock where one can never come.
+        Raises RendezvousMismatch if members disagree, Deadlock if one can never arrive.
         """
         pending = self._pending.get(rendezvous.place)
         if pending is None:
@@ -235,7 +236,7 @@ class CoreScheduler:
 def check_agreement(
     members: tuple[int, ...], arrived: Sequence[tuple[Rendezvous, list[Any], Location]]
 ) -> None:
-    """Raise RendezvousMismatch with every term on which members differ, the value of each member, and its line."""
+    """Raise RendezvousMismatch if members differ in a term, with each such term, and every member's value and line."""
     lines = []
     keys = list(dict.fromkeys(key for rendezvous, _, _ in arrived for key in rendezvous.terms))
     for key in keys:
@@ -251,6 +252,6 @@ def check_agreement(
 
 
 def check_world(ranks: int) -> None:
-    """Refuse a world without ranks."""
+    """Raise InvalidArgument for a world without ranks."""
     if ranks < 1:
         raise InvalidArgument("NKW-WORLD", f"a world of {ranks} ranks; give 1 or more")

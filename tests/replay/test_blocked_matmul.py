@@ -47,7 +47,7 @@ def assert_within_bound_of_sums(result: np.ndarray, left: np.ndarray, right: np.
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 129])
 @pytest.mark.parametrize("edge", [-1, 0, 1])
 @pytest.mark.parametrize("turned", [False, True])
-def test_blocks_multiply_as_whole_matrices_do(rows, edge, turned) -> None:
+def test_blocked_matmuls_equal_whole_ones(rows, edge, turned) -> None:
     height, width = block_shape(rows, 300, 1 << 20)
     depth, columns = (300, width + edge) if rows >= 16 else (height + edge, width + edge)
     generator = np.random.default_rng(rows)
@@ -114,7 +114,7 @@ def programs(cache: ReplayCache):
     return cache.programs
 
 
-def works(cache: ReplayCache) -> list[str]:
+def calls(cache: ReplayCache) -> list[str]:
     """The names of the functions that the only rewritten program calls."""
     (program,) = programs(cache)
     (rank,) = program.fused._ranks
@@ -134,7 +134,7 @@ def test_a_large_narrow_operand_is_never_widened_whole(cache, columns, blocked, 
         for mode in (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay)
     ]
     assert np.array_equal(outputs[0], outputs[2])
-    assert ("multiply" in works(cache)) == blocked
+    assert ("multiply" in calls(cache)) == blocked
     assert cache.report.matmuls_fused > 0
     (program,) = programs(cache)
     assert (program.fused._ranks[0].size < 4 * weights.size) == blocked

@@ -75,7 +75,7 @@ def tiled_product(a_by_k, b):
     ("depth", "rows", "columns"), [(127, 128, 129), (128, 129, 512), (300, 257, 513), (1, 1, 1)]
 )
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_a_tiled_product_becomes_one_call(cache, depth, rows, columns, dtype) -> None:
+def test_a_tiled_matmul_becomes_one_call(cache, depth, rows, columns, dtype) -> None:
     a, b = whole(1, depth, rows, dtype=dtype), whole(2, depth, columns, dtype=BF16)
     agree(tiled_product, a, b if dtype == BF16 else b.astype(np.float32))
     tiles = -(-depth // 128) * -(-rows // 128) * -(-columns // 512)
@@ -113,12 +113,12 @@ def pieced_product(parts, b, width):
 
 
 @pytest.mark.parametrize(("columns", "joined"), [(7, 0), (8, 2), (9, 2)])
-def test_operands_in_pieces_are_put_together_where_that_pays(cache, columns, joined) -> None:
+def test_separate_operands_are_concatenated_above_a_size(cache, columns, joined) -> None:
     agree(pieced_product, whole(1, 3, 128, 5), whole(2, 3, 128, columns), columns)
     assert cache.report.matmuls_fused == joined
 
 
-def test_pieces_are_put_together_once_for_all_neighbours(cache) -> None:
+def test_separate_operands_are_concatenated_once_for_all_adjacent_columns(cache) -> None:
     given = whole(1, 3, 128, 9), whole(2, 3, 128, 25)
     agree(pieced_product, *given, 12)
     assert cache.report.matmuls_fused == 8  # of three parts times three blocks of columns, the last ragged
@@ -142,7 +142,7 @@ def product_then_square(a_by_k, b, width):
 
 
 @pytest.mark.parametrize("rows", [1, 5, 128])
-def test_results_side_by_side_need_no_copy(cache, rows) -> None:
+def test_adjacent_results_need_no_copy(cache, rows) -> None:
     agree(product_then_square, whole(1, 64, rows), whole(2, 64, 300), 128)
     (program,) = cache.programs
     called = [function.__name__ for segment in program.fused._ranks[0].segments for function, _ in segment]
@@ -218,7 +218,7 @@ def test_a_tile_that_is_written_again_keeps_its_earlier_readers(cache) -> None:
     agree(reuses, whole(1, 128, 9), whole(2, 128, 9))
 
 
-def test_a_copy_through_hbm_is_followed(cache) -> None:
+def test_a_copy_through_hbm_is_eliminated(cache) -> None:
     def through(x):
         inside = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
         out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -263,7 +263,7 @@ def test_casts_of_every_kind(cache, dtype) -> None:
     agree(casts, (np.random.default_rng(0).standard_normal((128, 9)) * 50).astype(dtype))
 
 
-def test_a_product_that_cannot_be_taken_apart_accumulates(cache) -> None:
+def test_a_matmul_that_cannot_be_traced_accumulates(cache) -> None:
     def multiplies(x, y):
         operands, scales = [], []
         for data in (x, y):
@@ -287,7 +287,7 @@ def test_a_product_that_cannot_be_taken_apart_accumulates(cache) -> None:
     assert cache.report.rewritten == 1
 
 
-def test_a_result_put_together_from_pieces(cache) -> None:
+def test_a_result_of_several_writes(cache) -> None:
     def parts(x):
         out = nl.ndarray((x.shape[0], 3 * x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
         tile, n = nl.load(x), x.shape[1]

@@ -110,7 +110,7 @@ def test_the_same_array_with_new_content_is_read_anew() -> None:
     assert np.array_equal(replayed(scaled, x, 2.0), 2 * x)
 
 
-def test_ranks_meet_in_a_replay(cache) -> None:
+def test_replayed_ranks_complete_rendezvous(cache) -> None:
     group = ncc.ReplicaGroup([[0, 1, 2]])
 
     def total(x, group):
@@ -236,7 +236,7 @@ def test_a_changed_function_is_never_served_by_a_stale_program(monkeypatch) -> N
     assert replayed(global_scale, x) is x
 
 
-def test_what_depends_on_data_is_not_replayed_and_says_why(cache) -> None:
+def test_launches_that_depend_on_data_are_refused_with_a_reason(cache) -> None:
     def loops(x, rows):
         count = nisa.register_alloc()
         nisa.register_load(count, nl.load(rows))
@@ -466,7 +466,7 @@ def test_the_environment_chooses_where_the_world_does_not(cache, monkeypatch) ->
         replayed(scaled, x, 2.0)
 
 
-def test_the_report_says_what_became_of_every_launch(cache) -> None:
+def test_the_report_counts_every_launch(cache) -> None:
     for seed in range(3):
         attention_launch(seed)
     replayed(scaled, floats(0, 4, 4)[:, ::2], 2.0)
@@ -531,7 +531,7 @@ def test_an_interrupted_first_launch_is_not_kept(cache) -> None:
     assert cache.report.recorded == 0
 
 
-def test_ranks_that_meet_in_a_chain_wait_for_each_other(cache) -> None:
+def test_a_chain_of_rendezvous_completes(cache) -> None:
     """Rank 1 meets rank 0 first and rank 2 then, while rank 2 waits."""
     first, second = ncc.ReplicaGroup([[0, 1]]), ncc.ReplicaGroup([[1, 2]])
 

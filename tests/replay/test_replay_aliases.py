@@ -96,7 +96,7 @@ def all_bytes(value: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(28))
-def test_random_kernels_on_arrays_over_each_other_give_eagers_bytes(cache, seed) -> None:
+def test_random_kernels_on_overlapping_arrays_give_eagers_bytes(cache, seed) -> None:
     ranks, dtype = (1, 1, 2, 3)[seed % 4], DTYPES[seed % len(DTYPES)]
     kernel = random_kernel(seed, ncc.ReplicaGroup([list(range(ranks))]) if ranks > 1 else None)
     for step in range(6):

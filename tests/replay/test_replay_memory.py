@@ -102,7 +102,7 @@ def returns_a_constant(x):
     ("kernel", "reason"),
     [(writes_to_a_constant, "a constant is written"), (returns_a_constant, "a constant is returned")],
 )
-def test_constants_that_do_not_stay_what_they_are_are_launched_eagerly(cache, kernel, reason) -> None:
+def test_kernels_whose_constants_change_are_launched_eagerly(cache, kernel, reason) -> None:
     agrees(kernel)
     assert cache.report.refusals == {reason: 6}
 

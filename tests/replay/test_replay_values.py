@@ -118,7 +118,7 @@ def writes_bytes_to_bool(x, flags):
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("arguments", [(), (bool,)])
-def test_bytes_of_bool_are_given_back_as_zero_and_one(cache, arguments, exact) -> None:
+def test_bool_outputs_are_zero_and_one(cache, arguments, exact) -> None:
     kernel: Callable[..., Any] = writes_bytes_to_bool if arguments else returns_bytes_as_bool
     for step in range(3):
         x = (np.arange(12, dtype=np.uint8) * 7 + step).reshape(3, 4)
