@@ -1,4 +1,4 @@
-"""Rewritten programs: what may be left out, joined and reordered, and that nothing else changes."""
+"""Fusion: copies are eliminated and matmuls fused, and no value changes but by the order of sums."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import simulate
 from simulate.errors import OutOfBounds
 from simulate.replay import ReplayOptions
 from simulate.world import process_replays
+from tests.replay.matmuls import tiled_product, whole
 
 simulate.install("simulate")
 
@@ -25,7 +26,7 @@ def launch(kernel, *arguments, mode=simulate.Mode.replay, target="trn2", **optio
 
 
 def both_ways(kernel, *arguments, **options):
-    """The outputs and the arguments as they are left, of an eager and of a rewritten launch on copies."""
+    """The outputs and the arguments after an eager and after a rewritten launch, on copies."""
     found = []
     for mode in (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay):
         own = [each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
@@ -41,34 +42,8 @@ def agree(kernel, *arguments) -> None:
         assert got.dtype == wanted.dtype and got.tobytes() == wanted.tobytes()
 
 
-def whole(seed: int, *shape: int, dtype=np.float32, largest: int = 3) -> np.ndarray:
-    """Whole numbers of which sums of products are exact in float32, in any order."""
-    return np.random.default_rng(seed).integers(-largest, largest + 1, shape).astype(dtype)
-
-
 def stored(out, tile, rows=slice(None), columns=slice(None)):
     nisa.dma_copy(dst=out[rows, columns], src=tile)
-
-
-def tiled_product(a_by_k, b):
-    """a.T @ b, tile by tile; every operand is loaded, cast and copied before it is used."""
-    (depth, rows), columns = a_by_k.shape, b.shape[1]
-    out = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
-    for row in range(0, rows, 128):
-        for column in range(0, columns, 512):
-            height, width = min(128, rows - row), min(512, columns - column)
-            total = nl.ndarray((height, width), dtype=nl.float32, buffer=nl.psum)
-            for k in range(0, depth, 128):
-                end = min(depth, k + 128)
-                left = nl.load(a_by_k[k:end, row : row + height])
-                right = nl.load(b[k:end, column : column + width])
-                wide = nl.ndarray(right.shape, dtype=left.dtype)
-                nisa.tensor_copy(dst=wide, src=right)
-                nisa.nc_matmul(dst=total, stationary=left, moving=wide, accumulate=k > 0)
-            result = nl.ndarray((height, width), dtype=nl.float32)
-            nisa.tensor_copy(dst=result, src=total)
-            stored(out, result, slice(row, row + height), slice(column, column + width))
-    return out
 
 
 @pytest.mark.parametrize(
@@ -93,7 +68,7 @@ def test_sums_taken_in_another_order_stay_within_the_bound(cache) -> None:
 
 
 def pieced_product(parts, b, width):
-    """The sum of parts[i].T @ b[i]; each part is computed first, so that its operand lies apart."""
+    """The sum of parts[i].T @ b[i]; each operand is computed first, in a tile of its own."""
     count, depth, rows = parts.shape
     columns = b.shape[2]
     out = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)

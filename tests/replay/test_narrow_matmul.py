@@ -17,7 +17,7 @@ from simulate.replay.fusion import narrow_matmul as narrow
 from simulate.replay.fusion import speed
 from simulate.replay.fusion.blocked_matmul import block_shape
 from simulate.world import process_replays
-from tests.replay.test_blocked_matmul import assert_within_bound_of_sums, calls, tiled_product, whole
+from tests.replay.matmuls import assert_within_bound_of_sums, calls, tiled_product, whole
 
 torch = pytest.importorskip("torch", reason="torch is an extra (speed)")
 onemkl = pytest.mark.skipif(not speed.has_onemkl(), reason="this torch shows no oneMKL")
@@ -42,7 +42,7 @@ def turned(matrix: np.ndarray) -> np.ndarray:
 
 
 def replays(given: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """What an eager launch gives and what a rewritten one gives."""
+    """The outputs of an eager and of a rewritten launch."""
     world = simulate.World("trn2", replay=ReplayOptions(speed=True), replays=process_replays())
     modes = (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay)
     eager, _, replayed = (world.launch(tiled_product, [(given, {})], mode).outputs[0] for mode in modes)

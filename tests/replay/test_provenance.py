@@ -1,4 +1,4 @@
-"""The elements of tiles: views of one value move as tables of their numbers do under numpy."""
+"""Provenance: views of one value change as numpy changes arrays of their element ids."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_broadcast_that_does_not_fit_is_refused(provenance, shape) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_any_chain_of_views(builder, provenance, seed) -> None:
-    """Each move of the view is made by numpy on the ids as well; at the end the view is found in the ids again."""
+    """numpy applies each step to the ids as well; at the end the view is found in the ids again."""
     generator = np.random.default_rng(seed)
     ids = provenance.element_ids()
     for _ in range(6):

@@ -532,7 +532,7 @@ def test_an_interrupted_first_launch_is_not_kept(cache) -> None:
 
 
 def test_a_chain_of_rendezvous_completes(cache) -> None:
-    """Rank 1 meets rank 0 first and rank 2 then, while rank 2 waits."""
+    """Rank 1 has a rendezvous with rank 0, then with rank 2, which waits."""
     first, second = ncc.ReplicaGroup([[0, 1]]), ncc.ReplicaGroup([[1, 2]])
 
     def chained(x, groups):

@@ -1,4 +1,4 @@
-"""Values on which a replay could differ from an eager launch: NaN, infinities, bytes of bool_; and what reports see."""
+"""Values in replays: NaN, infinities and bytes of bool_ as in an eager launch; and the records of replays."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_replay_that_loses_or_changes_them_is_refused(cache, monkeypatch, spec
 
 @pytest.mark.parametrize("largest", [1e18, 1e19, 3e38])
 def test_sums_that_overflow_in_one_order_only_are_no_mismatch(cache, largest) -> None:
-    """Of one order they are undefined, of another infinite; the other elements are compared."""
+    """NaN in one order of summation and infinite in another; the other elements are compared."""
     a, b = (np.random.default_rng(n).standard_normal((512, 64)).astype(np.float32) for n in range(2))
     a[:, :32] *= np.float32(largest / 8)
     a[0, :8] = np.inf
@@ -93,7 +93,7 @@ def test_sums_that_overflow_in_one_order_only_are_no_mismatch(cache, largest) ->
 
 
 def tiled(a, b):
-    """a.T @ b in four parts of the contraction, which a replay joins."""
+    """a.T @ b in four parts of the contraction, which a replay fuses."""
     out = nl.ndarray((a.shape[1], b.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
     total = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.psum)
     for k in range(0, a.shape[0], 128):

@@ -1,4 +1,4 @@
-"""What a matmul adds in PSUM, and what other views of the same bytes see of it."""
+"""Accumulation in PSUM, read through other views of the same bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launching kernels: arguments, results, environment, and what is refused."""
+"""Launching kernels: arguments, results, environment, and refusals."""
 
 from __future__ import annotations
 
@@ -415,3 +415,18 @@ def test_python_looks_at_the_values_of_a_launch_that_has_some(mode: simulate.Mod
         return
     with pytest.raises(Unsupported, match=r"a dry run has no values of \(2, 2\) float32 in sbuf to look at"):
         simulate.launch(kernel, given, mode=mode)
+
+
+def test_a_world_takes_one_entry_per_rank() -> None:
+    world, array = simulate.World("trn2", ranks=2), np.ones((2, 2), np.float32)
+    with pytest.raises(InvalidArgument) as refused:
+        world.gather([array])
+    assert refused.value.message == "gather got 1 arrays for 2 ranks; give one array per rank"
+    with pytest.raises(InvalidArgument) as refused:
+        world.launch(lambda x: x, [((array,), {})] * 3)
+    assert (
+        refused.value.message
+        == "launch got arguments for 3 ranks in a world of 2; give one (args, kwargs) per rank"
+    )
+    assert len(world.gather([array, array])) == 2
+    assert len(world.launch(lambda x: x, [((array,), {})] * 2).outputs) == 2

@@ -169,7 +169,7 @@ def expected(
 
 
 def check(ranks: int, groups: Groups) -> None:
-    """Launch `everything` over the lists and compare what every member gets."""
+    """Launch `everything` over the lists and compare every member's results."""
     data, tables = data_of(groups, ranks, seed=ranks)
     list_of = {rank: group for group in groups for rank in group}
     # Along each list two places on, and the last of each list to nobody.

@@ -53,7 +53,7 @@ def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the three processes of process_program found."""
+    """The results that the three processes of process_program print."""
     folder = tmp_path_factory.mktemp("said")
     done = torchrun(3, "tests.run.process_program", str(folder))
     assert done.returncode == 0, done.stderr[-2000:]
@@ -61,7 +61,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def found(said: list[dict[str, Any]], what: str) -> dict[int, dict[str, Any]]:
-    """What each rank found of one thing."""
+    """The results of each rank under one name."""
     return {each["rank"]: each for each in said if each["what"] == what}
 
 

@@ -53,7 +53,7 @@ def test_all_reduce_sums_exactly(ranks: int, dtype: type) -> None:
 
 
 def schedule_of(count: int, seed: int | None) -> list[int]:
-    """Which core ran, step by step, where every core does four steps."""
+    """The core that ran at each step, where every core has four steps."""
     scheduler, order = CoreScheduler(count, seed=seed), []
 
     def body(core: int) -> None:
