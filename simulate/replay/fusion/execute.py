@@ -51,7 +51,7 @@ class _RankProgram:
         lowering = Lowering(recorded, external)
         builder = lowering.run()
         eliminate_dead_code(builder)
-        joined = fuse_matmuls(builder)
+        fused = fuse_matmuls(builder)
         eliminate_concatenations(builder)
         results = lowering.results_written_once(inputs)
         eliminate_result_copies(builder, results)
@@ -72,7 +72,7 @@ class _RankProgram:
         self.report = FusionReport(
             len(recorded),
             sum(map(len, self.segments)) + len(self.rendezvous),
-            joined,
+            fused,
             sum(isinstance(op.opcode, Unlowered) for op in builder.ops),
         )
 

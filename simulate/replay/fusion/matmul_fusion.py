@@ -26,8 +26,8 @@ def fuse_matmuls(builder: Builder) -> int:
     """Fuse matmuls; returns how many fewer there are."""
     before = sum(isinstance(op.opcode, Matmul) for op in builder.ops)
     _fuse_accumulation_groups(builder)
-    _fuse_neighbours(builder, shared=0, grown=1)
-    _fuse_neighbours(builder, shared=1, grown=0)
+    _fuse_adjacent(builder, shared=0, axis=1)
+    _fuse_adjacent(builder, shared=1, axis=0)
     return before - sum(isinstance(op.opcode, Matmul) for op in builder.ops)
 
 
@@ -55,10 +55,10 @@ def concatenated_view(first: View, second: View, axis: int) -> View | None:
 
 
 def _concatenated_views(views: Sequence[View], axis: int) -> View | None:
-    joined: View | None = views[0]
+    operand: View | None = views[0]
     for view in views[1:]:
-        joined = None if joined is None else concatenated_view(joined, view, axis)
-    return joined
+        operand = None if operand is None else concatenated_view(operand, view, axis)
+    return operand
 
 
 def _concatenate_by_copies(
@@ -172,28 +172,28 @@ def _only_writer(value: Value, def_use: DefUse) -> Op | None:
 # -- adjacent operands ------------------------------------------------------------------------------------------
 
 
-def _fuse_neighbours(builder: Builder, shared: int, grown: int) -> None:
+def _fuse_adjacent(builder: Builder, shared: int, axis: int) -> None:
     """Fuse matmuls with one operand in common whose other operands are adjacent."""
     def_use = DefUse(builder.ops)
     groups: dict[Any, list[Op]] = {}
     for op in builder.ops:
         if isinstance(op.opcode, Matmul):
-            view, other = op.reads[shared], op.reads[grown]
+            view, other = op.reads[shared], op.reads[axis]
             key = view.value.number, view.offset, view.shape, view.strides, other.value.number
             groups.setdefault(key, []).append(op)
     removed: set[int] = set()
     for members in groups.values():
-        members.sort(key=lambda op: op.reads[grown].offset)
+        members.sort(key=lambda op: op.reads[axis].offset)
         run: list[Op] = []
-        joined: View | None = None
+        operand: View | None = None
         for op in members:
-            longer = None if joined is None else concatenated_view(joined, op.reads[grown], grown)
+            longer = None if operand is None else concatenated_view(operand, op.reads[axis], axis)
             if longer is None or issue_point([*run, op], def_use) is None:
-                removed |= _fuse_run(builder, run, joined, shared, grown, def_use)
-                run, joined = [op], op.reads[grown]
+                removed |= _fuse_run(builder, run, operand, shared, axis, def_use)
+                run, operand = [op], op.reads[axis]
             else:
-                run, joined = [*run, op], longer
-        removed |= _fuse_run(builder, run, joined, shared, grown, def_use)
+                run, operand = [*run, op], longer
+        removed |= _fuse_run(builder, run, operand, shared, axis, def_use)
     builder.ops = sorted((op for op in builder.ops if id(op) not in removed), key=lambda op: op.sequence)
 
 
@@ -214,14 +214,14 @@ def _ready(view: View, def_use: DefUse) -> float:
 
 
 def _fuse_run(
-    builder: Builder, run: Sequence[Op], joined: View | None, shared: int, grown: int, def_use: DefUse
+    builder: Builder, run: Sequence[Op], operand: View | None, shared: int, axis: int, def_use: DefUse
 ) -> set[int]:
     """Replace a run of matmuls by one; returns the ids of the operations that go."""
-    if len(run) < 2 or joined is None:
+    if len(run) < 2 or operand is None:
         return set()
     place = issue_point(run, def_use)
     assert place is not None
-    operands = [joined, joined]
+    operands = [operand, operand]
     operands[shared] = run[0].reads[shared]
     shape = (operands[0].shape[0], operands[1].shape[1])
     result = builder.value(ValueKind.buffer, shape, float32)
@@ -229,10 +229,10 @@ def _fuse_run(
     parts: list[tuple[Op, View]] = []
     for op in run:
         rows, columns = op.writes[0].shape
-        start = (at, 0) if grown == 0 else (0, at)
+        start = (at, 0) if axis == 0 else (0, at)
         part = View.whole(result).at(tuple(slice(s, s + n) for s, n in zip(start, (rows, columns))))
         parts.append((op, part))
-        at += rows if grown == 0 else columns
+        at += rows if axis == 0 else columns
     if not all(def_use.can_substitute(op.writes[0].value, part) for op, part in parts):
         return set()
     for op, part in parts:
