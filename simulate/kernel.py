@@ -1,4 +1,4 @@
-"""What `@nki.jit` makes of a function: a kernel that is launched by calling it."""
+"""`@nki.jit` makes a function a kernel: an object that is launched by calling it."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class Kernel:
         return Kernel(self.func, size, True)
 
     def with_schedule(self, edges: Sequence[tuple[str, str | Sequence[str]]]) -> Kernel:
-        """The kernel with ordering requests between instructions of given names, (consumer, producer or producers).
+        """The kernel with ordering requests between named instructions: (consumer, producer or producers).
 
-        Values never change by it, only time does. Raises InvalidArgument when the kernel has run and has no
-        instruction of a name.
+        Requests change the predicted time and no value. A launch raises InvalidArgument if it has no instruction of a
+        name.
         """
         return Kernel(Scheduled(self.func, edges), self._logical_core_size, self._has_grid)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch on one rank of the target chip; returns what the kernel returns, as arrays.
 
-        With NKW_REPLAY=1, launches without a grid are replayed where one of their kind was recorded.
+        With NKW_REPLAY=1, launches without a grid run in mode replay.
         """
         if running_core() is not None:
             return self.func(*args, **kwargs)

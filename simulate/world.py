@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from simulate.replay import ReplayCache, ReplayOptions
 
 _replays: list[ReplayCache] = []
-"""The caches of launches outside a World: that of the process, made when it is needed, and those of `replaying`."""
+"""The caches of launches outside a World: the cache of the process, made on first use, then those of `replaying`."""
 
 
 def launch(
@@ -31,18 +31,19 @@ def launch(
     logical_core_size: int = 1,
     mode: Mode = Mode.eager,
     has_grid: bool = False,
-    elsewhere: Processes | None = None,
+    peers: Processes | None = None,
     replay: ReplayOptions | None = None,
     replays: ReplayCache | None = None,
 ) -> Launch:
     """Run `kernel`, a plain function of the NKI language, once per rank with that rank's (args, kwargs).
 
-    `logical_core_size` is the number of physical cores of each rank (LNC). With `elsewhere`, this process holds one
-    rank and meets the others, which launch the same kernel in processes of their own. Values exist when the call
-    returns; arrays that a kernel writes to are updated in place. `replay` says how launches are replayed in mode
-    replay (default: as the environment says), from the programs of `replays` (default: those of the process). Raises
-    what the kernel raises, RuleViolation for a broken rule (also where live tiles exceed SBUF or PSUM), Deadlock,
-    RendezvousMismatch, and ReplayMismatch where replays are verified.
+    `logical_core_size` is the number of physical cores of each rank (LNC). With `peers`, this process has one rank;
+    `peers` are the processes of the other ranks, which launch the same kernel. Values exist when the call returns;
+    arrays that a kernel writes to are updated in place. `replay` has the options of mode replay (default: those of the
+    environment), `replays` the cache of its programs (default: that of the process).
+
+    Raises what the kernel raises, RuleViolation for a broken rule (also where live tiles exceed SBUF or PSUM),
+    Deadlock, RendezvousMismatch, and ReplayMismatch where replays are verified.
     """
     check_world(len(arguments))
     request = LaunchRequest(
@@ -52,17 +53,19 @@ def launch(
         logical_core_size,
         Mode.dry if mode is Mode.dry else Mode.eager,
         has_grid,
-        elsewhere,
+        peers,
         observers=observers(),
     )
-    with elsewhere.launch() if elsewhere is not None else nullcontext():
+    with peers.launch() if peers is not None else nullcontext():
         observed = any(each.sees_instructions or each.keeps_calls for each in request.observers)
         if mode is Mode.replay and not observed:
             return _replayed(request, replay, replays)
         try:
             return execute_launch(request)
         except NkwError as error:
-            if isinstance(error, InvalidArgument):  # no kernel line is at fault, but the one that launches
+            if isinstance(
+                error, InvalidArgument
+            ):  # the line that launches is at fault, not one of the kernel
                 error.where = error.where or here()
             for observer in request.observers:
                 observer.refused(error)
@@ -106,10 +109,10 @@ class World:
         replay: ReplayOptions | None = None,
         replays: ReplayCache | None = None,
     ) -> None:
-        """A world of `ranks` ranks of the chip `target`. Raises InvalidArgument for values it cannot have.
+        """A world of `ranks` ranks of the chip `target`. Raises InvalidArgument for an unknown chip or a bad number.
 
-        `replay` says how it replays launches; without it the environment does. `replays` are programs that it shares
-        with others; by default it has its own.
+        `replay` has the options of mode replay; the default is those of the environment. `replays` is a cache that
+        several worlds share; by default a world has its own.
         """
         check_world(ranks)
         self.hardware = target_hardware(target)
@@ -117,12 +120,12 @@ class World:
         self.ranks = ranks
         self.logical_core_size = logical_core_size
         self.replay = replay
-        self._elsewhere: Processes | None = None
+        self._peers: Processes | None = None
         self._replays = replays
 
     @property
     def replays(self) -> ReplayCache:
-        """The programs of this world's launches in mode replay, and their report."""
+        """The cache of this world's launches in mode replay, with its report."""
         if self._replays is None:
             from simulate.replay import ReplayCache
 
@@ -133,14 +136,14 @@ class World:
     def of_processes(
         cls, target: str | None = None, logical_core_size: int = 1, replay: ReplayOptions | None = None
     ) -> World:
-        """The world whose ranks are the processes that torchrun started, this one among them.
+        """The world whose ranks are the processes that torchrun started; this process has one of them.
 
-        `launch` then takes the arguments of this process's rank alone, and returns its outputs alone. Every process
-        has to make the same launches in the same order. Raises InvalidArgument outside of torchrun, Unsupported
-        without torch.
+        `launch` then takes the arguments of this process's rank only, and returns its outputs only. Every process has
+        to make the same launches in the same order. Raises InvalidArgument outside of torchrun, Unsupported without
+        torch.
         """
         world = cls(target, 1, logical_core_size, replay)
-        world._elsewhere = Processes.join()
+        world._peers = Processes.join()
         return world
 
     @staticmethod
@@ -150,19 +153,22 @@ class World:
 
     @property
     def rank(self) -> int:
-        """The first rank that this process holds: 0 unless the other ranks are processes of their own."""
-        return 0 if self._elsewhere is None else self._elsewhere.rank
+        """The first rank of this process: 0 unless every rank has a process of its own."""
+        return 0 if self._peers is None else self._peers.rank
 
     @property
     def size(self) -> int:
-        """How many ranks there are in all processes together."""
-        return self.ranks if self._elsewhere is None else self._elsewhere.ranks
+        """The number of ranks in all processes."""
+        return self.ranks if self._peers is None else self._peers.ranks
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """An array of every rank, in their order, of those that this process's ranks give."""
+        """The arrays of all ranks, in order; `arrays` has one for each rank of this process."""
         if len(arrays) != self.ranks:
-            raise InvalidArgument("NKW-WORLD", f"{len(arrays)} arrays for a world of {self.ranks} ranks")
-        return list(arrays) if self._elsewhere is None else self._elsewhere.gather(arrays[0])
+            raise InvalidArgument(
+                "NKW-WORLD",
+                f"gather got {len(arrays)} arrays for {self.ranks} ranks; give one array per rank",
+            )
+        return list(arrays) if self._peers is None else self._peers.gather(arrays[0])
 
     def launch(
         self,
@@ -173,7 +179,9 @@ class World:
         """Launch a kernel (jitted or plain) on every rank; `arguments` has one (args, kwargs) per rank."""
         if len(arguments) != self.ranks:
             raise InvalidArgument(
-                "NKW-WORLD", f"{len(arguments)} sets of arguments for a world of {self.ranks} ranks"
+                "NKW-WORLD",
+                f"launch got arguments for {len(arguments)} ranks in a world of {self.ranks}; give one (args, kwargs) "
+                "per rank",
             )
         return launch(
             plain(kernel),
@@ -181,7 +189,7 @@ class World:
             self.hardware,
             self.logical_core_size,
             mode,
-            elsewhere=self._elsewhere,
+            peers=self._peers,
             replay=self.replay,
             replays=self.replays if mode is Mode.replay else None,
         )

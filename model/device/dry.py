@@ -18,7 +18,7 @@ from model.device.binding import (
     replica_group_of,
 )
 from model.device.prediction import Pass, TimedLaunch
-from simulate.run.processes import Posted, Processes
+from simulate.run.processes import Arrival, Processes
 
 
 class EqualRanks:
@@ -37,12 +37,12 @@ class EqualRanks:
         """Begin a launch; there is no other process to announce it to."""
         return nullcontext()
 
-    def post(self, collective: Any, operands: list[np.ndarray], where: Any, dry: bool = False) -> Posted:
+    def post(self, collective: Any, operands: list[np.ndarray], where: Any, dry: bool = False) -> Arrival:
         """Rank 0 arrives at a collective, and with it all its other members."""
         self._arrived = [(collective, operands, where)] * len(collective.members)
-        return Posted("", self.rank, collective, operands, where, dry)
+        return Arrival("", self.rank, collective, operands, where, dry)
 
-    def wait(self, posted: Sequence[Posted]) -> tuple[int, list[tuple[Any, list[np.ndarray], Any]]]:
+    def wait(self, posted: Sequence[Arrival]) -> tuple[int, list[tuple[Any, list[np.ndarray], Any]]]:
         """The operands of every member of the collective, which equal those of rank 0."""
         return 0, self._arrived
 
@@ -93,7 +93,7 @@ class DryDevice:
                 given,
                 self._world.hardware,
                 mode=simulate.Mode.dry,
-                elsewhere=cast(Processes, self._others),
+                peers=cast(Processes, self._others),
             )
         )
 

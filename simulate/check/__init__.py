@@ -1,8 +1,8 @@
 """Detectors: findings about a launch, whether it ran to its end or stopped.
 
 A detector is a pure function `detect` of a `Launch` and of the `Evidence` that was gathered while it ran. Every file of
-this folder with such a function is a family of detectors; its first line names what it finds. `deadlocks` explains why cores
-wait for each other. `orders` and `interleavings` execute a launch again on request. `lint` reads source code.
+this folder with such a function is a family of detectors; its first line names what it finds. `deadlocks` explains why
+cores wait for each other. `orders` and `interleavings` execute a launch again on request. `lint` reads source code.
 """
 
 from __future__ import annotations

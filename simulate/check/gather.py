@@ -44,7 +44,7 @@ class Gatherer(Observer):
     ) -> None:
         """Drop the evidence of an earlier launch that did not end, and begin that of this one."""
         self._forget()
-        if request.elsewhere is not None:
+        if request.peers is not None:
             return  # the processes of the other ranks would have to repeat the launch as well
         if self._orders:
             self._arguments = [[Snapshot.of(storage) for storage in rank] for rank in inputs]

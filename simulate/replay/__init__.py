@@ -1,6 +1,6 @@
-"""Replay: a launch like an earlier one runs its recorded program again on new data.
+"""Replay: the program of an earlier launch runs again on new data.
 
-`key` and `guards` decide which launches may share a program, `cache` keeps programs, `program` runs one exactly as
+`key` and `guards` decide which launches may share a program. `cache` keeps programs, `program` runs one exactly as
 recorded, `fusion` rewrites it into few numpy calls, and `verify` compares a replay with an eager launch.
 """
 

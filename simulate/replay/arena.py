@@ -1,7 +1,7 @@
 """One block of host memory for the tiles of all programs of a replay cache.
 
-A program needs a tile from its first to its last use, and programs run one after another. So tiles are placed over
-each other as on the chip, and the working set in the host's caches stays about as large as an SBUF.
+The live range of a tile is from its first to its last use, and programs run one after another. Tiles with disjoint
+live ranges share bytes, as on the chip, so the working set in the host's caches stays about as large as an SBUF.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _LINE = 64  # bytes of a cache line
 
 
 class Arena:
-    """The block; it grows to what the largest program needs."""
+    """A block of bytes that grows to the size of the largest program."""
 
     def __init__(self) -> None:
         self.block = np.empty(0, np.uint8)
 
     def at_least(self, size: int) -> np.ndarray:
-        """The block, made new if it is smaller than `size` bytes."""
+        """A view of at least `size` bytes; a smaller block is replaced."""
         if self.block.size < size:
             whole = np.empty(size + _LINE, np.uint8)
-            start = -whole.ctypes.data % _LINE  # a vector register across two lines is read and written twice
+            start = -whole.ctypes.data % _LINE  # a vector access across two cache lines costs two accesses
             self.block = whole[start : start + size]
         return self.block
 
 
 class Tiles:
-    """The on-chip tiles of one program, each with its place in the arena and every view the plans take of it."""
+    """The on-chip tiles of one program: for each, its offset in the arena and the views that the plans take."""
 
     def __init__(self, ranks: Sequence[Sequence[Plan]]) -> None:
         self._places: list[tuple[Storage, int, list[NkiTensor]]] = []
@@ -66,7 +66,7 @@ class Tiles:
         self.size += placement.high_water_bytes
 
     def bind(self, arena: Arena) -> None:
-        """Put the tiles into the arena; nothing happens if they are in it."""
+        """Bind the tiles to the arena's bytes, unless they are bound to them."""
         block = arena.at_least(self.size)
         if block is self._block:
             return
@@ -78,7 +78,7 @@ class Tiles:
                 view.forget_array()
 
     def unbind(self) -> None:
-        """Leave the tiles without bytes until the next `bind`; a rewritten program has no use for most of them."""
+        """Drop the tiles' bytes until the next `bind`; a rewritten program does not use most tiles."""
         if self._unbound:
             return
         self._unbound = True
@@ -90,7 +90,7 @@ class Tiles:
                 view.forget_array()
 
     def drop_conversions(self) -> None:
-        """Drop conversions of narrow tiles: their bytes are another program's now."""
+        """Drop the float32 conversions of narrow tiles, whose bytes another program may write next."""
         for storage, _, _ in self._places:
             storage.float_views.clear()
 

@@ -1,9 +1,9 @@
-"""The replay cache: programs by their keys, and a report of what became of every launch in replay mode.
+"""The replay cache: programs by cache key, and a report on the launches in replay mode.
 
-What an eager launch checked, for a kernel, its guards, shapes, dtypes and static arguments, holds for every launch
-with the same key, because an NKI kernel's instructions do not depend on data. So the streams of that launch are kept,
-and its instructions run again on new arrays, rewritten into few numpy calls (`simulate.replay.fusion`) or one by one.
-There is no planning, no validity and no new stream; the launch's own streams hold for its replays as well.
+The checks of an eager launch hold for every launch with the same key and unchanged guards, because the instructions of
+an NKI kernel do not depend on data. The cache keeps the streams of the eager launch. Its instructions run again on new
+arrays, rewritten into few numpy calls (`simulate.replay.fusion`) or one by one. A replay plans nothing, tracks no
+validity and records no stream; it shares the streams of the eager launch.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from simulate.run.processes import Processes
 
 @dataclass
 class ReplayReport:
-    """What became of the launches in replay mode, and where their time went, in seconds.
+    """Counts of launches in replay mode and of programs, and seconds by phase.
 
-    `eager` seconds are of launches that were checked and recorded, or could not be replayed; `rewriting` is once for
-    each program that is replayed.
+    Phase `eager` is the time of launches that were recorded or could not be replayed, `replay` that of replays.
+    Phase `rewriting` is spent once for each program that is replayed.
     """
 
     hits: int = 0
@@ -40,8 +40,8 @@ class ReplayReport:
     rewritten: int = 0
     instructions: int = 0
     calls: int = 0
-    products_joined: int = 0
-    as_recorded: int = 0
+    matmuls_fused: int = 0
+    unlowered: int = 0
     not_rewritten: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -50,17 +50,17 @@ class ReplayReport:
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
     def add_rewriting(self, program: Program) -> None:
-        """Count what became of a program's instructions."""
+        """Add a program's counts, or the reason why it was not rewritten."""
         if program.fused is None:
-            reason = program.not_fused or ""
+            reason = program.why_not_fused or ""
             self.not_rewritten[reason] = self.not_rewritten.get(reason, 0) + 1
             return
         self.rewritten += 1
         for rank in program.fused.reports:
             self.instructions += rank.instructions
             self.calls += rank.calls
-            self.products_joined += rank.products_joined
-            self.as_recorded += rank.as_recorded
+            self.matmuls_fused += rank.matmuls_fused
+            self.unlowered += rank.unlowered
 
     def timed(self, phase: str) -> _Timed:
         """Add the time of a `with` block to a phase."""
@@ -75,7 +75,7 @@ class ReplayReport:
         if self.rewritten:
             lines.append(
                 f"  {self.rewritten} programs rewritten: {self.instructions} instructions into {self.calls} calls, "
-                f"{self.products_joined} matmuls joined to others, {self.as_recorded} executed as recorded"
+                f"{self.matmuls_fused} matmuls fused into others, {self.unlowered} executed as recorded"
             )
         lines += [f"  not rewritten: {reason} ({count})" for reason, count in self.not_rewritten.items()]
         lines += [f"  refused: {reason} ({count})" for reason, count in self.refusals.items()]
@@ -102,18 +102,18 @@ class _Timed:
 
 @dataclass
 class _Entry:
-    """A launch that may be replayed, the guards that must hold, and its program once it was replayed."""
+    """An eager launch, the guards of its replays, and its program from the first replay on."""
 
     guards: Guards
     launch: Launch
-    narrow_products: bool
+    narrow_matmuls: bool
     program: Program | None = None
 
 
 class ReplayCache:
-    """Programs by key; the one unused longest makes room for a new one.
+    """Programs by key, at most `capacity`; the least recently used one is dropped first.
 
-    Programs share memory, so one runs at a time: whoever looks for one does so in a `session`, until it has run.
+    Programs share memory, so one runs at a time: `find` and `run` belong in one `session`.
     """
 
     def __init__(self, capacity: int = 256) -> None:
@@ -132,7 +132,7 @@ class ReplayCache:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Find a program and run it in a `with` block, while no other thread does."""
+        """Hold the cache's lock in a `with` block, to find a program and run it."""
         with self._lock:
             self._in_session = True
             try:
@@ -143,9 +143,9 @@ class ReplayCache:
                     self.release()
 
     def release(self) -> None:
-        """Hold no array of earlier launches any more; without this a program keeps those of its last one.
+        """Drop the arrays of earlier launches; without this call a program keeps the arrays of its last replay.
 
-        Called in the middle of a replay, as a finalizer may be, it takes effect when the replay ends.
+        A call during a replay, from a finalizer for instance, takes effect when the replay ends.
         """
         self._release_is_due = True
         if not self._in_session and self._lock.acquire(blocking=False):
@@ -157,9 +157,9 @@ class ReplayCache:
                 self._lock.release()
 
     def find(self, key: Any) -> tuple[Launch, Program] | None:
-        """The launch under a key and its program, if the guards hold.
+        """The launch under a key and its program; None if there is none or its guards do not hold.
 
-        A program that was interrupted while it ran is dropped as well: its memory may be bound in part.
+        An entry whose guards do not hold or whose program was interrupted is dropped: its memory may be half bound.
         """
         entry = self._entries.get(key)
         if entry is None:
@@ -171,18 +171,18 @@ class ReplayCache:
         self._entries.move_to_end(key)
         self.report.hits += 1
         if entry.program is None:
-            entry.program = Program(entry.launch, entry.narrow_products, self._memory)
+            entry.program = Program(entry.launch, entry.narrow_matmuls, self._memory)
         return entry.launch, entry.program
 
-    def pass_by(self, reason: str) -> None:
-        """Count a launch that does not make use of the program that was found."""
+    def count_unused(self, reason: str) -> None:
+        """Count a launch that has a program and cannot use it, for a reason."""
         self.report.hits -= 1
         self.report.refuse(reason)
 
-    def keep(self, key: Any, guards: Guards, launch: Launch, narrow_products: bool = False) -> None:
-        """Keep an eager launch, to be replayed under a key; `narrow_products` as of Program."""
+    def keep(self, key: Any, guards: Guards, launch: Launch, narrow_matmuls: bool = False) -> None:
+        """Keep an eager launch, to be replayed under a key; `narrow_matmuls` as of Program."""
         with self._lock:
-            self._entries[key] = _Entry(guards, launch, narrow_products)
+            self._entries[key] = _Entry(guards, launch, narrow_matmuls)
             self.report.recorded += 1
             while len(self._entries) > self.capacity:
                 self._entries.popitem(last=False)
@@ -193,7 +193,7 @@ class ReplayCache:
         program: Program,
         arrays: Sequence[Sequence[np.ndarray]],
         exact: bool,
-        elsewhere: Processes | None = None,
+        peers: Processes | None = None,
     ) -> list[Any]:
         """Replay a program, rewritten (at its first replay) unless `exact`."""
         if not exact and not program.was_rewritten:
@@ -201,8 +201,8 @@ class ReplayCache:
                 program.rewrite()
             self.report.add_rewriting(program)
         with self.report.timed("replay"):
-            return program.run(arrays, exact, elsewhere)
+            return program.run(arrays, exact, peers)
 
     def clear(self) -> None:
-        """Forget every program."""
+        """Drop every program."""
         self._entries.clear()

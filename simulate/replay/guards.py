@@ -1,8 +1,8 @@
-"""Guards: everything besides its arguments that a kernel's instructions may depend on, and whether it has changed.
+"""Guards: checks that all that a kernel reads besides its arguments is unchanged.
 
 A kernel is a Python function: its defaults, closure and globals, those of every function it calls, and the classes of
-its objects decide what it does. `Guards` keeps them as they were; a launch is replayed only while they are unchanged.
-A value that cannot be kept, or a function that returns something else at every call, prevents replay.
+its objects decide its instructions. `Guards` records them; a launch is replayed only while they are unchanged. A value
+that may change unseen, or a function whose result differs from call to call, prevents replay.
 """
 
 from __future__ import annotations
@@ -47,76 +47,86 @@ _TRUSTED = frozenset(
     "simulate nki neuronxcc numpy ml_dtypes _collections abc bisect builtins cmath collections contextlib copy "
     "dataclasses enum fractions functools heapq itertools math numbers operator re reprlib string types typing".split()
 )
-"""Packages of which no name is watched: ours, and those whose functions give the same for the same."""
+"""Packages without guards: this one, and those whose functions depend on their arguments only."""
 _IMPURE = frozenset(
     "open input print breakpoint eval exec compile globals locals vars dir id __import__".split()
 )
-"""Built-in functions that do something at every call, or that see what no name in the code shows."""
-_SAID = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
-"""What a function says by itself."""
-_BY_NAME = frozenset(("getattr", "hasattr", "__dict__"))
-"""What reaches names of a module that the code does not name."""
-_NOTES = frozenset(
+"""Built-in functions with side effects, or that read what no name in the code shows."""
+_FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+"""The parts of a function that are compared by identity."""
+_DYNAMIC_LOOKUPS = frozenset(("getattr", "hasattr", "__dict__"))
+"""Names by which code may reach any attribute of a module."""
+_IGNORED_ATTRIBUTES = frozenset(
     "__module__ __qualname__ __doc__ __dict__ __weakref__ __annotations__ __dataclass_fields__ __dataclass_params__ "
     "__match_args__ __orig_bases__ __parameters__ __abstractmethods__ _abc_impl __static_attributes__".split()
 )
-"""Attributes of a class that say nothing about what it does."""
-_MADE_WHILE_RUNNING = 1 << 9  # Py_TPFLAGS_HEAPTYPE: unlike the classes of C code, it can be changed
+"""Attributes of a class that do not affect its behaviour."""
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: unlike the classes of C code, it can be changed
 
 
 class Guards:
-    """The guards of one kernel, with the values that they have before it is launched."""
+    """The guards of one kernel, with the values recorded before its launch."""
 
     def __init__(self, kernel: Callable[..., Any], classes: Iterable[Any] = ()) -> None:
         """`classes` are those of the arguments. Raises NotFixed."""
         self._names: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
         self._functions: list[types.FunctionType] = []
-        self._said: list[Any] = []
+        self._function_parts: list[Any] = []
         self._cells: list[types.CellType] = []
         self._contents: list[Any] = []
         self._empty: list[Mapping[Any, Any]] = []
         self._tables: list[tuple[Mapping[Any, Any], tuple[Any, ...], tuple[Any, ...]]] = []
-        self._rows: list[tuple[Any, tuple[Any, ...]]] = []
+        self._sequences: list[tuple[Any, tuple[Any, ...]]] = []
         self._seen: dict[Any, Any] = {}
-        self._randomness = _drawn()
+        self._random_before = _random_state()
         self._pending: list[tuple[Any, str, frozenset[str]]] = []
-        self._value(kernel, "the kernel", frozenset())
+        self._reach(kernel, "the kernel", frozenset())
         self._each(classes, "an argument", frozenset())
         while self._pending:
-            self._look_at(*self._pending.pop())
+            self._guard(*self._pending.pop())
 
     def unchanged(self) -> bool:
-        """Whether every name still stands for what it did, and every list, dict and set still holds the same."""
+        """Whether every name is bound to the same object, and every list, dict and set has the same elements."""
         for held, kept in self._names.values():
             if not all(map(operator.is_, map(held.get, kept, repeat(_ABSENT)), kept.values())):
                 return False
         return (
-            all(map(operator.is_, chain.from_iterable(map(_SAID, self._functions)), self._said))
+            all(
+                map(
+                    operator.is_,
+                    chain.from_iterable(map(_FUNCTION_PARTS, self._functions)),
+                    self._function_parts,
+                )
+            )
             and all(map(operator.is_, map(_content, self._cells), self._contents))
-            and all(_same(rows, kept) for rows, kept in self._rows)
+            and all(_same(rows, kept) for rows, kept in self._sequences)
             and all(_same(table, keys) and _same(table.values(), kept) for table, keys, kept in self._tables)
             and not any(self._empty)
         )
 
     def disturbance(self) -> str | None:
-        """What happened while the kernel ran that may not happen next time; None if nothing did."""
+        """The reason why the launch that just ran may not be replayed; None if there is none."""
         if not self.unchanged():
             return "the kernel changes what it depends on"
-        return None if self._randomness == _drawn() else "random numbers were drawn while the kernel ran"
+        return (
+            None
+            if self._random_before == _random_state()
+            else "random numbers were drawn while the kernel ran"
+        )
 
     def _first_time(self, value: Any, names: frozenset[str] = frozenset()) -> bool:
-        """Whether a value is met for the first time, by code that uses these names."""
+        """Whether a value is reached for the first time by code that uses these names."""
         key = id(value), names
         if key in self._seen:
             return False
         self._seen[key] = value  # kept, so that its id stays its own
         return True
 
-    def _value(self, value: Any, what: str, names: frozenset[str]) -> None:
-        """Watch a value that code reaches; `names` are the attributes that this code may ask it for."""
+    def _reach(self, value: Any, what: str, names: frozenset[str]) -> None:
+        """Queue a value that code reaches; `names` are the attributes that this code may read of it."""
         self._pending.append((value, what, names))
 
-    def _look_at(self, value: Any, what: str, names: frozenset[str]) -> None:
+    def _guard(self, value: Any, what: str, names: frozenset[str]) -> None:
         kind = type(value)
         if kind in _CONSTANTS or isinstance(value, _FIXED):
             return
@@ -129,7 +139,7 @@ class Guards:
         elif isinstance(value, type):
             self._class(value, what, names)
         elif kind in (list, set):
-            self._rows.append((value, tuple(value)))
+            self._sequences.append((value, tuple(value)))
             self._each(value, what, names)
         elif kind in (tuple, frozenset) or (isinstance(value, tuple) and hasattr(value, "_fields")):
             self._each(value, what, names)
@@ -143,7 +153,7 @@ class Guards:
 
     def _each(self, values: Iterable[Any], what: str, names: frozenset[str]) -> None:
         for value in values:
-            self._value(value, what, names)
+            self._reach(value, what, names)
 
     def _table(self, table: Mapping[Any, Any], what: str, names: frozenset[str]) -> None:
         kept = dict(table)
@@ -156,20 +166,20 @@ class Guards:
     def _function(self, function: types.FunctionType) -> None:
         module = function.__globals__.get("__name__")
         if _is_trusted(module):
-            if module in ("contextlib", "functools"):  # what decorates a function of someone else's
+            if module in ("contextlib", "functools"):  # a decorator around a function of another package
                 self._closure(function, frozenset())
             return
-        said, used = _used(function.__code__)
+        loaded, used = _names_of(function.__code__)
         self._functions.append(function)
-        self._said += _SAID(function)
+        self._function_parts += _FUNCTION_PARTS(function)
         what = f"a default of {function.__name__}"
         self._each((function.__defaults__, function.__kwdefaults__), what, used)
         self._table(vars(function), f"an attribute of {function.__name__}", used)
         self._closure(function, used)
-        for name in said:
+        for name in loaded:
             value = self._name(function.__globals__, name)
             if value is not _ABSENT:
-                self._value(value, f"the global {name}", used)
+                self._reach(value, f"the global {name}", used)
             elif name in _IMPURE:
                 raise NotFixed(f"{function.__name__} calls {name}")
         for name in _imported(function.__code__):
@@ -182,10 +192,10 @@ class Guards:
             self._cells.append(cell)
             self._contents.append(content)
             if content is not _ABSENT:
-                self._value(content, f"the closure of {function.__name__}", names)
+                self._reach(content, f"the closure of {function.__name__}", names)
 
     def _name(self, held: Mapping[str, Any], name: str) -> Any:
-        """What a name stands for, from now on watched."""
+        """The object that a name is bound to; from now on the binding is guarded."""
         kept = self._names.setdefault(id(held), (held, {}))[1]
         return kept.setdefault(name, held.get(name, _ABSENT))
 
@@ -195,23 +205,27 @@ class Guards:
         if module.__name__.partition(".")[0] in sys.stdlib_module_names:
             raise NotFixed(f"the module {module.__name__} may give something else at every call")
         held = vars(module)
-        reached = [name for name in held if not name.startswith("__")] if names & _BY_NAME else names
+        reached = [name for name in held if not name.startswith("__")] if names & _DYNAMIC_LOOKUPS else names
         for name in reached:
             if name in held:
-                self._value(self._name(held, name), f"{module.__name__}.{name}", names)
+                self._reach(self._name(held, name), f"{module.__name__}.{name}", names)
 
     def _class(self, cls: type, what: str, names: frozenset[str]) -> None:
         for each in cls.__mro__:
             ours = _is_trusted(each.__module__) and each.__module__ != "builtins"
-            if ours or not each.__flags__ & _MADE_WHILE_RUNNING:
+            if ours or not each.__flags__ & _HEAP_TYPE:
                 continue
             held = vars(each)
             self._tables.append((held, tuple(held), tuple(held.values())))
-            self._each((part for name, part in held.items() if name not in _NOTES), f"{each.__name__}", names)
+            self._each(
+                (part for name, part in held.items() if name not in _IGNORED_ATTRIBUTES),
+                f"{each.__name__}",
+                names,
+            )
 
 
 def _parts(value: Any, kind: type) -> tuple[Any, ...] | None:
-    """What an object that cannot change otherwise depends on; None if it may change unseen."""
+    """The parts of an immutable object that need guards; None for an object that may change unseen."""
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
     if isinstance(value, types.BuiltinFunctionType):
@@ -256,33 +270,33 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _same(values: Iterable[Any], kept: tuple[Any, ...]) -> bool:
-    """Whether these are the very objects that were kept, in their order."""
+    """Whether the values are the recorded objects, in the same order."""
     now = tuple(values)
     return len(now) == len(kept) and all(map(operator.is_, now, kept))
 
 
-def _drawn() -> tuple[Any, ...]:
-    """How far the random generators are that Python and numpy keep for everyone."""
+def _random_state() -> tuple[Any, ...]:
+    """The states of the global random generators of Python and numpy."""
     import random
 
-    name, keys, *rest = np.random.get_state()  # noqa: NPY002  the one that everyone shares
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002  the global generator
     return random.getstate(), name, bytes(np.asarray(keys)), *rest
 
 
 @lru_cache(maxsize=4096)
-def _used(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The globals that code and the functions in it name, and every name it may ask a module for."""
-    said: set[str] = set()
+def _names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The globals that code and its nested functions load, and every name that they may read of a module."""
+    loaded: set[str] = set()
     used: set[str] = set()
     for each in _nested(code):
-        said |= {i.argval for i in dis.get_instructions(each) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        loaded |= {i.argval for i in dis.get_instructions(each) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
         used |= {*each.co_names}
-    return frozenset(said), frozenset(used)
+    return frozenset(loaded), frozenset(used)
 
 
 @lru_cache(maxsize=4096)
 def _imported(code: types.CodeType) -> frozenset[str]:
-    """The modules that code and the functions in it import; a relative import has no root, and counts as none."""
+    """The modules that code and its nested functions import; a relative import counts as the module ""."""
     instructions = (i for each in _nested(code) for i in dis.get_instructions(each))
     return frozenset(i.argval for i in instructions if i.opname == "IMPORT_NAME")
 

@@ -1,4 +1,4 @@
-"""The cache key of a launch: kernel, options, and everything of its arguments but the numbers in their arrays."""
+"""The cache key of a launch: kernel, chip, options, and its arguments without the numbers in their arrays."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from simulate.run.launch import LaunchRequest
 
 
 class NotFixed(Exception):
-    """Something a kernel depends on that cannot be compared with what it was; carries the reason."""
+    """The reason why a launch cannot be replayed: a dependence of the kernel that cannot be compared later."""
 
 
 def is_constant(kind: type) -> bool:
-    """Whether objects of one of our classes are equal by value, which then never changes."""
+    """Whether objects of a class of this package are immutable and compare by value."""
     return kind.__hash__ is not None and kind.__hash__ is not object.__hash__  # type: ignore[comparison-overlap]
 
 
 class Signature:
-    """The arrays of one rank's arguments, once each and in order, and the classes that say what its objects do."""
+    """The arrays of one rank's arguments, once each and in order, and the classes of the objects among them."""
 
     def __init__(self) -> None:
         self.arrays: list[np.ndarray] = []
@@ -33,7 +33,7 @@ class Signature:
         self._places: dict[int, int] = {}
 
     def key(self, value: Any) -> Any:
-        """What of an argument decides instructions; equal keys have equal meaning, so 1, 1.0 and True have three.
+        """The part of an argument that decides instructions, as a hashable key; 1, 1.0 and True have different keys.
 
         Raises NotFixed for a value that cannot be compared.
         """
@@ -75,7 +75,7 @@ class Signature:
         return "array", place, value.shape, dtype, flags.writeable
 
     def _object(self, value: Any) -> Any:
-        """An object by what its attributes hold now; it is not replayed with arrays, which it may hand out itself."""
+        """The key of an object: its class and attributes. Raises NotFixed for one with arrays, which it may return."""
         kind = type(value)
         if not hasattr(value, "__dict__"):
             raise NotFixed(f"an argument is a {kind.__name__}")
@@ -89,9 +89,9 @@ class Signature:
 
 @dataclass(frozen=True, eq=False)
 class ReplayKey:
-    """What launches have in common that may share a program, and the arrays of one of them, in order.
+    """The cache key of a launch, with its arrays in order, one list per rank.
 
-    `classes` decide what the objects among the arguments do.
+    `classes` are those of the objects among the arguments; the guards watch them.
     """
 
     key: tuple[Any, ...]
@@ -100,7 +100,7 @@ class ReplayKey:
 
     @classmethod
     def of(cls, request: LaunchRequest, options: tuple[Any, ...]) -> ReplayKey:
-        """The key of a launch; `options` are what else decides its program. Raises NotFixed if there is no key."""
+        """The key of a launch; `options` are further parts of the key. Raises NotFixed if there is no key."""
         signatures = [Signature() for _ in request.arguments]
         if not _is_itself(request.kernel):
             raise NotFixed(f"the kernel is a {type(request.kernel).__name__}, which may change unseen")
@@ -111,8 +111,8 @@ class ReplayKey:
         key = (request.kernel, request.chip, options, parts)
         return cls(key, [own.arrays for own in signatures], classes)
 
-    def is_of(self, request: LaunchRequest, options: tuple[Any, ...]) -> bool:
-        """Whether a request still has this key."""
+    def matches(self, request: LaunchRequest, options: tuple[Any, ...]) -> bool:
+        """Whether a request has this key."""
         try:
             return ReplayKey.of(request, options).key == self.key
         except NotFixed:
@@ -120,6 +120,6 @@ class ReplayKey:
 
 
 def _is_itself(kernel: Any) -> bool:
-    """Whether a kernel that is equal does the same; equal methods and objects may do otherwise."""
+    """Whether equal kernels have equal behaviour; equal bound methods and objects may differ."""
     own = type(kernel).__module__.startswith("simulate.")
     return own or isinstance(kernel, (types.FunctionType, partial))

@@ -1,4 +1,4 @@
-"""Launches in replay mode: eager the first time, replayed after that, verified on request."""
+"""Launches in replay mode: eager the first time, replayed from then on, verified on request."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from simulate.run.target import PRECISE_VARIABLE
 
 
 def replayed(request: LaunchRequest, options: ReplayOptions, replays: ReplayCache) -> Launch:
-    """Replay a launch that was recorded before; else launch eagerly, and keep it if it can be replayed.
+    """Replay a recorded launch; without one, launch eagerly and record the launch if it can be replayed.
 
     Raises what an eager launch raises, and ReplayMismatch where replays are verified.
     """
-    decides = _decides(request, options)
+    launch_options = _launch_options(request, options)
     try:
         if request.logical_core_size != 1:
             raise NotFixed("a logical core of several physical cores")
-        key = ReplayKey.of(request, decides)
+        key = ReplayKey.of(request, launch_options)
     except NotFixed as error:
         return _eager(request, replays, str(error))
     with replays.session():
         found = replays.find(key.key)
-        if found is not None and not found[1].ranks_share(key.arrays):
+        if found is not None and not found[1].ranks_alias(key.arrays):
             return _again(request, key, *found, options, replays)
     if found is not None:
-        replays.pass_by("ranks share memory that one of them writes")
+        replays.count_unused("ranks share memory that one of them writes")
         return _eager(request, replays)
     try:
         guards = Guards(request.kernel, key.classes)
@@ -51,7 +51,7 @@ def replayed(request: LaunchRequest, options: ReplayOptions, replays: ReplayCach
         return _eager(request, replays, str(error))
     done = _eager(request, replays)
     reason = why_not_replayed(done) or guards.disturbance()
-    if reason is None and not key.is_of(request, decides):
+    if reason is None and not key.matches(request, launch_options):
         reason = "the kernel changes its arguments"
     if reason is None:
         replays.keep(key.key, guards, replace(done, outputs=[]), options.speed)
@@ -61,20 +61,20 @@ def replayed(request: LaunchRequest, options: ReplayOptions, replays: ReplayCach
 
 
 def why_not_replayed(launch: Launch) -> str | None:
-    """Why an eager launch cannot be run again on other arrays; None if it can."""
+    """The reason why a launch cannot be replayed on other arrays; None if it can."""
     if launch.mode is not Mode.eager:
-        return f"a launch in mode {launch.mode.value} has no values to repeat"
+        return f"a launch in mode {launch.mode.value} has no values"
     for stream in launch.streams:
         if any(constant.from_file for constant in stream.constants.values()):
             return "a constant is read from a file"
         if stream.depends_on_data is not None:
             return stream.depends_on_data
     if launch.reads_values:
-        return "the kernel looks at values"
+        return "the kernel's Python reads values"
     if launch.warnings:
         return "the launch has warnings"
     if any(interface.converts for interface in launch.interfaces):
-        return "an argument is held in another dtype"
+        return "an argument is stored in another dtype"
     for interface, stream in zip(launch.interfaces, launch.streams):
         for value in leaves(interface.returned):
             if not (value is None or isinstance(value, (Result, bool, int, float, str))):
@@ -84,16 +84,16 @@ def why_not_replayed(launch: Launch) -> str | None:
     return None
 
 
-def _decides(request: LaunchRequest, options: ReplayOptions) -> tuple[Any, ...]:
-    """What decides a program besides kernel, chip and arguments."""
+def _launch_options(request: LaunchRequest, options: ReplayOptions) -> tuple[Any, ...]:
+    """The parts of the cache key besides kernel, chip and arguments."""
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
-    elsewhere = request.elsewhere
-    world = (0, len(request.arguments)) if elsewhere is None else (elsewhere.rank, elsewhere.ranks)
+    peers = request.peers
+    world = (0, len(request.arguments)) if peers is None else (peers.rank, peers.ranks)
     return (*world, precise, options.speed)
 
 
 def _eager(request: LaunchRequest, replays: ReplayCache, reason: str | None = None) -> Launch:
-    """An eager launch; with a reason, one that can never be replayed."""
+    """Launch eagerly; with a reason, count the launch as refused."""
     if reason is not None:
         replays.report.refuse(reason)
     with replays.report.timed("eager"):
@@ -111,7 +111,7 @@ def _again(
     if options.verify:
         outputs = _verified(request, key.arrays, program, options, replays)
     else:
-        outputs = replays.run(program, key.arrays, options.exact, request.elsewhere)
+        outputs = replays.run(program, key.arrays, options.exact, request.peers)
     done = known.repeated(outputs)
     for observer in request.observers:
         observer.ended(done, ())
@@ -125,13 +125,13 @@ def _verified(
     options: ReplayOptions,
     replays: ReplayCache,
 ) -> list[Any]:
-    """Replay, launch eagerly on copies as well, and raise ReplayMismatch where the two differ."""
+    """Replay, launch eagerly on copies as well, and raise ReplayMismatch where the values differ."""
     before, held = copied(arrays), copied(arrays)
     given = [
         (in_place_of(arrays, held, args), in_place_of(arrays, held, kw)) for args, kw in request.arguments
     ]
     eager = execute_launch(replace(request, arguments=given, mode=Mode.eager, observers=()))
-    outputs = replays.run(program, arrays, options.exact, request.elsewhere)
+    outputs = replays.run(program, arrays, options.exact, request.peers)
     wanted, got = Outcome(eager.outputs, held), Outcome(outputs, arrays)
     if options.exact:
         compare_exactly(eager.kernel, got, wanted)
@@ -139,9 +139,9 @@ def _verified(
 
         def disturbed(seed: int) -> Outcome:
             own = copied(before)
-            runs = program.run(own, elsewhere=request.elsewhere, disturbance=disturbance(seed))
+            runs = program.run(own, peers=request.peers, disturbance=disturbance(seed))
             return Outcome(runs, own)
 
-        compare_within_bound(eager.kernel, got, wanted, disturbed, alone=request.elsewhere is None)
+        compare_within_bound(eager.kernel, got, wanted, disturbed, single_process=request.peers is None)
     replays.report.verified += 1
     return outputs

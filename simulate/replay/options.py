@@ -1,4 +1,4 @@
-"""How replayed launches run: exactly as recorded or rewritten, verified or trusted, with numpy alone or with torch."""
+"""The switches of replay: exact or rewritten, verified or not, with numpy alone or with torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ VERIFY_VARIABLE = "NKW_VERIFY_REPLAY"
 class ReplayOptions:
     """Switches of replay; `from_environment` gives the defaults.
 
-    exact: replay instruction by instruction, for the bytes of an eager launch. Otherwise programs are rewritten, and
-    the float32 sums of matrix products may be taken in another order.
+    exact: replay instruction by instruction, for the bytes of an eager launch. Otherwise programs are rewritten, which
+    may change the order of the float32 sums of matmuls.
     verify: launch eagerly as well, every time, and raise ReplayMismatch where a replay differs.
-    speed: multiply bfloat16 matrices with the CPU's bfloat16 instructions, if torch is installed, which brings them.
+    speed: multiply bfloat16 matrices with the CPU's bfloat16 instructions, through torch if it is installed.
     """
 
     exact: bool = False
@@ -26,7 +26,7 @@ class ReplayOptions:
 
     @classmethod
     def from_environment(cls) -> ReplayOptions:
-        """NKW_EXACT_REPLAY=1, NKW_VERIFY_REPLAY=1 and NKW_SPEED=torch switch on; raises InvalidArgument."""
+        """The options that NKW_EXACT_REPLAY, NKW_VERIFY_REPLAY and NKW_SPEED set. Raises InvalidArgument."""
         from simulate.replay.fusion import speed  # fusion is loaded when something is replayed
 
         return cls(flag(EXACT_VARIABLE), flag(VERIFY_VARIABLE), speed.wanted())

@@ -1,4 +1,4 @@
-"""A program: the instructions of a launch, run again on other arrays exactly as recorded, or rewritten to be faster."""
+"""A program: the instructions of a launch, run on other arrays exactly as recorded, or rewritten to be faster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulate.errors import NkwError
 from simulate.isa.plan import Domain, Plan, State
 from simulate.memory import NkiTensor, Storage
 from simulate.replay.arena import Arena, Tiles
-from simulate.replay.rendezvous import hold
+from simulate.replay.rendezvous import complete_rendezvous
 from simulate.run.arguments import like
 from simulate.run.execute import accumulated, operands_of, put, put_all, repeat
 from simulate.run.launch import Launch, Result
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from simulate.replay.fusion import Fused
 
 Recorded = list[tuple[Plan, Any, bool]]
-"""Plans in program order, to which PSUM elements a matmul was added, and whether a result was written in part."""
+"""Per instruction, in program order: plan, accumulate mask (see `repeat`), whether a result was written in part."""
 
 Disturbance = Callable[[Plan, list[Any], np.ndarray], np.ndarray]
 
 
 class _External:
-    """Storage in HBM with every view that the plans take of it.
+    """A storage in HBM with every view that the plans take of it.
 
-    That of an argument or a result has other bytes in every launch; one of the kernel's own keeps its bytes.
+    An argument or a result has other bytes in every launch; a tensor of the kernel's own keeps its bytes.
     """
 
     def __init__(self, storage: Storage, views: list[NkiTensor]) -> None:
         self.storage = storage
         self.views = views
-        self._seen: np.ndarray | None = None
+        self._shown: np.ndarray | None = None
 
     def bind(self, data: np.ndarray) -> None:
-        """Let the storage's bytes be those of `data`."""
+        """Bind the storage to the bytes of `data`."""
         storage = self.storage
         if storage.host is data:
             return
@@ -48,34 +48,34 @@ class _External:
         storage.float_views.clear()
 
     def allocate(self) -> None:
-        """Make bytes for a tensor of the kernel's own, at the first exact replay."""
+        """Allocate a tensor of the kernel's own, at the first exact replay."""
         if self.storage.array is NO_BYTES:
             self.storage.array = np.empty(self.storage.nbytes, np.uint8)
 
     def release(self) -> None:
-        """Hold no array of a launch until the next one."""
-        self.storage.host = self._seen = None
+        """Drop the array of the last launch."""
+        self.storage.host = self._shown = None
         self.storage.array = NO_BYTES
         self.storage.float_views.clear()
         for view in self.views:
             view.forget_array()
 
     def finish(self) -> None:
-        """Let an array of bool hold 0 and 1, as it does after an eager launch; a tile of bool_ may hold any byte."""
+        """Normalise an array of bool to 0 and 1, as an eager launch does; a tile of bool_ may have any byte."""
         host = self.storage.host
         if host is not None and host.dtype == bool:
             np.not_equal(host.view(np.uint8), 0, out=host)
 
     def show(self) -> None:
-        """Let the plans' views show the bytes that the storage has now."""
-        if self._seen is not self.storage.array:
-            self._seen = self.storage.array
+        """Drop the views' arrays if the storage has other bytes now."""
+        if self._shown is not self.storage.array:
+            self._shown = self.storage.array
             for view in self.views:
                 view.forget_array()
 
 
 class ProgramMemory:
-    """The host memory that programs share: `tiles` of exact replays, `buffers` of rewritten programs."""
+    """The host memory that programs share: `tiles` for exact replays, `buffers` for rewritten programs."""
 
     def __init__(self) -> None:
         self.tiles = Arena()
@@ -83,13 +83,13 @@ class ProgramMemory:
 
 
 class Program:
-    """The instructions of every rank of one eager launch, and how its arguments and results hang on them.
+    """The instructions of every rank of one eager launch, bound to its arguments and results.
 
-    Ranks have one physical core each. Programs that share `memory` run one at a time.
+    Every rank has one physical core. Programs that share `memory` run one at a time.
     """
 
     def __init__(
-        self, launch: Launch, narrow_products: bool = False, memory: ProgramMemory | None = None
+        self, launch: Launch, narrow_matmuls: bool = False, memory: ProgramMemory | None = None
     ) -> None:
         made = Rebuilt(launch.streams)
         ranks = [stream.rank for stream in launch.streams]
@@ -101,68 +101,72 @@ class Program:
             for stream, plans in zip(launch.streams, made.plans)
         ]
         self._returned = [_tensors(each.returned, rank, made) for each, rank in zip(launch.interfaces, ranks)]
-        self._given = [
+        self._input_storages = [
             [made.storage(rank, serial) for serial in each.inputs]
             for each, rank in zip(launch.interfaces, ranks)
         ]
         key_of = {id(storage): key for key, storage in made.storages.items()}
-        given = {id(storage) for rank in self._given for storage in rank}
+        given = {id(storage) for rank in self._input_storages for storage in rank}
         external: dict[int, _External] = {}
-        for storage in (s for rank in (*self._given, *map(storages_of, self._returned)) for s in rank):
+        for storage in (
+            s for rank in (*self._input_storages, *map(storages_of, self._returned)) for s in rank
+        ):
             if id(storage) not in external:
                 external[id(storage)] = _External(storage, made.views[key_of[id(storage)]])
-        self._inside = [
+        self._private = [
             _External(storage, made.views[key])
             for key, storage in made.storages.items()
             if not storage.buffer.on_chip and id(storage) not in external
         ]
-        self._inputs = [[external[id(storage)] for storage in rank] for rank in self._given]
+        self._inputs = [[external[id(storage)] for storage in rank] for rank in self._input_storages]
         self._results = [each for key, each in external.items() if key not in given]
         self._external = list(external.values())
         self._tiles = Tiles(made.plans)
         self._written = {id(tile.storage) for plans in made.plans for plan in plans for tile in plan.writes}
-        self._narrow_products = narrow_products
+        self._narrow_matmuls = narrow_matmuls
         self._memory = memory or ProgramMemory()
         self.fused: Fused | None = None
-        self.not_fused: str | None = None
+        self.why_not_fused: str | None = None
         self.was_interrupted = False
 
     @property
     def was_rewritten(self) -> bool:
         """Whether `rewrite` was called."""
-        return self.fused is not None or self.not_fused is not None
+        return self.fused is not None or self.why_not_fused is not None
 
     def rewrite(self) -> None:
-        """Make the rewritten program, `fused`; where there is none, `not_fused` says why."""
+        """Make the rewritten program, `fused`, or set `why_not_fused` to the reason why there is none."""
         from simulate.replay.fusion import Fused, NotFused  # most processes replay nothing
 
-        constants = [own.storage for own in self._inside if own.storage.host is not None]
-        outside = [
+        constants = [own.storage for own in self._private if own.storage.host is not None]
+        external = [
             [*given, *constants, *(s for s in storages_of(value) if all(s is not each for each in given))]
-            for given, value in zip(self._given, self._returned)
+            for given, value in zip(self._input_storages, self._returned)
         ]
         try:
-            self.fused = Fused(self._plans, outside, self._given, self._memory.buffers, self._narrow_products)
+            self.fused = Fused(
+                self._plans, external, self._input_storages, self._memory.buffers, self._narrow_matmuls
+            )
         except NotFused as reason:
-            self.not_fused = str(reason)
+            self.why_not_fused = str(reason)
 
     def run(
         self,
         arrays: Sequence[Sequence[np.ndarray]],
         exact: bool = False,
-        elsewhere: Processes | None = None,
+        peers: Processes | None = None,
         disturbance: Disturbance | None = None,
     ) -> list[Any]:
-        """Carry out the plans on `arrays`, one list per rank in the order of recording; returns each rank's output.
+        """Run the program on `arrays`, one list per rank in the order of recording; returns each rank's output.
 
-        With `exact`, before `rewrite`, and where arrays overlap that the program writes, the plans run one by one as
-        recorded; a `disturbance` may then change the products of matmuls. With `elsewhere`, the only rank here meets
-        those of other processes. Raises NkwError for a run-time index that does not exist; `was_interrupted` tells
-        whether anything else has ended the last run before its end.
+        The plans run one by one as recorded with `exact`, before `rewrite`, with a `disturbance` of the products of
+        matmuls, and where the program writes an array that overlaps another. With `peers`, this process has one rank;
+        `peers` are the processes of the others. Raises NkwError for a run-time index out of bounds; another exception
+        leaves `was_interrupted` set.
         """
         self.was_interrupted = True
         try:
-            outputs = self._run(arrays, exact, elsewhere, disturbance)
+            outputs = self._run(arrays, exact, peers, disturbance)
         except NkwError:
             self.was_interrupted = False
             raise
@@ -173,7 +177,7 @@ class Program:
         self,
         arrays: Sequence[Sequence[np.ndarray]],
         exact: bool,
-        elsewhere: Processes | None,
+        peers: Processes | None,
         disturbance: Disturbance | None,
     ) -> list[Any]:
         for inputs, given in zip(self._inputs, arrays):
@@ -186,34 +190,34 @@ class Program:
         with np.errstate(all="ignore"):
             if fused is not None:
                 self._tiles.unbind()
-                fused.run(elsewhere)
+                fused.run(peers)
             else:
-                for own in self._inside:
+                for own in self._private:
                     own.allocate()
-                for external in (*self._external, *self._inside):
+                for external in (*self._external, *self._private):
                     external.show()
                 self._tiles.bind(self._memory.tiles)
                 try:
-                    self._execute(elsewhere, disturbance)
+                    self._execute(peers, disturbance)
                 finally:
                     self._tiles.drop_conversions()
         for inputs in self._inputs:
             for external in inputs:
                 if id(external.storage) in self._written:
                     external.finish()
-        return [_given_back(value) for value in self._returned]
+        return [_to_output(value) for value in self._returned]
 
     def release(self) -> None:
-        """Hold no arguments and results of the last launch any more."""
+        """Drop the arguments and results of the last launch."""
         for external in self._external:
             external.release()
         if self.fused is not None:
             self.fused.release()
 
-    def ranks_share(self, arrays: Sequence[Sequence[np.ndarray]]) -> bool:
-        """Whether a rank writes to memory of another one's arrays, so that the turns of ranks decide what is there.
+    def ranks_alias(self, arrays: Sequence[Sequence[np.ndarray]]) -> bool:
+        """Whether a rank writes to memory of another rank's arrays, so that values depend on the order of the ranks.
 
-        Ranks take turns at their rendezvous in the order of arrival, which a program does not keep.
+        The core scheduler runs ranks in an order that a program does not keep.
         """
         return any(
             one != other and any(np.may_share_memory(array, each) for each in arrays[other])
@@ -236,7 +240,7 @@ class Program:
                         return True
         return False
 
-    def _execute(self, elsewhere: Processes | None, disturbance: Disturbance | None) -> None:
+    def _execute(self, peers: Processes | None, disturbance: Disturbance | None) -> None:
         ranks = [_Run(recorded, disturbance) for recorded in self._plans]
         while True:
             waiting = {
@@ -244,12 +248,12 @@ class Program:
             }
             if not waiting:
                 return
-            for number, results in hold(waiting, elsewhere).items():
+            for number, results in complete_rendezvous(waiting, peers).items():
                 ranks[number].leave(results)
 
 
 class _Run:
-    """One rank on its way through its plans."""
+    """One rank's exact replay, from rendezvous to rendezvous."""
 
     def __init__(self, recorded: Recorded, disturbance: Disturbance | None) -> None:
         self._recorded = recorded
@@ -260,29 +264,29 @@ class _Run:
         self.rendezvous: Any = None
 
     def to_rendezvous(self) -> bool:
-        """Run up to the next rendezvous, or to the end; tells whether there is one."""
+        """Run up to the next rendezvous, or to the end; returns whether there is one."""
         recorded = self._recorded
         for position in range(self._next, len(recorded)):
-            plan, keeps, _ = recorded[position]
+            plan, accumulate_mask, _ = recorded[position]
             if plan.rendezvous is not None:
                 self._next, self.operands, self.rendezvous = position, operands_of(plan), plan.rendezvous
                 return True
-            if self._disturbance is not None and keeps is not None and len(plan.reads) == 2:
-                self._disturbed(plan, keeps, self._disturbance)
+            if self._disturbance is not None and accumulate_mask is not None and len(plan.reads) == 2:
+                self._disturbed(plan, accumulate_mask, self._disturbance)
             else:
-                repeat(plan, keeps, self._state, 128)
+                repeat(plan, accumulate_mask, self._state, 128)
         self._next = len(recorded)
         return False
 
     @staticmethod
-    def _disturbed(plan: Plan, keeps: Any, disturbance: Disturbance) -> None:
-        """Carry out a matmul with its product moved."""
+    def _disturbed(plan: Plan, accumulate_mask: Any, disturbance: Disturbance) -> None:
+        """Run a matmul with a disturbed product."""
         operands, tile = operands_of(plan), plan.writes[0]
         product = disturbance(plan, operands, plan.compute(*operands)[0])
-        put(tile, accumulated(tile, product, keeps), plan.domain is Domain.float32, False)
+        put(tile, accumulated(tile, product, accumulate_mask), plan.domain is Domain.float32, False)
 
     def leave(self, results: Sequence[Any]) -> None:
-        """Write what the rendezvous gave this rank, and go on after it."""
+        """Write this rank's results of the rendezvous, and step past it."""
         put_all(self._recorded[self._next][0], results)
         self._next += 1
 
@@ -298,8 +302,8 @@ def storages_of(value: Any) -> list[Storage]:
     return []
 
 
-def _given_back(value: Any) -> Any:
-    """What the caller gets for what the kernel returned."""
+def _to_output(value: Any) -> Any:
+    """The value that the kernel returned, with arrays in place of its tensors."""
     if isinstance(value, NkiTensor):
         host = value.storage.host
         if value.whole and host is not None and host.shape == value.shape:
@@ -308,14 +312,14 @@ def _given_back(value: Any) -> Any:
         array = value.array
         return array.astype(bool) if value.dtype == "bool_" else array
     if isinstance(value, (tuple, list)):
-        return like(value, [_given_back(part) for part in value])
+        return like(value, [_to_output(part) for part in value])
     if isinstance(value, dict):
-        return {key: _given_back(part) for key, part in value.items()}
+        return {key: _to_output(part) for key, part in value.items()}
     return value
 
 
 def _tensors(value: Any, rank: int, made: Rebuilt) -> Any:
-    """What a kernel returned with a tensor for every Result."""
+    """The value that the kernel returned, with tensors in place of its Results."""
     if isinstance(value, Result):
         return made.tensor(rank, value.serial, value.layout)
     if isinstance(value, (tuple, list)):

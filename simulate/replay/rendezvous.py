@@ -1,4 +1,4 @@
-"""Rendezvous of replayed ranks, which are here or in other processes."""
+"""Rendezvous of replayed ranks, in this process or with ranks in other processes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from simulate.run.scheduler import check_agreement
 _REPLAYED = Location("", 0, "a replayed launch")
 
 
-def hold(
-    waiting: Mapping[int, tuple[Rendezvous, list[Any]]], elsewhere: Processes | None
+def complete_rendezvous(
+    waiting: Mapping[int, tuple[Rendezvous, list[Any]]], peers: Processes | None
 ) -> dict[int, list[Any]]:
-    """What the rendezvous of ranks that wait, with their operands, give each member; some may wait for others yet."""
+    """The results, by rank, of every rendezvous that is complete; `waiting` has the rendezvous and operands by rank."""
     given: dict[int, list[Any]] = {}
     for number, (rendezvous, operands) in waiting.items():
         if number in given:
             continue
-        if elsewhere is not None and rendezvous.by_rank and len(rendezvous.members) > 1:
-            given[number] = _met_elsewhere(elsewhere, rendezvous, operands)
+        if peers is not None and rendezvous.by_rank and len(rendezvous.members) > 1:
+            given[number] = _complete_with_peers(peers, rendezvous, operands)
             continue
         if len(rendezvous.members) == 1:
             given[number] = rendezvous.exchange([operands])[0]
@@ -37,10 +37,10 @@ def hold(
     return given
 
 
-def _met_elsewhere(elsewhere: Processes, rendezvous: Rendezvous, operands: list[Any]) -> list[Any]:
-    """What the rendezvous of this process's rank with those of other processes gives it. Raises RendezvousMismatch."""
+def _complete_with_peers(peers: Processes, rendezvous: Rendezvous, operands: list[Any]) -> list[Any]:
+    """The results of this process's rank in a rendezvous with ranks of other processes. Raises RendezvousMismatch."""
     place = (True, 0, rendezvous.place)  # as `issue` names it for the only core of a rank
-    _, arrived = elsewhere.wait([elsewhere.post(replace(rendezvous, place=place), operands, _REPLAYED)])
-    check_agreement(rendezvous.members, arrived)  # another rank may not be replaying what this one does
+    _, arrived = peers.wait([peers.post(replace(rendezvous, place=place), operands, _REPLAYED)])
+    check_agreement(rendezvous.members, arrived)  # another rank may replay another program
     results = rendezvous.exchange([given for _, given, _ in arrived])
-    return results[rendezvous.members.index(elsewhere.rank)]
+    return results[rendezvous.members.index(peers.rank)]

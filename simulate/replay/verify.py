@@ -1,13 +1,13 @@
-"""Whether a replay gave what an eager launch gives, and by how much it may differ.
+"""Verification: a replay is compared with an eager launch, within a bound for reordered float32 sums.
 
-A rewritten program takes the float32 sums of matrix products in another order. A sum of n products in any order is
-within gamma = n * 2**-24 / (1 - n * 2**-24) of the true one, times the sum of the magnitudes of its terms (Higham,
-Accuracy and Stability of Numerical Algorithms, section 3.1); two orders differ by twice that at most. What such
-differences become on their way through the rest of the kernel is found by making them: the recorded program runs with
-every product moved by the whole of that difference, up or down at random. A replay may be as far from the eager
-launch as these runs are at their farthest place, and by one last place of the output's dtype for its own rounding.
-Infinities, NaN and the elements of an output of integers have to be the same, unless those runs change them too: a
-product whose terms come near the largest float32 is infinite in one of them and undefined in the other.
+A rewritten program takes the float32 sums of matmuls in another order. A sum of n products in any order is within
+gamma = n * 2**-24 / (1 - n * 2**-24) of the true sum, times the sum of the magnitudes of its terms (Higham, Accuracy
+and Stability of Numerical Algorithms, section 3.1). Two orders differ by at most twice that.
+
+The effect of such differences on the outputs is measured: the recorded program runs again with every product moved by
+the whole difference, up or down at random. A replay may differ from the eager launch by the largest difference of
+these runs, and by one last place of the output's dtype for its own rounding. Infinities, NaN and integers have to be
+equal, unless those runs change them too: near the largest float32, a product is infinite in one run and NaN in another.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from simulate.run.arguments import like
 _UNIT = 2.0**-24  # half the distance from 1 to the next float32
 _RUNS = 2
 _NEAR_OVERFLOW = np.float32(2.0**120)
-"""From here on the order may decide whether a sum overflows, also one of up to 256 products in PSUM."""
+"""From this magnitude on the order may decide whether a sum overflows, also a sum of up to 256 products in PSUM."""
 
 
 class ReplayMismatch(NkwError):
-    """A replayed launch gave other values than an eager one."""
+    """The values of a replay differ from those of an eager launch."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a launch returned and what it left in its arguments, rank by rank."""
+    """The outputs of a launch and its array arguments afterwards, rank by rank."""
 
     outputs: Sequence[Any]
     arrays: Sequence[Sequence[np.ndarray]]
 
     def named(self) -> list[tuple[str, np.ndarray]]:
-        """Every array under the name that an error gives it."""
+        """Every array with its name in error messages."""
         found: list[tuple[str, np.ndarray]] = []
         for rank, (output, arrays) in enumerate(zip(self.outputs, self.arrays)):
             of_rank = f" of rank {rank}" if len(self.outputs) > 1 else ""
@@ -51,7 +51,7 @@ class Outcome:
 
 
 def compare_exactly(kernel: str, replayed: Outcome, eager: Outcome) -> None:
-    """Raise ReplayMismatch unless all bytes are the same."""
+    """Raise ReplayMismatch unless all bytes are equal."""
     for (name, got), (_, wanted) in zip(replayed.named(), eager.named()):
         if got.tobytes() != wanted.tobytes():
             different = np.ascontiguousarray(got).reshape(-1).view(np.uint8).reshape(got.size, -1)
@@ -68,16 +68,16 @@ def compare_within_bound(
     replayed: Outcome,
     eager: Outcome,
     disturbed: Callable[[int], Outcome],
-    alone: bool = True,
+    single_process: bool = True,
 ) -> None:
-    """Raise ReplayMismatch where a replay is farther from the eager launch than reordered sums explain.
+    """Raise ReplayMismatch where a replay differs from the eager launch by more than reordered sums explain.
 
-    `disturbed` runs the recorded program with the disturbance of a seed. Unless this process is alone, it does so in
-    every case, because those of other processes meet it.
+    `disturbed` runs the recorded program with the disturbance of a seed. Without `single_process` it always runs,
+    because the ranks of other processes wait for it in their rendezvous.
     """
     names = [name for name, _ in eager.named()]
     got, wanted = ([array for _, array in each.named()] for each in (replayed, eager))
-    if alone and all(a.tobytes() == b.tobytes() for a, b in zip(got, wanted)):
+    if single_process and all(a.tobytes() == b.tobytes() for a, b in zip(got, wanted)):
         return
     moved = [[array for _, array in disturbed(seed).named()] for seed in range(_RUNS)]
     for place, name in enumerate(names):
@@ -112,25 +112,25 @@ def _compare(kernel: str, name: str, got: np.ndarray, wanted: np.ndarray, moved:
         raise ReplayMismatch(
             "NKW-REPLAY-MISMATCH",
             f"{kernel}: {name} differs from the eager launch in {beyond} of {got.size} elements by more than "
-            f"{bound:.3g}, which reordered sums explain; at {tuple(int(i) for i in worst)} {wide[0][worst]:.9g} for "
-            f"{wide[1][worst]:.9g}",
+            f"the {bound:.3g} that reordered sums explain; at {tuple(int(i) for i in worst)} the replay has "
+            f"{wide[0][worst]:.9g}, the eager launch {wide[1][worst]:.9g}",
         )
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Where two arrays are equal, NaN equal to NaN."""
+    """A mask of the elements that are equal in two arrays; NaN equals NaN."""
     same: np.ndarray = (one == other) | (np.isnan(one) & np.isnan(other))
     return same
 
 
 def disturbance(seed: int) -> Callable[[Plan, list[Any], np.ndarray], np.ndarray]:
-    """A function that moves a matmul's product by as much as two orders of its sums may differ, up or down."""
+    """A function that changes a matmul's product by the largest difference of two summation orders, up or down."""
     generator = np.random.default_rng(seed)
 
     def disturb(plan: Plan, operands: list[Any], product: np.ndarray) -> np.ndarray:
         terms = operands[0].size // max(1, product.shape[0])
         gamma = terms * _UNIT / (1 - terms * _UNIT)
-        # An infinite or undefined term makes a sum what it is in any order, unless the others overflow.
+        # An infinite or NaN term decides the sum in any order, unless the other terms overflow.
         finite = [np.where(np.isfinite(each), np.abs(each), np.float32(0)) for each in operands]
         magnitude = plan.compute(*finite)[0]
         signs = generator.choice(np.array([-2, 2], np.float32), product.shape)
@@ -152,7 +152,7 @@ def last_place(dtype: np.dtype[Any], magnitude: float) -> float:
 
 
 def copied(arrays: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
-    """Copies of the arrays of every rank, one for each array; those of arrays that share memory share it as well."""
+    """Copies of the arrays of every rank; the copies of arrays that share memory share memory as well."""
     given = {id(array): array for rank in arrays for array in rank}
     made: dict[int, np.ndarray] = {}
     block: list[np.ndarray] = []
@@ -174,7 +174,7 @@ def _address(array: np.ndarray) -> int:
 
 
 def _copy_of_block(block: Sequence[np.ndarray], end: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Copies of contiguous arrays that lie over each other between the first one's address and `end`."""
+    """Copies of contiguous arrays that overlap between the first one's address and `end`."""
     start = _address(block[0])
     held = np.empty(end - start, np.uint8)
     for array in block:

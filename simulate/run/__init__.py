@@ -1,4 +1,4 @@
-"""Running kernels: issue, execution, stream, core scheduler, rendezvous, launch."""
+"""Running kernels: launch, issue, execution, stream, core scheduler, rendezvous."""
 
 from simulate.run.launch import Launch, recorded
 from simulate.run.machine import Mode, current_core

@@ -1,4 +1,4 @@
-"""`nl.affine_range`: a range whose iterations the stream notes, since the kernel calls them independent."""
+"""`nl.affine_range`: a range whose iterations the stream records, because the kernel declares them independent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def independent(values: Sequence[int]) -> Iterator[int]:
 
 
 class AffineRange(Sequence[int]):
-    """What `range` gives, whose iterations are marked."""
+    """A range whose iterations the stream records."""
 
     def __init__(self, *bounds: int) -> None:
         self._range = range(*bounds)

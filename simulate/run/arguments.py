@@ -1,4 +1,4 @@
-"""Kernel arguments and results: numpy arrays and torch tensors become HBM tensors without a copy, and come back."""
+"""Kernel arguments and results: numpy arrays and torch tensors become HBM tensors without a copy, and back."""
 
 from __future__ import annotations
 
@@ -25,35 +25,38 @@ _TORCH_AS_BITS["torch.float8_e4m3fn"] = ("uint8", ml_dtypes.float8_e4m3fn)
 
 
 class Arguments:
-    """Turns the arguments of one rank into tensors, and what the kernel returns into arrays.
+    """Converts the arguments of one rank to tensors, and the kernel's return value to arrays.
 
-    Arrays are used in place, so what the kernel writes to an input is seen by the caller; one that is not
-    contiguous is copied and written back by `finish`.
+    Tensors share the memory of arrays, so the caller sees writes of the kernel. An array that is not contiguous or is
+    stored in another dtype is copied; `write_back` updates it.
     """
 
-    def __init__(self, rank: Rank, stored: Callable[[DType], DType], dry: bool) -> None:
+    def __init__(self, rank: Rank, storage_dtype: Callable[[DType], DType], dry: bool) -> None:
         self._rank = rank
-        self._stored = stored
+        self._storage_dtype = storage_dtype
         self._dry = dry
         self._tensors: dict[int, tuple[Any, NkiTensor]] = {}
         self._copies: list[tuple[np.ndarray, np.ndarray, DType]] = []
         self.torch_seen = False
 
-    def take(self, value: Any, name: str = "") -> Any:
-        """A kernel argument with every array in it replaced by an HBM tensor; other values pass unchanged."""
+    def to_tensors(self, value: Any, name: str = "") -> Any:
+        """A kernel argument with an HBM tensor for every array in it; other values stay as they are.
+
+        Raises InvalidArgument for an array without elements or of a dtype that the chip does not have.
+        """
         if isinstance(value, np.ndarray):
             return self._tensor(value, value, name)
         if _is_torch(value):
             self.torch_seen = True
             return self._tensor(value, _torch_to_numpy(value), name)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            parts = [self.take(part, f"{name}.{key}") for key, part in zip(value._fields, value)]
+            parts = [self.to_tensors(part, f"{name}.{key}") for key, part in zip(value._fields, value)]
             return value if _same(parts, value) else like(value, parts)
         if isinstance(value, (tuple, list)):
-            parts = [self.take(part, f"{name}[{i}]") for i, part in enumerate(value)]
+            parts = [self.to_tensors(part, f"{name}[{i}]") for i, part in enumerate(value)]
             return value if _same(parts, value) else like(value, parts)
         if isinstance(value, dict):
-            named = {key: self.take(part, f"{name}[{key!r}]") for key, part in value.items()}
+            named = {key: self.to_tensors(part, f"{name}[{key!r}]") for key, part in value.items()}
             return value if _same(named.values(), value.values()) else named
         plain = isinstance(value, NKIObject) and not isinstance(value, NkiTensor)
         if plain or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
@@ -61,13 +64,13 @@ class Arguments:
         return value
 
     def _object(self, value: Any, name: str) -> Any:
-        """A parameter object: a copy with tensors for arrays, by its dictionary, as the language guide has it."""
+        """An object among the arguments: a copy whose attributes have tensors for arrays, as in the language guide."""
         had = getattr(value, "__dict__", {})
-        taken = {key: self.take(part, f"{name}.{key}") for key, part in had.items()}
-        if _same(taken.values(), had.values()):
+        rank_runs = {key: self.to_tensors(part, f"{name}.{key}") for key, part in had.items()}
+        if _same(rank_runs.values(), had.values()):
             return value
         twin = copy.copy(value)
-        twin.__dict__.update(taken)
+        twin.__dict__.update(rank_runs)
         return twin
 
     def _tensor(self, key: Any, array: np.ndarray, name: str) -> NkiTensor:
@@ -83,7 +86,7 @@ class Arguments:
                 "NKW-SHAPE", f"argument {name or '?'} of shape {array.shape} has no elements"
             )
         shape = array.shape or (1,)
-        dtype = self._stored(given)
+        dtype = self._storage_dtype(given)
         if self._dry:
             held = np.empty(0, np.uint8)
         elif dtype.storage != array.dtype or not array.flags.c_contiguous:
@@ -99,21 +102,24 @@ class Arguments:
         self._tensors[id(key)] = (key, tensor)
         return tensor
 
-    def give(self, value: Any) -> Any:
-        """What a kernel returned with every tensor replaced by an array (or a torch tensor, if torch came in)."""
+    def to_arrays(self, value: Any) -> Any:
+        """A kernel's return value with an array for every tensor; a torch tensor if an argument was one.
+
+        Raises RuleViolation for a tensor on chip and for one that was never written.
+        """
         if isinstance(value, NkiTensor):
             array = self._array(value)
             return _numpy_to_torch(array) if self.torch_seen else array
         if isinstance(value, (tuple, list)):
-            return like(value, [self.give(part) for part in value])
+            return like(value, [self.to_arrays(part) for part in value])
         if isinstance(value, dict):
-            return {key: self.give(part) for key, part in value.items()}
+            return {key: self.to_arrays(part) for key, part in value.items()}
         return value
 
     def _array(self, tensor: NkiTensor) -> np.ndarray:
         _checked(output_in_hbm, tensor)
         if self._dry:
-            zeros = np.zeros((), _element(tensor.dtype))  # one element seen as many: there are no values
+            zeros = np.zeros((), _element(tensor.dtype))  # one element, broadcast: a dry launch has no values
             return (
                 np.zeros(tensor.shape, zeros.dtype)
                 if self.torch_seen
@@ -142,22 +148,22 @@ class Arguments:
 
     @property
     def converts(self) -> bool:
-        """Whether an array is held with elements of another size, which another launch's array would not have."""
+        """Whether an array is stored with elements of another size, so that a replay could not bind another array."""
         return any(array.dtype.itemsize != held.dtype.itemsize for array, held, _ in self._copies)
 
     def storages(self) -> list[Storage]:
-        """The storage of every array, in the order in which the arguments name them."""
+        """The storages of the arrays, in the order of the arguments."""
         return [tensor.storage for _, tensor in self._tensors.values()]
 
-    def finish(self) -> None:
-        """Write back to arrays that could not be used in place."""
+    def write_back(self) -> None:
+        """Update the arrays that were copied."""
         for array, held, _ in self._copies:
             if array.flags.writeable:
                 array[...] = held.astype(array.dtype)
 
 
 def like(value: Any, parts: list[Any]) -> Any:
-    """Parts in a tuple or list of the type of `value`; a named tuple takes them one by one."""
+    """A tuple, named tuple or list of the type of `value`, with `parts` as its elements."""
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
@@ -166,7 +172,7 @@ def _same(parts: Iterable[Any], others: Iterable[Any]) -> bool:
 
 
 def _element(dtype: DType) -> np.dtype:
-    """The numpy type in which a caller gets a dtype: bool for bool_, else the storage type."""
+    """The numpy dtype of an output: bool for bool_, else the storage dtype."""
     if dtype == "bool_":
         return np.dtype(bool)
     return as_dtype(str(dtype)).storage
@@ -196,7 +202,7 @@ def _numpy_to_torch(array: np.ndarray) -> Any:
 
 
 def _checked(check: Callable[[NkiTensor], object], tensor: NkiTensor) -> None:
-    """Apply a rule about an output; a violation stands at the line that allocated it."""
+    """Apply a rule to an output; the error's line is that of the allocation."""
     try:
         check(tensor)
     except RuleViolation as error:

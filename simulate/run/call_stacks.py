@@ -1,7 +1,7 @@
-"""Call stacks of the kernel, kept for a launch on request: the loop that an instruction runs in may be a caller's.
+"""Call stacks of the kernel, recorded on request: the loop around an instruction may be in a calling function.
 
-The stream names the innermost line of the kernel only. `recorded(calls=True)` keeps the lines of the callers as well,
-for every instruction and every allocation. A launch that nobody asked this of has an ordinary stream and pays nothing.
+A stream has only the innermost kernel line of an event. `recorded(calls=True)` records the lines of the callers as
+well, for every instruction and every allocation. Other launches have ordinary streams and pay nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LAUNCH = PACKAGE + "run/launch.py"
 
 
 class Calls:
-    """The call stacks that occur in a launch, each with a number."""
+    """The distinct call stacks of a launch, numbered."""
 
     def __init__(self) -> None:
         self.chains: list[Chain] = []
         self._numbers: dict[Chain, int] = {}
 
     def here(self, line: Line) -> int:
-        """The number of the stack that is running; of `line` alone, if something else is running by now."""
+        """The number of the running call stack; that of `line` alone if the stack does not end there."""
         chain = _running()
         if not chain or chain[-1] != line:
             chain = (line,)
@@ -43,7 +43,7 @@ class Calls:
 
 
 def _running() -> Chain:
-    """The frames of the kernel from the launch inwards, without those of this package."""
+    """The kernel's frames, outermost first, without frames of this package."""
     found: list[Line] = []
     frame = sys._getframe(1)
     while frame is not None:
@@ -64,7 +64,7 @@ class TracedTable(TensorTable):
         self.calls = calls
 
     def add(self, storage: Storage) -> None:
-        """Give a storage its serial number and keep its record, with the lines that led to it."""
+        """Give a storage its serial number, and record it with the lines of its callers."""
         super().add(storage)
         if storage.line is not None:
             chain = self.calls.chains[self.calls.here(storage.line)]
@@ -91,10 +91,10 @@ class TracedStream(Stream):
         line: Line,
         rendezvous: int | None = None,
     ) -> NkiInstruction:
-        """Record one instruction and the lines that led to it."""
+        """Record one instruction with the lines of its callers."""
         self._chain_ids.append(self._calls.here(line))
         return super().append(template, reads, writes, line, rendezvous)
 
     def chains(self) -> tuple[Sequence[int], Sequence[Chain]]:
-        """For every event the number of its chain, and the chains."""
+        """The number of every event's chain, and the chains."""
         return self._chain_ids, self._calls.chains

@@ -1,6 +1,6 @@
-"""Carrying out a plan on simulated memory: operands in, results rounded once and written.
+"""Executing a plan on simulated memory: operands are read, results are rounded once and written.
 
-`issue` calls this after its checks, `replay` without them. Nothing else writes simulated memory.
+`issue` calls this module after its checks, `replay` without them. No other module writes simulated memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulate.run.indirect import resolve
 
 
 def gather(tile: NkiTensor, as_float: bool, skip_out_of_range: bool) -> np.ndarray | Masked:
-    """The elements of a view whose address is read at run time; Masked where some are skipped."""
+    """The elements of a dynamic view; Masked where indices out of range are skipped."""
     where = resolve(tile, skip_out_of_range)
     elements = where.elements if where.inside is None else np.where(where.inside, where.elements, 0)
     values = flat(tile).array[elements]
@@ -28,7 +28,7 @@ def gather(tile: NkiTensor, as_float: bool, skip_out_of_range: bool) -> np.ndarr
 
 
 def put(tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, skip_out_of_range: bool) -> Any:
-    """Write a result. Returns which elements were written: None for all, a mask of the view, or flat positions."""
+    """Write a result; returns the elements written: None for all, a mask of the view, or positions in the storage."""
     masked = isinstance(result, Masked)
     values = result.values if isinstance(result, Masked) else result
     if values.shape != tile.shape:
@@ -52,43 +52,44 @@ def put(tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, skip_out_o
     return None
 
 
-def accumulated(tile: NkiTensor, product: np.ndarray, keeps: Any) -> np.ndarray:
-    """A product added to the PSUM elements that `keeps` selects: all (True), none (False), or a mask."""
+def accumulated(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any) -> np.ndarray:
+    """A product added to the PSUM elements that `accumulate_mask` selects: True (all), False (none) or a mask."""
     if product.shape != tile.shape:
         product = product.reshape(tile.shape)
-    if keeps is False:
+    if accumulate_mask is False:
         return product
     before = tile.float32() if tile.dynamic is None else gather(tile, True, False)
     assert isinstance(before, np.ndarray)
     total = before + product
-    return total if keeps is True else np.where(keeps, total, product)
+    return total if accumulate_mask is True else np.where(accumulate_mask, total, product)
 
 
-def add(tile: NkiTensor, product: np.ndarray, keeps: Any, as_float: bool) -> None:
-    """Write a product into a view without a run-time index, or add it to the elements that `keeps` selects."""
-    if keeps is True and tile.dtype == "float32":
+def add(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any, as_float: bool) -> None:
+    """Write a product into a view without a run-time index; add it where `accumulate_mask` selects."""
+    if accumulate_mask is True and tile.dtype == "float32":
         array = tile.array
         tile.storage.float_views.clear()
-        # The sum of a float32 element and a product needs no rounding after it, so it is taken in place.
+        # The sum of a float32 element and a product needs no rounding after it, so it is rank_runs in place.
         np.add(array, product if product.shape == array.shape else product.reshape(array.shape), out=array)
     else:
-        put(tile, accumulated(tile, product, keeps), as_float, False)
+        put(tile, accumulated(tile, product, accumulate_mask), as_float, False)
 
 
-def repeat(plan: Plan, keeps: Any, states: dict[State, np.ndarray], partitions: int) -> None:
-    """Carry out a plan once more that `issue` has carried out before; nothing is checked, no rendezvous is held.
+def repeat(plan: Plan, accumulate_mask: Any, states: dict[State, np.ndarray], partitions: int) -> None:
+    """Execute a plan again that `issue` has checked; a plan with a rendezvous is not for this function.
 
-    `keeps` tells to which PSUM elements its product was added (None: no product); `states` is the core's.
+    `accumulate_mask` selects the PSUM elements to which a matmul's product was added; None for other instructions.
+    `states` has the state of the core, which the plan may update.
     """
     operands = operands_of(plan)
-    if keeps is not None:
+    if accumulate_mask is not None:
         tile = plan.writes[0]
         as_float = plan.domain is Domain.float32
         product = plan.compute(*operands)[0]
         if tile.dynamic is None:
-            add(tile, product, keeps, as_float)
+            add(tile, product, accumulate_mask, as_float)
         else:
-            put(tile, accumulated(tile, product, keeps), as_float, False)
+            put(tile, accumulated(tile, product, accumulate_mask), as_float, False)
         return
     if plan.state is not None:
         state = states.get(plan.state)
@@ -101,7 +102,7 @@ def repeat(plan: Plan, keeps: Any, states: dict[State, np.ndarray], partitions: 
 
 
 def operands_of(plan: Plan) -> list[Any]:
-    """What a plan reads, as its `compute` takes it; nothing is checked."""
+    """The operands of a plan as its `compute` takes them, without checks."""
     as_float = plan.domain is Domain.float32
     return [
         gather(tile, as_float, plan.skip_out_of_range)
@@ -120,7 +121,7 @@ def put_all(plan: Plan, results: Sequence[Any]) -> None:
 
 
 def flat(tile: NkiTensor) -> NkiTensor:
-    """The whole storage behind a view, as one dim of the view's dtype."""
+    """The whole storage of a view, as one dim of the view's dtype."""
     storage = tile.storage
     return NkiTensor.over((storage.nbytes // tile.dtype.storage.itemsize,), tile.dtype, storage, (1,), 0)
 
@@ -142,7 +143,7 @@ def _scatter(
 
 
 def rounded(tile: NkiTensor, values: np.ndarray) -> np.ndarray:
-    """float32 results in the destination's storage type; one rounding."""
+    """float32 results rounded once to the destination's storage dtype."""
     dtype = tile.dtype
     if values.dtype == dtype.storage and dtype is not tfloat32:
         return values
@@ -151,4 +152,4 @@ def rounded(tile: NkiTensor, values: np.ndarray) -> np.ndarray:
 
 @rule("NKW-READ-ONLY")
 def input_is_writable() -> None:
-    """A kernel that writes to its input needs an array that can be written."""
+    """An array that a kernel writes to is writable."""

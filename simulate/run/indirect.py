@@ -1,4 +1,4 @@
-"""Addresses that are read at run time: what a dynamic view means once its index is known."""
+"""Run-time addresses: the elements of a dynamic view once the values of its index are known."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from simulate.memory import Dynamic, NkiTensor
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Element numbers in the storage, of the view's shape, and which of them lie inside (None: all)."""
+    """Element positions in the storage, of the view's shape, and a mask of those in bounds (None: all are)."""
 
     elements: np.ndarray
     inside: np.ndarray | None
 
 
 def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
-    """Work out where a dynamic view leads. Raises OutOfBounds unless out-of-range indices are to be skipped."""
+    """The elements of a dynamic view. Raises OutOfBounds unless out-of-range indices are skipped."""
     dynamic = view.dynamic
     assert dynamic is not None
     if dynamic.group:
@@ -46,7 +46,7 @@ def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
 
 @lru_cache(maxsize=1024)
 def places(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """The element numbers of a view from its first element on; not to be written to."""
+    """The positions of a view's elements, relative to the first one; cached, so not to be written to."""
     found = np.zeros((1,) * len(shape), np.int64)
     for dim, (extent, stride) in enumerate(zip(shape, strides)):
         steps = np.arange(extent, dtype=np.int64) * stride

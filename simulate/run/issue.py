@@ -1,4 +1,4 @@
-"""`issue`: the only place where a plan takes effect; `execute` writes the simulated memory for it."""
+"""Issue: plan, check, compute, write and record an instruction; the only place where a plan takes effect."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def call(
     kwargs: dict[str, Any],
     line: Line | None = None,
 ) -> NkiInstruction:
-    """Plan one instruction of `nki.isa` for the running core and carry it out.
+    """Plan and issue one instruction of `nki.isa` on the running core.
 
-    `line` is the kernel's line where that is not the one that is running now.
+    `line` is the kernel line of the instruction, if that is not the running one.
     """
     core = current_core()
     try:
@@ -44,7 +44,7 @@ def call(
 
 
 def call_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
-    """Plan one instruction of `nki.collectives` for the running core and carry it out."""
+    """Plan and issue one instruction of `nki.collectives` on the running core."""
     core = current_core()
     try:
         template, reads, writes = book.bind(planner, (core.hardware, core.rank.number), args, kwargs)
@@ -58,8 +58,8 @@ def prepare_collective(
 ) -> NkiInstruction:
     """Check the arguments of a collective and read its metadata, ahead of the collective itself.
 
-    Its rules are applied, and metadata that was not written is refused. How long the setup takes is not published:
-    the time is that of an instruction between streams.
+    Its rules are applied, and unwritten metadata is refused. The duration of the setup is not published; the cost is
+    one semaphore between engines.
     """
     core = current_core()
     try:
@@ -87,7 +87,7 @@ def _located(error: NkwError, planner: book.Planner, line: Line | None = None) -
 
 
 def issue(core: NeuronCore, op: str, plan: Plan, line: Line | None = None) -> NkiInstruction:
-    """Carry out a plan that is none of the instruction book's; raises what `call` raises."""
+    """Issue a plan that is not in the instruction book; raises what `call` raises."""
     return _issue(core, Template(op, plan.template()), plan.reads, plan.writes, line or kernel_line(inside=2))
 
 
@@ -100,10 +100,10 @@ def _issue(
 ) -> NkiInstruction:
     """Check every read, compute, round once into the destination, update validity, record the event.
 
-    `reads` and `writes` are the tensors of this call. Raises RuleViolation for a read of bytes
-    that were never written, unless the plan propagates poison; then a later instruction that uses the poison raises it.
+    `reads` and `writes` are the tensors of this call. Raises RuleViolation for a read of undefined bytes. If the plan
+    propagates poison, the instruction that uses the poison raises it instead.
     """
-    if core.scheduler.drawn:
+    if core.scheduler.is_random:
         core.scheduler.preempt(core.index)
     plan = template.plan
     as_float = plan.domain is Domain.float32
@@ -131,7 +131,7 @@ def _issue(
         member = core.rank.number if plan.rendezvous.by_rank else core.number
         if plan.rendezvous.admits is not None:
             plan.rendezvous.admits(member)
-        results, rendezvous_serial = core.scheduler.meet(
+        results, rendezvous_serial = core.scheduler.join(
             core.index, member, _of_this_core(core, plan.rendezvous), operands, location(line), dry
         )
     elif dry:
@@ -143,7 +143,7 @@ def _issue(
         results = plan.compute(*operands)
     if dry:
         for tile in writes:
-            # Where a run-time index leads is not known without numbers: all of its tensor counts as written.
+            # A dry launch has no indices, so the whole tensor of a dynamic view counts as written.
             place = tile if tile.dynamic is None else flat(tile)
             _mark(place, None, ACCUMULATED if plan.accumulate else WRITTEN)
     elif plan.accumulate is not None:
@@ -169,7 +169,7 @@ def _issue(
 
 
 def _note_partial_write(stream: Stream, tile: NkiTensor, masked: bool) -> None:
-    """A result left elements of its destination alone; which ones may depend on data."""
+    """Record that a result left elements of its destination unwritten; which ones may depend on data."""
     if masked:
         stream.masked.add(len(stream))
     if tile.storage.validity.uniform in _IN_PART:
@@ -181,7 +181,7 @@ def _note_partial_write(stream: Stream, tile: NkiTensor, masked: bool) -> None:
 def _note_dependence_on_data(
     stream: Stream, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]
 ) -> None:
-    """Note why this instruction could do otherwise with other data, if it could."""
+    """Record the reason, if any, why this instruction may have another effect with other data."""
     if stream.constants and any(tile.storage.serial in stream.constants for tile in writes):
         stream.depends_on_data = "a constant is written"
     for tile in reads:
@@ -190,7 +190,7 @@ def _note_dependence_on_data(
 
 
 def _of_this_core(core: NeuronCore, rendezvous: Rendezvous) -> Rendezvous:
-    """Cores of one rank meet apart from those of others; the n-th cores of all ranks meet apart from the others."""
+    """The rendezvous at a place of its own: one per rank for its cores, or one per core number for all ranks."""
     apart = core.number if rendezvous.by_rank else core.rank.number
     return replace(rendezvous, place=(rendezvous.by_rank, apart, rendezvous.place))
 
@@ -205,7 +205,7 @@ def _written(tile: NkiTensor) -> bool:
 
 
 def _known_state(tile: NkiTensor) -> int | None:
-    """The one state of all elements of a view without a run-time index, where it is known without looking at each."""
+    """The common state of all elements of a view without a run-time index; None if it is not known at once."""
     enclosing = tile.layout.boxes[1]
     return None if enclosing is None else tile.storage.validity.state_within(enclosing)
 
@@ -223,9 +223,9 @@ def _excused(
     op: str,
     line: Line,
 ) -> RuleViolation:
-    """The error for a read of undefined bytes, if poison may take their place; else the error is raised.
+    """The error for a read of undefined bytes that become poison. Raises it where they may not become poison.
 
-    It may where the plan propagates poison, on chip, and where the operand has defined bytes as well.
+    They may if the plan propagates poison, stays on chip, and the operand has defined bytes as well.
     """
     error = unwritten(tile)
     stays_on_chip = all(each.buffer.on_chip and each.dynamic is None for each in writes)
@@ -246,9 +246,9 @@ def _poisoned(
     blame: RuleViolation,
     operands: list[Any],
 ) -> list[tuple[NkiTensor, np.ndarray]]:
-    """The results with poison, and which of their elements are defined; a rendezvous passes that on itself.
+    """The results with poison, with a mask of their defined elements; a rendezvous exchanges the masks itself.
 
-    Looked up before a result overwrites an operand. Raises `blame` where the plan uses what is not defined.
+    Called before a result overwrites an operand. Raises `blame` where the plan uses undefined elements.
     """
     assert plan.propagate is not None
     states = (each.storage.validity.states(*each.byte_view()[1:]) for each in reads)
@@ -265,7 +265,7 @@ def _poisoned(
 
 
 def _check_gathered(tile: NkiTensor, skip_out_of_range: bool) -> None:
-    """Refuse a gather of elements that were never written."""
+    """Raise RuleViolation for a gather of elements that were never written."""
     assert tile.dynamic is not None
     _check_written(tile.dynamic.index)
     validity = tile.storage.validity
@@ -283,7 +283,7 @@ def _check_gathered(tile: NkiTensor, skip_out_of_range: bool) -> None:
 
 
 def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
-    """Enter into the validity map what `put` wrote."""
+    """Mark the elements that `put` wrote in the validity map."""
     validity = tile.storage.validity
     if validity.uniform == state:
         return
@@ -303,16 +303,16 @@ def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
 def _accumulate(
     core: NeuronCore, tile: NkiTensor, product: np.ndarray, how: Accumulate, as_float: bool
 ) -> Any:
-    """Write a matmul's product into PSUM, or add it where matmuls wrote before; returns where it was added."""
-    keeps: Any = False
+    """Write a matmul's product into PSUM, or add it to elements of earlier matmuls; returns the mask of those."""
+    accumulate_mask: Any = False
     states: Any = EMPTY
     if tile.dynamic is None:
         known = EMPTY if how is Accumulate.overwrite else _known_state(tile)
         if known in (EMPTY, ACCUMULATED) and (how is not Accumulate.add or known == ACCUMULATED):
-            keeps = known == ACCUMULATED
-            add(tile, product, keeps, as_float)
+            accumulate_mask = known == ACCUMULATED
+            add(tile, product, accumulate_mask, as_float)
             _mark(tile, None, ACCUMULATED)
-            return keeps
+            return accumulate_mask
     else:
         _check_written(tile.dynamic.index)
         core.stream.depends_on_data = (
@@ -320,8 +320,8 @@ def _accumulate(
         )
     if how is not Accumulate.overwrite:
         states = _states(tile)
-        keeps = states != EMPTY
-        if how is Accumulate.add and not np.all(keeps):
+        accumulate_mask = states != EMPTY
+        if how is Accumulate.add and not np.all(accumulate_mask):
             raise RuleViolation(
                 accumulation_was_started,
                 f"accumulate=True on {tile.describe()}, which no matmul has written",
@@ -335,15 +335,15 @@ def _accumulate(
     undefined = np.bitwise_and(states, POISON)
     if tile.dynamic is not None and np.any(undefined):
         raise unwritten(tile)
-    touched = put(tile, accumulated(tile, product, keeps), as_float, False)
+    touched = put(tile, accumulated(tile, product, accumulate_mask), as_float, False)
     _mark(tile, touched, ACCUMULATED)
     if np.any(undefined):
         tile.storage.validity.mark_poison(np.broadcast_to(undefined == 0, tile.shape), *tile.byte_view()[1:])
-    return keeps
+    return accumulate_mask
 
 
 def _states(tile: NkiTensor) -> Any:
-    """What was written before at every element of a view."""
+    """The validity state of every element of a view."""
     validity = tile.storage.validity
     if tile.dynamic is None:
         known = _known_state(tile)
@@ -353,7 +353,7 @@ def _states(tile: NkiTensor) -> Any:
 
 
 def unwritten(tile: NkiTensor) -> RuleViolation:
-    """What is raised for a read of bytes that were never written: of what they were computed from, if that is known."""
+    """The error for a read of undefined bytes; for poison, that of the read where the poison began."""
     blame = tile.storage.validity.blame
     if isinstance(blame, RuleViolation) and np.any(np.bitwise_and(_states(tile), POISON)):
         return blame

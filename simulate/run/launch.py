@@ -1,4 +1,4 @@
-"""One launch of a kernel on all its ranks, eager or dry, and what it leaves behind; observers of launches."""
+"""One launch of a kernel on all its ranks, eager or dry; its record; observers of launches."""
 
 from __future__ import annotations
 
@@ -43,11 +43,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """How the arguments and results of one rank hang on the tensors of its stream.
+    """The arguments and results of one rank, as tensors of its stream.
 
-    `inputs` are the serial numbers of the arrays that are or lie in arguments, in their order; `returned` is what the
-    kernel returned, with a Result for every tensor. `converts` tells that an array was held in elements of another
-    size.
+    `inputs` has the serial numbers of the arrays in the arguments, in order. `returned` is the kernel's return value
+    with a Result for every tensor. `converts` tells that an array is stored with elements of another size.
     """
 
     inputs: tuple[int, ...]
@@ -61,10 +60,10 @@ class Interface:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: what it returned, the stream of every core, and its warnings.
+    """One launch: its outputs, the stream of every core, and its warnings.
 
     `outputs` has one entry per rank; `streams` one per core, rank by rank; `interfaces` one per rank.
-    `reads_values` tells whether the kernel's Python looked at a value.
+    `reads_values` tells whether the kernel's Python read a value.
     """
 
     kernel: str
@@ -78,7 +77,7 @@ class Launch:
 
     def repeated(self, outputs: list[Any]) -> Launch:
         """The launch of a replay: this one with other outputs."""
-        again = object.__new__(Launch)  # dataclasses.replace takes longer than many a replayed kernel
+        again = object.__new__(Launch)  # dataclasses.replace takes longer than the replay of a small kernel
         again.__dict__.update(self.__dict__, mode=Mode.replay, outputs=outputs)
         return again
 
@@ -93,11 +92,11 @@ class Launch:
 
 
 class Observer:
-    """What is told about launches while they run; every method does nothing unless it is overridden.
+    """An object that is told of launches, instructions and operands while kernels run; by default it does nothing.
 
-    An instruction of a launch that nobody observes costs one comparison. Values and run-time indices are gone after a
-    launch; a detector that needs them is an observer with `sees_instructions`. Such launches are never replayed, nor
-    are those with `keeps_calls`, of whose instructions and allocations the stream keeps the callers' lines.
+    Values and run-time indices are gone after a launch; a detector that needs them sets `sees_instructions`. With
+    `keeps_calls` the stream records the callers' lines of instructions and allocations. Launches with either are never
+    replayed. Without an observer an instruction costs one comparison more.
     """
 
     sees_instructions = False
@@ -106,7 +105,7 @@ class Observer:
     def began(
         self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
     ) -> None:
-        """The cores of a launch are about to run; `inputs` has the storage of every array given to each rank."""
+        """The cores of a launch are about to run; `inputs` has the storages of each rank's array arguments."""
 
     def issuing(
         self,
@@ -129,23 +128,23 @@ class Observer:
         writes: Tensors,
         operands: Sequence[Any],
     ) -> None:
-        """It has taken effect and is about to be recorded; operands may share memory with what it wrote."""
+        """An instruction has taken effect and is about to be recorded; operands may share memory with its results."""
 
     def ran(self, launch: Launch) -> None:
-        """The kernel has run to its end; the launch may still be refused, because its tiles do not fit."""
+        """The kernel has run to its end; the launch may still be refused because its tiles do not fit."""
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """A launch is over. `returned` has what each rank's kernel returned, as tensors; a replay has none."""
+        """A launch is over. `returned` has each rank's return value, with tensors; a replay has none."""
 
     def refused(self, error: NkwError) -> None:
-        """A launch did not come to its end, whether or not the caller goes on without it."""
+        """A launch was ended by an error, which the caller may catch."""
 
 
 _observers: list[Observer] = []
 
 
 def observers() -> tuple[Observer, ...]:
-    """The observers of the launches that are made now."""
+    """The observers of a launch that begins now."""
     return tuple(_observers)
 
 
@@ -184,10 +183,9 @@ class _Collector(Observer):
 def recorded(calls: bool = False, refused: bool = False, outputs: bool = True) -> Iterator[list[Launch]]:
     """Collect the launches made inside a `with` block, for instance to time a kernel that was called plainly.
 
-    calls: keep the lines of the callers as well, of every instruction and allocation, which costs some time
-    (`Stream.chains`); such launches are never replayed. refused: collect also the launches that ran to their end and
-    are then refused because their tiles do not fit into SBUF or PSUM. outputs: keep what the launches returned, which
-    is most of what a long run keeps.
+    calls: record the callers' lines of every instruction and allocation (`Stream.chains`), which costs some time; such
+    launches are never replayed. refused: collect also launches that ran to their end and are refused because their
+    tiles do not fit into SBUF or PSUM. outputs: keep the outputs of launches, which take most of the memory.
     """
     collector = _Collector(calls, refused, outputs)
     with observing(collector):
@@ -196,11 +194,11 @@ def recorded(calls: bool = False, refused: bool = False, outputs: bool = True) -
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What is launched and how: enough to launch it again, unless other processes take part.
+    """A kernel with its arguments and options: enough to launch it again, unless other processes take part.
 
     kernel: a plain function of the NKI language. arguments: one (args, kwargs) per rank of this process.
     logical_core_size: physical cores per rank (LNC). mode: eager or dry. has_grid: whether the kernel was called with
-    a grid. elsewhere: the processes that hold the other ranks. seed: draws the schedule of the cores at random.
+    a grid. peers: the processes that hold the other ranks. seed: draws the schedule of the cores at random.
     """
 
     kernel: Callable[..., Any]
@@ -209,7 +207,7 @@ class LaunchRequest:
     logical_core_size: int = 1
     mode: Mode = Mode.eager
     has_grid: bool = False
-    elsewhere: Processes | None = None
+    peers: Processes | None = None
     seed: int | None = None
     observers: tuple[Observer, ...] = ()
 
@@ -221,49 +219,50 @@ def execute_launch(request: LaunchRequest) -> Launch:
     """
     check_logical_core(request.chip, request.logical_core_size)
     cores = _cores(request)
-    taken = [_Taken(core.rank, request, core) for core in cores if core.number == 0]
+    rank_runs = [_RankRun(core.rank, request, core) for core in cores if core.number == 0]
     for observer in request.observers:
-        observer.began(request, cores, [each.arguments.storages() for each in taken])
+        observer.began(request, cores, [each.arguments.storages() for each in rank_runs])
     values_read = VALUE_READS.count
     cores[0].scheduler.run(
         [
-            partial(_run, core, request.kernel, taken[core.index // request.logical_core_size])
+            partial(_run, core, request.kernel, rank_runs[core.index // request.logical_core_size])
             for core in cores
         ]
     )
-    outputs = [each.arguments.give(each.returned) for each in taken]
-    for each in taken:
-        each.arguments.finish()
+    outputs = [each.arguments.to_arrays(each.returned) for each in rank_runs]
+    for each in rank_runs:
+        each.arguments.write_back()
     done = Launch(
         kernel=getattr(request.kernel, "__name__", "kernel"),
         hardware=request.chip,
         mode=request.mode,
         outputs=outputs,
         streams=tuple(core.stream for core in cores),
-        warnings=tuple(warning for each in taken for warning in each.rank.warnings),
-        interfaces=tuple(each.interface() for each in taken),
+        warnings=tuple(warning for each in rank_runs for warning in each.rank.warnings),
+        interfaces=tuple(each.interface() for each in rank_runs),
         reads_values=VALUE_READS.count != values_read,
     )
     for observer in request.observers:
         observer.ran(done)
     _check_capacity(done)
     for observer in request.observers:
-        observer.ended(done, [each.returned for each in taken])
+        observer.ended(done, [each.returned for each in rank_runs])
     return done
 
 
-class _Taken:
-    """The arguments of one rank as tensors, and what its kernel returned."""
+class _RankRun:
+    """One rank of a launch: its arguments as tensors, and the kernel's return value."""
 
     def __init__(self, rank: Rank, request: LaunchRequest, core: NeuronCore) -> None:
         self.rank = rank
-        self.arguments = taker = Arguments(rank, core.stored, request.mode is Mode.dry)
+        self.arguments = converter = Arguments(rank, core.stored, request.mode is Mode.dry)
         args, kwargs = request.arguments[core.index // request.logical_core_size]
         names = _parameter_names(request.kernel)
         self.args = tuple(
-            taker.take(each, names[i] if i < len(names) else f"arg{i}") for i, each in enumerate(args)
+            converter.to_tensors(each, names[i] if i < len(names) else f"arg{i}")
+            for i, each in enumerate(args)
         )
-        self.kwargs = {key: taker.take(each, key) for key, each in kwargs.items()}
+        self.kwargs = {key: converter.to_tensors(each, key) for key, each in kwargs.items()}
         self.returned: Any = None
 
     def interface(self) -> Interface:
@@ -274,35 +273,37 @@ class _Taken:
 def _cores(request: LaunchRequest) -> list[NeuronCore]:
     """The cores of all ranks of this process, rank by rank, ready to run."""
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
-    watchers = () if request.mode is Mode.dry else tuple(o for o in request.observers if o.sees_instructions)
+    instruction_observers = (
+        () if request.mode is Mode.dry else tuple(o for o in request.observers if o.sees_instructions)
+    )
     keeps_calls = any(observer.keeps_calls for observer in request.observers)
     cores: list[NeuronCore] = []
-    moments = itertools.count()
+    schedule_numbers = itertools.count()
 
-    def resumed(core: int) -> None:
+    def on_resume(core: int) -> None:
         stream = cores[core].stream
-        stream.resumed.append((next(moments), len(stream)))
+        stream.resumed.append((next(schedule_numbers), len(stream)))
 
     size = request.logical_core_size
-    scheduler = CoreScheduler(len(request.arguments) * size, request.elsewhere, request.seed, resumed)
-    first = 0 if request.elsewhere is None else request.elsewhere.rank
+    scheduler = CoreScheduler(len(request.arguments) * size, request.peers, request.seed, on_resume)
+    first = 0 if request.peers is None else request.peers.rank
     for number in range(first, first + len(request.arguments)):
         table = TracedTable(Calls()) if keeps_calls else TensorTable()
         rank = Rank(number, request.chip, size, table)
         for part in range(size):
             core = NeuronCore(rank, part, len(cores), scheduler, request.mode, precise)
             core.has_grid = request.has_grid
-            core.observers = watchers
+            core.observers = instruction_observers
             cores.append(core)
     return cores
 
 
-def _run(core: NeuronCore, kernel: Callable[..., Any], taken: _Taken) -> None:
+def _run(core: NeuronCore, kernel: Callable[..., Any], rank_runs: _RankRun) -> None:
     """Run the kernel on one core, as the calling thread."""
     before = enter(core)
     try:
         with np.errstate(all="ignore"):
-            result = kernel(*taken.args, **taken.kwargs)
+            result = kernel(*rank_runs.args, **rank_runs.kwargs)
     except NkwError as error:
         error.where = error.where or raised_at(error)
         raise
@@ -313,7 +314,7 @@ def _run(core: NeuronCore, kernel: Callable[..., Any], taken: _Taken) -> None:
     finally:
         enter(before)
     if core.number == 0:
-        taken.returned = result
+        rank_runs.returned = result
 
 
 def leaves(value: Any) -> list[Any]:
@@ -325,7 +326,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def _results(value: Any) -> Any:
-    """What a kernel returned with a Result for every tensor."""
+    """A kernel's return value with a Result for every tensor."""
     if isinstance(value, NkiTensor):
         return Result(value.storage.serial, value.layout)
     if isinstance(value, (tuple, list)):
@@ -348,7 +349,7 @@ def _check_capacity(done: Launch) -> None:
 
 
 def plain(kernel: Any) -> Callable[..., Any]:
-    """What `nki.jit` was given; a kernel that is not jitted as it is."""
+    """The function under `nki.jit`; a kernel that is not jitted, as it is."""
     jitted = hasattr(kernel, "func") and not isinstance(kernel, partial)
     return kernel.func if jitted else kernel  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""Which line of the user's kernel is running."""
+"""The line of the user's kernel that is running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + "/"
 """The folder of the simulator, whose frames are no part of a kernel."""
 
 _ours: dict[int, tuple[CodeType, bool]] = {}
-"""Codes by their identity, kept so that it stays their own: a code's hash is worked out from all of it every time."""
+"""By id of a code object: the object, which keeps the id its own, and whether it is ours. Hashing a code is slow."""
 
 
 _locations: dict[tuple[int, int, str], tuple[CodeType, Location]] = {}
@@ -20,7 +20,7 @@ _locations: dict[tuple[int, int, str], tuple[CodeType, Location]] = {}
 
 
 def kernel_line(inside: int = 1) -> tuple[CodeType, int]:
-    """The innermost frame outside this package: its code and line number. So many callers are known to be inside."""
+    """Code and line number of the innermost frame outside this package; the first `inside` callers are inside it."""
     frame = sys._getframe(inside)
     while True:
         code = frame.f_code
@@ -31,7 +31,7 @@ def kernel_line(inside: int = 1) -> tuple[CodeType, int]:
 
 
 def is_ours(code: CodeType) -> bool:
-    """Whether code is the simulator's own."""
+    """Whether code belongs to this package."""
     return (_ours.get(id(code)) or _judged(code))[1]
 
 
@@ -41,7 +41,7 @@ def _judged(code: CodeType) -> tuple[CodeType, bool]:
 
 
 def location(line: tuple[CodeType, int]) -> Location:
-    """A line as reports name it: the path is relative to the working directory where it lies below it."""
+    """A line as reports name it; a path below the working directory is relative to it."""
     code, number = line
     key = id(code), number, os.getcwd()
     known = _locations.get(key)
@@ -58,7 +58,7 @@ def location(line: tuple[CodeType, int]) -> Location:
 
 
 def raised_at(error: BaseException) -> Location | None:
-    """The innermost line outside this package that an error came through."""
+    """The innermost line outside this package in an error's traceback."""
     found = None
     trace = error.__traceback__
     while trace is not None:

@@ -1,4 +1,4 @@
-"""A NeuronCore while a kernel runs on it, and the rank and world it belongs to."""
+"""A NeuronCore while a kernel runs on it, and its rank."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from simulate.run.stream import TensorTable
 class Mode(Enum):
     """How a launch runs.
 
-    eager: every instruction is checked, executed and recorded. dry: the same without computing numbers. replay: a
-    launch like an earlier one runs its program again on new data; the first one of its kind is eager.
+    eager: every instruction is checked, executed and recorded. dry: the same without computing numbers. replay: the
+    program of an earlier launch with the same cache key runs on new data; without one, the launch is eager.
     """
 
     eager = "eager"
@@ -36,7 +36,7 @@ class Mode(Enum):
 
 @dataclass
 class Rank:
-    """What the cores of one rank share: the tensor table and the shared HBM allocated so far."""
+    """The state that the cores of one rank share: the tensor table, the allocations of shared HBM, the warnings."""
 
     number: int
     hardware: Hardware
@@ -50,7 +50,7 @@ Tensors = tuple[NkiTensor, ...]
 
 
 class InstructionObserver(Protocol):
-    """What is told of every instruction while it takes effect."""
+    """An observer of every instruction while it takes effect."""
 
     def issuing(
         self,
@@ -73,7 +73,7 @@ class InstructionObserver(Protocol):
         writes: Tensors,
         operands: Sequence[Any],
     ) -> None:
-        """It has taken effect and is about to be recorded; operands may share memory with what it wrote."""
+        """An instruction has taken effect and is about to be recorded; operands may share memory with its results."""
 
 
 class NeuronCore:
@@ -123,7 +123,7 @@ class NeuronCore:
         sizes = _shape(shape)
         is_region(buffer)
         if buffer.on_chip:
-            # The tile of a register's word may be written (1,) as well; on chip a tensor has two dims.
+            # The tile of a register may have shape (1,) as well; on chip a tensor has two dims.
             sizes = (1, 1) if sizes == (1,) else sizes
             on_chip_shape(self.hardware, sizes)
             tile_fits(self.hardware, sizes, element, buffer)
@@ -157,10 +157,10 @@ class NeuronCore:
         return NkiTensor(shape, dtype, storage)
 
     def _allocate_shared(self, shape: tuple[int, ...], dtype: DType, name: str) -> NkiTensor:
-        taken, self._shared_taken = self._shared_taken, self._shared_taken + 1
-        if taken == len(self.rank.shared):
+        rank_runs, self._shared_taken = self._shared_taken, self._shared_taken + 1
+        if rank_runs == len(self.rank.shared):
             self.rank.shared.append(self._fresh(shape, dtype, MemoryRegion.shared_hbm, name))
-        tensor = self.rank.shared[taken]
+        tensor = self.rank.shared[rank_runs]
         if tensor.shape != shape or tensor.dtype != dtype:
             raise RuleViolation(
                 shared_allocations_agree,

@@ -14,16 +14,16 @@ Edges = Sequence[tuple[str, "str | Sequence[str]"]]
 
 
 class Scheduled:
-    """A kernel function that, once it has run, asks for the order its edges state.
+    """A kernel function that adds ordering requests to the stream after it has run.
 
-    An edge binds every instruction of the consumer's name to every one of the producer's name that was issued before
-    it; where all of them were issued later, the request stands as it is and scheduling refuses it.
+    An edge orders every instruction of the consumer's name after every earlier instruction of the producer's name.
+    Where all producers were issued later, the request is added as it is, and scheduling refuses it.
     """
 
     def __init__(self, func: Callable[..., Any], edges: Edges) -> None:
         functools.update_wrapper(self, func)
         self.func = func
-        self.__code__ = getattr(func, "__code__", None)  # the names of the arguments, for reports
+        self.__code__ = getattr(func, "__code__", None)  # has the names of the arguments, for reports
         self._edges = [(consumer, producer) for pair in edges for consumer, producer in _pairs(pair)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ def _pairs(pair: Any) -> list[tuple[str, str]]:
     if not isinstance(producers, (tuple, list)) or not all(isinstance(name, str) for name in producers):
         raise InvalidArgument(
             "NKW-SCHEDULE",
-            f"with_schedule takes pairs (consumer, producer or list of producers) of names, not {pair!r:.80}",
+            f"with_schedule got {pair!r:.80}; give pairs of names, (consumer, producer or list of producers)",
         )
     return [(pair[0], name) for name in producers]
 
@@ -58,6 +58,6 @@ def _of(numbers: dict[str, list[int]], name: str, stream: Stream) -> list[int]:
         known = ", ".join(sorted(numbers)) or "none"
         raise InvalidArgument(
             "NKW-SCHEDULE",
-            f"with_schedule names {name!r}; the named instructions of core {stream.core} are {known}",
+            f"with_schedule names {name!r}, which no instruction of core {stream.core} has; its names are {known}",
         )
     return numbers[name]

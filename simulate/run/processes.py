@@ -1,13 +1,13 @@
-"""Ranks in processes of their own, as torchrun starts them: how one process meets the ranks of the others.
+"""Rendezvous between ranks in processes of their own, as torchrun starts them.
 
 The transport is torch.distributed's: its store carries the terms, shapes and lines of the members of a rendezvous,
-gloo carries their operands. A rendezvous is named by launch, place and how often the place was met, so a rank that has
-left out a collective is never paired with another one. Values are those of ranks in one process, because every member
-carries out the same exchange on the operands of all.
+gloo carries their operands. The key of a rendezvous is launch, place and number of visits to the place, so a rank that
+skips a collective is never paired with a later one. Every member computes the same exchange on the operands of all, so
+values equal those of ranks in one process.
 
-A process that waits for long publishes what it waits for. Ranks that wait for each other, or for one that has ended
-or failed, are therefore seen by all of them within a second, as inside one process, and so is one of the same machine
-that was killed; a rank that only computes is waited for.
+A process that waits longer than _PUBLISH_AFTER_SECONDS publishes its rendezvous. Every process thus detects within a
+second a deadlock, a rank that has ended or failed, and a killed process of the same machine, as the core scheduler
+does inside one process. A rank that only computes is waited for.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from simulate.errors import Deadlock, InvalidArgument, Location, NkwError, Unsup
 from simulate.isa.plan import Rendezvous
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets in the environment of every process."""
+"""The variables that torchrun sets in the environment of every process."""
 
-_QUIET_SECONDS = 0.05
+_PUBLISH_AFTER_SECONDS = 0.05
 """A wait shorter than this is not published; rendezvous of ranks in step take far less."""
-_LOOK_SECONDS = 0.2
-"""How often a waiting process looks at what the others wait for."""
+_CHECK_SECONDS = 0.2
+"""The interval at which a waiting process reads the states of the others."""
 
-Arrived = list[tuple[Rendezvous, list[np.ndarray], Location]]
+Arrivals = list[tuple[Rendezvous, list[np.ndarray], Location]]
 
 
 def started_by_torchrun() -> bool:
@@ -46,8 +46,8 @@ def started_by_torchrun() -> bool:
 
 
 @dataclass(frozen=True)
-class Posted:
-    """One rank's arrival at a rendezvous, which the other members can see."""
+class Arrival:
+    """One rank's arrival at a rendezvous, visible to the other members."""
 
     key: str
     member: int
@@ -69,13 +69,13 @@ class Processes:
         self.ranks = ranks
         self._store = store
         self._launches = 0
-        self._met: dict[str, int] = {}
+        self._visits: dict[str, int] = {}
         self._published = 0
         self._sends: list[tuple[Any, Any]] = []
-        self._said = ""
+        self._published_kind = ""
         self._last_key: dict[str, str] = {}
         self._store.set(f"process/{rank}", pickle.dumps((platform.node(), os.getpid())))
-        self._say("runs", "", ())
+        self._publish("runs", "", ())
         atexit.register(self._ended)
 
     @classmethod
@@ -109,12 +109,12 @@ class Processes:
 
     @contextlib.contextmanager
     def launch(self) -> Iterator[None]:
-        """One launch; rendezvous of different launches are apart. An error inside is told to those that wait."""
+        """One launch, with rendezvous of its own; an error inside is published to the processes that wait."""
         self._launches += 1
-        self._met.clear()
-        if self._said != "runs":  # the launch before failed
+        self._visits.clear()
+        if self._published_kind != "runs":  # the launch before failed
             with _connected(Location("", 0, "a launch")):
-                self._say("runs", "", ())
+                self._publish("runs", "", ())
         try:
             yield
         except NkwError as error:
@@ -125,7 +125,7 @@ class Processes:
             raise
 
     def gather(self, array: np.ndarray) -> list[np.ndarray]:
-        """The arrays that all ranks give, of any shapes and dtypes, in the order of the ranks."""
+        """The arrays of all ranks, of any shapes and dtypes, in the order of the ranks."""
         rendezvous = Rendezvous(
             place=("gather",),
             by_rank=True,
@@ -138,98 +138,97 @@ class Processes:
 
     def post(
         self, rendezvous: Rendezvous, operands: list[np.ndarray], where: Location, dry: bool = False
-    ) -> Posted:
-        """Arrive at a rendezvous without waiting for other members. Raises NkwError where they cannot be reached."""
+    ) -> Arrival:
+        """Arrive at a rendezvous without waiting for other members. Raises NkwError if the connection is lost."""
         place = repr(rendezvous.place)
-        count = self._met[place] = self._met.get(place, 0) + 1
+        count = self._visits[place] = self._visits.get(place, 0) + 1
         key = f"{self._launches}/{count}/{place}"
         operands = [np.ascontiguousarray(each) for each in operands]
         shapes = [(each.shape, each.dtype) for each in operands]
-        posted = Posted(key, self.rank, rendezvous, operands, where, dry)
+        arrival = Arrival(key, self.rank, rendezvous, operands, where, dry)
         with _connected(where):
             self._store.set(f"{key}/{self.rank}", pickle.dumps((rendezvous.terms, where, shapes)))
             if not dry:
-                self._send(posted)
-        return posted
+                self._send(arrival)
+        return arrival
 
-    def _send(self, posted: Posted) -> None:
-        """Begin to send the own operands to every other member, without waiting for them to be received.
+    def _send(self, arrival: Arrival) -> None:
+        """Begin to send this rank's operands to every other member, without waiting for the receives.
 
-        Members with several rendezvous at once may complete them in different orders; a member that waited for its
-        sends would wait for one that waits for it.
+        Members with several rendezvous at once may complete them in different orders; waiting for sends could deadlock.
         """
         import torch
         import torch.distributed as dist
 
         self._sends = [work for work in self._sends if not work[0].is_completed()]
-        for member in posted.rendezvous.members:
-            for mine in posted.operands:
-                if member != posted.member and member < self.ranks and mine.size:
+        for member in arrival.rendezvous.members:
+            for mine in arrival.operands:
+                if member != arrival.member and member < self.ranks and mine.size:
                     held = torch.from_numpy(_bytes(mine).copy())
-                    self._sends.append((dist.isend(held, member, tag=_tag(posted)), held))
+                    self._sends.append((dist.isend(held, member, tag=_tag(arrival)), held))
 
-    def wait(self, posted: Sequence[Posted]) -> tuple[int, Arrived]:
-        """Wait until one of several rendezvous is complete; its index, and what every member brought, in their order.
+    def wait(self, arrival: Sequence[Arrival]) -> tuple[int, Arrivals]:
+        """Wait until one of several rendezvous is complete; returns its index and its members' arrivals, in order.
 
-        Raises Deadlock where none can ever be complete, NkwError where a member has failed or cannot be reached.
+        Raises Deadlock if none can ever be complete, NkwError if a member has failed or the connection is lost.
         """
-        with _connected(posted[0].where):
-            return self._wait(posted)
+        with _connected(arrival[0].where):
+            return self._wait(arrival)
 
-    def _wait(self, posted: Sequence[Posted]) -> tuple[int, Arrived]:
-        began = looked = time.monotonic()
+    def _wait(self, arrival: Sequence[Arrival]) -> tuple[int, Arrivals]:
+        began = checked = time.monotonic()
         while True:
-            for index, each in enumerate(posted):
+            for index, each in enumerate(arrival):
                 if self._store.check([*each.missing()]):
-                    if self._said == "waits":
-                        self._say("runs", "", ())
+                    if self._published_kind == "waits":
+                        self._publish("runs", "", ())
                     return index, self._collect(each)
-            with contextlib.suppress(RuntimeError):  # it took too long; a lost store shows at the next look
-                self._store.wait(posted[0].missing(), timedelta(seconds=0.002 if len(posted) > 1 else 0.05))
+            with contextlib.suppress(RuntimeError):  # a timeout; a lost store raises at the next check
+                self._store.wait(arrival[0].missing(), timedelta(seconds=0.002 if len(arrival) > 1 else 0.05))
             now = time.monotonic()
-            if now - began > _QUIET_SECONDS and self._said != "waits":
+            if now - began > _PUBLISH_AFTER_SECONDS and self._published_kind != "waits":
                 text = "; ".join(
                     f"{each.rendezvous.terms.get('operation', 'a rendezvous')} at {each.where}"
-                    for each in posted
+                    for each in arrival
                 )
-                self._say("waits", text, [each.missing() for each in posted])
-            if now - looked > _LOOK_SECONDS:
-                looked = now
-                self._look(posted)
+                self._publish("waits", text, [each.missing() for each in arrival])
+            if now - checked > _CHECK_SECONDS:
+                checked = now
+                self._check_progress(arrival)
 
-    def _collect(self, posted: Posted) -> Arrived:
-        """What every member of a complete rendezvous brought."""
-        arrived: Arrived = []
+    def _collect(self, arrival: Arrival) -> Arrivals:
+        """The arrivals of all members of a complete rendezvous."""
+        arrived: Arrivals = []
         shapes: dict[int, list[tuple[tuple[int, ...], np.dtype]]] = {}
-        for member in posted.rendezvous.members:
-            if member == posted.member:
-                arrived.append((posted.rendezvous, posted.operands, posted.where))
+        for member in arrival.rendezvous.members:
+            if member == arrival.member:
+                arrived.append((arrival.rendezvous, arrival.operands, arrival.where))
                 continue
-            terms, where, shapes[member] = pickle.loads(self._store.get(f"{posted.key}/{member}"))
-            arrived.append((replace(posted.rendezvous, terms=terms), [], where))
-        agreed = all(rendezvous.terms == posted.rendezvous.terms for rendezvous, _, _ in arrived)
-        if agreed and not posted.dry:
-            operands = self._exchange(posted, shapes)
+            terms, where, shapes[member] = pickle.loads(self._store.get(f"{arrival.key}/{member}"))
+            arrived.append((replace(arrival.rendezvous, terms=terms), [], where))
+        agreed = all(rendezvous.terms == arrival.rendezvous.terms for rendezvous, _, _ in arrived)
+        if agreed and not arrival.dry:
+            operands = self._exchange(arrival, shapes)
             arrived = [
                 (rendezvous, operands[member], where)
-                for member, (rendezvous, _, where) in zip(posted.rendezvous.members, arrived)
+                for member, (rendezvous, _, where) in zip(arrival.rendezvous.members, arrived)
             ]
-        # Whoever is at this place for the next time has read what was said the time before.
-        place = repr(posted.rendezvous.place)
-        before, self._last_key[place] = self._last_key.get(place), f"{posted.key}/{self.rank}"
+        # A member that arrives at this place again has read the arrivals of the visit before.
+        place = repr(arrival.rendezvous.place)
+        before, self._last_key[place] = self._last_key.get(place), f"{arrival.key}/{self.rank}"
         if before is not None:
             self._store.delete_key(before)
         return arrived
 
     def _exchange(
-        self, posted: Posted, shapes: dict[int, list[tuple[tuple[int, ...], np.dtype]]]
+        self, arrival: Arrival, shapes: dict[int, list[tuple[tuple[int, ...], np.dtype]]]
     ) -> dict[int, list[np.ndarray]]:
-        """Receive the operands of every other member; what they get was sent when this rank arrived."""
+        """Receive the operands of every other member; this rank's were sent when it arrived."""
         import torch
         import torch.distributed as dist
 
-        tag = _tag(posted)
-        operands: dict[int, list[np.ndarray]] = {posted.member: posted.operands}
+        tag = _tag(arrival)
+        operands: dict[int, list[np.ndarray]] = {arrival.member: arrival.operands}
         work: list[Any] = []
         for member, described in shapes.items():
             operands[member] = [np.empty(shape, dtype) for shape, dtype in described]
@@ -240,13 +239,13 @@ class Processes:
             each.wait()
         return operands
 
-    def _look(self, posted: Sequence[Posted]) -> None:
-        """Raise if no rank that this one waits for, directly or through others, can ever come."""
-        states = self._stuck(posted)
+    def _check_progress(self, arrival: Sequence[Arrival]) -> None:
+        """Raise Deadlock or NkwError if no rank that this one waits for, directly or through others, can go on."""
+        states = self._blocked_states(arrival)
         if states is None:
             return
-        time.sleep(_QUIET_SECONDS)
-        again = self._stuck(posted)
+        time.sleep(_PUBLISH_AFTER_SECONDS)
+        again = self._blocked_states(arrival)
         if again is None or {rank: state[0] for rank, state in again.items()} != {
             rank: state[0] for rank, state in states.items()
         }:
@@ -255,7 +254,7 @@ class Processes:
         if failed:
             rank, text = failed[0]
             raise NkwError(
-                "NKW-PROCESS-LOST", f"rank {rank} failed, which this one waits for: {text}", posted[0].where
+                "NKW-PROCESS-LOST", f"this rank waits for rank {rank}, which failed: {text}", arrival[0].where
             )
         lines = [
             f"rank {rank} waits in {text}" if kind == "waits" else f"rank {rank} has ended"
@@ -265,8 +264,8 @@ class Processes:
             "NKW-DEADLOCK", "every rank that has not ended waits for another one\n  " + "\n  ".join(lines)
         )
 
-    def _stuck(self, posted: Sequence[Posted]) -> dict[int, tuple[int, str, str, Any]] | None:
-        """The states of all ranks this one depends on, if none of them can go on; None if one can."""
+    def _blocked_states(self, arrival: Sequence[Arrival]) -> dict[int, tuple[int, str, str, Any]] | None:
+        """The states of all ranks that this one waits for, directly or not; None if one of them can go on."""
         states: dict[int, tuple[int, str, str, Any]] = {}
         ahead = {self.rank}
         while ahead:
@@ -274,7 +273,7 @@ class Processes:
             state = states[rank] = self._state_of(rank)
             kind, rendezvous = state[1], state[3]
             if kind == "runs":
-                if not self._is_gone(rank):
+                if not self._has_died(rank):
                     return None
                 states[rank] = state[0], "failed", "its process is gone", ()
             for missing in rendezvous:
@@ -285,29 +284,29 @@ class Processes:
         return states
 
     def _state_of(self, rank: int) -> tuple[int, str, str, Any]:
-        """(how many states it has published, "runs", "waits", "ended" or "failed", text, keys it waits for)."""
+        """A rank's state: (number of states published, "runs", "waits", "ended" or "failed", text, missing keys)."""
         if rank >= self.ranks:
             return 0, "ended", "", ()
         state: tuple[int, str, str, Any] = pickle.loads(self._store.get(f"state/{rank}"))
         return state
 
-    def _is_gone(self, rank: int) -> bool:
-        """Whether a rank's process was on this machine and is there no more: a killed one has not said that it ends."""
+    def _has_died(self, rank: int) -> bool:
+        """Whether a rank's process ran on this machine and is gone: a killed process does not publish its end."""
         host, number = pickle.loads(self._store.get(f"process/{rank}"))
-        return os.name == "posix" and host == platform.node() and not _is_there(number)
+        return os.name == "posix" and host == platform.node() and not _is_alive(number)
 
-    def _say(self, kind: str, text: str, rendezvous: Any) -> None:
-        self._said = kind
+    def _publish(self, kind: str, text: str, rendezvous: Any) -> None:
+        self._published_kind = kind
         self._published += 1
         self._store.set(f"state/{self.rank}", pickle.dumps((self._published, kind, text, list(rendezvous))))
 
     def _failed(self, text: str) -> None:
         with contextlib.suppress(RuntimeError):  # it may be the loss of the store that failed
-            self._say("failed", text, ())
+            self._publish("failed", text, ())
 
     def _ended(self) -> None:
         with contextlib.suppress(RuntimeError):  # at exit the store may be gone before
-            self._say("ended", "", ())
+            self._publish("ended", "", ())
 
 
 _joined: Processes | None = None
@@ -315,7 +314,7 @@ _joined: Processes | None = None
 
 @contextlib.contextmanager
 def _connected(where: Location) -> Iterator[None]:
-    """Let what torch says of a lost connection or store, always a RuntimeError, be an error of ours."""
+    """Turn torch's error for a lost connection or store, always a RuntimeError, into NkwError."""
     try:
         yield
     except RuntimeError as error:
@@ -323,8 +322,8 @@ def _connected(where: Location) -> Iterator[None]:
         raise NkwError("NKW-PROCESS-LOST", f"the connection to another rank broke: {first}", where) from None
 
 
-def _is_there(process: int) -> bool:
-    """Whether a process exists on this machine, and is more than an entry that nobody has collected yet."""
+def _is_alive(process: int) -> bool:
+    """Whether a process exists on this machine and is no zombie."""
     try:
         os.kill(process, 0)
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stat:
@@ -336,9 +335,9 @@ def _is_there(process: int) -> bool:
     return state not in ("Z", "X")
 
 
-def _tag(posted: Posted) -> int:
-    """The number under which the operands of a rendezvous travel."""
-    return zlib.crc32(posted.key.encode()) & 0x7FFFFFFF
+def _tag(arrival: Arrival) -> int:
+    """The message tag of a rendezvous' operands."""
+    return zlib.crc32(arrival.key.encode()) & 0x7FFFFFFF
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

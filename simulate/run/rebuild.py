@@ -1,7 +1,7 @@
-"""The instructions of a launch made again from its streams: plans over tensors that have no bytes yet.
+"""The instructions of a launch, rebuilt from its streams: plans over tensors that have no bytes yet.
 
-A stream holds templates and serial numbers, no memory. Whoever runs a launch again, in replay or in another order,
-makes the tensors anew and decides where their bytes lie.
+A stream has templates and serial numbers, no memory. Replay and the check of other orders rebuild the tensors and
+bind them to bytes of their choice.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from simulate.memory.layout import Layout
 from simulate.run.stream import Stream
 
 NO_BYTES = np.empty(1, np.uint8)
-"""The bytes of a tensor that has none. It is not empty: numpy lays a view of any size over an empty buffer."""
+"""The bytes of an unbound tensor: one, because numpy accepts a view of any size over an empty buffer."""
 
 
 class Rebuilt:
     """The tensors and plans of the streams of one launch.
 
-    `plans` has a list per stream. `storages` knows the allocations by rank and serial number; cores of one rank share
+    `plans` has a list per stream. `storages` has the allocations by rank and serial number; cores of one rank share
     them. `views` lists every view that the plans take of an allocation. Constants of the kernel have their contents.
     """
 
@@ -52,7 +52,7 @@ class Rebuilt:
         return storage
 
     def tensor(self, rank: int, serial: int, layout: Layout) -> NkiTensor:
-        """A view of an allocation; equal views are one tensor."""
+        """A view of an allocation; equal views share one tensor."""
         key = rank, serial, id(layout)
         tensor = self._tensors.get(key)
         if tensor is None:

@@ -1,7 +1,7 @@
-"""One order of all events of a launch: that in which the cores ran, which is the order that gave the values.
+"""The run order of a launch: one order of all its events, in which the cores ran and computed the values.
 
-Streams record when the core scheduler let their core run. So segments of the streams are merged by those moments, and
-the members of a rendezvous are brought together.
+Streams record when the core scheduler resumed their core. Segments of the streams are merged in that order, and the
+members of a rendezvous form one segment.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def as_streams(streams: Stream | Sequence[Stream]) -> tuple[Stream, ...]:
 def run_order(streams: Sequence[Stream]) -> tuple[Segment, ...]:
     """The events of `streams`, in the order in which their cores ran.
 
-    A rendezvous takes effect where its last member arrives; its members are the given streams that hold its serial, so
-    one core of a launch can be timed alone. Streams without recorded moments run in the order in which they are given,
-    each until it waits. Raises InvalidArgument where the rendezvous of the streams contradict each other.
+    A rendezvous takes effect where its last member arrives; its members are the given streams with its serial, so one
+    core of a launch can be timed alone. Streams that record no resumption run in the given order, each until it waits.
+    Raises InvalidArgument where the rendezvous of the streams contradict each other.
     """
     members: dict[int, int] = {}
     for stream in streams:
@@ -86,6 +86,6 @@ def run_order(streams: Sequence[Stream]) -> tuple[Segment, ...]:
         )
         raise InvalidArgument(
             "NKW-TIMING-MEETINGS",
-            f"the rendezvous of the streams contradict each other: {held} waits for ever",
+            f"the streams order their rendezvous differently: {held} never completes; pass streams of one launch",
         )
     return tuple(segments)

@@ -1,7 +1,7 @@
 """The core scheduler: the cores of a world run one at a time and wait for each other in rendezvous.
 
 Each core runs the kernel's Python in a thread of its own, but exactly one runs at a time; it yields at a rendezvous or
-at its end. So runs are deterministic, a deadlock is a state that is seen at once, and the first error is the one shown.
+at its end. So runs are deterministic, a deadlock is detected at once, and the first error is the one that is raised.
 
 With a seed the schedule is random: the seed draws which core runs next, and after which instructions a core is
 preempted. A correct kernel computes the same bytes for every seed.
@@ -19,16 +19,16 @@ import numpy as np
 
 from simulate.errors import Deadlock, InvalidArgument, Location, RendezvousMismatch
 from simulate.isa.plan import Rendezvous
-from simulate.run.processes import Posted, Processes
+from simulate.run.processes import Arrival, Processes
 
 
-class _Abandoned(BaseException):
-    """Unwinds the thread of a core after another one has failed."""
+class _CoreAborted(BaseException):
+    """Unwinds the thread of a core after another core has failed."""
 
 
 @dataclass
-class _Gathering:
-    """The members of one rendezvous that have arrived."""
+class _PendingRendezvous:
+    """A rendezvous that waits for members: those that have arrived, and later the results of all."""
 
     serial: int
     arrived: dict[int, tuple[Rendezvous, list[np.ndarray], Location]] = field(default_factory=dict)
@@ -37,31 +37,31 @@ class _Gathering:
 
 
 class CoreScheduler:
-    """The order in which the cores of a world run; cores are numbered 0 … count-1.
+    """Runs the cores of a world, numbered 0 … count-1, one at a time.
 
-    Without a seed the next core that can run does, from 0 on, until it has to wait. With one, core `seed % count`
-    begins, and who goes on and for how long is drawn; the same seed gives the same turns. With `elsewhere`, all cores
-    belong to one rank, and the other ranks run in processes of their own.
+    Without a seed a core runs until it has to wait; the next ready core follows, from core 0 on. With a seed, core
+    `seed % count` begins, and preemptions are drawn at random; equal seeds give equal schedules. With `peers`, all
+    cores belong to one rank; `peers` are the processes of the other ranks.
     """
 
     def __init__(
         self,
         count: int,
-        elsewhere: Processes | None = None,
+        peers: Processes | None = None,
         seed: int | None = None,
-        resumes: Callable[[int], None] = lambda core: None,
+        on_resume: Callable[[int], None] = lambda core: None,
     ) -> None:
-        """`resumes` is called with a core of several that begins or goes on, while no other one runs."""
+        """With several cores, `on_resume` is called with each core that starts or resumes, while no other runs."""
         self.count = count
-        self._resumes = resumes
-        self._elsewhere = elsewhere
-        self._posted: list[tuple[_Gathering, Posted]] = []
-        self.drawn = seed is not None and count > 1
+        self._on_resume = on_resume
+        self._peers = peers
+        self._arrivals: list[tuple[_PendingRendezvous, Arrival]] = []
+        self.is_random = seed is not None and count > 1
         self._first = (seed or 0) % count
-        self._draw = random.Random(f"turns {seed}")  # a string: small numbers begin alike
-        self._gatherings: dict[Hashable, _Gathering] = {}
+        self._random = random.Random(f"turns {seed}")  # a string: small numbers begin alike
+        self._pending: dict[Hashable, _PendingRendezvous] = {}
         self._completed = 0
-        self._waiting: dict[int, tuple[_Gathering, Rendezvous, Location]] = {}
+        self._waiting: dict[int, tuple[_PendingRendezvous, Rendezvous, Location]] = {}
         self._done: set[int] = set()
         self._error: BaseException | None = None
         self._go = [threading.Lock() for _ in range(count)]  # held while the core may not run
@@ -70,7 +70,7 @@ class CoreScheduler:
         self._finished = threading.Event()
 
     def run(self, bodies: list[Callable[[], None]]) -> None:
-        """Run one body per core to the end of all; raises the first error of any."""
+        """Run one body per core until all have ended; raises the first error of any."""
         if self.count == 1:
             bodies[0]()
             return
@@ -86,7 +86,7 @@ class CoreScheduler:
         except BaseException as interrupt:
             # A keyboard interrupt reaches the main thread only: let the cores unwind before passing it on.
             self._error = interrupt
-            self._release_all()
+            self._wake_all()
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
@@ -97,19 +97,19 @@ class CoreScheduler:
         self._go[core].acquire()
         try:
             if self._error is None:
-                self._resumes(core)
+                self._on_resume(core)
                 body()
-        except _Abandoned:
+        except _CoreAborted:
             pass
         except BaseException as error:
             if self._error is None:
                 self._error = error
         self._done.add(core)
-        self._pass_turn(core)
+        self._yield_to_next(core)
 
-    def _pass_turn(self, core: int) -> None:
+    def _yield_to_next(self, core: int) -> None:
         if self._error is not None:
-            self._release_all()
+            self._wake_all()
             if len(self._done) == self.count:
                 self._finished.set()
             return
@@ -121,25 +121,25 @@ class CoreScheduler:
             self._finished.set()
             return
         try:
-            self._meet_elsewhere()
+            self._wait_for_peers()
         except BaseException as error:
             self._error = error
-        self._pass_turn(core)
+        self._yield_to_next(core)
 
-    def _meet_elsewhere(self) -> None:
-        """Complete one of the rendezvous with other processes that this one's cores wait in; Deadlock if none does."""
-        if self._elsewhere is None or not self._posted:
+    def _wait_for_peers(self) -> None:
+        """Wait for one rendezvous with other processes to complete. Raises Deadlock if no core waits in one."""
+        if self._peers is None or not self._arrivals:
             raise self._deadlock()
-        index, arrived = self._elsewhere.wait([posted for _, posted in self._posted])
-        gathering, posted = self._posted.pop(index)
-        gathering.arrived = dict(zip(posted.rendezvous.members, arrived))
-        del self._gatherings[posted.rendezvous.place]
-        self._hold(gathering, posted.rendezvous, posted.dry)
-        for waiting in gathering.cores:
+        index, arrived = self._peers.wait([arrival for _, arrival in self._arrivals])
+        pending, arrival = self._arrivals.pop(index)
+        pending.arrived = dict(zip(arrival.rendezvous.members, arrived))
+        del self._pending[arrival.rendezvous.place]
+        self._complete(pending, arrival.rendezvous, arrival.dry)
+        for waiting in pending.cores:
             del self._waiting[waiting]
 
     def _ready_after(self, core: int) -> list[int]:
-        """The cores that can run, beginning with the one after `core` and ending with itself."""
+        """The ready cores in round-robin order: the one after `core` first, `core` itself last."""
         return [
             candidate
             for step in range(1, self.count + 1)
@@ -147,37 +147,36 @@ class CoreScheduler:
         ]
 
     def _choose(self, ready: Sequence[int]) -> int:
-        return self._draw.choice(ready) if self.drawn else ready[0]
+        return self._random.choice(ready) if self.is_random else ready[0]
 
     def preempt(self, core: int) -> None:
-        """Let the core that is drawn go on before `core` does, which may be `core` itself."""
+        """Resume a core drawn at random, which may be `core` itself; returns when `core` is resumed."""
         chosen = self._choose(self._ready_after(core))
         if chosen == core:
             return
         self._wake(chosen)
         self._go[core].acquire()
         if self._error is not None:
-            raise _Abandoned
-        self._resumes(core)
+            raise _CoreAborted
+        self._on_resume(core)
 
-    def _release_all(self) -> None:
+    def _wake_all(self) -> None:
         for core in range(self.count):
             if core not in self._done:
                 self._wake(core)
 
     def _wake(self, core: int) -> None:
-        """Let a core run; a lock takes a third of the time of a semaphore."""
+        """Resume a core; a lock takes a third of the time of a semaphore."""
         if self._go[core].locked():
             self._go[core].release()
 
     def _deadlock(self) -> Deadlock:
         lines = []
-        for core, (gathering, rendezvous, where) in sorted(self._waiting.items()):
-            missing = ", ".join(
-                str(member) for member in rendezvous.members if member not in gathering.arrived
-            )
+        for core, (pending, rendezvous, where) in sorted(self._waiting.items()):
+            missing = [str(member) for member in rendezvous.members if member not in pending.arrived]
             lines.append(
-                f"core {core} waits in {rendezvous.terms.get('operation', 'a rendezvous')} at {where} for {missing}"
+                f"core {core} waits in {rendezvous.terms.get('operation', 'a rendezvous')} at {where} for "
+                f"member{'s' * (len(missing) > 1)} {', '.join(missing)}"
             )
         lines += [f"core {core} has ended" for core in sorted(self._done)]
         return Deadlock(
@@ -185,7 +184,7 @@ class CoreScheduler:
             "every core that has not ended waits for another one\n  " + "\n  ".join(lines),
         )
 
-    def meet(
+    def join(
         self,
         core: int,
         member: int,
@@ -194,50 +193,50 @@ class CoreScheduler:
         where: Location,
         dry: bool = False,
     ) -> tuple[list[np.ndarray], int]:
-        """Wait until every member has come; returns this member's results and the rendezvous's serial number.
+        """Wait until every member has arrived; returns this member's results and the rendezvous' serial number.
 
-        Raises RendezvousMismatch where members disagree, Deadlock where one can never come.
+        Raises RendezvousMismatch if members disagree, Deadlock if one can never arrive.
         """
-        gathering = self._gatherings.get(rendezvous.place)
-        if gathering is None:
-            gathering = self._gatherings[rendezvous.place] = _Gathering(self._completed)
+        pending = self._pending.get(rendezvous.place)
+        if pending is None:
+            pending = self._pending[rendezvous.place] = _PendingRendezvous(self._completed)
             self._completed += 1
-        gathering.arrived[member] = (rendezvous, operands, where)
-        if len(gathering.arrived) == len(rendezvous.members):
-            del self._gatherings[rendezvous.place]
-            self._hold(gathering, rendezvous, dry)
-            for waiting in gathering.cores:
+        pending.arrived[member] = (rendezvous, operands, where)
+        if len(pending.arrived) == len(rendezvous.members):
+            del self._pending[rendezvous.place]
+            self._complete(pending, rendezvous, dry)
+            for waiting in pending.cores:
                 del self._waiting[waiting]
         else:
-            self._waiting[core] = gathering, rendezvous, where
-            gathering.cores.append(core)
-            if self._elsewhere is not None and rendezvous.by_rank:
-                self._posted.append((gathering, self._elsewhere.post(rendezvous, operands, where, dry)))
+            self._waiting[core] = pending, rendezvous, where
+            pending.cores.append(core)
+            if self._peers is not None and rendezvous.by_rank:
+                self._arrivals.append((pending, self._peers.post(rendezvous, operands, where, dry)))
             if self.count == 1:
-                self._meet_elsewhere()
-                return gathering.results[member], gathering.serial
-            self._pass_turn(core)
+                self._wait_for_peers()
+                return pending.results[member], pending.serial
+            self._yield_to_next(core)
             self._go[core].acquire()
             if self._error is not None:
-                raise _Abandoned
-            self._resumes(core)
-        return gathering.results[member], gathering.serial
+                raise _CoreAborted
+            self._on_resume(core)
+        return pending.results[member], pending.serial
 
     @staticmethod
-    def _hold(gathering: _Gathering, rendezvous: Rendezvous, dry: bool) -> None:
-        arrived = [gathering.arrived[member] for member in rendezvous.members]
+    def _complete(pending: _PendingRendezvous, rendezvous: Rendezvous, dry: bool) -> None:
+        arrived = [pending.arrived[member] for member in rendezvous.members]
         check_agreement(rendezvous.members, arrived)
         if dry:
-            gathering.results = {member: [] for member in rendezvous.members}
+            pending.results = {member: [] for member in rendezvous.members}
             return
         results = rendezvous.exchange([operands for _, operands, _ in arrived])
-        gathering.results = dict(zip(rendezvous.members, results))
+        pending.results = dict(zip(rendezvous.members, results))
 
 
 def check_agreement(
     members: tuple[int, ...], arrived: Sequence[tuple[Rendezvous, list[Any], Location]]
 ) -> None:
-    """Raise RendezvousMismatch with every term on which members differ, the value of each member, and its line."""
+    """Raise RendezvousMismatch if members differ in a term, with each such term, and every member's value and line."""
     lines = []
     keys = list(dict.fromkeys(key for rendezvous, _, _ in arrived for key in rendezvous.terms))
     for key in keys:
@@ -253,6 +252,6 @@ def check_agreement(
 
 
 def check_world(ranks: int) -> None:
-    """Refuse a world without ranks."""
+    """Raise InvalidArgument for a world without ranks."""
     if ranks < 1:
         raise InvalidArgument("NKW-WORLD", f"a world of {ranks} ranks; give 1 or more")

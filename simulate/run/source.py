@@ -1,7 +1,7 @@
-"""What the source of a kernel says about one of its lines: the loops around it, and the variable it assigns.
+"""The source of a kernel line: the loops around it, and the variable that it assigns.
 
-A kernel is unrolled while it runs, so the stream knows no loops; they are read off the source, which is still there.
-Source that Python cannot show (`exec` of a string) has no loops and no variables.
+A kernel's loops are unrolled while it runs, so the stream has no loops; they are read from the source. Source that
+Python cannot show (`exec` of a string) has no loops and no variables.
 """
 
 from __future__ import annotations

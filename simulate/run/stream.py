@@ -1,9 +1,8 @@
-"""The instruction stream: what one core did, in program order; the one record of a launch.
+"""The instruction stream: all events of one core in program order; the one record of a launch.
 
-An event is a template, the tensors of its operands and a kernel line. The template holds all that was planned; equal
-calls share it, so an event takes some 30 bytes. Columns of what templates say (engines, costs, boxes of operands) are
-worked out when a reader first asks for them. Everything else about a launch, dependences, time, placement, hazards,
-replay, is worked out from its streams.
+An event is a template, the tensors of its operands and a kernel line. The template has all that was planned; equal
+calls share it, so an event takes some 30 bytes. Columns derived from templates (engines, costs, boxes of operands) are
+computed on first use. Dependences, time, placement, hazards and replays of a launch are derived from its streams.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _ROW = 5  # tensor * 4 + kind, first row, end row, first byte, end byte
 
 @dataclass(frozen=True, slots=True)
 class TensorRecord:
-    """What reports need to know of an allocation after its bytes are gone."""
+    """The record of an allocation, which outlives its bytes."""
 
     serial: int
     name: str
@@ -57,7 +56,7 @@ class TensorRecord:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The contents that a tensor of the kernel has from the start, as bytes; from a file or an array of the kernel."""
+    """The initial contents of a tensor of the kernel, from a file or an array."""
 
     contents: np.ndarray
     from_file: bool
@@ -131,9 +130,9 @@ class NkiInstruction(NKIObject):
         self.index = index
 
     def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
-        """Ask that this instruction runs after `producers`; values never change by it, only time does.
+        """Ask that this instruction runs after `producers`; it changes the predicted time and no value.
 
-        Raises RuleViolation for what is no instruction of this core and launch.
+        Raises RuleViolation for anything but an instruction of this core and launch.
         """
         for producer in producers:
             if not isinstance(producer, NkiInstruction):
@@ -178,14 +177,14 @@ class Iteration:
 
 @dataclass(slots=True)
 class Block:
-    """One `nl.no_reorder()`: where it stands, and whether a `with` entered it."""
+    """One `nl.no_reorder()`: its line, and whether a `with` entered it."""
 
     line: Line
     entered: bool = False
 
 
 class _Columns:
-    """What the templates of a stream say of its events, as columns; see the properties of `Stream`."""
+    """The columns that are derived from the templates of a stream; see the properties of `Stream`."""
 
     def __init__(self, stream: Stream) -> None:
         templates, numbers = stream.templates, np.array(stream.template_ids, np.int64)
@@ -241,14 +240,14 @@ class Stream:
         self.line_ids = array("I")
         self.lines: list[Line] = []
         self.resumed: list[tuple[int, int]] = []
-        """When the core scheduler let this core run, among all cores of the launch, and the event that came next."""
+        """Each resumption by the core scheduler: its number among all cores of the launch, and the next event."""
         self.names: dict[int, str] = {}
         self.rendezvous: dict[int, int] = {}
         self.accumulated: dict[int, Any] = {}
         """Where in PSUM a matmul was added, by event: all elements (True), none (False), or a mask."""
         self.masked: set[int] = set()  # events that left elements of a result alone
         self.depends_on_data: str | None = None
-        """Why the launch may have other instructions, or write other bytes, for other data; None if it has not."""
+        """The reason why other data may give other instructions or written bytes; None if there is none."""
         self.requested: list[tuple[int, int]] = []
         self.request_lines: dict[tuple[int, int], Line] = {}  # of those that depends_on made
         self.remarks: list[tuple[str, Line, str]] = []  # code, line and what was seen, of what no event shows
@@ -329,7 +328,7 @@ class Stream:
         known = self._numbers[id(template), id(line[0]), line[1]] = number, line_id
         return known
 
-    # -- what templates say -------------------------------------------------------------------------------------
+    # -- columns of templates -----------------------------------------------------------------------------------
 
     def _derived(self) -> _Columns:
         known = self._columns
@@ -444,7 +443,7 @@ class Stream:
         return f"{record.name} {record.shape} {record.dtype}{place}"
 
     def source_of(self, serial: int) -> tuple[object, ...]:
-        """What the tiles of one allocation in the source have in common: its line and callers, shape and dtype."""
+        """The key of an allocation in the source: its callers and line, shape and dtype."""
         record = self.tensors[serial]
         return record.callers, record.line, record.shape, record.dtype
 

@@ -1,4 +1,4 @@
-"""What the environment chooses: the chip, precision and replay; and how many physical cores a rank may have."""
+"""Settings of the environment: chip, precision and replay; and the logical core sizes of a chip."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def target_hardware(target: str | None = None) -> Hardware:
 
 
 def check_logical_core(chip: Hardware, size: int) -> None:
-    """Refuse a number of physical cores that the chip cannot join to one rank."""
+    """Raise InvalidArgument for a logical core size that the chip does not have."""
     if size not in chip.logical_core_sizes:
         raise InvalidArgument(
             "NKW-LNC",
@@ -28,7 +28,7 @@ def check_logical_core(chip: Hardware, size: int) -> None:
 
 
 def replay_is_wanted() -> bool:
-    """Whether NKW_REPLAY=1 asks for kernels that are called like functions to be replayed."""
+    """Whether NKW_REPLAY=1 is set: kernels that are called like functions run in mode replay."""
     return REPLAY_VARIABLE in os.environ and flag(REPLAY_VARIABLE)
 
 
@@ -36,5 +36,5 @@ def flag(variable: str) -> bool:
     """Whether a switch in the environment is on. Raises InvalidArgument unless it is 0, 1 or empty."""
     text = os.environ.get(variable, "0")
     if text not in ("0", "1", ""):
-        raise InvalidArgument("NKW-REPLAY-OPTION", f"{variable}={text!r}; it is 0 or 1")
+        raise InvalidArgument("NKW-REPLAY-OPTION", f"{variable} is {text!r}; set it to 0 or 1")
     return text == "1"

@@ -224,10 +224,13 @@ def test_a_schedule_keeps_the_grid_and_the_values() -> None:
 @pytest.mark.parametrize(
     ("edges", "message"),
     [
-        ([("shift", "scales")], "names 'scales'; the named instructions of core 0 are scale, shift"),
-        ([("shift",)], "takes pairs"),
-        ([("shift", 3)], "takes pairs"),
-        (["shift"], "takes pairs"),
+        (
+            [("shift", "scales")],
+            "names 'scales', which no instruction of core 0 has; its names are scale, shift",
+        ),
+        ([("shift",)], "give pairs of names"),
+        ([("shift", 3)], "give pairs of names"),
+        (["shift"], "give pairs of names"),
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(edges, message: str) -> None:

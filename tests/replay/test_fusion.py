@@ -1,4 +1,4 @@
-"""Rewritten programs: what may be left out, joined and reordered, and that nothing else changes."""
+"""Fusion: copies are eliminated and matmuls fused, and no value changes but by the order of sums."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import simulate
 from simulate.errors import OutOfBounds
 from simulate.replay import ReplayOptions
 from simulate.world import process_replays
+from tests.replay.matmuls import tiled_product, whole
 
 simulate.install("simulate")
 
@@ -25,7 +26,7 @@ def launch(kernel, *arguments, mode=simulate.Mode.replay, target="trn2", **optio
 
 
 def both_ways(kernel, *arguments, **options):
-    """The outputs and the arguments as they are left, of an eager and of a rewritten launch on copies."""
+    """The outputs and the arguments after an eager and after a rewritten launch, on copies."""
     found = []
     for mode in (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay):
         own = [each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
@@ -41,45 +42,19 @@ def agree(kernel, *arguments) -> None:
         assert got.dtype == wanted.dtype and got.tobytes() == wanted.tobytes()
 
 
-def whole(seed: int, *shape: int, dtype=np.float32, largest: int = 3) -> np.ndarray:
-    """Whole numbers of which sums of products are exact in float32, in any order."""
-    return np.random.default_rng(seed).integers(-largest, largest + 1, shape).astype(dtype)
-
-
 def stored(out, tile, rows=slice(None), columns=slice(None)):
     nisa.dma_copy(dst=out[rows, columns], src=tile)
-
-
-def tiled_product(a_by_k, b):
-    """a.T @ b, tile by tile; every operand is loaded, cast and copied before it is used."""
-    (depth, rows), columns = a_by_k.shape, b.shape[1]
-    out = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
-    for row in range(0, rows, 128):
-        for column in range(0, columns, 512):
-            height, width = min(128, rows - row), min(512, columns - column)
-            total = nl.ndarray((height, width), dtype=nl.float32, buffer=nl.psum)
-            for k in range(0, depth, 128):
-                end = min(depth, k + 128)
-                left = nl.load(a_by_k[k:end, row : row + height])
-                right = nl.load(b[k:end, column : column + width])
-                wide = nl.ndarray(right.shape, dtype=left.dtype)
-                nisa.tensor_copy(dst=wide, src=right)
-                nisa.nc_matmul(dst=total, stationary=left, moving=wide, accumulate=k > 0)
-            result = nl.ndarray((height, width), dtype=nl.float32)
-            nisa.tensor_copy(dst=result, src=total)
-            stored(out, result, slice(row, row + height), slice(column, column + width))
-    return out
 
 
 @pytest.mark.parametrize(
     ("depth", "rows", "columns"), [(127, 128, 129), (128, 129, 512), (300, 257, 513), (1, 1, 1)]
 )
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_a_tiled_product_becomes_one_call(cache, depth, rows, columns, dtype) -> None:
+def test_a_tiled_matmul_becomes_one_call(cache, depth, rows, columns, dtype) -> None:
     a, b = whole(1, depth, rows, dtype=dtype), whole(2, depth, columns, dtype=BF16)
     agree(tiled_product, a, b if dtype == BF16 else b.astype(np.float32))
     tiles = -(-depth // 128) * -(-rows // 128) * -(-columns // 512)
-    assert cache.report.products_joined == tiles - 1
+    assert cache.report.matmuls_fused == tiles - 1
 
 
 def test_sums_taken_in_another_order_stay_within_the_bound(cache) -> None:
@@ -88,12 +63,12 @@ def test_sums_taken_in_another_order_stay_within_the_bound(cache) -> None:
     eager, replayed = both_ways(tiled_product, a, b)
     terms, unit = 384, 2.0**-24
     bound = 2 * terms * unit / (1 - terms * unit) * (np.abs(a).T.astype(np.float64) @ np.abs(b))
-    assert cache.report.products_joined > 0
+    assert cache.report.matmuls_fused > 0
     assert (np.abs(replayed[0].astype(np.float64) - eager[0]) <= bound).all()
 
 
 def pieced_product(parts, b, width):
-    """The sum of parts[i].T @ b[i]; each part is computed first, so that its operand lies apart."""
+    """The sum of parts[i].T @ b[i]; each operand is computed first, in a tile of its own."""
     count, depth, rows = parts.shape
     columns = b.shape[2]
     out = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
@@ -113,15 +88,15 @@ def pieced_product(parts, b, width):
 
 
 @pytest.mark.parametrize(("columns", "joined"), [(7, 0), (8, 2), (9, 2)])
-def test_operands_in_pieces_are_put_together_where_that_pays(cache, columns, joined) -> None:
+def test_separate_operands_are_concatenated_above_a_size(cache, columns, joined) -> None:
     agree(pieced_product, whole(1, 3, 128, 5), whole(2, 3, 128, columns), columns)
-    assert cache.report.products_joined == joined
+    assert cache.report.matmuls_fused == joined
 
 
-def test_pieces_are_put_together_once_for_all_neighbours(cache) -> None:
+def test_separate_operands_are_concatenated_once_for_all_adjacent_columns(cache) -> None:
     given = whole(1, 3, 128, 9), whole(2, 3, 128, 25)
     agree(pieced_product, *given, 12)
-    assert cache.report.products_joined == 8  # of three parts times three blocks of columns, the last ragged
+    assert cache.report.matmuls_fused == 8  # of three parts times three blocks of columns, the last ragged
 
 
 def product_then_square(a_by_k, b, width):
@@ -142,7 +117,7 @@ def product_then_square(a_by_k, b, width):
 
 
 @pytest.mark.parametrize("rows", [1, 5, 128])
-def test_results_side_by_side_need_no_copy(cache, rows) -> None:
+def test_adjacent_results_need_no_copy(cache, rows) -> None:
     agree(product_then_square, whole(1, 64, rows), whole(2, 64, 300), 128)
     (program,) = cache.programs
     called = [function.__name__ for segment in program.fused._ranks[0].segments for function, _ in segment]
@@ -161,7 +136,7 @@ def test_indices_read_at_run_time(cache, per_row) -> None:
         return out
 
     agree(moves, whole(1, 8, 3), np.array([[5], [2]], np.int32), whole(2, 8, 3))
-    assert cache.report.as_recorded == 0
+    assert cache.report.unlowered == 0
 
 
 @pytest.mark.parametrize(("index", "outside"), [(-1, True), (0, False), (7, False), (8, True)])
@@ -218,7 +193,7 @@ def test_a_tile_that_is_written_again_keeps_its_earlier_readers(cache) -> None:
     agree(reuses, whole(1, 128, 9), whole(2, 128, 9))
 
 
-def test_a_copy_through_hbm_is_followed(cache) -> None:
+def test_a_copy_through_hbm_is_eliminated(cache) -> None:
     def through(x):
         inside = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
         out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -263,7 +238,7 @@ def test_casts_of_every_kind(cache, dtype) -> None:
     agree(casts, (np.random.default_rng(0).standard_normal((128, 9)) * 50).astype(dtype))
 
 
-def test_a_product_that_cannot_be_taken_apart_accumulates(cache) -> None:
+def test_a_matmul_that_cannot_be_traced_accumulates(cache) -> None:
     def multiplies(x, y):
         operands, scales = [], []
         for data in (x, y):
@@ -287,8 +262,8 @@ def test_a_product_that_cannot_be_taken_apart_accumulates(cache) -> None:
     assert cache.report.rewritten == 1
 
 
-def test_a_result_put_together_from_pieces(cache) -> None:
-    def pieces(x):
+def test_a_result_of_several_writes(cache) -> None:
+    def parts(x):
         out = nl.ndarray((x.shape[0], 3 * x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
         tile, n = nl.load(x), x.shape[1]
         whole_row = nl.ndarray((x.shape[0], 3 * n), dtype=x.dtype)
@@ -301,7 +276,7 @@ def test_a_result_put_together_from_pieces(cache) -> None:
         stored(out, doubled)
         return out
 
-    agree(pieces, whole(1, 128, 5))
+    agree(parts, whole(1, 128, 5))
 
 
 def test_arguments_that_share_memory_are_replayed_as_recorded() -> None:

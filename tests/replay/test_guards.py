@@ -1,4 +1,4 @@
-"""Whatever a kernel depends on: the same is replayed, another is never served by a stale program."""
+"""Guards: a launch is replayed while all that its kernel reads is unchanged, and never with a stale program."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_the_same_array_with_new_content_is_read_anew() -> None:
     assert np.array_equal(replayed(scaled, x, 2.0), 2 * x)
 
 
-def test_ranks_meet_in_a_replay(cache) -> None:
+def test_replayed_ranks_complete_rendezvous(cache) -> None:
     group = ncc.ReplicaGroup([[0, 1, 2]])
 
     def total(x, group):
@@ -236,7 +236,7 @@ def test_a_changed_function_is_never_served_by_a_stale_program(monkeypatch) -> N
     assert replayed(global_scale, x) is x
 
 
-def test_what_depends_on_data_is_not_replayed_and_says_why(cache) -> None:
+def test_launches_that_depend_on_data_are_refused_with_a_reason(cache) -> None:
     def loops(x, rows):
         count = nisa.register_alloc()
         nisa.register_load(count, nl.load(rows))
@@ -252,7 +252,7 @@ def test_what_depends_on_data_is_not_replayed_and_says_why(cache) -> None:
     for times in (1, 3):
         x = np.ones((2, 2), np.float32)
         assert replayed(loops, x, np.array([[times]], np.int32))[0, 0] == 2**times
-    assert cache.report.refusals == {"the kernel looks at values": 2}
+    assert cache.report.refusals == {"the kernel's Python reads values": 2}
 
 
 def test_a_kernel_that_prints_prints_every_time(cache, capsys) -> None:
@@ -394,7 +394,7 @@ def test_a_replay_is_verified_against_an_eager_launch(cache, exact) -> None:
 
 
 def test_a_replay_that_differs_is_refused_with_kernel_and_output(cache, monkeypatch) -> None:
-    def wrong(program, arrays, exact, elsewhere):
+    def wrong(program, arrays, exact, peers):
         outputs = program.run(arrays, exact)
         outputs[0][0][3, 4] += 1.0
         return outputs
@@ -417,7 +417,7 @@ def test_a_replay_that_differs_is_refused_with_kernel_and_output(cache, monkeypa
 
 
 def test_a_changed_argument_that_differs_is_refused_too(cache, monkeypatch) -> None:
-    def forgets(program, arrays, exact, elsewhere):
+    def forgets(program, arrays, exact, peers):
         before = arrays[0][2].copy()
         outputs = program.run(arrays, exact)
         arrays[0][2][...] = before
@@ -435,7 +435,7 @@ def test_integer_results_have_to_be_the_same(cache, monkeypatch) -> None:
         nisa.dma_copy(dst=out, src=nl.load(x))
         return out
 
-    def wrong(program, arrays, exact, elsewhere):
+    def wrong(program, arrays, exact, peers):
         outputs = program.run(arrays, exact)
         outputs[0][0, 0] += 1
         return outputs
@@ -462,18 +462,18 @@ def test_the_environment_chooses_where_the_world_does_not(cache, monkeypatch) ->
     replayed(scaled, x, 2.0)
     assert (cache.report.verified, cache.report.rewritten) == (2, 1)
     monkeypatch.setenv("NKW_VERIFY_REPLAY", "yes")
-    with pytest.raises(simulate.NkwError, match="NKW_VERIFY_REPLAY='yes'; it is 0 or 1"):
+    with pytest.raises(simulate.NkwError, match="NKW_VERIFY_REPLAY is 'yes'; set it to 0 or 1"):
         replayed(scaled, x, 2.0)
 
 
-def test_the_report_says_what_became_of_every_launch(cache) -> None:
+def test_the_report_counts_every_launch(cache) -> None:
     for seed in range(3):
         attention_launch(seed)
     replayed(scaled, floats(0, 4, 4)[:, ::2], 2.0)
     lines = cache.report.text().splitlines()
     assert lines[0] == "replay: 2 launches replayed, 1 recorded, 1 refused, 0 dropped, 0 verified"
     assert lines[1].startswith("  1 programs rewritten: 15 instructions into ")
-    assert lines[1].endswith(", 0 matmuls joined to others, 0 executed as recorded")
+    assert lines[1].endswith(", 0 matmuls fused into others, 0 executed as recorded")
     assert lines[2] == "  refused: an array is not contiguous (1)"
     assert set(cache.report.seconds) == {"eager", "rewriting", "replay"}
 
@@ -483,7 +483,7 @@ def test_an_argument_held_in_another_dtype_is_launched_eagerly(cache, monkeypatc
     for seed in range(3):
         x = floats(seed, 4, 4).astype(ml_dtypes.bfloat16)
         assert np.array_equal(replayed(scaled, x, 2.0), 2 * x)
-    assert cache.report.refusals == {"an argument is held in another dtype": 3}
+    assert cache.report.refusals == {"an argument is stored in another dtype": 3}
 
 
 def test_findings_do_not_depend_on_earlier_launches() -> None:
@@ -505,7 +505,7 @@ def test_a_launch_that_is_interrupted_leaves_no_broken_program(cache, monkeypatc
     attention_launch(0)
     attention_launch(0)
 
-    def interrupted(self, elsewhere):
+    def interrupted(self, peers):
         self._ranks[0].segments[0][0][0](*self._ranks[0].segments[0][0][1])
         raise KeyboardInterrupt
 
@@ -531,8 +531,8 @@ def test_an_interrupted_first_launch_is_not_kept(cache) -> None:
     assert cache.report.recorded == 0
 
 
-def test_ranks_that_meet_in_a_chain_wait_for_each_other(cache) -> None:
-    """Rank 1 meets rank 0 first and rank 2 then, while rank 2 waits."""
+def test_a_chain_of_rendezvous_completes(cache) -> None:
+    """Rank 1 has a rendezvous with rank 0, then with rank 2, which waits."""
     first, second = ncc.ReplicaGroup([[0, 1]]), ncc.ReplicaGroup([[1, 2]])
 
     def chained(x, groups):
@@ -569,7 +569,7 @@ def test_an_eager_launch_that_nobody_announced_can_be_replayed() -> None:
 
 def test_a_dry_launch_has_no_values_to_repeat() -> None:
     done = simulate.launch(scaled, [((floats(1, 4, 4), 3.0), {})], mode=simulate.Mode.dry)
-    assert why_not_replayed(done) == "a launch in mode dry has no values to repeat"
+    assert why_not_replayed(done) == "a launch in mode dry has no values"
 
 
 def test_a_launch_that_is_kept_holds_no_tensor_of_the_kernel() -> None:
@@ -603,7 +603,7 @@ def test_a_replay_refuses_an_index_that_does_not_exist(cache) -> None:
             messages.append((error.value.code, error.value.seen))
         assert messages[0] == messages[1]
     assert cache.report.hits == 3
-    assert cache.report.as_recorded == 0
+    assert cache.report.unlowered == 0
 
 
 SCRIPT = """

@@ -1,4 +1,4 @@
-"""Arrays that lie over each other in the host's memory: a replay reads and writes them as an eager launch does."""
+"""Arrays that overlap in the host's memory: a replay reads and writes them as an eager launch does."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def random_kernel(seed: int, group: Any) -> Any:
 
 
 def laid_out(seed: int, step: int, ranks: int, dtype: Any) -> tuple[np.ndarray, list[tuple[np.ndarray, ...]]]:
-    """A pool, and every rank's two arrays in it: at random places, over each other, apart, or one array twice."""
+    """A pool, and every rank's two arrays in it: at random offsets, overlapping, apart, or one array twice."""
     draw = np.random.default_rng((seed, step))
     size, how = ROWS * COLUMNS, draw.integers(0, 4)
     pool = draw.integers(0, 4, 4 * size).astype(dtype)
@@ -96,7 +96,7 @@ def all_bytes(value: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(28))
-def test_random_kernels_on_arrays_over_each_other_give_eagers_bytes(cache, seed) -> None:
+def test_random_kernels_on_overlapping_arrays_give_eagers_bytes(cache, seed) -> None:
     ranks, dtype = (1, 1, 2, 3)[seed % 4], DTYPES[seed % len(DTYPES)]
     kernel = random_kernel(seed, ncc.ReplicaGroup([list(range(ranks))]) if ranks > 1 else None)
     for step in range(6):

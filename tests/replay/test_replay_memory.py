@@ -1,4 +1,4 @@
-"""Memory of a kernel's own in HBM: constants, and tensors that only it sees, also where it was planned again."""
+"""HBM of the kernel's own in replays: constants and private tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def launched(kernel: Any, *arguments: Any, exact: bool = False, mode: Any = simu
 
 
 def agrees(kernel: Any, *rest: Any) -> None:
-    """Launch a kernel six times on other data, exactly and rewritten in turns."""
+    """Launch a kernel six times on other data, exact and rewritten in alternation."""
     for step in range(6):
         x = np.full((4, 4), step, np.float32) + np.arange(4, dtype=np.float32)[:, None]
         wanted = launched(kernel, x.copy(), *rest, mode=simulate.Mode.eager)
@@ -64,7 +64,7 @@ def goes_through_hbm(x):
 
 
 def gathers_from_hbm(x):
-    """The rewritten program keeps this tensor in memory of its own; an exact replay goes on with it."""
+    """The rewritten program keeps this tensor in memory of its own; an exact replay continues with its bytes."""
     inside = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
     nisa.dma_copy(dst=inside[0:2], src=x[2:4])
     nisa.dma_copy(dst=inside[2:4], src=nl.load(x[0:2]))
@@ -102,7 +102,7 @@ def returns_a_constant(x):
     ("kernel", "reason"),
     [(writes_to_a_constant, "a constant is written"), (returns_a_constant, "a constant is returned")],
 )
-def test_constants_that_do_not_stay_what_they_are_are_launched_eagerly(cache, kernel, reason) -> None:
+def test_kernels_whose_constants_change_are_launched_eagerly(cache, kernel, reason) -> None:
     agrees(kernel)
     assert cache.report.refusals == {reason: 6}
 

@@ -72,7 +72,7 @@ def check(seed: int, exact: bool) -> None:
 
 
 def interrupted_at(number: int, run: Callable[[], Any]) -> bool:
-    """Run with a KeyboardInterrupt at so manieth a line of the package's `run`; tells whether that line was reached."""
+    """Run with a KeyboardInterrupt at the n-th line of the package; returns whether that line was reached."""
     left = number
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Values on which a replay could differ from an eager launch: NaN, infinities, bytes of bool_; and what reports see."""
+"""Values in replays: NaN, infinities and bytes of bool_ as in an eager launch; and the records of replays."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_replay_that_loses_or_changes_them_is_refused(cache, monkeypatch, spec
     launched(product, *matrices())
     value = launched(product, *matrices(*special))[0, 3]
 
-    def wrong(program, arrays, exact, elsewhere):
+    def wrong(program, arrays, exact, peers):
         outputs = program.run(arrays, exact)
         outputs[0][0, 3] = instead
         return outputs
@@ -81,19 +81,19 @@ def test_a_replay_that_loses_or_changes_them_is_refused(cache, monkeypatch, spec
 
 @pytest.mark.parametrize("largest", [1e18, 1e19, 3e38])
 def test_sums_that_overflow_in_one_order_only_are_no_mismatch(cache, largest) -> None:
-    """Of one order they are undefined, of another infinite; the other elements are compared."""
+    """NaN in one order of summation and infinite in another; the other elements are compared."""
     a, b = (np.random.default_rng(n).standard_normal((512, 64)).astype(np.float32) for n in range(2))
     a[:, :32] *= np.float32(largest / 8)
     a[0, :8] = np.inf
     b *= np.float32(min(largest, 1e19))
     for _ in range(3):
         found = launched(tiled, a, b, verify=True)
-    assert cache.report.products_joined > 0 and cache.report.verified == 2
+    assert cache.report.matmuls_fused > 0 and cache.report.verified == 2
     assert (largest < 1e19) == bool(np.isfinite(found[8:]).all())
 
 
 def tiled(a, b):
-    """a.T @ b in four parts of the contraction, which a replay joins."""
+    """a.T @ b in four parts of the contraction, which a replay fuses."""
     out = nl.ndarray((a.shape[1], b.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
     total = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.psum)
     for k in range(0, a.shape[0], 128):
@@ -118,7 +118,7 @@ def writes_bytes_to_bool(x, flags):
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("arguments", [(), (bool,)])
-def test_bytes_of_bool_are_given_back_as_zero_and_one(cache, arguments, exact) -> None:
+def test_bool_outputs_are_zero_and_one(cache, arguments, exact) -> None:
     kernel: Callable[..., Any] = writes_bytes_to_bool if arguments else returns_bytes_as_bool
     for step in range(3):
         x = (np.arange(12, dtype=np.uint8) * 7 + step).reshape(3, 4)

@@ -1,4 +1,4 @@
-"""What each of three processes runs for `test_processes`: replayed launches, until one rank is no longer there.
+"""The program of each of three processes for `test_processes`: replayed launches, until one rank is gone.
 
 The arguments are the rank that fails, and how. A rank that this stops prints the code of its error and exits with 3.
 """

@@ -1,4 +1,4 @@
-"""What each of three processes runs that torchrun starts for `test_processes`: a line of JSON for each thing found.
+"""The program of each of three processes that torchrun starts for `test_processes`; it prints results as lines of JSON.
 
 Each rank writes to a file of its own in the folder that is the argument; lines of one stream could run into each other.
 """
@@ -31,12 +31,12 @@ def part(rank: int, launch: int = 0) -> np.ndarray:
 
 
 def rendezvous(place: int) -> Rendezvous:
-    """A rendezvous of all ranks that hands out nothing."""
+    """A rendezvous of all ranks that has no results."""
     return Rendezvous(place, True, (0, 1, 2), {"operation": "rendezvous"}, lambda operands: operands)
 
 
 def main(folder: Path) -> None:
-    """Report what this process's rank got, for the test to compare."""
+    """Print the results of this process's rank, for the test to compare."""
     world = simulate.World.of_processes("trn1")
     rank = world.rank
     everyone = ncc.ReplicaGroup([[0, 1, 2]])
@@ -69,10 +69,10 @@ def main(folder: Path) -> None:
     out = both.launch(summed_by_both_cores, [((part(rank), everyone), {})]).outputs[0]
     say(what="both cores", bytes=out.tobytes().hex())
     say(what="world gather", sums=[float(each.sum()) for each in world.gather([np.full(rank, 2.0)])])
-    elsewhere = Processes.join()
-    met = [elsewhere.post(rendezvous(place), [part(rank, place)], Location("", 0, "")) for place in range(3)]
+    peers = Processes.join()
+    met = [peers.post(rendezvous(place), [part(rank, place)], Location("", 0, "")) for place in range(3)]
     for place in (rank, (rank + 1) % 3, (rank + 2) % 3):  # each rank completes another one first
-        _, arrived = elsewhere.wait([met[place]])
+        _, arrived = peers.wait([met[place]])
         sums = [float(operands[0].sum()) for _, operands, _ in arrived]
         say(what="several at once", place=place, sums=sums)
     refused("shapes", lambda: world.launch(reduced, [((part(rank)[: 5 - rank], everyone), {})]))

@@ -1,4 +1,4 @@
-"""Kernels whose ranks meet, for worlds in one process and in several."""
+"""Kernels with rendezvous, for worlds in one process and in several."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def reduced(x, group):
 
 
 def left_out(x, group, leaves_out):
-    """One rank leaves the collective out."""
+    """One rank skips the collective."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=out, src=x if leaves_out else total_of(x, group))
     return out
@@ -58,7 +58,7 @@ def summed_by_both_cores(x, group):
 
 
 def total_of(x, group):
-    """The sum of every member's x, in HBM of the core's own."""
+    """The sum of every member's x, in private HBM."""
     inside = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
     nisa.dma_copy(dst=inside, src=x)

@@ -1,4 +1,4 @@
-"""What a matmul adds in PSUM, and what other views of the same bytes see of it."""
+"""Accumulation in PSUM, read through other views of the same bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _halves_after_each_product(x):
 
 
 @pytest.mark.parametrize("mode", [simulate.Mode.eager, simulate.Mode.replay])
-def test_a_view_in_another_dtype_sees_what_was_added(mode: simulate.Mode) -> None:
+def test_a_view_in_another_dtype_has_the_accumulated_sum(mode: simulate.Mode) -> None:
     x = np.full((1, 3), np.float32(1.5))
     world = simulate.World()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Launches from words."""
+"""Launches of a kernel by module, name and shapes, as commands take them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles of which a part was filled: what comes of the rest counts as unwritten, instruction by instruction."""
+"""Poison: results computed from undefined elements of a tile, instruction by instruction."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sums(rows, columns):
 
 
 def stored(tile):
-    """What lies in a tile, in HBM."""
+    """A tile's contents, stored to HBM."""
     if tile.buffer is nl.psum:
         copied = nl.ndarray(tile.shape, tile.dtype)
         nisa.tensor_copy(dst=copied, src=tile)
@@ -78,7 +78,7 @@ def product(x):
 
 
 def product_added_to(x):
-    """A later matmul adds to what came of unwritten columns; it is no more defined than before."""
+    """A later matmul adds to poison, which stays poison."""
     out = sums(F, F)
     nisa.nc_matmul(dst=out, stationary=half(x), moving=nl.load(x), accumulate=False)
     nisa.nc_matmul(dst=out, stationary=nl.load(x), moving=nl.load(x), accumulate=True)
@@ -108,7 +108,7 @@ def gathered(x):
 
 
 def shuffled(x):
-    """Partition 1 of each quadrant goes to partition 0; what is not named keeps its bytes, written or not."""
+    """Partition 1 of each quadrant goes to partition 0; other partitions keep their bytes, defined or not."""
     tile = nl.ndarray((P, F), dtype=nl.float32)
     nisa.dma_copy(dst=tile[1:3], src=x[1:3])
     planes = tile.reshape((P, 2, F // 2))

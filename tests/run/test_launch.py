@@ -1,4 +1,4 @@
-"""Launching kernels: arguments, results, environment, and what is refused."""
+"""Launching kernels: arguments, results, environment, and refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def increment_in_place(x):
 
 @pytest.mark.parametrize("rows", [1, 127, 128])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16, np.int32, np.uint8])
-def test_arrays_go_in_and_come_out(rows: int, dtype: type) -> None:
+def test_arrays_are_arguments_and_outputs(rows: int, dtype: type) -> None:
     x = np.arange(rows * 3).reshape(rows, 3).astype(np.uint8).astype(dtype) % np.array(64).astype(dtype)
     result = double(x)
     assert result.dtype == x.dtype
@@ -62,7 +62,7 @@ def test_inputs_that_are_not_contiguous_are_updated_too() -> None:
     assert (x[::2, ::2] == 1).all()
 
 
-def test_torch_tensors_go_in_and_come_out() -> None:
+def test_torch_tensors_are_arguments_and_outputs() -> None:
     import torch
 
     for dtype in (torch.float32, torch.bfloat16, torch.int32):
@@ -121,13 +121,13 @@ def test_a_type_error_inside_of_a_kernel_stays_one() -> None:
     assert not isinstance(refused.value, NkwError)
 
 
-def test_what_is_wrong_with_an_argument_is_blamed_on_the_line_of_the_launch() -> None:
+def test_a_bad_argument_is_blamed_on_the_line_of_the_launch() -> None:
     with pytest.raises(InvalidArgument) as refused:
         double(np.ones((2, 2)))
     assert refused.value.where is not None
     assert (Path(refused.value.where.file).name, refused.value.where.function) == (
         Path(__file__).name,
-        "test_what_is_wrong_with_an_argument_is_blamed_on_the_line_of_the_launch",
+        "test_a_bad_argument_is_blamed_on_the_line_of_the_launch",
     )
 
 
@@ -170,7 +170,7 @@ def test_a_partly_written_output_is_a_warning() -> None:
     assert (done.outputs[0][:, :4] == 1).all()
 
 
-def test_using_what_was_never_written_is_refused_with_the_line_that_read_it() -> None:
+def test_using_poison_is_refused_with_the_line_that_read_undefined_bytes() -> None:
     def kernel(x, used):
         tile = nl.ndarray((4, 4), dtype=nl.float32, name="scratch")
         nisa.tensor_copy(dst=tile[:, 0:2], src=nl.load(x)[:, 0:2])
@@ -394,7 +394,7 @@ def test_refuses_a_grid_that_is_no_logical_core(grid: object) -> None:
         double[grid]
 
 
-def test_refuses_two_cores_where_the_chip_has_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_a_logical_core_size_that_the_chip_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.ones((4, 4), np.float32)
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
     with pytest.raises(InvalidArgument, match="NKW-LNC"):
@@ -415,3 +415,18 @@ def test_python_looks_at_the_values_of_a_launch_that_has_some(mode: simulate.Mod
         return
     with pytest.raises(Unsupported, match=r"a dry run has no values of \(2, 2\) float32 in sbuf to look at"):
         simulate.launch(kernel, given, mode=mode)
+
+
+def test_a_world_takes_one_entry_per_rank() -> None:
+    world, array = simulate.World("trn2", ranks=2), np.ones((2, 2), np.float32)
+    with pytest.raises(InvalidArgument) as refused:
+        world.gather([array])
+    assert refused.value.message == "gather got 1 arrays for 2 ranks; give one array per rank"
+    with pytest.raises(InvalidArgument) as refused:
+        world.launch(lambda x: x, [((array,), {})] * 3)
+    assert (
+        refused.value.message
+        == "launch got arguments for 3 ranks in a world of 2; give one (args, kwargs) per rank"
+    )
+    assert len(world.gather([array, array])) == 2
+    assert len(world.launch(lambda x: x, [((array,), {})] * 2).outputs) == 2

@@ -169,7 +169,7 @@ def expected(
 
 
 def check(ranks: int, groups: Groups) -> None:
-    """Launch `everything` over the lists and compare what every member gets."""
+    """Launch `everything` over the lists and compare every member's results."""
     data, tables = data_of(groups, ranks, seed=ranks)
     list_of = {rank: group for group in groups for rank in group}
     # Along each list two places on, and the last of each list to nobody.
@@ -233,7 +233,7 @@ def of_two_cores(groups: Groups, skipping: dict[int, int]) -> tuple[list[np.ndar
 
 
 @pytest.mark.parametrize("groups", [[[0]], [[0, 1]], [[2, 0, 1]], [[0, 3], [2, 1, 4]]], ids=str)
-def test_both_cores_of_a_rank_call_and_meet_the_same_core_of_the_others(groups: Groups) -> None:
+def test_collectives_of_two_core_ranks_join_cores_of_equal_number(groups: Groups) -> None:
     data, outputs = of_two_cores(groups, {})
     for group in groups:
         for place, rank in enumerate(group):
@@ -266,5 +266,5 @@ def test_31_of_32_ranks_wait_for_the_last_and_no_thread_is_left() -> None:
     with pytest.raises(Deadlock) as caught:
         world.launch(kernel, [((x, rank != 20), {}) for rank in range(32)])
     waits = [line for line in str(caught.value).splitlines() if " waits in all_reduce at " in line]
-    assert len(waits) == 31 and all(line.endswith(" for 20") for line in waits)
+    assert len(waits) == 31 and all(line.endswith(" for member 20") for line in waits)
     assert len(world.launch(kernel, [((x, True), {})] * 32).outputs) == 32

@@ -53,7 +53,7 @@ def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the three processes of process_program found."""
+    """The results that the three processes of process_program print."""
     folder = tmp_path_factory.mktemp("said")
     done = torchrun(3, "tests.run.process_program", str(folder))
     assert done.returncode == 0, done.stderr[-2000:]
@@ -61,7 +61,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def found(said: list[dict[str, Any]], what: str) -> dict[int, dict[str, Any]]:
-    """What each rank found of one thing."""
+    """The results of each rank under one name."""
     return {each["rank"]: each for each in said if each["what"] == what}
 
 
@@ -87,7 +87,7 @@ def test_eager_and_replayed_launches_give_the_bytes_of_one_process(said: list[di
         ]
 
 
-def test_ranks_that_replay_disagree_with_one_that_does_otherwise(said: list[dict[str, Any]]) -> None:
+def test_a_replayed_rank_disagrees_with_a_rank_in_another_collective(said: list[dict[str, Any]]) -> None:
     reports = found(said, "replayed shapes")
     assert {rank: report["code"] for rank, report in reports.items()} == dict.fromkeys(
         range(3), "NKW-RENDEZVOUS"
@@ -102,7 +102,7 @@ def test_groups_are_separate(said: list[dict[str, Any]]) -> None:
     assert [found(said, "gathered")[rank]["bytes"] for rank in range(3)] == same
 
 
-def test_both_cores_of_a_rank_meet_their_counterparts(said: list[dict[str, Any]]) -> None:
+def test_collectives_join_cores_of_equal_number(said: list[dict[str, Any]]) -> None:
     same = in_one_process(summed_by_both_cores, [(part(rank), EVERYONE) for rank in range(3)], "trn2", 2)
     assert [found(said, "both cores")[rank]["bytes"] for rank in range(3)] == same
 
@@ -159,7 +159,7 @@ def test_a_rank_that_leaves_a_collective_out_is_waited_for_until_nobody_can_go_o
         assert "in total_of" in report["text"]
 
 
-def test_disagreement_names_what_every_member_says(said: list[dict[str, Any]]) -> None:
+def test_a_disagreement_has_the_term_of_every_member(said: list[dict[str, Any]]) -> None:
     reports = found(said, "shapes")
     assert {report["code"] for report in reports.values()} == {"NKW-RENDEZVOUS"}
     assert len(reports) == 3

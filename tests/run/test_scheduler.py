@@ -1,4 +1,4 @@
-"""Ranks that meet: collectives over a world, deadlocks, disagreements, and no thread left behind."""
+"""The core scheduler: rendezvous of ranks, deadlocks, disagreements, random schedules, and no thread left behind."""
 
 from __future__ import annotations
 
@@ -52,35 +52,35 @@ def test_all_reduce_sums_exactly(ranks: int, dtype: type) -> None:
         assert np.array_equal(out, np.max(parts, axis=0))
 
 
-def turns_taken(count: int, seed: int | None) -> list[int]:
-    """Which core ran, step by step, where every core does four steps."""
-    scheduler, taken = CoreScheduler(count, seed=seed), []
+def schedule_of(count: int, seed: int | None) -> list[int]:
+    """The core that ran at each step, where every core has four steps."""
+    scheduler, order = CoreScheduler(count, seed=seed), []
 
     def body(core: int) -> None:
         for _ in range(4):
-            if scheduler.drawn:
+            if scheduler.is_random:
                 scheduler.preempt(core)
-            taken.append(core)
+            order.append(core)
 
     scheduler.run([lambda core=core: body(core) for core in range(count)])
-    return taken
+    return order
 
 
 def test_without_a_seed_every_core_runs_as_long_as_it_can() -> None:
-    assert turns_taken(3, None) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert schedule_of(3, None) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_a_seed_draws_turns_that_are_the_same_every_time(count: int) -> None:
-    drawn = [turns_taken(count, seed) for seed in range(64)]
-    assert drawn == [turns_taken(count, seed) for seed in range(64)]
-    assert all(sorted(taken) == sorted(drawn[0]) for taken in drawn)
+def test_equal_seeds_give_equal_schedules(count: int) -> None:
+    drawn = [schedule_of(count, seed) for seed in range(64)]
+    assert drawn == [schedule_of(count, seed) for seed in range(64)]
+    assert all(sorted(order) == sorted(drawn[0]) for order in drawn)
     if count > 1:
         assert len(set(map(tuple, drawn))) > 32
-        assert {taken[0] for taken in drawn} == set(range(count))
+        assert {order[0] for order in drawn} == set(range(count))
 
 
-def test_an_error_under_drawn_turns_ends_every_core() -> None:
+def test_an_error_under_a_random_schedule_ends_every_core() -> None:
     scheduler = CoreScheduler(3, seed=5)
 
     def body(core: int) -> None:
@@ -122,7 +122,7 @@ def test_gather_and_scatter_follow_the_order_of_the_rank_list() -> None:
     assert np.array_equal(outs[0], total[2:4]) and np.array_equal(outs[1], total[0:2])
 
 
-def test_a_deadlock_names_what_every_core_waits_for() -> None:
+def test_a_deadlock_names_the_rendezvous_of_every_core() -> None:
     def only_rank_0(x, group, rank):
         if rank == 0:
             return reduce_kernel(x, group, nl.add)
@@ -133,12 +133,12 @@ def test_a_deadlock_names_what_every_core_waits_for() -> None:
     with pytest.raises(Deadlock) as refused:
         run(only_rank_0, [(x, group, 0), (x.copy(), group, 1)])
     text = str(refused.value)
-    assert "core 0 waits in all_reduce at " in text and "for 1" in text
+    assert "core 0 waits in all_reduce at " in text and "for member 1" in text
     assert "core 1 has ended" in text
 
 
 def test_a_member_outside_the_world_is_a_deadlock_at_once() -> None:
-    with pytest.raises(Deadlock, match="for 1"):
+    with pytest.raises(Deadlock, match="for member 1"):
         run(reduce_kernel, [(np.ones((2, 2), np.float32), ncc.ReplicaGroup([[0, 1]]), nl.add)])
 
 
@@ -189,7 +189,7 @@ def test_a_rank_outside_its_group_is_refused() -> None:
         run(reduce_kernel, [(np.ones((2, 2), np.float32), ncc.ReplicaGroup([[1]]), nl.add)])
 
 
-def test_dry_runs_meet_too() -> None:
+def test_dry_launches_complete_rendezvous() -> None:
     group = ncc.ReplicaGroup([[0, 1]])
     x = np.ones((2, 2), np.float32)
     world = simulate.World("trn1", ranks=2)
@@ -209,7 +209,7 @@ def barrier_unless(x, skipped):
 
 
 @pytest.mark.parametrize(("skipped", "healthy"), [((False, False), True), ((True, False), False)])
-def test_a_barrier_is_met_by_the_cores_of_its_own_rank(skipped: tuple[bool, bool], healthy: bool) -> None:
+def test_a_barrier_joins_the_cores_of_its_own_rank(skipped: tuple[bool, bool], healthy: bool) -> None:
     world = simulate.World("trn2", ranks=2, logical_core_size=2)
     arguments = [((np.ones((2, 2), np.float32), each), {}) for each in skipped]
     if healthy:
@@ -219,7 +219,7 @@ def test_a_barrier_is_met_by_the_cores_of_its_own_rank(skipped: tuple[bool, bool
             world.launch(barrier_unless, arguments)
 
 
-def test_a_deadlock_of_many_ranks_names_who_is_missing_when_it_is_reported() -> None:
+def test_a_deadlock_of_many_ranks_names_the_missing_member() -> None:
     group = ncc.ReplicaGroup([[0, 1, 2, 3]])
 
     def kernel(x, skips):
@@ -232,4 +232,4 @@ def test_a_deadlock_of_many_ranks_names_who_is_missing_when_it_is_reported() -> 
     with pytest.raises(Deadlock) as seen:
         run(kernel, [(np.ones((2, 2), np.float32), rank == 3) for rank in range(4)])
     waits = [line.rpartition(" for ")[2] for line in str(seen.value).splitlines() if " waits in " in line]
-    assert waits == ["3", "3", "3"]
+    assert waits == ["member 3"] * 3

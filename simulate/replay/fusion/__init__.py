@@ -1,4 +1,9 @@
-"""Rewriting a recorded program: fewer and larger numpy calls that give the same values."""
+"""Fusion: a compiler from the recorded plans of a launch to fewer and larger numpy calls with the same values.
+
+`lower` traces the plans (`tracing`) into operations (`graph`, `opcodes`) and follows the provenance of elements
+(`provenance`, `provenance_map`). Passes then eliminate dead code and copies (`elimination`), fuse matmuls
+(`matmul_fusion`), select an implementation for each (`matmul_selection`) and place buffers (`buffers`).
+"""
 
 from simulate.replay.fusion.execute import Fused, FusionReport
 from simulate.replay.fusion.graph import NotFused

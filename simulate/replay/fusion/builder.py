@@ -1,4 +1,4 @@
-"""Building the operations of one rank, in program order: equal ones once, and those of constants at once."""
+"""Building the operations of one rank, in program order, with common-subexpression elimination and constant folding."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from simulate.memory import Storage, views
 from simulate.numerics import DType
 from simulate.numerics.dtypes import float32
-from simulate.replay.fusion.cells import Cells, as_view, pieces, values_of
-from simulate.replay.fusion.graph import Op, Value, ValueKind, View, Work
-from simulate.replay.fusion.works import Copy, Widened
+from simulate.replay.fusion.graph import Op, Opcode, Value, ValueKind, View
+from simulate.replay.fusion.opcodes import Copy, Widen
+from simulate.replay.fusion.provenance import Provenance, as_view, boxes_of, source_values
 
 EXACT_IN_FLOAT32 = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
 
 
 class Builder:
-    """The operations found so far, and the values that they make."""
+    """The operations so far, and all values."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -44,27 +44,27 @@ class Builder:
         return made
 
     def constant(self, array: np.ndarray, dtype: DType | np.dtype[Any]) -> View:
-        """An array that is the same in every launch."""
+        """A view of an array that is the same in every launch."""
         kept = np.ascontiguousarray(array)
         return View.whole(self.value(ValueKind.constant, kept.shape, dtype, kept))
 
     def op(
-        self, work: Work, reads: Sequence[View], shape: tuple[int, ...], dtype: DType | np.dtype[Any]
+        self, opcode: Opcode, reads: Sequence[View], shape: tuple[int, ...], dtype: DType | np.dtype[Any]
     ) -> View:
-        """The result of an operation, computed now if its operands are constants."""
-        key = (work, shape, str(dtype), *(_identity(view) for view in reads))
+        """The result of an operation; that of an equal earlier operation if there is one."""
+        key = (opcode, shape, str(dtype), *(_identity(view) for view in reads))
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self.ops_results(work, reads, [(shape, dtype)])[0].value
+            known = self._known[key] = self.results(opcode, reads, [(shape, dtype)])[0].value
         return View.whole(known)
 
-    def ops_results(
+    def results(
         self,
-        work: Work,
+        opcode: Opcode,
         reads: Sequence[View],
         results: Sequence[tuple[tuple[int, ...], DType | np.dtype[Any]]],
     ) -> list[View]:
-        """The results of an operation that may have several."""
+        """The results of a new operation, computed now if all its operands are constants."""
         constant = all(view.value.kind is ValueKind.constant for view in reads)
         kind = ValueKind.constant if constant else ValueKind.buffer
         made = [View.whole(self.value(kind, shape, dtype)) for shape, dtype in results]
@@ -72,54 +72,56 @@ class Builder:
             for view in made:
                 view.value.array = np.empty(view.value.shape, view.value.element)
             with np.errstate(all="ignore"):
-                for function, arguments in work.steps(
+                for function, arguments in opcode.calls(
                     [v.value.array for v in made], list(map(array_of, reads))
                 ):
                     function(*arguments)
         else:
-            self.append(work, reads, made)
+            self.append(opcode, reads, made)
         return made
 
-    def append(self, work: Work, reads: Sequence[View], writes: Sequence[View], keep: bool = False) -> None:
-        """Add an operation that writes to given places."""
+    def append(
+        self, opcode: Opcode, reads: Sequence[View], writes: Sequence[View], has_effects: bool = False
+    ) -> None:
+        """Add an operation that writes to given views."""
         sequence = self.sequence
         for view in writes:
             view.value.ready = sequence
-        self.ops.append(Op(work, tuple(reads), tuple(writes), sequence, keep))
+        self.ops.append(Op(opcode, tuple(reads), tuple(writes), sequence, has_effects))
 
-    def forget(self, sequence: int) -> None:
-        """Take back the operations from a number on."""
+    def roll_back(self, sequence: int) -> None:
+        """Remove the operations from a sequence number on."""
         del self.ops[sequence:]
         self._known = {key: value for key, value in self._known.items() if value.ready < sequence}
 
-    def stored(self, cells: Cells, dtype: DType | np.dtype[Any]) -> View:
-        """A view of elements in the dtype in which they are kept, put together first if need be."""
-        view = as_view(cells, self.values)
+    def view_of(self, provenance: Provenance, dtype: DType | np.dtype[Any]) -> View:
+        """A view of elements in their own dtype; copies concatenate them where they come from several views."""
+        view = as_view(provenance, self.values)
         if view is not None:
             return view
-        found = pieces(cells, self.values)
+        found = boxes_of(provenance, self.values)
         dtypes = {str(piece.value.dtype): piece.value.dtype for _, piece in found}
         kept = next(iter(dtypes.values())) if len(dtypes) == 1 else dtype
-        whole = View.whole(self.value(ValueKind.buffer, cells.shape, kept))
+        whole = View.whole(self.value(ValueKind.buffer, provenance.shape, kept))
         for box, piece in found:
-            self.append(Copy(), [self.presented(piece, kept)], [whole.at(box)])
+            self.append(Copy(), [self.converted(piece, kept)], [whole.at(box)])
         return whole
 
-    def read(self, cells: Cells, dtype: DType | np.dtype[Any]) -> View:
-        """A view of elements as an instruction sees them, in `dtype`."""
-        return self.presented(self.stored(cells, dtype), dtype)
+    def read(self, provenance: Provenance, dtype: DType | np.dtype[Any]) -> View:
+        """A view of elements in `dtype`."""
+        return self.converted(self.view_of(provenance, dtype), dtype)
 
-    def presented(self, view: View, dtype: DType | np.dtype[Any]) -> View:
-        """A view in `dtype`; narrow floats stand for the same numbers in float32."""
+    def converted(self, view: View, dtype: DType | np.dtype[Any]) -> View:
+        """A view converted to `dtype`; only narrow elements to float32 need a conversion."""
         element = dtype.storage if isinstance(dtype, DType) else dtype
         if view.value.element == element:
             return view
         assert element == np.float32, f"{view.value.dtype} elements are read as {dtype}"
-        return self.op(Widened(view.value.dtype), [view], view.shape, float32)
+        return self.op(Widen(view.value.dtype), [view], view.shape, float32)
 
-    def dtypes(self, cells: Cells) -> list[DType | np.dtype[Any]]:
-        """The dtypes in which elements are kept."""
-        return [value.dtype for value in values_of(cells, self.values)]
+    def dtypes(self, provenance: Provenance) -> list[DType | np.dtype[Any]]:
+        """The dtypes of the values that elements are copies from."""
+        return [value.dtype for value in source_values(provenance, self.values)]
 
 
 def array_of(view: View) -> np.ndarray:
@@ -137,7 +139,7 @@ def _identity(view: View) -> tuple[Any, ...]:
 
 
 def same_elements(view: View, other: View) -> bool:
-    """Whether two views show the same elements in the same order."""
+    """Whether two views have the same elements in the same order."""
     return _identity(view) == _identity(other)
 
 

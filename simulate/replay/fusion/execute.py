@@ -1,4 +1,4 @@
-"""The rewritten program of all ranks: numpy calls with their operands at hand."""
+"""Execution of the fused program of all ranks: numpy calls whose operands are bound to arrays."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from simulate.memory import NkiTensor, Storage
 from simulate.replay.arena import Arena
 from simulate.replay.fusion.buffers import place_buffers
 from simulate.replay.fusion.builder import array_of
+from simulate.replay.fusion.elimination import (
+    eliminate_concatenations,
+    eliminate_dead_code,
+    eliminate_result_copies,
+)
 from simulate.replay.fusion.graph import Op, ValueKind, View
-from simulate.replay.fusion.lower import AsRecorded, Lowering, Recorded
-from simulate.replay.fusion.products import join_products
-from simulate.replay.fusion.tidy import drop_unused, make_in_place, prepare_products, show_neighbours
-from simulate.replay.rendezvous import hold
+from simulate.replay.fusion.lower import Lowering, Recorded, Unlowered
+from simulate.replay.fusion.matmul_fusion import fuse_matmuls
+from simulate.replay.fusion.matmul_selection import select_matmuls
+from simulate.replay.rendezvous import complete_rendezvous
 from simulate.run.execute import operands_of, put_all, repeat
 from simulate.run.processes import Processes
 
-Step = tuple[Any, list[Any]]
+NumpyCall = tuple[Any, list[Any]]
 
 _Slot = tuple[list[Any], int, tuple[int, ...], "np.dtype[Any]", int, tuple[int, ...]]
 """An argument of a call, and the layout of the array that goes there: shape, element, byte offset, byte strides."""
@@ -29,30 +34,34 @@ _Slot = tuple[list[Any], int, tuple[int, ...], "np.dtype[Any]", int, tuple[int, 
 
 @dataclass(frozen=True)
 class FusionReport:
-    """What became of the instructions of one rank: numpy calls, joined matmuls, and those carried out as recorded."""
+    """Counts of one rank's program: recorded instructions, numpy calls, matmuls fused away, unlowered instructions."""
 
     instructions: int
     calls: int
-    products_joined: int
-    as_recorded: int
+    matmuls_fused: int
+    unlowered: int
 
 
-class _Rank:
-    """One rank's calls, cut where it meets others."""
+class _RankProgram:
+    """The numpy calls of one rank, in segments between its rendezvous."""
 
-    def __init__(self, recorded: Recorded, outside: Sequence[Storage], given: set[int], narrow: bool) -> None:
-        lowering = Lowering(recorded, outside)
+    def __init__(
+        self, recorded: Recorded, external: Sequence[Storage], inputs: set[int], narrow: bool
+    ) -> None:
+        lowering = Lowering(recorded, external)
         builder = lowering.run()
-        drop_unused(builder)
-        joined = join_products(builder)
-        show_neighbours(builder)
-        results = lowering.written_once(given)
-        make_in_place(builder, results)
-        prepare_products(builder, narrow)
-        self.homes = lowering.homes
-        self._own = [s for s in lowering.homes.values() if id(s) not in {id(each) for each in outside}]
-        self._tiles: list[NkiTensor] = []
-        self.segments: list[list[Step]] = [[]]
+        eliminate_dead_code(builder)
+        fused = fuse_matmuls(builder)
+        eliminate_concatenations(builder)
+        results = lowering.results_written_once(inputs)
+        eliminate_result_copies(builder, results)
+        select_matmuls(builder, narrow)
+        self.memory = lowering.memory
+        self._temporary = [
+            s for s in lowering.memory.values() if id(s) not in {id(each) for each in external}
+        ]
+        self._unlowered_tiles: list[NkiTensor] = []
+        self.segments: list[list[NumpyCall]] = [[]]
         self.rendezvous: list[Plan] = []
         self._slots: dict[int, list[_Slot]] = {}
         self._bound: dict[int, np.ndarray] = {}
@@ -63,22 +72,24 @@ class _Rank:
         self.report = FusionReport(
             len(recorded),
             sum(map(len, self.segments)) + len(self.rendezvous),
-            joined,
-            sum(isinstance(op.work, AsRecorded) for op in builder.ops),
+            fused,
+            sum(isinstance(op.opcode, Unlowered) for op in builder.ops),
         )
 
     def _add(self, op: Op) -> None:
-        if isinstance(op.work, AsRecorded):
-            plan = op.work.plan
+        if isinstance(op.opcode, Unlowered):
+            plan = op.opcode.plan
             tiles = [*plan.reads, *plan.writes]
-            self._tiles += tiles + [tile.dynamic.index for tile in tiles if tile.dynamic is not None]
+            self._unlowered_tiles += tiles + [
+                tile.dynamic.index for tile in tiles if tile.dynamic is not None
+            ]
             if plan.rendezvous is not None:
                 self.rendezvous.append(plan)
                 self.segments.append([])
             else:
-                self.segments[-1].append((_again, [plan, op.work.keeps]))
+                self.segments[-1].append((_repeat_recorded, [plan, op.opcode.accumulate_mask]))
             return
-        for function, arguments in op.work.steps(op.writes, op.reads):
+        for function, arguments in op.opcode.calls(op.writes, op.reads):
             for place, each in enumerate(arguments):
                 if isinstance(each, View):
                     self._operand(arguments, place, each)
@@ -95,41 +106,41 @@ class _Rank:
             self._slots.setdefault(id(view.value.storage), []).append((arguments, place, *_layout(view, 0)))
 
     def bind_buffers(self, block: np.ndarray, start: int) -> None:
-        """Put the buffers into a block from a byte on."""
+        """Bind the buffers to the bytes of a block from `start` on."""
         for arguments, place, shape, element, offset, strides in self._buffers:
             arguments[place] = np.ndarray(shape, element, block, start + offset, strides)
 
     def release(self) -> None:
-        """Leave every home without its bytes until the next `bind_homes`."""
+        """Drop every array of memory values until the next `bind_memory`."""
         self._bound.clear()
         for slots in self._slots.values():
             for arguments, place, *_ in slots:
                 arguments[place] = None
-        for tile in self._tiles:
+        for tile in self._unlowered_tiles:
             tile.forget_array()
 
-    def bind_homes(self) -> None:
-        """Let the calls work on the bytes that the homes have now."""
-        for storage in self._own:
+    def bind_memory(self) -> None:
+        """Bind memory values to the arrays that their storages have now."""
+        for storage in self._temporary:
             own = self._bound.get(id(storage))
             if own is None:
                 own = np.empty(storage.nbytes, np.uint8)
             storage.array = own
         changed = False
-        for key, storage in self.homes.items():
+        for key, storage in self.memory.items():
             if self._bound.get(key) is storage.array:
                 continue
             changed = True
             block = self._bound[key] = storage.array
             for arguments, place, shape, element, offset, strides in self._slots.get(key, ()):
                 arguments[place] = np.ndarray(shape, element, block, offset, strides)
-        if changed or self._own:
-            for tile in self._tiles:
+        if changed or self._temporary:
+            for tile in self._unlowered_tiles:
                 tile.forget_array()
 
 
 def _layout(view: View, start: int) -> tuple[tuple[int, ...], np.dtype[Any], int, tuple[int, ...]]:
-    """Shape, element, byte offset and byte strides of a view of a value that begins at a byte."""
+    """Shape, element, byte offset and byte strides of a view whose value begins at byte `start`."""
     element = view.value.element
     width = element.itemsize
     return view.shape, element, start + view.offset * width, tuple(stride * width for stride in view.strides)
@@ -141,30 +152,30 @@ class Fused:
     def __init__(
         self,
         recorded: Sequence[Recorded],
-        outside: Sequence[Sequence[Storage]],
-        given: Sequence[Sequence[Storage]],
+        external: Sequence[Sequence[Storage]],
+        inputs: Sequence[Sequence[Storage]],
         memory: Arena,
         narrow: bool = False,
     ) -> None:
-        """`outside` are each rank's arguments and results, `given` the arguments; buffers lie in `memory`.
+        """`external` are each rank's arguments and results, `inputs` the arguments; buffers lie in `memory`.
 
         Raises NotFused.
         """
         self._memory = memory
-        inputs = {id(storage) for rank in given for storage in rank}
-        self._ranks = [_Rank(plans, own, inputs, narrow) for plans, own in zip(recorded, outside)]
+        input_ids = {id(storage) for rank in inputs for storage in rank}
+        self._ranks = [_RankProgram(plans, own, input_ids, narrow) for plans, own in zip(recorded, external)]
         self._block: np.ndarray | None = None
         self.reports = [rank.report for rank in self._ranks]
 
     def release(self) -> None:
-        """Hold no array of the last launch any more."""
+        """Drop the arrays of the last launch."""
         for rank in self._ranks:
             rank.release()
 
-    def run(self, elsewhere: Processes | None = None) -> None:
-        """Carry the calls out on the arrays to which the arguments' and results' storages are bound.
+    def run(self, peers: Processes | None = None) -> None:
+        """Run the calls on the arrays to which the arguments' and results' storages are bound.
 
-        With `elsewhere`, the only rank here meets those of other processes.
+        With `peers`, this process has one rank; `peers` are the processes of the others.
         """
         block = self._memory.at_least(sum(rank.size for rank in self._ranks))
         if block is not self._block:
@@ -174,33 +185,33 @@ class Fused:
                 rank.bind_buffers(block, start)
                 start += rank.size
         for rank in self._ranks:
-            rank.bind_homes()
+            rank.bind_memory()
             _run(rank.segments[0])
-        met = [0] * len(self._ranks)
+        passed = [0] * len(self._ranks)
         while True:
             plans = {
-                n: rank.rendezvous[met[n]]
+                n: rank.rendezvous[passed[n]]
                 for n, rank in enumerate(self._ranks)
-                if met[n] < len(rank.rendezvous)
+                if passed[n] < len(rank.rendezvous)
             }
             if not plans:
                 return
             waiting = {
                 n: (plan.rendezvous, operands_of(plan)) for n, plan in plans.items() if plan.rendezvous
             }
-            for number, results in hold(waiting, elsewhere).items():
+            for number, results in complete_rendezvous(waiting, peers).items():
                 put_all(plans[number], results)
-                met[number] += 1
-                _run(self._ranks[number].segments[met[number]])
+                passed[number] += 1
+                _run(self._ranks[number].segments[passed[number]])
 
 
-def _again(plan: Plan, keeps: Any) -> None:
-    """Carry out an instruction as recorded; its tiles may have been written by other calls since."""
+def _repeat_recorded(plan: Plan, accumulate_mask: Any) -> None:
+    """Run an unlowered instruction; other calls may have written its tiles, so float32 conversions are dropped."""
     for tile in plan.reads:
         tile.storage.float_views.clear()
-    repeat(plan, keeps, {}, 0)
+    repeat(plan, accumulate_mask, {}, 0)
 
 
-def _run(steps: list[Step]) -> None:
+def _run(steps: list[NumpyCall]) -> None:
     for function, arguments in steps:
         function(*arguments)

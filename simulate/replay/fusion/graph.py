@@ -1,8 +1,8 @@
-"""What a recorded program computes, without the tiles: values, strided views of them, and operations between them.
+"""The intermediate representation of a program: values, strided views of values, and operations between views.
 
-A value is written once. It is a constant, a *home* (bytes that outlive an operation: an argument, a result, a tile
-that instructions address at run time) or a *buffer*, whose place is chosen at the end. A view names elements of a
-value by offset and strides, in elements.
+Every value is written once. Its kind says where its bytes are: a constant; *memory*, the bytes of a storage (an
+argument, a result, a tile that instructions address at run time); or a *buffer*, which is placed at the end. A view
+names elements of a value by offset and strides, in elements.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from simulate.numerics import DType
 
 
 class NotFused(Exception):
-    """A recorded program that cannot be rewritten; carries the reason."""
+    """The reason why a recorded program cannot be rewritten."""
 
 
 class ValueKind(Enum):
     """Where the bytes of a value are."""
 
     constant = "constant"
-    home = "home"
+    memory = "memory"
     buffer = "buffer"
 
 
@@ -38,7 +38,7 @@ class Value:
     kind: ValueKind
     shape: tuple[int, ...]
     dtype: DType | np.dtype[Any]
-    """A dtype of the chip, or of numpy for what only exists inside one instruction, such as a comparison."""
+    """A dtype of the chip; one of numpy for a value inside one instruction, such as the result of a comparison."""
     ready: int = -1
     array: np.ndarray | None = None
     storage: Storage | None = None
@@ -61,7 +61,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Elements of a value, in elements from its first."""
+    """Elements of a value; offset and strides count elements."""
 
     value: Value
     offset: int
@@ -75,15 +75,15 @@ class View:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it shows every element of a buffer once, in order."""
+        """Whether the view has every element of its value once, in order."""
         return (
             self.offset == 0
             and views.count(self.shape) == self.value.size
             and views.is_row_major(self.shape, self.strides)
         )
 
-    def turned(self) -> View:
-        """With its dims in the opposite order."""
+    def transposed(self) -> View:
+        """The view with its dims in the opposite order."""
         return View(self.value, self.offset, self.shape[::-1], self.strides[::-1])
 
     def at(self, slices: tuple[slice, ...]) -> View:
@@ -92,27 +92,27 @@ class View:
         return View(self.value, offset, tuple(s.stop - s.start for s in slices), self.strides)
 
 
-class Work(Protocol):
-    """What an operation does; equal works on equal views give equal results."""
+class Opcode(Protocol):
+    """What an operation computes; equal opcodes on equal views give equal results."""
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
-        """numpy calls as (function, arguments), with the given operands at their places."""
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
+        """The numpy calls as (function, arguments), with `writes` and `reads` among the arguments."""
 
 
 @dataclass(eq=False, slots=True)
 class Op:
     """One operation; `sequence` orders it among the others."""
 
-    work: Work
+    opcode: Opcode
     reads: tuple[View, ...]
     writes: tuple[View, ...]
     sequence: float
-    keep: bool = False
-    """It has effects beyond its values: a store to a home, an instruction carried out as recorded, a rendezvous."""
+    has_effects: bool = False
+    """Whether dead-code elimination has to keep it: a store to memory, an unlowered instruction, a rendezvous."""
 
 
-class Uses:
-    """Which operations read each value."""
+class DefUse:
+    """The operations that write (define) and read (use) each value."""
 
     def __init__(self, ops: Iterable[Op]) -> None:
         self._readers: dict[int, list[Op]] = {}
@@ -128,15 +128,15 @@ class Uses:
             self._writers.setdefault(view.value.number, []).append(op)
 
     def readers(self, value: Value) -> list[Op]:
-        """The operations that read it, once for each operand."""
+        """The operations that read a value, once for each operand."""
         return self._readers.get(value.number, [])
 
     def writers(self, value: Value) -> list[Op]:
-        """The operations that write it."""
+        """The operations that write a value."""
         return self._writers.get(value.number, [])
 
     def can_substitute(self, value: Value, target: View) -> bool:
-        """Whether every view of `value` can show the elements of `target` instead."""
+        """Whether every view of `value` can be replaced by a view of `target`'s elements."""
         return all(
             rebased(view, target) is not None
             for op in (*self.readers(value), *self.writers(value))
@@ -145,7 +145,7 @@ class Uses:
         )
 
     def substitute(self, value: Value, target: View) -> None:
-        """Let every view of `value` show the elements of `target`."""
+        """Replace every view of `value` by one of `target`'s elements."""
 
         def moved(view: View) -> View:
             new = rebased(view, target) if view.value is value else view
@@ -160,9 +160,9 @@ class Uses:
 
 
 def rebased(view: View, target: View) -> View | None:
-    """A view of a contiguous buffer of `target`'s shape, as a view of what lies under `target`; None if it has none.
+    """A view of a contiguous buffer of `target`'s shape, as a view of `target`'s value; None if there is none.
 
-    Each step of the view is a step along the dims of the buffer; it carries over if no index leaves its dim.
+    Each stride of the view is a sum of steps along the dims of the buffer; no index may leave its dim.
     """
     shape, old = target.shape, views.row_major(target.shape)
     reach = list(_digits(view.offset, shape, old))

@@ -1,9 +1,9 @@
-"""From the recorded plans of one rank to operations between values.
+"""Lowering: the recorded plans of one rank become operations between values.
 
-A tile on chip is no storage here but a table of where its elements come from. Loads, copies, transposes and exact
-casts only change such tables; an element is read from where it was made. Two kinds of memory stay memory, as *homes*:
-tensors in HBM that are arguments or results, and tensors that an instruction reaches in a way known at run time only,
-or sees as another dtype. An instruction of which this holds is carried out as it was recorded.
+A tile on chip has no bytes here, only the provenance of its elements. Loads, copies, transposes and exact casts change
+provenance alone; an operation reads an element from the value that computed it. Two kinds of storage keep their bytes
+and are *memory* values: arguments and results in HBM, and tensors that an instruction addresses at run time or views
+as another dtype. Instructions that operations cannot express stay *unlowered* and run as recorded, on memory.
 """
 
 from __future__ import annotations
@@ -20,123 +20,125 @@ from simulate.memory import NkiTensor, Storage
 from simulate.numerics import DType
 from simulate.numerics.dtypes import float32
 from simulate.replay.fusion.builder import EXACT_IN_FLOAT32, Builder
-from simulate.replay.fusion.cells import Cells, pieces
 from simulate.replay.fusion.graph import NotFused, Value, ValueKind, View
-from simulate.replay.fusion.tables import Tables, seen
-from simulate.replay.fusion.traced import Traced, Untraceable, traced
-from simulate.replay.fusion.works import (
-    Addressed,
-    Computed,
+from simulate.replay.fusion.opcodes import (
+    ComputeCall,
     Copy,
-    Gathered,
-    Narrowed,
-    Scattered,
-    Step,
-    Widened,
+    DynamicView,
+    Gather,
+    Narrow,
+    NumpyCall,
+    Scatter,
+    Widen,
 )
+from simulate.replay.fusion.provenance import Provenance, boxes_of
+from simulate.replay.fusion.provenance_map import ProvenanceMap, elements_of
+from simulate.replay.fusion.tracing import Tracer, Untraceable, as_tracer
 
 Recorded = Sequence[tuple[Plan, Any, bool]]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class AsRecorded:
-    """An instruction carried out on its own tiles; `keeps` is where a matmul was added."""
+class Unlowered:
+    """An instruction that runs as recorded, on its own tiles; `accumulate_mask` as in `simulate.run.execute.repeat`."""
 
     plan: Plan
-    keeps: Any
+    accumulate_mask: Any
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
-        """None: the program that runs the operations carries it out."""
-        raise AssertionError("carried out by the program")
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """None: the program of a rank runs it itself."""
+        raise AssertionError("an unlowered instruction has no numpy calls")
 
 
 @dataclass
 class Writes:
-    """When a home is written, and between which bytes."""
+    """The positions of the plans that write a storage, and the byte range of each write."""
 
     positions: list[int]
     spans: list[tuple[int, int]]
 
 
 class Lowering:
-    """One rank's plans on their way to operations."""
+    """The lowering of one rank's plans."""
 
-    def __init__(self, recorded: Recorded, outside: Sequence[Storage]) -> None:
-        """`outside` are the storages of arguments and results."""
+    def __init__(self, recorded: Recorded, external: Sequence[Storage]) -> None:
+        """`external` are the storages of arguments, results and constants."""
         self.builder = Builder()
-        self.homes = {id(storage): storage for storage in outside}
-        self.read_homes: set[int] = set()
+        self.memory = {id(storage): storage for storage in external}
+        self.read_memory: set[int] = set()
         self._recorded = recorded
-        self._as_recorded = [_needs_memory(plan, keeps, masked) for plan, keeps, masked in recorded]
-        self._find_homes()
+        self._is_unlowered = [
+            _needs_memory(plan, accumulate_mask, masked) for plan, accumulate_mask, masked in recorded
+        ]
+        self._find_memory()
         self._writes = self._find_writes()
-        self._tables = Tables((plan for plan, _, _ in recorded), self.builder.values)
+        self._provenance = ProvenanceMap((plan for plan, _, _ in recorded), self.builder.values)
         self._versions: dict[tuple[int, str, int], Value] = {}
-        self._stored: dict[int, int] = {}
-        self._states: dict[State, Traced] = {}
+        self._last_stores: dict[int, int] = {}
+        self._states: dict[State, Tracer] = {}
         self._position = 0
 
     def run(self) -> Builder:
-        """Lower every plan; returns what holds the operations. Raises NotFused."""
-        for position, (plan, keeps, _) in enumerate(self._recorded):
+        """Lower every plan; returns the builder with the operations. Raises NotFused."""
+        for position, (plan, accumulate_mask, _) in enumerate(self._recorded):
             self._position = position
-            if self._as_recorded[position]:
-                self._keep(plan, keeps)
+            if self._is_unlowered[position]:
+                self._leave_unlowered(plan, accumulate_mask)
             else:
-                self._take_apart(plan, keeps)
-            self._tables.passed(position)
+                self._lower(plan, accumulate_mask)
+            self._provenance.drop_dead(position)
         return self.builder
 
-    def written_once(self, given: set[int]) -> dict[int, Storage]:
-        """The homes that are no arguments, that nothing reads and that no two instructions write to."""
+    def results_written_once(self, inputs: set[int]) -> dict[int, Storage]:
+        """The memory storages that are no inputs, that no operation reads, and of which no element is written twice."""
         found: dict[int, Storage] = {}
-        for key, storage in self.homes.items():
-            if key in given or key in self.read_homes:
+        for key, storage in self.memory.items():
+            if key in inputs or key in self.read_memory:
                 continue
             counts = np.zeros(storage.size, np.int64)
             for plan, _, _ in self._recorded:
                 for tile in plan.writes:
                     if tile.storage is storage:
-                        seen(counts, tile)[...] += 1
+                        elements_of(counts, tile)[...] += 1
             if counts.max() <= 1:
                 found[key] = storage
         return found
 
     # -- memory -------------------------------------------------------------------------------------------------
 
-    def _find_homes(self) -> None:
-        for (plan, _, _), as_recorded in zip(self._recorded, self._as_recorded):
+    def _find_memory(self) -> None:
+        for (plan, _, _), unlowered in zip(self._recorded, self._is_unlowered):
             for tile in (*plan.reads, *plan.writes):
-                if as_recorded or tile.dynamic is not None or tile.dtype is not tile.storage.dtype:
-                    self.homes[id(tile.storage)] = tile.storage
-                if as_recorded and tile.dynamic is not None:
+                if unlowered or tile.dynamic is not None or tile.dtype is not tile.storage.dtype:
+                    self.memory[id(tile.storage)] = tile.storage
+                if unlowered and tile.dynamic is not None:
                     index = tile.dynamic.index
-                    self.homes[id(index.storage)] = index.storage
+                    self.memory[id(index.storage)] = index.storage
 
     def _find_writes(self) -> dict[int, Writes]:
         found: dict[int, Writes] = {}
         for position, (plan, _, _) in enumerate(self._recorded):
             for tile in plan.writes:
-                if id(tile.storage) in self.homes:
+                if id(tile.storage) in self.memory:
                     writes = found.setdefault(id(tile.storage), Writes([], []))
                     writes.positions.append(position)
                     writes.spans.append(_span(tile))
         return found
 
-    def _home(self, tile: NkiTensor) -> Value:
-        """The home under a tile as it is at this position: what was read before a write is another value."""
+    def _memory_value(self, tile: NkiTensor) -> Value:
+        """The memory value of a tile's storage at this position; every write to the storage begins a new version."""
         storage = tile.storage
         writes = self._writes.get(id(storage))
         version = bisect_left(writes.positions, self._position) if writes else 0
         key = id(storage), str(tile.dtype), version
         value = self._versions.get(key)
         if value is None:
-            value = self.builder.value(ValueKind.home, storage.shape, tile.dtype, storage=storage)
-            value.ready = self._stored.get(id(storage), -1)
+            value = self.builder.value(ValueKind.memory, storage.shape, tile.dtype, storage=storage)
+            value.ready = self._last_stores.get(id(storage), -1)
             self._versions[key] = value
         return value
 
-    def _is_overwritten(self, tile: NkiTensor) -> bool:
+    def _may_be_overwritten(self, tile: NkiTensor) -> bool:
         """Whether the bytes under a tile may be written at this position or after it."""
         writes = self._writes.get(id(tile.storage))
         if writes is None:
@@ -145,62 +147,62 @@ class Lowering:
         later = bisect_left(writes.positions, self._position)
         return any(first < end and start < last for first, last in writes.spans[later:])
 
-    def _read(self, tile: NkiTensor) -> Cells:
-        """Where the elements of a tile come from."""
+    def _read(self, tile: NkiTensor) -> Provenance:
+        """The provenance of a tile at this position."""
         if tile.dynamic is not None:
-            self.read_homes.add(id(tile.storage))
-            tensor = _flat(self._home(tile))
-            gathered = Gathered(_addressed(tile))
-            return Cells(self.builder.op(gathered, [tensor, self._index(tile)], tile.shape, tile.dtype))
-        if id(tile.storage) not in self.homes:
-            return self._tables.read(tile)
-        self.read_homes.add(id(tile.storage))
-        view = View(self._home(tile), tile.offset, tile.shape, tile.strides)
-        if self._is_overwritten(tile):
+            self.read_memory.add(id(tile.storage))
+            tensor = _flat(self._memory_value(tile))
+            gathered = Gather(_dynamic_view(tile))
+            return Provenance(self.builder.op(gathered, [tensor, self._index(tile)], tile.shape, tile.dtype))
+        if id(tile.storage) not in self.memory:
+            return self._provenance.read(tile)
+        self.read_memory.add(id(tile.storage))
+        view = View(self._memory_value(tile), tile.offset, tile.shape, tile.strides)
+        if self._may_be_overwritten(tile):
             view = self.builder.op(Copy(), [view], view.shape, tile.dtype)
-        return Cells(view)
+        return Provenance(view)
 
-    def _write(self, tile: NkiTensor, result: Traced) -> None:
-        cells = result.cells.reshape(tile.shape)
-        if id(tile.storage) not in self.homes:
-            self._tables.write(tile, cells)
+    def _write(self, tile: NkiTensor, result: Tracer) -> None:
+        provenance = result.provenance.reshape(tile.shape)
+        if id(tile.storage) not in self.memory:
+            self._provenance.write(tile, provenance)
             return
-        value = self.builder.value(ValueKind.home, tile.storage.shape, tile.dtype, storage=tile.storage)
+        value = self.builder.value(ValueKind.memory, tile.storage.shape, tile.dtype, storage=tile.storage)
         if tile.dynamic is not None:
-            self.read_homes.add(id(tile.storage))
-            values = self.builder.read(cells, tile.dtype)
+            self.read_memory.add(id(tile.storage))
+            values = self.builder.read(provenance, tile.dtype)
             operands = [values, self._index(tile)]
-            self.builder.append(Scattered(_addressed(tile)), operands, [_flat(value)], keep=True)
-            self._stored[id(tile.storage)] = self.builder.sequence - 1
+            self.builder.append(Scatter(_dynamic_view(tile)), operands, [_flat(value)], has_effects=True)
+            self._last_stores[id(tile.storage)] = self.builder.sequence - 1
             return
         target = View(value, tile.offset, tile.shape, tile.strides)
-        for box, piece in pieces(cells, self.builder.values):
-            shown = self.builder.presented(piece, tile.dtype)
-            self.builder.append(Copy(), [shown], [target.at(box)], keep=True)
-        self._stored[id(tile.storage)] = self.builder.sequence - 1
+        for box, part in boxes_of(provenance, self.builder.values):
+            converted = self.builder.converted(part, tile.dtype)
+            self.builder.append(Copy(), [converted], [target.at(box)], has_effects=True)
+        self._last_stores[id(tile.storage)] = self.builder.sequence - 1
 
     def _index(self, tile: NkiTensor) -> View:
-        """The indices by which a tile is addressed at run time."""
+        """The indices of a dynamic view."""
         assert tile.dynamic is not None
         index = tile.dynamic.index
         return self.builder.read(self._read(index), index.dtype)
 
     # -- instructions -------------------------------------------------------------------------------------------
 
-    def _keep(self, plan: Plan, keeps: Any) -> None:
-        """Carry an instruction out as it was recorded, on homes."""
+    def _leave_unlowered(self, plan: Plan, accumulate_mask: Any) -> None:
+        """Leave an instruction unlowered; all its operands are memory."""
         if plan.state is not None:
-            raise NotFused("an instruction with a register file writes in part or at run-time addresses")
+            raise NotFused("an instruction with state writes a part of its result, or at run-time addresses")
         tiles = [*plan.reads, *plan.writes]
         tiles += [tile.dynamic.index for tile in tiles if tile.dynamic is not None]
         for tile in tiles:
-            self.read_homes.add(id(tile.storage))
-        self.builder.append(AsRecorded(plan, keeps), [], [], keep=True)
+            self.read_memory.add(id(tile.storage))
+        self.builder.append(Unlowered(plan, accumulate_mask), [], [], has_effects=True)
         for tile in plan.writes:
-            self._stored[id(tile.storage)] = self.builder.sequence - 1
+            self._last_stores[id(tile.storage)] = self.builder.sequence - 1
 
-    def _take_apart(self, plan: Plan, keeps: Any) -> None:
-        """Turn an instruction into operations: its numpy calls, or one call of its `compute`."""
+    def _lower(self, plan: Plan, accumulate_mask: Any) -> None:
+        """Lower an instruction to its numpy calls, or to one call of its `compute` where that cannot be traced."""
         as_float = plan.domain is Domain.float32
         operands = [self._operand(tile, as_float) for tile in plan.reads]
         state = None if plan.state is None else self._state(plan.state)
@@ -209,99 +211,101 @@ class Lowering:
             given = (
                 operands
                 if state is None
-                else [Traced(self.builder, state.cells.copy(), state.kept), *operands]
+                else [Tracer(self.builder, state.provenance.copy(), state.value_dtype), *operands]
             )
-            results = [traced(self.builder, result) for result in plan.compute(*given)]
+            results = [as_tracer(self.builder, result) for result in plan.compute(*given)]
             if state is not None:
                 after = results.pop()
             results = [self._as_written(tile, r, as_float) for tile, r in zip(plan.writes, results)]
         except NotFused:
             raise
-        except Exception:  # whatever numpy or the planner says to operands that hold no data
-            self.builder.forget(before)
-            self._computed(plan, keeps, operands, state)
+        except Exception:  # numpy and planners may raise anything for operands without data
+            self.builder.roll_back(before)
+            self._call_compute(plan, accumulate_mask, operands, state)
             return
         if state is not None and plan.state is not None:
             self._states[plan.state] = after
-        if keeps is True:
+        if accumulate_mask is True:
             results = [self._accumulated(plan.writes[0], results[0])]
         for tile, result in zip(plan.writes, results):
             self._write(tile, result)
 
-    def _operand(self, tile: NkiTensor, as_float: bool) -> Traced:
-        cells, dtype = self._read(tile), tile.dtype
+    def _operand(self, tile: NkiTensor, as_float: bool) -> Tracer:
+        provenance, dtype = self._read(tile), tile.dtype
         if not as_float or (dtype.storage == np.float32 and dtype != "tfloat32"):
-            return Traced(self.builder, cells, dtype if dtype.storage != np.float32 else float32)
+            return Tracer(self.builder, provenance, dtype if dtype.storage != np.float32 else float32)
         if dtype in EXACT_IN_FLOAT32:
-            return Traced(self.builder, cells, float32)
-        view = self.builder.read(cells, dtype)
-        widened = self.builder.op(Widened(dtype), [view], view.shape, float32)
-        return Traced(self.builder, Cells(widened), float32)
+            return Tracer(self.builder, provenance, float32)
+        view = self.builder.read(provenance, dtype)
+        widened = self.builder.op(Widen(dtype), [view], view.shape, float32)
+        return Tracer(self.builder, Provenance(widened), float32)
 
-    def _as_written(self, tile: NkiTensor, result: Traced, as_float: bool) -> Traced:
-        """A result in the dtype of its tile: rounded, unless its elements are of that dtype already."""
+    def _as_written(self, tile: NkiTensor, result: Tracer, as_float: bool) -> Tracer:
+        """A result in the dtype of its tile: rounded, unless its elements have that dtype already."""
         dtype = tile.dtype
         if result.size != tile.size or result.dtype != (np.float32 if as_float else dtype.storage):
             raise Untraceable("the write broadcasts or converts")
         if not as_float or (dtype.storage == np.float32 and dtype != "tfloat32"):
             return result
-        if all(isinstance(kept, DType) and kept == dtype for kept in self.builder.dtypes(result.cells)):
-            return Traced(self.builder, result.cells, dtype)
-        view = self.builder.read(result.cells, float32)
-        narrow = self.builder.op(Narrowed(dtype), [view], view.shape, dtype)
-        return Traced(self.builder, Cells(narrow), dtype)
+        if all(isinstance(kept, DType) and kept == dtype for kept in self.builder.dtypes(result.provenance)):
+            return Tracer(self.builder, result.provenance, dtype)
+        view = self.builder.read(result.provenance, float32)
+        narrow = self.builder.op(Narrow(dtype), [view], view.shape, dtype)
+        return Tracer(self.builder, Provenance(narrow), dtype)
 
-    def _accumulated(self, tile: NkiTensor, product: Traced) -> Traced:
-        before = Traced(self.builder, self._read(tile).reshape(product.shape), float32)
-        total: Traced = before + product
+    def _accumulated(self, tile: NkiTensor, product: Tracer) -> Tracer:
+        before = Tracer(self.builder, self._read(tile).reshape(product.shape), float32)
+        total: Tracer = before + product
         return total
 
-    def _state(self, which: State) -> Traced:
+    def _state(self, which: State) -> Tracer:
         state = self._states.get(which)
         if state is None:
             initial = which.initial(128)
-            state = self._states[which] = traced(self.builder, initial)
+            state = self._states[which] = as_tracer(self.builder, initial)
         return state
 
-    def _computed(self, plan: Plan, keeps: Any, operands: list[Traced], state: Traced | None) -> None:
+    def _call_compute(
+        self, plan: Plan, accumulate_mask: Any, operands: list[Tracer], state: Tracer | None
+    ) -> None:
         given = operands if state is None else [state, *operands]
-        reads = [self.builder.read(each.cells, each.kept) for each in given]
+        reads = [self.builder.read(each.provenance, each.value_dtype) for each in given]
         results: list[Any] = [(tile.shape, tile.dtype) for tile in plan.writes]
         if state is not None:
-            results.append((state.shape, state.kept))
-        made = self.builder.ops_results(Computed(plan), reads, results)
+            results.append((state.shape, state.value_dtype))
+        made = self.builder.results(ComputeCall(plan), reads, results)
         if state is not None and plan.state is not None:
-            self._states[plan.state] = Traced(self.builder, Cells(made.pop()), state.kept)
+            self._states[plan.state] = Tracer(self.builder, Provenance(made.pop()), state.value_dtype)
         for tile, view in zip(plan.writes, made):
-            result = Traced(self.builder, Cells(view), tile.dtype)
-            self._write(tile, self._accumulated(tile, result) if keeps is True else result)
+            result = Tracer(self.builder, Provenance(view), tile.dtype)
+            self._write(tile, self._accumulated(tile, result) if accumulate_mask is True else result)
 
 
-def _needs_memory(plan: Plan, keeps: Any, masked: bool) -> bool:
+def _needs_memory(plan: Plan, accumulate_mask: Any, masked: bool) -> bool:
     dynamic = any(
         tile.dynamic is not None
         and (
             plan.skip_out_of_range
-            or keeps is not None
+            or accumulate_mask is not None
             or bool(tile.dynamic.group)
-            or not _addressed(tile).goes_up
+            or not _dynamic_view(tile).is_ascending
         )
         for tile in (*plan.reads, *plan.writes)
     )
-    adds = keeps is True and plan.writes[0].dtype != "float32"
-    return dynamic or masked or adds or plan.rendezvous is not None or isinstance(keeps, np.ndarray)
+    adds = accumulate_mask is True and plan.writes[0].dtype != "float32"
+    return dynamic or masked or adds or plan.rendezvous is not None or isinstance(accumulate_mask, np.ndarray)
 
 
-def _addressed(tile: NkiTensor) -> Addressed:
+def _dynamic_view(tile: NkiTensor) -> DynamicView:
     dynamic = tile.dynamic
     assert dynamic is not None
-    return Addressed(tile.shape, tile.strides, tile.offset, dynamic.step, dynamic.extent, tile.describe())
+    return DynamicView(tile.shape, tile.strides, tile.offset, dynamic.step, dynamic.extent, tile.describe())
 
 
-def _flat(home: Value) -> View:
-    """All elements of a home, by their numbers."""
-    assert home.storage is not None
-    return View(home, 0, (home.storage.nbytes // home.element.itemsize,), (1,))
+def _flat(memory: Value) -> View:
+    """All elements of a memory value, as one dim."""
+    assert memory.storage is not None
+    return View(memory, 0, (memory.storage.nbytes // memory.element.itemsize,), (1,))
 
 
 def _span(tile: NkiTensor) -> tuple[int, int]:

@@ -1,11 +1,11 @@
-"""Products of bfloat16 matrices with float32 sums, by the CPU's bfloat16 instructions; numpy has none.
+"""Matmuls of bfloat16 matrices with float32 sums, by the CPU's bfloat16 instructions, which numpy does not use.
 
-oneMKL multiplies them as they lie (`cblas_gemm_bf16bf16f32`); torch for x86-64 carries oneMKL and shows its functions.
-Where torch has no oneMKL, it multiplies itself. Its own product of bfloat16 matrices would round the result to
-bfloat16, so there the operands are widened, which is exact, and multiplied as float32 matrices with the precision
-"medium": oneDNN then converts them back, which is exact too, and adds the products up in float32.
+oneMKL multiplies bfloat16 matrices directly (`cblas_gemm_bf16bf16f32`); torch for x86-64 contains oneMKL and exports
+its functions. Without oneMKL, torch multiplies. Its bfloat16 matmul would round the result to bfloat16, so the operands
+are widened, which is exact, and multiplied as float32 matrices with the precision "medium": oneDNN then converts the
+operands back, which is exact too, and adds the products in float32.
 
-Both take subnormal operands as zeros, as the instructions do.
+Both libraries take subnormal operands as zeros, as the instructions do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +26,8 @@ import numpy as np
 from simulate.errors import InvalidArgument
 
 VARIABLE = "NKW_SPEED"
+
+_onemkl_allowed = ContextVar("onemkl_allowed", default=True)
 
 _LIBRARIES = ("libtorch_cpu.so", "torch_cpu.dll", "libtorch_cpu.dylib")
 _ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of the C interface of BLAS
@@ -38,25 +42,26 @@ _SIGNATURE = (
 
 
 def wanted() -> bool:
-    """Whether NKW_SPEED=torch asks for torch and it is installed; warns once where it is not.
+    """Whether NKW_SPEED=torch is set and torch is installed; warns once where torch is not installed.
 
-    NKW_SPEED=numpy asks for what is done without it. Raises InvalidArgument for anything else.
+    NKW_SPEED=numpy is the default. Raises InvalidArgument for another value.
     """
     text = os.environ.get(VARIABLE, "")
     if text not in ("", "numpy", "torch"):
-        raise InvalidArgument("NKW-REPLAY-OPTION", f"{VARIABLE}={text!r}; it is numpy or torch")
+        raise InvalidArgument("NKW-REPLAY-OPTION", f"{VARIABLE} is {text!r}; set it to numpy or torch")
     if text != "torch":
         return False
     if not available():
-        _warn_of_absence()
+        warn_of_absence()
         return False
     return True
 
 
 @cache
-def _warn_of_absence() -> None:
+def warn_of_absence() -> None:
+    """Warn, once per process, that torch is not installed."""
     warnings.warn(
-        f"{VARIABLE}=torch, but torch is not installed: numpy multiplies; pip install 'nki-workbench[speed]'",
+        f"{VARIABLE} is torch, but torch is not installed: numpy multiplies; pip install 'nki-workbench[speed]'",
         stacklevel=3,
     )
 
@@ -66,15 +71,25 @@ def available() -> bool:
     return _folder() is not None
 
 
-def multiplies_as_they_lie() -> bool:
-    """Whether bfloat16 matrices need no widening."""
-    return _gemm() is not None
+def has_onemkl() -> bool:
+    """Whether oneMKL is there and not excluded, so that bfloat16 matrices need no widening."""
+    return _onemkl_allowed.get() and _gemm() is not None
+
+
+@contextmanager
+def without_onemkl() -> Iterator[None]:
+    """Let torch multiply inside a `with` block, also where oneMKL is there, to compare the two."""
+    token = _onemkl_allowed.set(False)
+    try:
+        yield
+    finally:
+        _onemkl_allowed.reset(token)
 
 
 def multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
     """out = left @ right for bfloat16 matrices of two bytes an element and a float32 `out`, by oneMKL.
 
-    Each has a unit stride along one axis and follows itself without overlap along the other.
+    Each matrix has stride 1 along one axis; its rows or columns do not overlap.
     """
     if _leading(out)[0] == _TRANSPOSED:
         left, right, out = right.T, left.T, out.T
@@ -91,7 +106,7 @@ def multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
 
 
 def multiply_widened(left: np.ndarray, right: np.ndarray, out: np.ndarray, height: int, width: int) -> None:
-    """out = left @ right for bfloat16 matrices, whose products and sums are float32, by torch.
+    """out = left @ right for bfloat16 matrices, with float32 products and sums, by torch.
 
     `left` is widened whole, `right` in blocks of `height` by `width`.
     """
@@ -118,7 +133,7 @@ def multiply_widened(left: np.ndarray, right: np.ndarray, out: np.ndarray, heigh
 
 
 def _leading(matrix: np.ndarray) -> tuple[int, int]:
-    """How a matrix lies, and its leading dimension in elements."""
+    """The transposition flag of a matrix, and its leading dimension in elements."""
     (rows, columns), (down, right) = matrix.shape, (step // matrix.itemsize for step in matrix.strides)
     if right == 1 or columns == 1:
         return _AS_IT_IS, down if rows > 1 else columns
@@ -127,7 +142,7 @@ def _leading(matrix: np.ndarray) -> tuple[int, int]:
 
 @cache
 def _folder() -> Path | None:
-    """Where torch's libraries are; importing torch takes a second, finding it does not."""
+    """The folder of torch's libraries; torch is not imported, which would take a second."""
     found = find_spec("torch")
     places = found.submodule_search_locations if found is not None else None
     return Path(next(iter(places)), "lib") if places else None
@@ -135,7 +150,7 @@ def _folder() -> Path | None:
 
 @cache
 def _gemm() -> Callable[..., None] | None:
-    """oneMKL's product of bfloat16 matrices."""
+    """oneMKL's matmul of bfloat16 matrices; None where no library exports it."""
     folder = _folder()
     if folder is None:
         return None

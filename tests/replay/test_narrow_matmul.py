@@ -1,8 +1,10 @@
-"""Products with bfloat16 matrices that are not widened: by oneMKL as they lie, by torch where there is no oneMKL."""
+"""Matmuls of bfloat16 matrices without widening: by oneMKL, or by torch where there is no oneMKL."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import ml_dtypes
 import numpy as np
@@ -11,23 +13,23 @@ import pytest
 import simulate
 from simulate.errors import InvalidArgument
 from simulate.replay import ReplayOptions
-from simulate.replay.fusion import narrow, speed
-from simulate.replay.fusion.blocks import block_shape
+from simulate.replay.fusion import narrow_matmul as narrow
+from simulate.replay.fusion import speed
+from simulate.replay.fusion.blocked_matmul import block_shape
 from simulate.world import process_replays
-from tests.replay.test_blocks import assert_within_bound_of_sums, tiled_product, whole, works
+from tests.replay.matmuls import assert_within_bound_of_sums, calls, tiled_product, whole
 
 torch = pytest.importorskip("torch", reason="torch is an extra (speed)")
-onemkl = pytest.mark.skipif(not speed.multiplies_as_they_lie(), reason="this torch shows no oneMKL")
+onemkl = pytest.mark.skipif(not speed.has_onemkl(), reason="this torch shows no oneMKL")
 
 BF16 = ml_dtypes.bfloat16
 LIBRARIES = [pytest.param("oneMKL", marks=onemkl), "torch"]
 
 
 @pytest.fixture
-def library(request, monkeypatch) -> str:
-    if request.param == "torch":
-        monkeypatch.setattr(speed, "_gemm", lambda: None)
-    return request.param
+def library(request) -> Iterator[str]:
+    with speed.without_onemkl() if request.param == "torch" else nullcontext():
+        yield request.param
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -40,7 +42,7 @@ def turned(matrix: np.ndarray) -> np.ndarray:
 
 
 def replays(given: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """What an eager launch gives and what a rewritten one gives."""
+    """The outputs of an eager and of a rewritten launch."""
     world = simulate.World("trn2", replay=ReplayOptions(speed=True), replays=process_replays())
     modes = (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay)
     eager, _, replayed = (world.launch(tiled_product, [(given, {})], mode).outputs[0] for mode in modes)
@@ -53,7 +55,7 @@ def replays(given: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarra
 @onemkl
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 300, 77), (127, 128, 129), (5, 1, 3), (1, 1, 1)])
 @pytest.mark.parametrize("layouts", range(8))
-def test_matrices_are_multiplied_as_they_lie(rows, depth, columns, layouts) -> None:
+def test_oneMKL_multiplies_every_layout(rows, depth, columns, layouts) -> None:
     """Inside larger arrays, rows or columns first."""
 
     def laid_out(bit: int, *shape: int) -> np.ndarray:
@@ -101,7 +103,7 @@ def by_parts(left: np.ndarray, right: np.ndarray, at_once: int) -> np.ndarray:
 def test_three_bfloat16_numbers_hold_a_float32(magnitude) -> None:
     values = np.ldexp(normal(1, 9, 301), magnitude).astype(np.float32)
     parts = np.empty((27, 301), BF16)
-    narrow._take_apart(values, parts, np.empty_like(values))
+    narrow.split_float32(values, parts, np.empty_like(values))
     assert np.array_equal(parts.astype(np.float64).reshape(3, 9, 301).sum(0), values)
 
 
@@ -126,10 +128,10 @@ def test_numbers_without_parts_have_the_products_of_plain_multiplication(value, 
     assert np.isfinite(ours[finite]).all()
 
 
-def test_a_nan_stays_one_whatever_its_payload() -> None:
+def test_nan_stays_nan_for_every_payload() -> None:
     values = np.array([[0x7F800001, 0xFFC00000, 0x7FFFFFFF]], np.uint32).view(np.float32)
     parts = np.empty((3, 3), BF16)
-    narrow._take_apart(values, parts, np.empty_like(values))
+    narrow.split_float32(values, parts, np.empty_like(values))
     assert np.isnan(parts[0].astype(np.float32)).all() and not parts[1:].any()
 
 
@@ -142,16 +144,16 @@ def test_bfloat16_matrices_keep_their_float32_sums(cache, library, weights_left)
     """The sums are whole numbers beyond the 8 bits of bfloat16, so a rounded product would show."""
     given = whole(1, 512, 128, dtype=BF16), whole(2, 512, 640, dtype=BF16)
     eager, replayed = replays(given[::-1] if weights_left else given)
-    assert works(cache).count("multiply" if library == "oneMKL" else "multiply_widened") == 1
+    assert calls(cache).count("multiply" if library == "oneMKL" else "multiply_widened") == 1
     assert np.array_equal(eager, replayed)
     assert (replayed != replayed.astype(BF16)).any()
 
 
 @onemkl
 @pytest.mark.parametrize(("columns", "narrow"), [(63, False), (64, True), (65, True)])
-def test_oneMKL_multiplies_what_is_worth_a_call(cache, columns, narrow) -> None:
+def test_oneMKL_multiplies_above_a_size(cache, columns, narrow) -> None:
     eager, replayed = replays((whole(1, 128, 32, dtype=BF16), whole(2, 128, columns, dtype=BF16)))
-    assert ("multiply" in works(cache)) == narrow
+    assert ("multiply" in calls(cache)) == narrow
     assert np.array_equal(eager, replayed)
 
 
@@ -165,20 +167,22 @@ def test_torch_multiplies_where_both_operands_have_enough_rows(
     assert few * weights.size >= 1 << 24 or not narrow
     eager, replayed = replays((weights, x) if weights_left else (x, weights))
     assert np.array_equal(eager, replayed)
-    assert ("multiply_widened" in works(cache)) == narrow
+    assert ("multiply_widened" in calls(cache)) == narrow
 
 
 @onemkl
 @pytest.mark.parametrize(("columns", "narrow"), [(1023, False), (1024, False), (1025, True)])
 @pytest.mark.parametrize("weights_left", [False, True])
-def test_a_large_narrow_matrix_meets_the_parts_of_a_float32_one(cache, columns, narrow, weights_left) -> None:
+def test_a_large_narrow_matrix_is_multiplied_by_the_parts_of_a_float32_one(
+    cache, columns, narrow, weights_left
+) -> None:
     few, weights = normal(1, 1024, 5), normal(2, 1024, columns).astype(BF16)
     eager, replayed = replays((weights, few) if weights_left else (few, weights))
     (left, right) = (weights.T, few) if weights_left else (few.T, weights)
     assert_within_bound_of_sums(replayed, left, right)
     assert_within_bound_of_sums(eager, left, right)
-    assert (works(cache)[0] == "multiply") == narrow
-    assert not narrow or "widen" not in works(cache)
+    assert (calls(cache)[0] == "multiply") == narrow
+    assert not narrow or "widen" not in calls(cache)
 
 
 @onemkl
@@ -187,14 +191,14 @@ def test_products_of_parts_are_verified_against_eager(cache) -> None:
     given = normal(1, 1024, 129), normal(2, 1024, 1025).astype(BF16)
     for _ in range(2):
         world.launch(tiled_product, [(given, {})], simulate.Mode.replay)
-    assert cache.report.verified == 1 and "widen" not in works(cache)
+    assert cache.report.verified == 1 and "widen" not in calls(cache)
 
 
 @pytest.mark.parametrize("library", ["torch"], indirect=True)
 def test_without_oneMKL_a_large_narrow_matrix_is_widened_in_blocks(cache, library) -> None:
     eager, replayed = replays((whole(1, 1024, 5), whole(2, 1024, 1025, dtype=BF16)))
     assert np.array_equal(eager, replayed)
-    assert "multiply" in works(cache) and "multiply_widened" not in works(cache)
+    assert "multiply" in calls(cache) and "multiply_widened" not in calls(cache)
 
 
 # -- asking for it ------------------------------------------------------------------------------------------------
@@ -205,13 +209,13 @@ def test_speed_is_asked_for_by_name(monkeypatch) -> None:
         monkeypatch.setenv("NKW_SPEED", text)
         assert not ReplayOptions.from_environment().speed
     monkeypatch.setenv("NKW_SPEED", "mkl")
-    with pytest.raises(InvalidArgument, match="NKW_SPEED='mkl'; it is numpy or torch"):
+    with pytest.raises(InvalidArgument, match="NKW_SPEED is 'mkl'; set it to numpy or torch"):
         ReplayOptions.from_environment()
     monkeypatch.setenv("NKW_SPEED", "torch")
     assert ReplayOptions.from_environment().speed
     monkeypatch.setattr(speed, "available", lambda: False)
-    speed._warn_of_absence.cache_clear()
-    with pytest.warns(UserWarning, match=r"NKW_SPEED=torch, but torch is not installed: numpy multiplies"):
+    speed.warn_of_absence.cache_clear()
+    with pytest.warns(UserWarning, match=r"NKW_SPEED is torch, but torch is not installed: numpy multiplies"):
         assert not ReplayOptions.from_environment().speed
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once

@@ -1,4 +1,4 @@
-"""The kinds of operations, as numpy calls with a place for their result."""
+"""The opcodes of operations: each gives the numpy calls that write the operation's results into given arrays."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from simulate.numerics import DType, from_float32, to_float32
 from simulate.run.execute import rounded
 from simulate.run.indirect import places, refuse_elements, refuse_index
 
-Step = tuple[Any, list[Any]]
+NumpyCall = tuple[Any, list[Any]]
 
 _WIDENED_BY_NUMPY = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
 class Ufunc:
-    """A ufunc over its operands; `scalars` holds (place, number) for those that are no arrays."""
+    """A ufunc of its operands; `scalars` has (position, text, number) for operands that are no arrays."""
 
     function: np.ufunc
     scalars: tuple[tuple[int, str, Any], ...]
     dtype: np.dtype[Any] | None
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """One call."""
         arguments = list(reads)
         for place, _, number in self.scalars:
@@ -40,7 +40,7 @@ class Ufunc:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduce:
     """ufunc.reduce over `axes`."""
 
     function: np.ufunc
@@ -48,48 +48,48 @@ class Reduction:
     dtype: np.dtype[Any]
     keepdims: bool
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """One call."""
         return [(self.function.reduce, [reads[0], self.axes, self.dtype, writes[0], self.keepdims])]
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class Select:
     """np.where of a condition and two operands."""
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
-        """All from the last operand, then those that the condition selects from the other."""
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """A copy of the last operand, then a copy of the second one where the condition holds."""
         out, (condition, chosen, other) = writes[0], reads
         return [(np.copyto, [out, other]), (np.copyto, [out, chosen, "same_kind", condition])]
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The same elements at another place."""
+    """A copy of its operand."""
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """One call."""
         return [(np.copyto, [writes[0], reads[0]])]
 
 
 @dataclass(frozen=True, slots=True)
-class Widened:
-    """Elements of `source` as float32, which is exact but for integers above 2**24."""
+class Widen:
+    """Elements of `source` converted to float32: exact except for integers above 2**24."""
 
     source: DType | np.dtype[Any]
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """One call."""
         return [(widen, [self.source, writes[0], reads[0]])]
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowed:
+class Narrow:
     """float32 rounded once into `target`."""
 
     target: DType
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """One call."""
         if self.target in _WIDENED_BY_NUMPY:
             return [(np.copyto, [writes[0], reads[0], "unsafe"])]
@@ -97,17 +97,17 @@ class Narrowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """A matrix product."""
+class Matmul:
+    """A matmul."""
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """One call."""
         return [(np.matmul, [*reads, writes[0]])]
 
 
 @dataclass(frozen=True)
-class Addressed:
-    """A view of a tensor whose elements are found at run time: each index moves the view by `step` elements."""
+class DynamicView:
+    """A view whose offset is known at run time only: each index moves the view by `step` elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -117,7 +117,7 @@ class Addressed:
     what: str
 
     def elements(self, index: np.ndarray, count: int) -> np.ndarray:
-        """The numbers of the elements, of `count`. Raises OutOfBounds for an index that leads outside."""
+        """The positions of the view's elements in a tensor of `count`. Raises OutOfBounds for an index outside."""
         indices = index.reshape(-1).astype(np.int64)
         low, high = int(indices.min()), int(indices.max())
         if low < 0 or high >= self.extent:
@@ -128,8 +128,8 @@ class Addressed:
         indices += self.offset
         return places(self.shape, self.strides) + indices.reshape(-1, *(1,) * (len(self.shape) - 1))
 
-    def only(self, index: np.ndarray, tensor: np.ndarray) -> np.ndarray:
-        """The view that a single index leads to. Raises OutOfBounds for an index that leads outside."""
+    def single(self, index: np.ndarray, tensor: np.ndarray) -> np.ndarray:
+        """The view of `tensor` for a single index, without a copy. Raises OutOfBounds for an index outside."""
         at = int(index.item())
         if not 0 <= at < self.extent:
             refuse_index(index.reshape(-1), self.extent, self.what)
@@ -142,50 +142,50 @@ class Addressed:
 
     @cached_property
     def reach(self) -> int:
-        """The last element without an index."""
+        """The position of the view's last element at index 0."""
         return self.offset + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides))
 
     @property
-    def goes_up(self) -> bool:
-        """Whether no step leads to a lower element."""
+    def is_ascending(self) -> bool:
+        """Whether no offset, step or stride is negative."""
         return self.offset >= 0 and self.step >= 0 and min(self.strides) >= 0
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """The elements of a view that is addressed at run time."""
+class Gather:
+    """A read of a dynamic view."""
 
-    where: Addressed
+    where: DynamicView
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """One call."""
         return [(_gather, [self.where, writes[0], *reads])]
 
 
 @dataclass(frozen=True, slots=True)
-class Scattered:
-    """A write to a view that is addressed at run time."""
+class Scatter:
+    """A write to a dynamic view."""
 
-    where: Addressed
+    where: DynamicView
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """One call."""
         return [(_scatter, [self.where, writes[0], *reads])]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Computed:
-    """An instruction's own `compute`, where it cannot be taken apart."""
+class ComputeCall:
+    """A call of an instruction's own `compute`, for one that cannot be traced."""
 
     plan: Plan
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """One call of the planner's function."""
         return [(_compute, [self.plan, len(writes), *writes, *reads])]
 
 
 def widen(source: DType | np.dtype[Any], out: np.ndarray, values: np.ndarray) -> None:
-    """Put elements of `source` into `out` as float32."""
+    """Convert `values`, elements of dtype `source`, to float32 in `out`."""
     if not isinstance(source, DType) or source in _WIDENED_BY_NUMPY:
         np.copyto(out, values, casting="unsafe")
     else:
@@ -196,18 +196,18 @@ def _named(function: Any, *operands: Any) -> None:
     function(*operands[:-1], out=operands[-1])
 
 
-def _gather(where: Addressed, out: np.ndarray, tensor: np.ndarray, index: np.ndarray) -> None:
+def _gather(where: DynamicView, out: np.ndarray, tensor: np.ndarray, index: np.ndarray) -> None:
     if index.size == 1:
-        np.copyto(out, where.only(index, tensor))
+        np.copyto(out, where.single(index, tensor))
         return
     np.take(
         tensor, where.elements(index, tensor.size), out=out, mode="clip"
     )  # checked; "raise" would go through a buffer
 
 
-def _scatter(where: Addressed, tensor: np.ndarray, values: np.ndarray, index: np.ndarray) -> None:
+def _scatter(where: DynamicView, tensor: np.ndarray, values: np.ndarray, index: np.ndarray) -> None:
     if index.size == 1:
-        np.copyto(where.only(index, tensor), values)
+        np.copyto(where.single(index, tensor), values)
         return
     tensor[where.elements(index, tensor.size)] = values
 

@@ -1,7 +1,7 @@
-"""Products with a large matrix of narrow floats, which is widened block by block into a scratch the caches hold.
+"""Blocked matmuls: a large matrix of narrow floats is widened block by block into scratch that fits the host's caches.
 
-Widened whole, the weights of a model would lie in memory a second time at twice the bytes, and every product would
-write and read those. A block is widened, multiplied at once, and its place is taken by the next.
+Widened whole, the weights of a model would take memory a second time at twice the bytes, and every matmul would write
+and read those bytes. A block is widened and multiplied at once; the next block reuses its bytes.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any
 import numpy as np
 
 from simulate.numerics import DType
-from simulate.replay.fusion.works import Step, widen
+from simulate.replay.fusion.opcodes import NumpyCall, widen
 
 LARGE = 1 << 20
 """A matrix of more elements is widened in blocks."""
 
 _BLOCK = 1 << 21
-"""Elements of a block that meets many rows. 128 rows by 2048 by 8192 took two threads 24 ms with blocks of 8 MiB and 28
-with 4 MiB, where a matrix that was wide already took 18; one thread took 40 and 42."""
+"""Elements of a block that many rows multiply. 128 rows by 2048 by 8192 took two threads 24 ms with blocks of 8 MiB and
+28 ms with 4 MiB; a float32 matrix took 18 ms. One thread took 40 and 42 ms."""
 
 _FEW_ROWS = 16
-"""Below, a product waits for memory: a block lies in the second-level cache, and its rows are read in long runs."""
+"""With fewer rows a matmul is memory-bound: a block fits the second-level cache and has long contiguous rows."""
 
 _SMALL_BLOCK = 1 << 18
 _RUN = 2048  # elements of a row of a small block
-_DEPTH = 4096  # above it, sums are taken in parts: a block then keeps at least 256 columns
+_DEPTH = 4096  # above it, partial sums are added: a block then has at least 256 columns
 
 
 @dataclass(frozen=True, slots=True)
-class BlockedProduct:
-    """A product of a float32 matrix and one of `source` elements; the second result is the scratch."""
+class BlockedMatmul:
+    """A matmul of a float32 matrix and one of `source` elements; the second result is the scratch."""
 
     source: DType | np.dtype[Any]
 
-    def steps(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[Step]:
+    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """One call."""
         return [(multiply, [self.source, *reads, *writes])]
 
@@ -51,7 +51,7 @@ def block_shape(rows: int, depth: int, columns: int) -> tuple[int, int]:
 
 
 def scratch_elements(rows: int, depth: int, columns: int) -> int:
-    """float32 elements that `multiply` needs: a block, and a part of the result where sums are taken in parts."""
+    """float32 elements that `multiply` needs: a block, and a part of the result where partial sums are added."""
     height, width = block_shape(rows, depth, columns)
     return height * width + (rows * width if height < depth else 0)
 

@@ -1,4 +1,4 @@
-"""Large products of rewritten programs: weights widened in blocks, and tables that do not outlive their use."""
+"""Large matmuls of rewritten programs: weights widened in blocks, and provenance dropped after its last use."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ import simulate
 from simulate.numerics import as_dtype
 from simulate.replay import Program, ReplayOptions
 from simulate.replay.arena import Arena
-from simulate.replay.cache import ReplayCache
-from simulate.replay.fusion.blocks import LARGE, block_shape, multiply, scratch_elements
+from simulate.replay.fusion.blocked_matmul import LARGE, block_shape, multiply, scratch_elements
 from simulate.world import process_replays
+from tests.replay.matmuls import assert_within_bound_of_sums, calls, tiled_product, whole
 
 simulate.install("simulate")
 
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
 
 BF16 = ml_dtypes.bfloat16
 
 
 def multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """left @ right by blocks, into part of a larger matrix whose other elements have to stay as they are."""
+    """left @ right by blocks, into a part of a larger matrix whose other elements must not change."""
     (rows, depth), columns = left.shape, right.shape[1]
     scratch = np.full(scratch_elements(rows, depth, columns), np.nan, np.float32)
     around = np.full((rows + 2, columns + 2), 7.0, np.float32)
@@ -36,18 +34,10 @@ def multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return around[1:-1, 1:-1]
 
 
-def assert_within_bound_of_sums(result: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-    """Whatever the order of a sum of n products in float32, it errs by n u / (1 - n u) of the sum of magnitudes."""
-    depth, unit = left.shape[1], 2.0**-24
-    left, right = left.astype(np.float64), right.astype(np.float64)
-    bound = depth * unit / (1 - depth * unit) * (np.abs(left) @ np.abs(right))
-    assert (np.abs(result - left @ right) <= bound).all()
-
-
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 129])
 @pytest.mark.parametrize("edge", [-1, 0, 1])
 @pytest.mark.parametrize("turned", [False, True])
-def test_blocks_multiply_as_whole_matrices_do(rows, edge, turned) -> None:
+def test_blocked_matmuls_equal_whole_ones(rows, edge, turned) -> None:
     height, width = block_shape(rows, 300, 1 << 20)
     depth, columns = (300, width + edge) if rows >= 16 else (height + edge, width + edge)
     generator = np.random.default_rng(rows)
@@ -83,44 +73,6 @@ def test_the_scratch_does_not_grow_with_the_matrix(rows, depth, columns) -> None
     assert scratch_elements(rows, depth, columns) - block in (0, rows * block_shape(rows, depth, columns)[1])
 
 
-def tiled_product(a_by_k, b):
-    """a.T @ b, tile by tile; operands are cast to float32 where theirs differ."""
-    (depth, rows), columns = a_by_k.shape, b.shape[1]
-    out = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
-    for row in range(0, rows, 128):
-        for column in range(0, columns, 512):
-            height, width = min(128, rows - row), min(512, columns - column)
-            total = nl.ndarray((height, width), dtype=nl.float32, buffer=nl.psum)
-            for k in range(0, depth, 128):
-                end = min(depth, k + 128)
-                operands = []
-                for source in (a_by_k[k:end, row : row + height], b[k:end, column : column + width]):
-                    tile = nl.ndarray(source.shape, dtype=nl.float32)
-                    nisa.tensor_copy(dst=tile, src=nl.load(source))
-                    operands.append(tile)
-                nisa.nc_matmul(dst=total, stationary=operands[0], moving=operands[1], accumulate=k > 0)
-            result = nl.ndarray((height, width), dtype=nl.float32)
-            nisa.tensor_copy(dst=result, src=total)
-            nisa.dma_copy(dst=out[row : row + height, column : column + width], src=result)
-    return out
-
-
-def whole(seed: int, *shape: int, dtype=np.float32) -> np.ndarray:
-    """Whole numbers of which sums of products are exact in float32, in any order."""
-    return np.random.default_rng(seed).integers(-3, 4, shape).astype(dtype)
-
-
-def programs(cache: ReplayCache):
-    return cache.programs
-
-
-def works(cache: ReplayCache) -> list[str]:
-    """The names of the functions that the only rewritten program calls."""
-    (program,) = programs(cache)
-    (rank,) = program.fused._ranks
-    return [function.__name__ for segment in rank.segments for function, _ in segment]
-
-
 @pytest.mark.parametrize(("columns", "blocked"), [(1023, False), (1024, False), (1025, True)])
 @pytest.mark.parametrize("weights_left", [False, True])
 def test_a_large_narrow_operand_is_never_widened_whole(cache, columns, blocked, weights_left) -> None:
@@ -134,9 +86,9 @@ def test_a_large_narrow_operand_is_never_widened_whole(cache, columns, blocked, 
         for mode in (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay)
     ]
     assert np.array_equal(outputs[0], outputs[2])
-    assert ("multiply" in works(cache)) == blocked
-    assert cache.report.products_joined > 0
-    (program,) = programs(cache)
+    assert ("multiply" in calls(cache)) == blocked
+    assert cache.report.matmuls_fused > 0
+    (program,) = cache.programs
     assert (program.fused._ranks[0].size < 4 * weights.size) == blocked
 
 
@@ -150,7 +102,7 @@ def test_rewriting_holds_the_tables_of_no_more_tiles_than_are_in_use() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert program.not_fused is None
+    assert program.why_not_fused is None
     # Every element of `b` has a place of 8 bytes in the table of a loaded tile and in that of a cast one; only a few
     # of the 64 tiles are in use at once, and reading one makes no more than some tables of its size.
     assert peak < 8 * depth * columns
