@@ -63,7 +63,7 @@ class _OnDemand(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # `hardware` names a package and the function in it; whoever imports the package would hide the public function.
+        # `hardware` names a package and the function in it; importing the package would hide the public function.
         if name == "hardware" and isinstance(value, ModuleType):
             value = value.hardware
         super().__setattr__(name, value)

@@ -1,6 +1,6 @@
 """Shared by the planners of collectives: rules of tensor lists, reductions, and the plan with its rendezvous.
 
-A member's operands are either HBM tensors (any number, carried out together) or one two-dimensional SBUF
+A member's operands are either HBM tensors (any number, exchanged together) or one two-dimensional SBUF
 tensor. Positions in a group's list define the order in which chunks are placed. What an exchange hands out
 never shares memory with a member's operands: members go on one after the other, and the first may overwrite
 what the next has yet to take.

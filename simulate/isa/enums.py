@@ -1,4 +1,4 @@
-"""The enums of `nki.isa`, with the documented member values; the face exports them under their NKI names."""
+"""The enums of `nki.isa`, with the documented member values; `nki.isa` exports them under their NKI names."""
 
 from __future__ import annotations
 

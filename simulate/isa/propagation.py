@@ -55,7 +55,7 @@ def contracted_with_scales(plan: Plan, defined: list[np.ndarray]) -> list[np.nda
 
 
 def by_partition(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray] | None:
-    """A partition of the result comes of the same one of the first operand; the others say where, and are needed."""
+    """A partition of the result depends on that partition of the first operand; the others must be defined."""
     if not all(each.all() for each in defined[1:]):
         return None
     (dst,) = plan.writes
@@ -64,7 +64,7 @@ def by_partition(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray] | No
 
 
 def by_row(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
-    """The n-th result comes of all elements of the n-th operand."""
+    """The n-th result depends on all elements of the n-th operand."""
     return [np.full(dst.shape, each.all()) for dst, each in zip(plan.writes, defined)]
 
 

@@ -1,6 +1,6 @@
 """Hypothesis strategies for what kernels work on: dtypes, shapes of tiles, arrays, and views of them.
 
-Needs hypothesis, which only whoever imports this module has to install. Limits are asked of the chip's record, and
+This module needs hypothesis; nothing else of the simulator does. Limits are asked of the chip's record, and
 shapes lean towards its borders: one partition, one below, at and above a power of two, all partitions, a full bank.
 """
 
