@@ -20,7 +20,7 @@ from simulate.isa.plan import Accumulate, Argument, Domain, Plan, Registers, Sta
 from simulate.isa.template import Template
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.run import Launch
-from simulate.run.machine import NeuronCore, Tensors
+from simulate.run.machine import Issue, NeuronCore, Tensors
 from simulate.run.stream import Access, Stream
 
 _Fact = TypeVar("_Fact")
@@ -173,17 +173,10 @@ class Evidence:
             self._kept.append(stream)  # so that its id stays its own
         return known
 
-    def issuing(
-        self,
-        core: NeuronCore,
-        plan: Plan,
-        reads: Tensors,
-        writes: Tensors,
-        operands: Sequence[Any],
-    ) -> None:
+    def issuing(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe the values that an instruction is about to read."""
-        known = self.of(core.stream)
-        event = len(core.stream)
+        plan, reads, _ = issue
+        known, event = self.of(core.stream), len(core.stream)
         if plan.domain is Domain.float32 and len(operands) == len(reads):
             self._values(known, event, reads, operands)
             if plan.accumulate is not None and len(reads) == 1:
@@ -191,17 +184,10 @@ class Evidence:
             if plan.argument is not None:
                 self._argument(known, event, reads[0], plan.argument, operands)
 
-    def issued(
-        self,
-        core: NeuronCore,
-        plan: Plan,
-        reads: Tensors,
-        writes: Tensors,
-        operands: Sequence[Any],
-    ) -> None:
+    def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe which elements an instruction touched, and what it wrote."""
-        known = self.of(core.stream)
-        event = len(core.stream)
+        plan, reads, writes = issue
+        known, event = self.of(core.stream), len(core.stream)
         by_dma = plan.engine is Engine.dma and plan.rendezvous is None
         if (
             (by_dma or plan.accumulate not in (None, Accumulate.add))

@@ -10,11 +10,10 @@ from simulate.check import interleavings, orders
 from simulate.check.evidence import Evidence
 from simulate.check.reorder import ReorderedLaunch, Snapshot
 from simulate.errors import InvalidArgument, NkwError
-from simulate.isa.plan import Plan
 from simulate.memory import Storage
 from simulate.run import Launch
 from simulate.run.launch import LaunchRequest, Observer, observing
-from simulate.run.machine import NeuronCore, Tensors
+from simulate.run.machine import Issue, NeuronCore
 
 
 class Gatherer(Observer):
@@ -51,29 +50,15 @@ class Gatherer(Observer):
         if self._seeds and len(cores) > 1:
             self._repeatable = interleavings.Repeatable(request)
 
-    def issuing(
-        self,
-        core: NeuronCore,
-        plan: Plan,
-        reads: Tensors,
-        writes: Tensors,
-        operands: Sequence[Any],
-    ) -> None:
+    def issuing(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Pass on to the evidence of the running launch."""
-        self._now.issuing(core, plan, reads, writes, operands)
+        self._now.issuing(core, issue, operands)
 
-    def issued(
-        self,
-        core: NeuronCore,
-        plan: Plan,
-        reads: Tensors,
-        writes: Tensors,
-        operands: Sequence[Any],
-    ) -> None:
+    def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Pass on to the evidence of the running launch."""
-        self._now.issued(core, plan, reads, writes, operands)
+        self._now.issued(core, issue, operands)
         if self._repeatable is not None:
-            self._repeatable.trace.issued(core, plan, reads, writes, operands)
+            self._repeatable.trace.issued(core, issue, operands)
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
         """Close the evidence of a launch, and execute the launch again if orders or seeds were asked for."""

@@ -18,11 +18,10 @@ from simulate.check.evidence import Returned
 from simulate.check.findings import Finding, Severity, Touch, barrier_between, found, kind, touch
 from simulate.check.footprint import Footprint, footprint
 from simulate.errors import InvalidArgument, Location, NkwError
-from simulate.isa.plan import Plan
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.launch import LaunchRequest, Observer, execute_launch
-from simulate.run.machine import NeuronCore, Tensors
+from simulate.run.machine import Issue, NeuronCore
 from simulate.run.stream import READ, Stream
 
 SCHEDULE = kind(
@@ -56,15 +55,9 @@ class Trace(Observer):
         self.order: list[tuple[int, int]] = []
         self.uses: list[_Use] = []
 
-    def issued(
-        self,
-        core: NeuronCore,
-        plan: Plan,
-        reads: Tensors,
-        writes: Tensors,
-        operands: Sequence[Any],
-    ) -> None:
+    def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Record the event and its accesses of shared HBM."""
+        plan, reads, writes = issue
         event = len(core.stream)
         self.order.append((core.index, event))
         if plan.rendezvous is None and core.rank.logical_core_size > 1:

@@ -1,8 +1,8 @@
 """Which elements of a result are defined, given which elements of the operands are.
 
 Kernels transpose, copy and scale whole tiles of which they filled a part, and use that part only; on the chip the
-rest is whatever was there. An instruction whose plan names one of these functions may read such a tile: what comes
-of its unwritten elements counts as unwritten. Every other instruction refuses to read them.
+rest is whatever was there. An instruction whose plan names one of these functions may read such a tile: results of
+undefined elements are poison. Every other instruction refuses to read them.
 
 Each function takes the plan and one array of bools per operand, of the operand's shape, and gives one per result, or
 None where the read is refused after all.

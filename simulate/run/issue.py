@@ -18,7 +18,7 @@ from simulate.memory.validity import ACCUMULATED, EMPTY, POISON, WRITTEN
 from simulate.run.execute import accumulated, add, flat, gather, put
 from simulate.run.indirect import resolve
 from simulate.run.location import kernel_line, location
-from simulate.run.machine import NeuronCore, current_core
+from simulate.run.machine import Issue, NeuronCore, current_core
 from simulate.run.stream import Line, NkiInstruction, Stream
 
 _IN_PART = (None, EMPTY, POISON)
@@ -122,7 +122,7 @@ def _issue(
         if not dry:
             operands.append(tile.float32() if as_float else tile.array)
     for observer in core.observers:
-        observer.issuing(core, plan, reads, writes, operands)
+        observer.issuing(core, Issue(plan, reads, writes), operands)
     poisoned = _poisoned(plan, reads, writes, blame, operands) if blame is not None else []
     stream = core.stream
     rendezvous_serial: int | None = None
@@ -164,7 +164,7 @@ def _issue(
     if not (dry or stream.depends_on_data):
         _note_dependence_on_data(stream, reads, writes)
     for observer in core.observers:
-        observer.issued(core, plan, reads, writes, operands)
+        observer.issued(core, Issue(plan, reads, writes), operands)
     return stream.append(template, reads, writes, line, rendezvous_serial)
 
 

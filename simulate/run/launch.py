@@ -15,7 +15,6 @@ import numpy as np
 from simulate.errors import NkwError, RuleViolation
 from simulate.hardware import Hardware
 from simulate.isa.book import CallError
-from simulate.isa.plan import Plan
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.memory.layout import Layout
 from simulate.memory.objects import VALUE_READS
@@ -23,7 +22,7 @@ from simulate.memory.placement import Placement, Tile, live_tiles_fit, place, to
 from simulate.run.arguments import Arguments, like
 from simulate.run.call_stacks import Calls, TracedTable
 from simulate.run.location import raised_at
-from simulate.run.machine import Mode, NeuronCore, Rank, Tensors, capacity_bytes, enter
+from simulate.run.machine import InstructionObserver, Mode, NeuronCore, Rank, capacity_bytes, enter
 from simulate.run.processes import Processes
 from simulate.run.scheduler import CoreScheduler
 from simulate.run.stream import Stream, TensorTable
@@ -91,7 +90,7 @@ class Launch:
         return max(placements[buffer].high_water_bytes for placements in self.placements)
 
 
-class Observer:
+class Observer(InstructionObserver):
     """An object that is told of launches, instructions and operands while kernels run; by default it does nothing.
 
     Values and run-time indices are gone after a launch; a detector that needs them sets `sees_instructions`. With
@@ -106,29 +105,6 @@ class Observer:
         self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
     ) -> None:
         """The cores of a launch are about to run; `inputs` has the storages of each rank's array arguments."""
-
-    def issuing(
-        self,
-        core: NeuronCore,
-        plan: Plan,
-        reads: Tensors,
-        writes: Tensors,
-        operands: Sequence[Any],
-    ) -> None:
-        """An instruction is about to take effect as event `len(core.stream)`; its operands are still unchanged.
-
-        `plan` is its template, `reads` and `writes` are its tensors.
-        """
-
-    def issued(
-        self,
-        core: NeuronCore,
-        plan: Plan,
-        reads: Tensors,
-        writes: Tensors,
-        operands: Sequence[Any],
-    ) -> None:
-        """An instruction has taken effect and is about to be recorded; operands may share memory with its results."""
 
     def ran(self, launch: Launch) -> None:
         """The kernel has run to its end; the launch may still be refused because its tiles do not fit."""

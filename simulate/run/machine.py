@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,30 +49,21 @@ class Rank:
 Tensors = tuple[NkiTensor, ...]
 
 
-class InstructionObserver(Protocol):
-    """An observer of every instruction while it takes effect."""
+class Issue(NamedTuple):
+    """One instruction that takes effect: the plan of its template, and its tensors."""
 
-    def issuing(
-        self,
-        core: NeuronCore,
-        plan: Plan,
-        reads: Tensors,
-        writes: Tensors,
-        operands: Sequence[Any],
-    ) -> None:
-        """An instruction is about to take effect as event `len(core.stream)`; its operands are still unchanged.
+    plan: Plan
+    reads: Tensors
+    writes: Tensors
 
-        `plan` is its template, `reads` and `writes` are its tensors.
-        """
 
-    def issued(
-        self,
-        core: NeuronCore,
-        plan: Plan,
-        reads: Tensors,
-        writes: Tensors,
-        operands: Sequence[Any],
-    ) -> None:
+class InstructionObserver:
+    """An observer of every instruction while it takes effect; by default it does nothing."""
+
+    def issuing(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
+        """An instruction is about to take effect as event `len(core.stream)`; its operands are still unchanged."""
+
+    def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """An instruction has taken effect and is about to be recorded; operands may share memory with its results."""
 
 

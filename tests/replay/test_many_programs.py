@@ -28,7 +28,7 @@ def replayed_instructions(seed: int) -> int:
     for exact in (True, False):
         if not exact:
             program.rewrite()
-            assert program.not_fused is None
+            assert program.why_not_fused is None
         given = arrays(seed + 100)
         (seen,) = program.run([given], exact=exact)
         for one, other in zip((*seen, *given), (*wanted, *eager), strict=True):
