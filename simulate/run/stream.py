@@ -12,7 +12,6 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -24,12 +23,11 @@ from simulate.isa.plan import Cost, Effects, State
 from simulate.isa.template import ACCUMULATE, READ, WRITE, Template
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.layout import Form
+from simulate.run.columns import Columns
 from simulate.run.location import kernel_line, location
 
 Line = tuple[CodeType, int]
 """A line of a kernel: its code object and its number."""
-
-_ROW = 5  # tensor * 4 + kind, first row, end row, first byte, end byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,49 +181,6 @@ class Block:
     entered: bool = False
 
 
-class _Columns:
-    """The columns that are derived from the templates of a stream; see the properties of `Stream`."""
-
-    def __init__(self, stream: Stream) -> None:
-        templates, numbers = stream.templates, np.array(stream.template_ids, np.int64)
-        self.op_names: list[str] = list(dict.fromkeys(template.op for template in templates))
-        ops = {name: number for number, name in enumerate(self.op_names)}
-        self.costs: list[Cost] = []
-        cost_ids: dict[int, int] = {}
-        for template in templates:
-            cost = template.plan.cost
-            if id(cost) not in cost_ids:
-                cost_ids[id(cost)] = len(self.costs)
-                self.costs.append(cost)
-        plans = [template.plan for template in templates]
-
-        def column(code: str, dtype: type, values: list[int]) -> array[int]:
-            return array(code, np.array(values, dtype)[numbers].tobytes())
-
-        self.ops = column("H", np.uint16, [ops[template.op] for template in templates])
-        self.engines = column("B", np.uint8, [plan.engine.number for plan in plans])
-        self.triggers = column("B", np.uint8, [(plan.trigger or plan.engine).number for plan in plans])
-        self.cost_ids = column("I", np.uint32, [cost_ids[id(plan.cost)] for plan in plans])
-        stateful = {n: plan.state for n, plan in enumerate(plans) if plan.state is not None}
-        self.states: dict[int, State] = {}
-        if stateful:
-            for event in np.flatnonzero(np.isin(numbers, list(stateful))).tolist():
-                self.states[event] = stateful[stream.template_ids[event]]
-        boxes = [box for template in templates for box in template.boxes]
-        counts = np.array([len(template.boxes) for template in templates], np.int64)
-        starts = np.cumsum(counts) - counts
-        counts = counts[numbers]
-        ends = np.cumsum(counts)
-        self.row_ends = array("Q", (ends * _ROW).astype(np.uint64).tobytes())
-        total = int(ends[-1]) if len(ends) else 0
-        rows = np.zeros((total, _ROW), np.int64)
-        if total:
-            place = np.repeat(starts[numbers] - (ends - counts), counts) + np.arange(total)
-            rows[...] = np.array(boxes, np.int64)[place]
-            rows[:, 0] += np.array(stream.operands, np.int64) * 4
-        self.rows = array("q", rows.tobytes())
-
-
 class Stream:
     """The events of one core."""
 
@@ -263,9 +218,7 @@ class Stream:
         self._numbers: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._template_numbers: dict[int, int] = {}
         self._line_ids: dict[tuple[int, int], int] = {}
-        self._columns: tuple[int, _Columns] | None = None
-        self._operand_ends: list[int] = []
-        self._uses: tuple[int, dict[int, int], dict[int, int]] | None = None
+        self._columns: Columns | None = None
 
     def __len__(self) -> int:
         return len(self.template_ids)
@@ -330,11 +283,11 @@ class Stream:
 
     # -- columns of templates -----------------------------------------------------------------------------------
 
-    def _derived(self) -> _Columns:
+    def _derived(self) -> Columns:
         known = self._columns
-        if known is None or known[0] != len(self):
-            known = self._columns = len(self), _Columns(self)
-        return known[1]
+        if known is None or known.events != len(self):
+            known = self._columns = Columns(self.templates, self.template_ids, self.operands)
+        return known
 
     @property
     def op_names(self) -> list[str]:
@@ -387,35 +340,20 @@ class Stream:
     @property
     def first_use(self) -> dict[int, int]:
         """The first event of every tensor that an event uses, in the order of these events."""
-        return self._used()[0]
+        return self._derived().first_use
 
     @property
     def last_use(self) -> dict[int, int]:
         """The last event of every tensor that an event uses."""
-        return self._used()[1]
-
-    def _used(self) -> tuple[dict[int, int], dict[int, int]]:
-        known = self._uses
-        if known is None or known[0] != len(self):
-            first: dict[int, int] = {}
-            last: dict[int, int] = {}
-            operands, start = self.operands.tolist(), 0
-            for event, end in enumerate(self.operand_ends):
-                for serial in operands[start:end]:
-                    last[serial] = event
-                    if serial not in first:
-                        first[serial] = event
-                start = end
-            known = self._uses = len(self), first, last
-        return known[1], known[2]
+        return self._derived().last_use
 
     def with_costs(self, costs: list[Cost], cost_ids: array[int] | None = None) -> Stream:
         """The same events at other costs, for what-if; `cost_ids` has a number in `costs` per event, if it differs."""
         other = copy.copy(self)
         columns = copy.copy(self._derived())
-        columns.costs = costs
         columns.cost_ids = columns.cost_ids if cost_ids is None else cost_ids
-        other._columns = len(self), columns
+        columns.costs = costs
+        other._columns = columns
         return other
 
     def template(self, index: int) -> Template:
@@ -425,11 +363,7 @@ class Stream:
     @property
     def operand_ends(self) -> list[int]:
         """Per event, where its tensors in `operands` end."""
-        known = self._operand_ends
-        if len(known) != len(self):
-            counts = [len(template.boxes) for template in self.templates]
-            known = self._operand_ends = list(accumulate([counts[number] for number in self.template_ids]))
-        return known
+        return self._derived().operand_ends
 
     def tensors_of(self, index: int) -> array[int]:
         """The serial numbers of an event's operands, as its template orders them."""

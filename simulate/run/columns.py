@@ -1,0 +1,119 @@
+"""Columns of a stream that follow from its templates, each worked out when a reader first asks for it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+
+from simulate.isa.plan import Cost, State
+from simulate.isa.template import Template
+
+_ROW = 5  # tensor * 4 + kind, first row, end row, first byte, end byte
+
+
+class Columns:
+    """The columns of the first `events` events of a stream; see the properties of `Stream`."""
+
+    def __init__(
+        self, templates: Sequence[Template], template_ids: Sequence[int], operands: Sequence[int]
+    ) -> None:
+        self.events = len(template_ids)
+        self._templates = templates
+        self._numbers = template_ids
+        self._operands = operands
+
+    def _column(self, code: str, values: Sequence[int]) -> array[int]:
+        """A number of each event's template."""
+        return array(code, [values[number] for number in self._numbers])
+
+    @cached_property
+    def op_names(self) -> list[str]:
+        """The names of the instructions that occur."""
+        return list(dict.fromkeys(template.op for template in self._templates))
+
+    @cached_property
+    def ops(self) -> array[int]:
+        """Per event, its name as a number in `op_names`."""
+        numbers = {name: number for number, name in enumerate(self.op_names)}
+        return self._column("H", [numbers[template.op] for template in self._templates])
+
+    @cached_property
+    def engines(self) -> array[int]:
+        """Per event, the number of its engine."""
+        return self._column("B", [template.plan.engine.number for template in self._templates])
+
+    @cached_property
+    def triggers(self) -> array[int]:
+        """Per event, the number of the engine whose stream triggers it."""
+        plans = [template.plan for template in self._templates]
+        return self._column("B", [(plan.trigger or plan.engine).number for plan in plans])
+
+    @cached_property
+    def costs(self) -> list[Cost]:
+        """The costs that occur."""
+        return list({id(template.plan.cost): template.plan.cost for template in self._templates}.values())
+
+    @cached_property
+    def cost_ids(self) -> array[int]:
+        """Per event, its cost as a number in `costs`."""
+        numbers = {id(cost): number for number, cost in enumerate(self.costs)}
+        return self._column("I", [numbers[id(template.plan.cost)] for template in self._templates])
+
+    @cached_property
+    def states(self) -> dict[int, State]:
+        """The state of the core that an event uses, for events that use one."""
+        states = [template.plan.state for template in self._templates]
+        if not any(states):
+            return {}
+        of_events = ((event, states[number]) for event, number in enumerate(self._numbers))
+        return {event: state for event, state in of_events if state is not None}
+
+    @cached_property
+    def operand_ends(self) -> list[int]:
+        """Per event, where its tensors in `operands` end."""
+        counts = [len(template.boxes) for template in self._templates]
+        return list(accumulate([counts[number] for number in self._numbers]))
+
+    @cached_property
+    def row_ends(self) -> array[int]:
+        """Per event, where its numbers in `rows` end."""
+        return array("Q", [end * _ROW for end in self.operand_ends])
+
+    @cached_property
+    def rows(self) -> array[int]:
+        """Per operand, five numbers: tensor * 4 + kind, first row, end row, first byte, end byte."""
+        numbers = np.array(self._numbers, np.int64)
+        ends = np.array(self.operand_ends, np.int64)
+        if not len(self._operands):
+            return array("q")
+        counts = np.array([len(template.boxes) for template in self._templates], np.int64)
+        starts = (np.cumsum(counts) - counts)[numbers]
+        counts = counts[numbers]
+        place = np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1])
+        boxes = np.array([box for template in self._templates for box in template.boxes], np.int64)
+        rows = boxes[place]
+        rows[:, 0] += np.array(self._operands, np.int64) * 4
+        return array("q", rows.tobytes())
+
+    @cached_property
+    def first_use(self) -> dict[int, int]:
+        """The first event of every tensor that an event uses, in the order of these events."""
+        first: dict[int, int] = {}
+        for event, start, end in self._spans():
+            for serial in self._operands[start:end]:
+                if serial not in first:
+                    first[serial] = event
+        return first
+
+    @cached_property
+    def last_use(self) -> dict[int, int]:
+        """The last event of every tensor that an event uses."""
+        return {serial: event for event, a, b in self._spans() for serial in self._operands[a:b]}
+
+    def _spans(self) -> zip[tuple[int, int, int]]:
+        ends = self.operand_ends
+        return zip(range(self.events), [0, *ends], ends)
