@@ -4,7 +4,8 @@ A planner is pure: what it refuses, chooses and costs follows from the chip, fro
 its constants. So a call is planned for stand-ins, tensors of the same layouts without bytes, and that plan is the
 template of every later call that differs in its tensors only. A kernel's loops make few different calls.
 
-Calls of collectives, whose terms name tensors, and calls with a value that may change are planned anew every time.
+Barriers and sends between cores, whose terms name tensors, and calls with a value that may change are planned anew
+every time.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import numpy as np
 
 from simulate.hardware import Hardware
 from simulate.isa.plan import Plan, stand_in
+from simulate.isa.replica_group import ReplicaGroup
 from simulate.isa.template import Template
 from simulate.memory import Dynamic, NkiTensor
 from simulate.memory.layout import Layout
+from simulate.memory.registers import VirtualRegister
 from simulate.numerics import DType
 
 Planner = Callable[..., Plan]
@@ -63,23 +66,32 @@ class KnownCall:
         """Plan the call for stand-ins. Raises what the planner raises, in which the stand-ins have no names."""
         values = (*args, *kwargs.values())
         # Kept alive, because the key knows some by their identity.
-        self._constants = [value for value in (*context, *values) if type(value) is not NkiTensor]
-        stand_ins: dict[int, NkiTensor] = {}
-        for value in values:
-            if type(value) is NkiTensor and id(value) not in stand_ins:
-                stand_ins[id(value)] = stand_in(value)
-        plan = planner(
-            *context,
-            *[stand_ins.get(id(value), value) for value in args],
-            **{name: stand_ins.get(id(value), value) for name, value in kwargs.items()},
+        self._constants = [*context, *[value for value in values if not _tensors_of(value)]]
+        stand_ins: dict[int, Any] = {}
+
+        def stood_in(value: Any) -> Any:
+            if type(value) is list:
+                return [stood_in(each) for each in value] if _tensors_of(value) else value
+            if type(value) is NkiTensor or isinstance(value, VirtualRegister):
+                made = stand_ins.get(id(value))
+                if made is None:
+                    made = stand_ins[id(value)] = _stand_in_of(value)
+                return made
+            return value
+
+        given = [stood_in(value) for value in args]
+        named = {name: stood_in(value) for name, value in kwargs.items()}
+        plan = planner(*context, *given, **named)
+        arguments = _with_indices(
+            [each for value in (*given, *named.values()) for each in _tensors_of(value)]
         )
-        arguments = _with_indices([stand_ins[id(value)] for value in values if type(value) is NkiTensor])
         self._reads = [_operand(tensor, arguments) for tensor in plan.reads]
         self._writes = [_operand(tensor, arguments) for tensor in plan.writes]
         operands = (*self._reads, *self._writes)
         self._are_arguments = all(type(operand) is int for operand in operands)
-        known = plan.rendezvous is None and None not in operands
-        self.template = Template(planner.__name__, plan) if known else None
+        # What cores of one rank agree on names their tensors; what ranks agree on does not.
+        shared = plan.rendezvous is None or plan.rendezvous.by_rank
+        self.template = Template(planner.__name__, plan) if shared and None not in operands else None
 
     def operands(self, tensors: list[NkiTensor]) -> tuple[Tensors, Tensors]:
         """What the instruction reads and what it writes, where it is called with these tensors."""
@@ -113,22 +125,33 @@ def key_of(
     parts: list[Any] = [planner, len(args), *kwargs]
     tensors: list[NkiTensor] = []
     seen: list[int] = []
+
+    def add(tensor: NkiTensor) -> bool:
+        parts.append(tensor.layout)
+        if id(tensor) in seen:  # one tensor twice is another call than two tensors of equal layouts
+            parts.append(seen.index(id(tensor)))
+        tensors.append(tensor)
+        seen.append(id(tensor))
+        dynamic = tensor.dynamic
+        if dynamic is None:
+            return True
+        index = dynamic.index
+        if type(index) is not NkiTensor:
+            return False
+        parts.extend((dynamic.step, dynamic.extent, dynamic.per_partition, dynamic.group, index.layout))
+        tensors.append(index)
+        seen.append(id(index))
+        return True
+
     for value in (*context, *args, *kwargs.values()):
         kind = type(value)
         if kind is NkiTensor:
-            parts.append(value.layout)
-            if id(value) in seen:  # one tensor twice is another call than two tensors of equal layouts
-                parts.append(seen.index(id(value)))
-            tensors.append(value)
-            seen.append(id(value))
-            dynamic = value.dynamic
-            if dynamic is not None:
-                index = dynamic.index
-                if type(index) is not NkiTensor:
-                    return None
-                parts += dynamic.step, dynamic.extent, dynamic.per_partition, dynamic.group, index.layout
-                tensors.append(index)
-                seen.append(id(index))
+            if value.dynamic is None and id(value) not in seen:
+                parts.append(value.layout)
+                tensors.append(value)
+                seen.append(id(value))
+            elif not add(value):
+                return None
         elif kind in _BY_VALUE:
             parts += kind, value  # 1 is no True
         elif kind in _BY_IDENTITY:
@@ -140,9 +163,35 @@ def key_of(
         elif issubclass(kind, Enum):
             _BY_IDENTITY.add(kind)
             parts.append(id(value))
+        elif issubclass(kind, VirtualRegister):
+            parts += kind, value.frozen
+            add(value.cell)
+        elif kind is ReplicaGroup:
+            parts.append(value)
+        elif kind is list and _tensors_of(value):
+            parts += kind, len(value)
+            if not all(add(each) for each in value):
+                return None
         else:
             return None
     return tuple(parts), tensors
+
+
+def _tensors_of(value: Any) -> list[NkiTensor]:
+    """The tensors of an argument: itself, the cell of a register, or the elements of a list of tensors."""
+    if type(value) is NkiTensor:
+        return [value]
+    if isinstance(value, VirtualRegister):
+        return [value.cell]
+    if type(value) is list and all(type(each) is NkiTensor for each in value):
+        return value
+    return []
+
+
+def _stand_in_of(value: NkiTensor | VirtualRegister) -> NkiTensor | VirtualRegister:
+    if isinstance(value, NkiTensor):
+        return stand_in(value)
+    return VirtualRegister(stand_in(value.cell).storage, value.frozen)
 
 
 def _with_indices(tensors: list[NkiTensor]) -> list[NkiTensor]:

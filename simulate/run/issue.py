@@ -88,7 +88,10 @@ def _located(error: NkwError, planner: book.Planner, line: Line | None = None) -
 
 def issue(core: NeuronCore, op: str, plan: Plan, line: Line | None = None) -> NkiInstruction:
     """Issue a plan that is not in the instruction book; raises what `call` raises."""
-    return _issue(core, Template(op, plan.template()), plan.reads, plan.writes, line or kernel_line(inside=2))
+    # A register of the simulator's own loops is too small for a stand-in to pay.
+    in_registers = all(each.buffer is MemoryRegion.register for each in (*plan.reads, *plan.writes))
+    template = Template(op, plan if in_registers else plan.template())
+    return _issue(core, template, plan.reads, plan.writes, line or kernel_line(inside=2))
 
 
 def _issue(
