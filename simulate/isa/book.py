@@ -70,10 +70,10 @@ def bind(
             try:
                 call = KnownCall(planner, context, args, kwargs)
             except (NkwError, TypeError):
-                _planned(planner, context, args, kwargs)  # raises the same, with the names of the tensors
-                raise
-            memo.add(key, call)
-        if call.template is not None:
+                pass  # planned for the tensors themselves below, which raises the same with their names
+            else:
+                memo.add(key, call)
+        if call is not None and call.template is not None:
             return call.template, *call.operands(tensors)
     made = _planned(planner, context, args, kwargs)
     return Template(planner.__name__, made.template()), made.reads, made.writes

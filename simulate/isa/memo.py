@@ -22,7 +22,7 @@ from simulate.hardware import Hardware
 from simulate.isa.plan import Plan, stand_in
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.isa.template import Template
-from simulate.memory import Dynamic, NkiTensor
+from simulate.memory import Dynamic, NkiTensor, Storage
 from simulate.memory.layout import Layout
 from simulate.memory.registers import VirtualRegister
 from simulate.numerics import DType
@@ -68,6 +68,7 @@ class KnownCall:
         # Kept alive, because the key knows some by their identity.
         self._constants = [*context, *[value for value in values if not _tensors_of(value)]]
         stand_ins: dict[int, Any] = {}
+        storages: dict[int, Storage] = {}
 
         def stood_in(value: Any) -> Any:
             if type(value) is list:
@@ -75,7 +76,7 @@ class KnownCall:
             if type(value) is NkiTensor or isinstance(value, VirtualRegister):
                 made = stand_ins.get(id(value))
                 if made is None:
-                    made = stand_ins[id(value)] = _stand_in_of(value)
+                    made = stand_ins[id(value)] = _stand_in_of(value, storages)
                 return made
             return value
 
@@ -124,33 +125,25 @@ def key_of(
     """The key of a call and its tensors, each followed by its index; None for a call that is planned anew."""
     parts: list[Any] = [planner, len(args), *kwargs]
     tensors: list[NkiTensor] = []
-    seen: list[int] = []
+    storages: list[int] = []
 
     def add(tensor: NkiTensor) -> bool:
+        storage = id(tensor.storage)
         parts.append(tensor.layout)
-        if id(tensor) in seen:  # one tensor twice is another call than two tensors of equal layouts
-            parts.append(seen.index(id(tensor)))
+        if storage in storages:  # views of one allocation are another call than views of two
+            parts.append(storages.index(storage))
+        storages.append(storage)
         tensors.append(tensor)
-        seen.append(id(tensor))
         dynamic = tensor.dynamic
         if dynamic is None:
             return True
-        index = dynamic.index
-        if type(index) is not NkiTensor:
-            return False
-        parts.extend((dynamic.step, dynamic.extent, dynamic.per_partition, dynamic.group, index.layout))
-        tensors.append(index)
-        seen.append(id(index))
-        return True
+        parts.extend((dynamic.step, dynamic.extent, dynamic.per_partition, dynamic.group))
+        return type(dynamic.index) is NkiTensor and add(dynamic.index)
 
     for value in (*context, *args, *kwargs.values()):
         kind = type(value)
         if kind is NkiTensor:
-            if value.dynamic is None and id(value) not in seen:
-                parts.append(value.layout)
-                tensors.append(value)
-                seen.append(id(value))
-            elif not add(value):
+            if not add(value):
                 return None
         elif kind in _BY_VALUE:
             parts += kind, value  # 1 is no True
@@ -188,19 +181,22 @@ def _tensors_of(value: Any) -> list[NkiTensor]:
     return []
 
 
-def _stand_in_of(value: NkiTensor | VirtualRegister) -> NkiTensor | VirtualRegister:
+def _stand_in_of(
+    value: NkiTensor | VirtualRegister, storages: dict[int, Storage]
+) -> NkiTensor | VirtualRegister:
     if isinstance(value, NkiTensor):
-        return stand_in(value)
-    return VirtualRegister(stand_in(value.cell).storage, value.frozen)
+        return stand_in(value, storages)
+    return VirtualRegister(stand_in(value.cell, storages).storage, value.frozen)
 
 
 def _with_indices(tensors: list[NkiTensor]) -> list[NkiTensor]:
     """Tensors, each followed by the index of its run-time address, in the order of `key_of`."""
-    return [
-        each
-        for tensor in tensors
-        for each in ((tensor,) if tensor.dynamic is None else (tensor, tensor.dynamic.index))
-    ]
+    found: list[NkiTensor] = []
+    for tensor in tensors:
+        found.append(tensor)
+        while (dynamic := found[-1].dynamic) is not None:
+            found.append(dynamic.index)
+    return found
 
 
 def _operand(tensor: NkiTensor, arguments: list[NkiTensor]) -> int | _View | None:

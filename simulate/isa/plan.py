@@ -270,7 +270,8 @@ class Plan:
 
     def template(self) -> Plan:
         """The same instruction on stand-ins: what a stream keeps, since it holds no memory of a launch."""
-        made = {id(tensor): stand_in(tensor) for tensor in (*self.reads, *self.writes)}
+        storages: dict[int, Storage] = {}
+        made = {id(tensor): stand_in(tensor, storages) for tensor in (*self.reads, *self.writes)}
         return self.over(
             *(tuple([made[id(tensor)] for tensor in side]) for side in (self.reads, self.writes))
         )
@@ -280,10 +281,17 @@ _facts = attrgetter(*[field.name for field in fields(Plan)][len(("engine", "read
 _NO_BYTES = np.empty(0, np.uint8)
 
 
-def stand_in(tensor: NkiTensor) -> NkiTensor:
-    """A tensor of the same layout, over an allocation of its own that has no bytes."""
-    form, dynamic = tensor.layout.form, tensor.dynamic
-    storage = Storage(form.shape, form.dtype, form.buffer, "", array=_NO_BYTES, fresh=True)
+def stand_in(tensor: NkiTensor, storages: dict[int, Storage]) -> NkiTensor:
+    """A tensor of the same layout, over an allocation that has no bytes.
+
+    `storages` has the allocations without bytes so far, by the id of the one they stand for: tensors that share an
+    allocation share its stand-in, because rules may ask whether they do.
+    """
+    storage, dynamic = storages.get(id(tensor.storage)), tensor.dynamic
+    if storage is None:
+        form = tensor.layout.form
+        storage = Storage(form.shape, form.dtype, form.buffer, "", array=_NO_BYTES, fresh=True)
+        storages[id(tensor.storage)] = storage
     if dynamic is not None:
-        dynamic = replace(dynamic, index=stand_in(dynamic.index))
+        dynamic = replace(dynamic, index=stand_in(dynamic.index, storages))
     return NkiTensor.over(tensor.shape, tensor.dtype, storage, tensor.strides, tensor.offset, dynamic)

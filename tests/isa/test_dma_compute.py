@@ -130,7 +130,14 @@ def test_read_modify_write_names_its_destination_as_a_source():
     table, index = tile((20, 6), buffer=HBM), tile((8, 1), "int32")
     rows, data = table.ap([[6, 8], [1, 6]], vector_offset=index), tile((8, 6))
     other_rows = table.ap([[6, 8], [1, 6]], vector_offset=tile((8, 1), "int32"))
-    accepted = [(rows, [rows, data]), (rows, [data, rows]), (data, [data, rows])]
+    same_rows = table.ap([[6, 8], [1, 6]], vector_offset=index)
+    accepted = [
+        (rows, [rows, data]),
+        (rows, [data, rows]),
+        (rows, [same_rows, data]),
+        (data, [data, rows]),
+        (data, [data.ap([[6, 8], [1, 6]]), rows]),
+    ]
     refused = [
         (rows, [data, data]),
         (rows, [rows]),

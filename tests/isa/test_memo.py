@@ -219,6 +219,21 @@ def test_a_run_time_address_is_part_of_a_template() -> None:
     assert templates() == 2
 
 
+def test_views_of_one_tensor_are_told_from_views_of_two() -> None:
+    def rows(table: NkiTensor, index: NkiTensor) -> NkiTensor:
+        return table.ap([[6, 8], [1, 6]], vector_offset=index)
+
+    for _ in range(3):
+        table, other = (tile((20, 6), MemoryRegion.private_hbm) for _ in range(2))
+        index, data = tile((8, 1), dtype="int32"), tile((8, 6))
+        plan = planned("dma_compute", rows(table, index), [rows(table, index), data], reduce_op=nl.add)
+        assert plan.writes[0].storage is table.storage and data in plan.reads
+        for refused in (rows(other, index), rows(table, tile((8, 1), dtype="int32"))):
+            with pytest.raises(RuleViolation, match="DMA-COMPUTE-ROWS"):
+                planned("dma_compute", rows(table, index), [refused, data], reduce_op=nl.add)
+    assert templates() == 1
+
+
 def test_random_instructions_agree_with_the_second_opinion_when_their_plans_are_known() -> None:
     for _ in range(3):
         tally = run(150, 11)
