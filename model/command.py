@@ -20,12 +20,13 @@ from model.generate import Backend, Generation, encode_prompt, generate, positio
 from model.kernel_model import Device, KernelModel
 from model.output import OutputFile
 from model.precision import activation_dtype
-from model.profile import text as profile_text
+from model.profile import parts as profile_parts
 from model.reference import ReferenceModel
 from model.report import Run, TargetPrediction, document, summary
 from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
 from model.weights import RankWeights, check_ranks, shard_weights, weights_of_all
+from simulate.terminal import show, show_lines
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import Pass
@@ -74,13 +75,15 @@ def generate_command(options: argparse.Namespace) -> int:
             # A path that is not UTF-8 holds lone surrogates, whose backslash form is an escape of JSON as well.
             results.temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
             results.commit()
-        print(summary(run, generation, predictions))
+        show(summary(run, generation, predictions))
+        if trace is not None:
+            show_lines(f"trace: {options.trace}")
         if options.replay_report and options.backend == "simulate":
             print("\n" + job.replay_report())
         if page is not None:
-            print(f"page: {options.html}")
+            show_lines(f"page: {options.html}")
         if options.profile:
-            print("\n" + profile_text(options.target, passes))
+            show(["", *profile_parts(options.target, passes)])
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Where the predicted time of a prompt and of a token goes, as text of at most 80 columns."""
+"""Where the predicted time of a prompt and of a token goes, by kernel and by layer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from simulate.terminal import Hanging, Part, rendered, table
+
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import KernelTime, Pass
 
 
 def text(target: str, passes: Sequence[tuple[str, Pass]]) -> str:
+    """The profile as text of 80 columns."""
+    return rendered(parts(target, passes))
+
+
+def parts(target: str, passes: Sequence[tuple[str, Pass]]) -> list[Part]:
     """Labelled passes by kernel and by layer: times in us, shares of the pass without start and end."""
-    blocks = [[f"where the time goes on {target} (program reading)"]]
+    out: list[Part] = [f"where the time goes on {target} (program reading)"]
     for label, done in passes:
         times = done.kernel_times()
         total = sum(each.length_ns for each in times)
@@ -20,44 +27,42 @@ def text(target: str, passes: Sequence[tuple[str, Pass]]) -> str:
             f"{label}: {(total + done.overhead_ns) / 1000:,.3f} us, "
             f"of which starting and ending take {done.overhead_ns / 1000:.3f}"
         )
-        blocks += [[head, *_by_kernel(times, total)], _by_part(times, total)]
-    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks)
+        out += ["", Hanging(head, style="bold"), _by_kernel(times, total), "", _by_part(times, total)]
+    return out
 
 
-def _by_kernel(times: Sequence[KernelTime], total: float) -> list[str]:
+def _by_kernel(times: Sequence[KernelTime], total: float) -> Part:
     """Kernels, the one that takes most first, with shares of the peaks over their time and the busiest track."""
-    out = [f"{'kernel':<20s}{'launches':>9s}{'us':>12s}{'share':>8s}{'MBU':>7s}{'MFU':>7s}  {'busiest':<14s}"]
     kernels: dict[str, list[KernelTime]] = {}
     for each in times:
         kernels.setdefault(each.kernel, []).append(each)
     lengths = {name: sum(each.length_ns for each in own) for name, own in kernels.items()}
+    rows = []
     for name in sorted(kernels, key=lambda name: (-lengths[name], name)):
         own, length = kernels[name], lengths[name]
         mbu = sum(each.mbu * each.length_ns for each in own) / length if length else 0.0
         mfu = sum(each.mfu * each.length_ns for each in own) / length if length else 0.0
         longest = max(own, key=lambda each: each.length_ns)
-        out.append(
-            f"{name:<20s}{len(own):>9d}{length / 1000:>12,.3f}{_share(length, total):>8s}{mbu:>7.1%}{mfu:>7.1%}"
-            f"  {longest.busiest} {longest.busiest_share:.0%}"
-        )
-    return out
+        times_of_kernel = (str(len(own)), f"{length / 1000:,.3f}", _share(length, total))
+        busiest = f"{longest.busiest} {longest.busiest_share:.0%}"
+        rows.append((name, *times_of_kernel, f"{mbu:.1%}", f"{mfu:.1%}", busiest))
+    return table("kernel|launches|us|share|MBU|MFU|busiest", rows, left=(0, 6))
 
 
-def _by_part(times: Sequence[KernelTime], total: float) -> list[str]:
+def _by_part(times: Sequence[KernelTime], total: float) -> Part:
     """Layers, embedding and head, in order; neighbouring layers of equal length share a row."""
-    out = [f"{'part':<20s}{'launches':>9s}{'us each':>12s}{'share':>8s}"]
-    parts = [(name, list(own)) for name, own in groupby(times, key=lambda each: each.part)]
-    rows = [(name, len(own), sum(each.length_ns for each in own)) for name, own in parts]
+    grouped = [(name, list(own)) for name, own in groupby(times, key=lambda each: each.part)]
+    lengths = [(name, len(own), sum(each.length_ns for each in own)) for name, own in grouped]
+    rows = []
     for (is_layer, launches, length), same in groupby(
-        rows, key=lambda row: (row[0].startswith("layer "), row[1], row[2])
+        lengths, key=lambda row: (row[0].startswith("layer "), row[1], row[2])
     ):
         names = [name for name, _, _ in same]
         label = names[0] if len(names) == 1 else f"layers {names[0][6:]} to {names[-1][6:]}"
         if not is_layer:
             label = ", ".join(names)
-        whole = _share(length * len(names), total)
-        out.append(f"{label:<20s}{launches:>9d}{length / 1000:>12,.3f}{whole:>8s}")
-    return out
+        rows.append((label, str(launches), f"{length / 1000:,.3f}", _share(length * len(names), total)))
+    return table("part|launches|us each|share", rows)
 
 
 def _share(part: float, whole: float) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from model.generate import Generation
 from model.sampling import SamplingOptions
 from model.version import DISTRIBUTION, version
+from simulate.terminal import Hanging, Part, table
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import Prediction
@@ -51,36 +52,34 @@ class Run:
     trace: str | None
 
 
-def summary(run: Run, generation: Generation, predictions: Sequence[TargetPrediction]) -> str:
-    """Lines of at most 80 columns (but for a long trace path): checks, predicted times, what the chip was busy with."""
+def summary(run: Run, generation: Generation, predictions: Sequence[TargetPrediction]) -> list[Part]:
+    """The parts of the summary: tokens compared, predicted times, what the chip was busy with."""
     if generation.tokens_compared:
         counts = f"{generation.tokens_equal} of {generation.tokens_compared}"
-        lines = [f"{counts} tokens equal to the numpy reference"]
+        compared = f"{counts} tokens equal to the numpy reference"
         if run.dtype != "float32":
-            lines[0] += f", both with {run.dtype} activations"
+            compared += f", both with {run.dtype} activations"
     else:
         count = len(generation.generated_ids)
         noun = "token" if count == 1 else "tokens"
-        lines = [f"{count} {noun} by the numpy reference; nothing was compared or predicted"]
+        compared = f"{count} {noun} by the numpy reference; nothing was compared or predicted"
+    out: list[Part] = [Hanging(compared)]
     if predictions:
-        lines += ["", *_table(predictions, run.ranks)]
-        lines += _use(next(each for each in predictions if each.per_token.target == run.target))
-    if run.trace:
-        lines.append(f"trace: {run.trace}")
-    return "\n".join(lines)
+        out += ["", *_times(predictions, run.ranks)]
+        out += _use(next(each for each in predictions if each.per_token.target == run.target))
+    return out
 
 
-def _table(predictions: Sequence[TargetPrediction], ranks: int) -> list[str]:
+def _times(predictions: Sequence[TargetPrediction], ranks: int) -> list[Part]:
     cores = "1 core" if ranks == 1 else f"{ranks} cores"
-    lines = [
-        f"predicted on {cores}, in ms; in brackets dataflow..serial reading",
-        f"{'':6s}{'first token':>34s}{'per token':>34s}",
+    rows = [
+        (each.per_token.target, _bracketed(each.first_token), _bracketed(each.per_token))
+        for each in predictions
     ]
-    for each in predictions:
-        lines.append(
-            f"{each.per_token.target:6s}{_bracketed(each.first_token):>34s}{_bracketed(each.per_token):>34s}"
-        )
-    return lines
+    return [
+        f"predicted on {cores}, in ms; in brackets dataflow..serial reading",
+        table("|first token|per token", rows, gap=4),
+    ]
 
 
 def _bracketed(prediction: Prediction) -> str:
@@ -91,14 +90,18 @@ def _bracketed(prediction: Prediction) -> str:
     return f"{program} ({dataflow}..{serial})"
 
 
-def _use(prediction: TargetPrediction) -> list[str]:
+def _use(prediction: TargetPrediction) -> list[Part]:
     decode = prediction.per_token
     engine, queue = decode.busiest_engine, decode.busiest_queue
     return [
-        f"{decode.target}, predicted: busiest engine {engine}, {decode.busy_share[engine]:.0%} of the time per token; "
-        f"{queue} {decode.busy_share[queue]:.0%}",
-        f"  SBUF {prediction.sbuf_bytes:,} of {decode.sbuf_usable_bytes:,}, "
-        f"PSUM {prediction.psum_bytes:,} of {decode.psum_usable_bytes:,} bytes per partition",
+        Hanging(
+            f"{decode.target}: busiest engine {engine}, {decode.busy_share[engine]:.0%} of the time "
+            f"per token; {queue} {decode.busy_share[queue]:.0%}"
+        ),
+        Hanging(
+            f"  SBUF {prediction.sbuf_bytes:,} of {decode.sbuf_usable_bytes:,}, "
+            f"PSUM {prediction.psum_bytes:,} of {decode.psum_usable_bytes:,} bytes per partition"
+        ),
     ]
 
 

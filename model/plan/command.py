@@ -7,9 +7,11 @@ import json
 from contextlib import ExitStack
 
 from model.output import OutputFile
+from model.plan.document import document
 from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan
-from model.plan.report import document, text
+from model.plan.text import parts
+from simulate.terminal import show, show_lines
 
 
 def plan_command(options: argparse.Namespace) -> int:
@@ -33,5 +35,6 @@ def plan_command(options: argparse.Namespace) -> int:
             written = json.dumps(document(plan, name), indent=2, ensure_ascii=False)
             results.temporary.write_text(written + "\n", encoding="utf-8", errors="backslashreplace")
             results.commit()
-        print(text(plan, name))
+        show_lines(f"{name}:")
+        show(parts(plan))
     return 0

@@ -103,6 +103,11 @@ class Plan:
         return self.prompt + self.generate
 
     @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes that one more token adds, as long as no window is full."""
+        return DTYPE_BYTES[self.dtype] * sum(each.count * each.cache_per_token for each in self.model.layers)
+
+    @property
     def step(self) -> Phase:
         """A decode step at the batch that was asked for."""
         return next(rate.step for rate in self.rates if rate.batch == self.batch)

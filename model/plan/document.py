@@ -1,0 +1,95 @@
+"""A plan as the document of `--json`."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict
+from typing import Any
+
+from model.plan.memory import DTYPE_BYTES
+from model.plan.plan import Fit, Phase, Plan, Rate
+from model.plan.text import basis
+from model.version import DISTRIBUTION, version
+
+SCHEMA = 1
+
+
+def document(plan: Plan, name: str) -> dict[str, Any]:
+    """The document of `--json`; its schema is in model/README.md."""
+    model, size = plan.model, DTYPE_BYTES[plan.dtype]
+    return {
+        "schema": SCHEMA,
+        "config": name,
+        "model_type": model.config.model_type,
+        "dtype": plan.dtype,
+        "layers": model.num_layers,
+        "parameters": {
+            **model.parameters(),
+            "all": model.total,
+            "active": model.active + model.head_parameters,
+        },
+        "weight_bytes": size * model.total,
+        "cache_bytes_per_token": plan.cache_bytes_per_token,
+        "cache_bytes_per_sequence": size * model.cache_elements(plan.context),
+        "place": plan.place,
+        "target": plan.target,
+        "tp": plan.tp,
+        "copies": plan.copies,
+        "prompt": plan.prompt,
+        "generate": plan.generate,
+        "batch": plan.batch,
+        "fits": plan.holds,
+        "price": plan.price,
+        "peaks": {**asdict(plan.peaks), "ridge": plan.peaks.ridge},
+        "by_tp": [asdict(each) for each in plan.footprints],
+        "instances": [_fit(each) for each in plan.fits],
+        "first_token": _phase(plan, plan.first_token),
+        "step": _phase(plan, plan.step),
+        "batches": [_rate(each) for each in plan.rates],
+        "basis": " ".join(basis(plan)),
+        "versions": {DISTRIBUTION: version(), "python": platform.python_version()},
+    }
+
+
+def _fit(fit: Fit) -> dict[str, Any]:
+    return {"instance": fit.instance.name, "tp": fit.tp, "copies": fit.copies, "sequences": fit.sequences}
+
+
+def _phase(plan: Plan, phase: Phase) -> dict[str, Any]:
+    kernels = None
+    if phase.predicted is not None:
+        kernels = [
+            {
+                "kernel": each.name,
+                "launches": each.launches,
+                **asdict(each.time),
+                "floor_ns": each.floor_ns,
+                "roofline_because": each.refusal or None,
+            }
+            for each in phase.predicted.parts
+        ]
+    return {
+        "operations": phase.work.operations,
+        "weight_bytes": phase.work.weight_bytes,
+        "cache_bytes": phase.work.cache_bytes,
+        "operations_per_byte": phase.work.intensity,
+        "bound": phase.work.bound(plan.peaks).value,
+        "roofline_ns": phase.roofline_ns,
+        **asdict(phase.time),
+        "overhead_ns": 0.0 if phase.predicted is None else phase.predicted.overhead.program_ns,
+        "kernels": kernels,
+    }
+
+
+def _rate(rate: Rate) -> dict[str, Any]:
+    dollars = rate.dollars_per_million
+    return {
+        "batch": rate.batch,
+        "fits": rate.fits,
+        **asdict(rate.step.time),
+        "tokens_per_s": rate.tokens_per_s,
+        "request_tokens_per_s": rate.request_tokens_per_s,
+        "dollars_per_million": None
+        if dollars is None
+        else {"dataflow": dollars.dataflow_ns, "program": dollars.program_ns, "serial": dollars.serial_ns},
+    }

@@ -1,0 +1,226 @@
+"""A plan as tables and sentences: 80 columns as text, on a terminal as wide as that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from model.device import chip
+from model.layers import unsupported
+from model.plan.dry import Time
+from model.plan.memory import DTYPE_BYTES
+from model.plan.plan import Plan
+from model.plan.predict import PassTime
+from simulate.targets import TARGETS
+from simulate.terminal import Hanging, Part, table
+
+
+def parts(plan: Plan) -> list[Part]:
+    """The parts of a plan's text, for a terminal."""
+    blocks = [_parameters(plan), _footprints(plan), _instances(plan), _phases(plan)]
+    if plan.first_token.predicted is not None:
+        blocks += _kernels(plan)
+    blocks += [_rates(plan), [_sentence(each) for each in basis(plan)]]
+    return [*blocks[0], *(part for block in blocks[1:] for part in ("", *block))]
+
+
+def _sentence(words: str) -> Part:
+    return Hanging(words, indent=0)
+
+
+def _parameters(plan: Plan) -> list[Part]:
+    model, size = plan.model, DTYPE_BYTES[plan.dtype]
+    rows = [
+        (
+            model.encoder.what if part == "aside" and model.encoder else part,
+            f"{count:,}",
+            f"{count / model.total:.1%}",
+            _gb(count * size),
+        )
+        for part, count in model.parameters().items()
+        if count
+    ]
+    rows.append(("all", f"{model.total:,}", "", _gb(model.total * size)))
+    experts = any(layers.num_experts for layers in model.layers)
+    sequence = size * model.cache_elements(plan.context)
+    return [
+        f"{model.config.model_type}, {model.num_layers} layers, {plan.dtype}",
+        table("part|parameters|share|GB", rows),
+        *(
+            [f"for one token {model.active + model.head_parameters:,} are active, head included"]
+            if experts
+            else []
+        ),
+        f"cache: {plan.cache_bytes_per_token:,} bytes per token; "
+        f"{sequence / 1e6:,.1f} MB for a sequence of {plan.context:,} tokens",
+    ]
+
+
+def _footprints(plan: Plan) -> list[Part]:
+    chips = [chip(name) for name in TARGETS]
+    rows = []
+    for each in plan.footprints:
+        row = [str(each.tp), _gb(each.weight_bytes), f"{each.cache_bytes_per_sequence / 1e6:.3f}"]
+        for record in chips:
+            held = each.sequences(record.hbm_bytes_per_core)
+            row += [_count(held), str(-(-each.tp // record.physical_cores_per_chip))] if held else ["-", ""]
+        rows.append(row)
+    per_chip = [f"{name}|chips" for name in TARGETS]
+    return [
+        _sentence(
+            f"what each of tp cores holds; how many sequences of {plan.context:,} tokens fit beside the "
+            "weights; and the chips that tp cores take"
+        ),
+        table("|".join(["tp", "weights GB", "cache MB", *per_chip]), rows, left=(), gap=1),
+    ]
+
+
+def _instances(plan: Plan) -> list[Part]:
+    rows = []
+    for fit in plan.fits:
+        row = [fit.instance.name, f"{fit.instance.physical_cores}", f"{fit.instance.hbm_bytes / 1e9:,.1f}"]
+        held = [str(fit.tp), str(fit.copies), f"{fit.sequences:,}"] if fit.tp else ["-", "-", "does not fit"]
+        rows.append(row + held)
+    return [
+        "on the fewest cores that hold the weights and one sequence",
+        table("instance|cores|HBM GB|tp|copies|sequences", rows),
+    ]
+
+
+def _phases(plan: Plan) -> list[Part]:
+    ranks = _plural(plan.tp, "device")
+    if plan.devices is not None:
+        ranks = f"tp {plan.tp} of {plan.devices} cores, {_copies(plan)}"
+    out = [
+        _sentence(
+            f"{plan.place}: {ranks}; a prompt of {plan.prompt:,}, then {_plural(plan.generate, 'token')}; "
+            f"batch {plan.batch:,}"
+        )
+    ]
+    if not plan.holds_weights:
+        assert plan.peaks.memory_bytes is not None
+        out.append(
+            _sentence(
+                f"the weights do not fit here: {plan.weight_bytes / 1e9:,.1f} GB for each of {plan.tp:,}, which "
+                f"{'have' if plan.tp > 1 else 'has'} {plan.peaks.memory_bytes / 1e9:,.1f}"
+            )
+        )
+    elif not plan.holds:
+        out.append(f"batch {plan.batch:,} does not fit beside the weights here")
+    rows = [
+        (
+            name,
+            f"{phase.work.operations / 1e12:.3f}",
+            _gb(phase.work.bytes),
+            f"{phase.work.intensity:.1f}",
+            phase.work.bound(plan.peaks).value,
+            f"{phase.roofline_ns / 1e6:.3f}",
+        )
+        for name, phase in (("first token", plan.first_token), ("one step", plan.step))
+    ]
+    return [
+        *out,
+        f"ridge {plan.peaks.ridge:.1f} op/byte: {plan.peaks.operations_per_s / 1e12:.1f} TFLOPS over "
+        f"{plan.peaks.bytes_per_s / 1e12:.3f} TB/s each",
+        table("|TFLOP|GB|op/byte|bound|roofline ms", rows, left=(0, 4)),
+    ]
+
+
+def _kernels(plan: Plan) -> list[list[Part]]:
+    first, step = plan.first_token.predicted, plan.step.predicted
+    assert first is not None and step is not None
+    times = [
+        ("time to first token", _bracketed(first.time)),
+        (f"a step of batch {plan.batch:,}", _bracketed(step.time)),
+    ]
+    blocks: list[list[Part]] = [["predicted, in ms (dataflow..serial)", table("", times)]]
+    for title, done in (("first token", first), ("one step", step)):
+        blocks.append([table(f"{title}, by kernel|launches|ms|share|of peak", _launches(done))])
+    return blocks
+
+
+def _launches(done: PassTime) -> Iterator[tuple[str, ...]]:
+    """Rows of kernels with their share of the pass, and how near they come to the peaks of a core."""
+    whole = done.time.program_ns
+    for part in done.parts:
+        taken = part.time.program_ns
+        reached = "roofline" if part.refusal else f"{part.floor_ns / taken:.0%}"
+        yield part.name, f"{part.launches:,}", f"{taken / 1e6:.3f}", f"{taken / whole:.1%}", reached
+    ends = done.overhead.program_ns
+    yield "start and end", "1", f"{ends / 1e6:.3f}", f"{ends / whole:.1%}", ""
+    yield "all", "", f"{whole / 1e6:.3f}", "", f"{done.floor_ns / whole:.0%}"
+
+
+def _rates(plan: Plan) -> list[Part]:
+    predicted = plan.first_token.predicted is not None
+    price = "" if plan.price is None else f"; $ per million of these at ${plan.price:,.2f}/h"
+    heads = ["batch", "ms (dataflow..serial)" if predicted else "ms, roofline", "decoding", "with prompts"]
+    rows = []
+    for rate in plan.rates:
+        time = _bracketed(rate.step.time) if predicted else _milliseconds(rate.step.time.program_ns)
+        row = [f"{rate.batch:,}", time, f"{rate.tokens_per_s:,.1f}", f"{rate.request_tokens_per_s:,.1f}"]
+        if rate.dollars_per_million is not None:
+            row.append(f"{rate.dollars_per_million.program_ns:,.3f}")
+        rows.append([*row, "" if rate.fits else "!"])
+    out: list[Part] = [
+        _sentence(f"by batch: a step; tokens/s of one copy decoding; of {_copies(plan)} with prompts{price}"),
+        table("|".join([*heads, *(["$/million"] if plan.price is not None else []), ""]), rows, left=()),
+    ]
+    if not plan.holds_weights:
+        out.append("! the weights do not fit")
+    elif not all(rate.fits for rate in plan.rates):
+        out.append("! the cache of this batch does not fit beside the weights")
+    asked = next(rate for rate in plan.rates if rate.batch == plan.batch)
+    if predicted and asked.dollars_per_million is not None:
+        low, high = asked.dollars_per_million.dataflow_ns, asked.dollars_per_million.serial_ns
+        out.append(f"batch {plan.batch:,}: {low:,.3f}..{high:,.3f} $/million (dataflow..serial)")
+    return out
+
+
+def basis(plan: Plan) -> Iterator[str]:
+    """Sentences: how weights are planned and what the times rest on."""
+    if plan.model.config.quantisation:
+        yield f"Weights quantised by {plan.model.config.quantisation} are planned as {plan.dtype}."
+    first, step = plan.first_token.predicted, plan.step.predicted
+    if plan.target is None:
+        yield f"Times are rooflines of the peaks given ({plan.peaks.source})."
+    elif first is None or step is None:
+        *most, last = unsupported(plan.model.config)
+        missing = f"{', '.join(most)} or {last}" if most else last
+        yield f"Times are rooflines, because no kernel of this project computes {missing}."
+    else:
+        yield (
+            "Times are dry runs of this project's kernels, one after another; program reading, "
+            "with the bounds beside it. Ranks are physical cores."
+        )
+        for refusal in dict.fromkeys((*first.refusals, *step.refusals)):
+            yield f"Roofline for a part: {refusal}."
+
+
+def _copies(plan: Plan) -> str:
+    return f"{plan.copies} cop{'ies' if plan.copies > 1 else 'y'}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' if count > 1 else ''}"
+
+
+def _bracketed(time: Time) -> str:
+    low, middle, high = map(_milliseconds, (time.dataflow_ns, time.program_ns, time.serial_ns))
+    return f"{middle} ({low}..{high})"
+
+
+def _milliseconds(time_ns: float) -> str:
+    """Two decimals where a column has room for them."""
+    milliseconds = time_ns / 1e6
+    return f"{milliseconds:,.2f}" if milliseconds < 10_000 else f"{milliseconds:,.0f}"
+
+
+def _gb(number: float) -> str:
+    return f"{number / 1e9:,.3f}"
+
+
+def _count(number: int) -> str:
+    """A count in at most six characters, rounded down where they do not show all of it."""
+    if number < 100_000:
+        return f"{number:,d}"
+    return f"{number // 10**3:,d}k" if number < 10**7 else f"{number // 10**6:,d}M"
