@@ -39,7 +39,7 @@ class Device(Protocol):
         """Launch a kernel of `nki_kernels` with each own rank's arguments; returns each own rank's outputs."""
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """An array of every rank, in their order, of those that the own ranks give."""
+        """The arrays of all ranks, in the order of ranks; `arrays` are those of the ranks in this process."""
 
 
 class KernelModel:

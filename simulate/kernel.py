@@ -67,5 +67,5 @@ class Kernel:
 
 
 def as_kernel(kernel: Any) -> Kernel:
-    """A jitted kernel as it is, a plain function wrapped."""
+    """A jitted kernel unchanged, a plain function wrapped."""
     return kernel if isinstance(kernel, Kernel) else Kernel(kernel)

@@ -12,7 +12,7 @@ from benchmarks.speed.measure import Row
 
 
 def main() -> int:
-    """Print every row as it is measured."""
+    """Print each row right after its measurement."""
     print(
         f"Python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}, {_processor()}\n"
     )

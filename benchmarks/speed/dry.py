@@ -158,7 +158,7 @@ def _cpu(action: Callable[[], object]) -> float:
 
 
 def main() -> int:
-    """Print every row as it is measured."""
+    """Print each row right after its measurement."""
     for row in rows():
         print(f"{row.work}: {row.measured:.3g} {row.unit}", flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""The fields of a JSON object, each checked as it is read."""
+"""The fields of a JSON object, each checked when it is read."""
 
 from __future__ import annotations
 

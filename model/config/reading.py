@@ -95,7 +95,7 @@ def dtype(fields: Fields) -> str | None:
 
 
 def quantisation(fields: Fields) -> str | None:
-    """The method that `quantization_config` names; a refusal, because kernels take weights as they are."""
+    """The method that `quantization_config` names; a refusal, because no kernel dequantises weights."""
     if "quantization_config" not in fields:
         return None
     method = str(fields.table("quantization_config").get("quant_method", "unnamed"))

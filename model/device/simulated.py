@@ -22,7 +22,7 @@ from simulate.replay import ReplayCache, ReplayOptions
 
 
 class SimulatedDevice:
-    """Ranks of one chip that compute: all in this process, or each in one of those that torchrun started.
+    """Ranks of one chip that compute: all in this process, or each in a process that torchrun started.
 
     The first launch of a kind is checked instruction by instruction; with `replay`, later ones run what was recorded
     on new data, rewritten to be faster: float32 sums of matrix products may be taken in another order. `exact` gives
@@ -69,7 +69,7 @@ class SimulatedDevice:
         return done.outputs  # type: ignore[no-any-return]
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """An array of every rank, in their order, of those that the own ranks give."""
+        """The arrays of all ranks, in the order of ranks; `arrays` are those of the ranks in this process."""
         return checked(lambda: self._world.gather(arrays))  # type: ignore[no-any-return]
 
 

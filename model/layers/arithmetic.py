@@ -56,7 +56,7 @@ class Arithmetic:
     def rotated(self, heads: np.ndarray, parameters: RopeParameters, limit: int, span: Span) -> np.ndarray:
         """Each pair (i, i + head_dim/2) of [heads, tokens, head_dim] turned by its position's angle, rounded.
 
-        The tables grow as they are needed, up to `limit` positions.
+        The tables grow on demand, up to `limit` positions.
         """
         key = parameters, heads.shape[-1], limit
         end = span.start + span.count

@@ -65,10 +65,10 @@ class Cut(Protocol):
 
 
 class Whole:
-    """The tensor as it is, on every rank."""
+    """The whole tensor, on every rank."""
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
-        """The shape as it is."""
+        """The unchanged shape."""
         return whole
 
     def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:

@@ -64,7 +64,7 @@ def possible_tp(model: ModelCounts, most: int) -> list[int]:
 def smallest_tp(
     model: ModelCounts, dtype: str, tokens: int, batch: int, cores: int, core_bytes: int
 ) -> int | None:
-    """The fewest ranks that hold the model and `batch` sequences, of those that `cores` cores offer."""
+    """The fewest of at most `cores` ranks that hold the model and `batch` sequences."""
     for tp in possible_tp(model, cores):
         if footprint(model, dtype, tp, tokens).sequences(core_bytes) >= batch:
             return tp

@@ -57,7 +57,7 @@ def simulate_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def as_kernel(func: Any) -> Kernel:
-    """A kernel as it is, a plain function wrapped."""
+    """A jitted kernel unchanged, a plain function wrapped."""
     return func if isinstance(func, Kernel) else Kernel(func)
 
 

@@ -54,17 +54,17 @@ psum = _Memory(MemoryRegion.psum, "base_bank")
 
 
 def skip_middle_end_transformations(func: F) -> F:
-    """A hint for the compiler; the kernel as it is."""
+    """A hint for the compiler; the kernel is returned unchanged."""
     return func
 
 
 def enable_stack_allocator(func: Any = None, **_: Any) -> Any:
-    """A hint for the compiler; the kernel as it is."""
+    """A hint for the compiler; the kernel is returned unchanged."""
     return (lambda kernel: kernel) if func is None else func
 
 
 def force_auto_alloc(func: F) -> F:
-    """A hint for the compiler; the kernel as it is."""
+    """A hint for the compiler; the kernel is returned unchanged."""
     return func
 
 

@@ -331,7 +331,7 @@ def defer(
 
 
 def nki_tensor(value: Any) -> Any:
-    """A Beta 1 value as an operand of the instruction book: a tile's tensor, other values as they are."""
+    """A Beta 1 value as an operand of the instruction book: a tile's tensor, other values unchanged."""
     return value.operand if isinstance(value, Tile) else value
 
 

@@ -52,7 +52,7 @@ def guessed(value: Any, source: str, note: str) -> Number:
 
 
 def carried_over(record: Hardware, *names: str, reason: str) -> dict[str, Number]:
-    """Numbers of another generation taken as they are: without evidence here, whatever they rest on there."""
+    """Numbers taken over from another generation: guesses here, whatever their evidence there."""
     taken = {name: record.provenance[name] for name in names}
     return {name: guessed(n.value, f"{record.name}: {n.source}", reason) for name, n in taken.items()}
 

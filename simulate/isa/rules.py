@@ -321,7 +321,7 @@ def not_packed(operand: str, tile: NkiTensor) -> None:
 
 @rule("NKW-BITVEC-INTEGER")
 def bitvec_takes_integers(operator: AluOperator, **tiles: NkiTensor) -> None:
-    """Bitvec operators work on integer dtypes only, on the bits as they are and without a cast."""
+    """Bitvec operators work on integer dtypes only, on their bits, without a cast."""
     dtypes = {operand: tile.dtype for operand, tile in tiles.items()}
     if (
         any(not dtype.is_integer for dtype in dtypes.values())

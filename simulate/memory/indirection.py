@@ -78,7 +78,7 @@ def offsets_in_index(count: int, available: int, index: TensorBytes) -> None:
 
 @rule("NKW-INDIRECT-FINAL")
 def indirect_view_is_final(tensor: TensorBytes) -> None:
-    """A view made by .indirect is used as it is: its free dim cannot be sliced, reshaped or indexed again."""
+    """A view made by .indirect is final: its free dim cannot be sliced, reshaped or indexed again."""
     raise RuleViolation(
         indirect_view_is_final, f"a view of {tensor.describe()}", hint="slice before .indirect"
     )

@@ -415,7 +415,7 @@ class NkiTensor(TensorBytes):
 
 
 def _cell(index: Any) -> Any:
-    """The tensor of a run-time index: the cell of a register or a scalar, a tensor as it is."""
+    """The tensor of a run-time index: the cell of a register or a scalar, a tensor unchanged."""
     return getattr(index, "cell", index)
 
 

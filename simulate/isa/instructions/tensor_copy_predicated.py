@@ -1,4 +1,4 @@
-"""tensor_copy_predicated: copy the elements that a predicate selects and leave the others as they are."""
+"""tensor_copy_predicated: copy the elements that a predicate selects and leave the others unchanged."""
 
 from __future__ import annotations
 
