@@ -5,9 +5,9 @@ recorded, `fusion` rewrites it into few numpy calls, and `verify` compares a rep
 """
 
 from simulate.replay.cache import ReplayCache, ReplayReport
-from simulate.replay.launch import replayed, why_not_replayed
+from simulate.replay.launch import replayed
 from simulate.replay.options import ReplayOptions
-from simulate.replay.program import Program
+from simulate.replay.program import Program, why_not_replayed
 from simulate.replay.verify import ReplayMismatch
 
 __all__ = [

@@ -12,7 +12,7 @@ from simulate.replay.cache import ReplayCache
 from simulate.replay.guards import Guards
 from simulate.replay.key import NotFixed, ReplayKey
 from simulate.replay.options import ReplayOptions
-from simulate.replay.program import Program
+from simulate.replay.program import SEVERAL_CORES, Program, why_not_replayed
 from simulate.replay.verify import (
     Outcome,
     compare_exactly,
@@ -21,7 +21,7 @@ from simulate.replay.verify import (
     disturbance,
     in_place_of,
 )
-from simulate.run.launch import Launch, LaunchRequest, Result, execute_launch, leaves
+from simulate.run.launch import Launch, LaunchRequest, execute_launch
 from simulate.run.machine import Mode
 from simulate.run.target import PRECISE_VARIABLE
 
@@ -34,7 +34,7 @@ def replayed(request: LaunchRequest, options: ReplayOptions, replays: ReplayCach
     launch_options = _launch_options(request, options)
     try:
         if request.logical_core_size != 1:
-            raise NotFixed("a logical core of several physical cores")
+            raise NotFixed(SEVERAL_CORES)
         key = ReplayKey.of(request, launch_options)
     except NotFixed as error:
         return _eager(request, replays, str(error))
@@ -58,30 +58,6 @@ def replayed(request: LaunchRequest, options: ReplayOptions, replays: ReplayCach
     else:
         replays.report.refuse(reason)
     return done
-
-
-def why_not_replayed(launch: Launch) -> str | None:
-    """The reason why a launch cannot be replayed on other arrays; None if it can."""
-    if launch.mode is not Mode.eager:
-        return f"a launch in mode {launch.mode.value} has no values"
-    for stream in launch.streams:
-        if any(constant.from_file for constant in stream.constants.values()):
-            return "a constant is read from a file"
-        if stream.depends_on_data is not None:
-            return stream.depends_on_data
-    if launch.reads_values:
-        return "the kernel's Python reads values"
-    if launch.warnings:
-        return "the launch has warnings"
-    if any(interface.converts for interface in launch.interfaces):
-        return "an argument is stored in another dtype"
-    for interface, stream in zip(launch.interfaces, launch.streams):
-        for value in leaves(interface.returned):
-            if not (value is None or isinstance(value, (Result, bool, int, float, str))):
-                return f"the kernel returns a {type(value).__name__}"
-        if any(result.serial in stream.constants for result in interface.results()):
-            return "a constant is returned"
-    return None
 
 
 def _launch_options(request: LaunchRequest, options: ReplayOptions) -> tuple[Any, ...]:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulate.errors import NkwError
+from simulate.errors import InvalidArgument, NkwError
 from simulate.isa.plan import Domain, Plan, State
 from simulate.memory import NkiTensor, Storage
 from simulate.replay.arena import Arena, Tiles
 from simulate.replay.rendezvous import complete_rendezvous
-from simulate.run.arguments import like
+from simulate.run.arguments import element, like
 from simulate.run.execute import accumulated, operands_of, put, put_all, repeat
-from simulate.run.launch import Launch, Result
+from simulate.run.launch import Launch, Result, leaves
+from simulate.run.machine import Mode
 from simulate.run.processes import Processes
 from simulate.run.rebuild import NO_BYTES, Rebuilt
 
@@ -25,6 +26,34 @@ Recorded = list[tuple[Plan, Any, bool]]
 """Per instruction, in program order: plan, accumulate mask (see `repeat`), whether a result was written in part."""
 
 Disturbance = Callable[[Plan, list[Any], np.ndarray], np.ndarray]
+
+SEVERAL_CORES = "a logical core of several physical cores"
+
+
+def why_not_replayed(launch: Launch) -> str | None:
+    """The reason why a launch cannot be replayed on other arrays; None if it can."""
+    if launch.mode is not Mode.eager:
+        return f"a launch in mode {launch.mode.value} has no values"
+    if len(launch.streams) != len(launch.interfaces):
+        return SEVERAL_CORES
+    for stream in launch.streams:
+        if any(constant.from_file for constant in stream.constants.values()):
+            return "a constant is read from a file"
+        if stream.depends_on_data is not None:
+            return stream.depends_on_data
+    if launch.reads_values:
+        return "the kernel's Python reads values"
+    if launch.warnings:
+        return "the launch has warnings"
+    if any(interface.converts for interface in launch.interfaces):
+        return "an argument is stored in another dtype"
+    for interface, stream in zip(launch.interfaces, launch.streams):
+        for value in leaves(interface.returned):
+            if not (value is None or isinstance(value, (Result, bool, int, float, str))):
+                return f"the kernel returns a {type(value).__name__}"
+        if any(result.serial in stream.constants for result in interface.results()):
+            return "a constant is returned"
+    return None
 
 
 class _External:
@@ -37,12 +66,22 @@ class _External:
         self.storage = storage
         self.views = views
         self._shown: np.ndarray | None = None
+        self._shapes = (storage.shape, ()) if storage.shape == (1,) else (storage.shape,)
+        self._dtype = element(storage.dtype)
+
+    def check(self, array: Any) -> None:
+        """Raise InvalidArgument for an array that cannot stand in for the one of the recorded launch."""
+        if (
+            not isinstance(array, np.ndarray)
+            or array.shape not in self._shapes
+            or array.dtype != self._dtype
+            or not array.flags.c_contiguous
+        ):
+            raise _refused(_seen(array), f"a contiguous {self._dtype} {self.storage.shape}")
 
     def bind(self, data: np.ndarray) -> None:
         """Bind the storage to the bytes of `data`."""
         storage = self.storage
-        if storage.host is data:
-            return
         storage.host = data
         storage.array = data.reshape(-1).view(np.uint8)
         storage.float_views.clear()
@@ -85,12 +124,19 @@ class ProgramMemory:
 class Program:
     """The instructions of every rank of one eager launch, bound to its arguments and results.
 
-    Every rank has one physical core. Programs that share `memory` run one at a time.
+    Every rank has one physical core. Programs that share `memory` run one at a time. Raises InvalidArgument for a
+    launch that cannot be replayed; `why_not_replayed` has the reasons.
     """
 
     def __init__(
         self, launch: Launch, narrow_matmuls: bool = False, memory: ProgramMemory | None = None
     ) -> None:
+        reason = why_not_replayed(launch)
+        if reason is not None:
+            raise InvalidArgument(
+                "NKW-REPLAY-LAUNCH",
+                f"a launch of {launch.kernel} cannot be replayed: {reason}; launch the kernel eagerly each time",
+            )
         made = Rebuilt(launch.streams)
         ranks = [stream.rank for stream in launch.streams]
         self._plans: list[Recorded] = [
@@ -161,8 +207,9 @@ class Program:
 
         The plans run one by one as recorded with `exact`, before `rewrite`, with a `disturbance` of the products of
         matmuls, and where the program writes an array that overlaps another. With `peers`, this process has one rank;
-        `peers` are the processes of the others. Raises NkwError for a run-time index out of bounds; another exception
-        leaves `was_interrupted` set.
+        `peers` are the processes of the others. Raises InvalidArgument for arrays of other shapes or dtypes than those
+        recorded and for arrays that are not contiguous, NkwError for a run-time index out of bounds; another exception
+        than these leaves `was_interrupted` set.
         """
         self.was_interrupted = True
         try:
@@ -180,9 +227,15 @@ class Program:
         peers: Processes | None,
         disturbance: Disturbance | None,
     ) -> list[Any]:
+        if len(arrays) != len(self._inputs):
+            raise _refused(f"{len(arrays)} lists of arrays", f"{len(self._inputs)}, one per rank")
         for inputs, given in zip(self._inputs, arrays):
+            if len(given) != len(inputs):
+                raise _refused(f"{len(given)} arrays for a rank", str(len(inputs)))
             for external, array in zip(inputs, given):
-                external.bind(array)
+                if external.storage.host is not array:
+                    external.check(array)
+                    external.bind(array)
         for external in self._results:
             external.bind(np.empty(external.storage.nbytes, np.uint8))
             external.storage.host = None  # no array of the caller's
@@ -289,6 +342,18 @@ class _Run:
         """Write this rank's results of the rendezvous, and step past it."""
         put_all(self._recorded[self._next][0], results)
         self._next += 1
+
+
+def _refused(seen: str, recorded: str) -> InvalidArgument:
+    return InvalidArgument(
+        "NKW-REPLAY-ARRAYS", f"a program got {seen}; its launch was recorded with {recorded}"
+    )
+
+
+def _seen(array: Any) -> str:
+    if not isinstance(array, np.ndarray):
+        return f"a {type(array).__name__} for an array"
+    return f"{'a' if array.flags.c_contiguous else 'a non-contiguous'} {array.dtype} {array.shape}"
 
 
 def storages_of(value: Any) -> list[Storage]:

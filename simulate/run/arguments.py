@@ -119,7 +119,7 @@ class Arguments:
     def _array(self, tensor: NkiTensor) -> np.ndarray:
         _checked(output_in_hbm, tensor)
         if self._dry:
-            zeros = np.zeros((), _element(tensor.dtype))  # one element, broadcast: a dry launch has no values
+            zeros = np.zeros((), element(tensor.dtype))  # one element, broadcast: a dry launch has no values
             return (
                 np.zeros(tensor.shape, zeros.dtype)
                 if self.torch_seen
@@ -141,8 +141,8 @@ class Arguments:
             )
         values = tensor.array
         return (
-            values.astype(_element(tensor.dtype), copy=False)
-            if values.dtype != _element(tensor.dtype)
+            values.astype(element(tensor.dtype), copy=False)
+            if values.dtype != element(tensor.dtype)
             else values
         )
 
@@ -171,7 +171,7 @@ def _same(parts: Iterable[Any], others: Iterable[Any]) -> bool:
     return all(part is other for part, other in zip(parts, others))
 
 
-def _element(dtype: DType) -> np.dtype:
+def element(dtype: DType) -> np.dtype:
     """The numpy dtype of an output: bool for bool_, else the storage dtype."""
     if dtype == "bool_":
         return np.dtype(bool)

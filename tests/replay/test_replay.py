@@ -570,6 +570,76 @@ def test_an_eager_launch_that_nobody_announced_can_be_replayed() -> None:
 def test_a_dry_launch_has_no_values_to_repeat() -> None:
     done = simulate.launch(scaled, [((floats(1, 4, 4), 3.0), {})], mode=simulate.Mode.dry)
     assert why_not_replayed(done) == "a launch in mode dry has no values"
+    with pytest.raises(simulate.errors.InvalidArgument) as error:
+        Program(done)
+    assert str(error.value) == (
+        "[NKW-REPLAY-LAUNCH] a launch of scaled cannot be replayed: a launch in mode dry has no values; launch the "
+        "kernel eagerly each time"
+    )
+
+
+def test_a_launch_on_a_logical_core_of_two_physical_cores_has_no_program() -> None:
+    given = [((floats(1, 4, 4), 3.0), {})]
+    assert why_not_replayed(simulate.launch(scaled, given, logical_core_size=1)) is None
+    done = simulate.launch(scaled, given, logical_core_size=2)
+    assert why_not_replayed(done) == "a logical core of several physical cores"
+    with pytest.raises(
+        simulate.errors.InvalidArgument, match="several physical cores; launch the kernel eagerly"
+    ):
+        Program(done)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bool, np.int8])
+def test_a_program_takes_arrays_of_the_recorded_shape_and_dtype_only(dtype) -> None:
+    def copied(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=x)
+        return out
+
+    program = Program(simulate.launch(copied, [((np.ones((4, 6), dtype),), {})]))
+    right = np.eye(4, 6).astype(dtype)
+    wrong = {
+        f"a {right.dtype} (6, 4)": np.ascontiguousarray(right.T),
+        f"a {right.dtype} (4, 7)": np.ones((4, 7), dtype),
+        f"a {right.dtype} (24,)": right.reshape(-1),
+        "a int16 (4, 6)": right.astype(np.int16),
+        f"a non-contiguous {right.dtype} (4, 6)": np.ones((4, 12), dtype)[:, ::2],
+        "a list for an array": right.tolist(),
+    }
+    for exact in (True, False):
+        (copy,) = program.run([[right]], exact)
+        assert np.array_equal(copy, right)
+        for seen, array in wrong.items():
+            with pytest.raises(simulate.errors.InvalidArgument) as error:
+                program.run([[array]], exact)
+            assert str(error.value) == (
+                f"[NKW-REPLAY-ARRAYS] a program got {seen}; its launch was recorded with "
+                f"a contiguous {right.dtype} (4, 6)"
+            )
+        for arrays, seen in (
+            ([], "0 lists of arrays; its launch was recorded with 1, one per rank"),
+            ([[right], [right]], "2 lists of arrays; its launch was recorded with 1, one per rank"),
+            ([[]], "0 arrays for a rank; its launch was recorded with 1"),
+            ([[right, right]], "2 arrays for a rank; its launch was recorded with 1"),
+        ):
+            with pytest.raises(simulate.errors.InvalidArgument) as error:
+                program.run(arrays, exact)
+            assert str(error.value) == f"[NKW-REPLAY-ARRAYS] a program got {seen}"
+        assert not program.was_interrupted
+        program.rewrite()
+
+
+def test_a_program_takes_an_array_without_dims_as_it_was_recorded() -> None:
+    def doubled(x):
+        tile = nl.load(x.reshape((1, 1)))
+        out = nl.ndarray((1, 1), dtype=x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.add(tile, tile))
+        return out
+
+    program = Program(simulate.launch(doubled, [((np.array(1.0, np.float32),), {})]))
+    for number in (np.array(3.0, np.float32), np.array([3.0], np.float32)):
+        (out,) = program.run([[number]])
+        assert out.item() == 6
 
 
 def test_a_launch_that_is_kept_holds_no_tensor_of_the_kernel() -> None:
