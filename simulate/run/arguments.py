@@ -66,11 +66,11 @@ class Arguments:
     def _object(self, value: Any, name: str) -> Any:
         """An object among the arguments: a copy whose attributes have tensors for arrays, as in the language guide."""
         had = getattr(value, "__dict__", {})
-        rank_runs = {key: self.to_tensors(part, f"{name}.{key}") for key, part in had.items()}
-        if _same(rank_runs.values(), had.values()):
+        parts = {key: self.to_tensors(part, f"{name}.{key}") for key, part in had.items()}
+        if _same(parts.values(), had.values()):
             return value
         twin = copy.copy(value)
-        twin.__dict__.update(rank_runs)
+        twin.__dict__.update(parts)
         return twin
 
     def _tensor(self, key: Any, array: np.ndarray, name: str) -> NkiTensor:

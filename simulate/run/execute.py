@@ -69,7 +69,7 @@ def add(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any, as_float: bo
     if accumulate_mask is True and tile.dtype == "float32":
         array = tile.array
         tile.storage.float_views.clear()
-        # The sum of a float32 element and a product needs no rounding after it, so it is rank_runs in place.
+        # The sum of a float32 element and a product needs no rounding after it, so it is made in place.
         np.add(array, product if product.shape == array.shape else product.reshape(array.shape), out=array)
     else:
         put(tile, accumulated(tile, product, accumulate_mask), as_float, False)

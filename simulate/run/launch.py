@@ -95,7 +95,7 @@ class Observer(InstructionObserver):
 
     Values and run-time indices are gone after a launch; a detector that needs them sets `sees_instructions`. With
     `keeps_calls` the stream records the callers' lines of instructions and allocations. Launches with either are never
-    replayed. Without an observer an instruction costs one comparison more.
+    replayed. Without an observer an instruction costs two loops over nothing.
     """
 
     sees_instructions = False
@@ -195,7 +195,7 @@ def execute_launch(request: LaunchRequest) -> Launch:
     """
     check_logical_core(request.chip, request.logical_core_size)
     cores = _cores(request)
-    rank_runs = [_RankRun(core.rank, request, core) for core in cores if core.number == 0]
+    rank_runs = [_RankRun(request, core) for core in cores if core.number == 0]
     for observer in request.observers:
         observer.began(request, cores, [each.arguments.storages() for each in rank_runs])
     values_read = VALUE_READS.count
@@ -229,9 +229,9 @@ def execute_launch(request: LaunchRequest) -> Launch:
 class _RankRun:
     """One rank of a launch: its arguments as tensors, and the kernel's return value."""
 
-    def __init__(self, rank: Rank, request: LaunchRequest, core: NeuronCore) -> None:
-        self.rank = rank
-        self.arguments = converter = Arguments(rank, core.stored, request.mode is Mode.dry)
+    def __init__(self, request: LaunchRequest, core: NeuronCore) -> None:
+        self.rank = core.rank
+        self.arguments = converter = Arguments(core.rank, core.stored, request.mode is Mode.dry)
         args, kwargs = request.arguments[core.index // request.logical_core_size]
         names = _parameter_names(request.kernel)
         self.args = tuple(
@@ -274,12 +274,12 @@ def _cores(request: LaunchRequest) -> list[NeuronCore]:
     return cores
 
 
-def _run(core: NeuronCore, kernel: Callable[..., Any], rank_runs: _RankRun) -> None:
+def _run(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> None:
     """Run the kernel on one core, as the calling thread."""
     before = enter(core)
     try:
         with np.errstate(all="ignore"):
-            result = kernel(*rank_runs.args, **rank_runs.kwargs)
+            result = kernel(*rank_run.args, **rank_run.kwargs)
     except NkwError as error:
         error.where = error.where or raised_at(error)
         raise
@@ -290,7 +290,7 @@ def _run(core: NeuronCore, kernel: Callable[..., Any], rank_runs: _RankRun) -> N
     finally:
         enter(before)
     if core.number == 0:
-        rank_runs.returned = result
+        rank_run.returned = result
 
 
 def leaves(value: Any) -> list[Any]:

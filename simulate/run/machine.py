@@ -148,10 +148,10 @@ class NeuronCore:
         return NkiTensor(shape, dtype, storage)
 
     def _allocate_shared(self, shape: tuple[int, ...], dtype: DType, name: str) -> NkiTensor:
-        rank_runs, self._shared_taken = self._shared_taken, self._shared_taken + 1
-        if rank_runs == len(self.rank.shared):
+        taken, self._shared_taken = self._shared_taken, self._shared_taken + 1
+        if taken == len(self.rank.shared):
             self.rank.shared.append(self._fresh(shape, dtype, MemoryRegion.shared_hbm, name))
-        tensor = self.rank.shared[rank_runs]
+        tensor = self.rank.shared[taken]
         if tensor.shape != shape or tensor.dtype != dtype:
             raise RuleViolation(
                 shared_allocations_agree,
