@@ -15,6 +15,7 @@ from simulate.beta1.tile import BlockTensor, Tile
 from simulate.errors import InvalidArgument, RuleViolation, rule
 from simulate.memory import NkiTensor
 from simulate.run import current_core
+from simulate.run.arguments import mapped
 from simulate.run.launch import Launch
 from simulate.world import launch
 
@@ -101,34 +102,20 @@ class _Body:
         for ids in itertools.product(*(range(size) for size in self._grid)):
             program = Program(core, ids, self._grid, shared, OperatorTile)
             with entered(program):
-                result = self._func(*_wrapped(args), **_wrapped(kwargs))
+                result = self._func(*mapped(_wrapped, args), **mapped(_wrapped, kwargs))
                 program.settle()
-                results.append(_unwrapped(result))
+                results.append(mapped(_unwrapped, result))
         return results[0]
 
 
 def _wrapped(value: Any) -> Any:
-    if isinstance(value, NkiTensor):
-        return OperatorTile.at(Region.of(value))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_wrapped(part) for part in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_wrapped(part) for part in value)
-    if isinstance(value, dict):
-        return {key: _wrapped(part) for key, part in value.items()}
-    return value
+    return OperatorTile.at(Region.of(value)) if isinstance(value, NkiTensor) else value
 
 
 def _unwrapped(value: Any) -> Any:
-    if isinstance(value, Tile):
-        return value.tensor
     if isinstance(value, BlockTensor):
         returned_from_hbm(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_unwrapped(part) for part in value)
-    if isinstance(value, dict):
-        return {key: _unwrapped(part) for key, part in value.items()}
-    return value
+    return value.tensor if isinstance(value, Tile) else value
 
 
 @rule("NKW-BETA1-RETURN")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from simulate.isa.plan import Domain, Plan, State
 from simulate.memory import NkiTensor, Storage
 from simulate.replay.arena import Arena, Tiles
 from simulate.replay.rendezvous import complete_rendezvous
-from simulate.run.arguments import element, like
+from simulate.run.arguments import element, leaves, mapped
 from simulate.run.execute import accumulated, operands_of, put, put_all, repeat
-from simulate.run.launch import Launch, Result, leaves
+from simulate.run.launch import Launch, Result
 from simulate.run.machine import Mode
 from simulate.run.processes import Processes
 from simulate.run.rebuild import NO_BYTES, Rebuilt
@@ -146,7 +147,13 @@ class Program:
             ]
             for stream, plans in zip(launch.streams, made.plans)
         ]
-        self._returned = [_tensors(each.returned, rank, made) for each, rank in zip(launch.interfaces, ranks)]
+
+        def tensor(value: Any, rank: int) -> Any:
+            return made.tensor(rank, value.serial, value.layout) if isinstance(value, Result) else value
+
+        self._returned = [
+            mapped(partial(tensor, rank=rank), each.returned) for each, rank in zip(launch.interfaces, ranks)
+        ]
         self._input_storages = [
             [made.storage(rank, serial) for serial in each.inputs]
             for each, rank in zip(launch.interfaces, ranks)
@@ -258,7 +265,7 @@ class Program:
             for external in inputs:
                 if id(external.storage) in self._written:
                     external.finish()
-        return [_to_output(value) for value in self._returned]
+        return [mapped(_to_output, value) for value in self._returned]
 
     def release(self) -> None:
         """Drop the arguments and results of the last launch."""
@@ -358,37 +365,16 @@ def _seen(array: Any) -> str:
 
 def storages_of(value: Any) -> list[Storage]:
     """The storages behind the tensors that a kernel returned."""
-    if isinstance(value, NkiTensor):
-        return [value.storage]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (tuple, list)):
-        return [storage for part in value for storage in storages_of(part)]
-    return []
+    return [leaf.storage for leaf in leaves(value) if isinstance(leaf, NkiTensor)]
 
 
 def _to_output(value: Any) -> Any:
-    """The value that the kernel returned, with arrays in place of its tensors."""
-    if isinstance(value, NkiTensor):
-        host = value.storage.host
-        if value.whole and host is not None and host.shape == value.shape:
-            return host
-        value.forget_array()
-        array = value.array
-        return array.astype(bool) if value.dtype == "bool_" else array
-    if isinstance(value, (tuple, list)):
-        return like(value, [_to_output(part) for part in value])
-    if isinstance(value, dict):
-        return {key: _to_output(part) for key, part in value.items()}
-    return value
-
-
-def _tensors(value: Any, rank: int, made: Rebuilt) -> Any:
-    """The value that the kernel returned, with tensors in place of its Results."""
-    if isinstance(value, Result):
-        return made.tensor(rank, value.serial, value.layout)
-    if isinstance(value, (tuple, list)):
-        return like(value, [_tensors(part, rank, made) for part in value])
-    if isinstance(value, dict):
-        return {key: _tensors(part, rank, made) for key, part in value.items()}
-    return value
+    """The array of a tensor that the kernel returned; another value as it is."""
+    if not isinstance(value, NkiTensor):
+        return value
+    host = value.storage.host
+    if value.whole and host is not None and host.shape == value.shape:
+        return host
+    value.forget_array()
+    array = value.array
+    return array.astype(bool) if value.dtype == "bool_" else array

@@ -21,7 +21,7 @@ import numpy as np
 
 from simulate.errors import NkwError
 from simulate.isa.plan import Plan
-from simulate.run.arguments import like
+from simulate.run.arguments import mapped
 
 _UNIT = 2.0**-24  # half the distance from 1 to the next float32
 _RUNS = 2
@@ -187,15 +187,8 @@ def in_place_of(
     arrays: Sequence[Sequence[np.ndarray]], copies: Sequence[Sequence[np.ndarray]], value: Any
 ) -> Any:
     """Arguments with copies in place of their arrays."""
-    if isinstance(value, np.ndarray):
-        return next(
-            copy for rank, held in zip(arrays, copies) for array, copy in zip(rank, held) if array is value
-        )
-    if isinstance(value, (tuple, list)):
-        return like(value, [in_place_of(arrays, copies, part) for part in value])
-    if isinstance(value, dict):
-        return {key: in_place_of(arrays, copies, part) for key, part in value.items()}
-    return value
+    copy_of = {id(array): copy for rank, held in zip(arrays, copies) for array, copy in zip(rank, held)}
+    return mapped(lambda part: copy_of[id(part)] if isinstance(part, np.ndarray) else part, value)
 
 
 def _leaves(value: Any, name: str = "") -> list[tuple[str, np.ndarray]]:

@@ -107,14 +107,13 @@ class Arguments:
 
         Raises RuleViolation for a tensor on chip and for one that was never written.
         """
-        if isinstance(value, NkiTensor):
-            array = self._array(value)
-            return _numpy_to_torch(array) if self.torch_seen else array
-        if isinstance(value, (tuple, list)):
-            return like(value, [self.to_arrays(part) for part in value])
-        if isinstance(value, dict):
-            return {key: self.to_arrays(part) for key, part in value.items()}
-        return value
+        return mapped(self._to_array, value)
+
+    def _to_array(self, value: Any) -> Any:
+        if not isinstance(value, NkiTensor):
+            return value
+        array = self._array(value)
+        return _numpy_to_torch(array) if self.torch_seen else array
 
     def _array(self, tensor: NkiTensor) -> np.ndarray:
         _checked(output_in_hbm, tensor)
@@ -165,6 +164,22 @@ class Arguments:
 def like(value: Any, parts: list[Any]) -> Any:
     """A tuple, named tuple or list of the type of `value`, with `parts` as its elements."""
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """`change` of a value, or of every value in nested tuples, lists and dictionaries."""
+    if isinstance(value, (tuple, list)):
+        return like(value, [mapped(change, part) for part in value])
+    if isinstance(value, dict):
+        return {key: mapped(change, part) for key, part in value.items()}
+    return change(value)
+
+
+def leaves(value: Any) -> list[Any]:
+    """The values in nested tuples, lists and dictionaries, in order."""
+    found: list[Any] = []
+    mapped(found.append, value)
+    return found
 
 
 def _same(parts: Iterable[Any], others: Iterable[Any]) -> bool:

@@ -19,7 +19,7 @@ from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.memory.layout import Layout
 from simulate.memory.objects import VALUE_READS
 from simulate.memory.placement import Placement, Tile, live_tiles_fit, place, to_blame
-from simulate.run.arguments import Arguments, like
+from simulate.run.arguments import Arguments, leaves, mapped
 from simulate.run.call_stacks import Calls, TracedTable
 from simulate.run.location import raised_at
 from simulate.run.machine import InstructionObserver, Mode, NeuronCore, Rank, capacity_bytes, enter
@@ -243,7 +243,7 @@ class _RankRun:
 
     def interface(self) -> Interface:
         inputs = tuple(storage.serial for storage in self.arguments.storages())
-        return Interface(inputs, _results(self.returned), self.arguments.converts)
+        return Interface(inputs, mapped(_result, self.returned), self.arguments.converts)
 
 
 def _cores(request: LaunchRequest) -> list[NeuronCore]:
@@ -293,23 +293,9 @@ def _run(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> No
         rank_run.returned = result
 
 
-def leaves(value: Any) -> list[Any]:
-    """The values in nested tuples, lists and dictionaries, in order."""
-    if isinstance(value, (tuple, list, dict)):
-        parts = value.values() if isinstance(value, dict) else value
-        return [leaf for part in parts for leaf in leaves(part)]
-    return [value]
-
-
-def _results(value: Any) -> Any:
-    """A kernel's return value with a Result for every tensor."""
-    if isinstance(value, NkiTensor):
-        return Result(value.storage.serial, value.layout)
-    if isinstance(value, (tuple, list)):
-        return like(value, [_results(part) for part in value])
-    if isinstance(value, dict):
-        return {key: _results(part) for key, part in value.items()}
-    return value
+def _result(value: Any) -> Any:
+    """A Result for a tensor; anything else as it is."""
+    return Result(value.storage.serial, value.layout) if isinstance(value, NkiTensor) else value
 
 
 def _check_capacity(done: Launch) -> None:
