@@ -16,7 +16,7 @@ _ROW = 5  # tensor * 4 + kind, first row, end row, first byte, end byte
 
 
 class Columns:
-    """The columns of the first `events` events of a stream; see the properties of `Stream`."""
+    """The columns of the first `events` events of a stream, which has a `Column` for each."""
 
     def __init__(
         self, templates: Sequence[Template], template_ids: Sequence[int], operands: Sequence[int]
@@ -85,7 +85,10 @@ class Columns:
 
     @cached_property
     def rows(self) -> array[int]:
-        """Per operand, five numbers: tensor * 4 + kind, first row, end row, first byte, end byte."""
+        """Per operand, five numbers: tensor * 4 + kind, first row, end row, first byte, end byte.
+
+        Rows are partitions on chip, in HBM all dims but the last. The box encloses what an access pattern touches.
+        """
         numbers = np.array(self._numbers, np.int64)
         ends = np.array(self.operand_ends, np.int64)
         if not len(self._operands):

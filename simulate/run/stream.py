@@ -11,16 +11,16 @@ from __future__ import annotations
 import copy
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from simulate.errors import Location, RuleViolation, rule
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Cost, Effects, State
+from simulate.isa.plan import Cost, Effects
 from simulate.isa.template import ACCUMULATE, READ, WRITE, Template
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.layout import Form
@@ -29,6 +29,8 @@ from simulate.run.location import kernel_line, location
 
 Line = tuple[CodeType, int]
 """A line of a kernel: its code object and its number."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,20 @@ class Block:
     entered: bool = False
 
 
+class Column(Generic[T]):
+    """A column of `Columns` as an attribute of a stream, under the same name."""
+
+    def __init__(self, column: Callable[[Columns], T]) -> None:
+        self.__doc__ = column.__doc__
+
+    def __set_name__(self, kind: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, stream: Stream, kind: Any = None) -> T:
+        values: T = getattr(stream.columns(), self._name)
+        return values
+
+
 class Stream:
     """The events of one core."""
 
@@ -284,74 +300,30 @@ class Stream:
 
     # -- columns of templates -----------------------------------------------------------------------------------
 
-    def _derived(self) -> Columns:
+    op_names = Column(Columns.op_names)
+    ops = Column(Columns.ops)
+    engines = Column(Columns.engines)
+    triggers = Column(Columns.triggers)
+    costs = Column(Columns.costs)
+    cost_ids = Column(Columns.cost_ids)
+    states = Column(Columns.states)
+    operand_ends = Column(Columns.operand_ends)
+    rows = Column(Columns.rows)
+    row_ends = Column(Columns.row_ends)
+    first_use = Column(Columns.first_use)
+    last_use = Column(Columns.last_use)
+
+    def columns(self) -> Columns:
+        """The columns of the events so far."""
         known = self._columns
         if known is None or known.events != len(self):
             known = self._columns = Columns(self.templates, self.template_ids, self.operands)
         return known
 
-    @property
-    def op_names(self) -> list[str]:
-        """The names of the instructions that occur."""
-        return self._derived().op_names
-
-    @property
-    def ops(self) -> array[int]:
-        """Per event, its name as a number in `op_names`."""
-        return self._derived().ops
-
-    @property
-    def engines(self) -> array[int]:
-        """Per event, the number of its engine."""
-        return self._derived().engines
-
-    @property
-    def triggers(self) -> array[int]:
-        """Per event, the number of the engine whose stream triggers it."""
-        return self._derived().triggers
-
-    @property
-    def costs(self) -> list[Cost]:
-        """The costs that occur."""
-        return self._derived().costs
-
-    @property
-    def cost_ids(self) -> array[int]:
-        """Per event, its cost as a number in `costs`."""
-        return self._derived().cost_ids
-
-    @property
-    def states(self) -> dict[int, State]:
-        """The state of the core that an event uses, for events that use one."""
-        return self._derived().states
-
-    @property
-    def rows(self) -> array[int]:
-        """Per operand, five numbers: tensor * 4 + kind, first row, end row, first byte, end byte.
-
-        Rows are partitions on chip, in HBM all dims but the last. The box encloses what an access pattern touches.
-        """
-        return self._derived().rows
-
-    @property
-    def row_ends(self) -> array[int]:
-        """Per event, where its numbers in `rows` end."""
-        return self._derived().row_ends
-
-    @property
-    def first_use(self) -> dict[int, int]:
-        """The first event of every tensor that an event uses, in the order of these events."""
-        return self._derived().first_use
-
-    @property
-    def last_use(self) -> dict[int, int]:
-        """The last event of every tensor that an event uses."""
-        return self._derived().last_use
-
     def with_costs(self, costs: list[Cost], cost_ids: array[int] | None = None) -> Stream:
         """The same events at other costs, for what-if; `cost_ids` has a number in `costs` per event, if it differs."""
         other = copy.copy(self)
-        columns = copy.copy(self._derived())
+        columns = copy.copy(self.columns())
         columns.cost_ids = columns.cost_ids if cost_ids is None else cost_ids
         columns.costs = costs
         other._columns = columns
@@ -360,11 +332,6 @@ class Stream:
     def template(self, index: int) -> Template:
         """The template of an event."""
         return self.templates[self.template_ids[index]]
-
-    @property
-    def operand_ends(self) -> list[int]:
-        """Per event, where its tensors in `operands` end."""
-        return self._derived().operand_ends
 
     def tensors_of(self, index: int) -> array[int]:
         """The serial numbers of an event's operands, as its template orders them."""
