@@ -139,7 +139,7 @@ def _chain_table(path: Sequence[Stretch], moments: Moments) -> Table:
     """The longest stretches of the critical path in order of time, and how much lies between them."""
     rows: list[tuple[Part, ...]] = []
     last = -1
-    for at in [*_longest(path, _CHAIN), len(path)]:
+    for at in [*longest(path, _CHAIN), len(path)]:
         if at > last + 1:
             total = sum(each.length_ns for each in path[last + 1 : at])
             rows.append(("...", us(total), _counted(at - last - 1, "step"), ""))
@@ -169,7 +169,7 @@ def path_by_line(moments: Moments, path: Sequence[Stretch]) -> list[tuple[str, s
     ]
 
 
-def _longest(path: Sequence[Stretch], count: int) -> list[int]:
+def longest(path: Sequence[Stretch], count: int) -> list[int]:
     """The numbers of the longest stretches, in order of time."""
     ranked = sorted(range(len(path)), key=lambda at: (-path[at].length_ns, at))
     return sorted(ranked[:count])

@@ -5,6 +5,7 @@ Times are ns with one decimal. Events are numbered over all streams; slices of a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from linecache import getlines
 from types import CodeType
 from typing import Any
@@ -13,11 +14,11 @@ import numpy as np
 
 from simulate.profile.basis import CALLED
 from simulate.profile.gaps import DONE
+from simulate.profile.lines import LineTime
 from simulate.profile.moments import named, source, tensor_label
 from simulate.profile.profile import Profile
-from simulate.profile.text import gap_sentence, path_by_line
+from simulate.profile.text import gap_sentence, longest, path_by_line
 from simulate.run.location import location
-from simulate.run.stream import Stream
 from simulate.timing import Reading, Reason, SliceKind
 
 _GAPS = 4000  # the longest gaps that the timeline explains
@@ -63,9 +64,9 @@ def part_data(profile: Profile) -> dict[str, Any]:
         ],
         "tracks": _tracks(profile),
         "events": _events(profile, names),
-        "ops": names.ops,
+        "ops": list(names.ops),
         "tensors": names.tensors,
-        "boxes": names.boxes,
+        "boxes": list(names.boxes),
         "reasons": [_SAID.get(reason, str(reason)) for reason in Reason],
         "reasonNames": [reason.name.replace("_", " ") for reason in Reason],
         "kinds": [kind.name.replace("_", " ") for kind in SliceKind],
@@ -93,14 +94,8 @@ def part_data(profile: Profile) -> dict[str, Any]:
             for t in profile.traffic[:_ROWS]
         ],
         "roofline": _roofline(profile),
-        "lineTimes": [
-            [names.line(each.line), each.events, _ns(each.held_ns), _ns(each.path_ns)]
-            for each in profile.lines
-        ],
-        "callers": [
-            [names.line(each.line), each.events, _ns(each.held_ns), _ns(each.path_ns)]
-            for each in profile.calling_lines
-        ],
+        "lineTimes": _line_times(profile.lines, names),
+        "callers": _line_times(profile.calling_lines, names),
         "sources": _sources(profile, names),
         "lines": [[named(line), source(line)] for line in names.lines],
         "whatIf": [[each.what, each.line, _ns(each.length_ns)] for each in profile.what_if[:_ROWS]],
@@ -112,28 +107,19 @@ class _Names:
 
     def __init__(self, profile: Profile) -> None:
         self.streams = profile.streams
-        self.ops: list[str] = []
-        self.lines: list[tuple[CodeType, int]] = []
+        self.ops: dict[str, int] = {}
+        self.lines: dict[tuple[CodeType, int], int] = {}
         self.tensors: list[list[Any]] = []
-        self.boxes: list[list[int]] = []
-        self._ops: dict[str, int] = {}
-        self._lines: dict[tuple[CodeType, int], int] = {}
+        self.boxes: dict[tuple[int, ...], int] = {}
         self._tensors: dict[tuple[int, int], int] = {}
-        self._boxes: dict[tuple[int, ...], int] = {}
 
     def op(self, name: str) -> int:
         """The number of an instruction's name."""
-        number = self._ops.setdefault(name, len(self.ops))
-        if number == len(self.ops):
-            self.ops.append(name)
-        return number
+        return self.ops.setdefault(name, len(self.ops))
 
     def line(self, line: tuple[CodeType, int]) -> int:
         """The number of a line."""
-        number = self._lines.setdefault(line, len(self.lines))
-        if number == len(self.lines):
-            self.lines.append(line)
-        return number
+        return self.lines.setdefault(line, len(self.lines))
 
     def tensor(self, stream: int, serial: int) -> int:
         """The number of a tensor."""
@@ -148,10 +134,11 @@ class _Names:
     def box(self, stream: int, row: tuple[int, ...]) -> int:
         """The number of an operand's box: tensor, kind, rows and bytes."""
         key = (self.tensor(stream, row[0] >> 2), row[0] & 3, *row[1:])
-        number = self._boxes.setdefault(key, len(self.boxes))
-        if number == len(self.boxes):
-            self.boxes.append(list(key))
-        return number
+        return self.boxes.setdefault(key, len(self.boxes))
+
+
+def _line_times(times: Sequence[LineTime], names: _Names) -> list[list[Any]]:
+    return [[names.line(each.line), each.events, _ns(each.held_ns), _ns(each.path_ns)] for each in times]
 
 
 def _tracks(profile: Profile) -> list[dict[str, Any]]:
@@ -188,7 +175,9 @@ def _events(profile: Profile, names: _Names) -> dict[str, Any]:
         line_numbers = [names.line(line) for line in stream.lines]
         ops += [op_numbers[op] for op in stream.ops]
         lines += [line_numbers[line] for line in stream.line_ids]
-        _operands(names, number, stream, boxes, ends)
+        ends += [len(boxes) + end // 5 for end in stream.row_ends]
+        rows = np.frombuffer(stream.rows, np.int64).reshape(-1, 5).tolist() if len(stream.rows) else []
+        boxes += [names.box(number, tuple(row)) for row in rows]
     causes = profile.timeline.causes
     return {
         "op": ops,
@@ -201,17 +190,9 @@ def _events(profile: Profile, names: _Names) -> dict[str, Any]:
     }
 
 
-def _operands(names: _Names, number: int, stream: Stream, boxes: list[int], ends: list[int]) -> None:
-    rows = np.frombuffer(stream.rows, np.int64).reshape(-1, 5).tolist() if len(stream.rows) else []
-    base = len(boxes)
-    boxes += [names.box(number, tuple(row)) for row in rows]
-    ends += [base + end // 5 for end in stream.row_ends]
-
-
 def _path(profile: Profile) -> list[list[Any]]:
     """The longest stretches of the critical path in order of time: event, start, end, reason, its phases."""
     path = profile.critical_path
-    ranked = sorted(range(len(path)), key=lambda at: (-path[at].length_ns, at))[:_CHAIN]
     return [
         [
             path[at].event,
@@ -220,7 +201,7 @@ def _path(profile: Profile) -> list[list[Any]]:
             int(path[at].reason),
             [[phase.value, _ns(part)] for phase, part in path[at].phases],
         ]
-        for at in sorted(ranked)
+        for at in longest(path, _CHAIN)
     ]
 
 
