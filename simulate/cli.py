@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 from simulate import terminal
@@ -21,6 +22,12 @@ from simulate.targets import TARGETS
 _SCRIPT_OR_KERNEL = (
     "a Python file; or a kernel, FILE.py:NAME or MODULE:NAME, and arguments: f32[128,512] or literals"
 )
+_REPLAY_OPTIONS = {
+    "--replay": "replay a launch whose program an earlier, checked launch recorded",
+    "--exact": "replay instruction by instruction: the bytes of an eager launch",
+    "--verify-replay": "compare every replay with an eager launch, and stop at a difference",
+    "--replay-report": "print which launches were replayed, and why others were not",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a script whose `import nki` is the simulator")
-    _replay_arguments(run)
+    for option, help in _REPLAY_OPTIONS.items():
+        run.add_argument(option, action="store_true", help=help)
     _target_argument(run)
     _script_arguments(run, "a Python file")
     run.set_defaults(act=_run)
@@ -65,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "run a script and print the predicted time of every kernel launch",
         profiles.add_arguments,
     )
-    time.set_defaults(act=_time)
+    time.set_defaults(act=partial(_reported, profiles.time_command))
 
     memory = _reporting(
         commands,
@@ -73,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         "run a script and print what every kernel launch has in SBUF and PSUM",
         occupancy.add_arguments,
     )
-    memory.set_defaults(act=_memory)
+    memory.set_defaults(act=partial(_reported, occupancy.memory))
 
     check = _reporting(
         commands,
@@ -171,27 +179,6 @@ def _take_late_options(parser: argparse.ArgumentParser, options: argparse.Namesp
         parser.error(str(error))
 
 
-def _replay_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--replay",
-        action="store_true",
-        help="replay a launch whose program an earlier, checked launch recorded",
-    )
-    command.add_argument(
-        "--exact", action="store_true", help="replay instruction by instruction: the bytes of an eager launch"
-    )
-    command.add_argument(
-        "--verify-replay",
-        action="store_true",
-        help="compare every replay with an eager launch, and stop at a difference",
-    )
-    command.add_argument(
-        "--replay-report",
-        action="store_true",
-        help="print which launches were replayed, and why others were not",
-    )
-
-
 def _run(options: argparse.Namespace) -> int:
     from simulate.replay.options import EXACT_VARIABLE, VERIFY_VARIABLE
     from simulate.run.target import REPLAY_VARIABLE
@@ -207,14 +194,6 @@ def _run(options: argparse.Namespace) -> int:
 
         print(process_replays().report.text(), file=sys.stderr)
     return status
-
-
-def _time(options: argparse.Namespace) -> int:
-    return _reported(profiles.time_command, options)
-
-
-def _memory(options: argparse.Namespace) -> int:
-    return _reported(occupancy.memory, options)
 
 
 def _reported(command: Callable[[argparse.Namespace, Run], int], options: argparse.Namespace) -> int:
