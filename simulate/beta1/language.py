@@ -39,8 +39,9 @@ from simulate.beta1.region import Region
 from simulate.beta1.tile import BlockTensor, Tile, make
 from simulate.errors import InvalidArgument
 from simulate.memory import MemoryRegion
+from simulate.nki.language import ds, tile_size
 from simulate.nki.language import rand as uniform
-from simulate.nki.language import tile_size
+from simulate.nki.operators import named
 from simulate.numerics import ALU_OPERATORS, DTYPES, as_dtype
 
 globals().update(DTYPES)
@@ -58,11 +59,6 @@ var = reductions.variance
 
 class par_dim(int):
     """Marks the partition dim of a shape; the dims before it are block dims."""
-
-
-def ds(start: int, size: int) -> slice:
-    """The slice start … start+size."""
-    return slice(start, start + size)
 
 
 def ndarray(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
@@ -198,7 +194,7 @@ def _binary(name: str) -> Callable[..., Tile]:
     def function(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
         return arithmetic.binary(name, x, y, dtype, mask)
 
-    return _named(
+    return named(
         function, name, f"x {name} y, element by element with broadcasting; also an operator argument."
     )
 
@@ -207,7 +203,7 @@ def _unary(name: str) -> Callable[..., Tile]:
     def function(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
         return arithmetic.unary(name, x, dtype, mask)
 
-    return _named(function, name, f"{name}(x), element by element; also an operator argument.")
+    return named(function, name, f"{name}(x), element by element; also an operator argument.")
 
 
 def _reduction(name: str, operator: str) -> Callable[..., Tile]:
@@ -216,14 +212,7 @@ def _reduction(name: str, operator: str) -> Callable[..., Tile]:
     ) -> Tile:
         return reductions.reduce(ALU_OPERATORS[operator], x, axis, dtype, mask, keepdims=keepdims)
 
-    return _named(function, operator, f"The {name} over free dims; also an operator argument.")
-
-
-def _named(function: Callable[..., Tile], name: str, doc: str) -> Callable[..., Tile]:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    function.nki_operator = name  # type: ignore[attr-defined]
-    return function
+    return named(function, operator, f"The {name} over free dims; also an operator argument.")
 
 
 def mean(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
 from simulate.run import current_core
 
 Function = Callable[..., NkiTensor]
+F = TypeVar("F", bound=Callable[..., Any])
 
 # 2 pi in three parts: the first two have so few bits that their products with a whole number of turns are exact.
 _TURN_PARTS = (6.28125, 0.00193500518798828125, 3.019916e-7)
@@ -45,7 +46,8 @@ class Operator(NKIObject):
 _WITH_COLUMN = ("abs_max", "abs_min")
 
 
-def _named(function: Function, name: str, doc: str) -> Function:
+def named(function: F, name: str, doc: str) -> F:
+    """A function of `nki.language` under its name, by which an instruction takes it as an operator."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     function.nki_operator = name  # type: ignore[attr-defined]
@@ -65,7 +67,7 @@ def _binary(name: str) -> Function:
             isa.tensor_scalar(dst=result, data=tile, op0=operator, operand0=number, reverse0=tile is y)
         return result
 
-    return _named(
+    return named(
         operator, name, f"x {name} y element by element, into a new SBUF tile; also an operator argument."
     )
 
@@ -76,7 +78,7 @@ def _unary(name: str) -> Function:
         isa.activation(dst=result, op=operator, data=x)
         return result
 
-    return _named(
+    return named(
         operator, name, f"{name}(x) on the Scalar engine, into a new SBUF tile; also an operator argument."
     )
 
@@ -104,12 +106,12 @@ def invert(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 def logical_not(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """XOR with 1, as documented: right for elements that are 0 or 1; use nl.equal(x, 0) for others."""
-    return _scalar(x, "logical_xor", 1.0, dtype)
+    return scalar(x, "logical_xor", 1.0, dtype)
 
 
 def negative(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """-x, as a multiplication by -1."""
-    return _scalar(x, "multiply", -1.0, dtype)
+    return scalar(x, "multiply", -1.0, dtype)
 
 
 def floor(x: NkiTensor, dtype: Any = None) -> NkiTensor:
@@ -124,20 +126,20 @@ def ceil(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 def trunc(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """Each element without its fraction: the floor of its positive and the ceiling of its negative part."""
-    positive, negative_part = (_scalar(x, side, 0.0, "float32") for side in ("maximum", "minimum"))
-    return _pair(floor(positive), ceil(negative_part), "add", dtype or x.dtype)
+    positive, negative_part = (scalar(x, side, 0.0, "float32") for side in ("maximum", "minimum"))
+    return pair(floor(positive), ceil(negative_part), "add", dtype or x.dtype)
 
 
 def divide(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """x / y as x * (1 / y): no engine divides, so a quotient may be off by a unit in its last place."""
     if not isinstance(y, NkiTensor):
-        return _scalar(x, "multiply", 1 / y if y else math.copysign(math.inf, y), dtype or x.dtype)
+        return scalar(x, "multiply", 1 / y if y else math.copysign(math.inf, y), dtype or x.dtype)
     inverse = new_tile(y, "float32")
     isa.reciprocal(dst=inverse, data=y)
     if isinstance(x, NkiTensor):
         same_shape(x, y)
-        return _pair(x, inverse, "multiply", dtype or x.dtype)
-    return _scalar(inverse, "multiply", x, dtype or y.dtype)
+        return pair(x, inverse, "multiply", dtype or x.dtype)
+    return scalar(inverse, "multiply", x, dtype or y.dtype)
 
 
 def fmod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
@@ -147,13 +149,13 @@ def fmod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """
     kind = dtype or (x if isinstance(x, NkiTensor) else y).dtype
     dividend, divisor = _tiles(x, y)
-    size, step = (_scalar(tile, "abs", None, "float32") for tile in (dividend, divisor))
-    rest = _pair(size, _pair(floor(divide(size, step)), step, "multiply"), "subtract")
-    rest = _pair(rest, _pair(_scalar(rest, "less", 0.0), step, "multiply"), "add")
-    rest = _pair(rest, _pair(_pair(rest, step, "greater_equal"), step, "multiply"), "subtract")
+    size, step = (scalar(tile, "abs", None, "float32") for tile in (dividend, divisor))
+    rest = pair(size, pair(floor(divide(size, step)), step, "multiply"), "subtract")
+    rest = pair(rest, pair(scalar(rest, "less", 0.0), step, "multiply"), "add")
+    rest = pair(rest, pair(pair(rest, step, "greater_equal"), step, "multiply"), "subtract")
     sign = new_tile(dividend, "float32")
     isa.activation(dst=sign, op=ACTIVATION_FUNCTIONS["sign"], data=dividend)
-    return _pair(rest, sign, "multiply", kind)
+    return pair(rest, sign, "multiply", kind)
 
 
 def mod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
@@ -161,8 +163,8 @@ def mod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     kind = dtype or (x if isinstance(x, NkiTensor) else y).dtype
     dividend, divisor = _tiles(x, y)
     rest = fmod(dividend, divisor, "float32")
-    apart = _scalar(_pair(rest, divisor, "multiply"), "less", 0.0)
-    return _pair(rest, _pair(apart, divisor, "multiply"), "add", kind)
+    apart = scalar(pair(rest, divisor, "multiply"), "less", 0.0)
+    return pair(rest, pair(apart, divisor, "multiply"), "add", kind)
 
 
 def sin(x: NkiTensor, dtype: Any = None) -> NkiTensor:
@@ -183,13 +185,15 @@ def tan(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     return divide(sin(x, "float32"), cos(x, "float32"), dtype or x.dtype)
 
 
-def _scalar(x: NkiTensor, operator: str, number: float | None, dtype: Any = None) -> NkiTensor:
+def scalar(x: NkiTensor, operator: str, number: Any, dtype: Any = None) -> NkiTensor:
+    """A fresh SBUF tile of an ALU operator's results for x and a number, or a tile of one element per partition."""
     result = new_tile(x, dtype)
     isa.tensor_scalar(dst=result, data=x, op0=ALU_OPERATORS[operator], operand0=number)
     return result
 
 
-def _pair(x: NkiTensor, y: NkiTensor, operator: str, dtype: Any = None) -> NkiTensor:
+def pair(x: NkiTensor, y: NkiTensor, operator: str, dtype: Any = None) -> NkiTensor:
+    """A fresh SBUF tile of an ALU operator's results for two tiles of one shape."""
     result = new_tile(x, dtype)
     isa.tensor_tensor(dst=result, data1=x, data2=y, op=ALU_OPERATORS[operator])
     return result
@@ -210,7 +214,7 @@ def _tiles(x: Any, y: Any) -> tuple[NkiTensor, NkiTensor]:
 
 def _whole(x: NkiTensor, wrong_side: str, correct: str, dtype: Any) -> NkiTensor:
     nearest = copy(copy(x, "int32"), "float32")
-    moved = _pair(nearest, _pair(nearest, x, wrong_side), correct)
+    moved = pair(nearest, pair(nearest, x, wrong_side), correct)
     small = new_tile(x, "uint8")
     isa.tensor_scalar(
         dst=small,

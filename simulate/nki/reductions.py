@@ -11,7 +11,7 @@ from typing import Any
 
 from simulate.memory import NkiTensor
 from simulate.nki import isa
-from simulate.nki.operators import new_tile
+from simulate.nki.operators import new_tile, pair, scalar
 from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
 
 
@@ -43,16 +43,14 @@ def all(x: NkiTensor, axis: Any, dtype: Any = None) -> NkiTensor:
 def mean(x: NkiTensor, axis: Any, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
     """The mean over trailing free dims: the float32 sum times 1 / n."""
     total = _reduce(x, "add", axis, "float32", keepdims)
-    return _scaled(total, 1 / (x.size // total.size), dtype or x.dtype)
+    return scalar(total, "multiply", 1 / (x.size // total.size), dtype or x.dtype)
 
 
 def var(x: NkiTensor, axis: Any, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
     """The population variance over trailing free dims, in float32; dims are kept, whatever `keepdims` says."""
     center = mean(x, axis, "float32", True)
     away = _with(x, center, "subtract", "float32")
-    squares = new_tile(x, "float32")
-    isa.tensor_tensor(dst=squares, data1=away, data2=away, op=ALU_OPERATORS["multiply"])
-    return mean(squares, axis, dtype or x.dtype, True)
+    return mean(pair(away, away, "multiply", "float32"), axis, dtype or x.dtype, True)
 
 
 def softmax(x: NkiTensor, axis: Any = -1, dtype: Any = None) -> NkiTensor:
@@ -79,16 +77,11 @@ def rms_norm(
     Where epsilon goes is not documented; it is added under the root, as in the models that use this norm.
     """
     kind = compute_dtype or "float32"
-    squares = new_tile(x, kind)
-    isa.tensor_tensor(dst=squares, data1=x, data2=x, op=ALU_OPERATORS["multiply"])
-    scale = _reduce(squares, "add", axis, kind, True)
+    scale = _reduce(pair(x, x, "multiply", kind), "add", axis, kind, True)
     multiply, add = ALU_OPERATORS["multiply"], ALU_OPERATORS["add"]
     isa.tensor_scalar(dst=scale, data=scale, op0=multiply, operand0=1 / n, op1=add, operand1=epsilon)
     isa.activation(dst=scale, op=ACTIVATION_FUNCTIONS["rsqrt"], data=scale)
-    normal = _with(x, scale, "multiply", kind)
-    result = new_tile(x, dtype)
-    isa.tensor_tensor(dst=result, data1=normal, data2=w, op=multiply)
-    return result
+    return pair(_with(x, scale, "multiply", kind), w, "multiply", dtype or x.dtype)
 
 
 def _axes(x: NkiTensor, axis: Any) -> set[int]:
@@ -108,24 +101,15 @@ def _reduce(x: NkiTensor, operator: str, axis: Any, dtype: Any, keepdims: bool) 
     return result
 
 
-def _scaled(x: NkiTensor, factor: float, dtype: Any) -> NkiTensor:
-    result = new_tile(x, dtype)
-    isa.tensor_scalar(dst=result, data=x, op0=ALU_OPERATORS["multiply"], operand0=factor)
-    return result
-
-
 def _with(x: NkiTensor, reduced: NkiTensor, operator: str, dtype: Any) -> NkiTensor:
     """x and a reduction of it with kept dims, repeated over the dims that were reduced."""
-    result = new_tile(x, dtype)
     if product(reduced.shape[1:]) == 1:
-        isa.tensor_scalar(dst=result, data=x, op0=ALU_OPERATORS[operator], operand0=reduced)
-        return result
+        return scalar(x, operator, reduced, dtype)
     repeated = reduced
     for dim, extent in enumerate(x.shape):
         if reduced.shape[dim] != extent:
             repeated = repeated.broadcast(dim, extent)
-    isa.tensor_tensor(dst=result, data1=x, data2=repeated, op=ALU_OPERATORS[operator])
-    return result
+    return pair(x, repeated, operator, dtype)
 
 
 for _function in (max, min):
