@@ -49,7 +49,7 @@ class Tiles:
         storages: dict[int, Storage] = {}
         uses: dict[int, list[int]] = {}
         for number, plan in enumerate(plans):
-            for tile in _operands(plan):
+            for tile in operands(plan):
                 if tile.buffer.on_chip:
                     key = id(tile.storage)
                     storages[key] = tile.storage
@@ -95,6 +95,7 @@ class Tiles:
             storage.float_views.clear()
 
 
-def _operands(plan: Plan) -> list[NkiTensor]:
+def operands(plan: Plan) -> list[NkiTensor]:
+    """The tensors that an instruction touches, those of its run-time indices included."""
     tiles = [*plan.reads, *plan.writes]
     return tiles + [tile.dynamic.index for tile in tiles if tile.dynamic is not None]

@@ -169,7 +169,7 @@ class Guards:
             if module in ("contextlib", "functools"):  # a decorator around a function of another package
                 self._closure(function, frozenset())
             return
-        loaded, used = _names_of(function.__code__)
+        loaded, used, imported = _names_of(function.__code__)
         self._functions.append(function)
         self._function_parts += _FUNCTION_PARTS(function)
         what = f"a default of {function.__name__}"
@@ -182,7 +182,7 @@ class Guards:
                 self._reach(value, f"the global {name}", used)
             elif name in _IMPURE:
                 raise NotFixed(f"{function.__name__} calls {name}")
-        for name in _imported(function.__code__):
+        for name in imported:
             if not _is_trusted(name):
                 raise NotFixed(f"{function.__name__} imports {name or 'a module'} while it runs")
 
@@ -284,21 +284,22 @@ def _random_state() -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The globals that code and its nested functions load, and every name that they may read of a module."""
+def _names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """The globals that code and its nested functions load, every name that they may read of a module, what they import.
+
+    A relative import counts as the module "".
+    """
     loaded: set[str] = set()
     used: set[str] = set()
+    imported: set[str] = set()
     for each in _nested(code):
-        loaded |= {i.argval for i in dis.get_instructions(each) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
         used |= {*each.co_names}
-    return frozenset(loaded), frozenset(used)
-
-
-@lru_cache(maxsize=4096)
-def _imported(code: types.CodeType) -> frozenset[str]:
-    """The modules that code and its nested functions import; a relative import counts as the module ""."""
-    instructions = (i for each in _nested(code) for i in dis.get_instructions(each))
-    return frozenset(i.argval for i in instructions if i.opname == "IMPORT_NAME")
+        for instruction in dis.get_instructions(each):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                loaded.add(instruction.argval)
+            elif instruction.opname == "IMPORT_NAME":
+                imported.add(instruction.argval)
+    return frozenset(loaded), frozenset(used), frozenset(imported)
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -44,14 +44,19 @@ def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
     return Resolved(elements, within)
 
 
-@lru_cache(maxsize=1024)
-def places(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """The positions of a view's elements, relative to the first one; cached, so not to be written to."""
-    found = np.zeros((1,) * len(shape), np.int64)
+def positions(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0) -> np.ndarray:
+    """The positions of a view's elements, the first of which is at `first`."""
+    found = np.full((1,) * len(shape), first, np.int64)
     for dim, (extent, stride) in enumerate(zip(shape, strides)):
         steps = np.arange(extent, dtype=np.int64) * stride
         found = found + steps.reshape(tuple(extent if d == dim else 1 for d in range(len(shape))))
     return found
+
+
+@lru_cache(maxsize=1024)
+def places(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """The `positions` relative to the first one; cached, so not to be written to."""
+    return positions(shape, strides)
 
 
 def refuse_elements(first: int, last: int, count: int, what: str) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.memory import Storage, views
+from simulate.memory import Storage
 from simulate.numerics import DType
 from simulate.numerics.dtypes import float32
 from simulate.replay.fusion.graph import Op, Opcode, Value, ValueKind, View
@@ -52,7 +52,7 @@ class Builder:
         self, opcode: Opcode, reads: Sequence[View], shape: tuple[int, ...], dtype: DType | np.dtype[Any]
     ) -> View:
         """The result of an operation; that of an equal earlier operation if there is one."""
-        key = (opcode, shape, str(dtype), *(_identity(view) for view in reads))
+        key = (opcode, shape, str(dtype), *(identity(view) for view in reads))
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self.results(opcode, reads, [(shape, dtype)])[0].value
@@ -134,15 +134,6 @@ def array_of(view: View) -> np.ndarray:
     )
 
 
-def _identity(view: View) -> tuple[Any, ...]:
+def identity(view: View) -> tuple[Any, ...]:
+    """What two views have in common that have the same elements in the same order."""
     return view.value.number, view.offset, view.shape, view.strides
-
-
-def same_elements(view: View, other: View) -> bool:
-    """Whether two views have the same elements in the same order."""
-    return _identity(view) == _identity(other)
-
-
-def count(view: View) -> int:
-    """Number of elements of a view."""
-    return views.count(view.shape)

@@ -10,7 +10,7 @@ import numpy as np
 
 from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor, Storage
-from simulate.replay.arena import Arena
+from simulate.replay.arena import Arena, operands
 from simulate.replay.fusion.buffers import place_buffers
 from simulate.replay.fusion.builder import array_of
 from simulate.replay.fusion.elimination import (
@@ -79,10 +79,7 @@ class _RankProgram:
     def _add(self, op: Op) -> None:
         if isinstance(op.opcode, Unlowered):
             plan = op.opcode.plan
-            tiles = [*plan.reads, *plan.writes]
-            self._unlowered_tiles += tiles + [
-                tile.dynamic.index for tile in tiles if tile.dynamic is not None
-            ]
+            self._unlowered_tiles += operands(plan)
             if plan.rendezvous is not None:
                 self.rendezvous.append(plan)
                 self.segments.append([])

@@ -19,6 +19,7 @@ from simulate.isa.plan import Domain, Plan, State
 from simulate.memory import NkiTensor, Storage
 from simulate.numerics import DType
 from simulate.numerics.dtypes import float32
+from simulate.replay.arena import operands
 from simulate.replay.fusion.builder import EXACT_IN_FLOAT32, Builder
 from simulate.replay.fusion.graph import NotFused, Value, ValueKind, View
 from simulate.replay.fusion.opcodes import (
@@ -193,9 +194,7 @@ class Lowering:
         """Leave an instruction unlowered; all its operands are memory."""
         if plan.state is not None:
             raise NotFused("an instruction with state writes a part of its result, or at run-time addresses")
-        tiles = [*plan.reads, *plan.writes]
-        tiles += [tile.dynamic.index for tile in tiles if tile.dynamic is not None]
-        for tile in tiles:
+        for tile in operands(plan):
             self.read_memory.add(id(tile.storage))
         self.builder.append(Unlowered(plan, accumulate_mask), [], [], has_effects=True)
         for tile in plan.writes:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from simulate.numerics.dtypes import float32
-from simulate.replay.fusion.builder import Builder
+from simulate.replay.fusion.builder import Builder, identity
 from simulate.replay.fusion.graph import DefUse, Op, Value, ValueKind, View
 from simulate.replay.fusion.opcodes import Copy, Matmul, Ufunc
 
@@ -135,7 +135,7 @@ def _fuse_group(
     found: dict[Any, View] = {}
     for number, (axis, reused) in enumerate(((1, columns), (0, rows))):
         views = [op.reads[number] for op in members]
-        key = axis, *((view.value.number, view.offset, view.shape, view.strides) for view in views)
+        key = axis, *map(identity, views)
         whole = _concatenated_views(views, axis) or concatenations.get(key)
         if whole is None and reused >= _MULTIPLICATIONS_PER_COPY_MIN:
             whole = _concatenate_by_copies(builder, views, axis, last.sequence, copies)
@@ -178,8 +178,7 @@ def _fuse_adjacent(builder: Builder, shared: int, axis: int) -> None:
     groups: dict[Any, list[Op]] = {}
     for op in builder.ops:
         if isinstance(op.opcode, Matmul):
-            view, other = op.reads[shared], op.reads[axis]
-            key = view.value.number, view.offset, view.shape, view.strides, other.value.number
+            key = identity(op.reads[shared]), op.reads[axis].value.number
             groups.setdefault(key, []).append(op)
     removed: set[int] = set()
     for members in groups.values():

@@ -7,9 +7,15 @@ import numpy as np
 from simulate.memory import views
 from simulate.numerics.dtypes import float32
 from simulate.replay.fusion.blocked_matmul import LARGE, BlockedMatmul, scratch_elements
-from simulate.replay.fusion.builder import Builder
+from simulate.replay.fusion.builder import Builder, identity
 from simulate.replay.fusion.graph import Op, ValueKind, View
-from simulate.replay.fusion.narrow_matmul import NarrowMatmul, is_narrow_matmul, narrow_operand, split_matmul
+from simulate.replay.fusion.narrow_matmul import (
+    NarrowMatmul,
+    is_narrow_matmul,
+    narrow_operand,
+    split_matmul,
+    turn,
+)
 from simulate.replay.fusion.opcodes import Copy, Matmul, Widen
 
 
@@ -25,7 +31,7 @@ def select_matmuls(builder: Builder, narrow: bool) -> None:
     def packed(view: View, narrow: bool, sequence: float) -> View:
         if (narrow or view.value.element == np.float32) and _is_blas_layout(view):
             return view
-        key = view.value.number, view.offset, view.shape, view.strides, narrow
+        key = identity(view), narrow
         if key not in made:
             made[key] = _packed(builder, view, narrow, sequence, ops)
         return made[key]
@@ -64,8 +70,7 @@ def _large_narrow(op: Op) -> int | None:
 def _block_matmul(builder: Builder, op: Op, blocked: int) -> None:
     """Let a matmul widen an operand in blocks; it becomes the right one, as (A @ B).T = B.T @ A.T."""
     if blocked == 0:
-        op.reads = (op.reads[1].transposed(), op.reads[0].transposed())
-        op.writes = (op.writes[0].transposed(),)
+        turn(op)
     left, right = op.reads
     size = scratch_elements(left.shape[0], *right.shape)
     scratch = builder.value(ValueKind.buffer, (size,), float32)

@@ -74,11 +74,16 @@ def narrow_operand(op: Op) -> int | None:
     return None
 
 
+def turn(op: Op) -> None:
+    """Make the left operand of a matmul the right one: (A @ B).T = B.T @ A.T."""
+    op.reads = (op.reads[1].transposed(), op.reads[0].transposed())
+    op.writes = (op.writes[0].transposed(),)
+
+
 def split_matmul(builder: Builder, op: Op, number: int) -> None:
     """Let a matmul split its float32 operand; the narrow one becomes the right one, as (A @ B).T = B.T @ A.T."""
     if number == 0:
-        op.reads = (op.reads[1].transposed(), op.reads[0].transposed())
-        op.writes = (op.writes[0].transposed(),)
+        turn(op)
     (rows, depth), columns = op.reads[0].shape, op.reads[1].shape[1]
     at_once = max(1, min(rows, _SCRATCH // (_PARTS * max(depth, columns))))
     scratch = (

@@ -14,6 +14,7 @@ import numpy as np
 
 from simulate.memory import views
 from simulate.replay.fusion.graph import NotFused, Value, View
+from simulate.run.indirect import positions
 
 _ELEMENTS_MAX = 1 << 40  # an id is value number * this + position; no value has so many elements
 _BOXES_MAX = 256
@@ -154,13 +155,7 @@ def _indexed(view: View, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], in
 
 def element_ids_of(view: View) -> ElementIds:
     """The ids of the elements of a view."""
-    provenance = np.full((1,) * len(view.shape), view.value.number * _ELEMENTS_MAX + view.offset, np.int64)
-    for dim, (extent, stride) in enumerate(zip(view.shape, view.strides)):
-        steps = np.arange(extent, dtype=np.int64) * stride
-        provenance = provenance + steps.reshape(
-            tuple(extent if d == dim else 1 for d in range(len(view.shape)))
-        )
-    return provenance
+    return positions(view.shape, view.strides, view.value.number * _ELEMENTS_MAX + view.offset)
 
 
 def concatenate(parts: list[Provenance], *args: Any, **kwargs: Any) -> Provenance:
@@ -199,17 +194,11 @@ def view_of(ids: ElementIds, values: list[Value]) -> View | None:
     if first < 0:
         return None
     origin = (0,) * ids.ndim
-    expected = np.full((1,) * ids.ndim, first, np.int64)
-    strides = []
-    for dim, extent in enumerate(ids.shape):
-        if extent == 1:
-            strides.append(0)
-            continue
-        stride = int(ids[origin[:dim] + (1,) + origin[dim + 1 :]]) - first
-        strides.append(stride)
-        steps = np.arange(extent, dtype=np.int64) * stride
-        expected = expected + steps.reshape(tuple(extent if d == dim else 1 for d in range(ids.ndim)))
-    if not np.array_equal(ids, expected):
+    strides = [
+        0 if extent == 1 else int(ids[origin[:dim] + (1,) + origin[dim + 1 :]]) - first
+        for dim, extent in enumerate(ids.shape)
+    ]
+    if not np.array_equal(ids, positions(ids.shape, tuple(strides), first)):
         return None
     number, offset = divmod(first, _ELEMENTS_MAX)
     if int(ids.min()) // _ELEMENTS_MAX != number or int(ids.max()) // _ELEMENTS_MAX != number:

@@ -8,6 +8,7 @@ import numpy as np
 
 from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor, Storage, views
+from simulate.replay.arena import operands
 from simulate.replay.fusion.graph import Value, View, rebased
 from simulate.replay.fusion.provenance import ElementIds, Provenance, element_ids_of, view_of
 
@@ -29,10 +30,8 @@ class ProvenanceMap:
         self._views: dict[int, dict[_Layout, View | None]] = {}
         last: dict[int, int] = {}
         for position, plan in enumerate(plans):
-            for tile in (*plan.reads, *plan.writes):
+            for tile in operands(plan):
                 last[id(tile.storage)] = position
-                if tile.dynamic is not None:
-                    last[id(tile.dynamic.index.storage)] = position
         self._last_uses: dict[int, list[int]] = {}
         for key, position in last.items():
             self._last_uses.setdefault(position, []).append(key)
