@@ -23,24 +23,8 @@ def jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
     return as_kernel if func is None else as_kernel(func)
 
 
-def baremetal(func: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """As `jit`: a run on the simulated core."""
-    return jit(func, **options)
-
-
-def trace(func: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """As `jit`; the oldest name."""
-    return jit(func, **options)
-
-
-def nki_jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """As `jit`, under the name of torch_neuronx."""
-    return jit(func, **options)
-
-
-def profile(func: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """As `jit`; no files are written. Time a kernel with `python -m simulate time`."""
-    return jit(func, **options)
+baremetal = trace = nki_jit = profile = jit
+"""As `jit`: on the simulated core, under its oldest name, under that of torch_neuronx, and without writing files."""
 
 
 def benchmark(func: Callable[..., Any] | None = None, **options: Any) -> Any:

@@ -15,6 +15,7 @@ from simulate.beta1.elementwise import elementwise, issued_once
 from simulate.beta1.masks import no_mask
 from simulate.beta1.operators import operator
 from simulate.beta1.program import current, issue
+from simulate.beta1.reductions import reduce
 from simulate.beta1.tile import Tile, nki_tensor
 from simulate.isa.book import INSTRUCTIONS, CallError
 from simulate.isa.enums import ReduceCmd
@@ -127,6 +128,10 @@ _ROWS = {
         "* data op0 operand0 reduce_op reduce_res reverse0",
         _streamed("data", "operand0 reduce_res"),
         {"reduce_res": _REQUIRED},
+    ),
+    "tensor_reduce": Row(
+        "op data axis * negate keepdims",
+        lambda _, values, mask, dtype: reduce(**values, mask=mask, dtype=dtype),
     ),
     "tensor_copy": Row("src * engine", _streamed("src")),
     "reciprocal": Row("data *", _streamed("data")),

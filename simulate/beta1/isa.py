@@ -6,7 +6,6 @@ parameters or results differ more are written by hand. `**_` takes options of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -15,9 +14,6 @@ from simulate.beta1.isa_matmul import nc_matmul, nc_transpose
 from simulate.beta1.isa_select import affine_select, iota, memset
 from simulate.beta1.missing import not_in_beta1
 from simulate.beta1.movement import dma_copy, dma_transpose
-from simulate.beta1.operators import operator
-from simulate.beta1.reductions import reduce
-from simulate.beta1.tile import Tile
 from simulate.isa.enums import DgeMode, Engine, MatmulPerfMode, OobMode, ReduceCmd
 from simulate.nki import constants
 from simulate.run import current_core
@@ -44,22 +40,6 @@ def get_nc_version() -> nc_version:
     return nc_version(current_core().hardware.generation)
 
 
-def tensor_reduce(
-    op: Any,
-    data: Tile,
-    axis: int | Sequence[int],
-    *,
-    mask: Any = None,
-    dtype: Any = None,
-    negate: bool = False,
-    keepdims: bool = False,
-    name: str | None = None,
-    **_: Any,
-) -> Tile:
-    """op over free dims of data."""
-    return reduce(operator(op), data, axis, dtype, mask, negate, keepdims, name)
-
-
 globals().update(DERIVED)
 
 
@@ -77,6 +57,5 @@ __all__ = [
     "memset",
     "nc_matmul",
     "nc_transpose",
-    "tensor_reduce",
     *DERIVED,
 ]

@@ -13,7 +13,7 @@ from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, defer
 from simulate.errors import Unsupported
 from simulate.isa.enums import Engine, MatmulPerfMode
-from simulate.memory import MemoryRegion
+from simulate.memory import MemoryRegion, views
 
 _PERF_MODES = {"double_row_gen3": MatmulPerfMode.double_row}
 
@@ -46,7 +46,7 @@ def nc_matmul(
     double = mode in (MatmulPerfMode.double_row, "double_row")
     first = 2 if double else 1
     held, moved = in_sbuf(stationary), in_sbuf(moving)
-    shape = (_count(stationary.shape[first:]), _count(moving.shape[first:]))
+    shape = (views.count(stationary.shape[first:]), views.count(moving.shape[first:]))
     exact = current().core.hardware.matmul_transpose_mode
 
     def matmul(dst: Region, accumulate: bool | None) -> None:
@@ -91,7 +91,7 @@ def nc_transpose(
 ) -> Tile:
     """data transposed: by the Tensor engine into PSUM, or with engine=vector into SBUF."""
     is_tile("data", data)
-    shape = (_count(data.shape[1:]), data.shape[0])
+    shape = (views.count(data.shape[1:]), data.shape[0])
     if _skipped("nc_transpose", mask):
         return defer(shape, data.dtype, lambda dst: None, MemoryRegion.psum, dtype_given=dtype, mask=mask)
     if engine is not Engine.vector:
@@ -115,10 +115,3 @@ def _skipped(instruction: str, mask: Any) -> bool:
             "is not documented; slice the operands",
         )
     return not selected.boxes((1,))
-
-
-def _count(sizes: tuple[int, ...]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total

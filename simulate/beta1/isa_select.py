@@ -8,7 +8,7 @@ from simulate.beta1.arithmetic import in_sbuf
 from simulate.beta1.elementwise import is_tile
 from simulate.beta1.indices import Index
 from simulate.beta1.masks import Box, Mask, normalised
-from simulate.beta1.program import current, issue, select
+from simulate.beta1.program import affine, current, issue, select
 from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, defer
 from simulate.errors import RuleViolation, rule
@@ -42,15 +42,7 @@ def iota(expr: Index, dtype: Any, *, mask: Any = None, name: str | None = None, 
     program, selected = current(), normalised(mask)
 
     def emit(part: Region, box: Box) -> None:
-        starts = sum(start * step for (start, _), step in zip(box, expr.steps))
-        issue(
-            "iota",
-            dst=part.view(),
-            pattern=[[step, end - start] for step, (start, end) in zip(expr.steps[1:], box[1:])],
-            offset=expr.offset + starts,
-            channel_multiplier=expr.steps[0],
-            name=name,
-        )
+        issue("iota", dst=part.view(), name=name, **affine(expr.steps, expr.offset, box))
 
     return defer(
         expr.shape, dtype, lambda dst: program.divide(selected, dst, emit), dtype_given=dtype, mask=selected

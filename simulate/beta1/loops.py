@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,8 +23,8 @@ class LoopVariable(int):
         return self
 
 
-class Cores(int):
-    """`nl.nc(2)`: a grid dim that is spread over physical cores."""
+class nc(int):
+    """`nl.nc(2)`: a grid dim over physical cores; the programs of all cores run one after another."""
 
 
 def affine_range(*bounds: int, **_: Any) -> Iterator[LoopVariable]:
@@ -38,22 +39,13 @@ def sequential_range(*bounds: int, **_: Any) -> Iterator[LoopVariable]:
         yield LoopVariable(value, number == 0)
 
 
-def static_range(*bounds: int, **options: Any) -> Iterator[LoopVariable]:
-    """A loop that is unrolled, as every loop is here."""
-    return sequential_range(*bounds, **options)
-
-
-def nc(count: int) -> Cores:
-    """A grid dim over physical cores; the programs of all cores run one after another."""
-    return Cores(count)
+static_range = sequential_range
+"""A loop that is unrolled, as every loop is here."""
 
 
 def spmd_dim(*parts: int) -> int:
     """One grid dim made of several: as many programs as their product."""
-    total = 1
-    for part in parts:
-        total *= part
-    return total
+    return math.prod(parts)
 
 
 def program_id(axis: int) -> int:

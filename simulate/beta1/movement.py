@@ -10,7 +10,7 @@ from simulate.beta1.arithmetic import binary, in_sbuf, unary
 from simulate.beta1.elementwise import elementwise
 from simulate.beta1.isa_matmul import nc_matmul
 from simulate.beta1.loops import LoopVariable
-from simulate.beta1.masks import Box, no_mask, normalised
+from simulate.beta1.masks import Box, Mask, no_mask, normalised
 from simulate.beta1.operators import alu
 from simulate.beta1.program import current, issue
 from simulate.beta1.reductions import reduce, transpose
@@ -34,8 +34,7 @@ def load(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
     source = src.region if src.ndim > 1 else Region.of(src.tensor.expand_dim(1))
 
     def emit(dst: Region) -> None:
-        for box in [None] if selected is None else selected.boxes(shape):
-            _copy(dst, source, box)
+        _copy(dst, source, selected)
 
     memories = (MemoryRegion.sbuf,)
     return defer(shape, src.dtype, emit, memories=memories, dtype_given=dtype, mask=selected)
@@ -58,18 +57,18 @@ def store(dst: Tile, value: Any, *, mask: Any = None, **_: Any) -> None:
         same_elements(dst, value, selected)
         issue("dma_copy", dst=dst.tensor, src=value.operand)
         return
-    for box in [None] if selected is None else selected.boxes(target.shape):
-        _copy(target, source, box)
+    _copy(target, source, selected)
 
 
 def _fill(to: Region, number: Any) -> None:
     issue("memset", dst=to.view(), value=number)
 
 
-def _copy(dst: Region, src: Region, box: Box | None) -> None:
-    if box is not None:
-        dst, src = dst.cut(box), src.cut(box)
-    issue("dma_copy", dst=dst.view(), src=current().readable(src))
+def _copy(dst: Region, src: Region, mask: Mask | None, **options: Any) -> None:
+    """dma_copy of the elements that a mask selects, one rectangle after another."""
+    for box in [None] if mask is None else mask.boxes(dst.shape):
+        to, part = (dst, src) if box is None else (dst.cut(box), src.cut(box))
+        issue("dma_copy", dst=to.view(), src=current().readable(part), **options)
 
 
 def load_transpose2d(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
@@ -137,35 +136,22 @@ def dma_copy(
 
     With dst_rmw_op (add) the elements are added to those of dst, as dma_compute does today.
     """
-    program = current()
-    program.settle()
-    adds = dst_rmw_op is not None and alu(dst_rmw_op).name != "bypass"
+    current().settle()
     selected = normalised(mask)
-    if adds:
+    if dst_rmw_op is not None and alu(dst_rmw_op).name != "bypass":
         no_mask("dma_copy with dst_rmw_op", mask)
-        target_view = dst.tensor
+        target = dst.tensor
         issue(
             "dma_compute",
-            dst=target_view,
-            srcs=[target_view, src.operand],
+            dst=target,
+            srcs=[target, src.operand],
             reduce_op=alu(dst_rmw_op),
             oob_mode=oob_mode,
             unique_indices=unique_indices,
             name=name,
         )
         return
-    source, target = src.region, dst.region
-    boxes = [None] if selected is None else selected.boxes(target.shape)
-    for box in boxes:
-        part, piece = (target, source) if box is None else (target.cut(box), source.cut(box))
-        issue(
-            "dma_copy",
-            dst=part.view(),
-            src=program.readable(piece),
-            oob_mode=oob_mode,
-            dge_mode=dge_mode,
-            name=name,
-        )
+    _copy(dst.region, src.region, selected, oob_mode=oob_mode, dge_mode=dge_mode, name=name)
 
 
 def copy(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:

@@ -179,18 +179,22 @@ def select(
 ) -> None:
     """affine_select by one condition of a mask over a box."""
     steps = (0,) * (len(box) - len(condition.steps)) + condition.steps
-    starts = sum(start * step for (start, _), step in zip(box, steps))
     issue(
         "affine_select",
         dst=dst,
-        pattern=[[step, end - start] for step, (start, end) in zip(steps[1:], box[1:])],
-        channel_multiplier=steps[0],
         on_true_tile=on_true,
         on_false_value=on_false,
         cmp_op=ALU_OPERATORS[condition.comparison],
-        offset=condition.offset + starts,
         name=name,
+        **affine(steps, condition.offset, box),
     )
+
+
+def affine(steps: tuple[int, ...], offset: int, box: Box) -> dict[str, Any]:
+    """An affine value over a box as instructions take it: pattern, channel_multiplier and offset."""
+    starts = sum(start * step for (start, _), step in zip(box, steps))
+    pattern = [[step, end - start] for step, (start, end) in zip(steps[1:], box[1:])]
+    return {"pattern": pattern, "channel_multiplier": steps[0], "offset": offset + starts}
 
 
 class _Here(threading.local):

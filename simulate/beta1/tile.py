@@ -231,7 +231,7 @@ def assign(target: Region, value: Any) -> None:
     on_chip_target(target)
     pending = value.pending
     if pending is not None and pending is program.waiting and _takes(target, pending):
-        fitted = _fitted(target, value)
+        fitted = target.reshaped(value.shape)
         if fitted is not None:
             pending.complete(fitted)
             return
@@ -247,12 +247,6 @@ def _takes(target: Region, pending: Pending) -> bool:
         return True
     right_dtype = not pending.dtype_given or pending.dtype == target.tensor.dtype
     return right_dtype and target.tensor.buffer in pending.memories
-
-
-def _fitted(target: Region, value: Tile) -> Region | None:
-    if target.shape == value.shape:
-        return target
-    return target.reshaped(value.shape)
 
 
 def _repeats(target: Region, value: Tile) -> bool:
