@@ -138,12 +138,7 @@ class Arguments:
             self._rank.warnings.append(
                 f"[NKW-OUTPUT-PARTIAL] some bytes of the returned {tensor.describe()} were never written"
             )
-        values = tensor.array
-        return (
-            values.astype(element(tensor.dtype), copy=False)
-            if values.dtype != element(tensor.dtype)
-            else values
-        )
+        return tensor.array.astype(element(tensor.dtype), copy=False)
 
     @property
     def converts(self) -> bool:

@@ -133,10 +133,7 @@ class CoreScheduler:
         index, arrived = self._peers.wait([arrival for _, arrival in self._arrivals])
         pending, arrival = self._arrivals.pop(index)
         pending.arrived = dict(zip(arrival.rendezvous.members, arrived))
-        del self._pending[arrival.rendezvous.place]
         self._complete(pending, arrival.rendezvous, arrival.dry)
-        for waiting in pending.cores:
-            del self._waiting[waiting]
 
     def _ready_after(self, core: int) -> list[int]:
         """The ready cores in round-robin order: the one after `core` first, `core` itself last."""
@@ -203,10 +200,7 @@ class CoreScheduler:
             self._completed += 1
         pending.arrived[member] = (rendezvous, operands, where)
         if len(pending.arrived) == len(rendezvous.members):
-            del self._pending[rendezvous.place]
             self._complete(pending, rendezvous, dry)
-            for waiting in pending.cores:
-                del self._waiting[waiting]
         else:
             self._waiting[core] = pending, rendezvous, where
             pending.cores.append(core)
@@ -222,15 +216,18 @@ class CoreScheduler:
             self._on_resume(core)
         return pending.results[member], pending.serial
 
-    @staticmethod
-    def _complete(pending: _PendingRendezvous, rendezvous: Rendezvous, dry: bool) -> None:
+    def _complete(self, pending: _PendingRendezvous, rendezvous: Rendezvous, dry: bool) -> None:
+        """Exchange the operands of a rendezvous at which all members have arrived; its cores wait no longer."""
+        del self._pending[rendezvous.place]
         arrived = [pending.arrived[member] for member in rendezvous.members]
         check_agreement(rendezvous.members, arrived)
         if dry:
             pending.results = {member: [] for member in rendezvous.members}
-            return
-        results = rendezvous.exchange([operands for _, operands, _ in arrived])
-        pending.results = dict(zip(rendezvous.members, results))
+        else:
+            results = rendezvous.exchange([operands for _, operands, _ in arrived])
+            pending.results = dict(zip(rendezvous.members, results))
+        for waiting in pending.cores:
+            del self._waiting[waiting]
 
 
 def check_agreement(
