@@ -69,7 +69,7 @@ def _instruction(planner: Planner) -> Callable[..., NkiInstruction]:
 
     def instruction(*args: Any, **kwargs: Any) -> NkiInstruction:
         if not kwargs.keys() <= known:
-            kwargs = modern(planner.__name__, args, kwargs, known)
+            kwargs = modern(planner.__name__, kwargs, known)
         for name, members in enums.items():
             if name in kwargs and type(kwargs[name]) is not members:
                 kwargs[name] = member(members, kwargs[name])

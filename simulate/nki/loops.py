@@ -52,7 +52,7 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     body_returns_register(condition)
     while condition.value != 0:
         with _inside(loop):
-            _iteration()
+            _issue_step(lambda: (), ())
             condition = body_fun(condition)
         body_returns_register(condition)
 
@@ -102,10 +102,6 @@ def _counter(value: int) -> VirtualRegister:
     counter = core.allocate_register(frozen=True)
     _issue_step(lambda: (np.array([[value]], np.int32),), (counter.cell,))
     return counter
-
-
-def _iteration() -> None:
-    _issue_step(lambda: (), ())
 
 
 def _issue_step(compute: Callable[[], tuple[Any, ...]], writes: tuple[Any, ...]) -> None:

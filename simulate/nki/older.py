@@ -8,7 +8,7 @@ documented number of a member.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -22,80 +22,18 @@ from simulate.numerics import as_dtype
 class Older:
     """A parameter of an earlier release: its instructions, what to write now, and its value in terms of 0.6.
 
-    `replace` returns the arguments of 0.6 with the same meaning; it raises RuleViolation for a value that has none.
+    `replace` returns the arguments of 0.6 with the same meaning, if any are needed; it raises RuleViolation for a value
+    that has none.
     """
 
     instructions: frozenset[str] | None  # None: every instruction
     now: str
-    replace: Callable[[Any, Mapping[str, Any], tuple[Any, ...]], dict[str, Any]]
+    replace: Callable[[Any], Any]
 
 
-def _known_dtype(value: Any, kwargs: Mapping[str, Any], args: tuple[Any, ...]) -> dict[str, Any]:
-    if value is not None:
-        as_dtype(value)
-    return {}
-
-
-def _no_mask(value: Any, kwargs: Mapping[str, Any], args: tuple[Any, ...]) -> dict[str, Any]:
-    masks_are_gone(value)
-    return {}
-
-
-def _no_rmw(value: Any, kwargs: Mapping[str, Any], args: tuple[Any, ...]) -> dict[str, Any]:
-    copies_only(value)
-    return {}
-
-
-OLDER: dict[str, Older] = {
-    # Public kernels of 0.2 name a dtype that is not always dst's; what is written has dst's dtype.
-    "dtype": Older(None, "leave it out; dst's dtype decides, whatever it says", _known_dtype),
-    "mask": Older(None, "leave it out; slice the operands", _no_mask),
-    # The name that the first 0.2 had by mistake.
-    "is_moving_zero": Older(
-        frozenset({"nc_matmul"}), "is_moving_onezero=", lambda value, *_: {"is_moving_onezero": value}
-    ),
-    "imm": Older(frozenset({"register_move"}), "src=", lambda value, *_: {"src": value}),
-    "use_gpsimd_dma": Older(
-        frozenset({"sendrecv"}),
-        "dma_engine=nisa.dma_engine.gpsimd_dma or .dma",
-        lambda value, *_: {"dma_engine": DmaEngine.gpsimd_dma if value else DmaEngine.dma},
-    ),
-    "dst_rmw_op": Older(frozenset({"dma_copy"}), "nisa.dma_compute", _no_rmw),
-    "unique_indices": Older(
-        frozenset({"dma_copy"}), "leave it out; it belonged to dst_rmw_op", lambda *_: {}
-    ),
-}
-"""Every parameter of an earlier release that is accepted."""
-
-
-def modern(
-    instruction: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: frozenset[str]
-) -> dict[str, Any]:
-    """The keyword arguments as 0.6 names them; `known` are the documented parameters of the instruction.
-
-    Raises RuleViolation for a value that 0.6 cannot express. A name that no release had stays in.
-    """
-    result = dict(kwargs)
-    for name in kwargs.keys() - known:
-        older = OLDER.get(name)
-        if older is None or (older.instructions is not None and instruction not in older.instructions):
-            continue
-        warnings.warn(
-            f"nisa.{instruction}({name}=…) is of an earlier release of NKI; now: {older.now}",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-        result.update(older.replace(result.pop(name), kwargs, args))
-    return result
-
-
-def member(members: type[Enum], value: Any) -> Any:
-    """The member of an enum with a documented number (`dge_mode=3`); anything else unchanged."""
-    if type(value) is int:
-        for each in members:
-            if each.value == value:
-                return each
-    return value
+def _known_dtype(dtype: Any) -> None:
+    if dtype is not None:
+        as_dtype(dtype)
 
 
 @rule("NKW-OLDER-MASK")
@@ -112,3 +50,53 @@ def copies_only(dst_rmw_op: Any) -> None:
         raise RuleViolation(
             copies_only, f"dst_rmw_op={getattr(dst_rmw_op, '__name__', dst_rmw_op)}", hint="nisa.dma_compute"
         )
+
+
+OLDER: dict[str, Older] = {
+    # Public kernels of 0.2 name a dtype that is not always dst's; what is written has dst's dtype.
+    "dtype": Older(None, "leave it out; dst's dtype decides, whatever it says", _known_dtype),
+    "mask": Older(None, "leave it out; slice the operands", masks_are_gone),
+    # The name that the first 0.2 had by mistake.
+    "is_moving_zero": Older(
+        frozenset({"nc_matmul"}), "is_moving_onezero=", lambda value: {"is_moving_onezero": value}
+    ),
+    "imm": Older(frozenset({"register_move"}), "src=", lambda value: {"src": value}),
+    "use_gpsimd_dma": Older(
+        frozenset({"sendrecv"}),
+        "dma_engine=nisa.dma_engine.gpsimd_dma or .dma",
+        lambda value: {"dma_engine": DmaEngine.gpsimd_dma if value else DmaEngine.dma},
+    ),
+    "dst_rmw_op": Older(frozenset({"dma_copy"}), "nisa.dma_compute", copies_only),
+    "unique_indices": Older(
+        frozenset({"dma_copy"}), "leave it out; it belonged to dst_rmw_op", lambda value: None
+    ),
+}
+"""Every parameter of an earlier release that is accepted."""
+
+
+def modern(instruction: str, kwargs: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """The keyword arguments as 0.6 names them; `known` are the documented parameters of the instruction.
+
+    Raises RuleViolation for a value that 0.6 cannot express. A name that no release had stays in.
+    """
+    result = dict(kwargs)
+    for name in kwargs.keys() - known:
+        older = OLDER.get(name)
+        if older is None or (older.instructions is not None and instruction not in older.instructions):
+            continue
+        warnings.warn(
+            f"nisa.{instruction}({name}=…) is of an earlier release of NKI; now: {older.now}",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        result.update(older.replace(result.pop(name)) or {})
+    return result
+
+
+def member(members: type[Enum], value: Any) -> Any:
+    """The member of an enum with a documented number (`dge_mode=3`); anything else unchanged."""
+    if type(value) is int:
+        for each in members:
+            if each.value == value:
+                return each
+    return value
