@@ -105,21 +105,16 @@ def _scale_end(memory: Memory) -> int:
 
 def _bytes_axis(memory: Memory, plot: _Plot) -> list[str]:
     out = [f'<rect class="field" {_box(plot.left, plot.top, plot.width, plot.height)}/>']
-    if memory.bank_bytes is not None:
-        marks = [
-            (byte, f"bank {number}") for number, byte in enumerate(range(0, plot.end_byte, memory.bank_bytes))
-        ]
-        for byte, label in marks:
-            y = plot.y(byte)
-            middle = plot.y(byte + memory.bank_bytes / 2)
-            out.append(_line(plot.left, y, plot.left + plot.width, y, "grid"))
-            out.append(_text(plot.left - 8, middle + 4, label, "axis end"))
+    size = memory.bank_bytes
+    if size is not None:
+        starts = range(0, plot.end_byte, size)
+        marks = [(byte, byte + size / 2, f"bank {number}") for number, byte in enumerate(starts)]
     else:
-        for part in range(5):
-            byte = plot.end_byte * part // 4
-            y = plot.y(byte)
-            out.append(_line(plot.left, y, plot.left + plot.width, y, "grid"))
-            out.append(_text(plot.left - 8, y + 4, f"{byte:,}", "axis end"))
+        marks = [(byte, byte, f"{byte:,}") for byte in (plot.end_byte * part // 4 for part in range(5))]
+    for byte, labelled, label in marks:
+        y = plot.y(byte)
+        out.append(_line(plot.left, y, plot.left + plot.width, y, "grid"))
+        out.append(_text(plot.left - 8, plot.y(labelled) + 4, label, "axis end"))
     return out
 
 
@@ -140,12 +135,16 @@ def _tiles(memory: Memory, plot: _Plot) -> list[str]:
     for use, first, last, count in _joined(memory, plot.events / plot.width * _THINNEST):
         x, y = plot.x(first), plot.y(use.end)
         width, height = plot.x(last + 1) - x, plot.y(use.offset) - y
-        out.append(
-            f'<rect class="tile" fill="{_colour(memory, use.source)}" {_box(x, y, width, height)}>'
-            f"<title>{_tooltip(memory, use, first, last, count, marks[use.source])}</title></rect>"
-        )
-        if width > 14 and height > 12:
-            out.append(_text(x + width / 2, y + height / 2 + 4, marks[use.source], "mark"))
+        title = _tooltip(memory, use, first, last, count, marks[use.source])
+        out += _tile(_colour(memory, use.source), x, y, width, height, title, marks[use.source])
+    return out
+
+
+def _tile(fill: str, x: float, y: float, width: float, height: float, title: str, mark: str) -> list[str]:
+    """A rectangle with a tooltip, and its mark where there is space for one."""
+    out = [f'<rect class="tile" fill="{fill}" {_box(x, y, width, height)}><title>{title}</title></rect>']
+    if width > 14 and height > 12:
+        out.append(_text(x + width / 2, y + height / 2 + 4, mark, "mark"))
     return out
 
 
@@ -257,12 +256,7 @@ def _at_peak(memory: Memory, plot: _Plot) -> list[str]:
         y = plot.top + plot.height * use.first_partition / partitions
         height = plot.height * use.partitions / partitions
         title = _tooltip(memory, use, use.first_use, use.last_use, 1, marks[use.source])
-        out.append(
-            f'<rect class="tile" fill="{_colour(memory, use.source)}" {_box(x, y, width, height)}>'
-            f"<title>{title}</title></rect>"
-        )
-        if width > 14 and height > 12:
-            out.append(_text(x + width / 2, y + height / 2 + 4, marks[use.source], "mark"))
+        out += _tile(_colour(memory, use.source), x, y, width, height, title, marks[use.source])
     out += [
         _text(left, plot.bottom + 14, "byte 0", "axis"),
         _text(left + _PEAK, plot.bottom + 14, f"{end:,}", "axis end"),
