@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,24 +36,19 @@ class ReplayReport:
     recorded: int = 0
     dropped: int = 0
     verified: int = 0
-    refusals: dict[str, int] = field(default_factory=dict)
+    refusals: Counter[str] = field(default_factory=Counter)
     rewritten: int = 0
     instructions: int = 0
     calls: int = 0
     matmuls_fused: int = 0
     unlowered: int = 0
-    not_rewritten: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def refuse(self, reason: str) -> None:
-        """Count a launch that cannot be replayed."""
-        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+    not_rewritten: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add_rewriting(self, program: Program) -> None:
         """Add a program's counts, or the reason why it was not rewritten."""
         if program.fused is None:
-            reason = program.why_not_fused or ""
-            self.not_rewritten[reason] = self.not_rewritten.get(reason, 0) + 1
+            self.not_rewritten[program.why_not_fused or ""] += 1
             return
         self.rewritten += 1
         for rank in program.fused.reports:
@@ -96,8 +91,7 @@ class _Timed:
         self._start = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        seconds = time.perf_counter() - self._start
-        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + seconds
+        self._seconds[self._phase] += time.perf_counter() - self._start
 
 
 @dataclass
@@ -169,15 +163,9 @@ class ReplayCache:
             self.report.dropped += 1
             return None
         self._entries.move_to_end(key)
-        self.report.hits += 1
         if entry.program is None:
             entry.program = Program(entry.launch, entry.narrow_matmuls, self._memory)
         return entry.launch, entry.program
-
-    def count_unused(self, reason: str) -> None:
-        """Count a launch that has a program and cannot use it, for a reason."""
-        self.report.hits -= 1
-        self.report.refuse(reason)
 
     def keep(self, key: Any, guards: Guards, launch: Launch, narrow_matmuls: bool = False) -> None:
         """Keep an eager launch, to be replayed under a key; `narrow_matmuls` as of Program."""
@@ -196,6 +184,7 @@ class ReplayCache:
         peers: Processes | None = None,
     ) -> list[Any]:
         """Replay a program, rewritten (at its first replay) unless `exact`."""
+        self.report.hits += 1
         if not exact and not program.was_rewritten:
             with self.report.timed("rewriting"):
                 program.rewrite()

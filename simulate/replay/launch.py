@@ -43,8 +43,7 @@ def replayed(request: LaunchRequest, options: ReplayOptions, replays: ReplayCach
         if found is not None and not found[1].ranks_alias(key.arrays):
             return _again(request, key, *found, options, replays)
     if found is not None:
-        replays.count_unused("ranks share memory that one of them writes")
-        return _eager(request, replays)
+        return _eager(request, replays, "ranks share memory that one of them writes")
     try:
         guards = Guards(request.kernel, key.classes)
     except NotFixed as error:
@@ -56,7 +55,7 @@ def replayed(request: LaunchRequest, options: ReplayOptions, replays: ReplayCach
     if reason is None:
         replays.keep(key.key, guards, replace(done, outputs=[]), options.speed)
     else:
-        replays.report.refuse(reason)
+        replays.report.refusals[reason] += 1
     return done
 
 
@@ -71,7 +70,7 @@ def _launch_options(request: LaunchRequest, options: ReplayOptions) -> tuple[Any
 def _eager(request: LaunchRequest, replays: ReplayCache, reason: str | None = None) -> Launch:
     """Launch eagerly; with a reason, count the launch as refused."""
     if reason is not None:
-        replays.report.refuse(reason)
+        replays.report.refusals[reason] += 1
     with replays.report.timed("eager"):
         return execute_launch(replace(request, mode=Mode.eager))
 
