@@ -10,15 +10,16 @@ import numpy as np
 
 from simulate.errors import InvalidArgument, NkwError
 from simulate.isa.plan import Domain, Plan, State
-from simulate.memory import NkiTensor, Storage
+from simulate.memory import NkiTensor
 from simulate.replay.arena import Arena, Tiles
+from simulate.replay.external import External, refused
 from simulate.replay.rendezvous import complete_rendezvous
-from simulate.run.arguments import element, leaves, mapped
+from simulate.run.arguments import leaves, mapped
 from simulate.run.execute import accumulated, operands_of, put, put_all, repeat
 from simulate.run.launch import Launch, Result
 from simulate.run.machine import Mode
 from simulate.run.processes import Processes
-from simulate.run.rebuild import NO_BYTES, Rebuilt
+from simulate.run.rebuild import Rebuilt
 
 if TYPE_CHECKING:
     from simulate.replay.fusion import Fused
@@ -55,63 +56,6 @@ def why_not_replayed(launch: Launch) -> str | None:
         if any(result.serial in stream.constants for result in interface.results()):
             return "a constant is returned"
     return None
-
-
-class _External:
-    """A storage in HBM with every view that the plans take of it.
-
-    An argument or a result has other bytes in every launch; a tensor of the kernel's own keeps its bytes.
-    """
-
-    def __init__(self, storage: Storage, views: list[NkiTensor]) -> None:
-        self.storage = storage
-        self.views = views
-        self._shown: np.ndarray | None = None
-        self._shapes = (storage.shape, ()) if storage.shape == (1,) else (storage.shape,)
-        self._dtype = element(storage.dtype)
-
-    def check(self, array: Any) -> None:
-        """Raise InvalidArgument for an array that cannot stand in for the one of the recorded launch."""
-        if (
-            not isinstance(array, np.ndarray)
-            or array.shape not in self._shapes
-            or array.dtype != self._dtype
-            or not array.flags.c_contiguous
-        ):
-            raise _refused(_seen(array), f"a contiguous {self._dtype} {self.storage.shape}")
-
-    def bind(self, data: np.ndarray) -> None:
-        """Bind the storage to the bytes of `data`."""
-        storage = self.storage
-        storage.host = data
-        storage.array = data.reshape(-1).view(np.uint8)
-        storage.float_views.clear()
-
-    def allocate(self) -> None:
-        """Allocate a tensor of the kernel's own, at the first exact replay."""
-        if self.storage.array is NO_BYTES:
-            self.storage.array = np.empty(self.storage.nbytes, np.uint8)
-
-    def release(self) -> None:
-        """Drop the array of the last launch."""
-        self.storage.host = self._shown = None
-        self.storage.array = NO_BYTES
-        self.storage.float_views.clear()
-        for view in self.views:
-            view.forget_array()
-
-    def finish(self) -> None:
-        """Normalise an array of bool to 0 and 1, as an eager launch does; a tile of bool_ may have any byte."""
-        host = self.storage.host
-        if host is not None and host.dtype == bool:
-            np.not_equal(host.view(np.uint8), 0, out=host)
-
-    def show(self) -> None:
-        """Drop the views' arrays if the storage has other bytes now."""
-        if self._shown is not self.storage.array:
-            self._shown = self.storage.array
-            for view in self.views:
-                view.forget_array()
 
 
 class ProgramMemory:
@@ -154,24 +98,20 @@ class Program:
         self._returned = [
             mapped(partial(tensor, rank=rank), each.returned) for each, rank in zip(launch.interfaces, ranks)
         ]
-        self._input_storages = [
-            [made.storage(rank, serial) for serial in each.inputs]
-            for each, rank in zip(launch.interfaces, ranks)
+        inputs = [[(rank, serial) for serial in each.inputs] for each, rank in zip(launch.interfaces, ranks)]
+        given = [key for keys in inputs for key in keys]
+        returned = [
+            (rank, result.serial) for each, rank in zip(launch.interfaces, ranks) for result in each.results()
         ]
-        key_of = {id(storage): key for key, storage in made.storages.items()}
-        given = {id(storage) for rank in self._input_storages for storage in rank}
-        external: dict[int, _External] = {}
-        for storage in (
-            s for rank in (*self._input_storages, *map(storages_of, self._returned)) for s in rank
-        ):
-            if id(storage) not in external:
-                external[id(storage)] = _External(storage, made.views[key_of[id(storage)]])
+        external = {
+            key: External(made.storage(*key), made.views[key]) for key in dict.fromkeys(given + returned)
+        }
         self._private = [
-            _External(storage, made.views[key])
+            External(storage, made.views[key])
             for key, storage in made.storages.items()
-            if not storage.buffer.on_chip and id(storage) not in external
+            if not storage.buffer.on_chip and key not in external
         ]
-        self._inputs = [[external[id(storage)] for storage in rank] for rank in self._input_storages]
+        self._inputs = [[external[key] for key in keys] for keys in inputs]
         self._results = [each for key, each in external.items() if key not in given]
         self._external = list(external.values())
         self._tiles = Tiles(made.plans)
@@ -192,14 +132,13 @@ class Program:
         from simulate.replay.fusion import Fused, NotFused  # most processes replay nothing
 
         constants = [own.storage for own in self._private if own.storage.host is not None]
+        inputs = [[each.storage for each in given] for given in self._inputs]
         external = [
-            [*given, *constants, *(s for s in storages_of(value) if all(s is not each for each in given))]
-            for given, value in zip(self._input_storages, self._returned)
+            [*given, *constants, *(leaf.storage for leaf in leaves(value) if isinstance(leaf, NkiTensor))]
+            for given, value in zip(inputs, self._returned)
         ]
         try:
-            self.fused = Fused(
-                self._plans, external, self._input_storages, self._memory.buffers, self._narrow_matmuls
-            )
+            self.fused = Fused(self._plans, external, inputs, self._memory.buffers, self._narrow_matmuls)
         except NotFused as reason:
             self.why_not_fused = str(reason)
 
@@ -235,10 +174,10 @@ class Program:
         disturbance: Disturbance | None,
     ) -> list[Any]:
         if len(arrays) != len(self._inputs):
-            raise _refused(f"{len(arrays)} lists of arrays", f"{len(self._inputs)}, one per rank")
+            raise refused(f"{len(arrays)} lists of arrays", f"{len(self._inputs)}, one per rank")
         for inputs, given in zip(self._inputs, arrays):
             if len(given) != len(inputs):
-                raise _refused(f"{len(given)} arrays for a rank", str(len(inputs)))
+                raise refused(f"{len(given)} arrays for a rank", str(len(inputs)))
             for external, array in zip(inputs, given):
                 if external.storage.host is not array:
                     external.check(array)
@@ -349,23 +288,6 @@ class _Run:
         """Write this rank's results of the rendezvous, and step past it."""
         put_all(self._recorded[self._next][0], results)
         self._next += 1
-
-
-def _refused(seen: str, recorded: str) -> InvalidArgument:
-    return InvalidArgument(
-        "NKW-REPLAY-ARRAYS", f"a program got {seen}; its launch was recorded with {recorded}"
-    )
-
-
-def _seen(array: Any) -> str:
-    if not isinstance(array, np.ndarray):
-        return f"a {type(array).__name__} for an array"
-    return f"{'a' if array.flags.c_contiguous else 'a non-contiguous'} {array.dtype} {array.shape}"
-
-
-def storages_of(value: Any) -> list[Storage]:
-    """The storages behind the tensors that a kernel returned."""
-    return [leaf.storage for leaf in leaves(value) if isinstance(leaf, NkiTensor)]
 
 
 def _to_output(value: Any) -> Any:
