@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 COLUMNS = 80
 """The width where the output is no terminal."""
-_NARROWEST, _WIDEST = 60, 120
-_PATIENCE_SECONDS = 0.5
+_NARROWEST, _WIDEST = 60, 120  # columns of a terminal that are used
+_PATIENCE_SECONDS = 0.5  # before progress is shown
 _SHORTEST_NAME = 10  # columns; a narrower name says nothing
+_STYLES = {r"^error\b(\[.*?\])?": "bold red", r"^warning\b(\[.*?\])?": "bold yellow"}
 
 Part = Union["RenderableType", str]
 T = TypeVar("T")
@@ -182,9 +183,6 @@ def _line(line: str) -> Hanging:
     return Hanging(words, len(line) - len(line.lstrip()) + 2)
 
 
-_STYLES = {r"^error\b(\[.*?\])?": "bold red", r"^warning\b(\[.*?\])?": "bold yellow"}
-
-
 def error(message: object) -> None:
     """Print why a command could not do what was asked, on stderr."""
     show_lines(f"error: {message}", sys.stderr)
@@ -217,7 +215,7 @@ def _console(file: IO[str]) -> Console:
 
     terminal = file.isatty()
     coloured = terminal and not os.environ.get("NO_COLOR")
-    found = Console(
+    console = Console(
         file=file,
         color_system="auto" if coloured else None,
         width=None if terminal else COLUMNS,
@@ -227,8 +225,8 @@ def _console(file: IO[str]) -> Console:
         emoji=False,
     )
     if terminal:
-        found.width = min(max(found.width, _NARROWEST), _WIDEST)
-    return found
+        console.width = min(max(console.width, _NARROWEST), _WIDEST)
+    return console
 
 
 def _text(console: Console, parts: Iterable[Part]) -> str:

@@ -63,9 +63,8 @@ def launch(
         try:
             return execute_launch(request)
         except NkwError as error:
-            if isinstance(
-                error, InvalidArgument
-            ):  # the line that launches is at fault, not one of the kernel
+            # The line that launches is at fault for a bad argument, not one of the kernel.
+            if isinstance(error, InvalidArgument):
                 error.where = error.where or here()
             for observer in request.observers:
                 observer.refused(error)
@@ -173,7 +172,7 @@ class World:
     def launch(
         self,
         kernel: Any,
-        arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+        arguments: ArgumentsOfRanks,
         mode: Mode = Mode.eager,
     ) -> Launch:
         """Launch a kernel (jitted or plain) on every rank; `arguments` has one (args, kwargs) per rank."""
