@@ -6,11 +6,10 @@ from numbers import Integral
 from typing import Any
 
 from simulate.beta1.elementwise import elementwise, partition_broadcast
-from simulate.beta1.masks import normalised
 from simulate.beta1.operators import BINARY, UNARY
 from simulate.beta1.program import current, issue, remark
 from simulate.beta1.region import Region
-from simulate.beta1.tile import Tile, assign, defer
+from simulate.beta1.tile import Tile, assign, defer_masked
 from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion
 from simulate.numerics import ALU_OPERATORS, DTYPES, DType, OperatorFamily
@@ -99,10 +98,6 @@ def where(condition: Tile, x: Any, y: Any, dtype: Any = None, mask: Any = None) 
     condition = _predicate(condition)
     tiles = [value for value in (x, y) if isinstance(value, Tile)]
     natural = _wider(*(tile.dtype for tile in tiles)) if tiles else "float32"
-    selected = normalised(mask)
-
-    def emit(dst: Region) -> None:
-        program.divide(selected, dst, run)
 
     def run(part: Region, box: Any) -> None:
         chosen, first, second = (
@@ -117,7 +112,7 @@ def where(condition: Tile, x: Any, y: Any, dtype: Any = None, mask: Any = None) 
             issue("memset", dst=part.view(), value=second)
         issue("tensor_copy_predicated", dst=part.view(), src=first, predicate=chosen)
 
-    return defer(condition.shape, natural, emit, dtype_given=dtype, mask=selected)
+    return defer_masked(condition.shape, natural, run, mask, dtype_given=dtype)
 
 
 def _predicate(condition: Tile) -> Tile:

@@ -71,12 +71,17 @@ def _into_dst(returns_dst: bool) -> Run:
     def run(instruction: str, values: Values, mask: Any, dtype: Any) -> Tile | None:
         current().settle()
         no_mask(instruction, mask)
-        if instruction == "tensor_scalar_cumulative" and values["reduce_cmd"] is not ReduceCmd.load_reduce:
-            values["imm1"] = None  # which public examples pass, and which counts for load_reduce only
         issue(instruction, **{name: _operand(name, value) for name, value in values.items()})
         return values["dst"] if returns_dst else None
 
     return run
+
+
+def _cumulative(instruction: str, values: Values, mask: Any, dtype: Any) -> None:
+    """Into `dst`; imm1, which public examples always pass, counts for load_reduce only."""
+    if values["reduce_cmd"] is not ReduceCmd.load_reduce:
+        values["imm1"] = None
+    _into_dst(returns_dst=False)(instruction, values, mask, dtype)
 
 
 def _operand(name: str, value: Any) -> Any:
@@ -163,7 +168,7 @@ _ROWS = {
     "sequence_bounds": Row("* segment_ids", _whole("segment_ids", _bounds_of_segments), common="dtype name"),
     "nc_stream_shuffle": Row("src dst shuffle_mask *", _into_dst(returns_dst=False), common="mask name"),
     "tensor_scalar_cumulative": Row(
-        "* src dst op0 op1 imm0 imm1 reduce_cmd", _into_dst(returns_dst=False), common="mask name"
+        "* src dst op0 op1 imm0 imm1 reduce_cmd", _cumulative, common="mask name"
     ),
     "tensor_copy_predicated": Row(
         "* src dst predicate reverse_pred", _into_dst(returns_dst=True), common="mask name"

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from simulate.beta1.indices import broadcast
-from simulate.beta1.masks import Box, normalised
+from simulate.beta1.masks import Box
 from simulate.beta1.program import current, issue
 from simulate.beta1.region import Region, pieces
-from simulate.beta1.tile import Tile, defer, nki_tensor
+from simulate.beta1.tile import Tile, defer, defer_masked, nki_tensor
 from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion
 
@@ -37,25 +37,19 @@ def elementwise(
     for tile in tiles.values():
         shape = broadcast(shape, tile.shape) if shape else tile.shape
     first = next(iter(tiles.values()))
-    selected = normalised(mask)
     program = current()
 
-    def emit(dst: Region) -> None:
-        streams = {name: tile.region.repeated(shape) for name, tile in tiles.items()}
-        program.divide(selected, dst, lambda part, box: run(part, streams, box))
-
-    def run(part: Region, streams: dict[str, Region], box: Box) -> None:
+    def run(part: Region, box: Box) -> None:
+        streams = [tile.region.repeated(shape).cut(box) for tile in tiles.values()]
         rows = {name: _rows(value, box) for name, value in columns.items()}
         dims_max = program.core.hardware.dims_max
         if len(part.shape) > dims_max:
             one_pass(instruction, rows)
-        for dst, *sources in pieces((part, *(region.cut(box) for region in streams.values())), dims_max):
-            operands = {name: program.readable(region) for name, region in zip(streams, sources)}
+        for dst, *sources in pieces((part, *streams), dims_max):
+            operands = {name: program.readable(region) for name, region in zip(tiles, sources)}
             issue(instruction, dst=dst.view(), **operands, **rows, **attributes)
 
-    return defer(
-        shape, first.dtype if natural is None else natural, emit, buffer, dtype_given=dtype, mask=selected
-    )
+    return defer_masked(shape, first.dtype if natural is None else natural, run, mask, dtype, buffer)
 
 
 def issued_once(

@@ -7,10 +7,10 @@ from typing import Any
 from simulate.beta1.arithmetic import in_sbuf
 from simulate.beta1.elementwise import is_tile
 from simulate.beta1.indices import Index
-from simulate.beta1.masks import Box, Mask, normalised
+from simulate.beta1.masks import Box, Mask
 from simulate.beta1.program import affine, current, issue, select
 from simulate.beta1.region import Region
-from simulate.beta1.tile import Tile, defer
+from simulate.beta1.tile import Tile, defer_masked
 from simulate.errors import RuleViolation, rule
 from simulate.isa.enums import Engine
 
@@ -26,27 +26,21 @@ def memset(
     **_: Any,
 ) -> Tile:
     """A tile filled with a value."""
-    program, selected = current(), normalised(mask)
 
     def fill(part: Region, box: Box) -> None:
         issue("memset", dst=part.view(), value=value, engine=engine, name=name)
 
-    return defer(
-        tuple(shape), dtype, lambda dst: program.divide(selected, dst, fill), dtype_given=dtype, mask=selected
-    )
+    return defer_masked(tuple(shape), dtype, fill, mask, dtype_given=dtype)
 
 
 def iota(expr: Index, dtype: Any, *, mask: Any = None, name: str | None = None, **_: Any) -> Tile:
     """The values of an index expression as a tile."""
     is_index(expr)
-    program, selected = current(), normalised(mask)
 
     def emit(part: Region, box: Box) -> None:
         issue("iota", dst=part.view(), name=name, **affine(expr.steps, expr.offset, box))
 
-    return defer(
-        expr.shape, dtype, lambda dst: program.divide(selected, dst, emit), dtype_given=dtype, mask=selected
-    )
+    return defer_masked(expr.shape, dtype, emit, mask, dtype_given=dtype)
 
 
 def affine_select(
@@ -65,20 +59,13 @@ def affine_select(
     """
     is_comparison(pred)
     is_tile("on_true_tile", on_true_tile)
-    program, selected = current(), normalised(mask)
     kept = in_sbuf(on_true_tile)
 
     def emit(part: Region, box: Box) -> None:
-        source = program.readable(kept.region.cut(box))
+        source = current().readable(kept.region.cut(box))
         select(pred.conditions[0], box, part.view(), source, on_false_value, name)
 
-    return defer(
-        on_true_tile.shape,
-        on_true_tile.dtype,
-        lambda dst: program.divide(selected, dst, emit),
-        dtype_given=dtype,
-        mask=selected,
-    )
+    return defer_masked(on_true_tile.shape, on_true_tile.dtype, emit, mask, dtype_given=dtype)
 
 
 @rule("NKW-BETA1-IOTA")

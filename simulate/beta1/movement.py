@@ -15,7 +15,7 @@ from simulate.beta1.operators import alu
 from simulate.beta1.program import current, issue
 from simulate.beta1.reductions import reduce, transpose
 from simulate.beta1.region import Region
-from simulate.beta1.tile import Tile, defer
+from simulate.beta1.tile import Tile, defer, defer_masked
 from simulate.errors import InvalidArgument, RuleViolation, rule
 from simulate.isa.enums import DgeMode, OobMode
 from simulate.memory import MemoryRegion, NkiTensor, Storage
@@ -165,19 +165,16 @@ def loop_reduce(
     """`t[...] = nl.loop_reduce(x, op, [i])`: t is x in the first iteration of the loops, then op(t, x)."""
     reduces_loops(loop_indices)
     first = all(index.first for index in loop_indices)
-    reduction, selected, program = alu(op), normalised(mask), current()
-
-    def emit(dst: Region) -> None:
-        program.divide(selected, dst, run)
+    reduction = alu(op)
 
     def run(part: Region, box: Box) -> None:
-        source = program.readable(x.region.cut(box))
+        source = current().readable(x.region.cut(box))
         if first:
             issue("tensor_copy", dst=part.view(), src=source)
         else:
             issue("tensor_tensor", dst=part.view(), data1=part.view(), data2=source, op=reduction)
 
-    return defer(x.shape, x.dtype, emit, dtype_given=dtype, mask=selected, target_needed=True)
+    return defer_masked(x.shape, x.dtype, run, mask, dtype_given=dtype, target_needed=True)
 
 
 def matmul(x: Tile, y: Tile, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> Tile:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from simulate.beta1.indices import Index
+from simulate.beta1.masks import Box, normalised
 from simulate.beta1.program import Pending, current, issue, remark, running
 from simulate.beta1.region import Region, indexed, pieces, sliced
 from simulate.errors import RuleViolation, rule
@@ -324,9 +325,29 @@ def defer(
     return tile
 
 
+def defer_masked(
+    shape: tuple[int, ...],
+    dtype: Any,
+    run: Callable[[Region, Box], None],
+    mask: Any,
+    dtype_given: Any = None,
+    memory: MemoryRegion = MemoryRegion.sbuf,
+    target_needed: bool = False,
+) -> Tile:
+    """A tile of which an instruction will write what `mask=` selects; `run` issues it, see `Program.divide`."""
+    selected = normalised(mask)
+
+    def emit(dst: Region) -> None:
+        current().divide(selected, dst, run)
+
+    return defer(
+        shape, dtype, emit, memory, dtype_given=dtype_given, mask=selected, target_needed=target_needed
+    )
+
+
 def nki_tensor(value: Any) -> Any:
     """A Beta 1 value as an operand of the instruction book: a tile's tensor, other values unchanged."""
     return value.operand if isinstance(value, Tile) else value
 
 
-__all__ = ["BlockTensor", "Tile", "assign", "defer", "make", "nki_tensor"]
+__all__ = ["BlockTensor", "Tile", "assign", "defer", "defer_masked", "make", "nki_tensor"]
