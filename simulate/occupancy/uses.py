@@ -7,6 +7,7 @@ number of live bytes stays.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,9 @@ from simulate.run.machine import capacity_bytes
 from simulate.run.source import Loop, assigned, loops_of
 
 MEMORIES = (MemoryRegion.sbuf, MemoryRegion.psum)
+
+Nest = tuple[tuple[tuple[Loop, ...], int, int], ...]
+"""Runs of events under the same loops: the loops, the first event and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +183,7 @@ class Occupancy:
     rank: int
     core: int
     events: int
-    nest: tuple[
-        tuple[tuple[Loop, ...], int, int], ...
-    ]  # loops open from an event up to, not including, another
+    nest: Nest
     sbuf: Memory
     psum: Memory
 
@@ -214,9 +216,7 @@ def _occupancy(
     return Occupancy(kernel, chip.name, stream.rank, stream.core, len(stream), nest, sbuf, psum)
 
 
-def _nest(
-    numbers: np.ndarray, paths: list[tuple[Loop, ...]]
-) -> tuple[tuple[tuple[Loop, ...], int, int], ...]:
+def _nest(numbers: np.ndarray, paths: list[tuple[Loop, ...]]) -> Nest:
     """Runs of events under the same loops."""
     runs: list[tuple[tuple[Loop, ...], int, int]] = []
     changes = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
@@ -240,14 +240,12 @@ def _memory(
     paths: list[tuple[Loop, ...]],
 ) -> Memory:
     found: dict[Hashable, int] = {}
-    serials: list[list[int]] = []
+    serials: dict[int, list[int]] = defaultdict(list)
     uses = []
     for tile in placement.tiles:
         record = stream.tensors[tile.serial]
         key = (tile.source, record.address, record.name if record.name != f"t{record.serial}" else "")
         number = found.setdefault(key, len(found))
-        if number == len(serials):
-            serials.append([])
         serials[number].append(tile.serial)
         first_partition = record.address[0] if record.address is not None else 0
         offset = placement.offsets[tile.serial]
@@ -263,7 +261,7 @@ def _memory(
             )
         )
     live = _live(uses, len(stream))
-    sources = tuple(_source(stream, members) for members in serials)
+    sources = tuple(_source(stream, members) for members in serials.values())
     return Memory(
         region,
         chip.partitions,
