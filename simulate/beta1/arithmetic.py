@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-from simulate.beta1.elementwise import elementwise, partition_broadcast
+from simulate.beta1.elementwise import copy, elementwise, partition_broadcast
 from simulate.beta1.operators import BINARY, UNARY
 from simulate.beta1.program import current, issue, remark
 from simulate.beta1.region import Region
@@ -124,9 +124,7 @@ def _predicate(condition: Tile) -> Tile:
 
 def in_sbuf(tile: Tile) -> Tile:
     """The tile itself, or a copy of one that lies in PSUM."""
-    if tile.buffer is not MemoryRegion.psum:
-        return tile
-    return elementwise("tensor_copy", {"src": tile}, {}, {})
+    return copy(tile) if tile.buffer is MemoryRegion.psum else tile
 
 
 def _is_column(tile: Tile, other: Tile) -> bool:

@@ -52,6 +52,11 @@ def elementwise(
     return defer_masked(shape, first.dtype if natural is None else natural, run, mask, dtype, buffer)
 
 
+def copy(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
+    """A copy in SBUF."""
+    return elementwise("tensor_copy", {"src": src}, {}, {}, dtype, mask)
+
+
 def issued_once(
     instruction: str,
     tiles: Mapping[str, Any],

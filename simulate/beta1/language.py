@@ -10,6 +10,7 @@ import numpy as np
 
 from simulate.beta1 import arithmetic, elementwise, reductions
 from simulate.beta1.derived import gather_flattened
+from simulate.beta1.elementwise import copy
 from simulate.beta1.indices import arange, mgrid
 from simulate.beta1.isa_matmul import nc_transpose
 from simulate.beta1.loops import (
@@ -24,7 +25,6 @@ from simulate.beta1.loops import (
 )
 from simulate.beta1.missing import not_in_beta1
 from simulate.beta1.movement import (
-    copy,
     load,
     load_transpose2d,
     loop_reduce,
@@ -156,7 +156,7 @@ def rand(shape: Any, dtype: Any = "float32", **_: Any) -> Tile:
 def static_cast(value: Any, dtype: Any) -> Any:
     """A numpy array in a dtype of this module; used outside of kernels."""
     if isinstance(value, Tile):
-        return elementwise.elementwise("tensor_copy", {"src": value}, {}, {}, dtype)
+        return copy(value, dtype=dtype)
     return np.asarray(value).astype(as_dtype(dtype).storage)
 
 

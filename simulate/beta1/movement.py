@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from simulate.beta1.arithmetic import binary, in_sbuf, unary
-from simulate.beta1.elementwise import elementwise
+from simulate.beta1.elementwise import copy
 from simulate.beta1.isa_matmul import nc_matmul
+from simulate.beta1.isa_select import memset
 from simulate.beta1.loops import LoopVariable
 from simulate.beta1.masks import Box, Mask, no_mask, normalised
 from simulate.beta1.operators import alu
@@ -46,9 +47,7 @@ def store(dst: Tile, value: Any, *, mask: Any = None, **_: Any) -> None:
     lies_in_hbm("dst", dst)
     selected = normalised(mask)
     if not isinstance(value, Tile):
-        filled = value
-        shape = dst.shape if dst.ndim > 1 else (*dst.shape, 1)
-        value = defer(shape, dst.dtype, lambda to: _fill(to, filled))
+        value = memset(dst.shape if dst.ndim > 1 else (*dst.shape, 1), value, dst.dtype)
     value = in_sbuf(value)
     program.settle()
     source = value.region
@@ -58,10 +57,6 @@ def store(dst: Tile, value: Any, *, mask: Any = None, **_: Any) -> None:
         issue("dma_copy", dst=dst.tensor, src=value.operand)
         return
     _copy(target, source, selected)
-
-
-def _fill(to: Region, number: Any) -> None:
-    issue("memset", dst=to.view(), value=number)
 
 
 def _copy(dst: Region, src: Region, mask: Mask | None, **options: Any) -> None:
@@ -76,7 +71,7 @@ def load_transpose2d(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any
     program, at_once = current(), current().core.hardware.partitions
     if src.ndim != 2 or src.shape[0] <= at_once or normalised(mask) is not None:
         loaded = load(src, mask=mask, dtype=dtype)
-        return elementwise("tensor_copy", {"src": transpose(loaded)}, {}, {})
+        return copy(transpose(loaded))
     program.settle()
     rows, columns = src.shape
     result: Tile = program.tile.at(program.fresh((columns, rows), dtype or src.dtype, MemoryRegion.sbuf))
@@ -152,11 +147,6 @@ def dma_copy(
         )
         return
     _copy(dst.region, src.region, selected, oob_mode=oob_mode, dge_mode=dge_mode, name=name)
-
-
-def copy(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
-    """A copy in SBUF."""
-    return elementwise("tensor_copy", {"src": src}, {}, {}, dtype, mask)
 
 
 def loop_reduce(

@@ -54,7 +54,7 @@ class OperatorTile(Tile):
 
     def astype(self, dtype: Any) -> Any:
         """A copy in another dtype."""
-        return elementwise.elementwise("tensor_copy", {"src": self}, {}, {}, dtype)
+        return elementwise.copy(self, dtype=dtype)
 
     def __bool__(self) -> bool:
         """An HBM tensor is true for being there, as `nl.load(bias) if bias else None` asks it."""

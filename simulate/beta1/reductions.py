@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulate.beta1.arithmetic import binary, in_sbuf
-from simulate.beta1.elementwise import elementwise, is_tile
+from simulate.beta1.arithmetic import binary, in_sbuf, unary
+from simulate.beta1.elementwise import copy, is_tile
 from simulate.beta1.masks import normalised
 from simulate.beta1.program import current, issue
 from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, defer
 from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion
-from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
+from simulate.numerics import ALU_OPERATORS
 
 
 def reduce(
@@ -87,9 +87,7 @@ def softmax(x: Tile, axis: Any, dtype: Any = None, mask: Any = None) -> Tile:
     """exp(x - max) / sum over the free dims `axis`."""
     highest = reduce(ALU_OPERATORS["maximum"], x, axis, "float32", mask, keepdims=True)
     shifted = binary("subtract", x, highest, "float32", mask)
-    powers = elementwise(
-        "activation", {"data": shifted}, {}, {"op": ACTIVATION_FUNCTIONS["exp"]}, "float32", mask
-    )
+    powers = unary("exp", shifted, "float32", mask)
     total = reduce(ALU_OPERATORS["add"], powers, axis, "float32", mask, keepdims=True)
     return binary("divide", powers, total, dtype or x.dtype, mask)
 
@@ -105,11 +103,7 @@ def transpose(data: Tile, dtype: Any = None, name: str | None = None) -> Tile:
     result = defer(
         (rows, source.shape[0]), source.dtype, emit, MemoryRegion.psum, (MemoryRegion.psum,), source.dtype
     )
-    return (
-        result
-        if dtype is None or dtype == result.dtype
-        else elementwise("tensor_copy", {"src": result}, {}, {}, dtype)
-    )
+    return result if dtype is None or dtype == result.dtype else copy(result, dtype=dtype)
 
 
 def _padded(box: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
