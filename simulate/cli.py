@@ -67,30 +67,28 @@ def _parser() -> argparse.ArgumentParser:
     _script_arguments(run, "a Python file")
     run.set_defaults(act=_run)
 
-    time = _reporting(
+    _reporting(
         commands,
         "time",
         "run a script and print the predicted time of every kernel launch",
+        partial(_reported, profiles.time_command),
         profiles.add_arguments,
     )
-    time.set_defaults(act=partial(_reported, profiles.time_command))
-
-    memory = _reporting(
+    _reporting(
         commands,
         "memory",
         "run a script and print what every kernel launch has in SBUF and PSUM",
+        partial(_reported, occupancy.memory),
         occupancy.add_arguments,
     )
-    memory.set_defaults(act=partial(_reported, occupancy.memory))
-
-    check = _reporting(
+    _reporting(
         commands,
         "check",
         "run a script and look for faults in every kernel launch",
+        _check,
         checks.add_arguments,
         checks.add_variations,
     )
-    check.set_defaults(act=_check)
 
     lint = commands.add_parser(
         "lint", help="look for Python that the NKI compiler refuses, without running it"
@@ -134,8 +132,8 @@ class _Options(argparse.ArgumentParser):
 
 
 def _reporting(
-    commands: Any, name: str, help: str, *adds: Callable[[argparse.ArgumentParser], None]
-) -> argparse.ArgumentParser:
+    commands: Any, name: str, help: str, act: Run, *adds: Callable[[argparse.ArgumentParser], None]
+) -> None:
     """A command that reports on the launches of a script, or of a kernel by name."""
     own = _Options(add_help=False, allow_abbrev=False)
     for add in adds:
@@ -143,8 +141,7 @@ def _reporting(
     _target_argument(own)
     command: argparse.ArgumentParser = commands.add_parser(name, parents=[own], help=help)
     _script_arguments(command, _SCRIPT_OR_KERNEL)
-    command.set_defaults(own=own)
-    return command
+    command.set_defaults(act=act, own=own)
 
 
 def _target_argument(command: argparse.ArgumentParser) -> None:
