@@ -108,11 +108,9 @@ class Guards:
         """The reason why the launch that just ran may not be replayed; None if there is none."""
         if not self.unchanged():
             return "the kernel changes what it depends on"
-        return (
-            None
-            if self._random_before == _random_state()
-            else "random numbers were drawn while the kernel ran"
-        )
+        if self._random_before != _random_state():
+            return "random numbers were drawn while the kernel ran"
+        return None
 
     def _first_time(self, value: Any, names: frozenset[str] = frozenset()) -> bool:
         """Whether a value is reached for the first time by code that uses these names."""
@@ -219,7 +217,7 @@ class Guards:
             self._tables.append((held, tuple(held), tuple(held.values())))
             self._each(
                 (part for name, part in held.items() if name not in _IGNORED_ATTRIBUTES),
-                f"{each.__name__}",
+                each.__name__,
                 names,
             )
 

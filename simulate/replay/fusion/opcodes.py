@@ -200,9 +200,8 @@ def _gather(where: DynamicView, out: np.ndarray, tensor: np.ndarray, index: np.n
     if index.size == 1:
         np.copyto(out, where.single(index, tensor))
         return
-    np.take(
-        tensor, where.elements(index, tensor.size), out=out, mode="clip"
-    )  # checked; "raise" would go through a buffer
+    # The elements are checked; mode "raise" would check them again and go through a buffer.
+    np.take(tensor, where.elements(index, tensor.size), out=out, mode="clip")
 
 
 def _scatter(where: DynamicView, tensor: np.ndarray, values: np.ndarray, index: np.ndarray) -> None:
