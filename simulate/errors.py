@@ -66,8 +66,8 @@ class RuleViolation(NkiValidationError, AssertionError):
     def __init__(self, rule: Callable[..., object], seen: str, limit: str = "", hint: str = "") -> None:
         super().__init__(code_of(rule), sentence_of(rule))
         self.seen = seen
-        self.limit = limit
-        self.hint = hint
+        self.limit = limit or rule.limit  # type: ignore[attr-defined]
+        self.hint = hint or rule.hint  # type: ignore[attr-defined]
         self.instruction = ""
         self.operands: Mapping[str, str] = {}
 
@@ -92,14 +92,19 @@ RULES: dict[str, str] = {}
 """The sentence of every rule, by code; the command `explain` prints them."""
 
 
-def rule(code: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Register a rule function under its stable code; its docstring's first line is the sentence it enforces."""
+def rule(
+    code: str, *, limit: str = "", hint: str = ""
+) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Register a rule function under its stable code; its docstring's first line is the sentence it enforces.
+
+    `limit` and `hint` are those of every violation of the rule; a violation that sees others gives its own.
+    """
 
     def register(function: Callable[..., object]) -> Callable[..., object]:
         assert code not in RULES, f"rule code {code} is used twice"
         assert function.__doc__, f"rule {function.__name__} states no sentence"
         RULES[code] = function.__doc__.strip().splitlines()[0]
-        function.code = code  # type: ignore[attr-defined]
+        function.code, function.limit, function.hint = code, limit, hint  # type: ignore[attr-defined]
         return function
 
     return register

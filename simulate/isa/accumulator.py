@@ -75,14 +75,15 @@ def command_among(command: ReduceCmd, *allowed: ReduceCmd) -> None:
         )
 
 
-@rule("NKW-VECTOR-REDUCE-INIT")
+@rule(
+    "NKW-VECTOR-REDUCE-INIT", hint="reduce_cmd=nisa.reduce_cmd.load_reduce and an initial value, or neither"
+)
 def initial_with_load_only(operand: str, given: bool, command: ReduceCmd) -> None:
     """The initial value of the registers is given with reduce_cmd load_reduce and with no other."""
     if given != (command is ReduceCmd.load_reduce):
         raise RuleViolation(
             initial_with_load_only,
             f"{operand} is {'given' if given else 'missing'}, reduce_cmd={command.name}",
-            hint="reduce_cmd=nisa.reduce_cmd.load_reduce and an initial value, or neither",
         )
 
 

@@ -45,7 +45,7 @@ def affine(
 def _int32(name: str, value: Any) -> int:
     number = integer_within(value, -(2**31), 2**31 - 1)
     if number is None:
-        raise RuleViolation(affine_is_int32, f"{name}={value!r:.60}", limit="an integer of 32 bits")
+        raise RuleViolation(affine_is_int32, f"{name}={value!r:.60}")
     return number
 
 
@@ -69,12 +69,11 @@ def _pairs(dst: NkiTensor, pattern: Any) -> list[tuple[int, int]]:
         raise RuleViolation(
             pattern_covers,
             f"pattern {[list(pair) for pair in pairs]} has {count} values, dst has {dst.free_size} elements",
-            hint="make the product of the nums the elements per partition",
         )
     return pairs
 
 
-@rule("NKW-AFFINE-INT32")
+@rule("NKW-AFFINE-INT32", limit="an integer of 32 bits")
 def affine_is_int32() -> None:
     """Offset, channel_multiplier and steps are int32 numbers (the offset: or a register)."""
 
@@ -84,6 +83,6 @@ def pattern_is_pairs() -> None:
     """An affine pattern is a list of up to four [step, num] pairs, the outermost first."""
 
 
-@rule("NKW-AFFINE-COUNT")
+@rule("NKW-AFFINE-COUNT", hint="make the product of the nums the elements per partition")
 def pattern_covers() -> None:
     """An affine pattern has one value for each element of a partition."""

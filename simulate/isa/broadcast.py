@@ -36,13 +36,9 @@ def value_of(value: Any, operands: Iterator[np.ndarray], ndim: int) -> np.ndarra
     return column(next(operands), ndim) if isinstance(value, NkiTensor) else np.float32(value)
 
 
-@rule("NKW-ARITHMETIC-OPERATOR")
+@rule("NKW-ARITHMETIC-OPERATOR", hint="nl.add, nl.multiply, nl.maximum, nl.greater, …")
 def arithmetic_on_vector(hardware: Hardware, operand: str, operator: AluOperator) -> None:
     """The instruction takes an arithmetic operator of the Vector engine."""
     rules.operator_on_chip(hardware, operand, operator)
     if rules.is_bitvec(operator) or "vector" not in operator.engines:
-        raise RuleViolation(
-            arithmetic_on_vector,
-            f"{operand}={operator.name}",
-            hint="nl.add, nl.multiply, nl.maximum, nl.greater, …",
-        )
+        raise RuleViolation(arithmetic_on_vector, f"{operand}={operator.name}")

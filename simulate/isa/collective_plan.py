@@ -156,24 +156,20 @@ def tensor_lists(kind: str, srcs: Any, dsts: Any) -> None:
         raise RuleViolation(tensor_lists, f"{len(srcs)} srcs, {len(dsts)} dsts")
 
 
-@rule("NKW-COLLECTIVE-ONE-TENSOR")
+@rule("NKW-COLLECTIVE-ONE-TENSOR", limit="1")
 def single_tensors(kind: str, *lists: Tensors) -> None:
     """This collective takes one tensor per list."""
     for tensors in lists:
         if len(tensors) != 1:
-            raise RuleViolation(single_tensors, f"{len(tensors)} tensors in a list of {kind}", limit="1")
+            raise RuleViolation(single_tensors, f"{len(tensors)} tensors in a list of {kind}")
 
 
-@rule("NKW-COLLECTIVE-MEMORY")
+@rule("NKW-COLLECTIVE-MEMORY", hint="put all operands in HBM, or use one 2D SBUF src and one 2D SBUF dst")
 def one_memory_space(tensors: list[NkiTensor]) -> None:
     """A collective works on HBM tensors or on one two-dimensional SBUF tensor, never on both."""
     on_chip = [t for t in tensors if t.buffer.on_chip]
     if on_chip and (len(on_chip) != len(tensors) or len(tensors) != 2 or any(t.ndim != 2 for t in on_chip)):
-        raise RuleViolation(
-            one_memory_space,
-            ", ".join(t.describe() for t in tensors),
-            hint="put all operands in HBM, or use one 2D SBUF src and one 2D SBUF dst",
-        )
+        raise RuleViolation(one_memory_space, ", ".join(t.describe() for t in tensors))
 
 
 @rule("NKW-COLLECTIVE-OPERATOR")
@@ -188,8 +184,8 @@ def collective_shapes() -> None:
     """The shapes of src and dst fit the collective and the number of ranks."""
 
 
-@rule("NKW-COLLECTIVE-SCATTER-DIM")
+@rule("NKW-COLLECTIVE-SCATTER-DIM", limit="0")
 def splits_along(dim: Any) -> None:
     """reduce_scatter and all_to_all split along dim 0."""
     if dim != 0:
-        raise RuleViolation(splits_along, f"collective_dim={dim}", limit="0")
+        raise RuleViolation(splits_along, f"collective_dim={dim}")

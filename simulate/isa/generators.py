@@ -37,13 +37,11 @@ def stateful(hardware: Hardware, engine: Engine) -> tuple[Engine, State]:
     return engine, State.vector_xorwow if engine is Engine.vector else State.gpsimd_xorwow
 
 
-@rule("NKW-RANDOM-STATE-CHIP")
+@rule("NKW-RANDOM-STATE-CHIP", hint="nisa.set_rng_seed")
 def generator_state_on_chip(hardware: Hardware) -> None:
     """rand_set_state and rand_get_state exist from gen3 on."""
     if not hardware.random_state:
-        raise RuleViolation(
-            generator_state_on_chip, f"generator state on {hardware.name}", hint="nisa.set_rng_seed"
-        )
+        raise RuleViolation(generator_state_on_chip, f"generator state on {hardware.name}")
 
 
 @rule("NKW-RANDOM-STATE-SHAPE")

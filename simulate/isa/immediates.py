@@ -20,9 +20,7 @@ def float32_number(operand: str, value: Any) -> np.float32:
     """A number as float32."""
     is_number(operand, value)
     if not _rounds_to_float32(value):
-        raise RuleViolation(
-            fits_float32, f"{operand}={value!r:.60}", limit=f"{_FLOAT32.max}", hint="use float('inf')"
-        )
+        raise RuleViolation(fits_float32, f"{operand}={value!r:.60}", limit=f"{_FLOAT32.max}")
     return np.float32(value)
 
 
@@ -43,17 +41,13 @@ def integer_within(value: Any, low: int, high: int) -> int | None:
     return number if low <= number <= high else None
 
 
-@rule("NKW-FLOAT32-RANGE")
+@rule("NKW-FLOAT32-RANGE", hint="use float('inf')")
 def fits_float32() -> None:
     """A compile-time number reaches an engine as float32: infinite, NaN, or within float32's range."""
 
 
-@rule("NKW-NUMBER")
+@rule("NKW-NUMBER", hint="a Python number or a (P, 1) tile")
 def is_number(operand: str, value: Any) -> None:
     """An operand that is no tile is a compile-time number."""
     if not isinstance(value, Real):
-        raise RuleViolation(
-            is_number,
-            f"{operand} is {type(value).__name__} {value!r:.60}",
-            hint="a Python number or a (P, 1) tile",
-        )
+        raise RuleViolation(is_number, f"{operand} is {type(value).__name__} {value!r:.60}")

@@ -75,22 +75,18 @@ def index_on_quadrant(hardware: Hardware, index: NkiTensor) -> None:
         )
 
 
-@rule("NKW-INDIRECT-START")
+@rule("NKW-INDIRECT-START", hint="move the index to the data's partitions")
 def starts_with_index(operand: str, tile: NkiTensor, data: NkiTensor) -> None:
     """Gathered data starts on the partition of its index, and the index of a scattered dst on that of the data."""
     first, second = rules.first_partition(_index(tile)), rules.first_partition(data)
     if first != second:
         raise RuleViolation(
-            starts_with_index,
-            f"the index of {operand} starts at partition {first}, the data at {second}",
-            hint="move the index to the data's partitions",
+            starts_with_index, f"the index of {operand} starts at partition {first}, the data at {second}"
         )
 
 
-@rule("NKW-INDIRECT-SCATTER")
+@rule("NKW-INDIRECT-SCATTER", hint="scatter into SBUF, or on the Vector engine")
 def scatters_into(engine: Engine, dst: NkiTensor) -> None:
     """The Scalar engine cannot scatter into PSUM."""
     if engine is Engine.scalar and dst.buffer is MemoryRegion.psum:
-        raise RuleViolation(
-            scatters_into, f"dst {dst.describe()}", hint="scatter into SBUF, or on the Vector engine"
-        )
+        raise RuleViolation(scatters_into, f"dst {dst.describe()}")

@@ -67,17 +67,15 @@ def stored_scale(biased: np.ndarray, dtype: DType) -> np.ndarray:
     return biased.astype(np.uint8).view(dtype.storage)
 
 
-@rule("NKW-MX-SCALE-START")
+@rule("NKW-MX-SCALE-START", limit="0, 4, 8 or 12 of a quadrant")
 def scale_start(hardware: Hardware, operand: str, scale: NkiTensor) -> None:
     """A scale tile starts at partition 0, 4, 8 or 12 of a quadrant."""
     start = rules.first_partition(scale)
     if start % hardware.partitions_per_quadrant not in _SCALE_STARTS:
-        raise RuleViolation(
-            scale_start, f"{operand} starts at partition {start}", limit="0, 4, 8 or 12 of a quadrant"
-        )
+        raise RuleViolation(scale_start, f"{operand} starts at partition {start}")
 
 
-@rule("NKW-MX-SCALE-SHAPE")
+@rule("NKW-MX-SCALE-SHAPE", hint="allocate it like the data, (P, columns)")
 def scale_shape(hardware: Hardware, operand: str, scale: NkiTensor, data: NkiTensor, columns: int) -> None:
     """A scale tile has a column per packed element (free dims count together), row 32 (g // 4) + g % 4 for group g."""
     last = data.shape[0] // GROUP_PARTITIONS - 1
@@ -90,20 +88,17 @@ def scale_shape(hardware: Hardware, operand: str, scale: NkiTensor, data: NkiTen
             scale_shape,
             f"{operand} has shape {scale.shape} for {data.shape[0]} partitions of data",
             limit=f"at least ({needed}, {columns})",
-            hint="allocate it like the data, (P, columns)",
         )
 
 
-@rule("NKW-MX-CHIP")
+@rule("NKW-MX-CHIP", hint="nisa.nc_matmul with fp8 operands")
 def mx_on_chip(hardware: Hardware) -> None:
     """MX instructions exist from gen4 on."""
     if not hardware.mx:
-        raise RuleViolation(
-            mx_on_chip, f"an MX instruction on {hardware.name}", hint="nisa.nc_matmul with fp8 operands"
-        )
+        raise RuleViolation(mx_on_chip, f"an MX instruction on {hardware.name}")
 
 
-@rule("NKW-MX-PARTITIONS")
+@rule("NKW-MX-PARTITIONS", hint="pad the contraction dim with zeros")
 def whole_quadrants(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
     """MX data covers whole quadrants: 32, 64, 96 or 128 partitions."""
     if tile.shape[0] % hardware.partitions_per_quadrant:
@@ -111,5 +106,4 @@ def whole_quadrants(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
             whole_quadrants,
             f"{operand} has {tile.shape[0]} partitions",
             limit=f"a multiple of {hardware.partitions_per_quadrant}",
-            hint="pad the contraction dim with zeros",
         )

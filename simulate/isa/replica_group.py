@@ -43,11 +43,11 @@ def well_formed_group(groups: Any) -> None:
         raise RuleViolation(well_formed_group, f"{groups!r:.80}", hint="every rank once, no empty list")
 
 
-@rule("NKW-GROUP-TYPE")
+@rule("NKW-GROUP-TYPE", hint="nki.collectives.ReplicaGroup([[0, 1]])")
 def is_replica_group(group: Any) -> None:
     """replica_group is a ReplicaGroup."""
     if not isinstance(group, ReplicaGroup):
-        raise RuleViolation(is_replica_group, f"{group!r:.60}", hint="nki.collectives.ReplicaGroup([[0, 1]])")
+        raise RuleViolation(is_replica_group, f"{group!r:.60}")
 
 
 @rule("NKW-GROUP-MEMBER")

@@ -17,7 +17,7 @@ from simulate.numerics import AluOperator, OperatorFamily
 SBUF, PSUM = MemoryRegion.sbuf, MemoryRegion.psum
 
 
-@rule("NKW-OPERAND")
+@rule("NKW-OPERAND", hint="allocate it with nl.ndarray, or pass arrays as kernel arguments")
 def is_tensor(operand: str, value: Any) -> None:
     """A tensor operand is an NkiTensor."""
     if type(value) is NkiTensor:
@@ -25,14 +25,10 @@ def is_tensor(operand: str, value: Any) -> None:
     if isinstance(value, NkiTensor):
         value.check_bounds()
     else:
-        raise RuleViolation(
-            is_tensor,
-            f"{operand} is {type(value).__name__} {value!r:.60}",
-            hint="allocate it with nl.ndarray, or pass arrays as kernel arguments",
-        )
+        raise RuleViolation(is_tensor, f"{operand} is {type(value).__name__} {value!r:.60}")
 
 
-@rule("NKW-PARTITION-COUNT")
+@rule("NKW-PARTITION-COUNT", hint="loop over tiles of at most 128 rows")
 def partitions_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
     """The partition dimension of a tile has at most as many partitions as the chip's SBUF."""
     if tile.shape[0] > hardware.partitions:
@@ -40,11 +36,13 @@ def partitions_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -
             partitions_within_limit,
             f"{operand} partition dimension {tile.shape[0]} exceeds maximum {hardware.partitions}",
             limit=f"{hardware.partitions} partitions on {hardware.name}",
-            hint="loop over tiles of at most 128 rows",
         )
 
 
-@rule("NKW-PARTITION-START")
+@rule(
+    "NKW-PARTITION-START",
+    hint="move the rows to an allowed start partition with nc_stream_shuffle, a matmul or a DMA",
+)
 def starts_on_quadrant(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
     """More than 64 partitions start at partition 0, 33 to 64 at 0 or 64, up to 32 at 0, 32, 64 or 96."""
     start = first_partition(tile)
@@ -55,11 +53,14 @@ def starts_on_quadrant(hardware: Hardware, operand: str, tile: NkiTensor) -> Non
             starts_on_quadrant,
             f"{operand} covers partitions {start} to {start + count - 1}",
             limit=f"start partition a multiple of {step} for {count} partitions",
-            hint="move the rows to an allowed start partition with nc_stream_shuffle, a matmul or a DMA",
         )
 
 
-@rule("NKW-PARTITION-STRIDE")
+@rule(
+    "NKW-PARTITION-STRIDE",
+    limit="a partition step of 1",
+    hint="have the DMA that loads them bring the rows together, as src=x[0:n:step]",
+)
 def partitions_are_consecutive(operand: str, tile: NkiTensor) -> None:
     """An engine accesses consecutive partitions; only a DMA can step over some."""
     row = tile.storage.nbytes // tile.storage.shape[0]
@@ -68,12 +69,10 @@ def partitions_are_consecutive(operand: str, tile: NkiTensor) -> None:
         raise RuleViolation(
             partitions_are_consecutive,
             f"{operand} takes partitions in steps of {step / row:g} from {first_partition(tile)} on",
-            limit="a partition step of 1",
-            hint="have the DMA that loads them bring the rows together, as src=x[0:n:step]",
         )
 
 
-@rule("NKW-FREE-SIZE")
+@rule("NKW-FREE-SIZE", hint="split the free dimension over several instructions")
 def free_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
     """An operand has at most 64K elements per partition in SBUF and 4K in PSUM (gen4: 8K of 16 bits)."""
     limit = hardware.free_elements_max_sbuf
@@ -86,11 +85,10 @@ def free_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) ->
             free_size_within_limit,
             f"{operand} has {tile.free_size} elements per partition",
             limit=f"{limit} in {tile.buffer.value}",
-            hint="split the free dimension over several instructions",
         )
 
 
-@rule("NKW-DIMS")
+@rule("NKW-DIMS", hint="flatten dims that are contiguous, or loop over one of them")
 def dims_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
     """An engine accesses at most four free dimensions."""
     if tile.ndim - 1 > hardware.access_pattern_free_dims_max:
@@ -98,11 +96,10 @@ def dims_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None
             dims_within_limit,
             f"{operand} has {tile.ndim - 1} free dims",
             limit=f"{hardware.access_pattern_free_dims_max} on {hardware.name}",
-            hint="flatten dims that are contiguous, or loop over one of them",
         )
 
 
-@rule("NKW-DIM-SIZE")
+@rule("NKW-DIM-SIZE", hint="split it into two dims with reshape")
 def dim_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
     """An engine counts the elements of one free dimension with 16 bits: at most 65535.
 
@@ -114,11 +111,10 @@ def dim_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> 
             dim_size_within_limit,
             f"{operand} has a free dim of {largest} elements",
             limit=f"{hardware.access_pattern_size_max} on {hardware.name}",
-            hint="split it into two dims with reshape",
         )
 
 
-@rule("NKW-STRIDE")
+@rule("NKW-STRIDE", hint="loop over that dim, or lay the tile out with shorter rows")
 def strides_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
     """An engine steps through a free dimension with a signed 16-bit stride: at most 32767 elements.
 
@@ -133,7 +129,6 @@ def strides_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> N
                 strides_within_limit,
                 f"{operand} has a stride of {stride} {tile.dtype} elements",
                 limit=f"{hardware.access_pattern_stride_max_elements} on {hardware.name}",
-                hint="loop over that dim, or lay the tile out with shorter rows",
             )
         inner = extent * stride
 
@@ -159,15 +154,11 @@ def _way_into(actual: MemoryRegion, allowed: tuple[MemoryRegion, ...]) -> str:
     return "allocate it with buffer=" + " or ".join(f"nl.{region.value}" for region in allowed)
 
 
-@rule("NKW-INDIRECT")
+@rule("NKW-INDIRECT", hint="gather it with nisa.dma_copy")
 def not_indirect(operand: str, tile: NkiTensor) -> None:
     """Only the operands that the documentation lists may be addressed at run time."""
     if tile.dynamic is not None:
-        raise RuleViolation(
-            not_indirect,
-            f"{operand} has an address that is read at run time",
-            hint="gather it with nisa.dma_copy",
-        )
+        raise RuleViolation(not_indirect, f"{operand} has an address that is read at run time")
 
 
 def check_tile(
@@ -199,18 +190,14 @@ def check_tile(
         indirect_on_chip(hardware, operand)
 
 
-@rule("NKW-INDIRECT-CHIP")
+@rule("NKW-INDIRECT-CHIP", hint="gather with nisa.local_gather or nisa.nc_n_gather")
 def indirect_on_chip(hardware: Hardware, operand: str) -> None:
     """Tensor indirection, .indirect(index), exists from gen4 on."""
     if not hardware.indirect_views:
-        raise RuleViolation(
-            indirect_on_chip,
-            f"{operand}.indirect(…) on {hardware.name}",
-            hint="gather with nisa.local_gather or nisa.nc_n_gather",
-        )
+        raise RuleViolation(indirect_on_chip, f"{operand}.indirect(…) on {hardware.name}")
 
 
-@rule("NKW-ENGINE")
+@rule("NKW-ENGINE", hint="leave engine=nisa.engine.unknown, or name one of these")
 def engine_can(engine: Engine, *allowed: Engine) -> None:
     """An instruction runs on one of the engines that implement it on this chip."""
     if engine not in allowed:
@@ -218,42 +205,37 @@ def engine_can(engine: Engine, *allowed: Engine) -> None:
             engine_can,
             f"engine={engine.name if isinstance(engine, Engine) else engine!r}",
             limit=", ".join(e.name for e in allowed),
-            hint="leave engine=nisa.engine.unknown, or name one of these",
         )
 
 
-@rule("NKW-GPSIMD-PSUM")
+@rule("NKW-GPSIMD-PSUM", hint="copy it to SBUF first, or let the Vector engine do it")
 def gpsimd_stays_in_sbuf(engine: Engine, **tiles: Any) -> None:
     """GpSimd reaches SBUF only."""
     if engine is Engine.gpsimd:
         for operand, tile in tiles.items():
             if isinstance(tile, NkiTensor) and tile.buffer is PSUM:
-                raise RuleViolation(
-                    gpsimd_stays_in_sbuf,
-                    f"{operand} lies in psum",
-                    hint="copy it to SBUF first, or let the Vector engine do it",
-                )
+                raise RuleViolation(gpsimd_stays_in_sbuf, f"{operand} lies in psum")
 
 
-@rule("NKW-PARTITIONS-AGREE")
+@rule(
+    "NKW-PARTITIONS-AGREE",
+    hint="slice both operands to the same rows; there is no broadcasting over partitions",
+)
 def same_partitions(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
     """All operands of an instruction have the same number of partitions."""
     if tile.shape[0] != other.shape[0]:
         raise RuleViolation(
-            same_partitions,
-            f"{first} has {tile.shape[0]} partitions, {second} has {other.shape[0]}",
-            hint="slice both operands to the same rows; there is no broadcasting over partitions",
+            same_partitions, f"{first} has {tile.shape[0]} partitions, {second} has {other.shape[0]}"
         )
 
 
-@rule("NKW-ELEMENTS-AGREE")
+@rule("NKW-ELEMENTS-AGREE", hint="slice or broadcast the free dims so that the counts agree")
 def same_free_size(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
     """Operands are streamed element by element, so they have the same number of elements per partition."""
     if tile.free_size != other.free_size:
         raise RuleViolation(
             same_free_size,
             f"{first} has {tile.free_size} elements per partition, {second} has {other.free_size}",
-            hint="slice or broadcast the free dims so that the counts agree",
         )
 
 
@@ -264,7 +246,7 @@ def same_elements(first: str, tile: NkiTensor, second: str, other: NkiTensor) ->
         same_free_size(first, tile, second, other)
 
 
-@rule("NKW-VECTOR-OPERAND")
+@rule("NKW-VECTOR-OPERAND", hint="take a column t[:, i:i+1] or reduce the free dim to one element")
 def is_column(operand: str, tile: NkiTensor, like: NkiTensor) -> None:
     """A vector operand is a (P, 1) tile: one value per partition, repeated along the free dims."""
     if tile.free_size != 1 or tile.shape[0] != like.shape[0]:
@@ -272,54 +254,42 @@ def is_column(operand: str, tile: NkiTensor, like: NkiTensor) -> None:
             is_column,
             f"{operand} has shape {tile.shape}, data has {like.shape[0]} partitions",
             limit=f"({like.shape[0]}, 1)",
-            hint="take a column t[:, i:i+1] or reduce the free dim to one element",
         )
 
 
-@rule("NKW-ONE-PSUM-INPUT")
+@rule("NKW-ONE-PSUM-INPUT", hint="copy one of them to SBUF first")
 def at_most_one_in_psum(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
     """Two streamed inputs may not both lie in PSUM."""
     if tile.buffer is PSUM and other.buffer is PSUM:
-        raise RuleViolation(
-            at_most_one_in_psum,
-            f"{first} and {second} both lie in psum",
-            hint="copy one of them to SBUF first",
-        )
+        raise RuleViolation(at_most_one_in_psum, f"{first} and {second} both lie in psum")
 
 
-@rule("NKW-SAME-DTYPE")
+@rule("NKW-SAME-DTYPE", hint="cast with nisa.tensor_copy before or after")
 def same_dtype(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
     """The instruction moves bits, so source and destination have the same dtype."""
     if tile.dtype != other.dtype:
-        raise RuleViolation(
-            same_dtype,
-            f"{first} is {tile.dtype}, {second} is {other.dtype}",
-            hint="cast with nisa.tensor_copy before or after",
-        )
+        raise RuleViolation(same_dtype, f"{first} is {tile.dtype}, {second} is {other.dtype}")
 
 
-@rule("NKW-DTYPE-ALLOWED")
+@rule("NKW-DTYPE-ALLOWED", hint="cast it with nisa.tensor_copy")
 def dtype_among(operand: str, tile: NkiTensor, *allowed: str) -> None:
     """An operand has one of the dtypes that the instruction takes."""
     if tile.dtype not in allowed:
-        raise RuleViolation(
-            dtype_among,
-            f"{operand} is {tile.dtype}",
-            limit=", ".join(allowed),
-            hint="cast it with nisa.tensor_copy",
-        )
+        raise RuleViolation(dtype_among, f"{operand} is {tile.dtype}", limit=", ".join(allowed))
 
 
-@rule("NKW-PACKED-DTYPE")
+@rule("NKW-PACKED-DTYPE", hint="view it as an integer dtype to move bits")
 def not_packed(operand: str, tile: NkiTensor) -> None:
     """The x4 dtypes are legal only for nc_matmul_mx, quantize_mx, memset to zero, plain copies and views."""
     if tile.dtype.is_packed:
-        raise RuleViolation(
-            not_packed, f"{operand} is {tile.dtype}", hint="view it as an integer dtype to move bits"
-        )
+        raise RuleViolation(not_packed, f"{operand} is {tile.dtype}")
 
 
-@rule("NKW-BITVEC-INTEGER")
+@rule(
+    "NKW-BITVEC-INTEGER",
+    limit="integer dtypes of one size",
+    hint="view float tiles as an integer dtype with .view",
+)
 def bitvec_takes_integers(operator: AluOperator, **tiles: NkiTensor) -> None:
     """Bitvec operators work on integer dtypes only, on their bits, without a cast."""
     dtypes = {operand: tile.dtype for operand, tile in tiles.items()}
@@ -330,23 +300,19 @@ def bitvec_takes_integers(operator: AluOperator, **tiles: NkiTensor) -> None:
         raise RuleViolation(
             bitvec_takes_integers,
             f"{operator.name} with " + ", ".join(f"{operand} {dtype}" for operand, dtype in dtypes.items()),
-            limit="integer dtypes of one size",
-            hint="view float tiles as an integer dtype with .view",
         )
 
 
-@rule("NKW-OPERATOR-FAMILY")
+@rule("NKW-OPERATOR-FAMILY", hint="use two instructions")
 def one_operator_family(op0: AluOperator, op1: AluOperator) -> None:
     """op0 and op1 of one instruction are both arithmetic or both bitvec."""
     if op0.family is not op1.family:
         raise RuleViolation(
-            one_operator_family,
-            f"op0={op0.name} is {op0.family.value}, op1={op1.name} is {op1.family.value}",
-            hint="use two instructions",
+            one_operator_family, f"op0={op0.name} is {op0.family.value}, op1={op1.name} is {op1.family.value}"
         )
 
 
-@rule("NKW-OPERATOR-CHIP")
+@rule("NKW-OPERATOR-CHIP", hint="compose it from operators this chip has")
 def operator_on_chip(hardware: Hardware, operand: str, operator: AluOperator) -> None:
     """Some operators exist on later generations only."""
     if not operator.exists_on(hardware):
@@ -354,24 +320,21 @@ def operator_on_chip(hardware: Hardware, operand: str, operator: AluOperator) ->
             operator_on_chip,
             f"{operand}={operator.name} on {hardware.name}",
             limit=" or ".join(chips_with(operator.exists_on)),
-            hint="compose it from operators this chip has",
         )
 
 
-@rule("NKW-REDUCTION-OPERATOR")
+@rule("NKW-REDUCTION-OPERATOR", hint="nl.add, nl.maximum or nl.minimum")
 def reduces(operand: str, operator: AluOperator) -> None:
     """A reduction uses add, subtract, multiply, maximum, minimum or a logical or bitwise and, or, xor."""
     if not operator.reducible:
-        raise RuleViolation(reduces, f"{operand}={operator.name}", hint="nl.add, nl.maximum or nl.minimum")
+        raise RuleViolation(reduces, f"{operand}={operator.name}")
 
 
-@rule("NKW-DEVICE-OPERATOR")
+@rule("NKW-DEVICE-OPERATOR", hint="use nisa.activation")
 def binary(operand: str, operator: AluOperator) -> None:
     """A two-operand slot takes a two-operand operator."""
     if operator.arity != 2:
-        raise RuleViolation(
-            binary, f"{operand}={operator.name} takes one operand", hint="use nisa.activation"
-        )
+        raise RuleViolation(binary, f"{operand}={operator.name} takes one operand")
 
 
 def is_bitvec(operator: AluOperator) -> bool:

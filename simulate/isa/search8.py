@@ -44,7 +44,7 @@ def check_searched(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
     searchable(hardware, operand, tile)
 
 
-@rule("NKW-SEARCH-SIZE")
+@rule("NKW-SEARCH-SIZE", hint="search blocks of the row and combine their results")
 def searchable(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
     """A searched tile has up to three dims and 8 to 16384 elements per partition."""
     low, high = hardware.max8_free_min, hardware.max8_free_max
@@ -53,7 +53,6 @@ def searchable(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
             searchable,
             f"{operand} of shape {tile.shape}: {tile.ndim} dims, {tile.free_size} elements per partition",
             limit=f"3 dims, {low} to {high} elements",
-            hint="search blocks of the row and combine their results",
         )
 
 

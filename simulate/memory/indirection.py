@@ -31,15 +31,13 @@ def listed(index: TensorBytes, group: int) -> int:
     return last if last else group * (index.size // index.shape[0])
 
 
-@rule("NKW-INDIRECT-DATA")
+@rule(
+    "NKW-INDIRECT-DATA", hint="index the whole tile; rows of an HBM tensor are gathered with .vector_select"
+)
 def data_on_chip(tensor: TensorBytes) -> None:
     """Tensor indirection addresses a tile in SBUF or PSUM whose free dims lie one after another."""
     if not tensor.buffer.on_chip or not tensor.is_contiguous():
-        raise RuleViolation(
-            data_on_chip,
-            f"{tensor.describe()}, strides {tensor.strides}",
-            hint="index the whole tile; rows of an HBM tensor are gathered with .vector_select",
-        )
+        raise RuleViolation(data_on_chip, f"{tensor.describe()}, strides {tensor.strides}")
 
 
 @rule("NKW-INDIRECT-INDEX")
@@ -64,21 +62,16 @@ def index_of_offsets(tensor: TensorBytes, index: Any) -> None:
         )
 
 
-@rule("NKW-INDIRECT-COUNT")
+@rule("NKW-INDIRECT-COUNT", hint="pass num_elem")
 def offsets_in_index(count: int, available: int, index: TensorBytes) -> None:
     """Each group of partitions finds num_elem offsets in its own rows of the index; the default is index.size."""
     if not 1 <= count <= available:
         raise RuleViolation(
-            offsets_in_index,
-            f"{count} offsets, index {index.describe()}",
-            limit=f"1 to {available}",
-            hint="pass num_elem",
+            offsets_in_index, f"{count} offsets, index {index.describe()}", limit=f"1 to {available}"
         )
 
 
-@rule("NKW-INDIRECT-FINAL")
+@rule("NKW-INDIRECT-FINAL", hint="slice before .indirect")
 def indirect_view_is_final(tensor: TensorBytes) -> None:
     """A view made by .indirect is final: its free dim cannot be sliced, reshaped or indexed again."""
-    raise RuleViolation(
-        indirect_view_is_final, f"a view of {tensor.describe()}", hint="slice before .indirect"
-    )
+    raise RuleViolation(indirect_view_is_final, f"a view of {tensor.describe()}")

@@ -44,11 +44,7 @@ class VirtualRegister(NKIObject):
         return self.value != 0
 
     def _refuse(self, *_: Any) -> Any:
-        raise RuleViolation(
-            no_python_on_registers,
-            "Python arithmetic or conversion of a register",
-            hint="compute in a tile and register_load it; loop with nl.fori_loop or nl.while_loop",
-        )
+        raise RuleViolation(no_python_on_registers, "Python arithmetic or conversion of a register")
 
     for _name in "add radd sub rsub mul rmul floordiv mod lt le gt ge index int float neg".split():
         locals()[f"__{_name}__"] = _refuse
@@ -63,6 +59,9 @@ def register_was_set() -> None:
     """A register is read only after it was given a value."""
 
 
-@rule("NKW-REGISTER-PYTHON")
+@rule(
+    "NKW-REGISTER-PYTHON",
+    hint="compute in a tile and register_load it; loop with nl.fori_loop or nl.while_loop",
+)
 def no_python_on_registers() -> None:
     """A register has a value at run time only: no Python arithmetic, conversion or range() on it."""

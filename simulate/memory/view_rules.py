@@ -65,12 +65,10 @@ def vector_select_in_hbm() -> None:
     """Row numbers in a (P, 1) tile index dim 0 of a tensor in HBM."""
 
 
-@rule("NKW-DYNAMIC-PARTITION")
+@rule("NKW-DYNAMIC-PARTITION", hint="indirect_dim=1 or more, or .select(1, …)")
 def dynamic_free_dim(tensor: str) -> None:
     """On chip, an index that is read at run time addresses a free dim, never the partition dim."""
-    raise RuleViolation(
-        dynamic_free_dim, f"dim 0 of {tensor}", hint="indirect_dim=1 or more, or .select(1, …)"
-    )
+    raise RuleViolation(dynamic_free_dim, f"dim 0 of {tensor}")
 
 
 @rule("NKW-ONE-DYNAMIC")

@@ -92,9 +92,9 @@ def _pairs(given: Any) -> tuple[tuple[int, int], ...]:
     return pairs
 
 
-@rule("NKW-PERMUTE-PAIRS")
+@rule("NKW-PERMUTE-PAIRS", hint="[(0, 1), (1, 0)]")
 def distinct_ends(pairs: tuple[tuple[int, int], ...], given: Any) -> None:
     """source_target_pairs lists (source, target) ranks, no source and no target twice."""
     flat = [end for pair in pairs for end in pair]
     if not pairs or min(flat) < 0 or any(len({pair[at] for pair in pairs}) != len(pairs) for at in (0, 1)):
-        raise RuleViolation(distinct_ends, f"source_target_pairs={given!r:.80}", hint="[(0, 1), (1, 0)]")
+        raise RuleViolation(distinct_ends, f"source_target_pairs={given!r:.80}")

@@ -144,7 +144,7 @@ def _first(channels: Channels) -> tuple[NkiTensor, ...]:
     return tuple(tensors[0] for tensors in channels)
 
 
-@rule("NKW-RING-CHANNELS")
+@rule("NKW-RING-CHANNELS", hint="channel_ids=[0], srcs_by_channel=[[src]], dsts_by_channel=[[dst]]")
 def consecutive_channels(channel_ids: Any, *by_channel: Any) -> None:
     """channel_ids is 0, 1, ... up to 3, and every list by channel has one entry for each."""
     count = len(channel_ids) if isinstance(channel_ids, (list, tuple)) else 0
@@ -156,14 +156,11 @@ def consecutive_channels(channel_ids: Any, *by_channel: Any) -> None:
             + ", ".join(
                 str(len(c)) if isinstance(c, (list, tuple)) else type(c).__name__ for c in by_channel
             ),
-            hint="channel_ids=[0], srcs_by_channel=[[src]], dsts_by_channel=[[dst]]",
         )
 
 
-@rule("NKW-RING-DTYPE")
+@rule("NKW-RING-DTYPE", hint="cast one of them")
 def one_source_dtype(first: NkiTensor, second: NkiTensor) -> None:
     """The two sources of a channel have one dtype."""
     if first.dtype != second.dtype:
-        raise RuleViolation(
-            one_source_dtype, f"src0 is {first.dtype}, src1 is {second.dtype}", hint="cast one of them"
-        )
+        raise RuleViolation(one_source_dtype, f"src0 is {first.dtype}, src1 is {second.dtype}")

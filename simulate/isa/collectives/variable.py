@@ -168,13 +168,11 @@ def metadata_shape(metadata: Any, rows: int, ranks: int) -> None:
         )
 
 
-@rule("NKW-GATHER-V-RANKS")
+@rule("NKW-GATHER-V-RANKS", hint="nki.collectives.all_gather")
 def gathers_four(group: tuple[int, ...], has_rdispls: bool) -> None:
     """all_gather_v takes exactly 4 ranks per list and no receive displacements."""
     if len(group) != _GATHER_RANKS or has_rdispls:
-        raise RuleViolation(
-            gathers_four, f"{len(group)} ranks, has_rdispls={has_rdispls}", hint="nki.collectives.all_gather"
-        )
+        raise RuleViolation(gathers_four, f"{len(group)} ranks, has_rdispls={has_rdispls}")
 
 
 @rule("NKW-METADATA-SEND")
@@ -188,7 +186,7 @@ def chunk_inside_source(rank: int, start: int, count: int, elements: int) -> Non
         )
 
 
-@rule("NKW-METADATA-RECEIVE")
+@rule("NKW-METADATA-RECEIVE", hint="make dst larger, or place chunks with has_rdispls")
 def chunk_inside_slot(rank: int, start: int, count: int, end: int) -> None:
     """Every chunk that is received fits its slot in dst."""
     if start + count > end:
@@ -196,5 +194,4 @@ def chunk_inside_slot(rank: int, start: int, count: int, end: int) -> None:
             chunk_inside_slot,
             f"rank {rank} receives elements {start} to {start + count - 1}",
             limit=f"up to {end - 1}",
-            hint="make dst larger, or place chunks with has_rdispls",
         )

@@ -147,13 +147,11 @@ def _reduction(reduce_op: Any, command: ReduceCmd) -> AluOperator:
     return operator
 
 
-@rule("NKW-ACTIVATE2-CHIP")
+@rule("NKW-ACTIVATE2-CHIP", hint="nisa.tensor_scalar, then nisa.activation")
 def on_chip(hardware: Hardware) -> None:
     """activate2 exists from gen4 on."""
     if not hardware.activate2:
-        raise RuleViolation(
-            on_chip, f"activate2 on {hardware.name}", hint="nisa.tensor_scalar, then nisa.activation"
-        )
+        raise RuleViolation(on_chip, f"activate2 on {hardware.name}")
 
 
 @rule("NKW-ACTIVATE2-PAIR")
@@ -176,19 +174,15 @@ def reverses_an_operator(operand: str, operator: AluOperator, reverse: bool) -> 
         )
 
 
-@rule("NKW-ACTIVATE2-IMMEDIATES")
+@rule("NKW-ACTIVATE2-IMMEDIATES", hint="cast one of them")
 def immediates_agree(imm0: NkiTensor | float, imm1: NkiTensor | float) -> None:
     """Two immediates that are tiles have one dtype."""
     if isinstance(imm0, NkiTensor) and isinstance(imm1, NkiTensor) and imm0.dtype != imm1.dtype:
-        raise RuleViolation(
-            immediates_agree, f"imm0 is {imm0.dtype}, imm1 is {imm1.dtype}", hint="cast one of them"
-        )
+        raise RuleViolation(immediates_agree, f"imm0 is {imm0.dtype}, imm1 is {imm1.dtype}")
 
 
-@rule("NKW-ACTIVATE2-REDUCE-OP")
+@rule("NKW-ACTIVATE2-REDUCE-OP", hint="reduce_op=nl.add")
 def reduces_with_an_operator(command: ReduceCmd) -> None:
     """reduce_cmd reset, reduce and reset_reduce need a reduce_op."""
     if command is not ReduceCmd.idle:
-        raise RuleViolation(
-            reduces_with_an_operator, f"reduce_cmd={command.name}, reduce_op=None", hint="reduce_op=nl.add"
-        )
+        raise RuleViolation(reduces_with_an_operator, f"reduce_cmd={command.name}, reduce_op=None")

@@ -159,50 +159,36 @@ def _check_reduction(
         rules.is_column("reduce_res", reduce_res, data)
 
 
-@rule("NKW-ACTIVATION-REDUCE")
+@rule("NKW-ACTIVATION-REDUCE", hint="reduce_op=nl.add, or nisa.tensor_reduce for another operator")
 def reduction_is_add(reduce_op: Any) -> None:
     """The Scalar engine's accumulator registers add; reduce_op must be nl.add."""
     if reduce_op is None or alu_operator(reduce_op).name != "add":
-        raise RuleViolation(
-            reduction_is_add,
-            f"reduce_op={getattr(reduce_op, '__name__', reduce_op)!s}",
-            hint="reduce_op=nl.add, or nisa.tensor_reduce for another operator",
-        )
+        raise RuleViolation(reduction_is_add, f"reduce_op={getattr(reduce_op, '__name__', reduce_op)!s}")
 
 
-@rule("NKW-ACTIVATION-REDUCE-CMD")
+@rule("NKW-ACTIVATION-REDUCE-CMD", hint="nisa.reduce_cmd.reset_reduce")
 def reduce_cmd_of_scalar(reduce_cmd: ReduceCmd) -> None:
     """activation takes idle, reset, reduce or reset_reduce; load_reduce belongs to the Vector engine."""
     if not isinstance(reduce_cmd, ReduceCmd) or reduce_cmd is ReduceCmd.load_reduce:
-        raise RuleViolation(
-            reduce_cmd_of_scalar, f"reduce_cmd={reduce_cmd}", hint="nisa.reduce_cmd.reset_reduce"
-        )
+        raise RuleViolation(reduce_cmd_of_scalar, f"reduce_cmd={reduce_cmd}")
 
 
-@rule("NKW-BIAS-IMMEDIATE")
+@rule("NKW-BIAS-IMMEDIATE", hint="memset a (P, 1) float32 tile to the value and pass it as bias")
 def immediate_bias_on_chip(hardware: Hardware, bias: object) -> None:
     """On gen2 the bias of activation is a (P, 1) tile; from gen3 on it may be a number."""
     if not hardware.activation_immediate_bias:
-        raise RuleViolation(
-            immediate_bias_on_chip,
-            f"bias={bias} on {hardware.name}",
-            hint="memset a (P, 1) float32 tile to the value and pass it as bias",
-        )
+        raise RuleViolation(immediate_bias_on_chip, f"bias={bias} on {hardware.name}")
 
 
-@rule("NKW-BIAS-RECIPROCAL")
+@rule("NKW-BIAS-RECIPROCAL", hint="add it in an instruction before")
 def reciprocal_bias_on_chip(hardware: Hardware, function: str) -> None:
     """On gen2 activation(op=nl.reciprocal) takes no bias."""
     if function == "reciprocal" and not hardware.activation_reciprocal_bias:
-        raise RuleViolation(
-            reciprocal_bias_on_chip,
-            f"op=reciprocal with a bias on {hardware.name}",
-            hint="add it in an instruction before",
-        )
+        raise RuleViolation(reciprocal_bias_on_chip, f"op=reciprocal with a bias on {hardware.name}")
 
 
-@rule("NKW-BIAS-DTYPE")
+@rule("NKW-BIAS-DTYPE", hint="view it as float32")
 def bias_not_tfloat32(bias: NkiTensor) -> None:
     """The bias tile has any dtype except tfloat32."""
     if bias.dtype == "tfloat32":
-        raise RuleViolation(bias_not_tfloat32, "bias is tfloat32", hint="view it as float32")
+        raise RuleViolation(bias_not_tfloat32, "bias is tfloat32")

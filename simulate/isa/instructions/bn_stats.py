@@ -62,7 +62,10 @@ def _compute(values: np.ndarray) -> tuple[np.ndarray]:
     return (result,)
 
 
-@rule("NKW-BN-STATS-SIZE")
+@rule(
+    "NKW-BN-STATS-SIZE",
+    hint="one bn_stats per 512 elements, each into its columns of one tile, and one bn_aggr over all",
+)
 def statistics_fit(hardware: Hardware, data: NkiTensor) -> None:
     """bn_stats takes at most 512 elements per partition."""
     limit = hardware.bn_stats_free_max
@@ -71,7 +74,6 @@ def statistics_fit(hardware: Hardware, data: NkiTensor) -> None:
             statistics_fit,
             f"data has {data.free_size} elements per partition",
             limit=f"{limit} (nl.tile_size.bn_stats_fmax)",
-            hint="one bn_stats per 512 elements, each into its columns of one tile, and one bn_aggr over all",
         )
 
 

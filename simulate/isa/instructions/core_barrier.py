@@ -75,8 +75,8 @@ def barrier_on_chip(hardware: Hardware) -> None:
         raise RuleViolation(barrier_on_chip, f"core_barrier on {hardware.name}")
 
 
-@rule("NKW-BARRIER-CORES")
+@rule("NKW-BARRIER-CORES", hint="cores=(0, 1)")
 def both_cores(cores: Any) -> None:
     """A core barrier is between cores 0 and 1."""
     if not isinstance(cores, (tuple, list)) or tuple(cores) != _CORES:
-        raise RuleViolation(both_cores, f"cores={cores!r:.40}", hint="cores=(0, 1)")
+        raise RuleViolation(both_cores, f"cores={cores!r:.40}")

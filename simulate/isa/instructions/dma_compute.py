@@ -99,31 +99,31 @@ def dma_compute(
     )
 
 
-@rule("NKW-DMA-COMPUTE-SOURCES")
+@rule("NKW-DMA-COMPUTE-SOURCES", hint="srcs=[a, b]")
 def source_list(srcs: Any) -> None:
     """srcs is a list of 1 to 16 tensors."""
     if not isinstance(srcs, (list, tuple)) or not 1 <= len(srcs) <= _SOURCES_MAX:
         seen = f"{len(srcs)} sources" if isinstance(srcs, (list, tuple)) else f"srcs is {type(srcs).__name__}"
-        raise RuleViolation(source_list, seen, hint="srcs=[a, b]")
+        raise RuleViolation(source_list, seen)
 
 
-@rule("NKW-DMA-COMPUTE-OPERATOR")
+@rule("NKW-DMA-COMPUTE-OPERATOR", hint="reduce_op=nl.add")
 def only_adds(operator: AluOperator) -> None:
     """dma_compute adds; no other operator is supported."""
     if operator.name != "add":
-        raise RuleViolation(only_adds, f"reduce_op={operator.name}", hint="reduce_op=nl.add")
+        raise RuleViolation(only_adds, f"reduce_op={operator.name}")
 
 
-@rule("NKW-DMA-COMPUTE-SCALES")
+@rule("NKW-DMA-COMPUTE-SCALES", hint="scales=None")
 def unit_scales(scales: Any, sources: int) -> None:
     """scales is None or holds 1.0 for every source."""
     if scales is None:
         return
     if not isinstance(scales, (list, tuple)) or len(scales) != sources or any(scale != 1 for scale in scales):
-        raise RuleViolation(unit_scales, f"scales={scales!r:.60} for {sources} sources", hint="scales=None")
+        raise RuleViolation(unit_scales, f"scales={scales!r:.60} for {sources} sources")
 
 
-@rule("NKW-DMA-COMPUTE-ROWS")
+@rule("NKW-DMA-COMPUTE-ROWS", hint="dma_compute(dst, [dst, data], nl.add) with the same view twice")
 def read_modify_write(dst: NkiTensor, sources: tuple[NkiTensor, ...]) -> None:
     """With row numbers dst is one of two sources: scatter dst[i] += data, or gather dst += src[i]."""
     fits = len(sources) == 2 and any(
@@ -134,7 +134,6 @@ def read_modify_write(dst: NkiTensor, sources: tuple[NkiTensor, ...]) -> None:
         raise RuleViolation(
             read_modify_write,
             "; ".join(f"{t.describe()}{' by row' if t.dynamic is not None else ''}" for t in (dst, *sources)),
-            hint="dma_compute(dst, [dst, data], nl.add) with the same view twice",
         )
 
 
@@ -157,18 +156,14 @@ def _same_view(first: NkiTensor, second: NkiTensor) -> bool:
     )
 
 
-@rule("NKW-DMA-COMPUTE-UNIQUE")
+@rule("NKW-DMA-COMPUTE-UNIQUE", hint="add duplicates one after the other")
 def promises_unique(unique_indices: bool) -> None:
     """Row numbers must be unique, and unique_indices=True promises it."""
     if unique_indices is not True:
-        raise RuleViolation(
-            promises_unique, f"unique_indices={unique_indices}", hint="add duplicates one after the other"
-        )
+        raise RuleViolation(promises_unique, f"unique_indices={unique_indices}")
 
 
-@rule("NKW-DMA-COMPUTE-SKIP")
+@rule("NKW-DMA-COMPUTE-SKIP", hint="oob_mode=nisa.oob_mode.error")
 def skip_needs_rows() -> None:
     """oob_mode skip is for row numbers read at run time."""
-    raise RuleViolation(
-        skip_needs_rows, "oob_mode=skip with static addresses", hint="oob_mode=nisa.oob_mode.error"
-    )
+    raise RuleViolation(skip_needs_rows, "oob_mode=skip with static addresses")

@@ -120,24 +120,20 @@ def is_member(parameter: str, value: object, members: type[Enum]) -> None:
         )
 
 
-@rule("NKW-DMA-COUNT")
+@rule("NKW-DMA-COUNT", hint="slice both sides to the same number of elements")
 def counts_agree(dst: NkiTensor, src: NkiTensor) -> None:
     """A DMA reads as many elements as it writes."""
     if dst.size != src.size:
-        raise RuleViolation(
-            counts_agree,
-            f"dst has {dst.size} elements, src has {src.size}",
-            hint="slice both sides to the same number of elements",
-        )
+        raise RuleViolation(counts_agree, f"dst has {dst.size} elements, src has {src.size}")
 
 
-@rule("NKW-DMA-ONE-DYNAMIC")
+@rule("NKW-DMA-ONE-DYNAMIC", hint="go through SBUF")
 def one_side_dynamic() -> None:
     """At most one side of a DMA is addressed at run time."""
-    raise RuleViolation(one_side_dynamic, "dst and src both have run-time addresses", hint="go through SBUF")
+    raise RuleViolation(one_side_dynamic, "dst and src both have run-time addresses")
 
 
-@rule("NKW-DMA-HWDGE")
+@rule("NKW-DMA-HWDGE", hint="leave dge_mode=nisa.dge_mode.unknown")
 def hardware_descriptors(hardware: Hardware, dst: NkiTensor, src: NkiTensor, by_row: bool) -> None:
     """Hardware descriptor generation exists from gen3 on, for equal dtypes and without row numbers in a tile."""
     if not hardware.hardware_dge or dst.dtype != src.dtype or by_row:
@@ -145,7 +141,6 @@ def hardware_descriptors(hardware: Hardware, dst: NkiTensor, src: NkiTensor, by_
             hardware_descriptors,
             f"dge_mode=hwdge on {hardware.name}, {src.dtype} to {dst.dtype}"
             + (", vector_offset" if by_row else ""),
-            hint="leave dge_mode=nisa.dge_mode.unknown",
         )
 
 

@@ -112,16 +112,13 @@ def _gathers(src: NkiTensor) -> tuple[NkiTensor, ...]:
     return tuple(gathers)
 
 
-@rule("NKW-DMA-TRANSPOSE-AXES")
+@rule("NKW-DMA-TRANSPOSE-AXES", hint="permute the view, or use several transposes")
 def documented_axes(src: NkiTensor, axes: Sequence[int] | None, order: tuple[int, ...]) -> None:
     """dma_transpose permutes two dims by (1, 0), three by (2, 1, 0) and four by (3, 1, 2, 0)."""
     given = tuple(axes) if isinstance(axes, (tuple, list)) else axes
     if not order or given not in (None, order):
         raise RuleViolation(
-            documented_axes,
-            f"axes={axes} of {src.ndim} dims",
-            limit="; ".join(map(str, _AXES.values())),
-            hint="permute the view, or use several transposes",
+            documented_axes, f"axes={axes} of {src.ndim} dims", limit="; ".join(map(str, _AXES.values()))
         )
 
 
@@ -148,16 +145,14 @@ def descriptors_from(mode: DgeMode, by_row: bool) -> None:
         )
 
 
-@rule("NKW-DMA-TRANSPOSE-SKIP")
+@rule("NKW-DMA-TRANSPOSE-SKIP", hint="oob_mode=nisa.oob_mode.error")
 def skip_needs_indirect(oob_mode: OobMode, src: NkiTensor) -> None:
     """oob_mode skip is for a src that is addressed at run time."""
     if oob_mode is OobMode.skip and src.dynamic is None:
-        raise RuleViolation(
-            skip_needs_indirect, "oob_mode=skip with static addresses", hint="oob_mode=nisa.oob_mode.error"
-        )
+        raise RuleViolation(skip_needs_indirect, "oob_mode=skip with static addresses")
 
 
-@rule("NKW-DMA-TRANSPOSE-HWDGE")
+@rule("NKW-DMA-TRANSPOSE-HWDGE", hint="dge_mode=nisa.dge_mode.unknown")
 def hardware_transpose(hardware: Hardware, src: NkiTensor) -> None:
     """hwdge, from gen3 on, transposes rows in blocks of 16, a 2-byte dtype, and a last dim of at most 128."""
     rows = src.shape[0]
@@ -167,30 +162,22 @@ def hardware_transpose(hardware: Hardware, src: NkiTensor) -> None:
     if not (
         hardware.hardware_dge and in_blocks and src.shape[-1] <= _LAST_DIM_MAX and src.dtype.itemsize == 2
     ):
-        raise RuleViolation(
-            hardware_transpose,
-            f"src {src.shape} {src.dtype} on {hardware.name}",
-            hint="dge_mode=nisa.dge_mode.unknown",
-        )
+        raise RuleViolation(hardware_transpose, f"src {src.shape} {src.dtype} on {hardware.name}")
 
 
-@rule("NKW-DMA-TRANSPOSE-GATHER-CHIP")
+@rule("NKW-DMA-TRANSPOSE-GATHER-CHIP", hint="gather with dma_copy, then nc_transpose")
 def rows_on_chip(hardware: Hardware) -> None:
     """An indirect dma_transpose exists from gen3 on."""
     if not hardware.indirect_dma_transpose:
-        raise RuleViolation(
-            rows_on_chip, f"vector_offset on {hardware.name}", hint="gather with dma_copy, then nc_transpose"
-        )
+        raise RuleViolation(rows_on_chip, f"vector_offset on {hardware.name}")
 
 
-@rule("NKW-DMA-TRANSPOSE-GATHER")
+@rule("NKW-DMA-TRANSPOSE-GATHER", hint="gather with dma_copy, then nc_transpose")
 def gathered_rows(src: NkiTensor) -> None:
     """Gathered rows: a 2-byte dtype, blocks of 16 rows, a last dim up to 128, of 4 dims a middle one of 1."""
     thin = src.ndim != 4 or 1 in src.shape[1:3]
     if src.shape[0] % _BLOCK or src.shape[-1] > _LAST_DIM_MAX or src.dtype.itemsize != 2 or not thin:
-        raise RuleViolation(
-            gathered_rows, f"src {src.shape} {src.dtype}", hint="gather with dma_copy, then nc_transpose"
-        )
+        raise RuleViolation(gathered_rows, f"src {src.shape} {src.dtype}")
 
 
 @rule("NKW-DMA-TRANSPOSE-INDEX")

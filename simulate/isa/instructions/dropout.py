@@ -63,8 +63,8 @@ def dropout(
     )
 
 
-@rule("NKW-DROPOUT-PROBABILITY")
+@rule("NKW-DROPOUT-PROBABILITY", limit="0 to 1")
 def is_probability(prob: float) -> None:
     """prob is the probability that an element is dropped, from 0 to 1."""
     if not 0 <= prob <= 1:
-        raise RuleViolation(is_probability, f"prob={prob}", limit="0 to 1")
+        raise RuleViolation(is_probability, f"prob={prob}")

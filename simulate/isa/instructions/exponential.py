@@ -95,11 +95,11 @@ def exponential(
     )
 
 
-@rule("NKW-EXPONENTIAL-CHIP")
+@rule("NKW-EXPONENTIAL-CHIP", hint="nisa.activation(op=nl.exp)")
 def on_chip(hardware: Hardware) -> None:
     """exponential exists from gen4 on."""
     if not hardware.vector_exponential:
-        raise RuleViolation(on_chip, f"exponential on {hardware.name}", hint="nisa.activation(op=nl.exp)")
+        raise RuleViolation(on_chip, f"exponential on {hardware.name}")
 
 
 @rule("NKW-EXPONENTIAL-DIMS")
@@ -109,12 +109,8 @@ def up_to_four_dims(operand: str, tile: NkiTensor) -> None:
         raise RuleViolation(up_to_four_dims, f"{operand} has {tile.ndim} dims", limit=f"{_DIMS_MAX}")
 
 
-@rule("NKW-EXPONENTIAL-INIT")
+@rule("NKW-EXPONENTIAL-INIT", hint="reduce_cmd=nisa.reduce_cmd.load_reduce")
 def no_initial_sum(reduce_init: NkiTensor | float, command: ReduceCmd) -> None:
     """reduce_init is left at 0.0 unless reduce_cmd is load_reduce."""
     if isinstance(reduce_init, NkiTensor) or reduce_init != 0:
-        raise RuleViolation(
-            no_initial_sum,
-            f"reduce_init={reduce_init!r:.40}, reduce_cmd={command.name}",
-            hint="reduce_cmd=nisa.reduce_cmd.load_reduce",
-        )
+        raise RuleViolation(no_initial_sum, f"reduce_init={reduce_init!r:.40}, reduce_cmd={command.name}")

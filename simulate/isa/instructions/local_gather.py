@@ -99,13 +99,11 @@ def whole_cores(hardware: Hardware, src_buffer: NkiTensor) -> None:
         )
 
 
-@rule("NKW-GATHER-SAME-CORES")
+@rule("NKW-GATHER-SAME-CORES", hint="move one with a DMA")
 def same_cores(starts: set[int]) -> None:
     """A GpSimd core gathers within its own 16 partitions, so all operands start at the same partition."""
     if len(starts) > 1:
-        raise RuleViolation(
-            same_cores, f"operands start at partitions {sorted(starts)}", hint="move one with a DMA"
-        )
+        raise RuleViolation(same_cores, f"operands start at partitions {sorted(starts)}")
 
 
 @rule("NKW-GATHER-RUN")
@@ -117,17 +115,12 @@ def run_length(num_elem_per_idx: Any) -> None:
         )
 
 
-@rule("NKW-GATHER-COUNT")
+@rule("NKW-GATHER-COUNT", hint="gather in several instructions")
 def indices_per_core(count: Any, available: int) -> None:
     """Each core has 1 to 4096 indices, and no more than its 16 partitions of index hold."""
     limit = min(available, _INDICES_MAX)
     if not isinstance(count, (int, np.integer)) or not 1 <= count <= limit:
-        raise RuleViolation(
-            indices_per_core,
-            f"{count!r:.40} indices per core",
-            limit=f"{limit}",
-            hint="gather in several instructions",
-        )
+        raise RuleViolation(indices_per_core, f"{count!r:.40} indices per core", limit=f"{limit}")
 
 
 @rule("NKW-GATHER-OUTPUT")

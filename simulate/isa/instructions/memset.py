@@ -77,23 +77,18 @@ def _integer(dtype: DType, value: Any) -> int:
     number = integer_within(value, low, high)
     if number is None:
         raise RuleViolation(
-            integer_in_range,
-            f"value={value!r:.60} for {dtype}",
-            limit=f"an integer from {low} to {high}",
-            hint="write 0 instead of 0.0 for an integer tile",
+            integer_in_range, f"value={value!r:.60} for {dtype}", limit=f"an integer from {low} to {high}"
         )
     return number
 
 
-@rule("NKW-MEMSET-INTEGER")
+@rule("NKW-MEMSET-INTEGER", hint="write 0 instead of 0.0 for an integer tile")
 def integer_in_range() -> None:
     """An integer tile is filled with an integer of its dtype's range."""
 
 
-@rule("NKW-MEMSET-PACKED")
+@rule("NKW-MEMSET-PACKED", hint="view the tile as an integer dtype")
 def packed_is_zero(dtype: DType, value: Any) -> None:
     """An x4 tile can be filled with 0 only."""
     if not isinstance(value, (int, float)) or value != 0:
-        raise RuleViolation(
-            packed_is_zero, f"value={value!r:.60} for {dtype}", hint="view the tile as an integer dtype"
-        )
+        raise RuleViolation(packed_is_zero, f"value={value!r:.60} for {dtype}")

@@ -140,7 +140,7 @@ def _loaded(
     return (*(position or ()), *(size or ()), *stationary.shape, *stationary.strides)
 
 
-@rule("NKW-MATMUL-INDIRECT")
+@rule("NKW-MATMUL-INDIRECT", hint="gather into a tile with nisa.tensor_copy first")
 def indirect_operands(
     stationary: NkiTensor, moving: NkiTensor, is_transpose: bool, position: tuple[int, ...]
 ) -> None:
@@ -155,9 +155,7 @@ def indirect_operands(
     if is_transpose and indirection.is_indirect(moving):
         wrong.append("is_transpose with an indirect moving")
     if wrong:
-        raise RuleViolation(
-            indirect_operands, ", ".join(wrong), hint="gather into a tile with nisa.tensor_copy first"
-        )
+        raise RuleViolation(indirect_operands, ", ".join(wrong))
 
 
 @rule("NKW-MATMUL-DTYPE")
@@ -187,30 +185,22 @@ def input_dtypes(hardware: Hardware, stationary: NkiTensor, moving: NkiTensor) -
         raise RuleViolation(input_dtypes, seen, limit="one kind of e4m3", hint="cast one of them")
 
 
-@rule("NKW-MATMUL-STATIONARY")
+@rule("NKW-MATMUL-STATIONARY", hint="loop over blocks of 128 columns (nl.tile_size.gemm_stationary_fmax)")
 def stationary_fits(hardware: Hardware, columns: int) -> None:
     """The stationary tile has at most 128 columns."""
     if columns > hardware.stationary_free_max:
         raise RuleViolation(
-            stationary_fits,
-            f"{columns} columns",
-            limit=f"{hardware.stationary_free_max} on {hardware.name}",
-            hint="loop over blocks of 128 columns (nl.tile_size.gemm_stationary_fmax)",
+            stationary_fits, f"{columns} columns", limit=f"{hardware.stationary_free_max} on {hardware.name}"
         )
 
 
-@rule("NKW-MATMUL-MOVING")
+@rule("NKW-MATMUL-MOVING", hint="loop over blocks of 512 columns (nl.tile_size.gemm_moving_fmax)")
 def moving_fits(hardware: Hardware, streamed: int, dst: NkiTensor) -> None:
     """The moving tile has at most 512 columns, on gen4 4096 into float32 and 8192 into bfloat16 PSUM."""
     wide = dst.dtype.itemsize == 4
     limit = hardware.moving_free_max_psum_fp32 if wide else hardware.moving_free_max_psum_bf16
     if streamed > limit:
-        raise RuleViolation(
-            moving_fits,
-            f"{streamed} columns",
-            limit=f"{limit} on {hardware.name}",
-            hint="loop over blocks of 512 columns (nl.tile_size.gemm_moving_fmax)",
-        )
+        raise RuleViolation(moving_fits, f"{streamed} columns", limit=f"{limit} on {hardware.name}")
 
 
 @rule("NKW-MATMUL-SHAPE")
@@ -224,21 +214,16 @@ def matches_result(dst: NkiTensor, columns: int, streamed: int) -> None:
         )
 
 
-@rule("NKW-MATMUL-RESULT-DTYPE")
+@rule("NKW-MATMUL-RESULT-DTYPE", hint="accumulate in float32 and cast with nisa.tensor_copy to SBUF")
 def result_dtype(hardware: Hardware, dst: NkiTensor) -> None:
     """PSUM accumulates float32; bfloat16 only where the chip can."""
     if dst.dtype == "float32" or (dst.dtype == "bfloat16" and hardware.matmul_bf16_destination):
         return
     allowed = "float32 or bfloat16" if hardware.matmul_bf16_destination else "float32"
-    raise RuleViolation(
-        result_dtype,
-        f"dst is {dst.dtype}",
-        limit=f"{allowed} on {hardware.name}",
-        hint="accumulate in float32 and cast with nisa.tensor_copy to SBUF",
-    )
+    raise RuleViolation(result_dtype, f"dst is {dst.dtype}", limit=f"{allowed} on {hardware.name}")
 
 
-@rule("NKW-PSUM-BANK")
+@rule("NKW-PSUM-BANK", hint="write at most 512 float32 per matmul, starting on a bank")
 def inside_one_bank(hardware: Hardware, dst: NkiTensor) -> None:
     """The result of one matmul lies inside one 2 KiB PSUM bank per partition."""
     width = dst.dtype.itemsize
@@ -251,7 +236,6 @@ def inside_one_bank(hardware: Hardware, dst: NkiTensor) -> None:
             inside_one_bank,
             f"bytes {start} to {end + width - 1} of each partition",
             limit=f"one bank of {bank} bytes on {hardware.name}",
-            hint="write at most 512 float32 per matmul, starting on a bank",
         )
 
 
@@ -314,13 +298,11 @@ def known_perf_mode(perf_mode: Any) -> None:
         )
 
 
-@rule("NKW-MATMUL-ACCUMULATE")
+@rule("NKW-MATMUL-ACCUMULATE", hint="accumulate=(k > 0)")
 def accumulate_is_tristate(accumulate: Any) -> None:
     """accumulate is True, False or None."""
     if accumulate is not None and not isinstance(accumulate, (bool, np.bool_)):
-        raise RuleViolation(
-            accumulate_is_tristate, f"accumulate={accumulate!r:.40}", hint="accumulate=(k > 0)"
-        )
+        raise RuleViolation(accumulate_is_tristate, f"accumulate={accumulate!r:.40}")
 
 
 @rule("NKW-TRANSPOSE-IDENTITY")

@@ -132,13 +132,11 @@ def data_is_not_indirect(*tiles: NkiTensor) -> None:
         )
 
 
-@rule("NKW-MX-STATIONARY")
+@rule("NKW-MX-STATIONARY", hint="pad the stationary tile with a column of zeros")
 def even_columns(columns: int) -> None:
     """The stationary tile of nc_matmul_mx has an even number of columns."""
     if columns % 2:
-        raise RuleViolation(
-            even_columns, f"{columns} columns", hint="pad the stationary tile with a column of zeros"
-        )
+        raise RuleViolation(even_columns, f"{columns} columns")
 
 
 @rule("NKW-MX-ROW-TILE")

@@ -91,7 +91,7 @@ def mask_of_quadrant(hardware: Hardware, mask: list[int], given: Any) -> None:
         )
 
 
-@rule("NKW-SHUFFLE-START")
+@rule("NKW-SHUFFLE-START", hint="shuffle one quadrant at a time")
 def active_partitions_start(hardware: Hardware, operand: str, tile: NkiTensor, active: int) -> None:
     """96 or 128 active partitions start at partition 0, 64 at 0 or 64, 32 at 0, 32, 64 or 96."""
     step = hardware.partitions if active > 64 else active
@@ -101,16 +101,15 @@ def active_partitions_start(hardware: Hardware, operand: str, tile: NkiTensor, a
             active_partitions_start,
             f"{operand} starts at partition {start}, {active} partitions are active",
             limit=f"start partition a multiple of {step}",
-            hint="shuffle one quadrant at a time",
         )
 
 
-@rule("NKW-SHUFFLE-SOURCE")
+@rule(
+    "NKW-SHUFFLE-SOURCE", hint="give src all partitions it is read from, or use 255 for those to leave alone"
+)
 def sources_inside(sources: np.ndarray, src: NkiTensor) -> None:
     """Every partition that the mask names belongs to src."""
     if sources.size and sources.max() >= src.shape[0]:
         raise RuleViolation(
-            sources_inside,
-            f"the mask reads partition {sources.max()} of src, which has {src.shape[0]}",
-            hint="give src all partitions it is read from, or use 255 for those to leave alone",
+            sources_inside, f"the mask reads partition {sources.max()} of src, which has {src.shape[0]}"
         )

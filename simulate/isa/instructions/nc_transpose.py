@@ -112,7 +112,10 @@ def transposed_shape(dst: NkiTensor, data: NkiTensor) -> None:
         )
 
 
-@rule("NKW-TRANSPOSE-VECTOR")
+@rule(
+    "NKW-TRANSPOSE-VECTOR",
+    hint="transpose into a PSUM tile, which the Tensor engine does up to 128 x 128, and copy it to SBUF",
+)
 def fits_vector_block(hardware: Hardware, data: NkiTensor) -> None:
     """The Vector engine transposes one block of at most 32 x 32."""
     limit = hardware.vector_transpose_max
@@ -121,11 +124,10 @@ def fits_vector_block(hardware: Hardware, data: NkiTensor) -> None:
             fits_vector_block,
             f"data is ({data.shape[0]}, {data.free_size})",
             limit=f"({limit}, {limit}) on {hardware.name}",
-            hint="transpose into a PSUM tile, which the Tensor engine does up to 128 x 128, and copy it to SBUF",
         )
 
 
-@rule("NKW-TRANSPOSE-TENSOR")
+@rule("NKW-TRANSPOSE-TENSOR", hint="loop over blocks of 128 columns")
 def fits_tensor_array(hardware: Hardware, data: NkiTensor) -> None:
     """The Tensor engine transposes at most 128 x 128 elements at a time."""
     if data.free_size > hardware.stationary_free_max:
@@ -133,5 +135,4 @@ def fits_tensor_array(hardware: Hardware, data: NkiTensor) -> None:
             fits_tensor_array,
             f"data has {data.free_size} elements per partition",
             limit=f"{hardware.stationary_free_max} on {hardware.name}",
-            hint="loop over blocks of 128 columns",
         )

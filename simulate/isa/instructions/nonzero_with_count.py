@@ -67,13 +67,11 @@ def nonzero_with_count(
     )
 
 
-@rule("NKW-NONZERO-CHIP")
+@rule("NKW-NONZERO-CHIP", hint="compute the positions on the host")
 def on_chip(hardware: Hardware) -> None:
     """nonzero_with_count exists from gen3 on."""
     if not hardware.nonzero_with_count:
-        raise RuleViolation(
-            on_chip, f"nonzero_with_count on {hardware.name}", hint="compute the positions on the host"
-        )
+        raise RuleViolation(on_chip, f"nonzero_with_count on {hardware.name}")
 
 
 @rule("NKW-NONZERO-SIZE")
@@ -87,9 +85,9 @@ def room_for_count(dst: NkiTensor, src: NkiTensor) -> None:
         )
 
 
-@rule("NKW-NONZERO-INT32")
+@rule("NKW-NONZERO-INT32", limit="-2**31 to 2**31 - 1")
 def is_int32(operand: str, value: Any) -> None:
     """index_offset and padding_val are int32 numbers."""
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not whole or not -(2**31) <= value < 2**31:
-        raise RuleViolation(is_int32, f"{operand}={value!r:.40}", limit="-2**31 to 2**31 - 1")
+        raise RuleViolation(is_int32, f"{operand}={value!r:.40}")

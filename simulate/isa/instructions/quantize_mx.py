@@ -78,12 +78,10 @@ def quantize_mx(
     )
 
 
-@rule("NKW-QUANTIZE-SIZE")
+@rule("NKW-QUANTIZE-SIZE", limit="4 to 1")
 def four_to_one(dst: NkiTensor, src: NkiTensor) -> None:
     """Four elements of src make one of dst."""
     if src.free_size != mx.PACKED * dst.free_size:
         raise RuleViolation(
-            four_to_one,
-            f"src has {src.free_size} elements per partition, dst has {dst.free_size}",
-            limit="4 to 1",
+            four_to_one, f"src has {src.free_size} elements per partition, dst has {dst.free_size}"
         )

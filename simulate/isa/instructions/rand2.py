@@ -71,13 +71,11 @@ def rand2(
     )
 
 
-@rule("NKW-RAND2-CHIP")
+@rule("NKW-RAND2-CHIP", hint="nisa.rng and a tensor_scalar that scales its bits")
 def on_chip(hardware: Hardware) -> None:
     """rand2 exists from gen4 on."""
     if not hardware.rand2:
-        raise RuleViolation(
-            on_chip, f"rand2 on {hardware.name}", hint="nisa.rng and a tensor_scalar that scales its bits"
-        )
+        raise RuleViolation(on_chip, f"rand2 on {hardware.name}")
 
 
 @rule("NKW-RAND2-RANGE")

@@ -47,8 +47,8 @@ def rand_get_state(
     )
 
 
-@rule("NKW-RANDOM-STATE-PSUM")
+@rule("NKW-RANDOM-STATE-PSUM", limit="sbuf before gen4")
 def state_into_psum(hardware: Hardware, dst: NkiTensor) -> None:
     """Generator state is stored to SBUF, and from gen4 on also to PSUM."""
     if dst.buffer is MemoryRegion.psum and not hardware.vector_random_state:
-        raise RuleViolation(state_into_psum, f"dst lies in psum on {hardware.name}", limit="sbuf before gen4")
+        raise RuleViolation(state_into_psum, f"dst lies in psum on {hardware.name}")

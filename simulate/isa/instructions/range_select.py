@@ -95,13 +95,11 @@ def range_select(
     )
 
 
-@rule("NKW-RANGE-SELECT-CHIP")
+@rule("NKW-RANGE-SELECT-CHIP", hint="nisa.affine_select, or iota and compare")
 def on_chip(hardware: Hardware) -> None:
     """range_select exists from gen3 on."""
     if not hardware.range_select:
-        raise RuleViolation(
-            on_chip, f"range_select on {hardware.name}", hint="nisa.affine_select, or iota and compare"
-        )
+        raise RuleViolation(on_chip, f"range_select on {hardware.name}")
 
 
 @rule("NKW-RANGE-SELECT-COMPARE")

@@ -80,34 +80,32 @@ def immediate(value: Any) -> int:
     except TypeError:
         number = None
     if number is None or not _LOW <= number <= _HIGH:
-        raise RuleViolation(immediate_is_32_bit, f"{value!r:.40}", limit="a register or a 32-bit integer")
+        raise RuleViolation(immediate_is_32_bit, f"{value!r:.40}")
     return (number + 2**31) % 2**32 - 2**31
 
 
-@rule("NKW-REGISTER-IMMEDIATE")
+@rule("NKW-REGISTER-IMMEDIATE", limit="a register or a 32-bit integer")
 def immediate_is_32_bit() -> None:
     """A number moved to a register has 32 bits."""
 
 
-@rule("NKW-REGISTER")
+@rule("NKW-REGISTER", hint="nisa.register_alloc()")
 def is_register(operand: str, value: Any) -> None:
     """A register operand comes from nisa.register_alloc or is the counter of a device loop."""
     if not isinstance(value, VirtualRegister):
-        raise RuleViolation(is_register, f"{operand} is {type(value).__name__}", hint="nisa.register_alloc()")
+        raise RuleViolation(is_register, f"{operand} is {type(value).__name__}")
 
 
-@rule("NKW-REGISTER-FROZEN")
+@rule("NKW-REGISTER-FROZEN", hint="keep a register of your own")
 def writable(register: VirtualRegister) -> None:
     """The counter of a device loop is read-only."""
     if register.frozen:
-        raise RuleViolation(writable, "a write to a loop counter", hint="keep a register of your own")
+        raise RuleViolation(writable, "a write to a loop counter")
 
 
-@rule("NKW-REGISTER-TILE")
+@rule("NKW-REGISTER-TILE", limit="one int32 or uint32 element")
 def one_integer(operand: str, tile: Any) -> None:
     """A register exchanges one int32 or uint32 element with memory."""
     rules.is_tensor(operand, tile)
     if tile.size != 1 or tile.dtype not in ("int32", "uint32") or tile.buffer is MemoryRegion.psum:
-        raise RuleViolation(
-            one_integer, f"{operand} is {tile.describe()}", limit="one int32 or uint32 element"
-        )
+        raise RuleViolation(one_integer, f"{operand} is {tile.describe()}")

@@ -91,12 +91,8 @@ def select_reduce(
     )
 
 
-@rule("NKW-SELECT-REDUCE-DTYPE")
+@rule("NKW-SELECT-REDUCE-DTYPE", hint="view it as float32, or use tensor_copy_predicated")
 def selectable(on_true: NkiTensor) -> None:
     """on_true of select_reduce has any dtype but tfloat32, int32 and uint32."""
     if on_true.dtype in _NOT_SELECTED:
-        raise RuleViolation(
-            selectable,
-            f"on_true is {on_true.dtype}",
-            hint="view it as float32, or use tensor_copy_predicated",
-        )
+        raise RuleViolation(selectable, f"on_true is {on_true.dtype}")

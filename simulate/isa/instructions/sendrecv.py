@@ -95,11 +95,11 @@ def _copied(values: np.ndarray | Masked) -> np.ndarray | Masked:
     return values.copy()
 
 
-@rule("NKW-SENDRECV-CHIP")
+@rule("NKW-SENDRECV-CHIP", hint="nki.collectives over ranks")
 def on_chip(hardware: Hardware) -> None:
     """sendrecv exists from gen3 on."""
     if not hardware.sendrecv:
-        raise RuleViolation(on_chip, f"sendrecv on {hardware.name}", hint="nki.collectives over ranks")
+        raise RuleViolation(on_chip, f"sendrecv on {hardware.name}")
 
 
 @rule("NKW-SENDRECV-SHAPE")
@@ -109,43 +109,40 @@ def same_shape(dst: NkiTensor, src: NkiTensor) -> None:
         raise RuleViolation(same_shape, f"dst is {dst.shape}, src is {src.shape}")
 
 
-@rule("NKW-SENDRECV-CORES")
+@rule("NKW-SENDRECV-CORES", hint="peer = 1 - nl.program_id(0), for both")
 def both_cores(send_to_rank: Any, recv_from_rank: Any) -> None:
     """send_to_rank and recv_from_rank name the other core of the pair, 0 or 1."""
     if send_to_rank not in _CORES or recv_from_rank not in _CORES or send_to_rank != recv_from_rank:
         raise RuleViolation(
-            both_cores,
-            f"send_to_rank={send_to_rank!r:.20}, recv_from_rank={recv_from_rank!r:.20}",
-            hint="peer = 1 - nl.program_id(0), for both",
+            both_cores, f"send_to_rank={send_to_rank!r:.20}, recv_from_rank={recv_from_rank!r:.20}"
         )
 
 
-@rule("NKW-SENDRECV-SELF")
+@rule("NKW-SENDRECV-SELF", hint="peer = 1 - nl.program_id(0), for both")
 def names_the_other_core(send_to_rank: int, core: int) -> None:
     """A core exchanges data with the other core of the pair, not with itself."""
     if send_to_rank == core:
         raise RuleViolation(
             names_the_other_core,
             f"core {core} calls with send_to_rank={send_to_rank}, recv_from_rank={send_to_rank}",
-            hint="peer = 1 - nl.program_id(0), for both",
         )
 
 
-@rule("NKW-SENDRECV-PIPE")
+@rule("NKW-SENDRECV-PIPE", hint="pipe_id=0")
 def pipe_number(pipe_id: Any) -> None:
     """pipe_id is an integer."""
     if not isinstance(pipe_id, (int, np.integer)) or isinstance(pipe_id, bool):
-        raise RuleViolation(pipe_number, f"pipe_id={pipe_id!r:.40}", hint="pipe_id=0")
+        raise RuleViolation(pipe_number, f"pipe_id={pipe_id!r:.40}")
 
 
-@rule("NKW-SENDRECV-ENGINE")
+@rule("NKW-SENDRECV-ENGINE", hint="nisa.dma_engine.dma")
 def transfer_engine(dma_engine: Any) -> None:
     """dma_engine is nisa.dma_engine.dma or nisa.dma_engine.gpsimd_dma."""
     if not isinstance(dma_engine, DmaEngine):
-        raise RuleViolation(transfer_engine, f"dma_engine={dma_engine!r:.40}", hint="nisa.dma_engine.dma")
+        raise RuleViolation(transfer_engine, f"dma_engine={dma_engine!r:.40}")
 
 
-@rule("NKW-SENDRECV-GPSIMD-BYTES")
+@rule("NKW-SENDRECV-GPSIMD-BYTES", hint="dma_engine=nisa.dma_engine.dma, or several calls")
 def fits_gpsimd(src: NkiTensor) -> None:
     """GpSimd's DMA moves per partition at most 1024 bytes of 32-bit dtypes, 512 of 16-bit, 256 of 8-bit."""
     width = src.dtype.itemsize
@@ -154,5 +151,4 @@ def fits_gpsimd(src: NkiTensor) -> None:
             fits_gpsimd,
             f"{src.free_size * width} bytes per partition of {src.dtype}",
             limit=f"{_GPSIMD_BYTES[width]}",
-            hint="dma_engine=nisa.dma_engine.dma, or several calls",
         )

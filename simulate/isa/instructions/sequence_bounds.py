@@ -57,8 +57,8 @@ def bounds_shape(dst: NkiTensor, segment_ids: NkiTensor) -> None:
         raise RuleViolation(bounds_shape, f"dst {dst.shape}, segment_ids {segment_ids.shape}")
 
 
-@rule("NKW-SEQUENCE-IDS")
+@rule("NKW-SEQUENCE-IDS", hint="id 0 marks padding")
 def ids_not_negative(ids: np.ndarray) -> None:
     """Segment ids are non-negative."""
     if not (ids >= 0).all():
-        raise RuleViolation(ids_not_negative, f"id {ids[~(ids >= 0)][0]}", hint="id 0 marks padding")
+        raise RuleViolation(ids_not_negative, f"id {ids[~(ids >= 0)][0]}")

@@ -46,10 +46,8 @@ def set_rng_seed(hardware: Hardware, src_seeds: NkiTensor, name: str | None = No
     )
 
 
-@rule("NKW-RNG-SEED")
+@rule("NKW-RNG-SEED", limit="(1, 1) of a 32-bit dtype")
 def one_word(src_seeds: NkiTensor) -> None:
     """A seed is one 32-bit element in a (1, 1) tile."""
     if src_seeds.shape != (1, 1) or src_seeds.dtype not in ("int32", "uint32", "float32", "tfloat32"):
-        raise RuleViolation(
-            one_word, f"src_seeds is {src_seeds.shape} {src_seeds.dtype}", limit="(1, 1) of a 32-bit dtype"
-        )
+        raise RuleViolation(one_word, f"src_seeds is {src_seeds.shape} {src_seeds.dtype}")

@@ -95,7 +95,10 @@ def _axes(data: NkiTensor, axis: Any) -> tuple[int, ...]:
     return axes
 
 
-@rule("NKW-REDUCE-AXIS")
+@rule(
+    "NKW-REDUCE-AXIS",
+    hint="permute the view so that the reduced dims come last; reduce partitions with a matmul",
+)
 def trailing_dims(data: NkiTensor, axis: Any, axes: tuple[int, ...]) -> None:
     """tensor_reduce reduces a run of free dims that ends with the last; the partition dim cannot be reduced."""
     if not axes or 0 in axes or axes != tuple(range(data.ndim - len(axes), data.ndim)):
@@ -104,7 +107,6 @@ def trailing_dims(data: NkiTensor, axis: Any, axes: tuple[int, ...]) -> None:
             trailing_dims,
             f"axis={axis!r:.40} of data {data.shape}",
             limit=" or ".join(str(a) for a in allowed),
-            hint="permute the view so that the reduced dims come last; reduce partitions with a matmul",
         )
 
 
@@ -120,15 +122,15 @@ def keeps_unreduced(dst: NkiTensor, data: NkiTensor, axes: tuple[int, ...]) -> N
         )
 
 
-@rule("NKW-REDUCE-OPERATOR")
+@rule("NKW-REDUCE-OPERATOR", hint="nl.add, nl.maximum or nl.minimum")
 def vector_reduces(operator: AluOperator) -> None:
     """tensor_reduce takes add, subtract, multiply, maximum, minimum or a logical or bitwise and, or, xor."""
     if not operator.reducible or "vector" not in operator.engines:
-        raise RuleViolation(vector_reduces, f"op={operator.name}", hint="nl.add, nl.maximum or nl.minimum")
+        raise RuleViolation(vector_reduces, f"op={operator.name}")
 
 
-@rule("NKW-REDUCE-NEGATE")
+@rule("NKW-REDUCE-NEGATE", hint="negate=False")
 def no_negated_bits(operator: AluOperator, negate: bool) -> None:
     """negate multiplies by -1, which bitvec operators do not do."""
     if negate:
-        raise RuleViolation(no_negated_bits, f"negate=True with {operator.name}", hint="negate=False")
+        raise RuleViolation(no_negated_bits, f"negate=True with {operator.name}")

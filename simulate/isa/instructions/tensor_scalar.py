@@ -127,16 +127,14 @@ def operator_of_tensor_scalar(operand: str, operator: AluOperator) -> None:
         raise RuleViolation(operator_of_tensor_scalar, f"{operand}={operator.name}")
 
 
-@rule("NKW-TENSOR-SCALAR-OPERAND1")
+@rule("NKW-TENSOR-SCALAR-OPERAND1", hint="name op1, or omit operand1")
 def second_operand_has_operator(operand1: Any) -> None:
     """operand1 belongs to op1; without op1 it is None."""
     if operand1 is not None:
-        raise RuleViolation(
-            second_operand_has_operator, "operand1 is given, op1 is None", hint="name op1, or omit operand1"
-        )
+        raise RuleViolation(second_operand_has_operator, "operand1 is given, op1 is None")
 
 
-@rule("NKW-TENSOR-SCALAR-CHAIN")
+@rule("NKW-TENSOR-SCALAR-CHAIN", hint="leave engine=nisa.engine.unknown")
 def scalar_engine_multiplies_and_adds(names: tuple[str, ...]) -> None:
     """On the Scalar engine tensor_scalar does multiply then add, multiply alone, or add alone."""
     if names not in _SCALAR_CHAINS:
@@ -144,5 +142,4 @@ def scalar_engine_multiplies_and_adds(names: tuple[str, ...]) -> None:
             scalar_engine_multiplies_and_adds,
             " then ".join(names),
             limit="; ".join(" then ".join(chain) for chain in _SCALAR_CHAINS),
-            hint="leave engine=nisa.engine.unknown",
         )

@@ -93,8 +93,8 @@ def tensor_scalar_reduce(
     )
 
 
-@rule("NKW-SCALAR-REDUCE-REVERSE")
+@rule("NKW-SCALAR-REDUCE-REVERSE", hint="negate or invert the operand instead")
 def not_reversed(reverse0: bool) -> None:
     """reverse0 of tensor_scalar_reduce is documented as not supported."""
     if reverse0:
-        raise RuleViolation(not_reversed, "reverse0=True", hint="negate or invert the operand instead")
+        raise RuleViolation(not_reversed, "reverse0=True")

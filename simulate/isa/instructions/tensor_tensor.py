@@ -110,10 +110,8 @@ def _like(values: np.ndarray, other: np.ndarray) -> np.ndarray:
     return values if values.shape == other.shape else values.reshape(other.shape)
 
 
-@rule("NKW-ELEMENT-OPERATOR")
+@rule("NKW-ELEMENT-OPERATOR", hint="nl.average belongs to tensor_partition_reduce")
 def element_wise(operator: AluOperator) -> None:
     """An element-wise operator is one that the Vector engine has, or power on GpSimd."""
     if "vector" not in operator.engines and operator.name != "power":
-        raise RuleViolation(
-            element_wise, f"op={operator.name}", hint="nl.average belongs to tensor_partition_reduce"
-        )
+        raise RuleViolation(element_wise, f"op={operator.name}")

@@ -81,11 +81,11 @@ def topk(
     )
 
 
-@rule("NKW-TOPK-DIMS")
+@rule("NKW-TOPK-DIMS", hint="reshape it to (P, free)")
 def is_matrix(operand: str, tile: NkiTensor) -> None:
     """Operands of topk have two dims."""
     if tile.ndim != 2:
-        raise RuleViolation(is_matrix, f"{operand} has shape {tile.shape}", hint="reshape it to (P, free)")
+        raise RuleViolation(is_matrix, f"{operand} has shape {tile.shape}")
 
 
 @rule("NKW-TOPK-GROUPS")
