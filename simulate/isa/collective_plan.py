@@ -71,12 +71,12 @@ def planned(
     reads: Tensors,
     writes: Tensors,
     exchange: Exchange,
-    hops: float,
     name: str | None,
     place: Hashable = None,
+    hops: float = 0.5,
     **terms: Any,
 ) -> Plan:
-    """The plan of a collective over `group`, whose members must agree on kind, shapes, dtypes and `terms`."""
+    """The plan of a collective over `group`, whose members must agree on kind and `terms`; `hops` is its cost's."""
     total = max(sum(tensor.size * tensor.dtype.itemsize for tensor in tensors) for tensors in (reads, writes))
     return Plan(
         engine=Engine.dma,
@@ -98,9 +98,9 @@ def planned(
     )
 
 
-def signature(tensors: Tensors) -> list[tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of a tensor list, for members to agree on."""
-    return [(tensor.shape, str(tensor.dtype)) for tensor in tensors]
+def signatures(**lists: Tensors) -> dict[str, list[tuple[tuple[int, ...], str]]]:
+    """Shapes and dtypes of tensor lists, for members to agree on."""
+    return {name: [(each.shape, str(each.dtype)) for each in tensors] for name, tensors in lists.items()}
 
 
 def reduction(op: Any) -> AluOperator:

@@ -230,6 +230,15 @@ class Effects:
 PLAIN = Effects()
 """The effects of most instructions: none."""
 
+JOINS_COLUMNS = Effects(contraction=Contraction.columns)
+"""The effects of reductions, scans and searches along the free dims."""
+
+SUMS_PRODUCTS = Effects(contraction=Contraction.products, sums_products=True)
+"""The effects of a matmul."""
+
+DRAWS, SEEDS = Effects(random=RandomUse.draws), Effects(random=RandomUse.seeds)
+"""The effects of instructions that use a random generator."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

@@ -9,7 +9,7 @@ import numpy as np
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
-from simulate.isa.collective_plan import expect_shape, members, planned, signature
+from simulate.isa.collective_plan import expect_shape, members, planned, signatures
 from simulate.isa.plan import Plan
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.memory import NkiTensor
@@ -49,11 +49,9 @@ def all_gather(
         srcs,
         dsts,
         exchange,
-        0.5,
         name,
         collective_dim=collective_dim,
-        srcs=signature(srcs),
-        dsts=signature(dsts),
+        **signatures(srcs=srcs, dsts=dsts),
     )
 
 

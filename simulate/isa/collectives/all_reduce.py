@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
-from simulate.isa.collective_plan import expect_shape, members, planned, reduced, reduction, signature
+from simulate.isa.collective_plan import expect_shape, members, planned, reduced, reduction, signatures
 from simulate.isa.plan import Plan
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.memory import NkiTensor
@@ -48,9 +48,8 @@ def all_reduce(
         srcs,
         dsts,
         exchange,
-        1.0,
         name,
+        hops=1.0,
         op=operator.name,
-        srcs=signature(srcs),
-        dsts=signature(dsts),
+        **signatures(srcs=srcs, dsts=dsts),
     )

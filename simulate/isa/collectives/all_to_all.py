@@ -12,7 +12,7 @@ from simulate.isa.collective_plan import (
     in_hbm,
     members,
     planned,
-    signature,
+    signatures,
     splits_along,
 )
 from simulate.isa.plan import Plan
@@ -59,9 +59,7 @@ def all_to_all(
         srcs,
         dsts,
         exchange,
-        0.5,
         name,
         collective_dim=collective_dim,
-        srcs=signature(srcs),
-        dsts=signature(dsts),
+        **signatures(srcs=srcs, dsts=dsts),
     )

@@ -15,7 +15,7 @@ from simulate.isa.collective_plan import (
     expect_shape,
     in_hbm,
     planned,
-    signature,
+    signatures,
     single_tensors,
 )
 from simulate.isa.enums import Engine
@@ -75,11 +75,9 @@ def collective_permute(
         srcs if rank in sources else (),
         dsts if rank in source_of else (),
         exchange,
-        0.5,
         name,
         place=("collective_permute", pairs),
-        srcs=signature(srcs),
-        dsts=signature(dsts),
+        **signatures(srcs=srcs, dsts=dsts),
     )
 
 

@@ -15,7 +15,7 @@ from simulate.isa.collective_plan import (
     planned,
     reduced,
     reduction,
-    signature,
+    signatures,
     splits_along,
 )
 from simulate.isa.plan import Plan
@@ -55,10 +55,8 @@ def reduce_scatter(
         srcs,
         dsts,
         exchange,
-        0.5,
         name,
         op=operator.name,
         collective_dim=collective_dim,
-        srcs=signature(srcs),
-        dsts=signature(dsts),
+        **signatures(srcs=srcs, dsts=dsts),
     )

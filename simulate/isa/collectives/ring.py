@@ -20,7 +20,7 @@ from simulate.isa.collective_plan import (
     planned,
     reduced,
     reduction,
-    signature,
+    signatures,
     single_tensors,
 )
 from simulate.isa.plan import Plan
@@ -62,9 +62,7 @@ def collective_permute_implicit(
         ]
         return held[-1:] + held[:-1]
 
-    return planned(
-        hardware, kind, group, srcs, dsts, exchange, 0.5, name, srcs=signature(srcs), dsts=signature(dsts)
-    )
+    return planned(hardware, kind, group, srcs, dsts, exchange, name, **signatures(srcs=srcs, dsts=dsts))
 
 
 @collective
@@ -111,11 +109,9 @@ def collective_permute_implicit_reduce(
         (*left, *right),
         dsts,
         exchange,
-        0.5,
         name,
         op=operator.name,
-        srcs=signature((*left, *right)),
-        dsts=signature(dsts),
+        **signatures(srcs=(*left, *right), dsts=dsts),
     )
 
 

@@ -16,7 +16,7 @@ from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import rules
 from simulate.isa.book import collective
-from simulate.isa.collective_plan import in_hbm, members, planned, signature, single_tensors
+from simulate.isa.collective_plan import in_hbm, members, planned, signatures, single_tensors
 from simulate.isa.plan import Masked, Plan
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.memory import MemoryRegion, NkiTensor
@@ -130,11 +130,11 @@ def _plan(
     reads = (src, sends, rows[3]) if has_rdispls else (src, sends)
     writes = (dst,) if counts_known else (dst, rows[2])
     return planned(
-        *(hardware, kind, group, reads, writes, exchange, 0.5, name),
+        *(hardware, kind, group, reads, writes, exchange, name),
         recv_counts_known=counts_known,
         has_rdispls=has_rdispls,
         src_dtype=str(src.dtype),
-        dsts=signature(dsts),
+        **signatures(dsts=dsts),
     )
 
 

@@ -12,12 +12,10 @@ from simulate.isa import costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.immediates import float32_number
-from simulate.isa.plan import PLAIN, Argument, Contraction, Domain, Effects, Plan, Registers, State
+from simulate.isa.plan import JOINS_COLUMNS, PLAIN, Argument, Domain, Plan, Registers, State
 from simulate.isa.shapes import column, flat
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import activation_function, alu_operator
-
-_REDUCES = Effects(contraction=Contraction.columns)
 
 
 @instruction
@@ -126,7 +124,7 @@ def activation(
         if uses_registers
         else None,
         argument=Argument(function, argument),
-        effects=_REDUCES if reduces else PLAIN,
+        effects=JOINS_COLUMNS if reduces else PLAIN,
     )
 
 

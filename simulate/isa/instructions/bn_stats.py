@@ -9,13 +9,11 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Contraction, Domain, Effects, Plan
+from simulate.isa.plan import JOINS_COLUMNS, Domain, Plan
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor
 
 _STATISTICS = 6
-
-_EFFECTS = Effects(contraction=Contraction.columns)
 
 
 @instruction
@@ -44,7 +42,7 @@ def bn_stats(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | No
         compute=_compute,
         cost=costs.vector(hardware, data.free_size),
         name=name,
-        effects=_EFFECTS,
+        effects=JOINS_COLUMNS,
     )
 
 

@@ -10,12 +10,10 @@ from simulate.isa import accumulator, broadcast, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.generators import draw, vector_generator
-from simulate.isa.plan import Domain, Effects, Plan, RandomUse
+from simulate.isa.plan import DRAWS, Domain, Plan
 from simulate.isa.shapes import column
 from simulate.memory import NkiTensor
 from simulate.numerics import random, to_float32
-
-_EFFECTS = Effects(random=RandomUse.draws)
 
 
 @instruction
@@ -59,7 +57,7 @@ def dropout(
         cost=costs.vector(hardware, data.free_size),
         name=name,
         state=generator,
-        effects=_EFFECTS,
+        effects=DRAWS,
     )
 
 

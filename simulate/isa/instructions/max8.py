@@ -8,12 +8,10 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Contraction, Domain, Effects, Plan
+from simulate.isa.plan import JOINS_COLUMNS, Domain, Plan
 from simulate.isa.search8 import check_searched, is_eight_wide
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor
-
-_EFFECTS = Effects(contraction=Contraction.columns)
 
 
 @instruction
@@ -38,7 +36,7 @@ def max8(hardware: Hardware, dst: NkiTensor, src: NkiTensor, name: str | None = 
         compute=_largest,
         cost=costs.vector(hardware, src.free_size),
         name=name,
-        effects=_EFFECTS,
+        effects=JOINS_COLUMNS,
     )
 
 

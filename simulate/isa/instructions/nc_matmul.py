@@ -11,7 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, MatmulPerfMode
-from simulate.isa.plan import Accumulate, Contraction, Domain, Effects, Plan
+from simulate.isa.plan import SUMS_PRODUCTS, Accumulate, Domain, Plan
 from simulate.isa.shapes import flat
 from simulate.memory import MemoryRegion, NkiTensor
 
@@ -20,8 +20,6 @@ _WIDE = ("float32", "tfloat32")
 _INPUTS = (*_FP8, "bfloat16", "float16", *_WIDE)
 _PERF_MODES = (*MatmulPerfMode, *(mode.value for mode in MatmulPerfMode))
 _MODES = {None: Accumulate.first_write_overwrites, True: Accumulate.add, False: Accumulate.overwrite}
-
-_EFFECTS = Effects(contraction=Contraction.products, sums_products=True)
 
 
 @instruction
@@ -127,7 +125,7 @@ def nc_matmul(
         name=name,
         accumulate=Accumulate.overwrite if is_transpose else _MODES[accumulate],
         propagate=carried,
-        effects=_EFFECTS,
+        effects=SUMS_PRODUCTS,
     )
 
 

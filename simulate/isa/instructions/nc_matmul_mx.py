@@ -19,15 +19,13 @@ from simulate.isa.instructions.nc_matmul import (
     result_dtype,
     stationary_fits,
 )
-from simulate.isa.plan import Accumulate, Contraction, Domain, Effects, Plan
+from simulate.isa.plan import SUMS_PRODUCTS, Accumulate, Domain, Plan
 from simulate.isa.shapes import flat
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import DTYPES, DType, to_float32
 
 _OPERANDS = ("float8_e5m2_x4", "float8_e4m3fn_x4", "float4_e2m1fn_x4")
 _FP4_VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-
-_EFFECTS = Effects(contraction=Contraction.products, sums_products=True)
 
 
 @instruction
@@ -102,7 +100,7 @@ def nc_matmul_mx(
         name=name,
         propagate=propagation.contracted_with_scales,
         accumulate=how,
-        effects=_EFFECTS,
+        effects=SUMS_PRODUCTS,
     )
 
 

@@ -10,7 +10,7 @@ from simulate.isa import broadcast, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.generators import draw, vector_generator
-from simulate.isa.plan import Domain, Effects, Plan, RandomUse
+from simulate.isa.plan import DRAWS, Domain, Plan
 from simulate.memory import NkiTensor
 from simulate.numerics import random
 
@@ -18,8 +18,6 @@ _DTYPES = (
     *("float8_e4m3", "float8_e5m2", "float16", "bfloat16", "float32", "tfloat32"),
     *("int8", "uint8", "int16", "uint16", "int32", "uint32"),
 )
-
-_EFFECTS = Effects(random=RandomUse.draws)
 
 
 @instruction
@@ -67,7 +65,7 @@ def rand2(
         cost=costs.vector(hardware, dst.free_size, "vector_random_elements_per_cycle"),
         name=name,
         state=generator,
-        effects=_EFFECTS,
+        effects=DRAWS,
     )
 
 

@@ -9,10 +9,8 @@ from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.generators import state_words, stateful
-from simulate.isa.plan import Domain, Effects, Plan, RandomUse
+from simulate.isa.plan import SEEDS, Domain, Plan
 from simulate.memory import MemoryRegion, NkiTensor
-
-_EFFECTS = Effects(random=RandomUse.seeds)
 
 
 @instruction
@@ -47,5 +45,5 @@ def rand_set_state(
         else costs.gpsimd(hardware, src_seeds.free_size),
         name=name,
         state=generator,
-        effects=_EFFECTS,
+        effects=SEEDS,
     )

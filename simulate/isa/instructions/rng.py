@@ -9,12 +9,10 @@ from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.generators import draw, vector_generator
-from simulate.isa.plan import Domain, Effects, Plan, RandomUse, State
+from simulate.isa.plan import DRAWS, Domain, Plan, State
 from simulate.memory import NkiTensor
 
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
-
-_EFFECTS = Effects(random=RandomUse.draws)
 
 
 @instruction
@@ -53,5 +51,5 @@ def rng(hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.vector, name
         cost=cost,
         name=name,
         state=generator,
-        effects=_EFFECTS,
+        effects=DRAWS,
     )

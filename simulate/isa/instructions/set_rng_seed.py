@@ -10,11 +10,9 @@ from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.generators import vector_generator
-from simulate.isa.plan import Domain, Effects, Plan, RandomUse
+from simulate.isa.plan import SEEDS, Domain, Plan
 from simulate.memory import NkiTensor
 from simulate.numerics import random
-
-_EFFECTS = Effects(random=RandomUse.seeds)
 
 
 @instruction
@@ -42,7 +40,7 @@ def set_rng_seed(hardware: Hardware, src_seeds: NkiTensor, name: str | None = No
         cost=costs.vector(hardware, 1),
         name=name,
         state=generator,
-        effects=_EFFECTS,
+        effects=SEEDS,
     )
 
 

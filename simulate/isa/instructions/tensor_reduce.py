@@ -12,11 +12,9 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Contraction, Domain, Effects, Plan
+from simulate.isa.plan import JOINS_COLUMNS, Domain, Plan
 from simulate.memory import NkiTensor
 from simulate.numerics import AluOperator, alu_operator
-
-_EFFECTS = Effects(contraction=Contraction.columns)
 
 
 @instruction
@@ -75,7 +73,7 @@ def tensor_reduce(
         compute=compute,
         cost=costs.vector(hardware, data.free_size, _pace(dst, data, operator)),
         name=name,
-        effects=_EFFECTS,
+        effects=JOINS_COLUMNS,
     )
 
 

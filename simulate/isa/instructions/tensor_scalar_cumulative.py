@@ -10,7 +10,7 @@ from simulate.hardware import Hardware
 from simulate.isa import accumulator, broadcast, costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.plan import Contraction, Domain, Effects, Plan, Registers, State
+from simulate.isa.plan import JOINS_COLUMNS, Domain, Plan, Registers, State
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor
 from simulate.numerics import alu_operator
@@ -27,8 +27,6 @@ _SCANS = {
     "maximum": np.maximum,
     "minimum": np.minimum,
 }
-
-_EFFECTS = Effects(contraction=Contraction.columns)
 
 
 @instruction
@@ -99,5 +97,5 @@ def tensor_scalar_cumulative(
         name=name,
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, scan_operator.name, dst.shape[0], False),
-        effects=_EFFECTS,
+        effects=JOINS_COLUMNS,
     )

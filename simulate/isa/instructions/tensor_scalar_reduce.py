@@ -12,14 +12,12 @@ from simulate.isa import accumulator, broadcast, costs, indirection, rules
 from simulate.isa.alu_stage import stage
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.plan import Contraction, Domain, Effects, Plan, Registers, State
+from simulate.isa.plan import JOINS_COLUMNS, Domain, Plan, Registers, State
 from simulate.memory import NkiTensor
 from simulate.numerics import alu_operator
 
 _COMMANDS = (ReduceCmd.reset_reduce, ReduceCmd.reduce, ReduceCmd.load_reduce)
 _REDUCTIONS = ("add", "multiply", "maximum", "minimum")
-
-_EFFECTS = Effects(contraction=Contraction.columns)
 
 
 @instruction
@@ -89,7 +87,7 @@ def tensor_scalar_reduce(
         name=name,
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, reduction.name, data.shape[0], reduce_res is not None),
-        effects=_EFFECTS,
+        effects=JOINS_COLUMNS,
     )
 
 

@@ -10,12 +10,10 @@ from simulate.hardware import Hardware
 from simulate.isa import broadcast, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Contraction, Domain, Effects, Plan
+from simulate.isa.plan import JOINS_COLUMNS, Domain, Plan
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor
 from simulate.numerics import alu_operator
-
-_EFFECTS = Effects(contraction=Contraction.columns)
 
 
 @instruction
@@ -78,5 +76,5 @@ def tensor_tensor_scan(
         compute=compute,
         cost=costs.vector(hardware, data0.free_size, "vector_scan_cycles_per_element"),
         name=name,
-        effects=_EFFECTS,
+        effects=JOINS_COLUMNS,
     )
