@@ -25,7 +25,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, code_of, sentence_of
 from simulate.hardware import hardware
-from simulate.isa import INSTRUCTIONS, book, costs
+from simulate.isa import INSTRUCTIONS, book, costs, dma_costs
 from simulate.isa.enums import EXPORTED
 from simulate.numerics import AluOperator
 from simulate.run import execute as carry_out
@@ -36,6 +36,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "instructions"
 TARGETS = tuple(GENERATIONS.values())
 _ISSUING = (issue, carry_out, indirect)
 """Where an instruction takes effect, with the rules that hold for all."""
+_COSTS = (costs.__name__, dma_costs.__name__)
 _NOTE = "<!-- Written by `make docs` from {source}; edit that file. -->"
 
 
@@ -63,7 +64,7 @@ def reached_from(function: Callable[..., Any]) -> Reached:
         seen.add(id(one))
         if hasattr(one, "code"):
             reached.rules[code_of(one)] = sentence_of(one)
-        fields = reached.numbers if one.__module__ == costs.__name__ else reached.limits
+        fields = reached.numbers if one.__module__ in _COSTS else reached.limits
         fields.update(_hardware_fields(one))
         reached.numbers.update(_named_numbers(one))
         waiting += _used(one)

@@ -15,7 +15,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import dma_costs, rules
 from simulate.isa.enums import Engine
 from simulate.isa.instructions.dma_copy import priority_on_chip
 from simulate.isa.plan import Domain, Effects, Plan, Rendezvous, Synchronization
@@ -84,7 +84,7 @@ def planned(
         writes=tuple(writes),
         domain=Domain.bits,
         compute=exchange,
-        cost=costs.collective(hardware, len(group), total, hops),
+        cost=dma_costs.collective(hardware, len(group), total, hops),
         name=name,
         trigger=Engine.sync,
         rendezvous=Rendezvous(

@@ -94,7 +94,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DmaCost:
-    """The phases of one DMA; see `simulate.isa.costs` for their sources."""
+    """The phases of one DMA; see `simulate.isa.dma_costs` for their sources."""
 
     bytes: int
     descriptors: int

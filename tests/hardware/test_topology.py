@@ -7,14 +7,14 @@ import pytest
 from simulate.errors import InvalidArgument
 from simulate.hardware import INSTANCES, Hardware, hardware, instance
 from simulate.hardware.topology import across
-from simulate.isa import costs
+from simulate.isa import dma_costs
 
 MB = 1_000_000
 
 
 def all_reduce_us(target: str | Hardware, ranks: int, size: int) -> float:
     chip = hardware(target) if isinstance(target, str) else target
-    return costs.collective(chip, ranks, size, 1.0).rendezvous_ns / 1000.0
+    return dma_costs.collective(chip, ranks, size, 1.0).rendezvous_ns / 1000.0
 
 
 @pytest.mark.parametrize("name", INSTANCES)

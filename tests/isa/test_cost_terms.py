@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from simulate.hardware import Hardware, derived, hardware
-from simulate.isa import costs, plan_for
+from simulate.isa import costs, dma_costs, plan_for
 from simulate.isa.enums import DgeMode, Engine
 from simulate.isa.plan import Cost, Phase
 from tests.isa.tiles import HEALTHY, TARGETS, tile
@@ -40,7 +40,7 @@ def _instruction(name: str) -> Made:
 
 def _dma(mode: DgeMode, **more: object) -> Made:
     arguments = {"total_bytes": 1 << 16, "piece_bytes": 512, "load": True, **more}
-    return lambda chip: (Engine.gpsimd, costs.dma(chip, Engine.gpsimd, mode, **arguments))  # type: ignore[arg-type]
+    return lambda chip: (Engine.gpsimd, dma_costs.dma(chip, Engine.gpsimd, mode, **arguments))  # type: ignore[arg-type]
 
 
 def _copy(dtype: str, columns: int, step: int = 1) -> Made:
@@ -96,8 +96,8 @@ CASES: dict[str, Made] = {
     "dma transpose": _dma(DgeMode.none, fraction="dma_transpose_hbm_fraction"),
     "dma transpose on chip": _dma(DgeMode.none, hbm_sides=0, fraction="dma_transpose_sbuf_fraction"),
     "dma compute": _dma(DgeMode.none, total_bytes=1 << 24, fraction="dma_compute_fraction"),
-    "sendrecv": lambda chip: (Engine.sync, costs.exchanged(chip, 1 << 16, 512, False)),
-    "sendrecv by GpSimd": lambda chip: (Engine.gpsimd, costs.exchanged(chip, 1 << 16, 512, True)),
+    "sendrecv": lambda chip: (Engine.sync, dma_costs.exchanged(chip, 1 << 16, 512, False)),
+    "sendrecv by GpSimd": lambda chip: (Engine.gpsimd, dma_costs.exchanged(chip, 1 << 16, 512, True)),
     "barrier": lambda chip: (
         Engine.vector,
         costs.fixed(chip, Engine.vector, "core_barrier_ns", rendezvous=True),
@@ -106,7 +106,7 @@ CASES: dict[str, Made] = {
     **{
         f"collective of {ranks}, {size} bytes": lambda chip, a=(ranks, size): (
             Engine.sync,
-            costs.collective(chip, *a, 0.5),
+            dma_costs.collective(chip, *a, 0.5),
         )
         for ranks in (1, 2, 32)
         for size in (8, 1 << 20, 1 << 28)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulate.hardware import TARGETS, hardware
-from simulate.isa import costs
+from simulate.isa import costs, dma_costs
 from simulate.isa.enums import DgeMode, Engine
 
 
@@ -26,16 +26,16 @@ def test_more_bytes_never_make_a_collective_shorter(target: str) -> None:
     chip = hardware(target)
     for ranks, switch in chip.collective_switch_bytes.items():
         sizes = [1, 1024, switch - 1, switch, switch + 1, 2 * switch, 64 * switch]
-        times = [costs.collective(chip, ranks, size, 1.0).rendezvous_ns for size in sizes]
+        times = [dma_costs.collective(chip, ranks, size, 1.0).rendezvous_ns for size in sizes]
         assert times == sorted(times)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_software_descriptors_take_the_longer_of_their_addresses_and_their_writing(target: str) -> None:
     chip = hardware(target)
-    few = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 4, 4, True).dma
-    found = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 4, 4, True, at_run_time=True).dma
-    many = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 1024 * 4, 4, True, by_row=True).dma
+    few = dma_costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 4, 4, True).dma
+    found = dma_costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 4, 4, True, at_run_time=True).dma
+    many = dma_costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 1024 * 4, 4, True, by_row=True).dma
     assert few is not None and many is not None and found is not None
     assert few.gpsimd_ns == chip.dma_swdge_known_gpsimd_ns
     assert found.gpsimd_ns == chip.dma_swdge_gpsimd_ns >= few.gpsimd_ns
@@ -49,8 +49,10 @@ def test_software_fills_descriptors_with_short_rows_as_counts_of_packets_say(
 ) -> None:
     # Packets of a DMA of 128 rows in six versions of one kernel; 16 of them, one per DMA engine, signal its end.
     chip = hardware(target)
-    packed = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 128 * row_bytes, row_bytes, True).dma
-    apart = costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 128 * row_bytes, row_bytes, True, by_row=True).dma
+    packed = dma_costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 128 * row_bytes, row_bytes, True).dma
+    apart = dma_costs.dma(
+        chip, Engine.gpsimd, DgeMode.swdge, 128 * row_bytes, row_bytes, True, by_row=True
+    ).dma
     assert packed is not None and apart is not None
     assert packed.descriptors == packets - chip.dma_engines
     assert apart.descriptors == 128
@@ -58,7 +60,7 @@ def test_software_fills_descriptors_with_short_rows_as_counts_of_packets_say(
 
 def test_hardware_descriptors_reach_the_first_byte_at_the_published_time_from_the_trigger() -> None:
     chip = hardware("trn2")
-    dma = costs.dma(chip, Engine.sync, DgeMode.hwdge, 1 << 19, 4096, True).dma
+    dma = dma_costs.dma(chip, Engine.sync, DgeMode.hwdge, 1 << 19, 4096, True).dma
     assert dma is not None
     assert dma.trigger_ns + dma.first_byte_ns == chip.dma_hwdge_first_ns
 
@@ -85,7 +87,7 @@ def test_a_fast_mode_leaves_more_time_between_instructions(target: str) -> None:
 def test_no_dma_moves_hbm_bytes_faster_than_the_share_of_its_core(target: str, sides: int) -> None:
     chip = hardware(target)
     for size in (1, 511, 4096, 1 << 16, 1 << 22):
-        dma = costs.dma(chip, Engine.sync, DgeMode.none, size, 1 << 16, True, sides).dma
+        dma = dma_costs.dma(chip, Engine.sync, DgeMode.none, size, 1 << 16, True, sides).dma
         assert dma is not None
         engines_ns = size / (chip.dma_engines * chip.dma_engine_bytes_per_ns)
         assert dma.busy_ns >= max(engines_ns, sides * size / chip.hbm_gb_per_s_per_core)
@@ -97,7 +99,7 @@ def test_a_cast_is_no_faster_than_a_copy_and_slow_where_its_engines_are(target: 
     chip = hardware(target)
     size = 1 << 16
     copy, cast = (
-        costs.dma(chip, Engine.gpsimd, DgeMode.swdge, size, 512, True, 1, to).dma for to in (0, size // 2)
+        dma_costs.dma(chip, Engine.gpsimd, DgeMode.swdge, size, 512, True, 1, to).dma for to in (0, size // 2)
     )
     assert copy is not None and cast is not None
     assert cast.busy_ns >= copy.busy_ns
@@ -108,7 +110,7 @@ def test_a_cast_is_no_faster_than_a_copy_and_slow_where_its_engines_are(target: 
 def test_stores_reach_their_first_descriptor_sooner_than_loads(target: str) -> None:
     chip = hardware(target)
     load, store = (
-        costs.dma(chip, Engine.sync, DgeMode.none, 1 << 19, 4096, load).dma for load in (True, False)
+        dma_costs.dma(chip, Engine.sync, DgeMode.none, 1 << 19, 4096, load).dma for load in (True, False)
     )
     assert load is not None and store is not None
     assert (

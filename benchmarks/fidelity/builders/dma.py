@@ -10,7 +10,7 @@ from benchmarks.fidelity.case import Case, NotCovered, Quantity, Run, Schedule, 
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import dma
 from simulate.hardware import Hardware
-from simulate.isa import costs
+from simulate.isa import dma_costs
 from simulate.isa.enums import DgeMode, Engine
 
 _UNITS = {"": 1, "Ki": 1024, "Mi": 1 << 20, "k": 1000, "K": 1000, "M": 1_000_000}
@@ -87,7 +87,7 @@ def _on_one_engine(entry: Entry, chip: Hardware) -> Case | None:
 
     def formula(hardware: Hardware) -> float:
         cast = size if entry.says("cast") else 0
-        moved = costs.dma(hardware, Engine.sync, DgeMode.none, size, piece, True, 0, cast).dma
+        moved = dma_costs.dma(hardware, Engine.sync, DgeMode.none, size, piece, True, 0, cast).dma
         assert moved is not None
         latency = entry.says("in flight")
         # All engines together are busy for one sixteenth of what one engine takes.

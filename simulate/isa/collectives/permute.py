@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs
+from simulate.isa import dma_costs
 from simulate.isa.book import collective
 from simulate.isa.collective_plan import (
     check_tensors,
@@ -55,7 +55,7 @@ def collective_permute(
             writes=(),
             domain=Domain.bits,
             compute=lambda: (),
-            cost=costs.collective(hardware, 1, 0, 0.0),
+            cost=dma_costs.collective(hardware, 1, 0, 0.0),
             name=name,
             trigger=Engine.sync,
         )

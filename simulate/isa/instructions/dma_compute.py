@@ -10,7 +10,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, indirection, rules
+from simulate.isa import dma_costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.instructions.dma_copy import counts_agree
@@ -47,7 +47,7 @@ def dma_compute(
     oob_mode `skip` leaves the elements of a row out of range alone. A single source is copied, as the formula
     has it, although a migration guide shows one as a replacement for read-modify-write.
 
-    Raises RuleViolation, OutOfBounds. Cost: costs.dma over all operands at the documented fraction of the DMA
+    Raises RuleViolation, OutOfBounds. Cost: dma_costs.dma over all operands at the documented fraction of the DMA
     rate.
     """
     source_list(srcs)
@@ -84,7 +84,7 @@ def dma_compute(
     piece = min(contiguous_bytes(tensor) for tensor in (dst, *sources))
     hbm_sides = 2 - dst.buffer.on_chip - all(source.buffer.on_chip for source in sources)
     load, fraction = dst.buffer.on_chip, "dma_compute_fraction"
-    cost = costs.dma(hardware, trigger, mode, total_bytes, piece, load, hbm_sides, fraction=fraction)
+    cost = dma_costs.dma(hardware, trigger, mode, total_bytes, piece, load, hbm_sides, fraction=fraction)
     return Plan(
         engine=Engine.dma,
         reads=sources,

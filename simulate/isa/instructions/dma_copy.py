@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, indirection, propagation, rules
+from simulate.isa import dma_costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.plan import Domain, Effects, Plan
@@ -44,7 +44,7 @@ def dma_copy(
     casts, otherwise they are static. Loads are triggered on the Sync stream and stores on GpSimd's, so that
     a store that waits for a result does not hold up the loads behind it [our choice; the compiler's is not stated].
 
-    Raises RuleViolation, OutOfBounds. Cost: costs.dma.
+    Raises RuleViolation, OutOfBounds. Cost: dma_costs.dma.
     """
     for operand, tile in (("dst", dst), ("src", src)):
         rules.is_tensor(operand, tile)
@@ -96,7 +96,7 @@ def dma_copy(
         writes=(dst,),
         domain=Domain.bits if same else Domain.float32,
         compute=_unchanged,
-        cost=costs.dma(
+        cost=dma_costs.dma(
             hardware, trigger, mode, total, piece, load, hbm_sides, cast_bytes, by_row, dynamic is not None
         ),
         name=name,

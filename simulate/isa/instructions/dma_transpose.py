@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import dma_costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.instructions.dma_copy import priority_on_chip
@@ -44,7 +44,7 @@ def dma_transpose(
     elements of a row out of range are left as they are in dst. hwdge transposes 16 rows of a 2-byte dtype; an
     older text asks for a last dim that is a multiple of 128, the current one for at most 128, which is taken.
 
-    Raises RuleViolation, OutOfBounds. Cost: costs.dma at the documented fraction of the DMA rate, from HBM or
+    Raises RuleViolation, OutOfBounds. Cost: dma_costs.dma at the documented fraction of the DMA rate, from HBM or
     SBUF.
     """
     rules.check_tile(hardware, "dst", dst, MemoryRegion.sbuf)
@@ -83,7 +83,7 @@ def dma_transpose(
     piece = min(contiguous_bytes(src), src.shape[-1] * width)
     fraction = "dma_transpose_sbuf_fraction" if src.buffer.on_chip else "dma_transpose_hbm_fraction"
     hbm_sides = 2 - src.buffer.on_chip - dst.buffer.on_chip
-    cost = costs.dma(hardware, trigger, mode, src.size * width, piece, True, hbm_sides, fraction=fraction)
+    cost = dma_costs.dma(hardware, trigger, mode, src.size * width, piece, True, hbm_sides, fraction=fraction)
     return Plan(
         engine=Engine.dma,
         reads=reads,

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, propagation, rules
+from simulate.isa import dma_costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DmaEngine, Engine
 from simulate.isa.plan import Domain, Effects, Masked, Plan, Rendezvous, Synchronization
@@ -66,7 +66,7 @@ def sendrecv(
         writes=(dst,),
         domain=Domain.bits,
         compute=exchange,
-        cost=costs.exchanged(hardware, total, src.free_size * src.dtype.itemsize, by_gpsimd),
+        cost=dma_costs.exchanged(hardware, total, src.free_size * src.dtype.itemsize, by_gpsimd),
         name=name,
         trigger=Engine.gpsimd if by_gpsimd else Engine.sync,
         rendezvous=Rendezvous(
