@@ -56,6 +56,15 @@ def accumulated(
     )
 
 
+def written(
+    result: np.ndarray, registers: np.ndarray, reduce_res: NkiTensor | None
+) -> tuple[np.ndarray, ...]:
+    """What an instruction gives back: its result, the registers of its partitions for reduce_res, and all registers."""
+    if reduce_res is None:
+        return result, registers
+    return result, registers[: result.shape[0]], registers
+
+
 def replaced(registers: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The registers with those of the first partitions replaced."""
     updated = registers.copy()

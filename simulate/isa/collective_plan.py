@@ -29,7 +29,6 @@ Exchange = Callable[[list[list[np.ndarray]]], list[list[Any]]]
 
 _EFFECTS = Effects(synchronization=Synchronization.collective)
 _REDUCTIONS = ("add", "minimum", "maximum")
-_HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 _INTEGER: dict[str, Callable[..., np.ndarray]] = {"add": np.add, "minimum": np.minimum, "maximum": np.maximum}
 
 
@@ -48,7 +47,7 @@ def check_tensors(hardware: Hardware, kind: str, srcs: Any, dsts: Any, priority:
     for operand, tensors in (("srcs", srcs), ("dsts", dsts)):
         for tensor in tensors:
             rules.is_tensor(operand, tensor)
-            rules.lies_in(operand, tensor, *_HBM, MemoryRegion.sbuf)
+            rules.lies_in(operand, tensor, *rules.HBM, MemoryRegion.sbuf)
             rules.not_indirect(operand, tensor)
             rules.not_packed(operand, tensor)
             if tensor.buffer.on_chip:
@@ -61,7 +60,7 @@ def check_tensors(hardware: Hardware, kind: str, srcs: Any, dsts: Any, priority:
 def in_hbm(kind: str, srcs: Tensors, dsts: Tensors) -> None:
     """Refuse SBUF tensors where only HBM is supported."""
     for tensor in (*srcs, *dsts):
-        rules.lies_in(f"a tensor of {kind}", tensor, *_HBM)
+        rules.lies_in(f"a tensor of {kind}", tensor, *rules.HBM)
 
 
 def planned(
@@ -98,7 +97,7 @@ def planned(
     )
 
 
-def signatures(**lists: Tensors) -> dict[str, list[tuple[tuple[int, ...], str]]]:
+def signatures(**lists: Tensors) -> dict[str, Any]:
     """Shapes and dtypes of tensor lists, for members to agree on."""
     return {name: [(each.shape, str(each.dtype)) for each in tensors] for name, tensors in lists.items()}
 

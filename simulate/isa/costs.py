@@ -153,6 +153,11 @@ def _gpsimd(hardware: Hardware, start: str, start_cycles: float, number: str, st
     return Cost(cycles, cycles, explain=explain)
 
 
+def on_engine(hardware: Hardware, engine: Engine, elements: int, number: str | None = None) -> Cost:
+    """Elements that Vector or GpSimd streams; `number` is the pace of the Vector engine, as in `vector`."""
+    return gpsimd(hardware, elements) if engine is Engine.gpsimd else vector(hardware, elements, number)
+
+
 @lru_cache(CACHE)
 def fixed(hardware: Hardware, engine: Engine, number: str, rendezvous: bool = False) -> Cost:
     """An instruction that holds its engine for one time of the record: with a `rendezvous`, once all members wait."""
@@ -216,8 +221,12 @@ def matmul(
     )
 
 
-def copied(hardware: Hardware, dst: NkiTensor, src: NkiTensor) -> Cost:
-    """A copy or tensor_scalar on the Vector engine: later chips do 16-bit tiles at 4x and 32-bit ones at 2x in SBUF."""
+def copied(hardware: Hardware, engine: Engine, dst: NkiTensor, src: NkiTensor) -> Cost:
+    """A copy or tensor_scalar; on the Vector engine later chips do 16-bit tiles at 4x and 32-bit ones at 2x in SBUF."""
+    if engine is Engine.scalar:
+        return scalar(hardware, src.free_size, "copy")
+    if engine is Engine.gpsimd:
+        return gpsimd(hardware, src.free_size)
     number = None
     if dst.buffer is src.buffer is MemoryRegion.sbuf:
         if dst.dtype.itemsize == 2 and src.dtype.itemsize == 2:

@@ -15,6 +15,7 @@ from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import AluOperator, OperatorFamily
 
 SBUF, PSUM = MemoryRegion.sbuf, MemoryRegion.psum
+HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 
 
 @rule("NKW-OPERAND", hint="allocate it with nl.ndarray, or pass arrays as kernel arguments")
@@ -188,6 +189,13 @@ def check_tile(
         if not (indirect and tile.dynamic.group):
             not_indirect(operand, tile)
         indirect_on_chip(hardware, operand)
+
+
+def check_unpacked(hardware: Hardware, *allowed: MemoryRegion, indirect: bool = False, **tiles: Any) -> None:
+    """The layout rules of several on-chip operands, as `check_tile` has them; none has a packed dtype."""
+    for operand, tile in tiles.items():
+        check_tile(hardware, operand, tile, *allowed, indirect=indirect)
+        not_packed(operand, tile)
 
 
 @rule("NKW-INDIRECT-CHIP", hint="gather with nisa.local_gather or nisa.nc_n_gather")

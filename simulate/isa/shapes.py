@@ -17,6 +17,11 @@ def flat(values: np.ndarray) -> np.ndarray:
     return values if values.ndim == 2 else values.reshape(values.shape[0], -1)
 
 
+def unchanged(values: np.ndarray) -> tuple[np.ndarray]:
+    """The `compute` of an instruction that moves elements."""
+    return (values,)
+
+
 def contiguous_bytes(view: NkiTensor) -> int:
     """Length of the contiguous runs of a view; on chip a run ends with its partition."""
     run = 1

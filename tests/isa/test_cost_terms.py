@@ -46,7 +46,7 @@ def _dma(mode: DgeMode, **more: object) -> Made:
 def _copy(dtype: str, columns: int, step: int = 1) -> Made:
     def made(chip: Hardware) -> tuple[Engine, Cost]:
         src = tile((128, columns * step), dtype)[:, ::step]
-        return Engine.vector, costs.copied(chip, tile((128, columns), dtype), src)
+        return Engine.vector, costs.copied(chip, Engine.vector, tile((128, columns), dtype), src)
 
     return made
 

@@ -61,9 +61,7 @@ def activate2(
     """
     on_chip(hardware)
     function = activation_function(op)
-    for operand, tile in (("dst", dst), ("data", data)):
-        rules.check_tile(hardware, operand, tile, indirect=True)
-        rules.not_packed(operand, tile)
+    rules.check_unpacked(hardware, indirect=True, dst=dst, data=data)
     rules.same_elements("dst", dst, "data", data)
     indirection.check(hardware, Engine.scalar, dst, data)
     first, second = alu_operator(op0), alu_operator(op1)
@@ -108,9 +106,7 @@ def activate2(
             updated = accumulator.accumulated(registers, reduce_cmd, reduction, result)
         elif reduce_cmd is ReduceCmd.reset:
             updated = accumulator.replaced(registers, np.full((rows, 1), reduction.identity, np.float32))
-        if reduce_res is None:
-            return result, updated
-        return result, updated[:rows], updated
+        return accumulator.written(result, updated, reduce_res)
 
     uses_registers = reduce_cmd is not ReduceCmd.idle or reduce_res is not None
     return Plan(

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, indirection, propagation, rules
+from simulate.isa import accumulator, costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.immediates import float32_number
@@ -45,12 +45,9 @@ def activation(
     Raises RuleViolation. Cost: one element per cycle, plus an extra readout when reduce_res is given.
     """
     function = activation_function(op)
-    rules.check_tile(hardware, "dst", dst, indirect=True)
-    rules.check_tile(hardware, "data", data, indirect=True)
+    rules.check_unpacked(hardware, indirect=True, dst=dst, data=data)
     rules.same_elements("dst", dst, "data", data)
     indirection.check(hardware, Engine.scalar, dst, data)
-    rules.not_packed("dst", dst)
-    rules.not_packed("data", data)
     reads = [data]
     if isinstance(scale, NkiTensor):
         rules.check_tile(hardware, "scale", scale)
@@ -99,9 +96,7 @@ def activation(
             updated[:rows] = 0.0
         if reduce_cmd in (ReduceCmd.reduce, ReduceCmd.reset_reduce):
             updated[:rows] += np.add.reduce(flat(result), axis=1, dtype=np.float32, keepdims=True)
-        if reduce_res is None:
-            return result, updated
-        return result, updated[:rows], updated
+        return accumulator.written(result, updated, reduce_res)
 
     uses_registers = reduces or reduce_res is not None
     return Plan(

@@ -49,11 +49,8 @@ def affine_select(
 
     Raises RuleViolation. Cost: costs.gpsimd.
     """
-    rules.check_tile(hardware, "dst", dst, MemoryRegion.sbuf)
-    rules.check_tile(hardware, "on_true_tile", on_true_tile, MemoryRegion.sbuf)
+    rules.check_unpacked(hardware, MemoryRegion.sbuf, dst=dst, on_true_tile=on_true_tile)
     rules.same_elements("dst", dst, "on_true_tile", on_true_tile)
-    rules.not_packed("dst", dst)
-    rules.not_packed("on_true_tile", on_true_tile)
     operator = alu_operator(cmp_op)
     compares(operator)
     reads, affine_values = affine(dst, pattern, offset, channel_multiplier)

@@ -26,10 +26,7 @@ def bn_aggr(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | Non
 
     Raises RuleViolation. Cost: 13 cycles per triple.
     """
-    rules.check_tile(hardware, "dst", dst)
-    rules.check_tile(hardware, "data", data)
-    rules.not_packed("dst", dst)
-    rules.not_packed("data", data)
+    rules.check_unpacked(hardware, dst=dst, data=data)
     rules.same_partitions("dst", dst, "data", data)
     whole_triples(data)
     mean_and_variance(dst)

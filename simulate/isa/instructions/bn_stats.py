@@ -27,10 +27,7 @@ def bn_stats(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | No
 
     Raises RuleViolation. Cost: one element per cycle.
     """
-    rules.check_tile(hardware, "dst", dst)
-    rules.check_tile(hardware, "data", data)
-    rules.not_packed("dst", dst)
-    rules.not_packed("data", data)
+    rules.check_unpacked(hardware, dst=dst, data=data)
     rules.same_partitions("dst", dst, "data", data)
     statistics_fit(hardware, data)
     six_statistics(dst)

@@ -19,7 +19,6 @@ from simulate.isa.shapes import contiguous_bytes
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import AluOperator, alu_operator
 
-_HBM_AND_SBUF = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm, MemoryRegion.sbuf)
 _SOURCES_MAX = 16
 
 _UNIQUE_ROWS = Effects(unique_rows=True)
@@ -54,7 +53,7 @@ def dma_compute(
     sources = tuple(srcs)
     for operand, tensor in (("dst", dst), *(("srcs", source) for source in sources)):
         rules.is_tensor(operand, tensor)
-        rules.lies_in(operand, tensor, *_HBM_AND_SBUF)
+        rules.lies_in(operand, tensor, *rules.HBM, rules.SBUF)
         rules.not_packed(operand, tensor)
         if tensor.buffer.on_chip:
             rules.partitions_within_limit(hardware, operand, tensor)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 
-import numpy as np
-
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import dma_costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.plan import Domain, Effects, Plan
-from simulate.isa.shapes import contiguous_bytes
-from simulate.memory import MemoryRegion, NkiTensor
-
-_HBM_AND_SBUF = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm, MemoryRegion.sbuf)
+from simulate.isa.shapes import contiguous_bytes, unchanged
+from simulate.memory import NkiTensor
 
 _EFFECTS = Effects(copies=True)
 
@@ -48,7 +44,7 @@ def dma_copy(
     """
     for operand, tile in (("dst", dst), ("src", src)):
         rules.is_tensor(operand, tile)
-        rules.lies_in(operand, tile, *_HBM_AND_SBUF)
+        rules.lies_in(operand, tile, *rules.HBM, rules.SBUF)
         if tile.buffer.on_chip:
             rules.partitions_within_limit(hardware, operand, tile)
         if indirection.is_indirect(tile):
@@ -95,7 +91,7 @@ def dma_copy(
         reads=(src,),
         writes=(dst,),
         domain=Domain.bits if same else Domain.float32,
-        compute=_unchanged,
+        compute=unchanged,
         cost=dma_costs.dma(
             hardware, trigger, mode, total, piece, load, hbm_sides, cast_bytes, by_row, dynamic is not None
         ),
@@ -105,10 +101,6 @@ def dma_copy(
         skip_out_of_range=oob_mode is OobMode.skip,
         effects=_EFFECTS,
     )
-
-
-def _unchanged(values: np.ndarray) -> tuple[np.ndarray]:
-    return (values,)
 
 
 @rule("NKW-ENUM")

@@ -19,7 +19,6 @@ from simulate.memory import Dynamic, MemoryRegion, NkiTensor
 _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 _BLOCK = 16
 _LAST_DIM_MAX = 128
-_HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 
 
 @instruction
@@ -49,7 +48,7 @@ def dma_transpose(
     """
     rules.check_tile(hardware, "dst", dst, MemoryRegion.sbuf)
     rules.is_tensor("src", src)
-    rules.lies_in("src", src, *_HBM, MemoryRegion.sbuf)
+    rules.lies_in("src", src, *rules.HBM, MemoryRegion.sbuf)
     if src.buffer.on_chip:
         rules.partitions_within_limit(hardware, "src", src)
     rules.same_dtype("dst", dst, "src", src)

@@ -29,9 +29,7 @@ def dropout(
 
     Raises RuleViolation. Cost: one element per cycle.
     """
-    for operand, tile in (("dst", dst), ("data", data)):
-        rules.check_tile(hardware, operand, tile)
-        rules.not_packed(operand, tile)
+    rules.check_unpacked(hardware, dst=dst, data=data)
     rules.same_elements("dst", dst, "data", data)
     rules.same_dtype("dst", dst, "data", data)
     allowed = ("float32",) if data.dtype.is_integer else accumulator.FLOATS

@@ -76,9 +76,7 @@ def exponential(
         result = np.exp(values - broadcast.value_of(max_value, operand, values.ndim))
         initial = broadcast.value_of(reduce_init, operand, 2)
         updated = accumulator.accumulated(registers, reduce_cmd, _ADD, result, initial)
-        if reduce_res is None:
-            return result, updated
-        return result, updated[: result.shape[0]], updated
+        return accumulator.written(result, updated, reduce_res)
 
     return Plan(
         engine=Engine.vector,

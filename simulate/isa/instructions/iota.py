@@ -36,8 +36,7 @@ def iota(
 
     Raises RuleViolation. Cost: costs.gpsimd.
     """
-    rules.check_tile(hardware, "dst", dst, MemoryRegion.sbuf)
-    rules.not_packed("dst", dst)
+    rules.check_unpacked(hardware, MemoryRegion.sbuf, dst=dst)
     reads, values = affine(dst, pattern, offset, channel_multiplier)
     dtype = dst.dtype
 

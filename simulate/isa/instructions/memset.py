@@ -46,18 +46,15 @@ def memset(
     def compute() -> tuple[np.ndarray]:
         return (np.broadcast_to(fill, shape),)
 
-    if engine is Engine.gpsimd:
-        cost = costs.gpsimd(hardware, dst.free_size)
-    else:
-        cleared = value == 0 and dst.dtype.is_float and dst.dtype.itemsize == 2
-        cost = costs.vector(hardware, dst.free_size, "vector_memset_zero_16bit" if cleared else None)
+    cleared = value == 0 and dst.dtype.is_float and dst.dtype.itemsize == 2
+    pace = "vector_memset_zero_16bit" if cleared else None
     return Plan(
         engine=engine,
         reads=(),
         writes=(dst,),
         domain=Domain.bits,
         compute=compute,
-        cost=cost,
+        cost=costs.on_engine(hardware, engine, dst.free_size, pace),
         name=name,
     )
 

@@ -31,8 +31,7 @@ def nc_find_index8(
     """
     rules.check_tile(hardware, "dst", dst)
     check_searched(hardware, "data", data)
-    rules.check_tile(hardware, "vals", vals)
-    rules.not_packed("vals", vals)
+    rules.check_unpacked(hardware, vals=vals)
     is_eight_wide("vals", vals, data)
     is_eight_wide("dst", dst, data)
     rules.dtype_among("dst", dst, *INDEX_DTYPES)

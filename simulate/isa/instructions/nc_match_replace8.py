@@ -36,13 +36,9 @@ def nc_match_replace8(
 
     Raises RuleViolation. Cost: one element per cycle (the published formula prints min where max must be meant).
     """
-    rules.check_tile(hardware, "dst", dst)
-    rules.check_tile(hardware, "data", data)
+    rules.check_unpacked(hardware, dst=dst, data=data, vals=vals)
     rules.same_elements("dst", dst, "data", data)
-    rules.check_tile(hardware, "vals", vals)
     is_eight_wide("vals", vals, data)
-    for operand, tile in (("dst", dst), ("data", data), ("vals", vals)):
-        rules.not_packed(operand, tile)
     replacement = float32_number("imm", imm)
     missing = np.float32(0)
     if dst_idx is not None:

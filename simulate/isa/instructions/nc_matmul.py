@@ -19,7 +19,7 @@ _FP8 = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2")
 _WIDE = ("float32", "tfloat32")
 _INPUTS = (*_FP8, "bfloat16", "float16", *_WIDE)
 _PERF_MODES = (*MatmulPerfMode, *(mode.value for mode in MatmulPerfMode))
-_MODES = {None: Accumulate.first_write_overwrites, True: Accumulate.add, False: Accumulate.overwrite}
+MODES = {None: Accumulate.first_write_overwrites, True: Accumulate.add, False: Accumulate.overwrite}
 
 
 @instruction
@@ -123,7 +123,7 @@ def nc_matmul(
             _loaded(stationary, tile_position, tile_size, is_transpose),
         ),
         name=name,
-        accumulate=Accumulate.overwrite if is_transpose else _MODES[accumulate],
+        accumulate=Accumulate.overwrite if is_transpose else MODES[accumulate],
         propagate=carried,
         effects=SUMS_PRODUCTS,
     )

@@ -13,13 +13,14 @@ from simulate.isa import costs, indirection, mx, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.instructions.nc_matmul import (
+    MODES,
     accumulate_is_tristate,
     matches_result,
     moving_fits,
     result_dtype,
     stationary_fits,
 )
-from simulate.isa.plan import SUMS_PRODUCTS, Accumulate, Domain, Plan
+from simulate.isa.plan import SUMS_PRODUCTS, Domain, Plan
 from simulate.isa.shapes import flat
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import DTYPES, DType, to_float32
@@ -86,10 +87,6 @@ def nc_matmul_mx(
         right = _dequantized(rows, moving.dtype, mx.scale_bytes(scales[quadrants:]))
         return (left.T @ right,)
 
-    if accumulate is None:
-        how = Accumulate.first_write_overwrites
-    else:
-        how = Accumulate.add if accumulate else Accumulate.overwrite
     return Plan(
         engine=Engine.tensor,
         reads=(stationary, moving, *stationary_rows, *moving_rows),
@@ -99,7 +96,7 @@ def nc_matmul_mx(
         cost=costs.matmul(hardware, mx.PACKED * stationary.shape[0], columns, streamed, False),
         name=name,
         propagate=propagation.contracted_with_scales,
-        accumulate=how,
+        accumulate=MODES[accumulate],
         effects=SUMS_PRODUCTS,
     )
 

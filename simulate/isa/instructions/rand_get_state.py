@@ -34,14 +34,13 @@ def rand_get_state(
     def compute(state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return state[: dst.shape[0]], state
 
-    on_vector = engine is Engine.vector
     return Plan(
         engine=engine,
         reads=(),
         writes=(dst,),
         domain=Domain.bits,
         compute=compute,
-        cost=costs.vector(hardware, dst.free_size) if on_vector else costs.gpsimd(hardware, dst.free_size),
+        cost=costs.on_engine(hardware, engine, dst.free_size),
         name=name,
         state=generator,
     )

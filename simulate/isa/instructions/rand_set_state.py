@@ -33,16 +33,13 @@ def rand_set_state(
         after[: words.shape[0]] = words
         return (after,)
 
-    on_vector = engine is Engine.vector
     return Plan(
         engine=engine,
         reads=(src_seeds,),
         writes=(),
         domain=Domain.bits,
         compute=compute,
-        cost=costs.vector(hardware, src_seeds.free_size)
-        if on_vector
-        else costs.gpsimd(hardware, src_seeds.free_size),
+        cost=costs.on_engine(hardware, engine, src_seeds.free_size),
         name=name,
         state=generator,
         effects=SEEDS,

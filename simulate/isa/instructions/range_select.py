@@ -50,8 +50,7 @@ def range_select(
     Raises RuleViolation. Cost: one element per cycle.
     """
     on_chip(hardware)
-    rules.check_tile(hardware, "dst", dst)
-    rules.not_packed("dst", dst)
+    rules.check_unpacked(hardware, dst=dst)
     rules.check_tile(hardware, "on_true_tile", on_true_tile)
     rules.dtype_among("on_true_tile", on_true_tile, *accumulator.FLOATS)
     rules.same_elements("dst", dst, "on_true_tile", on_true_tile)
@@ -78,9 +77,7 @@ def range_select(
         inside = (first.function(positions, flat(low)) != 0) & (second.function(positions, flat(high)) != 0)
         selected = np.where(inside, flat(values), fill)
         updated = accumulator.accumulated(registers, reduce_cmd, maximum, selected)
-        if reduce_res is None:
-            return selected, updated
-        return selected, updated[: selected.shape[0]], updated
+        return accumulator.written(selected, updated, reduce_res)
 
     return Plan(
         engine=Engine.vector,

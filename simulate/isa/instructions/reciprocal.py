@@ -25,11 +25,8 @@ def reciprocal(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | 
     Raises RuleViolation. Cost: the record's cycles per element: one, as kernels measured on trn1 take. The
     published formula prints eight and names no chip.
     """
-    rules.check_tile(hardware, "dst", dst)
-    rules.check_tile(hardware, "data", data)
+    rules.check_unpacked(hardware, dst=dst, data=data)
     rules.same_elements("dst", dst, "data", data)
-    rules.not_packed("dst", dst)
-    rules.not_packed("data", data)
     return Plan(
         engine=Engine.vector,
         reads=(data,),

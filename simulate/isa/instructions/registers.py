@@ -13,6 +13,7 @@ from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
+from simulate.isa.shapes import unchanged
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.registers import VirtualRegister
 
@@ -28,7 +29,7 @@ def register_move(hardware: Hardware, dst: VirtualRegister, src: VirtualRegister
     is_register("dst", dst)
     writable(dst)
     if isinstance(src, VirtualRegister):
-        return _plan(hardware, (src.cell,), dst.cell, _unchanged)
+        return _plan(hardware, (src.cell,), dst.cell, unchanged)
     word = immediate(src)
     return _plan(hardware, (), dst.cell, lambda: (np.array([[word]], np.int32),))
 
@@ -63,10 +64,6 @@ def _plan(hardware: Hardware, reads: tuple[NkiTensor, ...], dst: NkiTensor, comp
         cost=costs.fixed(hardware, Engine.sync, number),
         name=None,
     )
-
-
-def _unchanged(value: np.ndarray) -> tuple[np.ndarray]:
-    return (value,)
 
 
 def _as_words(value: np.ndarray) -> tuple[np.ndarray]:

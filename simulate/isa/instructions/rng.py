@@ -38,17 +38,13 @@ def rng(hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.vector, name
         words, state = draw(generator, state, dst)
         return words.astype(f"u{element.itemsize}").view(element), state
 
-    if engine is Engine.vector:
-        cost = costs.vector(hardware, dst.free_size, "vector_random_elements_per_cycle")
-    else:
-        cost = costs.gpsimd(hardware, dst.free_size)
     return Plan(
         engine=engine,
         reads=(),
         writes=(dst,),
         domain=Domain.bits,
         compute=compute,
-        cost=cost,
+        cost=costs.on_engine(hardware, engine, dst.free_size, "vector_random_elements_per_cycle"),
         name=name,
         state=generator,
         effects=DRAWS,

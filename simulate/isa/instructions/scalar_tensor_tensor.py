@@ -39,14 +39,10 @@ def scalar_tensor_tensor(
     Raises RuleViolation. Cost: the record's cycles per element; one for the documented fast case, bfloat16 data and
     operand1 of an even number of elements with subtract and then multiply.
     """
-    rules.check_tile(hardware, "dst", dst)
-    rules.check_tile(hardware, "data", data)
-    rules.check_tile(hardware, "operand1", operand1)
+    rules.check_unpacked(hardware, dst=dst, data=data, operand1=operand1)
     rules.same_elements("data", data, "operand1", operand1)
     rules.same_elements("dst", dst, "data", data)
     rules.at_most_one_in_psum("data", data, "operand1", operand1)
-    for operand, tile in (("dst", dst), ("data", data), ("operand1", operand1)):
-        rules.not_packed(operand, tile)
     first, second = alu_operator(op0), alu_operator(op1)
     arithmetic_on_vector(hardware, "op0", first)
     arithmetic_on_vector(hardware, "op1", second)

@@ -47,12 +47,10 @@ def select_reduce(
     Raises RuleViolation. Cost: none is published; that of tensor_copy_predicated is assumed, plus the readout
     of the registers.
     """
-    rules.check_tile(hardware, "dst", dst)
-    rules.not_packed("dst", dst)
+    rules.check_unpacked(hardware, dst=dst)
     rules.check_tile(hardware, "predicate", predicate)
     rules.dtype_among("predicate", predicate, *_PREDICATES)
-    rules.check_tile(hardware, "on_true", on_true)
-    rules.not_packed("on_true", on_true)
+    rules.check_unpacked(hardware, on_true=on_true)
     selectable(on_true)
     rules.same_elements("on_true", on_true, "predicate", predicate)
     rules.same_elements("dst", dst, "on_true", on_true)
@@ -72,9 +70,7 @@ def select_reduce(
         other = broadcast.value_of(on_false, operand, values.ndim)
         result = np.where(~chosen if reverse_pred else chosen, values, other)
         updated = accumulator.accumulated(registers, reduce_cmd, maximum, result)
-        if reduce_res is None:
-            return result, updated
-        return result, updated[: result.shape[0]], updated
+        return accumulator.written(result, updated, reduce_res)
 
     return Plan(
         engine=Engine.vector,

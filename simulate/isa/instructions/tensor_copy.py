@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from simulate.hardware import Hardware
 from simulate.isa import costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
+from simulate.isa.shapes import unchanged
 from simulate.memory import NkiTensor
 
 
@@ -28,7 +27,7 @@ def tensor_copy(
     engine=unknown the Vector engine is taken, which does every case. The Scalar engine copies from the second
     generation of Trainium on; GpSimd needs both operands in SBUF.
 
-    Raises RuleViolation. Cost: costs.copy_cycles on Vector, one element per cycle elsewhere.
+    Raises RuleViolation. Cost: costs.copied on Vector, one element per cycle elsewhere.
     """
     rules.check_tile(hardware, "dst", dst, indirect=True)
     rules.check_tile(hardware, "src", src, indirect=True)
@@ -44,23 +43,13 @@ def tensor_copy(
     if not same:
         rules.not_packed("dst", dst)
         rules.not_packed("src", src)
-    if engine is Engine.vector:
-        cost = costs.copied(hardware, dst, src)
-    elif engine is Engine.scalar:
-        cost = costs.scalar(hardware, src.free_size, "copy")
-    else:
-        cost = costs.gpsimd(hardware, src.free_size)
     return Plan(
         engine=engine,
         reads=(src,),
         writes=(dst,),
         domain=Domain.bits if same else Domain.float32,
-        compute=_unchanged,
-        cost=cost,
+        compute=unchanged,
+        cost=costs.copied(hardware, engine, dst, src),
         name=name,
         propagate=propagation.elementwise,
     )
-
-
-def _unchanged(values: np.ndarray) -> tuple[np.ndarray]:
-    return (values,)

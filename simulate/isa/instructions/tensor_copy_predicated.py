@@ -37,8 +37,7 @@ def tensor_copy_predicated(
     Raises RuleViolation. Cost: 2 cycles per element when src and predicate both stream from SBUF, else 1; a
     number as src streams nothing and counts as the cheaper case (not documented).
     """
-    rules.check_tile(hardware, "dst", dst, indirect=True)
-    rules.not_packed("dst", dst)
+    rules.check_unpacked(hardware, indirect=True, dst=dst)
     rules.check_tile(hardware, "predicate", predicate, indirect=True)
     rules.dtype_among("predicate", predicate, *PREDICATES)
     rules.same_elements("dst", dst, "predicate", predicate)

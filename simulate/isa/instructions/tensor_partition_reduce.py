@@ -36,10 +36,7 @@ def tensor_partition_reduce(
     Raises RuleViolation. Cost: none is published; a tree of ceil(log2 P) steps of one element per cycle is
     assumed.
     """
-    rules.check_tile(hardware, "dst", dst, MemoryRegion.sbuf)
-    rules.check_tile(hardware, "data", data, MemoryRegion.sbuf)
-    rules.not_packed("dst", dst)
-    rules.not_packed("data", data)
+    rules.check_unpacked(hardware, MemoryRegion.sbuf, dst=dst, data=data)
     one_output_partition(dst)
     rules.same_free_size("dst", dst, "data", data)
     operator = alu_operator(op)

@@ -41,13 +41,10 @@ def tensor_reduce(
 
     Raises RuleViolation. Cost: one element per cycle; bfloat16 add and maximum at the record's rate.
     """
-    rules.check_tile(hardware, "dst", dst, indirect=True)
-    rules.check_tile(hardware, "data", data, indirect=True)
+    rules.check_unpacked(hardware, indirect=True, dst=dst, data=data)
     axes = _axes(data, axis)
     rules.same_partitions("dst", dst, "data", data)
     indirection.check(hardware, Engine.vector, dst, data)
-    rules.not_packed("dst", dst)
-    rules.not_packed("data", data)
     operator = alu_operator(op)
     rules.operator_on_chip(hardware, "op", operator)
     vector_reduces(operator)

@@ -49,13 +49,10 @@ def tensor_scalar(
     GpSimd has, and the Vector engine for everything else. The Scalar engine multiplies, adds, or multiplies and
     adds, from gen3 on.
 
-    Raises RuleViolation. Cost: costs.copy_cycles on Vector, one element per cycle elsewhere.
+    Raises RuleViolation. Cost: costs.copied on Vector, one element per cycle elsewhere.
     """
-    rules.check_tile(hardware, "dst", dst, indirect=True)
-    rules.check_tile(hardware, "data", data, indirect=True)
+    rules.check_unpacked(hardware, indirect=True, dst=dst, data=data)
     rules.same_elements("dst", dst, "data", data)
-    rules.not_packed("dst", dst)
-    rules.not_packed("data", data)
     first = _operator(hardware, "op0", op0)
     stages: tuple[Stage, ...] = (stage(hardware, 0, first, operand0, reverse0, data, *_COLUMNS),)
     if op1 is None:
@@ -80,19 +77,13 @@ def tensor_scalar(
             values = s.apply(values, operands)
         return (values.view(element) if bitvec else values,)
 
-    if engine is Engine.vector:
-        cost = costs.copied(hardware, dst, data)
-    elif engine is Engine.scalar:
-        cost = costs.scalar(hardware, data.free_size, "copy")
-    else:
-        cost = costs.gpsimd(hardware, data.free_size)
     return Plan(
         engine=engine,
         reads=(data, *(tile for s in stages for tile in s.reads)),
         writes=(dst,),
         domain=Domain.bits if bitvec else Domain.float32,
         compute=compute,
-        cost=cost,
+        cost=costs.copied(hardware, engine, dst, data),
         name=name,
         propagate=propagation.elementwise,
     )

@@ -49,9 +49,7 @@ def tensor_scalar_reduce(
 
     Raises RuleViolation. Cost: a tensor_scalar at one element per cycle plus the readout of the registers.
     """
-    for operand, tile in (("dst", dst), ("data", data)):
-        rules.check_tile(hardware, operand, tile, indirect=True)
-        rules.not_packed(operand, tile)
+    rules.check_unpacked(hardware, indirect=True, dst=dst, data=data)
     rules.same_elements("dst", dst, "data", data)
     indirection.check(hardware, Engine.vector, dst, data)
     operator, reduction = alu_operator(op0), alu_operator(reduce_op)

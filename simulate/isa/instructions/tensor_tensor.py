@@ -43,7 +43,7 @@ def tensor_tensor(
     in PSUM, engine=unknown means GpSimd, which adds, subtracts and multiplies integers exactly; overflow is not
     documented and wraps here (two's complement). `power` exists on GpSimd only.
 
-    Raises RuleViolation. Cost: costs.tensor_tensor_cycles.
+    Raises RuleViolation. Cost: costs.tensor_tensor; on GpSimd costs.gpsimd.
     """
     rules.check_tile(hardware, "dst", dst, indirect=True)
     rules.check_tile(hardware, "data1", data1, indirect=True)

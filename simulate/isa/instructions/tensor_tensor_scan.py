@@ -41,9 +41,7 @@ def tensor_tensor_scan(
 
     Raises RuleViolation. Cost: 2 cycles per element.
     """
-    for operand, tile in (("dst", dst), ("data0", data0), ("data1", data1)):
-        rules.check_tile(hardware, operand, tile)
-        rules.not_packed(operand, tile)
+    rules.check_unpacked(hardware, dst=dst, data0=data0, data1=data1)
     rules.same_elements("data0", data0, "data1", data1)
     rules.same_elements("dst", dst, "data0", data0)
     rules.at_most_one_in_psum("data0", data0, "data1", data1)
