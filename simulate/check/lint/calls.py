@@ -86,11 +86,9 @@ def removed_arguments(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI023", Severity.error)
 def removed_names(source: Source, scope: Scope) -> Iterator[Spot]:
     """Index tiles and block dims were removed: tensors are sliced, and dim 0 is the partition dim."""
-    for node in ast.walk(scope.node):
-        if isinstance(node, ast.Attribute):
-            name = source.name_of(node)
-            if name in _REMOVED:
-                yield Spot(node, name, _REMOVED[name])
+    for node, name in source.attributes(scope):
+        if name in _REMOVED:
+            yield Spot(node, name, _REMOVED[name])
 
 
 @lint_rule("NKI026", Severity.warning)
@@ -104,11 +102,9 @@ def plain_ranges(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI027", Severity.error, since=(0, 5))
 def simulated_operators(source: Source, scope: Scope) -> Iterator[Spot]:
     """nl.divide, nl.fmod and nl.mod exist in simulation only."""
-    for node in ast.walk(scope.node):
-        if isinstance(node, ast.Attribute):
-            name = source.name_of(node)
-            if name in _NOT_ON_DEVICE:
-                yield Spot(node, name, _NOT_ON_DEVICE[name])
+    for node, name in source.attributes(scope):
+        if name in _NOT_ON_DEVICE:
+            yield Spot(node, name, _NOT_ON_DEVICE[name])
 
 
 @lint_rule("NKI028", Severity.error)
@@ -140,11 +136,9 @@ def seed_is_a_tile(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI039", Severity.warning)
 def deprecated_names(source: Source, scope: Scope) -> Iterator[Spot]:
     """A deprecated name has a successor."""
-    for node in ast.walk(scope.node):
-        if isinstance(node, ast.Attribute):
-            name = source.name_of(node)
-            if name in _DEPRECATED:
-                yield Spot(node, name, _DEPRECATED[name])
+    for node, name in source.attributes(scope):
+        if name in _DEPRECATED:
+            yield Spot(node, name, _DEPRECATED[name])
     for call, name in source.calls(scope):
         for keyword in call.keywords if name.startswith("nisa.") and not source.old_imports else ():
             text = ast.unparse(keyword.value)

@@ -31,10 +31,12 @@ def outputs_are_shared(source: Source, scope: Scope) -> Iterator[Spot]:
     for node in _own_returns(scope):
         values = node.value.elts if isinstance(node.value, (ast.Tuple, ast.List)) else [node.value]
         for value in values:
-            tensor = scope.tensors.get(value.id) if isinstance(value, ast.Name) else None
+            tensor = scope.tensor_of(value)
             if tensor is not None and tensor.buffer in _NOT_SHARED:
-                assert isinstance(value, ast.Name)
-                yield Spot(value, f"returns {value.id}, allocated in {tensor.buffer}", "buffer=nl.shared_hbm")
+                assert value is not None
+                yield Spot(
+                    value, f"returns {tensor.name}, allocated in {tensor.buffer}", "buffer=nl.shared_hbm"
+                )
 
 
 @lint_rule("NKI005", Severity.error)
@@ -53,8 +55,8 @@ def no_nested_kernels(source: Source, scope: Scope) -> Iterator[Spot]:
 
     A warning: the language guide says so, and kernels of the vendor's library that compile do it.
     """
-    for node in ast.walk(scope.node):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in source.kernels:
+    for node in scope.nodes(ast.Call):
+        if isinstance(node.func, ast.Name) and node.func.id in source.kernels:
             yield Spot(node, f"calls the kernel {node.func.id}", f"remove @nki.jit from {node.func.id}")
 
 
@@ -91,8 +93,8 @@ _MEETINGS = frozenset(
 @lint_rule("NKI035", Severity.error, since=(0, 3))
 def same_control_flow(source: Source, scope: Scope) -> Iterator[Spot]:
     """Both cores of a logical core run the same barriers, sendrecvs and device loops."""
-    for node in ast.walk(scope.node):
-        if not isinstance(node, ast.If) or not _names_core(source, scope, node.test):
+    for node in scope.nodes(ast.If):
+        if not _names_core(source, scope, node.test):
             continue
         here, there = ([*_rendezvous(source, branch)] for branch in (node.body, node.orelse))
         if [name for _, name in here] == [name for _, name in there]:
@@ -105,7 +107,7 @@ def same_control_flow(source: Source, scope: Scope) -> Iterator[Spot]:
 
 def _names_core(source: Source, scope: Scope, test: ast.expr) -> bool:
     return any(
-        (isinstance(part, ast.Name) and scope.holds.get(part.id) is Holds.core_number)
+        (isinstance(part, ast.Name) and scope.has(Holds.core_number, part))
         or (isinstance(part, ast.Call) and source.name_of(part.func) == "nl.program_id")
         for part in ast.walk(test)
     )

@@ -14,7 +14,7 @@ _REGISTER_WRITERS = frozenset({"nisa.register_move", "nisa.register_load"})
 
 
 def _is_register(scope: Scope, node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Name) and scope.holds.get(node.id) is Holds.register
+    return scope.has(Holds.register, node)
 
 
 def _functions(scope: Scope, source: Source) -> dict[str, Function]:
@@ -25,25 +25,28 @@ def _functions(scope: Scope, source: Source) -> dict[str, Function]:
     return {**named, **inner}
 
 
-def _body(source: Source, scope: Scope, call: ast.Call, position: int) -> Function | None:
-    node = argument(call, position, "body_fun")
+def _body(source: Source, scope: Scope, call: ast.Call) -> Function | None:
+    """The body of a fori_loop or while_loop, where its function is known."""
+    node = argument(call, 2 if source.name_of(call.func) == "nl.fori_loop" else 1, "body_fun")
     return _functions(scope, source).get(node.id) if isinstance(node, ast.Name) else None
+
+
+def _ranges(source: Source, scope: Scope) -> Iterator[ast.For]:
+    """The loops over nl.dynamic_range."""
+    for node in scope.nodes(ast.For):
+        if isinstance(node.iter, ast.Call) and source.name_of(node.iter.func) == "nl.dynamic_range":
+            yield node
 
 
 def _regions(source: Source, scope: Scope) -> Iterator[tuple[str, list[ast.stmt]]]:
     """The bodies of the device loops that have a counter, and its name."""
-    for node in ast.walk(scope.node):
-        if (
-            isinstance(node, ast.For)
-            and isinstance(node.target, ast.Name)
-            and isinstance(node.iter, ast.Call)
-        ):
-            if source.name_of(node.iter.func) == "nl.dynamic_range":
-                yield node.target.id, node.body
-        elif isinstance(node, ast.Call) and source.name_of(node.func) == "nl.fori_loop":
-            body = _body(source, scope, node, 2)
-            if body is not None and body.args.args:
-                yield body.args.args[0].arg, body.body
+    for loop in _ranges(source, scope):
+        if isinstance(loop.target, ast.Name):
+            yield loop.target.id, loop.body
+    for call, name in source.calls(scope):
+        body = _body(source, scope, call) if name == "nl.fori_loop" else None
+        if body is not None and body.args.args:
+            yield body.args.args[0].arg, body.body
 
 
 @lint_rule("NKI011", Severity.warning, since=(0, 6), until=TRACER)
@@ -52,8 +55,8 @@ def old_device_loops(source: Source, scope: Scope) -> Iterator[Spot]:
     for call, name in source.calls(scope):
         if name == "nl.dynamic_range":
             yield Spot(call, "nl.dynamic_range", "nl.fori_loop(lower, upper, body)")
-    for node in ast.walk(scope.node):
-        if isinstance(node, ast.While) and _is_register(scope, node.test):
+    for node in scope.nodes(ast.While):
+        if _is_register(scope, node.test):
             yield Spot(node, f"while {ast.unparse(node.test)}:", "nl.while_loop(register, body)")
 
 
@@ -82,15 +85,10 @@ def register_arithmetic(source: Source, scope: Scope) -> Iterator[Spot]:
         for part in ast.walk(statement)
         if isinstance(part, ast.Name) and part.id == name
     }
-    for node in ast.walk(scope.node):
-        if isinstance(node, ast.BinOp) and any(
-            _is_register(scope, side) or side in counters for side in (node.left, node.right)
-        ):
-            yield Spot(
-                node,
-                ast.unparse(node),
-                "compute in an SBUF tile with nisa.tensor_scalar, then nisa.register_load",
-            )
+    hint = "compute in an SBUF tile with nisa.tensor_scalar, then nisa.register_load"
+    for node in scope.nodes(ast.BinOp):
+        if any(_is_register(scope, side) or side in counters for side in (node.left, node.right)):
+            yield Spot(node, ast.unparse(node), hint)
 
 
 @lint_rule("NKI014", Severity.error)
@@ -124,29 +122,18 @@ def constant_step(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI016", Severity.error)
 def body_tensors_stay_inside(source: Source, scope: Scope) -> Iterator[Spot]:
     """A tensor made in the body of a device loop is not used after the loop."""
-    for node in ast.walk(scope.node):
-        if not (isinstance(node, ast.For) and isinstance(node.iter, ast.Call)):
-            continue
-        if source.name_of(node.iter.func) != "nl.dynamic_range":
-            continue
+    for node in _ranges(source, scope):
         end = node.end_lineno or node.lineno
         inside = {name for name, tensor in scope.tensors.items() if node.lineno <= tensor.line <= end}
-        for part in ast.walk(scope.node):
-            if (
-                isinstance(part, ast.Name)
-                and part.id in inside
-                and part.lineno > end
-                and isinstance(part.ctx, ast.Load)
-            ):
+        for part in scope.nodes(ast.Name):
+            if part.id in inside and part.lineno > end and isinstance(part.ctx, ast.Load):
                 yield Spot(part, f"{part.id} was made inside the loop", "allocate it before the loop")
 
 
 @lint_rule("NKI017", Severity.error)
 def no_reorder_holds_no_loop(source: Source, scope: Scope) -> Iterator[Spot]:
     """There is no device loop inside nl.no_reorder()."""
-    for node in ast.walk(scope.node):
-        if not isinstance(node, ast.With):
-            continue
+    for node in scope.nodes(ast.With):
         names = [
             source.name_of(i.context_expr.func) for i in node.items if isinstance(i.context_expr, ast.Call)
         ]
@@ -167,7 +154,7 @@ def what_bodies_return(source: Source, scope: Scope) -> Iterator[Spot]:
     for call, name in source.calls(scope):
         if name not in ("nl.fori_loop", "nl.while_loop"):
             continue
-        body = _body(source, scope, call, 2 if name == "nl.fori_loop" else 1)
+        body = _body(source, scope, call)
         if body is None:
             continue
         returns = [n for n in ast.walk(body) if isinstance(n, ast.Return) and n.value is not None]
@@ -185,25 +172,18 @@ def requests_stay_in_the_loop(source: Source, scope: Scope) -> Iterator[Spot]:
     bodies: list[ast.AST] = [
         body
         for call, name in source.calls(scope)
-        if name in ("nl.fori_loop", "nl.while_loop")
-        and (body := _body(source, scope, call, 2 if name == "nl.fori_loop" else 1)) is not None
+        if name in ("nl.fori_loop", "nl.while_loop") and (body := _body(source, scope, call)) is not None
     ]
-    bodies += [
-        node
-        for node in ast.walk(scope.node)
-        if isinstance(node, ast.For)
-        and isinstance(node.iter, ast.Call)
-        and source.name_of(node.iter.func) == "nl.dynamic_range"
-    ]
+    bodies += _ranges(source, scope)
     made: dict[str, list[int]] = {}
-    for node in ast.walk(scope.node):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            made.setdefault(node.targets[0].id, []).append(node.lineno)
-    for node in ast.walk(scope.node):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+    for assignment in scope.nodes(ast.Assign):
+        if isinstance(assignment.targets[0], ast.Name):
+            made.setdefault(assignment.targets[0].id, []).append(assignment.lineno)
+    for node in scope.nodes(ast.Call):
+        if not (isinstance(node.func, ast.Attribute) and node.func.attr == "depends_on"):
             continue
         consumer = node.func.value
-        if node.func.attr != "depends_on" or not isinstance(consumer, ast.Name):
+        if not isinstance(consumer, ast.Name):
             continue
         own = _loops_of(bodies, made.get(consumer.id, []))
         for producer in node.args:

@@ -82,10 +82,8 @@ def list_arguments(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI009", Severity.error, until=TRACER)
 def user_classes(source: Source, scope: Scope) -> Iterator[Spot]:
     """A class that a kernel makes instances of inherits from nl.NKIObject and nothing else."""
-    for node in ast.walk(scope.node):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-            continue
-        known = source.classes.get(node.func.id)
+    for node in scope.nodes(ast.Call):
+        known = source.classes.get(node.func.id) if isinstance(node.func, ast.Name) else None
         if known is None:
             continue
         bases = [ast.unparse(base) for base in known.bases]
@@ -99,39 +97,33 @@ def user_classes(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI010", Severity.error, until=TRACER)
 def dict_keys(source: Source, scope: Scope) -> Iterator[Spot]:
     """The keys of a dict are strings."""
-    for node in ast.walk(scope.node):
-        if isinstance(node, ast.Dict):
-            for key in node.keys:
-                if isinstance(key, ast.Constant) and not isinstance(key.value, str):
-                    yield Spot(key, f"the key {ast.unparse(key)}", f'"{ast.unparse(key)}"')
+    for literal in scope.nodes(ast.Dict):
+        for key in literal.keys:
+            if isinstance(key, ast.Constant) and not isinstance(key.value, str):
+                yield Spot(key, f"the key {ast.unparse(key)}", f'"{ast.unparse(key)}"')
     dicts = {
         target.id
-        for node in ast.walk(scope.node)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        for node in scope.nodes(ast.Assign)
+        if isinstance(node.value, ast.Dict)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
     counters = {
         node.target.id
-        for node in ast.walk(scope.node)
-        if isinstance(node, ast.For)
-        and isinstance(node.target, ast.Name)
+        for node in scope.nodes(ast.For)
+        if isinstance(node.target, ast.Name)
         and isinstance(node.iter, ast.Call)
         and (ast.unparse(node.iter.func) == "range" or source.name_of(node.iter.func).endswith("_range"))
     }
-    for node in ast.walk(scope.node):
-        if (
-            isinstance(node, ast.Subscript)
-            and isinstance(node.ctx, ast.Store)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in dicts
-        ):
-            key = node.slice
-            number = isinstance(key, ast.Constant) and not isinstance(key.value, str)
-            if number or (isinstance(key, ast.Name) and key.id in counters):
-                yield Spot(
-                    node, f"the key {ast.unparse(key)} of {node.value.id}", "a list, or f-strings as keys"
-                )
+    for stored in scope.nodes(ast.Subscript):
+        if not (isinstance(stored.ctx, ast.Store) and isinstance(stored.value, ast.Name)):
+            continue
+        index = stored.slice
+        number = isinstance(index, ast.Constant) and not isinstance(index.value, str)
+        counted = isinstance(index, ast.Name) and index.id in counters
+        if stored.value.id in dicts and (number or counted):
+            seen = f"the key {ast.unparse(index)} of {stored.value.id}"
+            yield Spot(stored, seen, "a list, or f-strings as keys")
 
 
 @lint_rule("NKI032", Severity.warning, until=TRACER)

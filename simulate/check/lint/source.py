@@ -6,8 +6,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Node = TypeVar("Node", bound=ast.AST)
 
 _NEW = {"nki": "nki", "nki.language": "nl", "nki.isa": "nisa", "nki.collectives": "ncc", "nki.typing": "nt"}
 _OLD = "neuronxcc.nki"
@@ -26,6 +28,7 @@ class Holds(Enum):
 class Tensor:
     """What the source says of an allocation."""
 
+    name: str
     buffer: str | None
     dtype: str | None
     shape: tuple[int, ...] | None
@@ -41,6 +44,18 @@ class Scope:
     holds: dict[str, Holds] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     bodies: set[str] = field(default_factory=set)  # functions handed to fori_loop or while_loop
+
+    def nodes(self, kind: type[Node]) -> Iterator[Node]:
+        """The nodes of one kind in the function."""
+        return (node for node in ast.walk(self.node) if isinstance(node, kind))
+
+    def has(self, what: Holds, node: ast.expr | None) -> bool:
+        """Whether an expression is a variable that holds this."""
+        return isinstance(node, ast.Name) and self.holds.get(node.id) is what
+
+    def tensor_of(self, node: ast.expr | None) -> Tensor | None:
+        """The tensor that an expression names."""
+        return self.tensors.get(node.id) if isinstance(node, ast.Name) else None
 
 
 class Source:
@@ -130,11 +145,15 @@ class Source:
 
     def calls(self, scope: Scope) -> Iterator[tuple[ast.Call, str]]:
         """The calls of NKI names in a function."""
-        for node in ast.walk(scope.node):
-            if isinstance(node, ast.Call):
-                name = self.name_of(node.func)
-                if name:
-                    yield node, name
+        for node in scope.nodes(ast.Call):
+            name = self.name_of(node.func)
+            if name:
+                yield node, name
+
+    def attributes(self, scope: Scope) -> Iterator[tuple[ast.Attribute, str]]:
+        """The dotted NKI names in a function."""
+        for node in scope.nodes(ast.Attribute):
+            yield node, self.name_of(node)
 
 
 _ALLOCATES = frozenset(
@@ -190,7 +209,7 @@ class _Variables(ast.NodeVisitor):
         if called in _ALLOCATES:
             assert isinstance(value, ast.Call)
             self._hold(name, Holds.tensor)
-            self.scope.tensors[name] = self._tensor(called, value)
+            self.scope.tensors[name] = self._tensor(name, called, value)
         elif called == "nisa.register_alloc":
             self._hold(name, Holds.register)
         elif called == "nl.program_id":
@@ -212,19 +231,25 @@ class _Variables(ast.NodeVisitor):
         else:
             self.scope.holds[name] = what
 
-    def _tensor(self, called: str, call: ast.Call) -> Tensor:
+    def _tensor(self, name: str, called: str, call: ast.Call) -> Tensor:
         if called in ("nl.load", "nl.zeros_like", "nl.empty_like", "nl.shared_identity_matrix"):
-            return Tensor(None, None, None, call.lineno)
+            return Tensor(name, None, None, None, call.lineno)
         position = 3 if called == "nl.full" else 2
         buffer = argument(call, position, "buffer")
         dtype = argument(call, position - 1, "dtype")
         shape = argument(call, 0, "shape")
         return Tensor(
+            name,
             "nl.sbuf" if buffer is None else self.source.name_of(buffer) or None,
             self.source.name_of(dtype) or None if dtype is not None else None,
             _integers(shape),
             call.lineno,
         )
+
+
+def base_of(node: ast.expr | None) -> ast.expr | None:
+    """What an expression takes a slice of; the expression itself where it takes none."""
+    return node.value if isinstance(node, ast.Subscript) else node
 
 
 def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:

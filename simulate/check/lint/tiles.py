@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator
 
 from simulate.check.findings import Severity
 from simulate.check.lint.rules import Spot, lint_rule
-from simulate.check.lint.source import Holds, Scope, Source, argument
+from simulate.check.lint.source import Holds, Scope, Source, argument, base_of
 from simulate.isa import INSTRUCTIONS
+from simulate.isa.book import documented_signature
 
 _READERS = frozenset({"nl.store", "nl.device_print"})
 
@@ -38,8 +38,8 @@ def _number(node: ast.expr | None, otherwise: int) -> int:
 def _views(scope: Scope) -> dict[str, tuple[ast.expr, int]]:
     """Names that are assigned once, to a view selected at run time: the call, and the dim."""
     assigned: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(scope.node):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+    for node in scope.nodes(ast.Assign):
+        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             assigned.setdefault(node.targets[0].id, []).append(node.value)
     views = {}
     for name, values in assigned.items():
@@ -116,9 +116,8 @@ def _allocated_once(source: Source, scope: Scope, name: str) -> bool:
     """Whether every binding of a name is one nl.ndarray."""
     values = [
         node.value
-        for node in ast.walk(scope.node)
-        if isinstance(node, ast.Assign)
-        and any(isinstance(part, ast.Name) and part.id == name for t in node.targets for part in ast.walk(t))
+        for node in scope.nodes(ast.Assign)
+        if any(isinstance(part, ast.Name) and part.id == name for t in node.targets for part in ast.walk(t))
     ]
     calls = [value for value in values if isinstance(value, ast.Call)]
     return len(values) == len(calls) == 1 and source.name_of(calls[0].func) == "nl.ndarray"
@@ -131,18 +130,14 @@ def _uses(
     reading: set[int] = set()
     for call, called in source.calls(scope):
         for parameter, value in _operands(call, called):
-            base = value.value if isinstance(value, ast.Subscript) else value
+            base = base_of(value)
             if isinstance(base, ast.Name) and base.id == name and _is_input(called, parameter):
                 reading.add(id(base))
-    names = [
-        node
-        for node in ast.walk(scope.node)
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-    ]
+    names = [n for n in scope.nodes(ast.Name) if n.id == name and isinstance(n.ctx, ast.Load)]
     ignored = {
         id(node.value)
-        for node in ast.walk(scope.node)
-        if isinstance(node, ast.Attribute) and node.attr in ("shape", "dtype", "ndim", "buffer")
+        for node in scope.nodes(ast.Attribute)
+        if node.attr in ("shape", "dtype", "ndim", "buffer")
     }
     kept = sorted((node for node in names if id(node) not in ignored), key=lambda n: (n.lineno, n.col_offset))
     # Of one call the inputs come first: it reads before it writes.
@@ -164,7 +159,7 @@ def _statements(scope: Scope) -> dict[int, tuple[int, int]]:
 
 def _operands(call: ast.Call, called: str) -> Iterator[tuple[str, ast.expr]]:
     planner = INSTRUCTIONS.get(called.removeprefix("nisa.")) if called.startswith("nisa.") else None
-    names = list(inspect.signature(planner).parameters)[1:] if planner is not None else ["dst", "value"]
+    names = list(documented_signature(planner).parameters) if planner is not None else ["dst", "value"]
     yield from zip(names, call.args)
     yield from ((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator
 
 from simulate.check.findings import Severity
 from simulate.check.lint.rules import Spot, lint_rule
-from simulate.check.lint.source import Holds, Scope, Source, argument
+from simulate.check.lint.source import Holds, Scope, Source, argument, base_of
 from simulate.isa import INSTRUCTIONS
+from simulate.isa.book import documented_signature
 
 _OPERATORS: dict[type[ast.operator], str] = {
     ast.Add: "nl.add",
@@ -23,7 +23,7 @@ _CONVERSIONS = frozenset({"int", "float", "bool"})
 def _is_tensor(scope: Scope, node: ast.expr | None) -> bool:
     if isinstance(node, ast.Subscript):
         return _is_tensor(scope, node.value)
-    return isinstance(node, ast.Name) and scope.holds.get(node.id) is Holds.tensor
+    return scope.has(Holds.tensor, node)
 
 
 @lint_rule("NKI019", Severity.error)
@@ -77,22 +77,16 @@ def results_are_not_tiles(source: Source, scope: Scope) -> Iterator[Spot]:
         if not name.startswith(("nisa.", "nl.")):
             continue
         planner = INSTRUCTIONS.get(name.removeprefix("nisa.")) if name.startswith("nisa.") else None
-        starred = any(isinstance(each, ast.Starred) for each in call.args) or None in [
-            k.arg for k in call.keywords
-        ]
-        if planner is not None and "dst" in inspect.signature(planner).parameters and not starred:
-            position = (
-                list(inspect.signature(planner).parameters).index("dst") - 1
-            )  # after the hardware record
-            if argument(call, position, "dst") is None:
-                yield Spot(
-                    call, f"{name} without dst", f"allocate the result with nl.ndarray, and {name}(dst=…)"
-                )
+        parameters = [*documented_signature(planner).parameters] if planner is not None else []
+        unpacked = any(isinstance(each, ast.Starred) for each in call.args)
+        unpacked = unpacked or any(keyword.arg is None for keyword in call.keywords)
+        if "dst" in parameters and not unpacked and argument(call, parameters.index("dst"), "dst") is None:
+            hint = f"allocate the result with nl.ndarray, and {name}(dst=…)"
+            yield Spot(call, f"{name} without dst", hint)
         for value in [*call.args, *(keyword.value for keyword in call.keywords)]:
-            if isinstance(value, ast.Name) and scope.holds.get(value.id) is Holds.instruction:
-                yield Spot(
-                    value, f"{value.id} is what an instruction returned", "pass the tile that was its dst"
-                )
+            if scope.has(Holds.instruction, value):
+                seen = f"{ast.unparse(value)} is what an instruction returned"
+                yield Spot(value, seen, "pass the tile that was its dst")
 
 
 @lint_rule("NKI033", Severity.error, since=(0, 3))
@@ -101,11 +95,9 @@ def dma_from_psum(source: Source, scope: Scope) -> Iterator[Spot]:
     for call, name in source.calls(scope):
         position, keyword = {"nisa.dma_copy": (1, "src"), "nl.store": (1, "value")}.get(name, (0, ""))
         value = argument(call, position, keyword) if keyword else None
-        base = value.value if isinstance(value, ast.Subscript) else value
-        tensor = scope.tensors.get(base.id) if isinstance(base, ast.Name) else None
+        tensor = scope.tensor_of(base_of(value))
         if tensor is not None and tensor.buffer == "nl.psum":
-            assert isinstance(base, ast.Name)
-            yield Spot(call, f"{name} from {base.id} in PSUM", "nisa.tensor_copy it to SBUF first")
+            yield Spot(call, f"{name} from {tensor.name} in PSUM", "nisa.tensor_copy it to SBUF first")
 
 
 @lint_rule("NKI034", Severity.error)
@@ -115,8 +107,7 @@ def integer_memset(source: Source, scope: Scope) -> Iterator[Spot]:
         if name != "nisa.memset":
             continue
         target, value = argument(call, 0, "dst"), argument(call, 1, "value")
-        base = target.value if isinstance(target, ast.Subscript) else target
-        tensor = scope.tensors.get(base.id) if isinstance(base, ast.Name) else None
+        tensor = scope.tensor_of(base_of(target))
         if tensor is None or not (tensor.dtype or "").removeprefix("nl.").startswith(("int", "uint")):
             continue
         if isinstance(value, ast.Constant) and isinstance(value.value, float):
@@ -126,36 +117,27 @@ def integer_memset(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI036", Severity.warning)
 def psum_over_outer_loops(source: Source, scope: Scope) -> Iterator[Spot]:
     """A PSUM tile that outlives an outer iteration keeps accumulating unless accumulate= says when to start."""
-    loops = [n for n in ast.walk(scope.node) if isinstance(n, ast.For)]
+    loops = [*scope.nodes(ast.For)]
     for call, name in source.calls(scope):
         if name != "nisa.nc_matmul" or argument(call, 3, "accumulate") is not None:
             continue
-        target = argument(call, 0, "dst")
-        base = target if isinstance(target, ast.Name) else None
-        tensor = scope.tensors.get(base.id) if base is not None else None
+        tensor = scope.tensor_of(argument(call, 0, "dst"))
         if tensor is None or tensor.buffer != "nl.psum":
             continue
         around = [n for n in loops if n.lineno <= call.lineno <= (n.end_lineno or n.lineno)]
         outside = [n for n in around if not n.lineno <= tensor.line <= (n.end_lineno or n.lineno)]
         if len(outside) > 1:
-            assert base is not None
-            yield Spot(
-                call,
-                f"{base.id} lives across {len(outside)} loops",
-                "accumulate=(k > 0), or allocate it inside",
-            )
+            seen = f"{tensor.name} lives across {len(outside)} loops"
+            yield Spot(call, seen, "accumulate=(k > 0), or allocate it inside")
 
 
 @lint_rule("NKI037", Severity.error)
 def partition_step(source: Source, scope: Scope) -> Iterator[Spot]:
     """The first pair of an access pattern on chip steps by the free size of the tile."""
-    for node in ast.walk(scope.node):
-        if not (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "ap"
-        ):
+    for node in scope.nodes(ast.Call):
+        if not (isinstance(node.func, ast.Attribute) and node.func.attr == "ap"):
             continue
-        owner = node.func.value
-        tensor = scope.tensors.get(owner.id) if isinstance(owner, ast.Name) else None
+        tensor = scope.tensor_of(node.func.value)
         pattern = argument(node, 0, "pattern")
         if tensor is None or tensor.shape is None or tensor.buffer not in ("nl.sbuf", "nl.psum"):
             continue
