@@ -19,6 +19,7 @@ from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.memory.layout import Layout
 from simulate.memory.objects import VALUE_READS
 from simulate.memory.placement import Placement, Tile, live_tiles_fit, place, to_blame
+from simulate.run.apart import ApartCores
 from simulate.run.arguments import Arguments, leaves, mapped
 from simulate.run.call_stacks import Calls, TracedTable
 from simulate.run.location import raised_at
@@ -254,14 +255,9 @@ def _cores(request: LaunchRequest) -> list[NeuronCore]:
     )
     keeps_calls = any(observer.keeps_calls for observer in request.observers)
     cores: list[NeuronCore] = []
-    schedule_numbers = itertools.count()
-
-    def on_resume(core: int) -> None:
-        stream = cores[core].stream
-        stream.resumed.append((next(schedule_numbers), len(stream)))
-
+    streams: list[Stream] = []
     size = request.logical_core_size
-    scheduler = CoreScheduler(len(request.arguments) * size, request.peers, request.seed, on_resume)
+    scheduler = _scheduler(request, len(request.arguments) * size, streams)
     first = 0 if request.peers is None else request.peers.rank
     for number in range(first, first + len(request.arguments)):
         table = TracedTable(Calls()) if keeps_calls else TensorTable()
@@ -271,7 +267,21 @@ def _cores(request: LaunchRequest) -> list[NeuronCore]:
             core.has_grid = request.has_grid
             core.observers = instruction_observers
             cores.append(core)
+            streams.append(core.stream)
     return cores
+
+
+def _scheduler(request: LaunchRequest, count: int, streams: Sequence[Stream]) -> CoreScheduler:
+    """What runs the cores of a launch; `streams` are theirs, once there are any."""
+    one_core_each = request.logical_core_size == 1 and request.peers is None
+    if count > 1 and one_core_each and request.mode is Mode.dry and request.seed is None:
+        return ApartCores(count, streams)
+    schedule_numbers = itertools.count()
+
+    def on_resume(core: int) -> None:
+        streams[core].resumed.append((next(schedule_numbers), len(streams[core])))
+
+    return CoreScheduler(count, request.peers, request.seed, on_resume)
 
 
 def _run(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> None:

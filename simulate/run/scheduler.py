@@ -26,12 +26,16 @@ class _CoreAborted(BaseException):
     """Unwinds the thread of a core after another core has failed."""
 
 
+Said = tuple[Rendezvous, list[np.ndarray], Location]
+"""What a member brings to a rendezvous: the rendezvous as it understands it, its operands, its line."""
+
+
 @dataclass
-class _PendingRendezvous:
+class PendingRendezvous:
     """A rendezvous that waits for members: those that have arrived, and later the results of all."""
 
     serial: int
-    arrived: dict[int, tuple[Rendezvous, list[np.ndarray], Location]] = field(default_factory=dict)
+    arrived: dict[int, Said] = field(default_factory=dict)
     cores: list[int] = field(default_factory=list)
     results: dict[int, list[np.ndarray]] = field(default_factory=dict)
 
@@ -55,13 +59,13 @@ class CoreScheduler:
         self.count = count
         self._on_resume = on_resume
         self._peers = peers
-        self._arrivals: list[tuple[_PendingRendezvous, Arrival]] = []
+        self._arrivals: list[tuple[PendingRendezvous, Arrival]] = []
         self.is_random = seed is not None and count > 1
         self._first = (seed or 0) % count
         self._random = random.Random(f"turns {seed}")  # a string: small numbers begin alike
-        self._pending: dict[Hashable, _PendingRendezvous] = {}
+        self._pending: dict[Hashable, PendingRendezvous] = {}
         self._completed = 0
-        self._waiting: dict[int, tuple[_PendingRendezvous, Rendezvous, Location]] = {}
+        self._waiting: dict[int, tuple[PendingRendezvous, Rendezvous, Location]] = {}
         self._done: set[int] = set()
         self._error: BaseException | None = None
         self._go = [threading.Lock() for _ in range(count)]  # held while the core may not run
@@ -194,16 +198,8 @@ class CoreScheduler:
 
         Raises RendezvousMismatch if members disagree, Deadlock if one can never arrive.
         """
-        pending = self._pending.get(rendezvous.place)
-        if pending is None:
-            pending = self._pending[rendezvous.place] = _PendingRendezvous(self._completed)
-            self._completed += 1
-        pending.arrived[member] = (rendezvous, operands, where)
-        if len(pending.arrived) == len(rendezvous.members):
-            self._complete(pending, rendezvous, dry)
-        else:
-            self._waiting[core] = pending, rendezvous, where
-            pending.cores.append(core)
+        pending = self._arrive(core, member, (rendezvous, operands, where), dry)
+        if core in self._waiting:
             if self._peers is not None and rendezvous.by_rank:
                 self._arrivals.append((pending, self._peers.post(rendezvous, operands, where, dry)))
             if self.count == 1:
@@ -216,7 +212,22 @@ class CoreScheduler:
             self._on_resume(core)
         return pending.results[member], pending.serial
 
-    def _complete(self, pending: _PendingRendezvous, rendezvous: Rendezvous, dry: bool) -> None:
+    def _arrive(self, core: int, member: int, said: Said, dry: bool) -> PendingRendezvous:
+        """Let a core arrive: the last member completes the rendezvous, another one is waiting from now on."""
+        rendezvous, _, where = said
+        pending = self._pending.get(rendezvous.place)
+        if pending is None:
+            pending = self._pending[rendezvous.place] = PendingRendezvous(self._completed)
+            self._completed += 1
+        pending.arrived[member] = said
+        if len(pending.arrived) == len(rendezvous.members):
+            self._complete(pending, rendezvous, dry)
+        else:
+            self._waiting[core] = pending, rendezvous, where
+            pending.cores.append(core)
+        return pending
+
+    def _complete(self, pending: PendingRendezvous, rendezvous: Rendezvous, dry: bool) -> None:
         """Exchange the operands of a rendezvous at which all members have arrived; its cores wait no longer."""
         del self._pending[rendezvous.place]
         arrived = [pending.arrived[member] for member in rendezvous.members]
