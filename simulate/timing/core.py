@@ -97,6 +97,7 @@ class Core:
         # Where a table load would fit, since the loaded table was needed last.
         self.idle_ns: float | None = None
         self.weights = facts.weights if self.listed or not self.ordered else {}
+        placed.in_order &= not self.weights
         self.uses_of_weights = Counter(self.weights.values())
         self.held = -1
         self.finished_ns = 0.0
@@ -213,6 +214,8 @@ class Core:
         placed.start[event], placed.end[event] = start, end
         if self.ports:
             for port in self.ports[at]:
+                if event < self.port_last.get(port, -1):
+                    placed.in_order = False
                 self.port_free_ns[port], self.port_last[port] = end, event
         if self.ordered:
             if self.listed and lane == _SCALAR:
@@ -237,6 +240,8 @@ class Core:
     def _keep_idle_time(self, start: float, table: str | None) -> None:
         """Remember the first time in which the engine could load the next table; one that is used ends it."""
         if table is not None:
+            if self.idle_ns is not None and table != self.loaded:
+                self.placed.in_order = False
             self.idle_ns = None
         elif self.idle_ns is None and start - self.free_ns[_SCALAR] >= self.table_load_ns:
             self.idle_ns = self.free_ns[_SCALAR]

@@ -92,8 +92,10 @@ def schedule(
         waits = dependences(streams, every_read=True)
     waits = with_room(streams, hardware, waits)
     launch = _Launch(streams, hardware, waits)
-    in_order, listed = launch.placed(Reading.program), launch.placed(reading)
-    placed = listed if listed.length_ns < in_order.length_ns else in_order
+    placed = launch.placed(reading)
+    if not placed.in_order:  # otherwise program order gives the same
+        in_order = launch.placed(Reading.program)
+        placed = placed if placed.length_ns < in_order.length_ns else in_order
     return build(streams, hardware, reading, waits.bases, placed)
 
 

@@ -119,6 +119,7 @@ class _Ready:
         self._placed[number] = 1
         events, at = self._events[lane], self._oldest[lane]
         if events[at] != event:
+            self._core.placed.in_order = False
             return
         while at < len(events) and self._placed[events[at] - self._first]:
             at += 1

@@ -113,6 +113,7 @@ class Placed:
     moments: list[float]  # in ns, that other events wait for; see `simulate.timing.edges`
     moved_ns: float = 0.0  # when the DMA engines can have moved everything
     moved_last: int = -1
+    in_order: bool = True  # nothing was placed otherwise than in program order
 
     @classmethod
     def of(cls, events: int, moments: int) -> Placed:

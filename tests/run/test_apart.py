@@ -49,7 +49,7 @@ def streams_of(mode: simulate.Mode, lists: Any, fails: tuple[int, int, int] = (-
 
 
 def error_of(mode: simulate.Mode, lists: Any, fails: tuple[int, int, int]) -> tuple[type, str]:
-    with pytest.raises(Exception) as caught:
+    with pytest.raises((ValueError, Deadlock, RendezvousMismatch)) as caught:
         streams_of(mode, lists, fails)
     return caught.type, str(caught.value)
 

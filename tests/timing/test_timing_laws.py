@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulate.hardware import guessed
+from simulate.hardware import Hardware, guessed
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
 from simulate.memory import MemoryRegion
@@ -19,6 +19,7 @@ from tests.timing.streams import EXACT, Builder, dma_cost, halved, random_stream
 
 SEEDS = range(1000 if os.environ.get("NKW_DEEP") == "1" else 20)
 MONOTONE = [reading for reading in Reading if reading is not Reading.scheduled]  # a greedy list has anomalies
+SHARING = EXACT.with_numbers(vector_gpsimd_share_sbuf_port=guessed(True, "tests", "as on gen2"))
 CASES = [(ranks, queues) for ranks in (1, 2, 3) for queues in (1, 3)]
 
 
@@ -105,6 +106,26 @@ def test_a_dependence_less_never_lengthens(reading: Reading) -> None:
         for _ in range(6):
             fewer = without(waits, generator.integers(len(waits.packed), size=1))
             assert schedule(streams, EXACT, reading, fewer).length_ns <= before, seed
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("chip", [EXACT, SHARING], ids=["ports apart", "ports shared"])
+def test_the_scheduled_reading_is_shorter_or_the_program_reading_itself(chip: Hardware, seed: int) -> None:
+    equal = 0
+    for number in range(seed * 50, seed * 50 + 50):
+        streams = random_streams(number, 3 + number % 17, 1 + number % 3, queues=1 + number % 3)
+        waits = dependences(streams, every_read=True)
+        listed, program = (
+            schedule(streams, chip, each, waits) for each in (Reading.scheduled, Reading.program)
+        )
+        if listed.length_ns < program.length_ns:
+            continue
+        equal += 1
+        for column in ("event", "kind", "start_ns", "end_ns", "ready_ns"):
+            assert np.array_equal(getattr(listed, column), getattr(program, column)), (number, column)
+        for column in ("event", "reason", "pool", "last"):
+            assert np.array_equal(getattr(listed.causes, column), getattr(program.causes, column)), number
+    assert equal
 
 
 @pytest.mark.parametrize("reading", Reading)
