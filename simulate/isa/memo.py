@@ -97,7 +97,8 @@ class KnownCall:
     def operands(self, tensors: list[NkiTensor]) -> tuple[Tensors, Tensors]:
         """What the instruction reads and what it writes, where it is called with these tensors."""
         if self._are_arguments:
-            return tuple([tensors[i] for i in self._reads]), tuple([tensors[i] for i in self._writes])  # type: ignore[index]
+            at = tensors.__getitem__
+            return tuple(map(at, self._reads)), tuple(map(at, self._writes))  # type: ignore[arg-type]
         reads, writes = (
             tuple([tensors[each] if type(each) is int else each.of(tensors) for each in side])  # type: ignore[union-attr]
             for side in (self._reads, self._writes)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from types import CodeType
 
 from simulate.isa.template import Template
@@ -68,7 +67,7 @@ class TracedTable(TensorTable):
         super().add(storage)
         if storage.line is not None:
             chain = self.calls.chains[self.calls.here(storage.line)]
-            self.records[-1] = replace(self.records[-1], callers=chain[:-1])
+            self.records[-1] = self.records[-1]._replace(callers=chain[:-1])
 
     def stream(self, rank: int, core: int) -> Stream:
         """An empty stream of a core that uses these tensors."""

@@ -33,9 +33,8 @@ Line = tuple[CodeType, int]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRecord:
-    """The record of an allocation, which outlives its bytes."""
+class TensorRecord(NamedTuple):
+    """The record of an allocation, which outlives its bytes. Made often: a frozen dataclass takes longer."""
 
     serial: int
     name: str
@@ -232,7 +231,6 @@ class Stream:
         self.loops: dict[int, tuple[int, ...]] = {}  # those of an event, if any
         self.iterations: dict[int, int] = {}  # the loop that an iteration is of, by their numbers
         self.made_in: dict[int, tuple[int, ...]] = {}  # the open loops where a tensor was allocated, if any
-        self._numbers: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._template_numbers: dict[int, int] = {}
         self._line_ids: dict[tuple[int, int], int] = {}
         self._columns: Columns | None = None
@@ -263,12 +261,17 @@ class Stream:
     ) -> NkiInstruction:
         """Record one instruction: its template, the tensors it reads and writes, its line; only `issue` calls this."""
         index = len(self.template_ids)
-        code, row = line
-        known = self._numbers.get((id(template), id(code), row))
-        if known is None:
-            known = self._number(template, line)
-        self.template_ids.append(known[0])
-        self.line_ids.append(known[1])
+        number = self._template_numbers.get(id(template))
+        if number is None:  # both are kept alive in their lists, so that their ids stay their own
+            number = self._template_numbers[id(template)] = len(self.templates)
+            self.templates.append(template)
+        place = id(line[0]), line[1]
+        line_id = self._line_ids.get(place)
+        if line_id is None:
+            line_id = self._line_ids[place] = len(self.lines)
+            self.lines.append(line)
+        self.template_ids.append(number)
+        self.line_ids.append(line_id)
         if template.direct:
             self.operands.extend([tensor.storage.serial for tensor in (*reads, *writes)])
         else:
@@ -285,18 +288,6 @@ class Stream:
         if rendezvous is not None:
             self.rendezvous[index] = rendezvous
         return NkiInstruction(self, index)
-
-    def _number(self, template: Template, line: Line) -> tuple[int, int]:
-        """The numbers of a template and a line that come together for the first time."""
-        number = self._template_numbers.setdefault(id(template), len(self.templates))
-        if number == len(self.templates):
-            self.templates.append(template)  # kept alive here, so that its id stays its own
-        place = id(line[0]), line[1]
-        line_id = self._line_ids.setdefault(place, len(self.lines))
-        if line_id == len(self.lines):
-            self.lines.append(line)  # and with it the code, so that its id stays its own
-        known = self._numbers[id(template), id(line[0]), line[1]] = number, line_id
-        return known
 
     # -- columns of templates -----------------------------------------------------------------------------------
 
