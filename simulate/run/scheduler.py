@@ -3,6 +3,8 @@
 Each core runs the kernel's Python in a thread of its own, but exactly one runs at a time; it yields at a rendezvous or
 at its end. So runs are deterministic, a deadlock is detected at once, and the first error is the one that is raised.
 
+Cores that need nothing of each other have no threads (`simulate.run.apart`).
+
 With a seed the schedule is random: the seed draws which core runs next, and after which instructions a core is
 preempted. A correct kernel computes the same bytes for every seed.
 """
