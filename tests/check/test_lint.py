@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -308,3 +309,23 @@ def test_a_file_of_the_older_dialect_has_only_warnings() -> None:
 def test_tiles_that_something_may_have_written_are_left_alone(text: str) -> None:
     body = BODY.format("u = nl.ndarray((128, 8), dtype=nl.float32)\n    " + text)
     assert "NKI040" not in codes(body)
+
+
+@pytest.mark.parametrize(
+    "guarded",
+    [
+        "if True:\n{}",
+        "if False:\n    pass\nelse:\n{}",
+        "try:\n{}\nexcept ImportError:\n    kernel = None",
+        "try:\n    import nothing\nexcept ImportError:\n{}",
+        "import contextlib\nwith contextlib.suppress(ImportError):\n{}",
+    ],
+)
+def test_kernels_in_branches_of_a_module_are_seen(guarded: str) -> None:
+    kernel = HEAD + BODY
+    sick, healthy = (
+        guarded.format(textwrap.indent(kernel.format(line), "    "))
+        for line in ("nisa.memset(i, value=2.0)", "nisa.memset(i, value=2)")
+    )
+    assert [finding.code for finding in lint_source(sick, "kernel.py")] == ["NKI034"]
+    assert lint_source(healthy, "kernel.py") == []

@@ -18,7 +18,7 @@ def _is_register(scope: Scope, node: ast.expr | None) -> bool:
 
 
 def _functions(scope: Scope, source: Source) -> dict[str, Function]:
-    named = {n.name: n for n in source.tree.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    named = {n.name: n for n in source.statements if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
     inner = {
         n.name: n for n in ast.walk(scope.node) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
@@ -69,13 +69,16 @@ class Source:
         self._new_imports = 0
         self._imports()
         self.older = bool(self.old_imports) and not self._new_imports  # a file of Beta 1, all of it
-        self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        self.statements = tuple(_module_level(tree.body))
+        self.classes = {node.name: node for node in self.statements if isinstance(node, ast.ClassDef)}
         self.kernels = {
-            node.name for node in tree.body if isinstance(node, ast.FunctionDef) and self.decorators(node)
+            node.name
+            for node in self.statements
+            if isinstance(node, ast.FunctionDef) and self.decorators(node)
         }
         self.scopes = [
             Scope(node, bool(self.decorators(node)))
-            for node in tree.body
+            for node in self.statements
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and self._on_device(node)
         ]
         for scope in self.scopes:
@@ -250,6 +253,16 @@ class _Variables(ast.NodeVisitor):
 def base_of(node: ast.expr | None) -> ast.expr | None:
     """What an expression takes a slice of; the expression itself where it takes none."""
     return node.value if isinstance(node, ast.Subscript) else node
+
+
+def _module_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module, also those in the branches of its `if`, `try` and `with`."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.If, ast.Try, ast.With)):
+            handlers = [handler.body for handler in getattr(node, "handlers", [])]
+            for branch in (node.body, *handlers, getattr(node, "orelse", []), getattr(node, "finalbody", [])):
+                yield from _module_level(branch)
 
 
 def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:

@@ -20,7 +20,7 @@ def mutable_globals(source: Source, scope: Scope) -> Iterator[Spot]:
     """A kernel reads no mutable global: a compiled kernel is reused when the global has changed."""
     mutable = {
         target.id
-        for node in source.tree.body
+        for node in source.statements
         if isinstance(node, ast.Assign) and isinstance(node.value, (ast.List, ast.Dict, ast.Set))
         for target in node.targets
         if isinstance(target, ast.Name) and not target.id.startswith("__")
@@ -28,10 +28,10 @@ def mutable_globals(source: Source, scope: Scope) -> Iterator[Spot]:
     yield from _reads(scope.node, mutable)
     if not scope.is_kernel:
         return
-    modules = _modules(source.tree)
+    modules = _modules(source)
     yield from _asks_outside(scope.node, modules)
     yield from _keeps(source, scope.node)
-    changed = mutable & _changed(source.tree, scope.node.lineno)
+    changed = mutable & _changed(source, scope.node.lineno)
     for helper in _helpers(source, scope):
         yield from _reads(helper, changed)  # a table that nothing changes is a constant
         yield from _asks_outside(helper, modules)
@@ -63,10 +63,10 @@ def _asks_outside(function: Function, modules: dict[str, str]) -> Iterator[Spot]
             yield Spot(node, f"reads {ast.unparse(node)}, whose result changes", "pass it as an argument")
 
 
-def _modules(tree: ast.Module) -> dict[str, str]:
+def _modules(source: Source) -> dict[str, str]:
     """The modules behind the names of imports at the top of a file."""
     names: dict[str, str] = {}
-    for node in tree.body:
+    for node in source.statements:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 names[alias.asname or alias.name.split(".")[0]] = (
@@ -92,10 +92,12 @@ def _keeps(source: Source, function: Function) -> Iterator[Spot]:
             )
 
 
-def _changed(tree: ast.Module, kernel_line: int) -> set[str]:
+def _changed(source: Source, kernel_line: int) -> set[str]:
     """Names whose value is changed in place by some function, or by the file itself below the kernel."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    below = [node for node in tree.body if node.lineno > kernel_line]
+    functions = [
+        node for node in ast.walk(source.tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    below = [node for node in source.statements if node.lineno > kernel_line]
     names = set()
     for node in (part for top in (*functions, *below) for part in ast.walk(top)):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
@@ -118,7 +120,7 @@ def _helpers(source: Source, scope: Scope) -> list[Function]:
     """
     plain = {
         node.name: node
-        for node in source.tree.body
+        for node in source.statements
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and all(node is not each.node for each in source.scopes)
     }
