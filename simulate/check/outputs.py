@@ -31,7 +31,7 @@ FORGOTTEN = kind(
     Severity.warning,
     "A shared HBM tensor that the kernel writes is returned or read.",
 )
-UNUSED = kind("NKW-INPUT-UNUSED", Severity.warning, "Every input tensor is read or written.")
+UNUSED = kind("NKW-INPUT-UNUSED", Severity.warning, "Every input tensor is read or written by some rank.")
 
 COLLECTIVE = kind(
     "NKW-COLLECTIVE-UNREAD",
@@ -51,7 +51,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     for rank in sorted({stream.rank for stream in launch.streams}):
         streams = [stream for stream in launch.streams if stream.rank == rank]
         findings += _rank(launch, streams, evidence, depends[rank])
-    return findings + _unread(launch, evidence)
+    return [*findings, *_unused(launch, evidence), *_unread(launch, evidence)]
 
 
 def _definition(launch: Launch) -> Location | None:
@@ -70,6 +70,29 @@ def _line_of_def(code: CodeType) -> int:
         if linecache.getline(code.co_filename, line).lstrip().startswith(("def ", "async def ")):
             return line
     return first
+
+
+def _unused(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Inputs that no rank reads, writes or returns; a single rank may have no part for an input."""
+    used = set()
+    inputs: dict[str, TensorRecord] = {}
+    for stream in launch.streams:
+        serials = {each.tensor for each in evidence.returned if each.rank == stream.rank}
+        serials.update(access.tensor for each in evidence.of(stream).accesses for access in each)
+        for record in filter(_is_input, stream.tensors):
+            inputs.setdefault(record.name, record)
+            if record.serial in serials:
+                used.add(record.name)
+    return [
+        found(
+            UNUSED,
+            f"input {record.name} {record.shape} {record.dtype} is neither read nor written",
+            _definition(launch),
+            hint="drop the parameter, or use it",
+        )
+        for name, record in inputs.items()
+        if name not in used
+    ]
 
 
 def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
@@ -109,16 +132,7 @@ def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: se
     reads, writes = _uses(streams, evidence)
     returned = {each.tensor: each for each in evidence.returned if each.rank == streams[0].rank}
     inputs = [record for record in records if _is_input(record)]
-    findings = [
-        found(
-            UNUSED,
-            f"input {record.name} {record.shape} {record.dtype} is neither read nor written",
-            _definition(launch),
-            hint="drop the parameter, or use it",
-        )
-        for record in inputs
-        if record.serial not in reads and record.serial not in writes and record.serial not in returned
-    ]
+    findings: list[Finding] = []
     for serial, output in sorted(returned.items()):
         record = records[serial]
         last = writes.get(serial)

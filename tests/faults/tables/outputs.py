@@ -125,3 +125,20 @@ def unused_input(x, bias, sick):  # blamed
     if not sick:
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=nl.load(bias))
     return copied_out(tile)
+
+
+@fault(
+    "NKW-INPUT-UNUSED",
+    ranks=[(ramp(8, 4), ramp(8, 1)), (2 * ramp(8, 4), ramp(8, 1))],
+    answer=lambda ranks: [ranks[0][0], ranks[1][0] + ranks[1][1]],
+)
+def unused_on_all_ranks(x, bias, sick):  # blamed
+    """No rank adds the bias. In the healthy kernel rank 1 alone does."""
+    tile = nl.load(x)
+
+    def add(_):
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=nl.load(bias))
+
+    if not sick:
+        nl.fori_loop(0, ncc.rank_id(), add)
+    return copied_out(tile)
