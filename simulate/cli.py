@@ -31,7 +31,11 @@ _REPLAY_OPTIONS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1 for a kernel that breaks a rule, 2 for bad usage."""
+    """Run one command; returns the exit status.
+
+    0, 1 for a kernel that breaks a rule or for findings, 2 for what the command cannot do, 3 where `check` met a script
+    that failed.
+    """
     parser = _parser()
     options, rest = parser.parse_known_args(argv)
     options.rest = rest

@@ -1,4 +1,7 @@
-"""The commands `check`, `lint` and `doctor`. Each returns 0, 1 (findings) or 2 (could not run)."""
+"""The commands `check`, `lint` and `doctor`. Each returns 0, 1 (findings) or 2 (could not run).
+
+`check` returns 3 where the script itself failed; launches before that are reported.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from pathlib import Path
 
 from simulate.check import Finding, Format, Gatherer, Severity, findings_of, gathered, in_order, render
 from simulate.check.findings import from_error
-from simulate.check.lint import LEVELS, calls_of, lint_file
+from simulate.check.lint import LEVELS, calls_of, lint_file, lint_launched
 from simulate.errors import NkwError
 from simulate.run import target_hardware
 from simulate.targets import DEFAULT_TARGET
@@ -65,38 +68,46 @@ def _count(text: str) -> int:
 
 
 def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int]) -> int:
-    """Run a script and look at every launch it makes; `run_script` raises NkwError where a kernel breaks a rule.
+    """Run a script, look at every launch it makes and at the source of the launched kernels.
 
-    What the script prints goes to stderr, so that stdout holds the report and nothing else.
+    `run_script` raises NkwError where a kernel breaks a rule. What the script prints goes to stderr, so that stdout
+    holds the report and nothing else. Warnings of lint are printed and, as in `lint`, do not count as findings.
     """
     with gathered(options.orders, options.seeds) as seen, redirect_stdout(sys.stderr):
         status, failed = _run(options, run_script, seen)
-    if not (status or failed or seen.launches or seen.errors):
+    if status:
+        return status
+    if seen.launches or seen.errors:
+        found = findings_of(seen, progress)
+        advice = lint_launched([launch for launch, _ in seen.launches])
+        kept = _report([*found, *advice], options)
+        if kept is None:
+            return 2
+        status = int(any(each.severity is Severity.error or each not in advice for each in kept))
+    if failed:
+        error(f"{options.script} failed before its end: {failed}")
+        return 3
+    if not (seen.launches or seen.errors):
         error("no kernel was launched")
         return 2
-    findings: list[Finding] | None = []
-    if seen.launches or seen.errors:
-        findings = _report(findings_of(seen, progress), options)
-    if failed:
-        error(f"{options.script} did not run to its end ({failed})")
-    return 2 if status or failed or findings is None else 1 if findings else 0
+    return status
 
 
 def _run(
     options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int], seen: Gatherer
-) -> tuple[int, object]:
-    """Run the script; returns the status of a start that failed with a message, and the cause of an early end."""
+) -> tuple[int, str]:
+    """Run the script; returns the status of a start that was refused, and why the script failed, in words."""
     try:
-        return run_script(options), None
+        return run_script(options), ""
     except NkwError as error:
         if error not in seen.errors:
             seen.errors.append(error)
     except SystemExit as end:
-        return 0, end.code
+        return 0, f"it exited with {end.code}" if end.code else ""
     except Exception as error:
         traceback.print_exc()
         return 0, type(error).__name__
-    return 0, None
+    return 0, ""
 
 
 def lint(options: argparse.Namespace) -> int:

@@ -133,12 +133,48 @@ def test_check_reports_what_stops_a_launch(simulate: Any) -> None:
     assert finding["where"] == {"file": "past.py", "line": 10, "function": "kernel"}
 
 
-@pytest.mark.parametrize("script", ["empty.py", "missing.py", "raises.py"])
-def test_check_says_when_it_could_not_run(simulate: Any, script: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "status", "said"),
+    [
+        ("empty.py", 2, "no kernel was launched"),
+        ("missing.py", 2, "missing.py is not a file"),
+        ("raises.py", 3, "raises.py failed before its end: ValueError"),
+    ],
+)
+def test_check_tells_its_own_failure_from_the_script_s(
+    simulate: Any, script: str, status: int, said: str
+) -> None:
     done = simulate("check", script)
-    assert done.returncode == 2
-    assert "error: " in done.stderr
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (status, "")
+    assert f"error: {said}" in done.stderr
+
+
+@pytest.mark.parametrize(("rows", "reported"), [(4, "0 warnings"), (3, "NKW-OUTPUT-PARTIAL")])
+@pytest.mark.parametrize(("end", "said"), [("1 / 0", "ZeroDivisionError"), ("exit(7)", "it exited with 7")])
+def test_launches_before_a_script_fails_are_reported(
+    simulate: Any, folder: Path, rows: int, reported: str, end: str, said: str
+) -> None:
+    (folder / "fails.py").write_text(SCRIPT.format(rows=rows) + f"\n{end}\n")
+    done = simulate("check", "fails.py")
+    assert done.returncode == 3
+    assert reported in done.stdout
+    assert f"error: fails.py failed before its end: {said}\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "status"), [("a = {0: 1}", "error[NKI010]", 1), ("a = TABLE", "warning[NKI031]", 0)]
+)
+@pytest.mark.parametrize("launched", [True, False])
+def test_check_lints_the_functions_that_issued_instructions(
+    simulate: Any, folder: Path, line: str, said: str, status: int, launched: bool
+) -> None:
+    helper = f"TABLE = []\n\ndef helper(tile):\n    {line}\n    nisa.memset(tile, value=2)\n"
+    kernel = SCRIPT.format(rows=4).replace("@nki.jit", f"{helper}\n@nki.jit")
+    call = f"    if {launched}:\n        helper(nl.ndarray((4, 4), dtype=nl.int32))\n    return out"
+    (folder / "fills.py").write_text(kernel.replace("    return out", call))
+    done = simulate("check", "fills.py")
+    assert done.returncode == (status if launched else 0)
+    assert (said in done.stdout) == launched
 
 
 def test_what_a_script_prints_is_not_mixed_with_the_report(simulate: Any, folder: Path) -> None:
@@ -245,14 +281,6 @@ def test_a_refused_launch_is_found_even_if_the_script_goes_on(simulate: Any, fol
     assert [finding["code"] for finding in json.loads(done.stdout)["findings"]] == ["NKW-DEADLOCK"]
     assert "went on without Deadlock" in done.stderr
     assert threading.active_count() == before
-
-
-def test_a_script_that_fails_after_a_launch_still_gets_its_report(simulate: Any, folder: Path) -> None:
-    (folder / "late.py").write_text(SCRIPT.format(rows=3) + "\nraise SystemExit('wrong answer')\n")
-    done = simulate("check", "late.py")
-    assert done.returncode == 2
-    assert done.stdout.startswith("warning[NKW-OUTPUT-PARTIAL]")
-    assert "error: late.py did not run to its end (wrong answer)" in done.stderr
 
 
 def test_a_script_that_is_not_there_is_said_once(simulate: Any) -> None:

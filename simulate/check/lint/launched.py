@@ -1,0 +1,38 @@
+"""Lint of what was launched: of a file only the functions that issued instructions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from simulate.check.findings import Finding
+from simulate.check.lint.rules import DEFAULT_LEVEL, Level, calls_of, lint_file
+from simulate.errors import InvalidArgument
+from simulate.run import Launch
+from simulate.run.location import location
+
+
+def lint_launched(launches: Sequence[Launch], level: Level = DEFAULT_LEVEL) -> list[Finding]:
+    """The findings of lint in the functions that issued an instruction in one of the launches.
+
+    A function whose source is not a file, such as one of a notebook, is left out.
+    """
+    functions: dict[str, set[str]] = defaultdict(set)
+    for launch in launches:
+        for stream in launch.streams:
+            for line in stream.lines:
+                where = location(line)
+                functions[where.file].add(where.function)
+    files = {file: names for file, names in functions.items() if Path(file).is_file()}
+    called = frozenset[str]()
+    for file in files:
+        with suppress(InvalidArgument):
+            called |= calls_of(Path(file))
+    findings: list[Finding] = []
+    for file, names in files.items():
+        with suppress(InvalidArgument):  # a file that has changed since it was imported
+            own = lint_file(Path(file), level, called)
+            findings += [each for each in own if each.where is not None and each.where.function in names]
+    return findings
