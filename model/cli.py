@@ -52,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModelError as error:
         print(f"nkw: error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("\nnkw: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print("\n" + ": ".join(["nkw: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         if argv is None:
             _leave(130)
         return 130

@@ -8,8 +8,8 @@ from simulate.cli import main
 
 try:
     sys.exit(main())
-except KeyboardInterrupt:
+except KeyboardInterrupt as interrupt:
     with contextlib.suppress(OSError):
-        print("\ninterrupted", file=sys.stderr)
+        print("\n" + ": ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         sys.stdout.flush()
     os._exit(130)  # at once: threads of simulated cores may wait for each other, and a plain exit joins them

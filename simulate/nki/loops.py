@@ -21,6 +21,7 @@ from simulate.memory.registers import VirtualRegister
 from simulate.nki.scalars import NkiScalar, not_a_comparison
 from simulate.run import current_core
 from simulate.run.issue import issue
+from simulate.run.target import LOOP_EVENTS_VARIABLE, loop_events
 
 
 def fori_loop(
@@ -41,6 +42,7 @@ def fori_loop(
         with _inside(loop):
             counter = _counter(value)
             body_returns_nothing(body_fun(counter if plain else NkiScalar(counter)))
+        loop_is_bounded("fori_loop", loop, f"its counter is {value:,}")
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
@@ -50,11 +52,15 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     loop = len(current_core().stream)
     condition: Any = init
     body_returns_register(condition)
-    while condition.value != 0:
+    same, value = 0, condition.value
+    while value != 0:
         with _inside(loop):
             _issue_step(lambda: (), ())
             condition = body_fun(condition)
         body_returns_register(condition)
+        before, value = value, condition.value
+        same = same + 1 if value == before else 0
+        loop_is_bounded("while_loop", loop, f"{_named(condition)} is {value} since {same:,} iterations")
 
 
 def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[VirtualRegister]:
@@ -67,6 +73,7 @@ def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[Virtu
     for value in range(_bound(lower), _bound(upper), operator.index(step)):
         with _inside(loop):
             yield _counter(value)
+        loop_is_bounded("dynamic_range", loop, f"its counter is {value:,}")
 
 
 @contextmanager
@@ -87,6 +94,11 @@ def _bound(value: Any) -> int:
         _known_at_run_time()
         return value.value
     return operator.index(value)
+
+
+def _named(register: VirtualRegister) -> str:
+    stream, serial = current_core().stream, register.cell.storage.serial
+    return f"the register that is first used at {stream.event(stream.first_use[serial]).where}"
 
 
 def _known_at_run_time() -> None:
@@ -134,6 +146,22 @@ def outside_no_reorder(loop: str) -> None:
     if current_core().stream.open_blocks:
         raise RuleViolation(
             outside_no_reorder, f"nl.{loop} inside nl.no_reorder()", hint="put no_reorder into the body"
+        )
+
+
+@rule("NKW-LOOP-EVENTS")
+def loop_is_bounded(loop: str, first: int, seen: str) -> None:
+    """The iterations of one device loop issue at most 500,000 instructions, or as many as NKW_LOOP_EVENTS says.
+
+    A simulation cannot tell a loop without an end from a long one. `first` is the number of the loop's first event.
+    """
+    issued, limit = len(current_core().stream) - first, loop_events()
+    if issued > limit:
+        raise RuleViolation(
+            loop_is_bounded,
+            f"{issued:,} instructions in nl.{loop}; {seen}",
+            f"{limit:,} instructions",
+            hint=f"let the body change what ends the loop, or set {LOOP_EVENTS_VARIABLE}",
         )
 
 

@@ -192,7 +192,8 @@ class LaunchRequest:
 def execute_launch(request: LaunchRequest) -> Launch:
     """Run the kernel's Python on every core of the request, and check that its tiles fit.
 
-    Raises what the kernel raises, RuleViolation for a broken rule, Deadlock and RendezvousMismatch.
+    Raises what the kernel raises, RuleViolation for a broken rule, Deadlock and RendezvousMismatch. A KeyboardInterrupt
+    says which line was issued last.
     """
     check_logical_core(request.chip, request.logical_core_size)
     cores = _cores(request)
@@ -200,12 +201,16 @@ def execute_launch(request: LaunchRequest) -> Launch:
     for observer in request.observers:
         observer.began(request, cores, [each.arguments.storages() for each in rank_runs])
     values_read = VALUE_READS.count
-    cores[0].scheduler.run(
-        [
-            partial(_run, core, request.kernel, rank_runs[core.index // request.logical_core_size])
-            for core in cores
-        ]
-    )
+    try:
+        cores[0].scheduler.run(
+            [
+                partial(_run, core, request.kernel, rank_runs[core.index // request.logical_core_size])
+                for core in cores
+            ]
+        )
+    except KeyboardInterrupt as interrupt:
+        interrupt.args = (_interrupted(request, cores),)
+        raise
     outputs = [each.arguments.to_arrays(each.returned) for each in rank_runs]
     for each in rank_runs:
         each.arguments.write_back()
@@ -225,6 +230,17 @@ def execute_launch(request: LaunchRequest) -> Launch:
     for observer in request.observers:
         observer.ended(done, [each.returned for each in rank_runs])
     return done
+
+
+def _interrupted(request: LaunchRequest, cores: Sequence[NeuronCore]) -> str:
+    """Where the core that ran last was."""
+    stream = max((core.stream for core in cores), key=lambda stream: stream.resumed[-1:])
+    name = getattr(request.kernel, "__name__", "kernel")
+    if not len(stream):
+        return f"{name} has issued nothing"
+    event = stream.event(len(stream) - 1)
+    who = f" on rank {stream.rank}, core {stream.core}," if len(cores) > 1 else ""
+    return f"{name}{who} has issued {len(stream):,} instructions, the last is {event.op} at {event.where}"
 
 
 class _RankRun:

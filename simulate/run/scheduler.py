@@ -11,6 +11,7 @@ preempted. A correct kernel computes the same bytes for every seed.
 
 from __future__ import annotations
 
+import ctypes
 import random
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -22,6 +23,8 @@ import numpy as np
 from simulate.errors import Deadlock, InvalidArgument, Location, RendezvousMismatch
 from simulate.isa.plan import Rendezvous
 from simulate.run.processes import Arrival, Processes
+
+_PATIENCE_SECONDS = 0.2  # for the cores that only have to wake up
 
 
 class _CoreAborted(BaseException):
@@ -93,6 +96,8 @@ class CoreScheduler:
             # A keyboard interrupt reaches the main thread only: let the cores unwind before passing it on.
             self._error = interrupt
             self._wake_all()
+            for thread in threads:
+                _unwind(thread)
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
@@ -241,6 +246,16 @@ class CoreScheduler:
             pending.results = dict(zip(rendezvous.members, results))
         for waiting in pending.cores:
             del self._waiting[waiting]
+
+
+def _unwind(thread: threading.Thread) -> None:
+    """End the thread of a core, also where its kernel runs Python without end and issues nothing."""
+    while thread.is_alive():
+        thread.join(_PATIENCE_SECONDS)
+        if thread.is_alive() and thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(_CoreAborted)
+            )
 
 
 def check_agreement(

@@ -1,4 +1,4 @@
-"""Settings of the environment: chip, precision and replay; and the logical core sizes of a chip."""
+"""Settings of the environment: chip, precision, replay, device loops; and the logical core sizes of a chip."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from simulate.targets import DEFAULT_TARGET, TARGET_VARIABLE
 
 PRECISE_VARIABLE = "NKI_PRECISE_FP"
 REPLAY_VARIABLE = "NKW_REPLAY"
+LOOP_EVENTS_VARIABLE = "NKW_LOOP_EVENTS"
+_LOOP_EVENTS = 500_000  # some ten seconds of eager instructions
 
 
 def target_hardware(target: str | None = None) -> Hardware:
@@ -38,3 +40,16 @@ def flag(variable: str) -> bool:
     if text not in ("0", "1", ""):
         raise InvalidArgument("NKW-REPLAY-OPTION", f"{variable} is {text!r}; set it to 0 or 1")
     return text == "1"
+
+
+def loop_events() -> int:
+    """The instructions that the iterations of one device loop may issue: NKW_LOOP_EVENTS, else 500,000.
+
+    Raises InvalidArgument for what is not a count.
+    """
+    text = os.environ.get(LOOP_EVENTS_VARIABLE, "")
+    if not text:
+        return _LOOP_EVENTS
+    if not (text.isascii() and text.isdecimal()):
+        raise InvalidArgument("NKW-LOOP-OPTION", f"{LOOP_EVENTS_VARIABLE} is {text!r}; set it to a count")
+    return int(text)

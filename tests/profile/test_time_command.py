@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -144,9 +145,23 @@ def test_a_report_that_cannot_be_written_is_one_sentence(script: Path) -> None:
     )
 
 
-def test_an_interrupt_ends_at_once_in_one_word(script: Path) -> None:
-    script.write_text("print('ready', flush=True)\nwhile True: pass\n")
-    words = [sys.executable, "-m", "simulate", "time", "--target", "trn2", str(script)]
+KERNEL = """import nki, nki.isa as nisa, nki.language as nl, numpy as np, simulate
+
+@nki.jit
+def kernel(x):
+    tile = nl.load(x)
+    print('ready', flush=True)
+    while True:
+        {turn}
+
+simulate.World("trn2", ranks={ranks}).launch(kernel, [((np.ones((4, 4), np.float32),), {{}})] * {ranks})
+"""
+
+
+def interrupted(script: Path, program: str, *command: str) -> tuple[int, str]:
+    """Status and stderr of a command that is interrupted once it has printed `ready`."""
+    script.write_text(program)
+    words = [sys.executable, "-m", "simulate", *command, "--target", "trn2", str(script)]
     # A shell may have told its background jobs to ignore the signal, and children inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -157,4 +172,20 @@ def test_an_interrupt_ends_at_once_in_one_word(script: Path) -> None:
     assert running.stdout.readline() == "ready\n"
     running.send_signal(signal.SIGINT)
     _, err = running.communicate()
-    assert (running.returncode, err) == (130, "target trn2\n\ninterrupted\n")
+    return running.returncode, err
+
+
+def test_an_interrupt_ends_at_once_in_one_word(script: Path) -> None:
+    program = "print('ready', flush=True)\nwhile True: pass\n"
+    assert interrupted(script, program, "time") == (130, "target trn2\n\ninterrupted\n")
+
+
+@pytest.mark.parametrize("turn", ["pass", "nisa.memset(tile, 0)"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_interrupt_in_a_kernel_says_where_it_was(script: Path, turn: str, ranks: int) -> None:
+    status, err = interrupted(script, KERNEL.format(turn=turn, ranks=ranks), "run")
+    assert status == 130
+    who = "" if ranks == 1 else " on rank 0, core 0,"
+    last = f"dma_copy at {script}:5" if turn == "pass" else f"(memset at {script}:8|dma_copy at {script}:5)"
+    pattern = rf"target trn2\n\ninterrupted: kernel{who} has issued [\d,]+ instructions, the last is {last} in kernel\n"
+    assert re.fullmatch(pattern, err)

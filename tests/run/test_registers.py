@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import OutOfBounds, RuleViolation, Unsupported
+from simulate.errors import InvalidArgument, OutOfBounds, RuleViolation, Unsupported
 
 simulate.install("simulate")
 
@@ -191,3 +191,71 @@ def test_dynamic_range_warns_that_it_is_deprecated() -> None:
 
     with pytest.warns(DeprecationWarning, match="fori_loop"):
         assert run(kernel, numbers([9] * 3, (3, 1)))[:, 0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("last", "refused"), [(498, False), (499, False), (500, True)])
+def test_a_while_loop_that_issues_too_much_is_refused_with_its_register(monkeypatch, last, refused) -> None:
+    """Each iteration issues a step, a copy and a load; the first event of a loop is its own step."""
+    monkeypatch.setenv("NKW_LOOP_EVENTS", str(3 * 499))
+
+    def kernel(x):
+        out = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.shared_hbm)
+        left, go = nl.load(x), nisa.register_alloc(1)
+
+        def body(r):
+            nisa.tensor_scalar(dst=left, data=left, op0=nl.subtract, operand0=1)
+            nisa.register_load(go, left)
+            return r
+
+        nl.while_loop(go, body)
+        nisa.dma_copy(dst=out, src=left)
+        return out
+
+    if not refused:
+        assert run(kernel, numbers([last]))[0, 0] == 0
+        return
+    with pytest.raises(RuleViolation, match="NKW-LOOP-EVENTS") as caught:
+        run(kernel, numbers([last]))
+    first = kernel.__code__.co_firstlineno
+    assert caught.value.where.line == first + 9
+    assert f"test_registers.py:{first + 2} in kernel is 0 since" in caught.value.seen
+
+
+def test_a_loop_whose_register_never_changes_ends(monkeypatch) -> None:
+    monkeypatch.setenv("NKW_LOOP_EVENTS", "100")
+
+    def kernel(x):
+        nl.while_loop(nisa.register_alloc(7), lambda r: r)
+        return x
+
+    with pytest.raises(RuleViolation, match="is 7 since 101 iterations"):
+        run(kernel, numbers([1]))
+
+
+@pytest.mark.parametrize("loop", [nl.fori_loop, nl.dynamic_range])
+@pytest.mark.parametrize(("turns", "refused"), [(99, False), (100, False), (101, True)])
+def test_a_counted_loop_is_bounded_too(monkeypatch, loop, turns, refused) -> None:
+    monkeypatch.setenv("NKW_LOOP_EVENTS", "100")
+
+    def kernel(x):
+        if loop is nl.fori_loop:
+            nl.fori_loop(0, turns, lambda i: None)
+        else:
+            for _ in nl.dynamic_range(turns):
+                pass
+        out = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=x)
+        return out
+
+    if refused:
+        with pytest.raises(RuleViolation, match=r"its counter is 100\n"):
+            run(kernel, numbers([1]))
+    else:
+        assert run(kernel, numbers([1]))[0, 0] == 1
+
+
+@pytest.mark.parametrize("text", ["-1", "many", "1e6", "²"])
+def test_a_limit_that_is_no_count_is_refused(monkeypatch, text) -> None:
+    monkeypatch.setenv("NKW_LOOP_EVENTS", text)
+    with pytest.raises(InvalidArgument, match="NKW_LOOP_EVENTS is"):
+        run(lambda x: nl.fori_loop(0, 1, lambda i: None), numbers([1]))
