@@ -15,8 +15,9 @@ import numpy as np
 
 from simulate.check.findings import Finding
 from simulate.check.footprint import Footprint, addressed, addresses, folds, footprint, footprint_of, written
+from simulate.check.observed_values import Note, Values
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Accumulate, Argument, Domain, Plan, Registers, State
+from simulate.isa.plan import Accumulate, Plan, Registers, State
 from simulate.isa.template import Template
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.run import Launch
@@ -24,19 +25,6 @@ from simulate.run.machine import Issue, NeuronCore, Tensors
 from simulate.run.stream import Access, Stream
 
 _Fact = TypeVar("_Fact")
-
-_EXACT_INTEGERS = 2**24  # every integer up to this magnitude is a float32
-_FP8_MAX = {"float8_e4m3": 240.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
-_FP8_E4M3_MAX = 240.0  # of the chip's own e4m3, to which chips without e4m3fn convert it
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """An observation about the values of one operand: its event, its tensor and the observed fact as text."""
-
-    event: int
-    tensor: int
-    seen: str
 
 
 class CoreEvidence:
@@ -49,11 +37,7 @@ class CoreEvidence:
         self.written: dict[int, Footprint] = {}  # by DMAs and matmuls, with digests, by event
         self.addresses: dict[tuple[int, int], np.ndarray] = {}
         """Where the run-time address of a DMA's operand led, by event and the operand's place in the template."""
-        self.large_integers: list[Note] = []
-        self.wide_fp8: list[Note] = []
-        self.overflowing_fp8: list[Note] = []
-        self.spread_by_transpose: list[Note] = []
-        self.outside_domain: list[Note] = []
+        self.values = Values()
 
     @cached_property
     def accesses(self) -> list[tuple[Access, ...]]:
@@ -175,14 +159,7 @@ class Evidence:
 
     def issuing(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe the values that an instruction is about to read."""
-        plan, reads, _ = issue
-        known, event = self.of(core.stream), len(core.stream)
-        if plan.domain is Domain.float32 and len(operands) == len(reads):
-            self._values(known, event, reads, operands)
-            if plan.accumulate is not None and len(reads) == 1:
-                self._transpose(known, event, reads[0], operands[0])
-            if plan.argument is not None:
-                self._argument(known, event, reads[0], plan.argument, operands)
+        self.of(core.stream).values.before(len(core.stream), issue, operands)
 
     def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe which elements an instruction touched, and what it wrote."""
@@ -195,6 +172,8 @@ class Evidence:
             and writes[0].dynamic is None
         ):
             known.written[event] = written(writes[0], plan)
+            if plan.effects.copies and writes[0].buffer is MemoryRegion.sbuf:
+                known.values.loaded_rows.setdefault(writes[0].storage.serial, set()).add(writes[0].shape[0])
         if by_dma and any(tile.dynamic is not None for tile in (*reads, *writes)):
             self._addresses(known, event, plan, reads, writes)
         if core.rank.logical_core_size > 1 and plan.rendezvous is None:
@@ -209,9 +188,7 @@ class Evidence:
             ]
             if touched:
                 known.shared[event] = tuple(touched)
-        for tile in writes:
-            if tile.dtype in _FP8_MAX and tile.dynamic is None and plan.domain is Domain.float32:
-                self._overflow(known, event, tile, operands)
+        known.values.after(event, issue, operands)
 
     @staticmethod
     def _addresses(core: CoreEvidence, event: int, plan: Plan, reads: Tensors, writes: Tensors) -> None:
@@ -221,61 +198,6 @@ class Evidence:
                 core.addresses[event, place] = addresses(tile, plan.skip_out_of_range)
                 place += 1  # of the index
             place += 1
-
-    @staticmethod
-    def _values(core: CoreEvidence, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
-        for tile, operand in zip(reads, operands):
-            if tile.dynamic is not None:
-                continue
-            if tile.dtype in ("int32", "uint32"):
-                lost = int((tile.array.astype(np.int64) != operand.astype(np.int64)).sum())
-                if lost:
-                    seen = f"{lost} integers above {_EXACT_INTEGERS} lose bits as float32"
-                    core.large_integers.append(Note(event, tile.storage.serial, seen))
-            elif tile.dtype == "float8_e4m3fn":
-                most = float(np.nanmax(np.abs(operand))) if operand.size else 0.0
-                if most > _FP8_E4M3_MAX:
-                    seen = f"a value of magnitude {most:g}, above the chip's largest of {_FP8_E4M3_MAX:g}"
-                    core.wide_fp8.append(Note(event, tile.storage.serial, seen))
-
-    @staticmethod
-    def _transpose(core: CoreEvidence, event: int, tile: NkiTensor, operand: np.ndarray) -> None:
-        """Observe a transpose by a product with the identity: 0 times a value that is not finite is NaN."""
-        count = int((~np.isfinite(operand)).sum())
-        if count:
-            seen = (
-                f"{count} of {tile.size} elements are NaN or infinite, and make their rows of the result NaN"
-            )
-            core.spread_by_transpose.append(Note(event, tile.storage.serial, seen))
-
-    @staticmethod
-    def _argument(
-        core: CoreEvidence, event: int, tile: NkiTensor, argument: Argument, operands: Sequence[Any]
-    ) -> None:
-        function = argument.function
-        if function.domain is None:
-            return
-        values = np.asarray(argument.of(*operands))
-        outside = ~function.in_domain(values)
-        if function.name == "sqrt":
-            outside &= values != 0  # the root of zero is exact, whatever the documented lower end
-        count = int(outside.sum())
-        if count:
-            low, high = function.domain
-            sign = "magnitudes of " if function.domain_of_magnitude else ""
-            seen = (
-                f"{count} of {values.size} arguments of {function.name} lie outside {sign}{low:g} to {high:g}, "
-                f"for example {float(values[outside].flat[0]):g}"
-            )
-            core.outside_domain.append(Note(event, tile.storage.serial, seen))
-
-    @staticmethod
-    def _overflow(core: CoreEvidence, event: int, tile: NkiTensor, operands: Sequence[Any]) -> None:
-        lost = int((~np.isfinite(tile.array.astype(np.float32))).sum())
-        if lost and all(np.isfinite(operand).all() for operand in operands):
-            limit = _FP8_MAX[str(tile.dtype)]
-            seen = f"{lost} of {tile.size} results overflow; the largest value is {limit:g}"
-            core.overflowing_fp8.append(Note(event, tile.storage.serial, seen))
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
         """Note which tensors were returned and how much of each was written."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from simulate.check.evidence import Evidence, Note
+from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, FindingKind, Severity, found, kind, touch
+from simulate.check.observed_values import Note
 from simulate.run import Launch
 from simulate.run.stream import READ, Stream
 
@@ -21,6 +22,16 @@ OVERFLOW = kind(
     "NKW-FP8-OVERFLOW",
     Severity.warning,
     "A cast to an 8-bit float keeps finite values within the largest value of the dtype.",
+)
+HALF_OVERFLOW = kind(
+    "NKW-HALF-OVERFLOW",
+    Severity.warning,
+    "A cast to a 16-bit float keeps finite values within the largest value of the dtype.",
+)
+ROUNDED = kind(
+    "NKW-INT-ROUNDED",
+    Severity.warning,
+    "Integers become 16-bit floats without loss: up to 256 in bfloat16, 2048 in float16.",
 )
 FUNCTION = kind(
     "NKW-FUNCTION-RANGE",
@@ -42,7 +53,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Values that were lost, or were outside of a function's range, one finding per line."""
     findings: list[Finding] = []
     for stream in launch.streams:
-        seen = evidence.of(stream)
+        seen = evidence.of(stream).values
         findings += _notes(
             stream,
             INTEGERS,
@@ -53,6 +64,15 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
             findings += _notes(stream, FP8, seen.wide_fp8, "scale the data to 240 before the cast")
         findings += _notes(
             stream, OVERFLOW, seen.overflowing_fp8, "scale by the largest magnitude before the cast, or clip"
+        )
+        findings += _notes(
+            stream,
+            HALF_OVERFLOW,
+            seen.overflowing_halves,
+            "keep the sum in float32, or scale before the cast",
+        )
+        findings += _notes(
+            stream, ROUNDED, seen.rounded_integers, "keep integers in int32, or cast them to float32"
         )
         findings += _notes(
             stream, FUNCTION, seen.outside_domain, "clip the argument, or add a small constant to it"
@@ -71,10 +91,9 @@ def _notes(stream: Stream, what: FindingKind, notes: list[Note], hint: str) -> l
             continue
         lines.add(stream.line_ids[note.event])
         record = stream.tensors[note.tensor]
-        written = what is OVERFLOW
-        access = next(
-            a for a in stream.accesses(note.event) if a.tensor == note.tensor and (a.kind != READ) is written
-        )
+        written = what in (OVERFLOW, HALF_OVERFLOW, ROUNDED)
+        mine = [access for access in stream.accesses(note.event) if access.tensor == note.tensor]
+        access = next((each for each in mine if (each.kind != READ) is written), mine[0])
         findings.append(
             found(
                 what,

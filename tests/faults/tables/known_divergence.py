@@ -129,3 +129,37 @@ def wide_fp8(x, small, sick):
     wide = nl.ndarray((4, 4), dtype=nl.float32)
     nisa.tensor_copy(dst=wide, src=kept if sick else scaled)  # blamed
     return copied_out(wide)
+
+
+@fault("NKW-INT-FLOAT32", ramp(4, 1, dtype=np.int32) + 4097, answer=lambda ids: ids * 4099)
+def product_of_small_integers(ids, sick):
+    """Both factors are exact as float32, and their product is above 2**24 and odd."""
+    tile = nl.load(ids)
+    product = nl.ndarray((4, 1), dtype=nl.int32, name="product")
+    if sick:
+        nisa.tensor_scalar(dst=product, data=tile, op0=nl.multiply, operand0=4099.0)  # blamed
+    else:
+        factor = nl.ndarray((4, 1), dtype=nl.int32)
+        nisa.memset(dst=factor, value=4099)
+        nisa.tensor_tensor(dst=product, data1=tile, data2=factor, op=nl.multiply, engine=nisa.engine.gpsimd)
+    return copied_out(product)
+
+
+@fault("NKW-HALF-OVERFLOW", ramp(4, 8) * 1000, answer=lambda x: x.sum(axis=1, keepdims=True) / 4)
+def sum_in_float16(x, sick):
+    """Every addend fits float16, their sum does not; the next instruction would divide infinity."""
+    total = nl.ndarray((4, 1), dtype=nl.float16 if sick else nl.float32, name="total")
+    nisa.tensor_reduce(dst=total, op=nl.add, data=nl.load(x), axis=1)  # blamed
+    quarter = nl.ndarray((4, 1), dtype=nl.float32)
+    nisa.tensor_scalar(dst=quarter, data=total, op0=nl.multiply, operand0=0.25)
+    return copied_out(quarter)
+
+
+@fault("NKW-INT-ROUNDED", ramp(4, 4, dtype=np.int32) + 250, answer=lambda ids: ids.astype(np.float32))
+def positions_in_bfloat16(ids, sick):
+    """Positions above 256 are kept in bfloat16, where neighbours become equal."""
+    kept = nl.ndarray((4, 4), dtype=nl.bfloat16 if sick else nl.float32, name="kept")
+    nisa.tensor_copy(dst=kept, src=nl.load(ids))  # blamed
+    wide = nl.ndarray((4, 4), dtype=nl.float32)
+    nisa.tensor_copy(dst=wide, src=kept)
+    return copied_out(wide)

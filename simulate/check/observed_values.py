@@ -1,0 +1,163 @@
+"""Observations of values: integers and floats that a dtype does not hold, arguments outside a function's range."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from simulate.isa.plan import Argument, Contraction, Domain
+from simulate.memory import NkiTensor
+from simulate.run.machine import Issue, Tensors
+
+_EXACT_INTEGERS = 2**24  # every integer up to this magnitude is a float32
+_FP8_MAX = {"float8_e4m3": 240.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+_FP8_E4M3_MAX = 240.0  # of the chip's own e4m3, to which chips without e4m3fn convert it
+
+
+_HALF_EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
+"""The bits of a 16-bit float that are all set in infinities and NaN, and in no other value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """An observation about the values of one operand: its event, its tensor and the observed fact as text."""
+
+    event: int
+    tensor: int
+    seen: str
+
+
+@dataclass
+class Values:
+    """What was observed of the values of one core's operands and results."""
+
+    large_integers: list[Note] = field(default_factory=list)
+    wide_fp8: list[Note] = field(default_factory=list)
+    overflowing_fp8: list[Note] = field(default_factory=list)
+    overflowing_halves: list[Note] = field(default_factory=list)
+    rounded_integers: list[Note] = field(default_factory=list)
+    spread_by_transpose: list[Note] = field(default_factory=list)
+    outside_domain: list[Note] = field(default_factory=list)
+    last_rows: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The end of the rows of a matmul's operand that are not all zeros, by event and tensor; only of matmuls with an
+    operand whose loads filled different numbers of rows."""
+    loaded_rows: dict[int, set[int]] = field(default_factory=dict)
+    """By tile in SBUF, the row counts of its loads."""
+
+    def before(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
+        """Observe the values that an instruction is about to read."""
+        plan, reads, _ = issue
+        if plan.domain is not Domain.float32 or len(operands) != len(reads):
+            return
+        self._operands(event, reads, operands)
+        if plan.accumulate is not None and len(reads) == 1:
+            self._transpose(event, reads[0], operands[0])
+        if plan.argument is not None:
+            self._argument(event, reads[0], plan.argument, operands)
+        if plan.effects.contraction is Contraction.products:
+            self._rows(event, reads, operands)
+
+    def after(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
+        """Observe what the dtypes of the results, or the float32 path to them, did not hold."""
+        plan, _, writes = issue
+        if plan.domain is Domain.float32 and plan.state is None and plan.rendezvous is None:
+            for number, tile in enumerate(writes):
+                if tile.dynamic is None:
+                    self._result(event, issue, number, operands)
+
+    def _operands(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
+        for tile, operand in zip(reads, operands):
+            if tile.dynamic is not None:
+                continue
+            if tile.dtype in ("int32", "uint32"):
+                lost = int((tile.array.astype(np.int64) != operand.astype(np.int64)).sum())
+                if lost:
+                    seen = f"{lost} integers above {_EXACT_INTEGERS} lose bits as float32"
+                    self.large_integers.append(Note(event, tile.storage.serial, seen))
+            elif tile.dtype == "float8_e4m3fn":
+                most = float(np.nanmax(np.abs(operand))) if operand.size else 0.0
+                if most > _FP8_E4M3_MAX:
+                    seen = f"a value of magnitude {most:g}, above the chip's largest of {_FP8_E4M3_MAX:g}"
+                    self.wide_fp8.append(Note(event, tile.storage.serial, seen))
+
+    def _rows(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
+        if any(len(self.loaded_rows.get(tile.storage.serial, ())) > 1 for tile in reads):
+            for tile, operand in zip(reads, operands):
+                rows = np.flatnonzero(operand.reshape(operand.shape[0], -1).any(axis=1))
+                storage = tile.storage
+                first = tile.offset * tile.dtype.storage.itemsize * storage.shape[0] // storage.nbytes
+                self.last_rows[event, tile.storage.serial] = first + int(rows[-1]) + 1 if rows.size else 0
+
+    def _transpose(self, event: int, tile: NkiTensor, operand: np.ndarray) -> None:
+        """Observe a transpose by a product with the identity: 0 times a value that is not finite is NaN."""
+        count = int((~np.isfinite(operand)).sum())
+        if count:
+            seen = (
+                f"{count} of {tile.size} elements are NaN or infinite, and make their rows of the result NaN"
+            )
+            self.spread_by_transpose.append(Note(event, tile.storage.serial, seen))
+
+    def _argument(self, event: int, tile: NkiTensor, argument: Argument, operands: Sequence[Any]) -> None:
+        function = argument.function
+        if function.domain is None:
+            return
+        values = np.asarray(argument.of(*operands))
+        outside = ~function.in_domain(values)
+        if function.name == "sqrt":
+            outside &= values != 0  # the root of zero is exact, whatever the documented lower end
+        count = int(outside.sum())
+        if count:
+            low, high = function.domain
+            sign = "magnitudes of " if function.domain_of_magnitude else ""
+            seen = (
+                f"{count} of {values.size} arguments of {function.name} lie outside {sign}{low:g} to {high:g}, "
+                f"for example {float(values[outside].flat[0]):g}"
+            )
+            self.outside_domain.append(Note(event, tile.storage.serial, seen))
+
+    def _result(self, event: int, issue: Issue, number: int, operands: Sequence[Any]) -> None:
+        """Observe the elements of a result that its dtype, or the float32 path to it, did not hold."""
+        plan, reads, writes = issue
+        tile = writes[number]
+        if tile.dtype in _FP8_MAX:
+            lost = int((~np.isfinite(tile.array.astype(np.float32))).sum())
+            if lost and all(np.isfinite(operand).all() for operand in operands):
+                limit = _FP8_MAX[str(tile.dtype)]
+                seen = f"{lost} of {tile.size} results overflow; the largest value is {limit:g}"
+                self.overflowing_fp8.append(Note(event, tile.storage.serial, seen))
+            return
+        from_integers = bool(reads) and all(each.dtype.is_integer for each in reads)
+        if tile.dtype in _HALF_EXPONENT:
+            if from_integers or _holds_infinity(tile):
+                self._halves(event, tile, np.asarray(plan.compute(*operands)[number]), from_integers)
+        elif tile.dtype in ("int32", "uint32") and from_integers and _is_large(tile.array):
+            exact = np.asarray(plan.compute(*(each.astype(np.float64) for each in operands))[number])
+            lost = int((exact.astype(np.int64) != tile.array.astype(np.int64)).sum())
+            if lost:
+                seen = f"{lost} of {tile.size} results above {_EXACT_INTEGERS} lose bits as float32"
+                self.large_integers.append(Note(event, tile.storage.serial, seen))
+
+    def _halves(self, event: int, tile: NkiTensor, exact: np.ndarray, from_integers: bool) -> None:
+        """Observe finite results that became infinite as a 16-bit float, and integers that it rounded."""
+        held = tile.array.astype(np.float32).reshape(exact.shape)
+        overflows = int((np.isfinite(exact) & ~np.isfinite(held)).sum())
+        if overflows:
+            seen = f"{overflows} of {tile.size} results overflow {tile.dtype}"
+            self.overflowing_halves.append(Note(event, tile.storage.serial, seen))
+        rounded = (held != exact) & (exact == np.rint(exact))
+        count = int(rounded.sum()) if from_integers else 0
+        if count > overflows:
+            seen = f"{count} of {tile.size} integers are rounded, for example {float(exact[rounded].flat[0]):.0f}"
+            self.rounded_integers.append(Note(event, tile.storage.serial, seen))
+
+
+def _holds_infinity(tile: NkiTensor) -> bool:
+    mask = _HALF_EXPONENT[str(tile.dtype)]
+    return bool((tile.array.view(np.uint16) & mask == mask).any())
+
+
+def _is_large(integers: np.ndarray) -> bool:
+    return bool(integers.size) and max(int(integers.max()), -int(integers.min())) > _EXACT_INTEGERS
