@@ -14,7 +14,7 @@ from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.machine import capacity_bytes
-from simulate.run.stream import READ, Access, Stream, TensorRecord
+from simulate.run.stream import READ, WRITE, Access, Stream, TensorRecord
 
 CLOBBERED = kind(
     "NKW-MEM-CLOBBER",
@@ -86,18 +86,20 @@ def _lost_reads(
     intruder: TensorRecord,
     uses: dict[int, list[tuple[int, Access]]],
 ) -> list[Finding]:
-    """The first read of `victim` whose bytes `intruder` overwrote."""
-    own = [(i, a, _physical(victim, a)) for i, a in uses[victim.serial] if a.kind != READ]
+    """The first read of `victim` whose bytes `intruder` overwrote; an accumulation reads what it adds to."""
+    own = [(i, a.kind, _physical(victim, a)) for i, a in uses[victim.serial] if a.kind != READ]
     foreign = [(i, a, _physical(intruder, a)) for i, a in uses[intruder.serial] if a.kind != READ]
     for index, access in uses[victim.serial]:
-        if access.kind != READ:
+        if access.kind == WRITE:
             continue
         wanted = _physical(victim, access)
         for at, write, box in reversed(foreign):
             lost = box.common(wanted)
-            before = [b for i, _, b in own if i < at and lost is not None and b.common(lost)]
-            renewed = [b for i, _, b in own if at < i < index and lost is not None and b.covers(lost)]
-            if at < index and lost is not None and before and not renewed:
+            if lost is None:
+                continue
+            before = [b for i, _, b in own if i < at and b.common(lost)]
+            renewed = [b for i, kind, b in own if at < i < index and kind == WRITE and b.covers(lost)]
+            if at < index and before and not renewed:
                 return [_lost(stream, victim, intruder, (index, access), (at, write), lost)]
     return []
 
@@ -111,9 +113,10 @@ def _lost(
     lost: _Box,
 ) -> Finding:
     memory = victim.buffer.value
+    used = "read" if read[1].kind == READ else "added to"
     return found(
         CLOBBERED,
-        f"{victim.name} {victim.shape} at address {victim.address} is read after {intruder.name} "
+        f"{victim.name} {victim.shape} at address {victim.address} is {used} after {intruder.name} "
         f"{intruder.shape} at address {intruder.address} overwrote partitions {lost.rows[0]}:{lost.rows[1]}, "
         f"bytes {lost.bytes[0]}:{lost.bytes[1]} of {memory}",
         stream.event(read[0]).where,

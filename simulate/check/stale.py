@@ -13,7 +13,7 @@ from simulate.run.stream import ACCUMULATE, READ, WRITE, Access, Stream
 UNREAD = kind(
     "NKW-UNREAD",
     Severity.warning,
-    "Data that a DMA writes is read before the same line overwrites it with other data.",
+    "Data that a DMA writes is read before a DMA overwrites it with other data.",
 )
 PSUM_UNREAD = kind(
     "NKW-PSUM-UNREAD",
@@ -38,7 +38,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
         accesses, written = evidence.of(stream).accesses, evidence.of(stream).written
         findings += _overwritten(stream, accesses, written, shared)
         findings += _dropped(stream, accesses, evidence.of(stream).automatic)
-        findings += _left_over(stream, accesses)
+        findings += _left_over(stream, accesses, evidence.of(stream).values.last_rows)
     return findings
 
 
@@ -48,7 +48,7 @@ def _overwritten(
     written: dict[int, Footprint],
     skipped: tuple[MemoryRegion, ...],
 ) -> list[Finding]:
-    """Pairs of writes of one line to one view, with different data and no read between them.
+    """Pairs of writes to one view, with different data and no read between them.
 
     `skipped`: memories that another core may read.
     """
@@ -71,12 +71,7 @@ def _overwritten(
             if before is not None:
                 waiting[view] = event, access
             continue
-        lost = (
-            before is not None
-            and stream.line_ids[before[0]] == line
-            and written[before[0]].digest != view.digest
-            and line not in lines
-        )
+        lost = before is not None and written[before[0]].digest != view.digest and line not in lines
         if lost and before is not None:
             lines.add(line)
             findings.append(_lost(stream, before, (event, access)))
@@ -89,15 +84,24 @@ def _lost(stream: Stream, before: tuple[int, Access], after: tuple[int, Access])
     record = stream.tensors[after[1].tensor]
     in_psum = record.buffer is MemoryRegion.psum
     what = "the result that a matmul wrote" if in_psum else "the data that a DMA wrote"
+    again = stream.line_ids[before[0]] == stream.line_ids[after[0]]
+    when = "when the line runs again" if again else "by a later one"
     return found(
         PSUM_UNREAD if in_psum else UNREAD,
-        f"{what} to {record.name} {record.shape} is overwritten when the line runs again, and nothing read it",
+        f"{what} to {record.name} {record.shape} is overwritten {when}, and nothing read it",
         stream.event(after[0]).where,
         (touch(stream, *before), touch(stream, *after)),
-        hint="accumulate=(k > 0), where k is the loop over the contraction"
-        if in_psum
-        else "index the destination by the loop variable, or read the buffer that was loaded",
+        hint=_LOST_HINTS[in_psum, again],
     )
+
+
+_LOST_HINTS = {
+    (True, True): "accumulate=(k > 0), where k is the loop over the contraction",
+    (True, False): "accumulate=True to add to it, or read it before",
+    (False, True): "index the destination by the loop variable, or read the buffer that was loaded",
+    (False, False): "drop the first DMA, or give each its own destination",
+}
+"""By memory (PSUM or not) and by whether one line wrote twice."""
 
 
 def _dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]) -> list[Finding]:
@@ -132,8 +136,13 @@ def _dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[
     ]
 
 
-def _left_over(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
-    """Reads of a tile beyond the part that its last load filled, where an earlier load of that line filled more."""
+def _left_over(
+    stream: Stream, accesses: list[tuple[Access, ...]], last_rows: dict[tuple[int, int], int]
+) -> list[Finding]:
+    """Reads of a tile beyond the part that its last load filled, where an earlier load of that line filled more.
+
+    `last_rows`: by event and tensor, the end of the rows of a matmul's operand that are not all zeros.
+    """
     findings = []
     loads: dict[int, list[tuple[int, Access]]] = {}  # of tiles that one line alone writes, by DMA
     foreign: set[int] = set()
@@ -160,9 +169,12 @@ def _left_over(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Findi
             if not joins or not _beyond(access, fresh[1], old[1]):
                 continue
             if effects.contraction is Contraction.products and not all(
-                _stale_too(loads, foreign, other, access) for other in operands if other.kind == READ
+                _stale_too(loads, foreign, other, access)
+                or last_rows.get((event, other.tensor), 0) > fresh[1].end_row
+                for other in operands
+                if other.kind == READ and other.tensor != access.tensor
             ):
-                continue  # the other operand may hold zeros there
+                continue  # the other operand holds zeros there
             lines.add(stream.line_ids[event])
             reading, record = stream.event(event), stream.tensors[access.tensor]
             findings.append(

@@ -40,7 +40,7 @@ def test_tiles_in_other_partitions_do_not_overlap(partition: int, expected: list
         nisa.dma_copy(dst=a, src=x)
         nisa.dma_copy(dst=b, src=x)
         total = nl.ndarray((8, 8), dtype=nl.float32)
-        nisa.tensor_tensor(dst=total, data1=a, data2=nl.load(x), op=nl.add)
+        nisa.tensor_tensor(dst=total, data1=a, data2=b, op=nl.add)
         nisa.dma_copy(dst=b, src=total)
         return copied_out(b)
 

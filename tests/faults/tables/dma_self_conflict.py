@@ -68,7 +68,7 @@ def rows_over_each_other(x, sick):
     out = nl.ndarray((rows, columns), dtype=x.dtype, buffer=nl.shared_hbm)
     whole = nl.load(x)
     nisa.dma_copy(dst=out, src=whole)
-    nisa.tensor_scalar(dst=whole, data=whole, op0=nl.multiply, operand0=2.0)
+    nisa.tensor_scalar(dst=whole, data=nl.load(out), op0=nl.multiply, operand0=2.0)
     step = 0 if sick else columns
     nisa.dma_copy(dst=out.ap(pattern=[[step, rows], [1, columns]]), src=whole)  # blamed
     return out

@@ -188,3 +188,55 @@ def weights_under_activations(x, w, sick):
         nisa.tensor_tensor(dst=product, data1=tile, data2=weights, op=nl.multiply)  # blamed
         nisa.dma_copy(dst=out[i], src=product)
     return out
+
+
+@fault("NKW-MEM-CLOBBER", ramp(2, 5, 4), ramp(2, 5, 6), answer=lambda a, b: a[0].T @ b[0] + a[1].T @ b[1])
+def sum_clobbered_between_its_parts(a, b, sick):
+    """Another tile is written over an open sum; the second part is added to what is left there."""
+    sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name="sums", address=(0, 0))
+    place = (0, 0 if sick else 2048)
+    other = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name="other", address=place)
+    for k in range(2):
+        left, right = nl.load(a[k]), nl.load(b[k])
+        nisa.nc_matmul(dst=sums, stationary=left, moving=right, accumulate=k > 0)  # blamed
+        if k == 0:
+            nisa.nc_matmul(dst=other, stationary=left, moving=right, accumulate=False)
+            spare = nl.ndarray((4, 6), dtype=nl.float32)
+            nisa.tensor_copy(dst=spare, src=other)
+    return copied_out(sums)
+
+
+@fault("NKW-STALE", ramp(12, 4), ramp(8, 6), answer=lambda a, b: a[:8].T @ b + a[8:].T @ b[:4])
+def old_rows_times_a_full_tile(a, b, sick):
+    """The last block fills 4 of 8 rows; the full tile that it multiplies has no zeros for the other rows."""
+    tile = nl.ndarray((8, 4), dtype=nl.float32, name="tile")
+    weights = nl.load(b)
+    sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name="sums")
+    for block, rows in enumerate((8, 4)):
+        nisa.dma_copy(dst=tile[0:rows], src=a[block * 8 : block * 8 + rows])
+        left = tile[0 : 8 if sick else rows]
+        right = weights[0 : 8 if sick else rows]
+        nisa.nc_matmul(dst=sums, stationary=left, moving=right, accumulate=block > 0)  # blamed
+    return copied_out(sums)
+
+
+@fault("NKW-UNREAD", ramp(2, 8, 4), answer=lambda x: x[0] + x[1])
+def second_load_over_the_first(x, sick):
+    """Two lines load into one tile, and nothing reads the first block."""
+    first = nl.ndarray((8, 4), dtype=nl.float32, name="first")
+    second = first if sick else nl.ndarray((8, 4), dtype=nl.float32, name="second")
+    total = nl.ndarray((8, 4), dtype=nl.float32)
+    nisa.dma_copy(dst=first, src=x[0])
+    nisa.dma_copy(dst=second, src=x[1])  # blamed
+    nisa.tensor_tensor(dst=total, data1=first, data2=second, op=nl.add)
+    return copied_out(total)
+
+
+@fault("NKW-PSUM-UNREAD", ramp(2, 5, 4), ramp(5, 6), answer=lambda a, b: a[0].T @ b + a[1].T @ b)
+def second_product_over_the_first(a, b, sick):
+    """Two lines write products into one PSUM tile, and nothing reads the first one."""
+    sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name="sums")
+    right = nl.load(b)
+    nisa.nc_matmul(dst=sums, stationary=nl.load(a[0]), moving=right, accumulate=False)
+    nisa.nc_matmul(dst=sums, stationary=nl.load(a[1]), moving=right, accumulate=not sick)  # blamed
+    return copied_out(sums)
