@@ -33,6 +33,18 @@ FORGOTTEN = kind(
 )
 UNUSED = kind("NKW-INPUT-UNUSED", Severity.warning, "Every input tensor is read or written by some rank.")
 
+IN_PLACE = kind(
+    "NKW-INPUT-WRITTEN",
+    Severity.warning,
+    "An argument that a kernel writes is returned; else the caller on a device does not see the new contents.",
+)
+
+COLLECTIVE_IO = kind(
+    "NKW-COLLECTIVE-IO",
+    Severity.warning,
+    "HBM tensors of a collective are internal: neither arguments nor results of the kernel, and named by name=.",
+)
+
 COLLECTIVE = kind(
     "NKW-COLLECTIVE-UNREAD",
     Severity.warning,
@@ -51,7 +63,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     for rank in sorted({stream.rank for stream in launch.streams}):
         streams = [stream for stream in launch.streams if stream.rank == rank]
         findings += _rank(launch, streams, evidence, depends[rank])
-    return [*findings, *_unused(launch, evidence), *_unread(launch, evidence)]
+    return [*findings, *_unused(launch, evidence), *_unread(launch, evidence), *_exposed(launch, evidence)]
 
 
 def _definition(launch: Launch) -> Location | None:
@@ -95,6 +107,41 @@ def _unused(launch: Launch, evidence: Evidence) -> list[Finding]:
     ]
 
 
+def _exposed(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Collectives on arguments, results or unnamed tensors in HBM, one finding per line.
+
+    Sources: nki.collectives.all_reduce of 0.7 (srcs in private HBM), and the comments of the vendor's own collective
+    kernels, which copy arguments and results to and from named internal tensors.
+    """
+    findings: dict[int, Finding] = {}
+    returned = {(each.rank, each.tensor) for each in evidence.returned}
+    for stream in launch.streams[:1]:
+        for index in stream.rendezvous:
+            if stream.effects(index).synchronization is not Synchronization.collective:
+                continue
+            for access in evidence.of(stream).accesses[index]:
+                record = stream.tensors[access.tensor]
+                if record.buffer.on_chip or stream.line_ids[index] in findings:
+                    continue
+                if _is_input(record):
+                    what = "an argument"
+                elif (stream.rank, record.serial) in returned:
+                    what = "a result"
+                elif not record.is_named:
+                    what = "a tensor without name="
+                else:
+                    continue
+                op, where = stream.event(index).op, stream.event(index).where
+                findings[stream.line_ids[index]] = found(
+                    COLLECTIVE_IO,
+                    f"{op} takes {record.name} {record.shape}, {what} of the kernel",
+                    where,
+                    (touch(stream, index, access),),
+                    hint="copy through nl.ndarray(…, buffer=nl.private_hbm, name=…)",
+                )
+    return list(findings.values())
+
+
 def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Collectives whose results no rank reads, one finding per line."""
     unread: dict[str, Finding | None] = {}
@@ -132,7 +179,17 @@ def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: se
     reads, writes = _uses(streams, evidence)
     returned = {each.tensor: each for each in evidence.returned if each.rank == streams[0].rank}
     inputs = [record for record in records if _is_input(record)]
-    findings: list[Finding] = []
+    findings = [
+        found(
+            IN_PLACE,
+            f"the argument {record.name} {record.shape} is written and not returned",
+            stream.event(index).where,
+            (touch(stream, index, access),),
+            hint=f"return {record.name}; a device runs the kernel on a copy unless the caller aliases it",
+        )
+        for serial, (stream, index, access) in writes.items()
+        if _is_input(record := records[serial]) and serial not in returned
+    ]
     for serial, output in sorted(returned.items()):
         record = records[serial]
         last = writes.get(serial)

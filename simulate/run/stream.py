@@ -33,6 +33,10 @@ Line = tuple[CodeType, int]
 T = TypeVar("T")
 
 
+def _unnamed(serial: int) -> str:
+    return f"t{serial}"
+
+
 class TensorRecord(NamedTuple):
     """The record of an allocation, which outlives its bytes. Made often: a frozen dataclass takes longer."""
 
@@ -52,6 +56,11 @@ class TensorRecord(NamedTuple):
     def where(self) -> Location | None:
         """The line that allocated it; None for a kernel argument."""
         return None if self.line is None else location(self.line)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the kernel named it with name=."""
+        return self.name != _unnamed(self.serial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ class TensorTable:
         self.records.append(
             TensorRecord(
                 storage.serial,
-                storage.name or f"t{storage.serial}",
+                storage.name or _unnamed(storage.serial),
                 storage.shape,
                 str(storage.dtype),
                 storage.buffer,

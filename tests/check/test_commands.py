@@ -37,7 +37,7 @@ def clears(first, second):
     zeros = nl.ndarray((1, 4), dtype=first.dtype)
     nisa.memset(zeros, value=0)
     nisa.dma_copy(dst=second[0:1], src=zeros)
-    return out
+    return out, second
 
 whole = np.ones((8, 4), np.float32)
 clears(whole[0:4], whole[3:7])

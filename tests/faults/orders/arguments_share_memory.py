@@ -18,7 +18,7 @@ def kernel(x, y, sick):
     zeros = nl.ndarray((2, 4), dtype=nl.float32, buffer=nl.sbuf, name="zeros")
     nisa.memset(zeros, value=0)
     nisa.dma_copy(dst=y[0:2] if sick else y[6:8], src=zeros)
-    return out
+    return out, y
 
 
 def inputs():
@@ -27,4 +27,6 @@ def inputs():
 
 
 def answer(x, y):
-    return np.array(x)
+    cleared = np.array(y)
+    cleared[6:8] = 0
+    return np.array(x), cleared

@@ -142,3 +142,49 @@ def unused_on_all_ranks(x, bias, sick):  # blamed
     if not sick:
         nl.fori_loop(0, ncc.rank_id(), add)
     return copied_out(tile)
+
+
+@fault("NKW-INPUT-WRITTEN", ramp(8, 4), ramp(8, 4), answer=lambda x, cache: (x, cache + x))
+def cache_not_returned(x, cache, sick):
+    """The kernel adds to an argument in place and returns another tensor only."""
+    out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    tile, total = nl.load(x), nl.ndarray((8, 4), dtype=nl.float32)
+    nisa.tensor_tensor(dst=total, data1=tile, data2=nl.load(cache), op=nl.add)
+    nisa.dma_copy(dst=cache, src=total)  # blamed
+    nisa.dma_copy(dst=out, src=tile)
+    return (out,) if sick else (out, cache)
+
+
+@fault("NKW-COLLECTIVE-IO", ranks=[(ramp(4, 4),), (3 * ramp(4, 4),)], answer=sum_of_two)
+def collective_of_an_argument(x, sick):
+    """The sum over the ranks is taken of the kernel's argument itself."""
+    part = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
+    total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="total")
+    if not sick:
+        nisa.dma_copy(dst=part, src=x)
+    group = ncc.ReplicaGroup([[0, 1]])
+    ncc.all_reduce(srcs=[x if sick else part], dsts=[total], replica_group=group, op=nl.add)  # blamed
+    return copied_out(nl.load(total))
+
+
+@fault("NKW-COLLECTIVE-IO", ranks=[(ramp(4, 4),), (3 * ramp(4, 4),)], answer=sum_of_two)
+def collective_into_a_result(x, sick):
+    """The sum over the ranks is written straight to the kernel's result."""
+    part = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
+    total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm, name="total")
+    nisa.dma_copy(dst=part, src=x)
+    group = ncc.ReplicaGroup([[0, 1]])
+    ncc.all_reduce(srcs=[part], dsts=[total], replica_group=group, op=nl.add)  # blamed
+    return total if sick else copied_out(nl.load(total))
+
+
+@fault("NKW-COLLECTIVE-IO", ranks=[(ramp(4, 4),), (3 * ramp(4, 4),)], answer=sum_of_two)
+def collective_of_an_unnamed_tensor(x, sick):
+    """The tensor from which the sum over the ranks is taken has no name."""
+    name = None if sick else "part"
+    part = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name=name)
+    total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="total")
+    nisa.dma_copy(dst=part, src=x)
+    group = ncc.ReplicaGroup([[0, 1]])
+    ncc.all_reduce(srcs=[part], dsts=[total], replica_group=group, op=nl.add)  # blamed
+    return copied_out(nl.load(total))

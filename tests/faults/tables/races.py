@@ -92,7 +92,7 @@ def halo_row(x, sick):
     return result
 
 
-@fault("NKW-RACE", ramp(8, 4), answer=lambda x: x + x, cores=2)
+@fault("NKW-RACE", ramp(8, 4), answer=lambda x: (x + x, np.concatenate([x[:4], 2 * x[4:]])), cores=2)
 def input_updated_in_place(x, sick):
     """Core 1 updates rows of an input that core 0 still reads."""
     core = nl.program_id(0)
@@ -104,7 +104,7 @@ def input_updated_in_place(x, sick):
     if core == 1:
         nisa.dma_copy(dst=x[rows], src=mine)
     nisa.dma_copy(dst=out[rows], src=mine)
-    return out
+    return out, x
 
 
 @fault("NKW-RACE", ramp(8, 4), answer=lambda x: x, cores=2)
