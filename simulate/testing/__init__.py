@@ -7,7 +7,7 @@ tiles and views; `artifacts` writes the files of a failure.
 """
 
 from simulate.testing.budget import Budget, BudgetChecker, BudgetExceeded, Predicted
-from simulate.testing.compare import Comparison, Mismatch, compare
+from simulate.testing.compare import Comparison, Mismatch, WeakComparison, compare
 from simulate.testing.kernel import Checked, CheckLevel, KernelChecker, KernelFailure
 from simulate.testing.tolerance import roundoff, tolerance
 
@@ -22,6 +22,7 @@ __all__ = [
     "KernelFailure",
     "Mismatch",
     "Predicted",
+    "WeakComparison",
     "compare",
     "roundoff",
     "tolerance",

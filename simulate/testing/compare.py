@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,10 @@ from simulate.testing.tolerance import tolerance
 
 class Mismatch(AssertionError):
     """An output differs from the truth by more than its tolerance."""
+
+
+class WeakComparison(UserWarning):
+    """A comparison that a wrong output would pass as well; users have reported such tests that failed on a chip."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ def compare(
     Integers and booleans have to be equal, infinities and NaN in the same places. The other arguments are those of
     `tolerance`; without a magnitude it is the largest finite one of the truth.
 
-    Raises Mismatch for another shape, and for elements beyond the bound.
+    Raises Mismatch for another shape, and for elements beyond the bound. Warns with WeakComparison where NaN on both
+    sides decides, and where the bound is as large as the truth.
     """
     output, truth = np.asarray(output), np.asarray(truth)
     if output.shape != truth.shape:
@@ -77,4 +83,24 @@ def compare(
     )
     if beyond:
         raise Mismatch(str(found))
+    _warn_of_weakness(exact, bound)
     return found
+
+
+def _warn_of_weakness(truth: np.ndarray, bound: float) -> None:
+    unknown = int(np.isnan(truth).sum())
+    if unknown:
+        warnings.warn(
+            f"{unknown} of {truth.size} elements are NaN on both sides, which proves nothing of their values "
+            "(a user report: fp8 results of NaN passed in simulation and were wrong on the chip)",
+            WeakComparison,
+            stacklevel=3,
+        )
+    finite = np.abs(truth[np.isfinite(truth)])
+    if finite.size and 0.0 < finite.max() <= bound:
+        warnings.warn(
+            f"the allowed error {bound:.3g} is as large as the largest value, {finite.max():.3g}: zeros would pass "
+            "(a user report: a tolerance wider than the reference passed in simulation)",
+            WeakComparison,
+            stacklevel=3,
+        )

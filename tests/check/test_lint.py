@@ -275,7 +275,7 @@ def test_plain_python_around_kernels_is_left_alone() -> None:
 def test_the_kernels_of_this_project_have_no_errors() -> None:
     for path in sorted(Path(nki_kernels.__file__).parent.rglob("*.py")):
         findings = lint_file(path)
-        assert {finding.code for finding in findings} <= {"NKI001"}, path.name
+        assert {finding.code for finding in findings} <= {"NKI001", "NKW-DMA-RESHAPED"}, path.name
         assert all(finding.severity is Severity.warning for finding in findings)
 
 
@@ -329,3 +329,19 @@ def test_kernels_in_branches_of_a_module_are_seen(guarded: str) -> None:
     )
     assert [finding.code for finding in lint_source(sick, "kernel.py")] == ["NKI034"]
     assert lint_source(healthy, "kernel.py") == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("nisa.dma_copy(out.reshape((64, 16)), x)", ["NKW-DMA-RESHAPED"]),
+        ("nisa.dma_copy(dst=out.reshape((64, 16))[0:4], src=x)", ["NKW-DMA-RESHAPED"]),
+        ("flat = out.reshape((64, 16)); nisa.dma_copy(dst=flat[0:4], src=x)", ["NKW-DMA-RESHAPED"]),
+        ("nisa.dma_copy(dst=out[0:4], src=x.reshape((4, 8)))", []),
+        ("u = t.reshape((128, 2, 4)); nisa.dma_copy(dst=u, src=x)", []),
+    ],
+)
+def test_a_dma_into_a_reshaped_tensor_of_hbm_is_warned_of(lines: str, expected: list[str]) -> None:
+    found = lint_source(HEAD + BODY.format(lines), "kernel.py")
+    assert [finding.code for finding in found] == expected
+    assert all("a user report" in finding.message for finding in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from fractions import Fraction
 
 import ml_dtypes
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from simulate.errors import InvalidArgument
-from simulate.testing import Mismatch, compare, roundoff, tolerance
+from simulate.testing import Mismatch, WeakComparison, compare, roundoff, tolerance
 
 FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3", "float8_e5m2", "float8_e4m3fn")
 NUMPY = {name: np.dtype(getattr(ml_dtypes, name, None) or name) for name in FLOATS}
@@ -94,7 +95,8 @@ def test_integers_have_to_be_equal() -> None:
 
 def test_nan_and_infinity_have_their_places() -> None:
     odd = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
-    compare(odd, odd.astype(np.float64))
+    with pytest.warns(WeakComparison):
+        compare(odd, odd.astype(np.float64))
     for at, value in ((0, 0.0), (1, -np.inf), (2, 0.0), (3, np.nan)):
         wrong = odd.copy()
         wrong[at] = value
@@ -105,3 +107,31 @@ def test_nan_and_infinity_have_their_places() -> None:
 def test_shapes_have_to_be_equal() -> None:
     with pytest.raises(Mismatch, match=r"shape \(2, 1\), the reference \(2,\)"):
         compare(np.zeros((2, 1)), np.zeros(2))
+
+
+def silent(output: np.ndarray, truth: np.ndarray, **options: int) -> None:
+    """Compare, and fail on a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare(output, truth, **options)
+
+
+def test_nan_on_both_sides_is_warned_of() -> None:
+    fp8 = NUMPY["float8_e4m3fn"]
+    values = np.array([1, np.nan, np.nan, 2], fp8)
+    with pytest.warns(WeakComparison, match="2 of 4 elements are NaN on both sides"):
+        compare(values, values.astype(np.float64))
+    silent(values[:1], values[:1].astype(np.float64))
+
+
+def test_a_bound_as_large_as_the_truth_is_warned_of() -> None:
+    truth = np.array([1.0, -0.25])
+    widest = 1 - 2.0**-8  # g(R - 1, 2**-8) + 2**-8 = 1, see `tolerance`
+    steps = int(widest / (1 + widest) * 256) + 1
+    silent(truth.astype(NUMPY["bfloat16"]), truth, roundings=steps)
+    with pytest.warns(WeakComparison, match="zeros would pass"):
+        compare(np.zeros(2, NUMPY["bfloat16"]), truth, roundings=steps + 1)
+
+
+def test_zeros_for_zeros_are_no_weak_comparison() -> None:
+    silent(np.zeros(3, np.float32), np.zeros(3))

@@ -176,3 +176,40 @@ def _is_input(called: str, parameter: str) -> bool:
 def _inside(node: ast.AST, outer: ast.AST) -> bool:
     line = getattr(node, "lineno", 0)
     return getattr(outer, "lineno", 0) <= line <= (getattr(outer, "end_lineno", 0) or 0)
+
+
+@lint_rule("NKW-DMA-RESHAPED", Severity.warning)
+def dma_into_an_allocation(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A DMA writes to a tensor as it was allocated, not to a reshaped view of HBM.
+
+    A user report: the DMA wrote the right elements in simulation and wrong ones on the chip.
+    """
+    outputs = {
+        name for name, tensor in scope.tensors.items() if tensor.buffer in ("nl.shared_hbm", "nl.private_hbm")
+    }
+    reshaped = {
+        target.id
+        for node in scope.nodes(ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and _reshapes(node.value, outputs)
+    }
+    for call, name in source.calls(scope):
+        target = base_of(argument(call, 0, "dst")) if name == "nisa.dma_copy" else None
+        if target is not None and (
+            (isinstance(target, ast.Name) and target.id in reshaped) or _reshapes(target, outputs)
+        ):
+            yield Spot(
+                call,
+                f"a DMA into {ast.unparse(target)}, a reshaped tensor of HBM (a user report: wrong on the chip)",
+                "allocate it in the shape in which it is written",
+            )
+
+
+def _reshapes(node: ast.expr, tensors: set[str]) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "reshape"
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in tensors
+    )
