@@ -1,8 +1,8 @@
 """`init`: accumulator registers and random generators that a kernel uses before it sets them.
 
 The Scalar and the Vector engine have accumulator registers, one float32 per partition; several instructions share
-them. Their contents at the start of a kernel are not documented. An instruction with reduce_cmd idle may leave
-anything in the Vector registers. An unseeded random generator begins where the previous program left it.
+them. A launch refuses registers that no instruction has set; an instruction with reduce_cmd idle may leave anything in
+those of the Vector engine. An unseeded random generator begins where the previous program left it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,6 @@ from simulate.isa.plan import RandomUse, Registers, State
 from simulate.run import Launch
 from simulate.run.stream import READ, Access, Stream
 
-UNSET = kind(
-    "NKW-REGISTERS-UNSET",
-    Severity.error,
-    "Accumulator registers are reset before an instruction adds to them or reads them out.",
-)
 IDLE = kind(
     "NKW-REGISTERS-IDLE",
     Severity.error,
@@ -127,16 +122,6 @@ def _judged(
             where,
             (touch(stream, by, _result(stream, by)), here),
             hint="read the registers out before the idle instruction, or give it another reduce_cmd",
-        )
-    missing = int((file.setter[: use.rows] == _NEVER).sum())
-    if missing:
-        return found(
-            UNSET,
-            f"{op} {what} the {engine} accumulator registers of {use.rows} partitions, of which this kernel "
-            f"never reset {missing}",
-            where,
-            (here,),
-            hint="reduce_cmd=nisa.reduce_cmd.reset_reduce for the first instruction of the sum",
         )
     setter = int(file.setter[: use.rows].max())
     if adds and file.operator != use.operator:

@@ -63,6 +63,21 @@ def by_partition(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray] | No
     return [np.broadcast_to(rows.reshape(-1, *(1,) * (dst.ndim - 1)), dst.shape)]
 
 
+def within_partitions(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray] | None:
+    """A partition of every result depends on that partition of every operand; none may be left without a result."""
+    rows = np.logical_and.reduce([flat(each).all(axis=1) for each in defined])
+    if not rows.any():
+        return None
+    return [np.broadcast_to(rows.reshape(-1, *(1,) * (dst.ndim - 1)), dst.shape) for dst in plan.writes]
+
+
+def reduced(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray] | None:
+    """An element of the result depends on the trailing elements of its partition that it reduces."""
+    (dst,) = plan.writes
+    result = defined[0].reshape(dst.shape[0], dst.free_size, -1).all(axis=2)
+    return [result.reshape(dst.shape)] if result.any() else None
+
+
 def by_row(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
     """The n-th result depends on all elements of the n-th operand."""
     return [np.full(dst.shape, each.all()) for dst, each in zip(plan.writes, defined)]

@@ -15,6 +15,7 @@ from simulate.isa.plan import Accumulate, Domain, Masked, Plan, Rendezvous
 from simulate.isa.template import Template
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.validity import ACCUMULATED, EMPTY, POISON, WRITTEN
+from simulate.run.accumulators import defined_registers, mark_registers, use_registers
 from simulate.run.execute import accumulated, add, flat, gather, put
 from simulate.run.indirect import resolve
 from simulate.run.location import kernel_line, location
@@ -124,9 +125,15 @@ def _issue(
             blame = _excused(plan, reads, writes, tile, template.op, line)
         if not dry:
             operands.append(tile.float32() if as_float else tile.array)
+    registers = plan.registers
+    if registers is not None:
+        poison = use_registers(core, plan, registers)
+        if poison is not None and not _carries_poison(plan, reads, writes):
+            raise poison
+        blame = poison or blame
     for observer in core.observers:
         observer.issuing(core, Issue(plan, reads, writes), operands)
-    poisoned = _poisoned(plan, reads, writes, blame, operands) if blame is not None else []
+    poisoned = _poisoned(core, plan, reads, writes, blame, operands) if blame is not None else []
     stream = core.stream
     rendezvous_serial: int | None = None
     results: Sequence[Any] = ()
@@ -164,6 +171,8 @@ def _issue(
     for tile, defined in poisoned:
         tile.storage.validity.mark_poison(defined, *tile.byte_view()[1:])
         tile.storage.validity.blame = blame
+    if registers is not None:
+        mark_registers(core, plan, registers, poisoned[0][1] if poisoned else None, blame)
     if not (dry or stream.depends_on_data):
         _note_dependence_on_data(stream, reads, writes)
     for observer in core.observers:
@@ -231,8 +240,7 @@ def _excused(
     They may if the plan propagates poison, stays on chip, and the operand has defined bytes as well.
     """
     error = unwritten(tile)
-    stays_on_chip = all(each.buffer.on_chip and each.dynamic is None for each in writes)
-    if plan.propagate is None or not stays_on_chip or any(each.dynamic is not None for each in reads):
+    if not _carries_poison(plan, reads, writes):
         raise error
     together = reads if plan.propagate is propagation.by_row else (tile,)
     if not any(np.any(each.storage.validity.states(*each.byte_view()[1:])) for each in together):
@@ -242,7 +250,14 @@ def _excused(
     return error
 
 
+def _carries_poison(plan: Plan, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]) -> bool:
+    """Whether undefined elements may become poison: the plan says which, and results stay on chip at known places."""
+    stays_on_chip = all(each.buffer.on_chip and each.dynamic is None for each in writes)
+    return plan.propagate is not None and stays_on_chip and all(each.dynamic is None for each in reads)
+
+
 def _poisoned(
+    core: NeuronCore,
     plan: Plan,
     reads: tuple[NkiTensor, ...],
     writes: tuple[NkiTensor, ...],
@@ -258,6 +273,8 @@ def _poisoned(
     defined = [
         np.broadcast_to(np.bitwise_and(state, WRITTEN) != 0, each.shape) for state, each in zip(states, reads)
     ]
+    if plan.registers is not None:
+        defined += defined_registers(core, plan, plan.registers)
     results = plan.propagate(plan, defined)
     if results is None:
         raise blame

@@ -16,6 +16,7 @@ from simulate.hardware import Hardware
 from simulate.isa.plan import Plan, State
 from simulate.memory import MemoryRegion, NkiTensor, Storage, views
 from simulate.memory.registers import VirtualRegister
+from simulate.memory.validity import EMPTY, Validity
 from simulate.numerics import DType, as_dtype
 from simulate.run.location import here, kernel_line
 from simulate.run.scheduler import CoreScheduler
@@ -85,6 +86,7 @@ class NeuronCore:
         self.prepared: Any = None  # a collective that waits for its trigger
         self.observers: Sequence[InstructionObserver] = ()
         self._state: dict[State, np.ndarray] = {}
+        self._defined: dict[State, Validity] = {}
         self._shared_taken = 0
 
     def state(self, which: State) -> np.ndarray:
@@ -97,6 +99,13 @@ class NeuronCore:
     def set_state(self, which: State, values: np.ndarray) -> None:
         """Replace a register file; only `issue` calls this."""
         self._state[which] = values
+
+    def registers_defined(self, which: State) -> Validity:
+        """Which registers of a register file are defined: one byte per partition."""
+        found = self._defined.get(which)
+        if found is None:
+            found = self._defined[which] = Validity(self.hardware.partitions, EMPTY)
+        return found
 
     def allocate(
         self,

@@ -116,12 +116,25 @@ BLOCKS = np.arange(24, dtype=np.float32).reshape(4, 6)
         (["reset", "reduce", "idle"], False, []),  # an idle Scalar instruction reads the sum out
         (["reset_reduce", "reset_reduce", "reset_reduce"], True, []),
         (["reset_reduce", "reduce", "reduce"], True, ["NKW-REGISTERS-REOPENED"]),
-        (["reduce", "reduce", "reduce"], False, ["NKW-REGISTERS-UNSET"]),
-        (["idle", "reset_reduce", "reduce"], False, ["NKW-REGISTERS-UNSET"]),
     ],
 )
 def test_sums_in_the_scalar_registers(commands, used, expected) -> None:
     assert codes(summed(commands, used), BLOCKS) == expected
+
+
+@pytest.mark.parametrize(("command", "expected"), [("reset_reduce", []), ("idle", ["NKW-REGISTERS-IDLE"])])
+def test_an_idle_vector_instruction_reads_out_what_it_spoils(command, expected) -> None:
+    def kernel(x):
+        tile, highest = nl.load(x), nl.ndarray((4, 1), dtype=nl.float32)
+        chosen, kept = nl.ndarray((4, 6), dtype=nl.uint8), nl.ndarray((4, 6), dtype=nl.float32)
+        nisa.memset(dst=chosen, value=1)
+        for each in (nisa.reduce_cmd.reset_reduce, getattr(nisa.reduce_cmd, command)):
+            nisa.select_reduce(
+                dst=kept, predicate=chosen, on_true=tile, on_false=0.0, reduce_res=highest, reduce_cmd=each
+            )
+        return copied_out(highest)
+
+    assert codes(kernel, BLOCKS) == expected
 
 
 @pytest.mark.parametrize(("between", "expected"), [("scalar", []), ("vector", ["NKW-REGISTERS-IDLE"])])

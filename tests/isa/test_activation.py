@@ -85,7 +85,7 @@ def test_the_registers_add_up_over_instructions() -> None:
         ([_CMD.reset_reduce, _CMD.idle], one),
         ([_CMD.reset_reduce, _CMD.reset], 0 * one),
         ([_CMD.reset_reduce, _CMD.reset, _CMD.reduce], one),
-        ([_CMD.reduce], one),
+        ([_CMD.reset, _CMD.reduce], one),
     ):
         calls: list[tuple[str, dict[str, Any]]] = [
             ("activation", {**call, **add, "reduce_cmd": command}) for command in commands

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from simulate.errors import RuleViolation
 from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from tests.isa.reference import assert_same, sample, through_float32
@@ -85,7 +86,8 @@ def test_the_sum_runs_through_the_registers():
     load = {**read, "reduce_cmd": CMD.load_reduce, "reduce_init": start}
     assert_same(execute("trn3", NAME, **load)["reduce_res"], start + 5)
     assert np.isnan(execute_all("trn3", [(NAME, reset), (NAME, common), (NAME, reduce)])["reduce_res"]).all()
-    assert np.isnan(execute("trn3", NAME, **read)["reduce_res"]).all()
+    with pytest.raises(RuleViolation, match="NKW-REGISTERS-UNSET"):
+        execute("trn3", NAME, **read)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e5m2", "int8", "uint16"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from simulate.errors import RuleViolation
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import assert_same, sample, through_float32
@@ -110,4 +111,7 @@ def test_idle_leaves_the_registers_undefined():
     reset = {**common, "reduce_cmd": CMD.reset_reduce}
     assert (execute_all("trn2", [(NAME, reset), (NAME, read)])["reduce_res"] == 1).all()
     assert np.isnan(execute_all("trn2", [(NAME, reset), (NAME, common), (NAME, read)])["reduce_res"]).all()
-    assert np.isnan(execute("trn2", NAME, **common, reduce_res=Fresh((2, 1)))["reduce_res"]).all()
+    idle = {**common, "reduce_res": Fresh((2, 1))}
+    assert np.isnan(execute_all("trn2", [(NAME, reset), (NAME, idle)])["reduce_res"]).all()
+    with pytest.raises(RuleViolation, match="NKW-REGISTERS-UNSET"):
+        execute("trn2", NAME, **idle)

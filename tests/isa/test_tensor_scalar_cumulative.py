@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from simulate.errors import RuleViolation
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import assert_same, sample, through_float32
@@ -131,7 +132,7 @@ def test_the_register_stays_float32_and_results_are_rounded_once(dtype):
     assert_same(result, through_float32(scanned(src, FOLDS[nl.add][0], 0.0).astype(np.float64), dtype))
 
 
-def test_an_undefined_register_shows_as_nan():
+def test_an_undefined_register_is_refused():
     arguments = {
         "dst": Fresh((2, 3)),
         "src": np.ones((2, 3), np.float32),
@@ -139,5 +140,6 @@ def test_an_undefined_register_shows_as_nan():
         "op1": nl.add,
         "imm0": 0.0,
     }
-    assert np.isnan(execute("trn2", NAME, **arguments, reduce_cmd=CMD.reduce)["dst"]).all()
+    with pytest.raises(RuleViolation, match="NKW-REGISTERS-UNSET"):
+        execute("trn2", NAME, **arguments, reduce_cmd=CMD.reduce)
     assert not np.isnan(execute("trn2", NAME, **arguments)["dst"]).any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from simulate.errors import RuleViolation
 from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
@@ -121,12 +122,12 @@ def test_registers_carry_over_load_and_negate():
     assert_same(execute_all("trn2", [load, read, again])["reduce_res"], init + 3 * sums)
 
 
-def test_reduce_without_a_start_shows_the_undefined_registers():
+def test_reduce_without_a_start_is_refused():
     arguments = {"dst": Fresh((1, 2)), "data": np.ones((1, 2), np.float32), "op0": nl.add, "operand0": 0.0}
-    result = execute(
-        "trn2", NAME, **arguments, reduce_op=nl.maximum, reduce_res=Fresh((1, 1)), reduce_cmd=CMD.reduce
-    )
-    assert np.isnan(result["reduce_res"]).all()
+    summed = {**arguments, "reduce_op": nl.maximum, "reduce_res": Fresh((1, 1))}
+    with pytest.raises(RuleViolation, match="NKW-REGISTERS-UNSET"):
+        execute("trn2", NAME, **summed, reduce_cmd=CMD.reduce)
+    assert execute("trn2", NAME, **summed, reduce_cmd=CMD.reset_reduce)["reduce_res"].tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int16", "uint8"])

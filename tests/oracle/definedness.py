@@ -1,33 +1,94 @@
 """Which elements of a result are defined where an operand is partly unwritten, instruction by instruction.
 
 The documentation leaves a read of unwritten memory undefined. This module tests the simulator's decision: copies,
-element-wise instructions, transposes, matmuls and gathers may read a partly written tile, if dst is on chip and no
-operand has a run-time address. Results of unwritten elements are POISON, which counts as unwritten. All other
-instructions refuse unwritten elements, and every instruction refuses an operand that is unwritten as a whole.
+element-wise instructions, transposes, matmuls, gathers and reductions within a partition may read a partly written
+tile, if dst is on chip and no operand has a run-time address. Results of unwritten elements are POISON, which counts as
+unwritten. All other instructions refuse unwritten elements, and every instruction refuses an operand that is unwritten
+as a whole; a reduction refuses operands that leave none of its results defined.
+
+Accumulator registers are empty until an instruction resets them, and hold POISON where they summed unwritten elements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tests.oracle.machine import EMPTY, WRITTEN, Operand
+from tests.oracle.machine import EMPTY, POISON, WRITTEN, Accumulators, Core, Operand, Unwritten
 
 Call = Mapping[str, Any]
 Defined = list[tuple[Operand, np.ndarray]]
 """A result and which of its elements are defined, in its shape."""
 
 _ON_CHIP = ("sbuf", "psum")
+_RESULTS = ("dst", "reduce_res", "dst_idx")
+_ACCUMULATING = {
+    "activation": ("scalar", "idle"),
+    "activation_reduce": ("scalar", "reset_reduce"),
+    "activate2": ("scalar", "idle"),
+    "exponential": ("vector", "idle"),
+    "range_select": ("vector", "reset_reduce"),
+    "select_reduce": ("vector", "idle"),
+    "tensor_scalar_cumulative": ("vector", "reset_reduce"),
+    "tensor_scalar_reduce": ("vector", "reset_reduce"),
+}
+"""The instructions that use accumulator registers: whose, and the command they have by default."""
 
 
-def poisoned(name: str, generation: int, call: Call) -> Defined | None:
-    """The results of a call that may read unwritten elements and does; None if it reads none, or is refused."""
-    rule = _RULES.get(name)
-    if rule is None or (name == "activation" and _uses_registers(call)):
+@dataclass(frozen=True)
+class Use:
+    """What a call does to the accumulator registers of its first `rows` partitions."""
+
+    registers: Accumulators
+    command: str
+    rows: int
+    reads: bool
+
+    def states(self) -> np.ndarray:
+        """The states of the registers that the call reads, one per partition; all written if it reads none."""
+        return self.registers.states[: self.rows] if self.reads else np.full(self.rows, WRITTEN)
+
+    def mark(self, undefined: Defined | None) -> None:
+        """Record what the call has set; `undefined` are its results where it read unwritten elements."""
+        if self.command == "idle":
+            return
+        states = self.registers.states[: self.rows]
+        states[:] = WRITTEN
+        if undefined and self.command != "reset":
+            (_, whole), *_ = undefined
+            states[~whole.reshape(self.rows, -1).all(axis=1)] = POISON
+
+
+def use_of(name: str, core: Core, call: Call) -> Use | None:
+    """How a call uses accumulator registers; raises Unwritten if it reads some that nothing has set."""
+    if name not in _ACCUMULATING:
         return None
-    reads = [value for key, value in call.items() if isinstance(value, Operand) and key != "dst"]
+    engine, default = _ACCUMULATING[name]
+    command, result = str(call.get("reduce_cmd", default)), call.get("reduce_res")
+    if engine == "scalar" and command == "idle" and result is None:
+        return None
+    reads = command == "reduce" or (command == "idle" and result is not None)
+    use = Use(getattr(core, engine), command, call["dst"].shape[0], reads)
+    if (use.states() == EMPTY).any():
+        raise Unwritten(f"{engine} accumulators")
+    return use
+
+
+def poisoned(name: str, core: Core, call: Call, use: Use | None = None) -> Defined | None:
+    """The results of a call that may read unwritten elements and does; None if it reads none, or is refused.
+
+    Raises Unwritten if registers alone make it refused.
+    """
+    rule = _RULES.get(name)
+    if use is not None:
+        return _within_partitions_of(call, use)
+    if rule is None:
+        return None
+    generation = core.generation
+    reads = [value for key, value in call.items() if isinstance(value, Operand) and key not in _RESULTS]
     at_run_time = any(each.is_dynamic for each in (call["dst"], *reads))
     if at_run_time or call["dst"].memory.buffer not in _ON_CHIP:
         return None
@@ -55,8 +116,43 @@ def _partly(operand: Operand) -> bool:
     return bool((operand.memory.state[operand.every_byte()] != EMPTY).all(axis=-1).any())
 
 
-def _uses_registers(call: Call) -> bool:
-    return call.get("reduce_cmd", "idle") != "idle" or call.get("reduce_res") is not None
+def _within_partitions_of(call: Call, use: Use) -> Defined | None:
+    reads = [value for key, value in call.items() if isinstance(value, Operand) and key not in _RESULTS]
+    writes = [value for key, value in call.items() if isinstance(value, Operand) and key in _RESULTS]
+    sound = use.states() != POISON
+    unwritten = [each for each in reads if not defined(each).all()]
+    if not unwritten and sound.all():
+        return None
+    at_run_time = any(each.is_dynamic for each in (*reads, *writes))
+    off_chip = any(each.memory.buffer not in _ON_CHIP for each in writes)
+    rows = _whole_partitions(reads) & sound
+    if at_run_time or off_chip or not rows.any() or not all(_partly(each) for each in unwritten):
+        if not unwritten:
+            raise Unwritten("accumulators")
+        return None
+    return [(each, _spread(rows, each)) for each in writes]
+
+
+def _whole_partitions(reads: list[Operand]) -> np.ndarray:
+    return np.logical_and.reduce([defined(each.flat()).all(axis=1) for each in reads])
+
+
+def _spread(rows: np.ndarray, over: Operand) -> np.ndarray:
+    return np.broadcast_to(rows.reshape(-1, *(1,) * (over.addresses.ndim - 1)), over.shape)
+
+
+def _within_partitions(generation: int, call: Call) -> Defined | None:
+    reads = [value for key, value in call.items() if isinstance(value, Operand) and key not in _RESULTS]
+    rows = _whole_partitions(reads)
+    writes = [value for key, value in call.items() if isinstance(value, Operand) and key in _RESULTS]
+    return [(each, _spread(rows, each)) for each in writes] if rows.any() else None
+
+
+def _reduced(generation: int, call: Call) -> Defined | None:
+    dst, axis = call["dst"], call["axis"]
+    data = defined(call["data"])
+    whole = data.all(axis=axis if isinstance(axis, tuple) else (axis,))
+    return [(dst, whole.reshape(dst.shape))] if whole.any() else None
 
 
 def _served(operand: Operand) -> Operand:
@@ -148,6 +244,11 @@ _RULES: dict[str, Callable[[int, Call], Defined | None]] = {
         "tensor_copy tensor_tensor tensor_scalar scalar_tensor_tensor reciprocal activation dma_copy".split(),
         _elementwise,
     ),
+    **dict.fromkeys(
+        "activate2 bn_aggr bn_stats max8 nc_find_index8 nc_match_replace8 tensor_tensor_scan".split(),
+        _within_partitions,
+    ),
+    "tensor_reduce": _reduced,
     "nc_stream_shuffle": _shuffled,
     "nc_transpose": _transposed,
     "nc_matmul": _multiplied,

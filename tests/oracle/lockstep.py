@@ -18,7 +18,7 @@ from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.run import current_core
 from simulate.world import launch
-from tests.oracle.definedness import poisoned
+from tests.oracle.definedness import poisoned, use_of
 from tests.oracle.draw import Draw, Register, Tile
 from tests.oracle.formats import FORMATS
 from tests.oracle.instructions import INSTRUCTIONS
@@ -33,6 +33,7 @@ _BUFFERS = {"sbuf": nl.sbuf, "psum": nl.psum, "hbm": nl.private_hbm}
 _FEED_BYTES = 136 * 512 * 4  # the largest table that is drawn: a few rows more than partitions
 _OPERATORS = frozenset("op op0 op1 cmp_op comp_op0 comp_op1 reduce_op".split())
 _TENSOR_ENGINE = frozenset({"nc_matmul", "nc_matmul_mx"})
+_UNDEFINED = ("NKW-UNWRITTEN", "NKW-REGISTERS-UNSET")
 _ENUMS = {name: getattr(nisa, name) for name in ("engine", "reduce_cmd", "oob_mode", "dge_mode")}
 _ACCUMULATORS = {"scalar": State.scalar_accumulator, "vector": State.vector_accumulator}
 
@@ -195,9 +196,11 @@ class Lockstep:
         for key, value in call.items():
             if isinstance(value, Operand) and value.offsets is not None:
                 (self.tally.scattered if key == "dst" else self.tally.gathered)[name] += 1
-        undefined = poisoned(name, self.core.generation, call)
-        self.core.reads_anything = undefined is not None
+        undefined = use = None
         try:
+            use = use_of(name, self.core, call)
+            undefined = poisoned(name, self.core, call, use)
+            self.core.reads_anything = undefined is not None
             with np.errstate(all="ignore"):
                 group = 32 if name in _TENSOR_ENGINE else 16
                 if name != "dma_copy":  # which skips offsets out of range by itself
@@ -206,6 +209,8 @@ class Lockstep:
                         for key, each in call.items()
                     }
                 self.oracle[name](self.core, **call)
+            if use is not None:
+                use.mark(undefined)
         except (Unwritten, OutOfRange) as error:
             expected = error
         for operand, whole in undefined or ():
@@ -215,7 +220,7 @@ class Lockstep:
         wanted = (
             refusal is None
             if expected is None
-            else refusal is not None and (isinstance(expected, OutOfRange) or refusal.code == "NKW-UNWRITTEN")
+            else refusal is not None and (isinstance(expected, OutOfRange) or refusal.code in _UNDEFINED)
         )
         found = f"it answered {refusal}, the oracle {expected!r}" if not wanted else ""
         # The instruction that a fill is for compares the bytes of the fill.

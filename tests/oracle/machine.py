@@ -103,14 +103,18 @@ class Range:
 
 @dataclass
 class Accumulators:
-    """128 float32 registers with the error that each may have; an infinite error marks an unknown value."""
+    """128 float32 registers with the error that each may have; an infinite error marks an unknown value.
+
+    `states` tells which of them are EMPTY, WRITTEN or POISON (see `definedness`).
+    """
 
     values: np.ndarray
     slack: np.ndarray
+    states: np.ndarray
 
     @classmethod
     def holding(cls, value: float, slack: float) -> Accumulators:
-        return cls(np.full(LANES, value), np.full(LANES, slack))
+        return cls(np.full(LANES, value), np.full(LANES, slack), np.full(LANES, EMPTY))
 
 
 @dataclass

@@ -148,7 +148,151 @@ def quantized_and_multiplied(x):
     return out, (slice(0, 3), slice(0, 3)), None
 
 
+def reduced(x):
+    out = nl.ndarray((P, 1), dtype=nl.float32)
+    nisa.tensor_reduce(dst=out, op=nl.maximum, data=half(x, rows=8, columns=F), axis=1)
+    return out, (slice(0, 8), slice(None)), X[:8].max(axis=1, keepdims=True)
+
+
+def reduced_in_part(x):
+    """Of the sums of three columns each those of the first half are defined."""
+    out = nl.ndarray((P, F // 3), dtype=nl.float32)
+    nisa.tensor_reduce(dst=out, op=nl.add, data=half(x).reshape((P, F // 3, 3)), axis=2)
+    return out, (slice(None), slice(0, F // 6)), X[:, : F // 2].reshape(P, F // 6, 3).sum(axis=2)
+
+
+def moments(x):
+    six, out = nl.ndarray((P, 6), dtype=nl.float32), nl.ndarray((P, 2), dtype=nl.float32)
+    nisa.bn_stats(dst=six, data=half(x, rows=8, columns=F))
+    nisa.bn_aggr(dst=out, data=six)
+    return out, (slice(0, 8), slice(0, 1)), X[:8].mean(axis=1, keepdims=True)
+
+
+def largest(x):
+    out = nl.ndarray((P, 8), dtype=nl.float32)
+    nisa.max8(dst=out, src=half(x, rows=8, columns=F))
+    return out, (slice(0, 8), slice(None)), X[:8, : F - 9 : -1]
+
+
+def places_of_the_largest(x):
+    tile = half(x, rows=8, columns=F)
+    eight, at = nl.ndarray((P, 8), dtype=nl.float32), nl.ndarray((P, 8), dtype=nl.uint32)
+    nisa.max8(dst=eight, src=tile)
+    nisa.nc_find_index8(dst=at, data=tile, vals=eight)
+    return at, (slice(0, 8), slice(None)), np.broadcast_to(np.arange(F - 1, F - 9, -1), (8, 8))
+
+
+def without_the_largest(x):
+    tile, eight = half(x, rows=8, columns=F), nl.ndarray((P, 8), dtype=nl.float32)
+    nisa.max8(dst=eight, src=tile)
+    nisa.nc_match_replace8(dst=tile, data=tile, vals=eight, imm=0.0)
+    return tile, (slice(0, 8), slice(F - 8, F)), np.zeros((8, 8))
+
+
+def running_sum(x):
+    out = nl.ndarray((P, F), dtype=nl.float32)
+    nisa.tensor_tensor_scan(
+        dst=out, data0=nl.load(x), data1=half(x, 8, F), initial=0.0, op0=nl.minimum, op1=nl.add
+    )
+    state, rows = np.zeros(8, np.float32), []
+    for column in X[:8].T:
+        state = np.minimum(column, state) + column
+        rows.append(state)
+    return out, (slice(0, 8), slice(None)), np.array(rows).T
+
+
+def summed_in_registers(x):
+    """Two instructions accumulate; both see a tile of which the first 8 partitions were filled."""
+    tile, out = half(x, 8, F), nl.ndarray((P, 1), dtype=nl.float32)
+    for command, result in ((nisa.reduce_cmd.reset_reduce, None), (nisa.reduce_cmd.reduce, out)):
+        nisa.activation(
+            dst=tile, op=nl.relu, data=tile, reduce_op=nl.add, reduce_res=result, reduce_cmd=command
+        )
+    return out, (slice(0, 8), slice(None)), 2 * X[:8].sum(axis=1, keepdims=True)
+
+
+def largest_in_registers(x):
+    """A later instruction on filled rows adds to registers that hold poison."""
+    chosen, kept = nl.ndarray((P, F), dtype=nl.uint8), nl.ndarray((P, F), dtype=nl.float32)
+    nisa.memset(dst=chosen, value=1)
+    out = nl.ndarray((P, 1), dtype=nl.float32)
+    for tile, command in (
+        (half(x, 8, F), nisa.reduce_cmd.reset_reduce),
+        (nl.load(x), nisa.reduce_cmd.reduce),
+    ):
+        nisa.select_reduce(
+            dst=kept, predicate=chosen, on_true=tile, on_false=0.0, reduce_res=out, reduce_cmd=command
+        )
+    return out, (slice(0, 8), slice(None)), X[:8].max(axis=1, keepdims=True)
+
+
+def cumulative(x):
+    out = nl.ndarray((P, F), dtype=nl.float32)
+    nisa.tensor_scalar_cumulative(
+        dst=out,
+        src=half(x, 8, F),
+        op0=nl.multiply,
+        op1=nl.add,
+        imm0=1.0,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
+    return out, (slice(0, 8), slice(None)), np.cumsum(X[:8], axis=1)
+
+
+def scaled_and_summed(x):
+    tile, out = half(x, 8, F), nl.ndarray((P, 1), dtype=nl.float32)
+    nisa.tensor_scalar_reduce(
+        dst=tile, data=tile, op0=nl.multiply, operand0=2.0, reduce_op=nl.add, reduce_res=out
+    )
+    return out, (slice(0, 8), slice(None)), 2 * X[:8].sum(axis=1, keepdims=True)
+
+
+def selected_by_position(x):
+    first, last = nl.ndarray((P, 1), dtype=nl.float32), nl.ndarray((P, 1), dtype=nl.float32)
+    nisa.memset(dst=first, value=0.0)
+    nisa.memset(dst=last, value=4.0)
+    kept, out = nl.ndarray((P, F), dtype=nl.float32), nl.ndarray((P, 1), dtype=nl.float32)
+    nisa.range_select(
+        dst=kept,
+        on_true_tile=half(x, 8, F),
+        comp_op0=nl.greater_equal,
+        comp_op1=nl.less,
+        bound0=first,
+        bound1=last,
+        reduce_res=out,
+    )
+    return out, (slice(0, 8), slice(None)), X[:8, 3:4]
+
+
+def exponentials(x):
+    out, total = nl.ndarray((P, F), dtype=nl.float32), nl.ndarray((P, 1), dtype=nl.float32)
+    nisa.exponential(
+        dst=out, src=half(x, 8, F), max_value=1e4, reduce_res=total, reduce_cmd=nisa.reduce_cmd.reset_reduce
+    )
+    return total, (slice(0, 8), slice(None)), np.zeros((8, 1))
+
+
+def activated_twice(x):
+    out = nl.ndarray((P, F), dtype=nl.float32)
+    nisa.activate2(dst=out, op=nl.relu, data=half(x, 8, F), imm0=2.0, imm1=1.0, op0=nl.multiply, op1=nl.add)
+    return out, (slice(0, 8), slice(None)), 2 * X[:8] + 1
+
+
 CASES = (
+    activated_twice,
+    cumulative,
+    exponentials,
+    largest,
+    largest_in_registers,
+    moments,
+    places_of_the_largest,
+    reduced,
+    reduced_in_part,
+    running_sum,
+    scaled_and_summed,
+    selected_by_position,
+    summed_in_registers,
+    without_the_largest,
     quantized_and_multiplied,
     shuffled,
     shuffled_into_another_shape,
@@ -192,6 +336,90 @@ def test_a_tile_of_which_nothing_was_written_is_refused_at_once() -> None:
         nisa.tensor_copy(dst=nl.ndarray((P, F), dtype=nl.float32), src=nl.ndarray((P, F), dtype=nl.float32))
         return x
 
+    with pytest.raises(RuleViolation, match="NKW-UNWRITTEN"):
+        simulate.launch(kernel, [((X,), {})])
+
+
+@pytest.mark.parametrize("filled", [F - 1, F])
+def test_a_reduction_without_a_defined_result_is_refused_at_once(filled: int) -> None:
+    def kernel(x):
+        tile, out = nl.ndarray((P, F), dtype=nl.float32), nl.ndarray((P, 1), dtype=nl.float32)
+        nisa.dma_copy(dst=tile[:, :filled], src=x[:, :filled])
+        nisa.tensor_reduce(dst=out, op=nl.add, data=tile, axis=1)
+        return stored(nl.load(x))
+
+    if filled == F:
+        simulate.launch(kernel, [((X,), {})])
+        return
+    with pytest.raises(RuleViolation, match="NKW-UNWRITTEN") as refused:
+        simulate.launch(kernel, [((X,), {})])
+    assert refused.value.instruction == "tensor_reduce"
+
+
+@pytest.mark.parametrize("rows", [P - 1, P])
+@pytest.mark.parametrize("command", ["idle", "reduce"])
+def test_accumulator_registers_that_were_not_set_are_refused(command: str, rows: int) -> None:
+    def kernel(x):
+        tile, out = nl.load(x), nl.ndarray((P, 1), dtype=nl.float32)
+        nisa.activation(
+            dst=tile[:rows],
+            op=nl.relu,
+            data=tile[:rows],
+            reduce_op=nl.add,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+        nisa.activation(
+            dst=tile,
+            op=nl.relu,
+            data=tile,
+            reduce_op=nl.add,
+            reduce_res=out,
+            reduce_cmd=getattr(nisa.reduce_cmd, command),
+        )
+        return stored(out)
+
+    for mode in (simulate.Mode.eager, simulate.Mode.dry):
+        if rows == P:
+            done = simulate.launch(kernel, [((X,), {})], mode=mode)
+            times = 2 if command == "reduce" else 1
+            expected = times * X.sum(axis=1, keepdims=True)
+            assert mode is simulate.Mode.dry or np.array_equal(done.outputs[0], expected)
+            continue
+        with pytest.raises(RuleViolation, match="NKW-REGISTERS-UNSET") as refused:
+            simulate.launch(kernel, [((X,), {})], mode=mode)
+        verb = "adds to" if command == "reduce" else "reads out"
+        assert refused.value.seen == (
+            f"reduce_cmd={command} {verb} the scalar accumulator registers of 32 partitions, "
+            "of which this kernel never reset 1"
+        )
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_reset_defines_registers_that_summed_undefined_elements(reset: bool) -> None:
+    def kernel(x):
+        tile, filled, out = half(x, 8, F), nl.load(x), nl.ndarray((P, 1), dtype=nl.float32)
+        if reset:
+            nisa.activation(
+                dst=tile, op=nl.relu, data=tile, reduce_op=nl.add, reduce_cmd=nisa.reduce_cmd.reset
+            )
+        else:
+            nisa.activation(
+                dst=tile, op=nl.relu, data=tile, reduce_op=nl.add, reduce_cmd=nisa.reduce_cmd.reset_reduce
+            )
+        nisa.activation(
+            dst=filled,
+            op=nl.relu,
+            data=filled,
+            reduce_op=nl.add,
+            reduce_res=out,
+            reduce_cmd=nisa.reduce_cmd.reduce,
+        )
+        return stored(out)
+
+    if reset:
+        result = simulate.launch(kernel, [((X,), {})]).outputs[0]
+        assert np.array_equal(result, X.sum(axis=1, keepdims=True))
+        return
     with pytest.raises(RuleViolation, match="NKW-UNWRITTEN"):
         simulate.launch(kernel, [((X,), {})])
 

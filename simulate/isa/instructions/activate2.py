@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import accumulator, broadcast, costs, indirection, rules
+from simulate.isa import accumulator, broadcast, costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.plan import Argument, Domain, Plan, Registers, State
@@ -128,6 +128,7 @@ def activate2(
         if uses_registers
         else None,
         argument=Argument(function, argument),
+        propagate=propagation.within_partitions,
     )
 
 

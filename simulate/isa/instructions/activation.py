@@ -113,7 +113,7 @@ def activation(
             data.buffer is MemoryRegion.psum,
         ),
         name=name,
-        propagate=None if uses_registers or reduce_res is not None else propagation.elementwise,
+        propagate=propagation.within_partitions if uses_registers else propagation.elementwise,
         state=State.scalar_accumulator if uses_registers else None,
         registers=Registers(reduce_cmd, "add", data.shape[0], reduce_res is not None)
         if uses_registers

@@ -6,7 +6,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -38,6 +38,7 @@ def bn_aggr(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | Non
         compute=_compute,
         cost=costs.vector(hardware, data.free_size, "vector_bn_aggr_cycles_per_element"),
         name=name,
+        propagate=propagation.within_partitions,
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import JOINS_COLUMNS, Domain, Plan
@@ -39,6 +39,7 @@ def bn_stats(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | No
         compute=_compute,
         cost=costs.vector(hardware, data.free_size),
         name=name,
+        propagate=propagation.within_partitions,
         effects=JOINS_COLUMNS,
     )
 

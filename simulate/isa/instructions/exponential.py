@@ -6,7 +6,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import accumulator, broadcast, costs, indirection, rules
+from simulate.isa import accumulator, broadcast, costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.plan import Domain, Plan, Registers, State
@@ -90,6 +90,7 @@ def exponential(
         name=name,
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, _ADD.name, src.shape[0], reduce_res is not None),
+        propagate=propagation.within_partitions,
     )
 
 

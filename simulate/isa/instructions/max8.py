@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import JOINS_COLUMNS, Domain, Plan
@@ -36,6 +36,7 @@ def max8(hardware: Hardware, dst: NkiTensor, src: NkiTensor, name: str | None = 
         compute=_largest,
         cost=costs.vector(hardware, src.free_size),
         name=name,
+        propagate=propagation.within_partitions,
         effects=JOINS_COLUMNS,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -51,4 +51,5 @@ def nc_find_index8(
         compute=compute,
         cost=costs.vector(hardware, data.free_size),
         name=name,
+        propagate=propagation.within_partitions,
     )

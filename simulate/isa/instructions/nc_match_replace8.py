@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa import costs, rules
+from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.immediates import float32_number
@@ -64,4 +64,5 @@ def nc_match_replace8(
         compute=compute,
         cost=costs.vector(hardware, data.free_size),
         name=name,
+        propagate=propagation.within_partitions,
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import accumulator, costs, rules
+from simulate.isa import accumulator, costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.plan import Domain, Plan, Registers, State
@@ -89,6 +89,7 @@ def range_select(
         name=name,
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, maximum.name, on_true_tile.shape[0], reduce_res is not None),
+        propagate=propagation.within_partitions,
     )
 
 

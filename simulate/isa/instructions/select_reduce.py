@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import accumulator, broadcast, costs, rules
+from simulate.isa import accumulator, broadcast, costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.instructions.tensor_copy_predicated import predicated_pace
@@ -84,6 +84,7 @@ def select_reduce(
         name=name,
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, maximum.name, on_true.shape[0], reduce_res is not None),
+        propagate=propagation.within_partitions,
     )
 
 

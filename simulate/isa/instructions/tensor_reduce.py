@@ -9,7 +9,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import costs, indirection, rules
+from simulate.isa import costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import JOINS_COLUMNS, Domain, Plan
@@ -70,6 +70,7 @@ def tensor_reduce(
         compute=compute,
         cost=costs.vector(hardware, data.free_size, _pace(dst, data, operator)),
         name=name,
+        propagate=propagation.reduced,
         effects=JOINS_COLUMNS,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa import accumulator, broadcast, costs, indirection, rules
+from simulate.isa import accumulator, broadcast, costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.isa.plan import JOINS_COLUMNS, Domain, Plan, Registers, State
@@ -97,5 +97,6 @@ def tensor_scalar_cumulative(
         name=name,
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, scan_operator.name, dst.shape[0], False),
+        propagate=propagation.within_partitions,
         effects=JOINS_COLUMNS,
     )

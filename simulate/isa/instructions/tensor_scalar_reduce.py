@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import accumulator, broadcast, costs, indirection, rules
+from simulate.isa import accumulator, broadcast, costs, indirection, propagation, rules
 from simulate.isa.alu_stage import stage
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
@@ -85,6 +85,7 @@ def tensor_scalar_reduce(
         name=name,
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, reduction.name, data.shape[0], reduce_res is not None),
+        propagate=propagation.within_partitions,
         effects=JOINS_COLUMNS,
     )
 

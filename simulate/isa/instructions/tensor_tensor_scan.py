@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa import broadcast, costs, rules
+from simulate.isa import broadcast, costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import JOINS_COLUMNS, Domain, Plan
@@ -74,5 +74,6 @@ def tensor_tensor_scan(
         compute=compute,
         cost=costs.vector(hardware, data0.free_size, "vector_scan_cycles_per_element"),
         name=name,
+        propagate=propagation.within_partitions,
         effects=JOINS_COLUMNS,
     )

@@ -16,7 +16,7 @@ def _answer_of_maximum_by_default(x, mask):
 
 
 @fault(
-    "NKW-REGISTERS-IDLE", ramp(4, 8), (ramp(4, 8) % 2).astype(np.uint8), answer=_answer_of_maximum_by_default
+    "NKW-REGISTERS-UNSET", ramp(4, 8), (ramp(4, 8) % 2).astype(np.uint8), answer=_answer_of_maximum_by_default
 )
 def maximum_by_default(x, mask, sick):
     """select_reduce is asked for the maximum and keeps its default command, which does not accumulate."""

@@ -104,13 +104,13 @@ def last_column(x, sick):
 
 @fault("NKW-UNWRITTEN", ramp(100, 8), answer=lambda x: x.sum(axis=1, keepdims=True))
 def last_row(x, sick):
-    """A ragged tile of 100 rows is reduced as if it had 128."""
+    """A ragged tile of 100 rows is reduced, and stored, as if it had 128."""
     tile = nl.ndarray((128, x.shape[1]), dtype=x.dtype)
     nisa.dma_copy(dst=tile[0:100], src=x)
     rows = 128 if sick else 100
     sums = nl.ndarray((128, 1), dtype=nl.float32)
     nisa.tensor_reduce(dst=sums[0:rows], op=nl.add, data=tile[0:rows], axis=1)  # blamed
-    return copied_out(sums[0:100])
+    return copied_out(sums[0:rows])
 
 
 @fault("NKW-UNWRITTEN", np.full((4, 10), 5, np.float32), answer=lambda x: np.full((4, 1), 5, np.float32))
