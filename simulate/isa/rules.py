@@ -6,6 +6,7 @@ architecture guides and the parameter notes of the nki.isa reference (NKI 0.6.0)
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from simulate.errors import RuleViolation, rule
@@ -75,18 +76,28 @@ def partitions_are_consecutive(operand: str, tile: NkiTensor) -> None:
 
 @rule("NKW-FREE-SIZE", hint="split the free dimension over several instructions")
 def free_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
-    """An operand has at most 64K elements per partition in SBUF and 4K in PSUM (gen4: 8K of 16 bits)."""
-    limit = hardware.free_elements_max_sbuf
-    if tile.buffer is PSUM:
+    """An operand has at most 64K elements per partition in SBUF and 4K in PSUM (gen4: 8K of 16 bits).
+
+    The limit of PSUM is its size, so repetitions (dims of stride 0) do not count there; 64K elements bind any operand.
+    """
+    limit, elements = hardware.free_elements_max_sbuf, tile.free_size
+    if tile.buffer is PSUM and elements <= limit:
         limit = hardware.free_elements_max_psum
         if hardware.matmul_bf16_destination and tile.dtype.itemsize == 2:
             limit = hardware.psum_bytes_per_partition // 2
-    if tile.free_size > limit:
+        if elements > limit:
+            elements = _stored_elements(tile)
+    if elements > limit:
         raise RuleViolation(
             free_size_within_limit,
-            f"{operand} has {tile.free_size} elements per partition",
+            f"{operand} has {elements} elements per partition",
             limit=f"{limit} in {tile.buffer.value}",
         )
+
+
+def _stored_elements(tile: NkiTensor) -> int:
+    """The elements per partition that take memory."""
+    return math.prod(size for size, stride in zip(tile.shape[1:], tile.strides[1:]) if stride)
 
 
 @rule("NKW-DIMS", hint="flatten dims that are contiguous, or loop over one of them")

@@ -168,6 +168,21 @@ def test_free_size_has_a_limit(target: str, buffer: MemoryRegion, limit: int, be
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
+    ("columns", "times", "accepted"),
+    [(512, 8, True), (512, 9, True), (4096, 15, True), (4096, 16, True), (4096, 17, False), (4097, 2, False)],
+)
+def test_repetitions_take_no_psum(target: str, columns: int, times: int, accepted: bool) -> None:
+    """A view that repeats its elements counts them once against PSUM, and each time against the 64K of any operand."""
+    repeated = tile((2, 1, columns), "uint8", PSUM).broadcast(1, times)
+    arguments = {"dst": tile((2, times, columns), "uint8"), "src": repeated}
+    if accepted:
+        plan(target, "tensor_copy", **arguments)
+    else:
+        refuses("NKW-FREE-SIZE", target, "tensor_copy", **arguments)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
     ("shape", "accepted"),
     [
         ((2, 65534), True),
