@@ -1,9 +1,10 @@
 """The places of a launch's tiles in SBUF and PSUM, and whether the tiles fit.
 
 The compiler gives a tile its bytes from its first to its last use. Here tiles are placed first fit in the order of
-their first use, over the same live ranges; tiles with an `address=` stay where they were put. The high-water mark is
-the highest byte in use. First fit is not optimal: a run that does not fit here may still be packed by the compiler,
-but never one whose live bytes alone exceed the memory.
+their first use, over the same live ranges; tiles with an `address=` stay where they were put. Partitions come in
+quadrants of 32: a tile on 64 or fewer partitions starts at 0 or 64, one on 32 or fewer at 0, 32, 64 or 96, and others
+may lie beside it. The high-water mark is the highest byte in use. First fit is not optimal: a run that does not fit
+here may still be packed by the compiler, but never one whose live bytes alone exceed the memory.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from dataclasses import dataclass, replace
 from simulate.errors import RuleViolation, rule
 from simulate.memory.regions import MemoryRegion
 
+_Taken = tuple[int, int, int, int]
+"""Bytes that a tile has: first, end, its last use, and the quadrants whose bits are set."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     """An on-chip allocation as placement sees it; `bytes` per partition, uses as event numbers.
 
     Tiles of one `source`, a line of the kernel that ran several times, have their size from there and change together.
+    `first_partition` counts for a tile with an address.
     """
 
     serial: int
@@ -29,16 +34,19 @@ class Tile:
     last_use: int
     address: int | None
     source: Hashable = None
+    partitions: int = 128
+    first_partition: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Byte offset of every tile, the high-water mark, and the most bytes live at once.
+    """Byte offset and first partition of every tile, the high-water mark, and the most bytes live at once.
 
     `peak` are the tiles that were live when most bytes were, for the first time, in order of their first use.
     """
 
     offsets: dict[int, int]
+    first_partitions: dict[int, int]
     high_water_bytes: int
     live_bytes: int
     peak: tuple[Tile, ...]
@@ -47,6 +55,11 @@ class Placement:
 
 
 _ALIGNMENT = 4  # bytes; every dtype of the API is aligned then
+_QUADRANTS = 4
+_QUADRANT = 32  # partitions
+_ALL = (1 << _QUADRANTS) - 1
+_STARTS = ((), (0, 32, 64, 96), (0, 64), (0,), (0,))
+"""The partitions at which a tile of so many quadrants may start."""
 
 
 def place(tiles: Iterable[Tile], bank_bytes: int | None = None) -> Placement:
@@ -54,7 +67,8 @@ def place(tiles: Iterable[Tile], bank_bytes: int | None = None) -> Placement:
     ordered = sorted(tiles, key=lambda tile: (tile.first_use, tile.serial))
     fixed = [tile for tile in ordered if tile.address is not None]
     offsets: dict[int, int] = {}
-    live: list[tuple[int, int, int]] = []  # start byte, end byte, last use; kept sorted by start
+    partitions: dict[int, int] = {}
+    live: list[_Taken] = []  # kept sorted by start
     members: list[Tile] = []
     high = most = 0
     peak: tuple[Tile, ...] = ()
@@ -62,22 +76,74 @@ def place(tiles: Iterable[Tile], bank_bytes: int | None = None) -> Placement:
         live = [entry for entry in live if entry[2] >= tile.first_use]
         members = [other for other in members if other.last_use >= tile.first_use]
         if tile.address is not None:
-            start = tile.address
+            start, first = tile.address, tile.first_partition
         else:
             taken = list(live)
             for other in fixed:
                 if other.first_use <= tile.last_use and other.last_use >= tile.first_use:
                     assert other.address is not None
-                    insort(taken, (other.address, other.address + other.bytes, other.last_use))
-            start = _first_gap(taken, tile.bytes, bank_bytes)
-        offsets[tile.serial] = start
-        insort(live, (start, start + tile.bytes, tile.last_use))
+                    insort(taken, _taken(other, other.address, other.first_partition))
+            start, first = min(
+                (_first_gap(_beside(taken, _bits(at, tile.partitions)), tile.bytes, bank_bytes), at)
+                for at in _STARTS[_quadrants(tile.partitions)]
+            )
+        offsets[tile.serial], partitions[tile.serial] = start, first
+        insort(live, _taken(tile, start, first))
         members.append(tile)
         high = max(high, start + tile.bytes)
-        total = sum(other.bytes for other in members)
-        if total > most:
-            most, peak = total, tuple(members)
-    return Placement(offsets, high, most, peak, tuple(ordered), bank_bytes)
+        if sum(other.bytes for other in members) > most:
+            total = least_bytes((other.bytes, other.partitions) for other in members)
+            if total > most:
+                most, peak = total, tuple(members)
+    return Placement(offsets, partitions, high, most, peak, tuple(ordered), bank_bytes)
+
+
+def _taken(tile: Tile, start: int, first_partition: int) -> _Taken:
+    return start, start + tile.bytes, tile.last_use, _bits(first_partition, tile.partitions)
+
+
+def _beside(taken: list[_Taken], quadrants: int) -> list[_Taken]:
+    """The bytes that a tile in these quadrants must go around."""
+    if quadrants == _ALL:
+        return taken
+    return [entry for entry in taken if entry[3] & quadrants]
+
+
+def _bits(first_partition: int, partitions: int) -> int:
+    first, end = first_partition // _QUADRANT, _quadrants(first_partition + partitions)
+    return (1 << end) - (1 << first)
+
+
+def _quadrants(partitions: int) -> int:
+    return -(-partitions // _QUADRANT)
+
+
+def least_bytes(tiles: Iterable[tuple[int, int]]) -> int:
+    """The fewest bytes of a partition that hold tiles (bytes, partitions) at one time, however they are packed.
+
+    A lower bound: tiles on more than 64 partitions lie one after another, those on 64 or fewer share two halves, those
+    on 32 or fewer four quadrants; and all of them fill their share of the memory.
+    """
+    by_quadrants: list[list[int]] = [[] for _ in range(_QUADRANTS + 1)]
+    for size, partitions in tiles:
+        by_quadrants[_quadrants(partitions)].append(size)
+    quarters, halves, wide, whole = (by_quadrants[n] for n in (1, 2, 3, 4))
+    stacked = sum(whole)
+    if not (quarters or halves or wide):
+        return stacked
+    area = sum(quadrants * sum(sizes) for quadrants, sizes in enumerate(by_quadrants))
+    return max(
+        stacked + sum(wide) + _shared(halves, 2), stacked + _shared(quarters, 4), -(-area // _QUADRANTS)
+    )
+
+
+def _shared(sizes: list[int], places: int) -> int:
+    """A bound of the largest sum where sizes are shared out: of n * places + 1 of them, n + 1 are in one place."""
+    ordered = sorted(sizes, reverse=True)
+    bound = -(-sum(sizes) // places)
+    for n in range((len(ordered) - 1) // places + 1):
+        bound = max(bound, sum(ordered[(places - 1) * n : places * n + 1]))
+    return bound
 
 
 def same_source(tiles: Iterable[Tile], one: Tile) -> set[int]:
@@ -98,24 +164,34 @@ def to_blame(placement: Placement) -> Tile:
     )
 
 
-def room(tiles: Iterable[Tile], chosen: Collection[int], limit: int) -> int:
+def room(tiles: Collection[Tile], chosen: Collection[int], limit: int) -> int:
     """The most bytes that each tile of `chosen` (serials) may have for all live bytes to stay within `limit`.
 
-    Negative where the other tiles alone exceed the limit while one of `chosen` is live.
+    Exact for tiles on more than 64 partitions; smaller ones may need more than their share. Negative where the other
+    tiles alone exceed the limit while one of `chosen` is live.
     """
-    changes: dict[int, list[int]] = {}  # at an event: change of the others' bytes, change of the chosen count
-    for tile in tiles:
-        column, amount = (1, 1) if tile.serial in chosen else (0, tile.bytes)
-        changes.setdefault(tile.first_use, [0, 0])[column] += amount
-        changes.setdefault(tile.last_use + 1, [0, 0])[column] -= amount
     most = limit
-    others = count = 0
-    for event in sorted(changes):
-        others += changes[event][0]
-        count += changes[event][1]
-        if count:
-            most = min(most, (limit - others) // count)
+    for weight in (_stacked_quadrants, _quadrants):
+        changes: dict[
+            int, list[int]
+        ] = {}  # at an event: change of the others' bytes, change of the chosen count
+        for tile in tiles:
+            column, amount = (1, 1) if tile.serial in chosen else (0, tile.bytes)
+            amount *= weight(tile.partitions)
+            changes.setdefault(tile.first_use, [0, 0])[column] += amount
+            changes.setdefault(tile.last_use + 1, [0, 0])[column] -= amount
+        others = count = 0
+        for event in sorted(changes):
+            others += changes[event][0]
+            count += changes[event][1]
+            if count:
+                most = min(most, (_QUADRANTS * limit - others) // count)
     return most
+
+
+def _stacked_quadrants(partitions: int) -> int:
+    """Of the first three quadrants' height in quarters, the least that a tile takes: one on a half shares it."""
+    return (0, 0, 2, 4, 4)[_quadrants(partitions)]
 
 
 def largest_fit(tiles: Iterable[Tile], chosen: Collection[int], limit: int, bank_bytes: int | None) -> int:
@@ -140,9 +216,9 @@ def largest_fit(tiles: Iterable[Tile], chosen: Collection[int], limit: int, bank
     return low * _ALIGNMENT
 
 
-def _first_gap(taken: list[tuple[int, int, int]], size: int, bank_bytes: int | None) -> int:
+def _first_gap(taken: list[_Taken], size: int, bank_bytes: int | None) -> int:
     start = 0
-    for begin, end, _ in taken:
+    for begin, end, _, _ in taken:
         start = _aligned(start, size, bank_bytes)
         if start + size <= begin:
             return start
@@ -174,9 +250,10 @@ def live_tiles_fit(
     if placement.live_bytes <= limit:
         return
     largest = sorted(placement.peak, key=lambda tile: -tile.bytes)
-    taken = 0
+    taken, before = 0, []
     for first in placement.peak:
-        taken += first.bytes
+        before.append((first.bytes, first.partitions))
+        taken = least_bytes(before)
         if taken > limit:
             break
     siblings = same_source(placement.tiles, largest[0])

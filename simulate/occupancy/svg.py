@@ -151,9 +151,9 @@ def _tile(fill: str, x: float, y: float, width: float, height: float, title: str
 def _joined(memory: Memory, gap: float) -> list[tuple[Use, int, int, int]]:
     """Tiles with first and last use; those of one source and place that follow within `gap` events become one."""
     out: list[tuple[Use, int, int, int]] = []
-    last_of: dict[tuple[int, int], int] = {}
+    last_of: dict[tuple[int, int, int], int] = {}
     for use in memory.uses:
-        key = (use.source, use.offset)
+        key = (use.source, use.offset, use.first_partition)
         before = last_of.get(key)
         if before is not None:
             one, first, last, count = out[before]

@@ -18,7 +18,7 @@ import numpy as np
 from simulate.errors import Location
 from simulate.hardware import Hardware
 from simulate.memory import MemoryRegion
-from simulate.memory.placement import Placement, largest_fit
+from simulate.memory.placement import Placement, largest_fit, least_bytes
 from simulate.run import Launch, Stream
 from simulate.run.location import location
 from simulate.run.machine import capacity_bytes
@@ -97,7 +97,10 @@ class Bank:
 
 @dataclass(frozen=True)
 class Memory:
-    """SBUF or PSUM of one core during a launch; bytes are per partition."""
+    """SBUF or PSUM of one core during a launch; bytes are per partition.
+
+    Tiles on 64 or fewer partitions may lie side by side; they count once among the live bytes.
+    """
 
     region: MemoryRegion
     partitions: int
@@ -247,13 +250,12 @@ def _memory(
         key = (tile.source, record.address, record.name if record.name != f"t{record.serial}" else "")
         number = found.setdefault(key, len(found))
         serials[number].append(tile.serial)
-        first_partition = record.address[0] if record.address is not None else 0
         offset = placement.offsets[tile.serial]
         uses.append(
             Use(
                 offset,
                 tile.bytes,
-                first_partition,
+                placement.first_partitions[tile.serial],
                 record.shape[0],
                 tile.first_use,
                 tile.last_use,
@@ -277,11 +279,21 @@ def _memory(
 
 
 def _live(uses: list[Use], events: int) -> np.ndarray:
-    changes = np.zeros(events + 1, np.int64)
-    for use in uses:
-        changes[use.first_use] += use.bytes
-        changes[use.last_use + 1] -= use.bytes
-    return np.cumsum(changes)[:-1]
+    """The live bytes at every event, as `least_bytes` counts them."""
+    changes: dict[int, list[tuple[int, Use]]] = {}
+    for number, use in enumerate(uses):
+        changes.setdefault(use.first_use, []).append((number, use))
+        changes.setdefault(use.last_use + 1, []).append((number, use))
+    live = np.zeros(events, np.int64)
+    members: dict[int, Use] = {}
+    for event, following in pairwise([*sorted(changes), events]):
+        for number, use in changes[event]:
+            if use.first_use == event:
+                members[number] = use
+            else:
+                del members[number]
+        live[event:following] = least_bytes((use.bytes, use.partitions) for use in members.values())
+    return live
 
 
 def _source(stream: Stream, serials: list[int]) -> Source:
@@ -341,8 +353,8 @@ def _levels(
     found = []
     for path in sorted(best, key=lambda path: tuple(entered[path[:depth]] for depth in range(len(path) + 1))):
         most, peak = best[path]
-        own = sum(
-            use.bytes
+        own = least_bytes(
+            (use.bytes, use.partitions)
             for use in uses
             if use.first_use <= peak <= use.last_use and sources[use.source].loops[: len(path)] == path
         )

@@ -352,7 +352,7 @@ def _placements(stream: Stream, chip: Hardware) -> dict[MemoryRegion, Placement]
     for serial, first in stream.first_use.items():
         record = stream.tensors[serial]
         if record.buffer.on_chip:
-            address = record.address[1] if record.address is not None else None
+            first_partition, address = record.address if record.address is not None else (0, None)
             tiles[record.buffer].append(
                 Tile(
                     serial,
@@ -361,6 +361,8 @@ def _placements(stream: Stream, chip: Hardware) -> dict[MemoryRegion, Placement]
                     stream.last_use[serial],
                     address,
                     stream.source_of(serial),
+                    record.shape[0],
+                    first_partition,
                 )
             )
     return {

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
@@ -139,6 +141,35 @@ def test_room_counts_all_tiles_of_a_source() -> None:
     assert room(tiles, {1}, 1000) == 850
     assert room(tiles, {0}, 99) == -1
     assert room(tiles, {0}, 100) == 0
+
+
+@pytest.mark.parametrize(
+    ("partitions", "tiles", "most"), [(128, 2, 500), (64, 2, 1000), (64, 3, 500), (32, 4, 1000)]
+)
+def test_tiles_on_few_partitions_have_room_side_by_side(partitions: int, tiles: int, most: int) -> None:
+    """The room is no smaller than what fits: it shares the memory out, and a tile cannot be split."""
+    given = [Tile(serial, 4, 0, 9, None, partitions=partitions) for serial in range(tiles)]
+    chosen = set(range(tiles))
+    assert room(given, chosen, 1000) >= most
+    assert largest_fit(given, chosen, 1000, None) == most
+
+
+def test_two_halves_of_a_tile_are_shown_beside_each_other() -> None:
+    def kernel(x):
+        one, other = nl.ndarray((64, 100), dtype=nl.float32), nl.ndarray((64, 100), dtype=nl.float32)
+        nisa.dma_copy(dst=one, src=x)
+        nisa.dma_copy(dst=other, src=x)
+        nisa.tensor_tensor(dst=one, data1=one, data2=other, op=nl.add)
+        out = nl.ndarray((64, 100), dtype=nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=one)
+        return out
+
+    sbuf = launched(kernel, X[:64, :100]).sbuf
+    assert [(use.offset, use.first_partition) for use in sbuf.uses] == [(0, 0), (0, 64)]
+    assert sbuf.peak_bytes == sbuf.high_water_bytes == 400
+    assert sbuf.live_bytes.tolist() == [400] * 4
+    assert [level.own_bytes for level in sbuf.levels] == [400]
+    assert sbuf.largest_free_size(0) == sbuf.usable_bytes // 4
 
 
 def test_room_in_psum_does_not_let_a_tile_straddle_banks() -> None:
