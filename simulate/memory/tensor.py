@@ -7,9 +7,9 @@ The stride of the partition dim is reported in elements like any other: for a fr
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,12 +24,12 @@ from simulate.memory.view_rules import (
     dynamic_free_dim,
     index_within_tensor,
     indirect_dim_exists,
-    no_mutation_by_assignment,
     one_dynamic_offset,
     partition_dim_stays_first,
     reshape_is_a_view,
     reshape_keeps_elements,
     squeeze_unit_dim,
+    tensors_are_assigned,
     vector_select_in_hbm,
     view_needs_contiguous_bytes,
 )
@@ -60,6 +60,8 @@ class NkiTensor(TensorBytes):
     __slots__ = ()
 
     dynamic: Dynamic | None
+    assign: ClassVar[Callable[[NkiTensor, NkiTensor], None]]
+    """Issues the copy of `tensor[key] = other`; `simulate.nki.assignment` has it."""
 
     @property
     def base_tensor(self) -> NkiTensor:
@@ -147,12 +149,14 @@ class NkiTensor(TensorBytes):
         # An empty part may be named, by a core that has nothing to do, and is refused where it is used.
         return view if 0 not in new_shape else view.or_outside()
 
-    def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        raise RuleViolation(
-            no_mutation_by_assignment,
-            f"an assignment to {self.describe()}",
-            hint="nisa.tensor_copy(dst=tile[...], src=value), or nisa.dma_copy for HBM",
-        )
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not isinstance(value, NkiTensor):
+            raise RuleViolation(
+                tensors_are_assigned,
+                f"an assignment of {type(value).__name__} to {self.describe()}",
+                hint="nisa.memset(dst=tile[...], value=number), or dst=tile[...] in the instruction that computes it",
+            )
+        NkiTensor.assign(self[key], value)
 
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
         """Elements start, start+step, … below `end` of `dim`; 0 <= start <= end <= size."""

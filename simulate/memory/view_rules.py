@@ -16,8 +16,8 @@ def view_within_storage() -> None:
 
 
 @rule("NKW-MUTATION")
-def no_mutation_by_assignment() -> None:
-    """Memory is written by instructions only; a tensor cannot be assigned to."""
+def tensors_are_assigned() -> None:
+    """Memory is written by instructions only; an assignment copies one tensor to a part of another."""
 
 
 @rule("NKW-TENSOR-OPERATOR")

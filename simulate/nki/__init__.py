@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from simulate.kernel import Kernel, as_kernel
+from simulate.nki import assignment as _assignment  # noqa: F401 (gives tensors their assignment)
 from simulate.nki import collectives, dtype, experimental, isa, language, meta, simulator, typing
 from simulate.nki.missing import not_yet
 from simulate.nki.typing import tensor

@@ -28,7 +28,7 @@ def _is_tensor(scope: Scope, node: ast.expr | None) -> bool:
 
 @lint_rule("NKI019", Severity.error)
 def no_operators(source: Source, scope: Scope) -> Iterator[Spot]:
-    """There are no Python operators and no assignments on tensors."""
+    """There are no Python operators on tensors, and only tensors are assigned to a part of one."""
     for node in ast.walk(scope.node):
         if isinstance(node, ast.BinOp) and (_is_tensor(scope, node.left) or _is_tensor(scope, node.right)):
             op = _OPERATORS.get(type(node.op), "…")
@@ -39,8 +39,22 @@ def no_operators(source: Source, scope: Scope) -> Iterator[Spot]:
             yield Spot(node, ast.unparse(node), "nisa.tensor_tensor(dst=tile, data1=tile, …)")
         elif isinstance(node, ast.Assign):
             for target in node.targets:
-                if isinstance(target, ast.Subscript) and _is_tensor(scope, target.value):
-                    yield Spot(node, f"{ast.unparse(target)} = …", "nisa.tensor_copy(dst=…, src=…)")
+                to_tensor = isinstance(target, ast.Subscript) and _is_tensor(scope, target)
+                if to_tensor and not _may_be_tensor(source, scope, node.value):
+                    yield Spot(
+                        node,
+                        f"{ast.unparse(target)} = {ast.unparse(node.value)}",
+                        "nisa.memset(dst=…, value=…)",
+                    )
+
+
+def _may_be_tensor(source: Source, scope: Scope, node: ast.expr) -> bool:
+    """Whether a value is a tensor as far as the source tells: no number, no result of an instruction."""
+    if isinstance(node, ast.Name):
+        return scope.holds.get(node.id, Holds.tensor) is Holds.tensor
+    if isinstance(node, ast.Call):
+        return not (source.name_of(node.func) or "").startswith("nisa.")
+    return isinstance(node, (ast.Subscript, ast.Attribute))
 
 
 @lint_rule("NKI020", Severity.error)

@@ -20,13 +20,15 @@ def array_as_operand(x, sick):
 
 
 @fault("NKW-MUTATION", ramp(4, 4), answer=lambda x: x)
-def assigned_slice(x, sick):
-    """A slice of a tile is assigned to."""
+def assigned_instruction(x, sick):
+    """The handle of an instruction is assigned to a part of a tile, as in Beta 1."""
     tile = nl.load(x)
     result = nl.ndarray((4, 4), dtype=nl.float32)
+    copied = nisa.tensor_copy(dst=result, src=tile)
     if sick:
-        result[:, 0:4] = tile  # blamed
-    nisa.tensor_copy(dst=result, src=tile)
+        result[:, 0:4] = copied  # blamed
+    else:
+        result[:, 0:4] = tile
     return copied_out(result)
 
 
