@@ -28,14 +28,16 @@ def elementwise(
 ) -> Tile:
     """The result of an instruction that streams `tiles`, with (P, 1) operands or numbers in `columns`.
 
-    `tiles` are repeated along free dims of size 1. The dtype is `dtype`, else `natural`, else the first
-    tile's.
+    `tiles` are repeated along free dims of size 1; a (P, 1) tile beside more dims has one value per partition. The
+    dtype is `dtype`, else `natural`, else the first tile's.
     """
     for name, tile in tiles.items():
         is_tile(name, tile)
+    rank = max(tile.ndim for tile in tiles.values())
     shape: tuple[int, ...] = ()
     for tile in tiles.values():
-        shape = broadcast(shape, tile.shape) if shape else tile.shape
+        sizes = tile.shape if tile.size > tile.shape[0] else (*tile.shape[:1], *(1,) * (rank - 1))
+        shape = broadcast(shape, sizes) if shape else sizes
     first = next(iter(tiles.values()))
     program = current()
 

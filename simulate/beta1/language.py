@@ -79,7 +79,7 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: 
     at = marked[0] if marked and on_chip else 0
     program = current()
     program.settle()
-    return make(numbers, at, lambda tile: program.allocate(tile, dtype, memory, name))
+    return make(numbers, at, lambda tile: program.fresh(tile, dtype, memory, name))
 
 
 def zeros(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:

@@ -137,10 +137,13 @@ class Program:
         finally:
             self.waiting = None
 
-    def fresh(self, shape: tuple[int, ...], dtype: Any, buffer: MemoryRegion) -> Region:
-        """A fresh tile of any number of dims; beyond the hardware's five, free dims are laid out as one."""
-        flat = shape if len(shape) <= self.core.hardware.dims_max else (shape[0], views.count(shape[1:]))
-        return Region.of(self.allocate(flat, dtype, buffer), shape)
+    def fresh(self, shape: tuple[int, ...], dtype: Any, buffer: MemoryRegion, name: str = "") -> Region:
+        """A fresh tensor of any number of dims; on chip, free dims beyond the hardware's five are laid out as one."""
+        joined = (
+            isinstance(buffer, MemoryRegion) and buffer.on_chip and len(shape) > self.core.hardware.dims_max
+        )
+        stored = (shape[0], views.count(shape[1:])) if joined else shape
+        return Region.of(self.allocate(stored, dtype, buffer, name), shape if joined else None)
 
     def divide(self, mask: Mask | None, dst: Region, run: Callable[[Region, Box], None]) -> None:
         """Run an on-chip operation for what `mask` selects of a result: `run(part of dst, box)`.

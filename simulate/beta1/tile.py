@@ -19,6 +19,7 @@ from simulate.beta1.masks import Box, normalised
 from simulate.beta1.program import Pending, current, issue, remark, running
 from simulate.beta1.region import Region, indexed, pieces, sliced
 from simulate.errors import RuleViolation, rule
+from simulate.isa import rules
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.memory.indexing import fill_ellipsis, index_of
 from simulate.memory.validity import EMPTY
@@ -207,13 +208,12 @@ def _extents(shape: Sequence[int]) -> int:
 
 
 def make(
-    shape: tuple[int, ...], partition_dim: int, allocate: Callable[[tuple[int, ...]], NkiTensor]
+    shape: tuple[int, ...], partition_dim: int, allocate: Callable[[tuple[int, ...]], Region]
 ) -> Tile | BlockTensor:
     """An on-chip tensor; the dims before `partition_dim` are block dims."""
     blocks, tile = shape[:partition_dim], shape[partition_dim:]
     tiles = [
-        current().tile.at(Region.of(allocate(tile)))
-        for _ in itertools.product(*(range(count) for count in blocks))
+        current().tile.at(allocate(tile)) for _ in itertools.product(*(range(count) for count in blocks))
     ]
     return BlockTensor(blocks, tiles) if blocks else tiles[0]
 
@@ -227,7 +227,7 @@ def assign(target: Region, value: Any) -> None:
         on_chip_target(target)
         assignable(value)
         for (part,) in pieces((target,), dims_max):
-            issue("memset", dst=part.view(), value=value)
+            _fill(part, value)
         return
     on_chip_target(target)
     pending = value.pending
@@ -241,6 +241,17 @@ def assign(target: Region, value: Any) -> None:
     same = target.shape == source.shape
     for to, part in pieces((target, source), dims_max) if same else [(target, source)]:
         issue("tensor_copy", dst=to.view(), src=program.readable(part))
+
+
+def _fill(part: Region, number: Any) -> None:
+    """memset; from a partition where no engine starts, it fills a scratch tile, which a DMA copies there."""
+    program, view = current(), part.view()
+    if view.buffer is not MemoryRegion.sbuf or rules.may_start(program.core.hardware, view):
+        issue("memset", dst=view, value=number)
+        return
+    scratch = program.fresh(part.shape, view.dtype, MemoryRegion.sbuf).view()
+    issue("memset", dst=scratch, value=number)
+    issue("dma_copy", dst=view, src=scratch)
 
 
 def _takes(target: Region, pending: Pending) -> bool:

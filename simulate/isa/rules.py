@@ -47,15 +47,23 @@ def partitions_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -
 )
 def starts_on_quadrant(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
     """More than 64 partitions start at partition 0, 33 to 64 at 0 or 64, up to 32 at 0, 32, 64 or 96."""
-    start = first_partition(tile)
-    count = tile.shape[0]
-    step = 128 if count > 64 else 64 if count > 32 else 32
-    if start % step or start + count > hardware.partitions:
+    if not may_start(hardware, tile):
+        start, count = first_partition(tile), tile.shape[0]
         raise RuleViolation(
             starts_on_quadrant,
             f"{operand} covers partitions {start} to {start + count - 1}",
-            limit=f"start partition a multiple of {step} for {count} partitions",
+            limit=f"start partition a multiple of {_start_step(count)} for {count} partitions",
         )
+
+
+def may_start(hardware: Hardware, tile: NkiTensor) -> bool:
+    """Whether an engine can access a tile from the partition at which it starts."""
+    start, count = first_partition(tile), tile.shape[0]
+    return start % _start_step(count) == 0 and start + count <= hardware.partitions
+
+
+def _start_step(count: int) -> int:
+    return 128 if count > 64 else 64 if count > 32 else 32
 
 
 @rule(

@@ -226,7 +226,7 @@ def execute_launch(request: LaunchRequest) -> Launch:
     )
     for observer in request.observers:
         observer.ran(done)
-    _check_capacity(done)
+    done = _with_capacity(done, [each.rank.reorders_loops for each in rank_runs])
     for observer in request.observers:
         observer.ended(done, [each.returned for each in rank_runs])
     return done
@@ -324,16 +324,27 @@ def _result(value: Any) -> Any:
     return Result(value.storage.serial, value.layout) if isinstance(value, NkiTensor) else value
 
 
-def _check_capacity(done: Launch) -> None:
-    """Raise RuleViolation, at the line of an allocation, where live tiles exceed SBUF or PSUM."""
-    for stream, placements in zip(done.streams, done.placements):
+def _with_capacity(done: Launch, reorders_loops: Sequence[bool]) -> Launch:
+    """The launch, with a warning where too many tiles live in PSUM in program order and the compiler changes it.
+
+    Raises RuleViolation, at the line of an allocation, where live tiles exceed SBUF, or PSUM otherwise.
+    """
+    warnings: list[str] = []
+    cores = len(done.streams) // len(reorders_loops)
+    for number, (stream, placements) in enumerate(zip(done.streams, done.placements)):
         for buffer, placement in placements.items():
             limit = capacity_bytes(done.hardware, buffer)
             try:
                 live_tiles_fit(placement, buffer, limit, done.hardware.name, stream.label, stream.elements)
             except RuleViolation as error:
                 error.where = stream.tensors[to_blame(placement).serial].where
-                raise
+                if buffer is not MemoryRegion.psum or not reorders_loops[number // cores]:
+                    raise
+                warnings.append(
+                    f"[{error.code}] {error.seen}; so in program order, which this dialect's compiler changes, "
+                    f"at {error.where}"
+                )
+    return replace(done, warnings=(*done.warnings, *warnings)) if warnings else done
 
 
 def plain(kernel: Any) -> Callable[..., Any]:

@@ -37,7 +37,10 @@ class Mode(Enum):
 
 @dataclass
 class Rank:
-    """The state that the cores of one rank share: the tensor table, the allocations of shared HBM, the warnings."""
+    """The state that the cores of one rank share: the tensor table, the allocations of shared HBM, the warnings.
+
+    `reorders_loops` tells that the kernel's compiler does, so that program order does not decide which PSUM tiles live.
+    """
 
     number: int
     hardware: Hardware
@@ -45,6 +48,7 @@ class Rank:
     tensors: TensorTable = field(default_factory=TensorTable)
     shared: list[NkiTensor] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    reorders_loops: bool = False
 
 
 Tensors = tuple[NkiTensor, ...]

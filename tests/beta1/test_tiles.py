@@ -197,3 +197,95 @@ def test_refuses_a_tile_as_a_condition() -> None:
 def test_refuses_the_read_of_a_tile_that_nobody_wrote() -> None:
     with pytest.raises(RuleViolation, match="bytes that were written before"):
         run(lambda x: stored(nl.ndarray((128, 64), np.float32)), X)
+
+
+@pytest.mark.parametrize("dims", [(2, 2, 2, 8), (2, 2, 2, 2, 4), (2, 2, 2, 2, 2, 2)])
+def test_a_tile_may_have_more_dims_than_an_instruction(dims: tuple[int, ...]) -> None:
+    def kernel(x):
+        tile = nl.ndarray((nl.par_dim(128), *dims), np.float32)
+        zeros = nl.zeros((nl.par_dim(128), *dims), np.float32)
+        for i in range(2):
+            tile[:, i] = nl.load(x[:, nl.ds(32 * i, 32)]).reshape((128, *dims[1:]))
+        tile[:, 0, 0, 0, 0] = 7.0
+        doubled = nl.add(tile, tile) + zeros
+        doubled[:, 1] = nl.copy(tile[:, 1])
+        return stored(doubled.reshape((128, 64)))
+
+    expected = X.reshape(128, *dims).copy()
+    expected[:, 0, 0, 0, 0] = 7.0
+    expected[:, 0] *= 2
+    assert np.array_equal(run(kernel, X), expected.reshape(128, 64))
+
+
+@pytest.mark.parametrize("dtype", [nl.float32, nl.bfloat16])
+@pytest.mark.parametrize("dims", [(16, 4), (4, 4, 4), (2, 2, 4, 4)])
+def test_one_value_per_partition_stands_beside_any_free_dims(dims: tuple[int, ...], dtype) -> None:
+    """float32 columns are operands of tensor_scalar, others of tensor_tensor."""
+
+    def kernel(x):
+        tile, column = nl.load(x).reshape((128, *dims)), nl.copy(nl.load(x[:, 0:1]), dtype=dtype)
+        return stored(nl.subtract(nl.add(tile, column), nl.multiply(column, tile)).reshape((128, 64)))
+
+    assert np.array_equal(run(kernel, X), X + X[:, :1] - X[:, :1] * X)
+
+
+def test_free_dims_that_do_not_broadcast_are_refused() -> None:
+    def kernel(x):
+        return stored(nl.add(nl.load(x).reshape((128, 16, 4)), nl.load(x[:, 0:2])))
+
+    with pytest.raises(RuleViolation, match="NKW-INDEX-BROADCAST"):
+        run(kernel, X)
+
+
+@pytest.mark.parametrize("start", [0, 1, 31, 32, 33, 96, 127])
+def test_a_number_is_assigned_from_any_partition_on(start: int) -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        tile[start, 3] = 7.0
+        tile[start : min(start + 40, 128), 4:6] = 8.0
+        return stored(tile)
+
+    launch = launched(kernel, X)
+    expected = X.copy()
+    expected[start, 3] = 7
+    expected[start : start + 40, 4:6] = 8
+    assert np.array_equal(launch.outputs[0], expected)
+    assert issued(launch)[1] == "memset"
+    assert (issued(launch)[2] == "dma_copy") == bool(start % 32)
+
+
+def test_a_number_from_any_partition_of_psum_is_refused() -> None:
+    def kernel(x):
+        tile = nl.ndarray((128, 64), np.float32, buffer=nl.psum)
+        tile[1, 0:4] = 7.0
+        return x
+
+    with pytest.raises(RuleViolation, match="NKW-PARTITION-START"):
+        run(kernel, X)
+
+
+@pytest.mark.parametrize("banks", [7, 8, 9])
+@pytest.mark.parametrize("buffer", [nl.psum, nl.sbuf])
+def test_psum_that_overflows_in_program_order_is_a_warning(banks: int, buffer) -> None:
+    """The compiler of the dialect reorders affine loops; SBUF that overflows stays refused."""
+    columns = 512 if buffer is nl.psum else 6600  # eight of them fit into SBUF, nine do not
+
+    def kernel(x):
+        tile = nl.load(x)
+        kept = nl.ndarray((banks, nl.par_dim(128), columns), np.float32, buffer=buffer)
+        for i in nl.affine_range(banks):
+            kept[i, :, 0:64] = nl.copy(tile)
+        out = nl.ndarray((banks, 128, 64), np.float32, buffer=nl.shared_hbm)
+        for i in nl.affine_range(banks):
+            nl.store(out[i], kept[i, :, 0:64])
+        return out
+
+    if banks == 9 and buffer is nl.sbuf:
+        with pytest.raises(RuleViolation, match="NKW-CAPACITY"):
+            run(kernel, X)
+        return
+    launch = launched(kernel, X)
+    assert np.array_equal(launch.outputs[0], np.broadcast_to(X, (banks, 128, 64)))
+    assert [text.partition(" live tiles")[0] for text in launch.warnings] == (
+        ["[NKW-CAPACITY] 9"] if banks == 9 else []
+    )
