@@ -14,14 +14,9 @@ from simulate.errors import InvalidArgument, RuleViolation, rule
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.validity import EMPTY
 from simulate.numerics import DType, as_dtype
+from simulate.run.host_arrays import converted_for, dtype_of, from_torch, is_torch, to_torch, words_of
 from simulate.run.location import location
 from simulate.run.machine import Rank
-
-_TORCH_AS_BITS = {
-    "torch.bfloat16": ("uint16", ml_dtypes.bfloat16),
-    "torch.float8_e5m2": ("uint8", ml_dtypes.float8_e5m2),
-}
-_TORCH_AS_BITS["torch.float8_e4m3fn"] = ("uint8", ml_dtypes.float8_e4m3fn)
 
 
 class Arguments:
@@ -45,10 +40,10 @@ class Arguments:
         Raises InvalidArgument for an array without elements or of a dtype that the chip does not have.
         """
         if isinstance(value, np.ndarray):
-            return self._tensor(value, value, name)
-        if _is_torch(value):
+            return self._tensor(value, value, dtype_of, name)
+        if is_torch(value):
             self.torch_seen = True
-            return self._tensor(value, _torch_to_numpy(value), name)
+            return self._of_torch(value, name)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             parts = [self.to_tensors(part, f"{name}.{key}") for key, part in zip(value._fields, value)]
             return value if _same(parts, value) else like(value, parts)
@@ -73,14 +68,30 @@ class Arguments:
         twin.__dict__.update(parts)
         return twin
 
-    def _tensor(self, key: Any, array: np.ndarray, name: str) -> NkiTensor:
+    def _of_torch(self, value: Any, name: str) -> NkiTensor:
+        """A torch tensor; its float8_e4m3fn becomes float8_e4m3 on chips that multiply only that, as their hosts do."""
+        try:
+            array, packed = from_torch(value)
+        except InvalidArgument as error:
+            raise InvalidArgument(error.code, f"argument {name or '?'}: {error.message}") from None
+        if packed is not None:
+            return self._tensor(value, array, lambda _: packed, name)
+        return self._tensor(
+            value, array, lambda given: converted_for(self._rank.hardware, dtype_of(given)), name
+        )
+
+    def _tensor(
+        self, key: Any, array: np.ndarray, dtype_for: Callable[[np.ndarray], DType], name: str
+    ) -> NkiTensor:
         known = self._tensors.get(id(key))
         if known is not None:
             return known[1]
         try:
-            given = as_dtype(array.dtype)
+            given = dtype_for(array)
         except InvalidArgument as error:
             raise InvalidArgument(error.code, f"argument {name or '?'}: {error.message}") from None
+        if given.is_packed:
+            array = words_of(array, given)
         if array.size == 0:
             raise InvalidArgument(
                 "NKW-SHAPE", f"argument {name or '?'} of shape {array.shape} has no elements"
@@ -91,6 +102,7 @@ class Arguments:
             held = np.empty(0, np.uint8)
         elif dtype.storage != array.dtype or not array.flags.c_contiguous:
             held = np.ascontiguousarray(array).astype(dtype.storage)
+            self._note_overflow(array, held, name)
             self._copies.append((array, held.reshape(array.shape), given))
         else:
             held = array
@@ -101,6 +113,16 @@ class Arguments:
         tensor = NkiTensor(shape, dtype, storage)
         self._tensors[id(key)] = (key, tensor)
         return tensor
+
+    def _note_overflow(self, array: np.ndarray, held: np.ndarray, name: str) -> None:
+        if array.dtype != ml_dtypes.float8_e4m3fn or held.dtype != ml_dtypes.float8_e4m3:
+            return
+        beyond = int(np.count_nonzero(np.isinf(held)))  # float8_e4m3fn has no infinity
+        if beyond:
+            self._rank.warnings.append(
+                f"[NKW-ARGUMENT-FP8] {beyond} of {held.size} elements of the float8_e4m3fn argument {name or '?'} are "
+                f"beyond 240, the largest float8_e4m3, which {self._rank.hardware.name} takes: infinite"
+            )
 
     def to_arrays(self, value: Any) -> Any:
         """A kernel's return value with an array for every tensor; a torch tensor if an argument was one.
@@ -113,7 +135,7 @@ class Arguments:
         if not isinstance(value, NkiTensor):
             return value
         array = self._array(value)
-        return _numpy_to_torch(array) if self.torch_seen else array
+        return to_torch(array) if self.torch_seen else array
 
     def _array(self, tensor: NkiTensor) -> np.ndarray:
         _checked(output_in_hbm, tensor)
@@ -142,8 +164,12 @@ class Arguments:
 
     @property
     def converts(self) -> bool:
-        """Whether an array is stored with elements of another size, so that a replay could not bind another array."""
-        return any(array.dtype.itemsize != held.dtype.itemsize for array, held, _ in self._copies)
+        """Whether an array is stored with other bytes, so that a replay could not bind another array."""
+        return any(
+            array.dtype.itemsize != held.dtype.itemsize
+            or array.dtype == ml_dtypes.float8_e4m3fn != held.dtype
+            for array, held, _ in self._copies
+        )
 
     def storages(self) -> list[Storage]:
         """The storages of the arrays, in the order of the arguments."""
@@ -186,29 +212,6 @@ def element(dtype: DType) -> np.dtype:
     if dtype == "bool_":
         return np.dtype(bool)
     return as_dtype(str(dtype)).storage
-
-
-def _is_torch(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
-
-
-def _torch_to_numpy(tensor: Any) -> np.ndarray:
-    import torch
-
-    plain = tensor.detach().cpu()
-    bits = _TORCH_AS_BITS.get(str(plain.dtype))
-    if bits is None:
-        return plain.numpy()
-    return plain.view(getattr(torch, bits[0])).numpy().view(bits[1])
-
-
-def _numpy_to_torch(array: np.ndarray) -> Any:
-    import torch
-
-    for name, (bits, element) in _TORCH_AS_BITS.items():
-        if array.dtype == element:
-            return torch.from_numpy(array.view(bits)).view(getattr(torch, name.removeprefix("torch.")))
-    return torch.from_numpy(array)
 
 
 def _checked(check: Callable[[NkiTensor], object], tensor: NkiTensor) -> None:

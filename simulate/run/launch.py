@@ -46,7 +46,7 @@ class Interface:
     """The arguments and results of one rank, as tensors of its stream.
 
     `inputs` has the serial numbers of the arrays in the arguments, in order. `returned` is the kernel's return value
-    with a Result for every tensor. `converts` tells that an array is stored with elements of another size.
+    with a Result for every tensor. `converts` tells that an array is stored with other bytes than it has.
     """
 
     inputs: tuple[int, ...]

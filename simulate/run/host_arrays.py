@@ -1,0 +1,102 @@
+"""Arrays of the host as numpy arrays of the chip's dtypes: torch's narrow ones, and packed ones of any package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from simulate.errors import InvalidArgument
+from simulate.hardware import Hardware
+from simulate.numerics import DTYPES, DType, as_dtype
+
+_TORCH_AS_BITS: dict[str, tuple[str, Any]] = {
+    "bfloat16": ("uint16", ml_dtypes.bfloat16),
+    "float8_e5m2": ("uint8", ml_dtypes.float8_e5m2),
+    "float8_e4m3fn": ("uint8", ml_dtypes.float8_e4m3fn),
+    "float8_e8m0fnu": ("uint8", ml_dtypes.float8_e8m0fnu),
+}
+_PAIRS = "float4_e2m1fn_x2"
+_PER_WORD = 4
+
+
+def is_torch(value: Any) -> bool:
+    """Whether a value is a torch tensor; torch is not imported."""
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
+
+
+def from_torch(tensor: Any) -> tuple[np.ndarray, DType | None]:
+    """A torch tensor's elements as an array that shares its memory, and their dtype if numpy's does not tell it.
+
+    Two float4_e2m1fn_x2 are one float4_e2m1fn_x4. Raises InvalidArgument for a dtype that the chip does not have.
+    """
+    import torch
+
+    plain = tensor.detach().cpu()
+    name = str(plain.dtype).removeprefix("torch.")
+    if name == _PAIRS:
+        packed = DTYPES["float4_e2m1fn_x4"]
+        if plain.ndim == 0 or plain.shape[-1] % 2 or plain.stride()[-1] != 1:
+            raise InvalidArgument(
+                "NKW-DTYPE",
+                f"{name} of shape {tuple(plain.shape)}: the last dim must be even and contiguous, because a word of "
+                f"{packed} holds two of them",
+            )
+        return plain.view(torch.uint8).numpy().view(packed.storage), packed
+    bits = _TORCH_AS_BITS.get(name)
+    if bits is not None:
+        return plain.view(getattr(torch, bits[0])).numpy().view(bits[1]), None
+    try:
+        return plain.numpy(), None
+    except TypeError:
+        raise InvalidArgument(
+            "NKW-DTYPE", f"torch.{name} is no dtype of a NeuronCore; known are {', '.join(DTYPES)}"
+        ) from None
+
+
+def to_torch(array: np.ndarray) -> Any:
+    """An array as a torch tensor; float8_e4m3, which torch lacks, as float8_e4m3fn."""
+    import torch
+
+    if array.dtype == ml_dtypes.float8_e4m3:
+        array = array.astype(ml_dtypes.float8_e4m3fn)
+    for name, (bits, element) in _TORCH_AS_BITS.items():
+        if array.dtype == element:
+            return torch.from_numpy(array.view(bits)).view(getattr(torch, name))
+    return torch.from_numpy(array)
+
+
+def dtype_of(array: np.ndarray) -> DType:
+    """The chip's dtype of an array. Packed dtypes of other packages go by their name or by their four fields.
+
+    Raises InvalidArgument for a dtype that the chip does not have.
+    """
+    fields = array.dtype.fields if isinstance(array.dtype, np.dtype) else None
+    if fields is None:
+        return as_dtype(_PACKED_NAMES.get(_plain(str(array.dtype)), array.dtype))
+    parts = {part[0] for part in fields.values()}
+    for dtype in DTYPES.values():
+        whole = dtype.storage.itemsize == array.dtype.itemsize
+        if dtype.is_packed and whole and len(fields) == _PER_WORD and parts == {dtype.packed_storage}:
+            return dtype
+    return as_dtype(array.dtype)
+
+
+def words_of(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """An array of a packed dtype as its words, without a copy where it is contiguous."""
+    return np.ascontiguousarray(array).view(dtype.storage)
+
+
+def converted_for(chip: Hardware, dtype: DType) -> DType:
+    """The dtype in which a host hands torch's float8_e4m3fn to a chip that multiplies float8_e4m3 only."""
+    return DTYPES["float8_e4m3"] if dtype == "float8_e4m3fn" and not chip.matmul_e4m3fn else dtype
+
+
+def _plain(name: str) -> str:
+    """A dtype's name without what packages spell differently: `mxfp8_e4m3_x4` is `float8_e4m3fn_x4`."""
+    text = name.rpartition(".")[2].lower().replace("_", "").removeprefix("mx")
+    return text.replace("float", "fp").replace("fn", "").removesuffix("dtype")
+
+
+_PACKED_NAMES = {_plain(str(dtype)): dtype for dtype in DTYPES.values() if dtype.is_packed}
