@@ -212,6 +212,7 @@ def test_speed_is_asked_for_by_name(monkeypatch) -> None:
     with pytest.raises(InvalidArgument, match="NKW_SPEED is 'mkl'; set it to numpy or torch"):
         ReplayOptions.from_environment()
     monkeypatch.setenv("NKW_SPEED", "torch")
+    monkeypatch.setattr(speed, "relative_time", lambda: 0.5)
     assert ReplayOptions.from_environment().speed
     monkeypatch.setattr(speed, "available", lambda: False)
     speed.warn_of_absence.cache_clear()
@@ -220,3 +221,30 @@ def test_speed_is_asked_for_by_name(monkeypatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once
         assert not ReplayOptions.from_environment().speed
+
+
+@pytest.mark.parametrize(("relative", "faster"), [(0.99, True), (1.0, False), (1.44, False)])
+def test_a_processor_without_fast_bfloat16_stays_with_numpy(monkeypatch, relative, faster) -> None:
+    monkeypatch.setenv("NKW_SPEED", "torch")
+    monkeypatch.setattr(speed, "available", lambda: True)
+    monkeypatch.setattr(speed, "relative_time", lambda: relative)
+    speed.warn_of_slowness.cache_clear()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert [ReplayOptions.from_environment().speed for _ in range(2)] == [faster, faster]
+    assert [str(each.message) for each in said] == (
+        []
+        if faster
+        else [
+            f"NKW_SPEED is torch, but this processor takes {relative:.1f} times as long for a bfloat16 product as for "
+            "a float32 product: numpy multiplies"
+        ]
+    )
+
+
+def test_the_processor_is_measured_once() -> None:
+    pytest.importorskip("torch")
+    speed.relative_time.cache_clear()
+    first = speed.relative_time()
+    assert 0 < first < float("inf") and speed.relative_time() == first
+    assert speed.relative_time.cache_info().misses == 1
