@@ -6,8 +6,23 @@ are tested whole. Nothing raised by numpy, json or struct reaches a user through
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that a terminal obeys instead of showing, those that turn the direction of text, and broken ones."""
+LONGEST_MESSAGE = 400
+
+
+def shown(text: str, most: int = LONGEST_MESSAGE) -> str:
+    """Text from outside as a person may see it: characters that a terminal obeys are escaped, tabs and line ends stay.
+
+    Of more than `most` characters the middle is left out.
+    """
+    if len(text) > most:
+        text = f"{text[: most * 2 // 3]} … {text[len(text) - most // 3 :]}"
+    return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 @dataclass(frozen=True, slots=True)

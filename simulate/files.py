@@ -1,60 +1,158 @@
-"""Files that appear complete or not at all."""
+"""Files from outside, and files that commands write: complete or absent, never in the place of one that was read."""
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from simulate.errors import InvalidArgument
 
+MOST_TEXT_BYTES = 100_000_000
+"""The longest text that is read: the safetensors library's limit of a header, three times Gemma's tokenizer.json."""
+MOST_SOURCE_BYTES = 4_000_000
+"""The longest Python file that is read; its syntax tree takes some hundred times as much memory."""
 
-@contextmanager
-def complete(path: str | os.PathLike[str], what: str, code: str) -> Iterator[TextIO]:
-    """A UTF-8 text file that replaces `path` when the block ends without an error.
+Named = str | os.PathLike[str]
 
-    A symbolic link stays, and its target is replaced. Raises InvalidArgument under `code` where the file cannot be
-    written; the message calls the file `what`.
+
+def opened(path: Named) -> BinaryIO:
+    """A regular file, open for reading.
+
+    Raises OSError for anything else: a reader waits for the writer of a pipe, and a device may have no end.
     """
-    target = _regular(path, what, code)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
-        with open(partial, "w", encoding="utf-8", newline="\n") as file:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except ValueError:
+        raise OSError(errno.EINVAL, "its name holds a null character", str(path)) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_text(path: Named, most_bytes: int = MOST_TEXT_BYTES) -> str:
+    """The text of a regular UTF-8 file. Raises OSError, also for a longer file, and UnicodeDecodeError."""
+    with opened(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it holds more than {most_bytes:,} bytes", str(path))
+    return content.decode()
+
+
+class Outputs:
+    """The files that one command writes.
+
+    `inputs` gives the files that the command reads, as far as it has come. No output takes the place of one of them,
+    whatever name it has there (another path, a symbolic or a hard link), nor of another output.
+    """
+
+    def __init__(self, inputs: Callable[[], Iterable[Named]]) -> None:
+        self._inputs = inputs
+        self._claimed: dict[Path, str] = {}
+
+    def claim(self, path: Named | None, what: str, code: str) -> OutputFile | None:
+        """The output `what`, before the work that fills it begins; None where no path is given.
+
+        Raises InvalidArgument under `code` where it cannot be written.
+        """
+        if path is None:
+            return None
+        output = OutputFile(path, what, code, self._inputs)
+        other = self._claimed.setdefault(output.path, what)
+        if other != what:
+            raise output.refused(f"it is the file of the {other}")
+        return output
+
+
+class OutputFile(os.PathLike[str]):
+    """A UTF-8 text file that is complete or absent: it is written under another name in the same folder.
+
+    A symbolic link stays, and its target is replaced. Raises InvalidArgument under `code`, which calls the file `what`,
+    where it cannot be written; this is tried at once.
+    """
+
+    def __init__(
+        self, path: Named, what: str, code: str, inputs: Callable[[], Iterable[Named]] = tuple
+    ) -> None:
+        self._named = path
+        self._what = what
+        self._code = code
+        self._inputs = inputs
+        self.path = Path(os.path.realpath(path))
+        self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        with self._open():
+            pass
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @contextmanager
+    def writing(self) -> Iterator[TextIO]:
+        """The file, which takes its place when the block ends without an error."""
+        with self._open() as file:
             yield file
-        os.replace(partial, target)
-    except OSError as error:
-        raise InvalidArgument(
-            code, f"the {what} cannot be written to {path}: {error.strerror or error}"
-        ) from None
-    finally:
+            try:
+                file.close()
+                self._check()
+                os.replace(self._partial, self.path)
+            except OSError as error:
+                raise self.refused(error.strerror or str(error)) from None
+
+    def refused(self, why: str) -> InvalidArgument:
+        """The error that says why this file cannot be written."""
+        return InvalidArgument(
+            self._code, f"the {self._what} cannot be written to {os.fspath(self._named)}: {why}"
+        )
+
+    @contextmanager
+    def _open(self) -> Iterator[TextIO]:
+        """The file under its other name, which is gone when the block ends."""
+        self._check()
         with suppress(OSError):
-            partial.unlink()
+            self._partial.unlink()  # of a process of this number that was killed
+        try:
+            # A path that is not UTF-8 holds lone surrogates, whose backslash form is an escape of JSON as well.
+            with open(self._partial, "x", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+                yield file
+        except OSError as error:
+            raise self.refused(error.strerror or str(error)) from None
+        finally:
+            with suppress(OSError):
+                self._partial.unlink()
+
+    def _check(self) -> None:
+        """Refuse what a rename must not replace: a folder, a device, a protected file, a file that is read."""
+        if os.path.isdir(self.path):
+            raise self.refused("it is a folder")
+        if not os.path.lexists(self.path):
+            return
+        if not os.path.isfile(self.path):
+            raise self.refused("it is not a regular file")
+        if not os.access(self.path, os.W_OK):
+            raise self.refused(os.strerror(errno.EACCES))
+        if any(_is_same(each, self.path) for each in self._inputs()):
+            raise self.refused("this command reads that file")
 
 
-def claim(path: str | os.PathLike[str], what: str, code: str) -> Path:
-    """Check that a file can be written, before the work that fills it begins; returns its absolute path.
-
-    Raises InvalidArgument as `complete` does.
-    """
-    target = _regular(path, what, code)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+def _is_same(one: Named, other: Named) -> bool:
     try:
-        partial.open("w").close()
-        partial.unlink()
-    except OSError as error:
-        raise InvalidArgument(
-            code, f"the {what} cannot be written to {path}: {error.strerror or error}"
-        ) from None
-    return target
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):  # a file that is not there cannot be lost
+        return False
 
 
-def _regular(path: str | os.PathLike[str], what: str, code: str) -> Path:
-    """The path of a regular file that exists or may be made; a rename onto anything else would replace a device."""
-    target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise InvalidArgument(code, f"the {what} cannot be written to {path}: it is a folder")
-    if os.path.lexists(target) and not target.is_file():
-        raise InvalidArgument(code, f"the {what} cannot be written to {path}: it is not a regular file")
-    return target
+def complete(path: Named, what: str, code: str) -> AbstractContextManager[TextIO]:
+    """A text file that replaces `path` when the block ends without an error; an OutputFile keeps its own rules."""
+    return (path if isinstance(path, OutputFile) else OutputFile(path, what, code)).writing()
+
+
+def imported_files() -> list[str]:
+    """The files of the modules that this process has imported."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return [file for file in files if isinstance(file, str)]

@@ -5,6 +5,7 @@ nki_kernels/mlp.py:mlp bf16[1,1024] bf16[1,1024] bf16[1024,4096] bf16[1024,4096]
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import re
@@ -17,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from simulate.errors import InvalidArgument
+from simulate.files import imported_files
 from simulate.run.launch import Launch, plain
 from simulate.run.machine import Mode
 from simulate.world import launch
@@ -42,9 +44,10 @@ _TENSOR = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[^\]]*)\]")
 _KEYWORD = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 
 
-def what_is_run(script: str) -> Path:
-    """The file of a script, or of a kernel that is named as FILE.py:NAME."""
-    return Path(script.rpartition(":")[0] if names_a_kernel(script) else script).resolve()
+def files_read(options: argparse.Namespace) -> list[str]:
+    """What running a script or a kernel reads: its file, what its arguments name, and every module imported."""
+    script = options.script.rpartition(":")[0] if names_a_kernel(options.script) else options.script
+    return [script, *options.arguments, *imported_files()]
 
 
 def names_a_kernel(words: str) -> bool:

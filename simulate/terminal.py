@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import IO, TYPE_CHECKING, TypeVar, Union
 
+from simulate.errors import LONGEST_MESSAGE, shown
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.measure import Measurement
@@ -30,6 +32,7 @@ _SHORTEST_NAME = 10  # columns; a narrower name says nothing
 _STYLES = {r"^error\b(\[.*?\])?": "bold red", r"^warning\b(\[.*?\])?": "bold yellow"}
 
 Part = Union["RenderableType", str]
+_LONGEST_LINE, _MOST_LINES = 2 * LONGEST_MESSAGE, 200  # of an error; a deadlock has a line for each core
 T = TypeVar("T")
 
 
@@ -169,6 +172,7 @@ def show_lines(text: str, file: IO[str] | None = None) -> None:
     Lines that begin with `error` or `warning` are coloured there. `file` is stdout unless given.
     """
     file = file or sys.stdout
+    text = shown(text, len(text))
     if file.isatty():
         text = _text(_console(file), map(_line, text.splitlines()))
     print(text, end="" if text.endswith("\n") else "\n", file=file)
@@ -184,8 +188,11 @@ def _line(line: str) -> Hanging:
 
 
 def error(message: object) -> None:
-    """Print why a command could not do what was asked, on stderr."""
-    show_lines(f"error: {message}", sys.stderr)
+    """Print why a command could not do what was asked, on stderr; of a very long message the ends."""
+    lines = f"error: {message}".split("\n")
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES // 2 : -_MOST_LINES // 2] = [f"… {len(lines) - _MOST_LINES:,} more lines"]
+    show_lines("\n".join(shown(line, _LONGEST_LINE) for line in lines), sys.stderr)
 
 
 def progress(items: Sequence[T], doing: str) -> Iterator[T]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from simulate.errors import NkwError
-from simulate.files import claim, complete
+from simulate.files import Outputs, imported_files
 from simulate.terminal import error, progress
 from simulate.timing import Reading
 
@@ -21,7 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks.fidelity.table import text
 
     try:
-        results = claim(options.json, "results", "NKW-FIDELITY-FILE") if options.json else None
+        outputs = Outputs(lambda: (options.measurements, *imported_files()))
+        results = outputs.claim(options.json, "results", "NKW-FIDELITY-FILE")
         entries = read_entries(options.measurements)
     except NkwError as refused:
         error(refused)
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text(found))
     if results is not None:
         try:
-            with complete(results, "results", "NKW-FIDELITY-FILE") as file:
+            with results.writing() as file:
                 file.write(json.dumps(as_json(found), indent=1) + "\n")
         except NkwError as refused:
             error(refused)

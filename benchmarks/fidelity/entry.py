@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from simulate.errors import InvalidArgument
+from simulate.files import read_text
 
 CONFIDENCES = ("high", "medium", "low")
 _TEXTS = (
@@ -84,7 +85,7 @@ class Entry:
 def read_entries(path: str | Path) -> list[Entry]:
     """The entries of a file. Raises InvalidArgument for what is no list of measurements."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} cannot be read: {error}") from None
     try:

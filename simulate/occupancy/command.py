@@ -6,16 +6,14 @@ import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from simulate.errors import InvalidArgument
-from simulate.files import claim, complete
-from simulate.kernel_by_name import what_is_run
+from simulate.errors import NkwError
+from simulate.files import Outputs
+from simulate.kernel_by_name import files_read
 from simulate.occupancy.svg import svg
 from simulate.occupancy.text import report
 from simulate.occupancy.uses import Occupancy, occupancies
 from simulate.run import Launch, recorded
 from simulate.terminal import error, show
-
-_CODE = "NKW-PICTURE-PATH"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -30,26 +28,24 @@ def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace
     Returns the status of the script, or 2 if there is nothing to show or the picture cannot be written.
     """
     try:
-        picture = claim(options.svg, "picture", _CODE) if options.svg else None
-        if picture == what_is_run(options.script):
-            raise InvalidArgument(_CODE, f"{options.script} is the file to run; name another file")
-    except InvalidArgument as refused:
+        picture = Outputs(lambda: files_read(options)).claim(options.svg, "picture", "NKW-PICTURE-PATH")
+        with recorded(calls=True, refused=True, outputs=False) as launches:
+            status = run_script(options)
+        if not launches:
+            if status == 0:
+                error("no kernel was launched")
+            return status or 2
+        shown = distinct(launches)
+        if options.text or picture is None:
+            blocks = [report(occupancy, title) for title, occupancy in shown]
+            show([*blocks[0], *(part for block in blocks[1:] for part in ("", *block))])
+        if picture is not None:
+            with picture.writing() as file:
+                file.write(svg(shown))
+            print(f"picture: {options.svg}")
+    except NkwError as refused:
         error(refused)
         return 2
-    with recorded(calls=True, refused=True, outputs=False) as launches:
-        status = run_script(options)
-    if not launches:
-        if status == 0:
-            error("no kernel was launched")
-        return status or 2
-    shown = distinct(launches)
-    if options.text or picture is None:
-        blocks = [report(occupancy, title) for title, occupancy in shown]
-        show([*blocks[0], *(part for block in blocks[1:] for part in ("", *block))])
-    if picture is not None:
-        with complete(picture, "picture", _CODE) as file:
-            file.write(svg(shown))
-        print(f"picture: {options.svg}")
     return status
 
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from simulate.errors import InvalidArgument, NkwError
-from simulate.files import claim
-from simulate.kernel_by_name import what_is_run
+from simulate.errors import NkwError
+from simulate.files import Outputs
+from simulate.kernel_by_name import files_read
 from simulate.occupancy import svg
 from simulate.occupancy.command import distinct as cores
 from simulate.profile.page import PageLaunch, PageStep, write_page
@@ -37,9 +37,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
     """Time the launches that `run` makes; returns the exit status."""
     try:
-        trace = claim(options.trace, "trace", "NKW-TRACE-PATH") if options.trace else None
-        page = claim(options.html, "page", "NKW-PAGE-PATH") if options.html else None
-        _distinct_files(options.script, trace, page)
+        outputs = Outputs(lambda: files_read(options))
+        trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
+        page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
         with recorded(calls=True, outputs=False) as launches:
             status = run(options)
         if not launches:
@@ -67,20 +67,6 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
         error(refused)
         return 2
     return status
-
-
-def _distinct_files(script: str, trace: Path | None, page: Path | None) -> None:
-    """Raises InvalidArgument where one file would overwrite another one or the script."""
-    run = what_is_run(script)
-    if run in (trace, page):
-        raise InvalidArgument(
-            "NKW-PAGE-PATH" if run == page else "NKW-TRACE-PATH",
-            f"{script} is the file to run; name another file",
-        )
-    if trace is not None and trace == page:
-        raise InvalidArgument(
-            "NKW-PAGE-PATH", f"{page} is the file of the trace; write the page to another file"
-        )
 
 
 def distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile], list[int]]:

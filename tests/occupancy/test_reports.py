@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -180,8 +181,9 @@ def test_a_picture_does_not_take_the_place_of_the_script(
     folder: Path, capsys: pytest.CaptureFixture[str], run: str
 ) -> None:
     (folder / "script.py").write_text(SCRIPT.format(rest=8))
-    assert main(["memory", "--svg", "script.py", run]) == 2
-    assert (
-        capsys.readouterr().err == f"error: [NKW-PICTURE-PATH] {run} is the file to run; name another file\n"
-    )
+    os.link(folder / "script.py", folder / "other.svg")
+    for name in ("script.py", "other.svg"):
+        assert main(["memory", "--svg", name, run]) == 2
+        wrong = f"[NKW-PICTURE-PATH] the picture cannot be written to {name}: this command reads that file"
+        assert capsys.readouterr().err == f"error: {wrong}\n"
     assert (folder / "script.py").read_text() == SCRIPT.format(rest=8)

@@ -90,13 +90,16 @@ def test_no_file_takes_the_place_of_another_or_of_the_script(
     for words, why in (
         (
             ["--html", str(script), str(script)],
-            f"[NKW-PAGE-PATH] {script} is the file to run; name another file",
+            f"[NKW-PAGE-PATH] the page cannot be written to {script}: this command reads that file",
         ),
         (
             ["--trace", str(script), f"{script}:doubled", "f32[1,1]"],
-            f"[NKW-TRACE-PATH] {script}:doubled is the file to run",
+            f"[NKW-TRACE-PATH] the trace cannot be written to {script}: this command reads that file",
         ),
-        (["--trace", out, "--html", out, str(script)], f"[NKW-PAGE-PATH] {out} is the file of the trace"),
+        (
+            ["--trace", out, "--html", out, str(script)],
+            f"[NKW-PAGE-PATH] the page cannot be written to {out}: it is the file of the trace",
+        ),
     ):
         assert main(["time", "--target", "trn2", *words]) == 2
         assert capsys.readouterr().err.startswith(f"error: {why}")

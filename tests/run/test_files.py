@@ -1,15 +1,17 @@
-"""Files that reports write: complete or absent, and never in the place of something that is no file."""
+"""Files from outside, and files that commands write: complete or absent, and never in the place of an input."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from simulate.errors import InvalidArgument
-from simulate.files import claim, complete
+from simulate.files import Outputs, complete, opened, read_text
 
 
 def written(path: Path, text: str = "words") -> None:
@@ -17,27 +19,99 @@ def written(path: Path, text: str = "words") -> None:
         file.write(text)
 
 
+def refusal(path: Path | str, inputs: Iterable[Path] = ()) -> str:
+    with pytest.raises(InvalidArgument) as refused:
+        Outputs(lambda: inputs).claim(path, "trace", "NKW-TRACE-PATH")
+    assert refused.value.code == "NKW-TRACE-PATH"
+    return refused.value.message.removeprefix(f"the trace cannot be written to {path}: ")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
 def test_a_file_is_replaced_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("before")
-    assert claim(path, "trace", "NKW-TRACE-PATH") == path
-    with pytest.raises(ZeroDivisionError), complete(path, "trace", "NKW-TRACE-PATH") as file:
+    claimed = Outputs(list).claim(path, "trace", "NKW-TRACE-PATH")
+    assert claimed is not None
+    assert names(tmp_path) == ["file"]  # whatever ends the process now leaves nothing behind
+    with pytest.raises(ZeroDivisionError), claimed.writing() as file:
         file.write(str(1 // 0))
     assert path.read_text() == "before"
-    written(path)
+    with claimed.writing() as file:
+        file.write("words")
+        assert path.read_text() == "before"
     assert path.read_text() == "words"
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+    assert names(tmp_path) == ["file"]
+
+
+def test_the_rest_of_a_killed_process_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / f".file.{os.getpid()}.part").write_text("rest")
+    written(tmp_path / "file")
+    assert names(tmp_path) == ["file"]
+
+
+def test_no_path_is_no_output() -> None:
+    assert Outputs(list).claim(None, "trace", "NKW-TRACE-PATH") is None
+
+
+@pytest.mark.parametrize("name", ["input", "soft", "hard", "folder/../input", "folder/soft"])
+def test_an_input_is_replaced_under_none_of_its_names(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "input"
+    path.write_text("weights")
+    (tmp_path / "folder").mkdir()
+    for link in (tmp_path / "soft", tmp_path / "folder" / "soft"):
+        link.symlink_to(path)
+    os.link(path, tmp_path / "hard")
+    assert refusal(tmp_path / name, [path]) == "this command reads that file"
+    assert path.read_text() == "weights"
+    (tmp_path / "other").write_text("weights")
+    assert Outputs(lambda: [path]).claim(tmp_path / "other", "trace", "NKW-TRACE-PATH") is not None
+
+
+def test_an_input_that_is_read_after_the_claim_is_kept_as_well(tmp_path: Path) -> None:
+    path, inputs = tmp_path / "file", list[Path]()
+    path.write_text("before")
+    claimed = Outputs(lambda: inputs).claim(path, "trace", "NKW-TRACE-PATH")
+    assert claimed is not None
+
+    def write() -> None:
+        with claimed.writing() as file:
+            file.write("words")
+            inputs.append(path)
+
+    with pytest.raises(InvalidArgument, match="this command reads that file"):
+        write()
+    assert path.read_text() == "before"
+    assert names(tmp_path) == ["file"]
+
+
+def test_two_outputs_are_two_files(tmp_path: Path) -> None:
+    outputs = Outputs(list)
+    outputs.claim(tmp_path / "file", "trace", "NKW-TRACE-PATH")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with pytest.raises(InvalidArgument, match="link: it is the file of the trace"):
+        outputs.claim(tmp_path / "link", "page", "NKW-PAGE-PATH")
+    assert outputs.claim(tmp_path / "page", "page", "NKW-PAGE-PATH") is not None
 
 
 def test_what_is_no_regular_file_stays_what_it_is(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # as /dev/null, which a rename would replace for everyone on the machine
-    for attempt in (lambda: claim(pipe, "trace", "NKW-TRACE-PATH"), lambda: written(pipe)):
-        with pytest.raises(InvalidArgument) as refused:
-            attempt()
-        assert refused.value.message == (f"the trace cannot be written to {pipe}: it is not a regular file")
+    assert refusal(pipe) == "it is not a regular file"
+    with pytest.raises(InvalidArgument):
+        written(pipe)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
-    assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
+    assert names(tmp_path) == ["pipe"]
+    assert refusal(tmp_path) == "it is a folder"
+
+
+def test_refuses_a_folder_that_is_missing_and_a_name_that_is_too_long(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "nowhere" / "file") == "No such file or directory"
+    (tmp_path / "file").write_text("")
+    assert refusal(tmp_path / "file" / "file") == "Not a directory"
+    assert refusal(tmp_path / ("a" * 300)) == "File name too long"
 
 
 def test_through_a_link_the_file_it_stands_for_is_written(tmp_path: Path) -> None:
@@ -52,3 +126,26 @@ def test_through_a_link_the_file_it_stands_for_is_written(tmp_path: Path) -> Non
     link.symlink_to(pipe)
     with pytest.raises(InvalidArgument):
         written(link)
+
+
+def test_what_has_no_end_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for path in (tmp_path / "pipe", tmp_path / "link", tmp_path):
+        with pytest.raises(OSError, match="it is not a regular file"):
+            opened(path)
+    with pytest.raises(FileNotFoundError):
+        opened(tmp_path / "nowhere")
+    with pytest.raises(OSError, match="null character"):
+        opened("a\0b")
+
+
+def test_a_text_is_read_up_to_its_longest(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for size in (9, 10):
+        path.write_text("x" * size)
+        assert read_text(path, 10) == "x" * size
+    path.write_text("x" * 11)
+    with pytest.raises(OSError, match="more than 10 bytes") as refused:
+        read_text(path, 10)
+    assert refused.value.errno == errno.EFBIG

@@ -1,0 +1,135 @@
+"""The process of a command: its standard streams, the signals that end it, and the memory it can have."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
+
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit statuses, as shells count them: 128 and the number of SIGINT or SIGTERM."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, on the way out of what is being done: an unfinished file is removed, as at an interrupt."""
+
+
+def begin(prefix: str = "") -> None:
+    """Start a command, before its imports: an interrupt of these ends it with one line, however far they have come.
+
+    `prefix` stands before what it says on stderr.
+
+    Closed standard streams become empty ones, so that no file the command opens takes their numbers. Exits with status
+    2 where stdout is closed.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda number, frame: leave(KeyboardInterrupt(), prefix))
+    stdout_is_closed = sys.stdout is None
+    for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115
+    if stdout_is_closed:
+        print(f"{prefix}error: the output cannot be written: stdout is closed", file=sys.stderr)
+        sys.exit(2)
+
+
+def imported() -> None:
+    """End the time of `begin`: from now on an interrupt raises KeyboardInterrupt, a termination `Terminated`.
+
+    Signals that this process was started to ignore stay ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def leave(stopped: KeyboardInterrupt, prefix: str = "") -> NoReturn:
+    """Say what ended the command, and where a launch was, and end it: threads of simulated cores may wait, and a plain exit joins them."""
+    terminated = isinstance(stopped, Terminated)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with suppress(OSError, ValueError):
+        said = ["terminated" if terminated else "interrupted", *map(str, stopped.args)]
+        print(f"\n{prefix}{': '.join(said)}", file=sys.stderr, flush=True)
+    os._exit(TERMINATED if terminated else INTERRUPTED)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a trial may take beyond what its process has already."""
+
+    cpu_seconds: int
+    memory_bytes: int
+
+
+def trial(action: Callable[[], object], limits: Limits) -> bool:
+    """Whether a copy of this process survives `action` within limits; an exception in it counts as survival.
+
+    For libraries that abort their process on bad input. True where the system cannot copy processes.
+    """
+    if not hasattr(os, "fork"):
+        return True
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        return not os.WIFSIGNALED(status)
+    try:
+        import resource
+
+        used = _address_space_bytes()
+        for limit, most in (
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_CPU, int(time.process_time()) + limits.cpu_seconds),
+            (resource.RLIMIT_AS, used + limits.memory_bytes),
+        ):
+            hard = resource.getrlimit(limit)[1]
+            resource.setrlimit(limit, (most if hard < 0 else min(most, hard), hard))
+        with quiet():
+            action()
+    finally:
+        os._exit(0)  # whatever was raised, the caller's own call raises again
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A block in which nothing reaches stderr, not even from compiled libraries."""
+    sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no stderr
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def memory_bytes() -> int:
+    """The memory of this machine; where the system does not say, more than any has."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 2**63
+
+
+def _address_space_bytes() -> int:
+    """The size of this process as RLIMIT_AS counts it; 0 where the system does not say."""
+    with suppress(OSError, ValueError, AttributeError), open("/proc/self/statm", encoding="ascii") as pages:
+        return int(pages.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
