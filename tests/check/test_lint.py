@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 import nki_kernels
 from simulate.check import KINDS, Severity
 from simulate.check.lint import LEVELS, lint_file, lint_source, load_rules
+from simulate.cli import main
 from simulate.errors import InvalidArgument
+from simulate.files import MOST_SOURCE_BYTES
 
 HEAD = """import nki
 import nki.isa as nisa
@@ -287,6 +290,38 @@ def test_refuses_what_is_no_python(tmp_path: Path) -> None:
         lint_file(tmp_path / "missing.py")
     (tmp_path / "empty.py").write_text("")
     assert lint_file(tmp_path / "empty.py") == []
+
+
+LONG = {
+    "sum": "1" + "+1" * 30_000,
+    "names": "x" + ".y" * 30_000,
+    "signs": "-" * 30_000 + "1",
+    "brackets": "f(" * 30_000 + ")" * 30_000,
+}
+
+
+@pytest.mark.parametrize("expression", LONG.values(), ids=LONG)
+def test_one_expression_does_not_end_the_run_over_a_folder(tmp_path: Path, capsys, expression: str) -> None:
+    (tmp_path / "a.py").write_text(
+        f"{HEAD}@nki.jit\ndef kernel(x, f):\n    a = {expression}\n    nl.load(a)\n"
+    )
+    (tmp_path / "b.py").write_text(HEAD + BODY.format("if n is True: pass"))
+    with pytest.raises(InvalidArgument) as refused:
+        lint_file(tmp_path / "a.py")
+    assert refused.value.code in ("NKW-LINT-DEPTH", "NKW-LINT-SYNTAX")
+    assert main(["lint", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert refused.value.code in printed and "NKI001" in printed
+    assert max(map(len, printed.splitlines())) < 1000
+
+
+def test_lint_waits_for_no_pipe(tmp_path: Path, capsys) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "long.py").write_text("#" * (MOST_SOURCE_BYTES + 1))
+    assert main(["lint", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "pipe.py cannot be read: [Errno 22] it is not a regular file" in printed
+    assert "long.py cannot be read: [Errno 27] it holds more than 4,000,000 bytes" in printed
 
 
 def test_a_file_of_the_older_dialect_has_only_warnings() -> None:

@@ -6,12 +6,14 @@ import ast
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from simulate.check.findings import Finding, FindingKind, Severity, found, in_order, kind
 from simulate.check.lint.source import Scope, Source
 from simulate.errors import InvalidArgument, Location
+from simulate.files import MOST_SOURCE_BYTES, read_text
 
 Level = tuple[int, int]
 LEVELS: tuple[Level, ...] = tuple((0, minor) for minor in range(2, 8))
@@ -71,20 +73,21 @@ def lint_source(
     """The findings in one source text; `called` names functions that other files call.
 
     A file of the older dialect compiles with the compiler it was written for: what it has to change is a warning.
-    Raises InvalidArgument for a text that is no Python.
+    Raises InvalidArgument for a text that is no Python, and for one that is nested too deeply to be looked at.
     """
     load_rules()
-    source = Source(_parsed(text, file), called)
     findings = []
-    for rule in RULES:
-        if level < rule.since or (rule.until is not None and level >= rule.until):
-            continue
-        for scope in source.scopes:
-            for spot in rule.look(source, scope):
-                line = getattr(spot.node, "lineno", scope.node.lineno)
-                where = Location(file, line, scope.node.name)
-                severity = Severity.warning if source.older else spot.severity
-                findings.append(found(rule.kind, spot.message, where, (), spot.hint, severity))
+    with _readable(file):
+        source = Source(_parsed(text, file), called)
+        for rule in RULES:
+            if level < rule.since or (rule.until is not None and level >= rule.until):
+                continue
+            for scope in source.scopes:
+                for spot in rule.look(source, scope):
+                    line = getattr(spot.node, "lineno", scope.node.lineno)
+                    where = Location(file, line, scope.node.name)
+                    severity = Severity.warning if source.older else spot.severity
+                    findings.append(found(rule.kind, spot.message, where, (), spot.hint, severity))
     return in_order(findings)
 
 
@@ -97,7 +100,9 @@ def lint_file(
 
 def calls_of(path: Path) -> frozenset[str]:
     """The names of the functions that the kernels of a file call. Raises InvalidArgument for what is no Python."""
-    return Source(_parsed(_text(path), str(path))).own_calls
+    text = _text(path)
+    with _readable(str(path)):
+        return Source(_parsed(text, str(path))).own_calls
 
 
 def _parsed(text: str, file: str) -> ast.Module:
@@ -109,8 +114,20 @@ def _parsed(text: str, file: str) -> ast.Module:
         raise InvalidArgument("NKW-LINT-SYNTAX", f"{file} is not Python: {error}") from None
 
 
+@contextmanager
+def _readable(file: str) -> Iterator[None]:
+    """Refuse a file whose expressions Python's parser or a walk over its syntax tree gives up on."""
+    try:
+        yield
+    except (RecursionError, MemoryError):
+        raise InvalidArgument(
+            "NKW-LINT-DEPTH",
+            f"{file} has an expression too long or too deeply nested to be looked at; split it",
+        ) from None
+
+
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, MOST_SOURCE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument("NKW-LINT-FILE", f"{path} cannot be read: {error}") from None
