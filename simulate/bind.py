@@ -35,9 +35,13 @@ def install(backend: str | None = None) -> str:
     The first call decides; a later one that asks for something else raises InvalidArgument.
     """
     global _decided
-    wanted = backend or os.environ.get(BACKEND_VARIABLE) or "auto"
-    if wanted not in ("auto", "simulate", "neuron"):
-        raise InvalidArgument("NKW-BACKEND", f"{BACKEND_VARIABLE}={wanted}; known are auto, simulate, neuron")
+    named = os.environ.get(BACKEND_VARIABLE) or "auto"
+    wanted = backend or named
+    for each in (wanted, named):  # what the environment names is asked for again by the kernels
+        if each not in ("auto", "simulate", "neuron"):
+            raise InvalidArgument(
+                "NKW-BACKEND", f"{BACKEND_VARIABLE}={each}; known are auto, simulate, neuron"
+            )
     if _decided is not None:
         if wanted not in ("auto", _decided):
             raise InvalidArgument(

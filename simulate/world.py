@@ -13,9 +13,10 @@ from simulate.hardware import Hardware
 from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, execute_launch, observers, plain
 from simulate.run.location import here
 from simulate.run.machine import Mode
-from simulate.run.processes import Processes, started_by_torchrun
+from simulate.run.processes import Processes
 from simulate.run.scheduler import check_world
 from simulate.run.target import check_logical_core, target_hardware
+from simulate.run.torchrun import started_by_torchrun
 
 if TYPE_CHECKING:
     from simulate.replay import ReplayCache, ReplayOptions

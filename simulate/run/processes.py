@@ -26,23 +26,18 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import Deadlock, InvalidArgument, Location, NkwError, Unsupported
+from simulate.errors import Deadlock, Location, NkwError, Unsupported
 from simulate.isa.plan import Rendezvous
-
-TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""The variables that torchrun sets in the environment of every process."""
+from simulate.run.torchrun import check_environment
 
 _PUBLISH_AFTER_SECONDS = 0.05
 """A wait shorter than this is not published; rendezvous of ranks in step take far less."""
 _CHECK_SECONDS = 0.2
 """The interval at which a waiting process reads the states of the others."""
+_MEETING = timedelta(minutes=5)
+"""The time that the processes have to meet; torchrun starts them within seconds of each other."""
 
 Arrivals = list[tuple[Rendezvous, list[np.ndarray], Location]]
-
-
-def started_by_torchrun() -> bool:
-    """Whether this process is one of several that torchrun started."""
-    return all(name in os.environ for name in TORCHRUN_VARIABLES) and os.environ["WORLD_SIZE"] != "1"
 
 
 @dataclass(frozen=True)
@@ -82,14 +77,9 @@ class Processes:
     def join(cls) -> Processes:
         """Join the processes that torchrun started with this one, over gloo.
 
-        Raises InvalidArgument without torchrun's environment, Unsupported without torch.
+        Raises InvalidArgument without torchrun's environment, Unsupported without torch, NkwError where nobody answers.
         """
-        absent = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
-        if absent:
-            raise InvalidArgument(
-                "NKW-PROCESSES",
-                f"{', '.join(absent)} not set: start the processes with torchrun --nproc-per-node N SCRIPT",
-            )
+        check_environment()
         try:
             import torch.distributed as dist
         except ImportError:
@@ -99,12 +89,13 @@ class Processes:
             ) from None
         global _joined
         if _joined is None:
-            store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=timedelta(minutes=5))))
-            if not dist.is_initialized():
-                dist.init_process_group(
-                    "gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=ranks
-                )
-            _joined = cls(rank, ranks, dist.PrefixStore("nki", store))
+            with _connected(Location("", 0, "the start")):
+                store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=_MEETING)))
+                if not dist.is_initialized():
+                    dist.init_process_group(
+                        "gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=ranks
+                    )
+                _joined = cls(rank, ranks, dist.PrefixStore("nki", store))
         return _joined
 
     @contextlib.contextmanager
