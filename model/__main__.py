@@ -1,10 +1,19 @@
-"""`python -m model` is `nkw`."""
+"""`nkw`, and `python -m model`, which is the same."""
 
 from __future__ import annotations
 
 import sys
 
-from model.cli import main
+from simulate.process import begin
+
+
+def main() -> int:
+    """Run the command that the command line names; returns the exit status."""
+    begin("nkw: ")
+    from model.cli import main as command
+
+    return command()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,7 +6,6 @@ Exit status: 0 done, 2 wrong input (one line on stderr), 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import math
 import os
@@ -15,13 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from model.errors import ModelError
+from simulate.errors import NkwError, shown
+from simulate.process import INTERRUPTED, imported, leave
 from simulate.targets import TARGETS
 
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ACTIVATIONS = ("auto", "float32", "bfloat16")
 BACKENDS = ("simulate", "numpy", "neuron")
+_LOWEST_PRICE, _HIGHEST_PRICE = 1e-6, 1e9  # dollars an hour; beyond them prices of tokens leave float64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["sim"]:
             from simulate.cli import main as simulator
 
+            if argv is None:
+                imported()
             return simulator(arguments[1:])
         options = _parser().parse_args(arguments)
         if options.version:
@@ -46,17 +49,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             from model.plan.command import plan_command as command
         else:
             from model.command import generate_command as command
+        if argv is None:
+            imported()
         status = command(options)
         sys.stdout.flush()
         return status
-    except ModelError as error:
-        print(f"nkw: error: {error}", file=sys.stderr)
+    except NkwError as error:
+        print(f"nkw: error: {shown(error.message)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt as interrupt:
-        print("\n" + ": ".join(["nkw: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
+    except MemoryError:
+        print("nkw: error: this needs more memory than this machine has", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as stopped:
         if argv is None:
-            _leave(130)
-        return 130
+            leave(stopped, "nkw: ")
+        print("\n" + ": ".join(["nkw: interrupted", *map(str, stopped.args)]), file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone; nothing is left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -68,19 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _leave(status: int) -> NoReturn:
-    """End the process at once: an interrupt can leave simulated cores' threads waiting, which a plain exit joins."""
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
-
-
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {shown(message)}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -253,35 +253,37 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 def _count(text: str) -> int:
     value = _whole(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a positive whole number")
     return value
 
 
 def _seed(text: str) -> int:
     value = _whole(text)
     if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is negative")
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is negative")
     return value
 
 
 def _temperature(text: str) -> float:
     value = _number(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither 0 nor a positive number")
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is neither 0 nor a positive number")
     return value
 
 
 def _price(text: str) -> float:
     value = _number(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    if not _LOWEST_PRICE <= value <= _HIGHEST_PRICE:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.60} is not a number from {_LOWEST_PRICE:g} to {_HIGHEST_PRICE:g}"
+        )
     return value
 
 
 def _probability(text: str) -> float:
     value = _number(text)
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most 1")
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not above 0 and at most 1")
     return value
 
 
@@ -289,11 +291,11 @@ def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number") from None
 
 
 def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a number") from None

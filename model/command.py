@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,10 +14,9 @@ from model.cache import bucket_length
 from model.checkpoint import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError
-from model.families import load_config
+from model.families import load_config, model_files
 from model.generate import Backend, Generation, encode_prompt, generate, positions_needed
 from model.kernel_model import Device, KernelModel
-from model.output import OutputFile
 from model.precision import activation_dtype
 from model.profile import parts as profile_parts
 from model.reference import ReferenceModel
@@ -26,6 +24,8 @@ from model.report import Run, TargetPrediction, document, summary
 from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
 from model.weights import RankWeights, check_ranks, shard_weights, weights_of_all
+from simulate.errors import shown
+from simulate.files import OutputFile, Outputs
 from simulate.terminal import show, show_lines
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
@@ -44,67 +44,56 @@ def generate_command(options: argparse.Namespace) -> int:
     for option in ("trace", "profile", "html"):
         if getattr(options, option) and options.backend != "simulate":
             raise ModelError(f"--{option} needs the simulate backend; {options.backend} predicts no timeline")
-    _check_files_differ(options)
     config = load_config(options.model)
     check_ranks(config, options.tp)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     prompt_ids = encode_prompt(options.prompt, tokenizer, config)
-    with ExitStack() as files:
-        trace = files.enter_context(OutputFile(options.trace)) if options.trace else None
-        page = files.enter_context(OutputFile(options.html)) if options.html else None
-        results = files.enter_context(OutputFile(options.json)) if options.json else None
-        weights = open_checkpoint(options.model, config)
-        job = _Job(options, config, weights, prompt_ids)
-        generation = _generate(job, tokenizer)
-        run = Run(
-            model=str(options.model),
-            prompt=options.prompt,
-            backend=options.backend,
-            target=options.target,
-            ranks=options.tp,
-            dtype=activation_dtype(options.dtype, config, weights).name,
-            sampling=job.sampling,
-            trace=None if trace is None else str(options.trace),
-        )
-        predictions: list[TargetPrediction] = []
-        if options.backend == "simulate":
-            predictions, passes = _predict(job, generation)
-            _write_timelines(job, passes, trace, page)
-        if results is not None:
-            text = json.dumps(document(run, generation, predictions), indent=2, ensure_ascii=False)
-            # A path that is not UTF-8 holds lone surrogates, whose backslash form is an escape of JSON as well.
-            results.temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-            results.commit()
-        show(summary(run, generation, predictions))
-        if trace is not None:
-            show_lines(f"trace: {options.trace}")
-        if options.replay_report and options.backend == "simulate":
-            print("\n" + job.replay_report())
-        if page is not None:
-            show_lines(f"page: {options.html}")
-        if options.profile:
-            show(["", *profile_parts(options.target, passes)])
+    weights = open_checkpoint(options.model, config)
+    outputs = Outputs(lambda: [*model_files(options.model), *weights.files])
+    trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
+    page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
+    results = outputs.claim(options.json, "document", "NKW-GENERATE-FILE")
+    job = _Job(options, config, weights, prompt_ids)
+    generation = _generate(job, tokenizer)
+    run = Run(
+        model=str(options.model),
+        prompt=options.prompt,
+        backend=options.backend,
+        target=options.target,
+        ranks=options.tp,
+        dtype=activation_dtype(options.dtype, config, weights).name,
+        sampling=job.sampling,
+        trace=None if trace is None else str(options.trace),
+    )
+    predictions: list[TargetPrediction] = []
+    if options.backend == "simulate":
+        predictions, passes = _predict(job, generation)
+        _write_timelines(job, passes, trace, page)
+    if results is not None:
+        with results.writing() as file:
+            json.dump(
+                document(run, generation, predictions), file, indent=2, ensure_ascii=False, allow_nan=False
+            )
+            file.write("\n")
+    show(summary(run, generation, predictions))
+    if trace is not None:
+        show_lines(f"trace: {options.trace}")
+    if options.replay_report and options.backend == "simulate":
+        print("\n" + job.replay_report())
+    if page is not None:
+        show_lines(f"page: {options.html}")
+    if options.profile:
+        show(["", *profile_parts(options.target, passes)])
     return 0
-
-
-def _check_files_differ(options: argparse.Namespace) -> None:
-    """Raise ModelError where two outputs have one name."""
-    known: dict[str, str] = {}
-    for option in ("trace", "html", "json"):
-        path = getattr(options, option)
-        if path is not None:
-            other = known.setdefault(os.path.realpath(path), option)
-            if other != option:
-                raise ModelError(f"--{other} and --{option} name the same file, {path}")
 
 
 def _rank() -> int | None:
     """This process's rank among those that torchrun started; None if all ranks are in this one."""
-    if "RANK" not in os.environ:
+    if "RANK" not in os.environ:  # the simulator need not be loaded to know that
         return None
-    from model.device import started_by_torchrun
+    from model.device import rank_of_this_process
 
-    return int(os.environ["RANK"]) if started_by_torchrun() else None
+    return rank_of_this_process()
 
 
 def _follow(options: argparse.Namespace) -> int:
@@ -198,11 +187,16 @@ def _generate(job: _Job, tokenizer: Tokenizer) -> Generation:
         options.max_new_tokens,
         job.sampling,
         job.reference() if compares else None,
-        emit=lambda text: print(text, end="", flush=True),
+        emit=lambda text: print(_printed(text), end="", flush=True),
         prompt_done=lambda: print(options.prompt, end="", flush=True),
     )
     print("\n")
     return generation
+
+
+def _printed(text: str) -> str:
+    """Generated text; a terminal does not get what it would obey instead of showing it."""
+    return shown(text, len(text)) if sys.stdout.isatty() else text
 
 
 def _predict(job: _Job, generation: Generation) -> tuple[list[TargetPrediction], list[tuple[str, Pass]]]:
@@ -233,13 +227,11 @@ def _write_timelines(
     from model.device import write_page, write_passes
 
     if trace is not None:
-        write_passes(trace.temporary, [(label.split()[0], done) for label, done in passes])
-        trace.commit()
+        write_passes(trace, [(label.split()[0], done) for label, done in passes])
     if page is not None:
         options = job.options
         cores = "1 core" if options.tp == 1 else f"{options.tp} cores"
-        write_page(page.temporary, f"{options.model.name} on {cores} of {options.target}", passes)
-        page.commit()
+        write_page(page, f"{options.model.name} on {cores} of {options.target}", passes)
 
 
 def _progress() -> Progress:

@@ -11,7 +11,7 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.decoder import BlockLayers
-from model.errors import ModelError
+from model.errors import ModelError, check_memory
 from model.families import compose
 from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
 from model.layers.layer import Constant
@@ -81,6 +81,8 @@ class KernelModel:
             for name, make in layer.constants(shape).items():
                 assert makers.setdefault(name, make) == make, f"two arrays are called {name}"
         self._states = [state for layer in self._decoder.layers for state in layer.states(shape)]
+        needed = len(weights) * sum(each.nbytes for each in self._states)
+        check_memory(needed, f"a cache of {cache_length:,} positions on {len(weights)} ranks")
         self._held: list[Arrays] = [
             {**rank.arrays, **{name: make(rank.shard) for name, make in makers.items()}} for rank in weights
         ]

@@ -51,7 +51,8 @@ class ReferenceModel:
     def _step(self, ids: Sequence[int]) -> StepOutput:
         span = Span(self._length, len(ids))
         x = np.asarray(ids)
-        for layer in self._decoder.layers:
-            x = layer.reference(x, span, self._states, self._numpy)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the sampler looks at the logits
+            for layer in self._decoder.layers:
+                x = layer.reference(x, span, self._states, self._numpy)
         self._length += len(ids)
         return StepOutput(x[-1])

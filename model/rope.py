@@ -61,6 +61,16 @@ def inverse_frequencies(
     return inverse.astype(np.float32)
 
 
+def check_finite(rope: RopeParameters, head_dim: int, max_positions: int) -> None:
+    """Raise ArithmeticError or ValueError where these numbers lead out of float64, or the tables out of float32."""
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        inverse = inverse_frequencies(rope, head_dim, max_positions)
+        last = np.abs(inverse).max() * np.float32(max_positions)
+        np.float64(rope.attention_factor).astype(np.float32)
+        if not np.isfinite(last * np.float32(rope.attention_factor)):
+            raise FloatingPointError("an angle is not finite")
+
+
 def tables(
     rope: RopeParameters, head_dim: int, max_positions: int, positions: int
 ) -> tuple[np.ndarray, np.ndarray]:

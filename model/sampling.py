@@ -68,7 +68,8 @@ class Sampler:
             return int(ids[0])
         if options.top_k is not None:
             values, ids = values[: options.top_k], ids[: options.top_k]
-        weights = np.exp((values - values[0]) / options.temperature)
+        with np.errstate(over="ignore"):  # a quotient of minus infinity is a weight of 0
+            weights = np.exp((values - values[0]) / options.temperature)
         weights /= weights.sum()
         if options.top_p < 1:
             kept = (
@@ -91,7 +92,7 @@ def _candidates(step: StepOutput, needed: int | None) -> tuple[np.ndarray, np.nd
     wide = values.astype(np.float64)
     if not np.isfinite(wide.max()):
         raise ModelError(
-            f"the model's largest logit is {wide.max()}; its weights hold values that are not finite"
+            f"the model's largest logit is {wide.max()}; its weights are too large or not finite"
         )
     if needed == 1:
         best = np.flatnonzero(wide == wide.max())

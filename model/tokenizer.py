@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import tokenizers
 
 from model.errors import ModelError
+from simulate.files import read_text
+from simulate.process import Limits, quiet, trial
 
+T = TypeVar("T")
+
+_LIMITS = Limits(cpu_seconds=30, memory_bytes=2**32)
+"""Loading the largest published tokenizers takes a few seconds and a few hundred megabytes."""
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -17,18 +24,21 @@ class Tokenizer:
 
     def __init__(self, folder: Path | str, vocab_size: int) -> None:
         """Read tokenizer.json; ModelError if it is missing, damaged, or has ids that the model has no row for."""
-        path = Path(folder) / "tokenizer.json"
-        if not path.is_file():
-            raise ModelError(f"{path} is missing")
+        self._path = path = Path(folder) / "tokenizer.json"
+        self._vocab_size = vocab_size
         try:
-            self._inner = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more specific
-            raise ModelError(f"{path} is not a tokenizer: {error}") from None
-        largest = max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
-        if largest < 0:
-            raise ModelError(f"{path} has an empty vocabulary")
-        if largest >= vocab_size:
-            raise ModelError(f"{path} has token id {largest}; config.json has a vocab_size of {vocab_size}")
+            text = read_text(path)
+        except FileNotFoundError:
+            raise self._error("is missing") from None
+        except OSError as error:
+            raise self._error(f"cannot be read: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
+            raise self._error(f"is not a tokenizer: {error}") from None
+        self._inner = self._tried(lambda: tokenizers.Tokenizer.from_str(text), "is not a tokenizer")
+        ids = self._inner.get_vocab(with_added_tokens=True).values()
+        if not ids:
+            raise self._error("has an empty vocabulary")
+        self._check(ids)
         self._inner.no_truncation()
         self._inner.no_padding()
 
@@ -40,15 +50,45 @@ class Tokenizer:
             raise ModelError(
                 f"the prompt is not Unicode text: {error.reason} at character {error.start}"
             ) from None
-        return list(self._inner.encode(text).ids)
+        ids: list[int] = self._tried(lambda: self._inner.encode(text).ids, "cannot encode the prompt")
+        self._check(ids)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, without special tokens."""
-        return self._inner.decode(list(ids), skip_special_tokens=True)
+        return self._called(
+            lambda: self._inner.decode(list(ids), skip_special_tokens=True), "cannot decode its ids"
+        )
 
     def stream(self, context: Iterable[int] = ()) -> TokenStream:
         """A decoder that takes one id after the other; `context` holds the ids before the first."""
         return TokenStream(self, context)
+
+    def _check(self, ids: Iterable[int]) -> None:
+        largest = max(ids, default=0)
+        if largest >= self._vocab_size:
+            raise self._error(f"has token id {largest}; config.json has a vocab_size of {self._vocab_size}")
+
+    def _tried(self, action: Callable[[], T], failure: str) -> T:
+        """The result of a call into the library that is tried in another process first: it may abort or never end."""
+        if not trial(action, _LIMITS):
+            raise self._error(
+                f"{failure}: the tokenizers library aborts, or takes too long or too much memory"
+            )
+        return self._called(action, failure)
+
+    def _called(self, action: Callable[[], T], failure: str) -> T:
+        """The result of a call into the library; its panics are no Exceptions, and it prints them as well."""
+        try:
+            with quiet():
+                return action()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise self._error(f"{failure}: {error}") from None
+
+    def _error(self, what: str) -> ModelError:
+        return ModelError(f"{self._path} {what}", "NKW-MODEL-TOKENIZER")
 
 
 class TokenStream:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from model.config import ModelConfig
-from model.errors import ModelError
+from model.errors import ModelError, check_memory
 from model.families import compose
 from model.layers.shard import Shard, even_span
 from model.precision import StoredWeights, activation_dtype
@@ -60,6 +61,9 @@ def shard_weights(
     activations = activation_dtype(dtype, config, weights)
     stored = StoredWeights(weights, activations)
     shards = [Shard(rank, ranks) for rank in (range(ranks) if own is None else own)]
+    sizes = [prod(each.shape(shard)) for each in compose(config).weights for shard in shards]
+    itemsize = stored[next(iter(stored))].dtype.itemsize
+    check_memory(sum(sizes) * itemsize, f"the weights of {len(shards)} ranks")
     held: list[dict[str, np.ndarray]] = [{} for _ in shards]
     for layer in compose(config).layers:
         for weight in layer.weights:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from model.errors import ModelError
+from simulate.files import read_text
+
+_CODE = "NKW-MODEL-CONFIG"
+MOST_COUNT = 2**31 - 1
+"""The largest count that is read: ids and positions are int32 in the kernels."""
 
 
 class Fields:
@@ -19,14 +25,14 @@ class Fields:
     def __init__(self, path: Path, optional: bool = False) -> None:
         self._path = path
         self._prefix = ""
-        self._values = {} if optional and not path.exists() else read_json(path)
+        self._values = {} if optional and not os.path.lexists(path) else read_json(path)
         self.refusals: list[str] = []
 
     def table(self, name: str) -> Fields:
         """The object in field `name`; an empty one where the field is absent or null."""
         value = self.get(name, None)
         if value is not None and not isinstance(value, dict):
-            raise self.error(name, f"{value!r} is not an object")
+            raise self.error(name, f"{value!r:.60} is not an object")
         inner = object.__new__(Fields)
         inner._path, inner._prefix, inner._values = self._path, f"{self._prefix}{name}.", value or {}
         inner.refusals = self.refusals
@@ -34,7 +40,7 @@ class Fields:
 
     def error(self, name: str, what: str) -> ModelError:
         """The error to raise about field `name`."""
-        return ModelError(f"{self._path}: {self._prefix}{name}: {what}")
+        return ModelError(f"{self._path}: {self._prefix}{name}: {what}", _CODE)
 
     def unsupported(self, name: str, what: str) -> None:
         """Note that field `name` asks for what no layer computes."""
@@ -48,11 +54,13 @@ class Fields:
         value = self._values.get(name)
         return default if value is None else value
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """A positive whole number."""
+    def count(self, name: str, default: int | None = None, most: int = MOST_COUNT) -> int:
+        """A positive whole number, at most `most`."""
         value = self._required(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(name, f"{value!r} is not a positive whole number")
+            raise self.error(name, f"{value!r:.60} is not a positive whole number")
+        if value > most:
+            raise self.error(name, f"{value!s:.60} is more than any machine holds; at most {most:,}")
         return value
 
     def number(self, name: str, default: float | None = None, positive: bool = True) -> float:
@@ -64,14 +72,14 @@ class Fields:
             and abs(value) <= sys.float_info.max
         )
         if not good or (positive and value <= 0):
-            raise self.error(name, f"{value!r} is not a {'positive' if positive else 'finite'} number")
+            raise self.error(name, f"{value!r:.60} is not a {'positive' if positive else 'finite'} number")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """true or false."""
         value = self._required(name, default)
         if not isinstance(value, bool):
-            raise self.error(name, f"{value!r} is neither true nor false")
+            raise self.error(name, f"{value!r:.60} is neither true nor false")
         return value
 
     def token_ids(self, name: str, vocabulary: int) -> tuple[int, ...]:
@@ -80,9 +88,9 @@ class Fields:
         ids = value if isinstance(value, list) else [value]
         for each in ids:
             if isinstance(each, bool) or not isinstance(each, int):
-                raise self.error(name, f"{value!r} is neither a token id nor a list of them")
+                raise self.error(name, f"{value!r:.60} is neither a token id nor a list of them")
             if not 0 <= each < vocabulary:
-                raise self.error(name, f"{each} is not a token of a vocabulary of {vocabulary}")
+                raise self.error(name, f"{each!s:.60} is not a token of a vocabulary of {vocabulary}")
         return tuple(ids)
 
     def _required(self, name: str, default: Any) -> Any:
@@ -95,13 +103,13 @@ class Fields:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; ModelError where there is none."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_text(path))
     except FileNotFoundError:
-        raise ModelError(f"{path} is missing") from None
+        raise ModelError(f"{path} is missing", _CODE) from None
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}", _CODE) from None
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
+        raise ModelError(f"{path} is not JSON: {error}", _CODE) from None
     if not isinstance(values, dict):
-        raise ModelError(f"{path} holds a JSON {type(values).__name__}, not an object")
+        raise ModelError(f"{path} holds a JSON {type(values).__name__}, not an object", _CODE)
     return values

@@ -7,9 +7,13 @@ from typing import Any
 from model.config.fields import Fields
 from model.config.parts import GroupedAttention, Mlp, Norms, Positions
 from model.errors import ModelError
-from model.rope import RopeParameters, RopeType, yarn_attention_factor
+from model.rope import RopeParameters, RopeType, check_finite, yarn_attention_factor
+from simulate.errors import shown
 
 _MOST_LAYERS = 10_000
+MOST_HEADS = 512
+"""Twice as many as the widest published models have; a plan issues instructions for every head of a rank."""
+MOST_HEAD_DIM = 2**16
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -20,31 +24,37 @@ def common(fields: Fields, tied: bool = False) -> dict[str, Any]:
         "hidden_size": fields.count("hidden_size"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=tied),
         "dtype": dtype(fields),
-        "quantisation": quantisation(fields),
     }
 
 
-def rotary(fields: Fields) -> dict[str, Any]:
-    """The fields of `ModelConfig` that rotary positions decide; a type without frequencies here is a refusal."""
+def rotary(fields: Fields, head_dim: int) -> dict[str, Any]:
+    """The fields of `ModelConfig` that rotary positions decide.
+
+    A type without frequencies here is a refusal, and so are numbers that lead to none.
+    """
     limit = fields.count("max_position_embeddings")
+    positions = Positions(RopeParameters(10000.0), limit)
     try:
-        rope = rope_parameters(fields, limit)
+        positions = Positions(rope_parameters(fields, limit), limit)
+        check_finite(positions.rope, head_dim, limit)
     except ModelError as error:
         fields.refusals.append(str(error))
-        rope = RopeParameters(10000.0)
-    return {"max_position_embeddings": limit, "positions": Positions(rope, limit)}
+    except (ArithmeticError, ValueError):
+        name = _rope_field(fields) if _rope_field(fields) in fields else "rope_theta"
+        fields.unsupported(name, "these numbers lead to rotations that are not finite")
+    return {"max_position_embeddings": limit, "positions": positions}
 
 
 def attention(fields: Fields, **quirks: Any) -> GroupedAttention:
     """Grouped attention with what a family adds to it; ModelError where the numbers of heads do not fit."""
-    heads = fields.count("num_attention_heads")
+    heads = fields.count("num_attention_heads", most=MOST_HEADS)
     kv_heads = fields.count("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise fields.error("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads, {heads}")
     hidden = fields.count("hidden_size")
     if "head_dim" not in fields and hidden % heads:
         raise fields.error("hidden_size", f"{hidden} is not a multiple of num_attention_heads, {heads}")
-    head_dim = fields.count("head_dim", default=max(1, hidden // heads))
+    head_dim = fields.count("head_dim", default=max(1, hidden // heads), most=MOST_HEAD_DIM)
     if head_dim % 2:
         fields.unsupported("head_dim", f"{head_dim} is odd; rotary embedding turns pairs")
     return GroupedAttention(heads, kv_heads, head_dim, **quirks)
@@ -62,7 +72,7 @@ def gated_mlp(fields: Fields, activation: str = "hidden_act", default: str = "si
     """A gated MLP; its activation stands in the field `activation`."""
     named = fields.get(activation, default)
     if named != "silu":
-        fields.unsupported(activation, f"{named!r}; an MLP is computed with silu only")
+        fields.unsupported(activation, f"{named!r:.60}; an MLP is computed with silu only")
     biased = fields.flag("mlp_bias")
     if biased:
         fields.unsupported("mlp_bias", "true; the projection kernels add no bias")
@@ -76,10 +86,7 @@ def norms(fields: Fields, name: str = "rms_norm_eps", **quirks: bool) -> Norms:
 
 def layer_count(fields: Fields, name: str = "num_hidden_layers") -> int:
     """The number of layers; ModelError for one that no model has, because a config holds them one by one."""
-    count = fields.count(name)
-    if count > _MOST_LAYERS:
-        raise fields.error(name, f"{count}; at most {_MOST_LAYERS:,} layers are read")
-    return count
+    return fields.count(name, most=_MOST_LAYERS)
 
 
 def dtype(fields: Fields) -> str | None:
@@ -90,7 +97,7 @@ def dtype(fields: Fields) -> str | None:
             continue
         if isinstance(value, str) and value.removeprefix("torch.") in _DTYPES:
             return value.removeprefix("torch.")
-        fields.unsupported(name, f"{value!r}; known are {', '.join(_DTYPES)}")
+        fields.unsupported(name, f"{value!r:.60}; known are {', '.join(_DTYPES)}")
     return None
 
 
@@ -98,7 +105,7 @@ def quantisation(fields: Fields) -> str | None:
     """The method that `quantization_config` names; a refusal, because no kernel dequantises weights."""
     if "quantization_config" not in fields:
         return None
-    method = str(fields.table("quantization_config").get("quant_method", "unnamed"))
+    method = shown(str(fields.table("quantization_config").get("quant_method", "unnamed")), 40)
     fields.unsupported(
         "quantization_config", f"weights quantised by {method}; the kernels take unquantised weights only"
     )
@@ -115,7 +122,7 @@ def windows(fields: Fields, layers: int, window: int | None, full_every: int) ->
     known = ("full_attention", "sliding_attention")
     for kind in kinds:
         if kind not in known:
-            raise fields.error("layer_types", f"{kind!r}; known are {', '.join(known)}")
+            raise fields.error("layer_types", f"{kind!r:.60}; known are {', '.join(known)}")
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
@@ -127,16 +134,19 @@ def chosen_experts(fields: Fields, experts: int) -> int:
     return number
 
 
+def _rope_field(fields: Fields) -> str:
+    return "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
+
+
 def rope_parameters(fields: Fields, positions: int) -> RopeParameters:
     """Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` beside it."""
-    name = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
-    scaling = fields.table(name)
+    scaling = fields.table(_rope_field(fields))
     theta = (scaling if "rope_theta" in scaling else fields).number("rope_theta", default=10000.0)
     kind_field = "rope_type" if "rope_type" in scaling else "type"
     kind = scaling.get(kind_field, "default")
     known = [each.value for each in RopeType]
     if not isinstance(kind, str) or kind not in known:
-        raise scaling.error(kind_field, f"{kind!r} is not supported; known are {', '.join(known)}")
+        raise scaling.error(kind_field, f"{kind!r:.60} is not supported; known are {', '.join(known)}")
     rope_type = RopeType(kind)
     for owner in (fields, scaling):
         if owner.number("partial_rotary_factor", default=1.0) != 1:

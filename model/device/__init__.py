@@ -9,7 +9,7 @@ from model.device.chips import INSTANCES, Hardware, Instance, chip, instance_nam
 from model.device.dry import DryDevice
 from model.device.files import write_page, write_passes
 from model.device.prediction import KernelTime, Pass, Prediction
-from model.device.simulated import SimulatedDevice, started_by_torchrun
+from model.device.simulated import SimulatedDevice, rank_of_this_process
 
 __all__ = [
     "INSTANCES",
@@ -23,7 +23,7 @@ __all__ = [
     "chip",
     "instance_named",
     "kernel_limit",
-    "started_by_torchrun",
+    "rank_of_this_process",
     "write_page",
     "write_passes",
 ]

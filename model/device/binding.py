@@ -46,7 +46,8 @@ def checked(action: Callable[[], Any], kernel: str = "") -> Any:
     try:
         return action()
     except (simulate.NkwError, AssertionError) as error:
-        raise ModelError(f"{kernel}: {error}" if kernel else str(error)) from error
+        code = getattr(error, "code", "NKW-MODEL-KERNEL")
+        raise ModelError(f"{kernel}: {error}" if kernel else str(error), code) from error
 
 
 def kernel_named(name: str) -> Any:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from model.device.binding import checked
 from model.device.prediction import Pass
+from simulate.files import Named
 from simulate.occupancy import occupancies, svg
 from simulate.profile.page import PageLaunch, PageStep
 from simulate.profile.page import write_page as write_profiles
 from simulate.timing import write_trace
 
 
-def write_passes(path: Path, passes: Sequence[tuple[str, Pass]]) -> None:
+def write_passes(path: Named, passes: Sequence[tuple[str, Pass]]) -> None:
     """Write a trace for Perfetto in which the launches of labelled passes follow each other."""
     parts = [
         (f"{label}: {each.launch.kernel}", each.launch.streams, each.timeline)
@@ -24,7 +24,7 @@ def write_passes(path: Path, passes: Sequence[tuple[str, Pass]]) -> None:
     checked(lambda: write_trace(path, parts))
 
 
-def write_page(path: Path, title: str, passes: Sequence[tuple[str, Pass]]) -> None:
+def write_page(path: Named, title: str, passes: Sequence[tuple[str, Pass]]) -> None:
     """Write a page that profiles labelled passes: their launches in order, and each distinct launch in full."""
     parts: dict[int, tuple[int, PageLaunch]] = {}
     steps = []

@@ -19,6 +19,7 @@ from model.device.binding import (
 )
 from model.errors import ModelError
 from simulate.replay import ReplayCache, ReplayOptions
+from simulate.run import torchrun
 
 
 class SimulatedDevice:
@@ -73,6 +74,9 @@ class SimulatedDevice:
         return checked(lambda: self._world.gather(arrays))  # type: ignore[no-any-return]
 
 
-def started_by_torchrun() -> bool:
-    """Whether the ranks are processes that torchrun started, this one among them."""
-    return simulate.World.has_processes()
+def rank_of_this_process() -> int | None:
+    """The rank that torchrun gave this process; None if it started none, or only one.
+
+    ModelError for variables that torchrun would not set.
+    """
+    return checked(torchrun.rank_of_this_process) if simulate.World.has_processes() else None

@@ -14,7 +14,13 @@ from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read
 from model.layers import unsupported
 
-__all__ = ["FAMILIES", "compose", "load_config", "read_config"]
+_CODE = "NKW-MODEL-CONFIG"
+_FILES = (
+    "generation_config.json tokenizer.json tokenizer_config.json special_tokens_map.json "
+    "model.safetensors.index.json"
+).split()
+
+__all__ = ["FAMILIES", "compose", "load_config", "model_files", "read_config"]
 
 
 def load_config(folder: Path | str) -> ModelConfig:
@@ -25,13 +31,17 @@ def load_config(folder: Path | str) -> ModelConfig:
     """
     folder = Path(folder)
     if not os.path.isdir(folder):
-        raise ModelError(f"{folder} is not a folder; a model is a Hugging Face folder with config.json in it")
+        raise ModelError(
+            f"{folder} is not a folder; a model is a Hugging Face folder with config.json in it", _CODE
+        )
     fields = Fields(folder / "config.json")
     config = read(_model_type(fields), fields)
     if config.refusals:
-        raise ModelError(config.refusals[0])
+        raise ModelError(config.refusals[0], _CODE)
     if unsupported(config):
-        raise ModelError(f"{folder / 'config.json'}: no layer computes {', '.join(unsupported(config))}")
+        raise ModelError(
+            f"{folder / 'config.json'}: no layer computes {', '.join(unsupported(config))}", _CODE
+        )
     generation = Fields(folder / "generation_config.json", optional=True)
     ends_in = generation if "eos_token_id" in generation else fields
     starts_in = fields if "bos_token_id" in fields else generation
@@ -42,16 +52,27 @@ def load_config(folder: Path | str) -> ModelConfig:
     )
 
 
+def config_file(path: Path) -> Path:
+    """The config.json that a path names itself, or by its folder."""
+    return path / "config.json" if os.path.isdir(path) else path
+
+
+def model_files(path: Path) -> list[Path]:
+    """A config.json, or that of a folder, and the files beside it that belong to a model: no output replaces them."""
+    config = config_file(path)
+    return [config, *(config.with_name(name) for name in _FILES), *config.parent.glob("*.safetensors")]
+
+
 def read_config(path: Path) -> ModelConfig:
     """Read a config.json, or the one of a folder, of any known model type; ModelError says what cannot be read.
 
     Fields that describe what no layer computes are no error, and neither are tokens.
     """
-    fields = Fields(path / "config.json" if os.path.isdir(path) else path)
+    fields = Fields(config_file(path))
     model_type = fields.get("model_type", None)
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        raise fields.error("model_type", f"{model_type!r} is not known; known are {known}")
+        raise fields.error("model_type", f"{model_type!r:.60} is not known; known are {known}")
     return read(model_type, fields)
 
 
@@ -62,11 +83,11 @@ def _model_type(fields: Fields) -> str:
     named = fields.get("architectures", None)
     if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str):
         if named[0] not in generated:
-            raise fields.error("architectures", f"{named[0]} is not known; known are {known}")
+            raise fields.error("architectures", f"{named[0]:.60} is not known; known are {known}")
         return generated[named[0]]
     if named is not None:
-        raise fields.error("architectures", f"{named!r} is not a list of one name; known are {known}")
+        raise fields.error("architectures", f"{named!r:.60} is not a list of one name; known are {known}")
     model_type = fields.get("model_type", None)
     if isinstance(model_type, str) and model_type in generated.values():
         return model_type
-    raise fields.error("architectures", f"missing, and model_type is {model_type!r}; known are {known}")
+    raise fields.error("architectures", f"missing, and model_type is {model_type!r:.60}; known are {known}")

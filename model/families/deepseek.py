@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from model.config.fields import Fields
 from model.config.parts import Block, Experts, LatentAttention, Mlp, ModelConfig
-from model.config.reading import chosen_experts, common, layer_count, norms, rotary
+from model.config.reading import MOST_HEAD_DIM, MOST_HEADS, chosen_experts, common, layer_count, norms, rotary
 
 
 def deepseek(fields: Fields) -> ModelConfig:
@@ -15,11 +15,11 @@ def deepseek(fields: Fields) -> ModelConfig:
     count = layer_count(fields)
     dense = min(_whole(fields, "first_k_dense_replace"), count)
     mixer = LatentAttention(
-        heads=fields.count("num_attention_heads"),
+        heads=fields.count("num_attention_heads", most=MOST_HEADS),
         query_rank=_whole(fields, "q_lora_rank"),
         latent_rank=fields.count("kv_lora_rank"),
         plain_dim=fields.count("qk_nope_head_dim"),
-        rope_dim=fields.count("qk_rope_head_dim"),
+        rope_dim=fields.count("qk_rope_head_dim", most=MOST_HEAD_DIM),
         value_dim=fields.count("v_head_dim"),
     )
     experts, width = fields.count("n_routed_experts"), fields.count("moe_intermediate_size")
@@ -28,7 +28,7 @@ def deepseek(fields: Fields) -> ModelConfig:
     blocks = (Block(mixer, routed, norms(fields)),) * (count - dense)
     if dense:
         blocks = (Block(mixer, Mlp(fields.count("intermediate_size")), norms(fields)),) * dense + blocks
-    return ModelConfig(**common(fields), **rotary(fields), blocks=blocks)
+    return ModelConfig(**common(fields), **rotary(fields, mixer.rope_dim), blocks=blocks)
 
 
 def _whole(fields: Fields, name: str) -> int:

@@ -14,6 +14,7 @@ from model.config.reading import (
     gated_mlp,
     layer_count,
     norms,
+    quantisation,
     rotary,
     windows,
 )
@@ -42,7 +43,9 @@ def gemma3(fields: Fields) -> ModelConfig:
     tower = (pixels + 1 + patches) * width + vision.count("num_hidden_layers") * layer + 2 * width
     projector = width * config.hidden_size + width
     encoder = Encoder("vision tower", tower + projector)
-    return replace(config, dtype=dtype(fields) or config.dtype, encoder=encoder)
+    return replace(
+        config, dtype=dtype(fields) or config.dtype, quantisation=quantisation(text), encoder=encoder
+    )
 
 
 def _gemma(fields: Fields, full_every: int, head_norm: HeadNorm | None) -> ModelConfig:
@@ -51,6 +54,6 @@ def _gemma(fields: Fields, full_every: int, head_norm: HeadNorm | None) -> Model
     each = windows(fields, layer_count(fields), fields.count("sliding_window"), full_every)
     return ModelConfig(
         **common(fields, tied=True),
-        **rotary(fields),
+        **rotary(fields, mixer.head_dim),
         blocks=tuple(Block(replace(mixer, window=window), mlp, norms(fields, after=True)) for window in each),
     )

@@ -31,6 +31,6 @@ def gpt_oss(fields: Fields) -> ModelConfig:
     each = windows(fields, layer_count(fields), fields.count("sliding_window"), full_every=2)
     return ModelConfig(
         **common(fields),
-        **rotary(fields),
+        **rotary(fields, mixer.head_dim),
         blocks=tuple(Block(replace(mixer, window=window), routed, norms(fields)) for window in each),
     )

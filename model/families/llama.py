@@ -27,7 +27,9 @@ def mistral(fields: Fields) -> ModelConfig:
 def dense(fields: Fields, mixer: GroupedAttention) -> ModelConfig:
     """Equal blocks of attention and a gated MLP, with a norm before each."""
     block = Block(mixer, gated_mlp(fields), norms(fields))
-    return ModelConfig(**common(fields), **rotary(fields), blocks=(block,) * layer_count(fields))
+    return ModelConfig(
+        **common(fields), **rotary(fields, mixer.head_dim), blocks=(block,) * layer_count(fields)
+    )
 
 
 def compose(config: ModelConfig) -> Decoder:

@@ -12,5 +12,8 @@ def mixtral(fields: Fields) -> ModelConfig:
     experts = fields.count("num_local_experts")
     window = fields.count("sliding_window") if "sliding_window" in fields else None
     routed = Experts(experts, chosen_experts(fields, experts), fields.count("intermediate_size"))
-    block = Block(attention(fields, window=window), routed, norms(fields))
-    return ModelConfig(**common(fields), **rotary(fields), blocks=(block,) * layer_count(fields))
+    mixer = attention(fields, window=window)
+    block = Block(mixer, routed, norms(fields))
+    return ModelConfig(
+        **common(fields), **rotary(fields, mixer.head_dim), blocks=(block,) * layer_count(fields)
+    )

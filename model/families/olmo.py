@@ -11,4 +11,6 @@ def olmo2(fields: Fields) -> ModelConfig:
     """Equal blocks."""
     mixer = attention(fields, head_norm=HeadNorm.width, **biases(fields))
     block = Block(mixer, gated_mlp(fields), norms(fields, before=False, after=True))
-    return ModelConfig(**common(fields), **rotary(fields), blocks=(block,) * layer_count(fields))
+    return ModelConfig(
+        **common(fields), **rotary(fields, mixer.head_dim), blocks=(block,) * layer_count(fields)
+    )

@@ -29,17 +29,20 @@ def qwen3(fields: Fields) -> ModelConfig:
 
 def qwen3_moe(fields: Fields) -> ModelConfig:
     """Small gated experts; some layers may have one MLP instead."""
-    count, experts = layer_count(fields), fields.count("num_experts")
+    # transformers 5 saves the second name.
+    named = next((name for name in ("num_experts", "num_local_experts") if name in fields), "num_experts")
+    count, experts = layer_count(fields), fields.count(named)
     every = fields.count("decoder_sparse_step", default=1)
     listed = fields.get("mlp_only_layers", [])
     if not isinstance(listed, list) or not all(isinstance(each, int) for each in listed):
-        raise fields.error("mlp_only_layers", f"{listed!r} is not a list of layers")
+        raise fields.error("mlp_only_layers", f"{listed!r:.60} is not a list of layers")
     routed = Experts(experts, chosen_experts(fields, experts), fields.count("moe_intermediate_size"))
     mixer = attention(fields, head_norm=HeadNorm.head, **biases(fields))
-    sparse = [layer not in listed and (layer + 1) % every == 0 for layer in range(count)]
+    dense_layers = set(listed)
+    sparse = [layer not in dense_layers and (layer + 1) % every == 0 for layer in range(count)]
     dense_mlp = Mlp(fields.count("intermediate_size")) if not all(sparse) else None
     return ModelConfig(
         **common(fields),
-        **rotary(fields),
+        **rotary(fields, mixer.head_dim),
         blocks=tuple(Block(mixer, routed if each else dense_mlp, norms(fields)) for each in sparse),
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from model.config import Fields, ModelConfig
+from model.config.reading import quantisation
 from model.decoder import Decoder
 
 
@@ -48,6 +49,7 @@ def read(model_type: str, fields: Fields) -> ModelConfig:
     config: ModelConfig = getattr(_module(model_type), FAMILIES[model_type].reader)(fields)
     return replace(
         config,
+        quantisation=quantisation(fields) or config.quantisation,
         model_type=model_type,
         architecture=FAMILIES[model_type].architecture,
         refusals=tuple(fields.refusals),

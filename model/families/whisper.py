@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from model.config.fields import Fields
 from model.config.parts import Block, Encoder, GroupedAttention, Mlp, ModelConfig, Norms
-from model.config.reading import dtype, layer_count
+from model.config.reading import MOST_HEADS, dtype, layer_count
 
 _EPS = 1e-5
 """Of every LayerNorm: torch's default, which no field changes."""
@@ -12,7 +12,7 @@ _EPS = 1e-5
 
 def whisper(fields: Fields) -> ModelConfig:
     """The decoder's layers with self-attention and cross-attention; the encoder is counted apart."""
-    width, heads = fields.count("d_model"), fields.count("decoder_attention_heads")
+    width, heads = fields.count("d_model"), fields.count("decoder_attention_heads", most=MOST_HEADS)
     if width % heads:
         raise fields.error("d_model", f"{width} is not a multiple of decoder_attention_heads, {heads}")
     sources, targets = fields.count("max_source_positions"), fields.count("max_target_positions")

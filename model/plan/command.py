@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import ExitStack
 
-from model.output import OutputFile
+from model.families import model_files
 from model.plan.document import document
 from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan
 from model.plan.text import parts
+from simulate.files import Outputs
 from simulate.terminal import show, show_lines
 
 
@@ -28,13 +28,12 @@ def plan_command(options: argparse.Namespace) -> int:
         price=options.price,
     )
     name = str(options.config)
-    with ExitStack() as files:
-        results = files.enter_context(OutputFile(options.json)) if options.json else None
-        plan = make_plan(model, request)
-        if results is not None:
-            written = json.dumps(document(plan, name), indent=2, ensure_ascii=False)
-            results.temporary.write_text(written + "\n", encoding="utf-8", errors="backslashreplace")
-            results.commit()
-        show_lines(f"{name}:")
-        show(parts(plan))
+    results = Outputs(lambda: model_files(options.config)).claim(options.json, "plan", "NKW-PLAN-FILE")
+    plan = make_plan(model, request)
+    if results is not None:
+        with results.writing() as file:
+            json.dump(document(plan, name), file, indent=2, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+    show_lines(f"{name}:")
+    show(parts(plan))
     return 0

@@ -52,7 +52,14 @@ def document(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def _fit(fit: Fit) -> dict[str, Any]:
-    return {"instance": fit.instance.name, "tp": fit.tp, "copies": fit.copies, "sequences": fit.sequences}
+    return {
+        "instance": fit.instance.name,
+        "tp": fit.tp,
+        "copies": fit.copies,
+        "sequences": fit.sequences,
+        "bytes_per_core": fit.held.bytes_with_one,
+        "core_bytes": fit.core_bytes,
+    }
 
 
 def _phase(plan: Plan, phase: Phase) -> dict[str, Any]:

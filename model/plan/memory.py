@@ -24,6 +24,11 @@ class Footprint:
     weight_bytes: int
     cache_bytes_per_sequence: int
 
+    @property
+    def bytes_with_one(self) -> int:
+        """Weights and one sequence."""
+        return self.weight_bytes + self.cache_bytes_per_sequence
+
     def sequences(self, capacity_bytes: int) -> int:
         """Sequences whose cache fits beside the weights; 0 where not even one does."""
         free = capacity_bytes - self.weight_bytes

@@ -68,12 +68,21 @@ class Rate:
 
 @dataclass(frozen=True)
 class Fit:
-    """How an instance holds a model: the fewest ranks (None: not at all), copies, and sequences over all copies."""
+    """How an instance holds a model: the fewest ranks (None: not at all), copies, and sequences over all copies.
+
+    `held` is what each of these ranks holds; where the model does not fit, each of the most ranks that divide it.
+    """
 
     instance: Instance
     tp: int | None
     copies: int
     sequences: int
+    held: Footprint
+
+    @property
+    def core_bytes(self) -> int:
+        """What each core has."""
+        return chip(self.instance.target).hbm_bytes_per_core
 
 
 @dataclass(frozen=True)
@@ -264,7 +273,8 @@ def _rate(batch: int, place: _Place, first: Phase, step: Phase, generate: int, p
 def _fit(model: ModelCounts, dtype: str, tokens: int, instance: Instance) -> Fit:
     capacity, cores = chip(instance.target).hbm_bytes_per_core, instance.physical_cores
     tp = smallest_tp(model, dtype, tokens, 1, cores, capacity)
+    held = footprint(model, dtype, tp or possible_tp(model, cores)[-1], tokens)
     if tp is None:
-        return Fit(instance, None, 0, 0)
+        return Fit(instance, None, 0, 0, held)
     copies = cores // tp
-    return Fit(instance, tp, copies, copies * footprint(model, dtype, tp, tokens).sequences(capacity))
+    return Fit(instance, tp, copies, copies * held.sequences(capacity), held)

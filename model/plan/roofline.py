@@ -21,6 +21,9 @@ from model.errors import ModelError
 from model.plan.memory import DTYPE_BYTES
 from model.plan.parameters import ModelCounts
 
+_LEAST_PEAK, _MOST_PEAK = 1e-9, 1e9
+"""Of an accelerator, in TFLOPS and TB/s: from a thousand operations a second to more than all computers together."""
+
 
 class Bound(Enum):
     """The resource that decides the time of a phase."""
@@ -78,10 +81,12 @@ def accelerator(text: str) -> Accelerator:
     except ValueError:
         known = ", ".join(sorted(ACCELERATORS))
         raise ModelError(
-            f"accelerator {text!r}; known are {known}, or give TFLOPS,TB/s as in 989,3.35"
+            f"accelerator {text!r:.60}; known are {known}, or give TFLOPS,TB/s as in 989,3.35"
         ) from None
-    if not (0 < tera_operations < 1e9 and 0 < tera_bytes < 1e9):
-        raise ModelError(f"accelerator {text!r}; TFLOPS and TB/s are positive numbers")
+    if not all(_LEAST_PEAK <= each < _MOST_PEAK for each in (tera_operations, tera_bytes)):
+        raise ModelError(
+            f"accelerator {text!r:.60}; TFLOPS and TB/s are numbers from {_LEAST_PEAK:g} to {_MOST_PEAK:g}"
+        )
     return Accelerator(text, tera_operations * 1e12, tera_bytes * 1e12, None, "as given")
 
 

@@ -78,10 +78,11 @@ def _instances(plan: Plan) -> list[Part]:
     rows = []
     for fit in plan.fits:
         row = [fit.instance.name, f"{fit.instance.physical_cores}", f"{fit.instance.hbm_bytes / 1e9:,.1f}"]
-        held = [str(fit.tp), str(fit.copies), f"{fit.sequences:,}"] if fit.tp else ["-", "-", "does not fit"]
-        rows.append(row + held)
+        needed, core = (each / 1e9 for each in (fit.held.bytes_with_one, fit.core_bytes))
+        short = f"does not fit: {needed:,.1f} > {core:.1f} GB"
+        rows.append([*row, str(fit.held.tp), str(fit.copies), f"{fit.sequences:,}" if fit.tp else short])
     return [
-        "on the fewest cores that hold the weights and one sequence",
+        "on the fewest cores that hold the weights and one sequence, else what each of the most would hold",
         table("instance|cores|HBM GB|tp|copies|sequences", rows),
     ]
 

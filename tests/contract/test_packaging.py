@@ -138,7 +138,7 @@ def test_extras_are_those_that_readme_names_and_none_is_empty(project: dict[str,
 
 
 def test_nkw_is_the_only_command(project: dict[str, Any]) -> None:
-    assert project["scripts"] == {"nkw": "model.cli:main"}
+    assert project["scripts"] == {"nkw": "model.__main__:main"}
 
 
 def test_python_3_9_is_refused_and_its_successors_accepted(project: dict[str, Any]) -> None:
@@ -285,5 +285,5 @@ def test_fidelity_of_an_installed_wheel_says_which_folder_it_needs(
 
 def test_wheel_carries_licence_and_command(wheel: zipfile.ZipFile) -> None:
     info = f"nki_workbench-{simulate.__version__}.dist-info"
-    assert b"nkw = model.cli:main" in wheel.read(f"{info}/entry_points.txt")
+    assert b"nkw = model.__main__:main" in wheel.read(f"{info}/entry_points.txt")
     assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,88 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 import tokenizers
 
 from model.device import SimulatedDevice
+from tests.model import folders
+from tests.model.folders import TINY, Weights, write_folder
 
 PRETRAINED = Path(__file__).resolve().parents[2] / "model" / "pretrained"
-
-TINY: dict[str, Any] = dict(
-    architectures=["LlamaForCausalLM"],
-    attention_bias=False,
-    bos_token_id=1,
-    eos_token_id=2,
-    hidden_act="silu",
-    hidden_size=32,
-    intermediate_size=48,
-    max_position_embeddings=64,
-    mlp_bias=False,
-    model_type="llama",
-    num_attention_heads=4,
-    num_hidden_layers=2,
-    num_key_value_heads=2,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-    tie_word_embeddings=False,
-    torch_dtype="float32",
-    vocab_size=300,
-)
-"""A Llama with every documented field, small enough for a test; 300 tokens are 256 bytes, 3 special ones and room."""
-
-
-Weights = dict[str, np.ndarray]
-
-
-def _random_weights(config: dict[str, Any], seed: int = 0) -> Weights:
-    """Weights under the names of Hugging Face's Llama, scaled so that attention and logits are far from uniform."""
-    generator = np.random.default_rng(seed)
-    hidden, width, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim", hidden // heads)
-    query, key_value = heads * head_dim, config.get("num_key_value_heads", heads) * head_dim
-
-    def matrix(rows: int, columns: int) -> np.ndarray:
-        return (generator.standard_normal((rows, columns)) * 1.5 / columns**0.5).astype(np.float32)
-
-    def norm() -> np.ndarray:
-        return generator.uniform(0.5, 1.5, hidden).astype(np.float32)
-
-    weights = {
-        "model.embed_tokens.weight": generator.standard_normal((vocabulary, hidden)).astype(np.float32)
-    }
-    for layer in range(config["num_hidden_layers"]):
-        name = f"model.layers.{layer}."
-        weights[name + "input_layernorm.weight"] = norm()
-        weights[name + "post_attention_layernorm.weight"] = norm()
-        weights[name + "self_attn.q_proj.weight"] = matrix(query, hidden)
-        weights[name + "self_attn.k_proj.weight"] = matrix(key_value, hidden)
-        weights[name + "self_attn.v_proj.weight"] = matrix(key_value, hidden)
-        weights[name + "self_attn.o_proj.weight"] = matrix(hidden, query)
-        weights[name + "mlp.gate_proj.weight"] = matrix(width, hidden)
-        weights[name + "mlp.up_proj.weight"] = matrix(width, hidden)
-        weights[name + "mlp.down_proj.weight"] = matrix(hidden, width)
-    weights["model.norm.weight"] = norm()
-    if not config["tie_word_embeddings"]:
-        weights["lm_head.weight"] = matrix(vocabulary, hidden)
-    return weights
-
-
-def _byte_tokenizer(vocabulary: int = 259, add_bos: bool = True) -> tokenizers.Tokenizer:
-    """A tokenizer of 3 special tokens and the 256 bytes: every character outside ASCII takes several tokens."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: number for number, token in enumerate(["<unk>", "<s>", "</s>", *alphabet])}
-    vocab |= {f"extra{number}": number for number in range(len(vocab), vocabulary)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    if add_bos:
-        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", 1)]
-        )
-    return tokenizer
-
 
 Writer = Callable[..., Path]
 
@@ -101,14 +25,7 @@ def write_model(tmp_path: Path) -> Writer:
     """Writes a model folder: `write_model(seed=…, dtype=…, field=value, …)`; a field of None is left out."""
 
     def write(seed: int = 0, dtype: Any = np.float32, name: str = "model", **changes: Any) -> Path:
-        folder = tmp_path / name
-        folder.mkdir()
-        config = {key: value for key, value in {**TINY, **changes}.items() if value is not None}
-        (folder / "config.json").write_text(json.dumps(config))
-        _byte_tokenizer().save(str(folder / "tokenizer.json"))
-        weights = {key: value.astype(dtype) for key, value in _random_weights(config, seed).items()}
-        safetensors.numpy.save_file(weights, folder / "model.safetensors")
-        return folder
+        return write_folder(tmp_path / name, seed, dtype, **changes)
 
     return write
 
@@ -116,13 +33,13 @@ def write_model(tmp_path: Path) -> Writer:
 @pytest.fixture(scope="session")
 def random_weights() -> Callable[..., Weights]:
     """`random_weights(seed=0, field=value, …)`: the weights that `write_model` writes for the same arguments."""
-    return lambda seed=0, **changes: _random_weights({**TINY, **changes}, seed)
+    return lambda seed=0, **changes: folders.random_weights({**TINY, **changes}, seed)
 
 
 @pytest.fixture(scope="session")
 def byte_tokenizer() -> Callable[..., tokenizers.Tokenizer]:
     """`byte_tokenizer(vocabulary=259, add_bos=True)`: the tokenizer that `write_model` writes."""
-    return _byte_tokenizer
+    return folders.byte_tokenizer
 
 
 @pytest.fixture(scope="session")

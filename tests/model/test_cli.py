@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 
 import ml_dtypes
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from model.cli import PRETRAINED, main
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("numpy", "tokenizers", "simulate.errors", "nki_kernels", "torch", "rich")
+HEAVY = ("numpy", "tokenizers", "simulate.hardware", "nki_kernels", "torch", "rich")
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -83,7 +85,7 @@ def test_numpy_backend_writes_without_the_simulator(tiny) -> None:
 import sys
 from model.cli import main
 status = main(sys.argv[1:])
-print([name for name in ("simulate.errors", "nki_kernels", "nki", "torch") if name in sys.modules])
+print([name for name in ("simulate.hardware", "nki_kernels", "nki", "torch") if name in sys.modules])
 sys.exit(status)
 """
     done = python(code, "generate", "--backend", "numpy", "--model", tiny, "--max-new-tokens", "5")
@@ -265,11 +267,13 @@ def test_refuses_what_the_model_cannot_do(tiny, capsys, tmp_path) -> None:
     assert "config.json is missing" in refused(capsys, "--model", str(tmp_path))
     assert "the prompt is not Unicode text" in refused(capsys, *model, "--prompt", "\udcff")
     unwritable = str(tmp_path / "nowhere" / "file")
-    assert "cannot be written: No such file" in refused(capsys, *model, "--json", unwritable)
-    assert "cannot be written: No such file" in refused(capsys, *model, "--trace", unwritable)
-    assert "cannot be written: it is not a regular file" in refused(capsys, *model, "--json", str(tmp_path))
+    assert f"cannot be written to {unwritable}: No such file" in refused(capsys, *model, "--json", unwritable)
+    assert f"cannot be written to {unwritable}: No such file" in refused(
+        capsys, *model, "--trace", unwritable
+    )
+    assert "it is a folder" in refused(capsys, *model, "--json", str(tmp_path))
     same = ["--html", str(tmp_path / "file"), "--json", str(tmp_path / "." / "file")]
-    assert "--html and --json name the same file" in refused(capsys, *model, *same)
+    assert "it is the file of the page" in refused(capsys, *model, *same)
     trace = ["--backend", "numpy", "--trace", str(tmp_path / "trace.json")]
     assert "--trace needs the simulate backend" in refused(capsys, *model, *trace)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -352,3 +356,65 @@ def test_every_way_of_replaying_writes_the_same_story(capsys, options) -> None:
     shown = capsys.readouterr().out
     assert shown.splitlines()[0] == story
     assert " launches replayed, " in shown
+
+
+@pytest.mark.parametrize("option", ["--json", "--trace", "--html"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "model.safetensors", "soft", "hard", "../model/config.json"]
+)
+def test_no_output_takes_the_place_of_an_input(write_model, capsys, option, name) -> None:
+    model = write_model()
+    (model / "soft").symlink_to("model.safetensors")
+    os.link(model / "tokenizer.json", model / "hard")
+    before = {path: path.read_bytes() for path in model.iterdir()}
+    message = refused(capsys, "--model", str(model), option, str(model / name))
+    assert message.endswith(f"cannot be written to {model / name}: this command reads that file")
+    assert {path: path.read_bytes() for path in model.iterdir()} == before
+
+
+def test_a_cache_larger_than_the_machine_is_refused_before_it_is_allocated(write_model, capsys) -> None:
+    most = 2**31 - 1
+    model = str(write_model(max_position_embeddings=most, eos_token_id=None))
+    message = refused(capsys, "--model", model, "--max-new-tokens", str(10**12), "--tp", "2")
+    assert "a cache of 2,147,483,648 positions on 2 ranks takes 549.8 GB; this machine has" in message
+    assert main(["generate", "--model", model, "--max-new-tokens", "1", "--no-check"]) == 0
+
+
+@pytest.mark.parametrize("backend", ["numpy", "simulate"])
+def test_weights_that_overflow_are_named_without_warnings(write_model, capfd, backend) -> None:
+    model = write_model()
+    weights = safetensors.numpy.load_file(model / "model.safetensors")
+    weights["lm_head.weight"] *= np.float32(1e38)
+    safetensors.numpy.save_file(weights, model / "model.safetensors")
+    assert main(["generate", "--model", str(model), "--backend", backend]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("nkw: error: the model's largest logit is ")
+    assert line.endswith("; its weights are too large or not finite")
+
+
+def test_the_smallest_temperature_takes_the_likeliest_token(write_model, capfd) -> None:
+    words = ["generate", "--model", str(write_model()), "--backend", "numpy", "--max-new-tokens", "4"]
+    assert main(words) == 0
+    likeliest = capfd.readouterr()
+    assert main([*words, "--temperature", "1e-320"]) == 0
+    assert capfd.readouterr() == likeliest
+    assert likeliest.err == ""
+
+
+@pytest.mark.parametrize("name", ["magic", "Simulate"])
+def test_a_backend_of_the_environment_that_is_not_known_is_named(tiny, name) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "model", "generate", "--model", tiny],
+        cwd=ROOT,
+        env={**os.environ, "NKI_BACKEND": name},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    known = "known are auto, simulate, neuron"
+    assert (done.returncode, done.stderr) == (2, f"nkw: error: [NKW-BACKEND] NKI_BACKEND={name}; {known}\n")
+
+
+def test_a_message_of_megabytes_is_cut(capsys) -> None:
+    assert len(refused(capsys, "--target", "x" * 1_000_000)) < 500
+    assert len(refused(capsys, "--seed", "9" * 1_000_000)) < 500

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,56 @@ def test_refuses_what_is_not_a_json_object(write_model, text) -> None:
     folder = write_model()
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     assert refusal(folder).startswith(str(folder / "config.json"))
+
+
+HUGE = {
+    "no turns": {"rope_type": "linear", "factor": 1e-320},
+    "no share": {
+        "rope_type": "llama3",
+        "factor": 1e-310,
+        "low_freq_factor": 1e-320,
+        "high_freq_factor": 2e-320,
+    },
+    "an infinite pair": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1e-320},
+    "the logarithm of 0": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1e308},
+    "a division by 0": {
+        "rope_type": "yarn",
+        "factor": 2.718281828459045,
+        "mscale": 1,
+        "mscale_all_dim": -10.0,
+    },
+    "an infinite factor": {"rope_type": "yarn", "factor": 2.0, "mscale": 1e308, "mscale_all_dim": 1e-308},
+    "no float32": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1e308},
+}
+
+
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("numbers", HUGE.values(), ids=HUGE)
+def test_refuses_numbers_that_lead_to_no_rotations(write_model, field, numbers) -> None:
+    folder = write_model(**{field: numbers})
+    with pytest.raises(ModelError) as refused:
+        load_config(folder)
+    wanted = f"{folder / 'config.json'}: {field}: these numbers lead to rotations that are not finite"
+    assert (str(refused.value), refused.value.code) == (wanted, "NKW-MODEL-CONFIG")
+    assert load_config(write_model(name="sound", **{field: {"rope_type": "yarn", "factor": 2.0}})).positions
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_refuses_what_is_no_regular_file(write_model, name) -> None:
+    folder = write_model()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ModelError, match=f"{name} cannot be read: it is not a regular file"):
+        load_config(folder)
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match=f"{name} cannot be read: it is not a regular file"):
+        load_config(folder)
+
+
+def test_text_of_a_file_reaches_a_message_escaped_and_cut(write_model) -> None:
+    with pytest.raises(ModelError) as refused:
+        load_config(write_model(architectures=["\x1b[31mred\u202e" + "x" * 3_000_000]))
+    assert "\\x1b[31mred" in str(refused.value)
+    assert "\x1b" not in str(refused.value) and "\u202e" not in str(refused.value)
+    assert len(str(refused.value)) < 500

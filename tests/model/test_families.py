@@ -20,7 +20,7 @@ from model.layers import unsupported
 from model.plan.parameters import ModelCounts
 from model.reference import ReferenceModel
 from model.weights import shard_weights, tensor_shapes
-from tests.model.conftest import TINY
+from tests.model.folders import TINY
 from tests.model.test_plan_parameters import CONFIGS
 
 SIZES = dict(v=300, h=32, f=48, l=2, q=4, g=2, d=8, n=64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from model.cli import main
 from model.device import chip
 from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan
-from tests.model.test_plan_parameters import CONFIGS, COUNTS
+from tests.model.test_plan_parameters import CONFIGS, COUNTS, changed
 from tests.model.test_plan_predict import tiny
 
 ROOFLINE_ONLY = {
@@ -85,6 +86,50 @@ def test_weights_that_are_quantised_are_said_to_be_planned_plain(
     monkeypatch.chdir(tmp_path)
     text = printed(capsys, "config.json", "--accelerator", "h100")
     assert ("Weights quantised by fp8 are planned as float32." in text) == (method is not None)
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "whisper-tiny", "deepseek-v3", "mamba-130m"])
+def test_every_family_says_that_its_weights_are_quantised(tmp_path, capsys, monkeypatch, name) -> None:
+    changed(tmp_path, name, quantization_config={"quant_method": "fp8\x1b[31m"})
+    monkeypatch.chdir(tmp_path)
+    text = " ".join(printed(capsys, "config.json").split())
+    assert "Weights quantised by fp8\\x1b[31m are planned as" in text
+    monkeypatch.chdir(CONFIGS)
+    assert "Weights quantised by" not in printed(capsys, f"{name}.json")
+
+
+def test_a_model_that_does_not_fit_says_by_how_much(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(CONFIGS)
+    lines = printed(capsys, "deepseek-v3.json").splitlines()
+    short = next(line for line in lines if line.startswith("trn1.2xlarge"))
+    assert short.split(maxsplit=5)[3:] == ["2", "0", "does not fit: 672.3 > 17.2 GB"]
+    plan = document(tmp_path, capsys, "deepseek-v3.json")
+    for each in plan["instances"]:
+        assert (each["tp"] is None) == (each["bytes_per_core"] > each["core_bytes"])
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "soft", "hard"])
+def test_a_plan_replaces_no_file_of_a_model(small, tmp_path, capsys, name) -> None:
+    for each in ("tokenizer.json", "model.safetensors"):
+        (tmp_path / each).write_text("kept")
+    (tmp_path / "soft").symlink_to("config.json")
+    os.link(tmp_path / "config.json", tmp_path / "hard")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for place in (small, str(tmp_path)):
+        message = refused(capsys, place, "--json", str(tmp_path / name))
+        assert message.endswith(
+            f"the plan cannot be written to {tmp_path / name}: this command reads that file"
+        )
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert main(["plan", small, "--json", str(tmp_path / "plan.json")]) == 0
+
+
+def test_no_document_holds_an_infinity(small, tmp_path, capsys) -> None:
+    for arguments in (["--price", "1e9"], ["--price", "1e-6"], ["--accelerator", "1e-9,1e-9"]):
+        text = json.dumps(document(tmp_path, capsys, small, *arguments), allow_nan=False)
+        assert json.loads(text)["batches"]
+    for arguments in (["--price", "1.1e9"], ["--price", "9e-7"], ["--accelerator", "9e-10,1"]):
+        assert "from 1e-0" in refused(capsys, small, *arguments)
 
 
 def test_an_accelerator_is_planned_by_its_peaks(capsys, monkeypatch) -> None:
@@ -236,10 +281,13 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
         (["--accelerator", "h100", "--tp", "3"], "3 ranks do not divide 4 heads"),
         (["--batch", "0"], "'0' is not a positive whole number"),
         (["--batch", "1048577"], "a batch of 1048577; a plan takes at most 1,048,576"),
-        (["--price", "0"], "'0' is not a positive number"),
-        (["--price", "inf"], "'inf' is not a positive number"),
+        (["--price", "0"], "'0' is not a number from 1e-06 to 1e+09"),
+        (["--price", "inf"], "'inf' is not a number from 1e-06 to 1e+09"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
-        (["--json", "missing/plan.json"], "missing/plan.json cannot be written: No such file or directory"),
+        (
+            ["--json", "missing/plan.json"],
+            "the plan cannot be written to missing/plan.json: No such file or directory",
+        ),
     ],
 )
 def test_refuses_wrong_options_in_one_line(small, capsys, arguments, message) -> None:

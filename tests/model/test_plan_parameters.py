@@ -13,7 +13,8 @@ from model.errors import ModelError
 from model.families import FAMILIES
 from model.layers import unsupported
 from model.plan.parameters import BlockCounts, load_model
-from tests.model.conftest import PRETRAINED, TINY
+from tests.model.conftest import PRETRAINED
+from tests.model.folders import TINY
 
 CONFIGS = Path(__file__).parent / "configs"
 COUNTS = dict(line.split("\t") for line in (CONFIGS / "parameters.tsv").read_text().splitlines())
@@ -150,8 +151,14 @@ def test_a_folder_and_its_file_give_the_same_model(tmp_path) -> None:
             {"num_attention_heads": 24, "num_key_value_heads": None},
             "hidden_size: 4096 is not a multiple of num_attention_heads, 24",
         ),
-        ({"num_hidden_layers": 10_001}, "num_hidden_layers: 10001; at most 10,000 layers are read"),
-        ({"hidden_size": 2**40}, "describes more than 1e+15 parameters; a plan takes no more"),
+        (
+            {"num_hidden_layers": 10_001},
+            "num_hidden_layers: 10001 is more than any machine holds; at most 10,000",
+        ),
+        (
+            {"hidden_size": 2**30, "head_dim": 128},
+            "describes more than 1e+15 parameters; a plan takes no more",
+        ),
     ],
 )
 def test_refuses_a_config_that_describes_no_model(tmp_path, changes, message) -> None:
@@ -165,7 +172,13 @@ def test_refuses_a_config_that_describes_no_model(tmp_path, changes, message) ->
 @pytest.mark.parametrize(
     ("name", "field", "refused", "message", "accepted"),
     [
-        ("llama-2-7b", "num_hidden_layers", 10_001, "at most 10,000 layers", 10_000),
+        ("llama-2-7b", "num_hidden_layers", 10_001, "at most 10,000", 10_000),
+        ("llama-2-7b", "num_attention_heads", 1024, "1024 is more than any machine holds; at most 512", 512),
+        ("llama-2-7b", "head_dim", 2**16 + 2, "head_dim: 65538 is more", 2**16),
+        ("llama-2-7b", "max_position_embeddings", 2**31, "at most 2,147,483,647", 2**31 - 1),
+        ("deepseek-v3", "num_attention_heads", 513, "at most 512", 512),
+        ("deepseek-v3", "qk_rope_head_dim", 2**16 + 1, "at most 65,536", 2**16),
+        ("whisper-tiny", "decoder_attention_heads", 768, "at most 512", 6),
         ("mixtral-8x7b", "num_experts_per_tok", 9, "9 of 8 experts", 8),
         ("gpt-oss-20b", "layer_types", ["full_attention"], "not a list of 24 names", ["full_attention"] * 24),
         ("gpt-oss-20b", "layer_types", ["linear"] * 24, "'linear'; known are", ["sliding_attention"] * 24),
@@ -177,6 +190,15 @@ def test_refuses_a_field_beyond_its_limit(tmp_path, name, field, refused, messag
         load_model(changed(tmp_path, name, **{field: refused}))
     assert message in str(error.value)
     assert load_model(changed(tmp_path, name, **{field: accepted})).total > 0
+
+
+def test_experts_are_counted_under_the_name_of_transformers_5(tmp_path) -> None:
+    name = "qwen3-30b-a3b"
+    experts = config(name)["num_experts"]
+    saved = load_model(changed(tmp_path, name, num_experts=None, num_local_experts=experts))
+    assert saved.total == int(COUNTS[name])
+    with pytest.raises(ModelError, match="num_experts: missing"):
+        load_model(changed(tmp_path, name, num_experts=None))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null"])

@@ -17,7 +17,7 @@ from model.plan.dry import Time, continued
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.predict import PassTime, Predictor
 from model.weights import shard_weights
-from tests.model.conftest import TINY
+from tests.model.folders import TINY
 
 CHIPS = ("trn1", "inf2", "trn2", "trn3")
 

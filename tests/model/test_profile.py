@@ -123,4 +123,4 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_first_token(
     assert main(["generate", "--model", str(write_model()), "--html", str(nowhere)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == f"nkw: error: {nowhere} cannot be written: No such file or directory\n"
+    assert captured.err == f"nkw: error: the page cannot be written to {nowhere}: No such file or directory\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 
 import pytest
@@ -131,6 +132,67 @@ def test_refuses_a_missing_or_damaged_file(tmp_path) -> None:
         path.write_text(text)
         with pytest.raises(ModelError, match="is not a tokenizer"):
             Tokenizer(tmp_path, 300)
+
+
+SPOILT = {
+    "no unknown token": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"}},
+    "no id for it": {"model": {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": None}},
+    "template token that is not there": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<nope>", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {},
+        }
+    },
+    "bad charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAAAAA="}},
+    "chunks of nothing": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+}
+
+
+@pytest.mark.parametrize("change", SPOILT.values(), ids=SPOILT)
+def test_errors_and_panics_of_the_library_are_one_sentence(tmp_path, byte_tokenizer, capfd, change) -> None:
+    whole = {**json.loads(byte_tokenizer().to_str()), **change}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(ModelError) as refused:
+        Tokenizer(tmp_path, 300).encode("Once upon a time")
+    assert refused.value.code == "NKW-MODEL-TOKENIZER"
+    assert str(refused.value).startswith(f"{tmp_path / 'tokenizer.json'} ")
+    assert len(str(refused.value)) <= 420
+    assert capfd.readouterr().err == ""  # panics print themselves, with 50 lines of where they were
+
+
+def test_a_panic_while_decoding_is_one_sentence(tmp_path, byte_tokenizer, capfd) -> None:
+    decoder = {"type": "Strip", "content": "a", "start": 2**40, "stop": 2**40}
+    whole = {**json.loads(byte_tokenizer().to_str()), "decoder": decoder}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    tokenizer = Tokenizer(tmp_path, 300)
+    assert tokenizer.decode(tokenizer.encode("bc")) == "bc"
+    with pytest.raises(ModelError, match="cannot decode its ids"):
+        tokenizer.decode(tokenizer.encode("a"))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_library_that_aborts_or_never_ends_is_one_sentence(tmp_path, byte_tokenizer, monkeypatch) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr(tokenizers.Tokenizer, "from_str", staticmethod(lambda text: os.kill(os.getpid(), 9)))
+    with pytest.raises(
+        ModelError, match="the tokenizers library aborts, or takes too long or too much memory"
+    ):
+        Tokenizer(tmp_path, 300)
+
+
+@pytest.mark.parametrize("number", [298, 299, 300, 2**32 - 1])
+def test_ids_that_a_template_adds_lie_in_the_models_vocabulary(tmp_path, byte_tokenizer, number) -> None:
+    template = {"type": "BertProcessing", "sep": ["a", number], "cls": ["b", 1]}
+    whole = {**json.loads(byte_tokenizer().to_str()), "post_processor": template}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    tokenizer = Tokenizer(tmp_path, 300)
+    if number < 300:
+        assert tokenizer.encode("a")[-1] == number
+        return
+    with pytest.raises(ModelError, match=f"has token id {number}; config.json has a vocab_size of 300"):
+        tokenizer.encode("a")
 
 
 def test_refuses_a_prompt_that_is_not_unicode(tokenizer) -> None:

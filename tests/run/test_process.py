@@ -1,0 +1,125 @@
+"""The process of a command: closed streams, interrupts however early, terminations, and trials of libraries."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulate.process import Limits, memory_bytes, quiet, trial
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAN = "-m model plan model/pretrained"
+
+
+def shell(words: str, redirections: str) -> subprocess.CompletedProcess[str]:
+    line = f"{sys.executable} {words} {redirections}"
+    return subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "prefix"), [("-m simulate targets", ""), (PLAN, "nkw: "), ("-m model sim targets", "nkw: ")]
+)
+def test_a_closed_stdout_is_named(words: str, prefix: str) -> None:
+    done = shell(words, ">&-")
+    message = f"{prefix}error: the output cannot be written: stdout is closed\n"
+    assert (done.returncode, done.stderr) == (2, message)
+    assert shell(words, ">&- 2>&-").returncode == 2
+
+
+def test_a_closed_stderr_is_no_obstacle() -> None:
+    assert shell("-m simulate targets", "2>&-").stdout == shell("-m simulate targets", "").stdout
+    assert shell(f"{PLAN} --tp 77", "2>&-").returncode == 2
+
+
+@pytest.mark.parametrize(("module", "prefix"), [("simulate", ""), ("model", "nkw: ")])
+def test_an_interrupt_of_the_imports_is_one_line(tmp_path: Path, module: str, prefix: str) -> None:
+    (tmp_path / "numpy.py").write_text("print('ready', flush=True)\nimport time\ntime.sleep(600)\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    words = {"simulate": ["targets"], "model": ["plan", "model/pretrained"]}[module]
+    # A shell may have told its background jobs to ignore the signal, and children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        running = subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate()
+    assert (running.returncode, err) == (130, f"\n{prefix}interrupted\n")
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")])
+def test_a_signal_leaves_no_unfinished_file(tmp_path: Path, number: signal.Signals, word: str) -> None:
+    code = """
+import sys, time
+from simulate.files import complete
+from simulate.process import begin, imported, leave
+begin()
+imported()
+try:
+    with complete(sys.argv[1], "trace", "NKW-TRACE-PATH") as file:
+        file.write("half")
+        print("ready", flush=True)
+        time.sleep(600)
+except KeyboardInterrupt as stopped:
+    leave(stopped)
+"""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        running = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "file")],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    assert list(tmp_path.iterdir()) != []
+    running.send_signal(number)
+    _, err = running.communicate()
+    assert (running.returncode, err) == (128 + number, f"\n{word}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trial_survives_what_returns_or_raises() -> None:
+    limits = Limits(cpu_seconds=5, memory_bytes=2**28)
+    assert trial(lambda: None, limits)
+    assert trial(lambda: 1 // 0, limits)
+
+
+def test_a_trial_does_not_survive_an_abort_or_an_endless_loop() -> None:
+    limits = Limits(cpu_seconds=1, memory_bytes=2**28)
+
+    def turn() -> None:
+        while True:
+            pass
+
+    assert not trial(lambda: os.kill(os.getpid(), signal.SIGKILL), limits)
+    assert not trial(turn, limits)
+
+
+def test_in_quiet_nothing_reaches_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    with quiet():
+        os.write(2, b"from a compiled library")
+    os.write(2, b"after")
+    assert capfd.readouterr().err == "after"
+
+
+def test_this_machine_has_memory() -> None:
+    assert 2**20 < memory_bytes() < 2**63
