@@ -29,9 +29,10 @@ test: lint ## lint, then all tests but the exhaustive ones
 test-fast: $(VENV)/.dev ## the tests that take seconds
 	$(PYTEST) $(PARALLEL) -m "not slow and not deep"
 
-deep: lint ## lint, then all tests, the exhaustive ones too, and a million random instructions
+deep: lint ## lint, then all tests, a million random instructions, ten minutes of bad input
 	$(PYTEST) $(PARALLEL)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.oracle --instructions 1000000
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.hostile --seconds 600
 
 mutants: $(VENV)/.dev ## break the shipped kernels in some 2,000 ways and count which checks notice
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.mutants --processes $(WORKERS)

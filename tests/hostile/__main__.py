@@ -1,0 +1,46 @@
+"""`python -m tests.hostile --seconds 600 --seed 7`: bad input for as long as asked; every fault is printed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from tests.hostile.campaign import cases, tried
+
+
+def main() -> int:
+    """Run the campaign; 1 where any case has a fault."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.hostile", description="bad input for every command"
+    )
+    parser.add_argument("--seconds", type=float, default=600, help="how long to go on (default 600)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first case (default 0)")
+    parser.add_argument("--only", help="cases of this kind only")
+    parser.add_argument("--case", type=int, help="this case alone")
+    given = parser.parse_args()
+    end = time.monotonic() + given.seconds
+    counts: Counter[str] = Counter()
+    faulty = 0
+    for number, kind in cases(given.seed, given.only):
+        if given.case is not None and number < given.case:
+            continue
+        if time.monotonic() > end:
+            break
+        case, faults = tried(number, kind)
+        counts[kind.__name__] += 1
+        faulty += bool(faults)
+        for fault in faults:
+            print(
+                f"case {number} ({kind.__name__}) {case.words} {dict(case.environment)}\n  {fault}",
+                file=sys.stderr,
+            )
+        if given.case is not None:
+            break
+    print(f"{sum(counts.values())} cases, {faulty} with faults: {dict(counts)}")
+    return 1 if faulty else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""Cases by their numbers: a number decides everything about its case, so that each can be run again alone."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from tests.hostile.cases import KINDS, Maker
+from tests.hostile.judge import Case, faults
+
+
+def cases(first: int, only: str | None = None) -> Iterator[tuple[int, Maker]]:
+    """Numbers from `first` on, and the kinds of their cases in turn."""
+    for number in count(first):
+        kind = KINDS[number % len(KINDS)]
+        if only in (None, kind.__name__):
+            yield number, kind
+
+
+def tried(number: int, kind: Maker) -> tuple[Case, list[str]]:
+    """One case, and what is wrong with how it ended."""
+    with tempfile.TemporaryDirectory(prefix="nkw-hostile-") as name:
+        folder = Path(name)
+        case = kind(random.Random(number), folder)
+        return case, faults(case, folder)
