@@ -79,7 +79,7 @@ def _instances(plan: Plan) -> list[Part]:
     for fit in plan.fits:
         row = [fit.instance.name, f"{fit.instance.physical_cores}", f"{fit.instance.hbm_bytes / 1e9:,.1f}"]
         needed, core = (each / 1e9 for each in (fit.held.bytes_with_one, fit.core_bytes))
-        short = f"does not fit: {needed:,.1f} > {core:.1f} GB"
+        short = f"does not fit: {needed:,.2f} > {core:.2f} GB"
         rows.append([*row, str(fit.held.tp), str(fit.copies), f"{fit.sequences:,}" if fit.tp else short])
     return [
         "on the fewest cores that hold the weights and one sequence, else what each of the most would hold",
