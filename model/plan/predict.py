@@ -4,8 +4,7 @@ Equal blocks are launched once and counted as often as they are there. `attentio
 is as many launches; `lm_head` takes 128 rows at a time. A launch that its kernel refuses, or that no kernel computes,
 is replaced by its roofline, and the reason is kept.
 
-No launch is taken as shorter than its work on the core's peaks. The readings know what DMA engines can move, on trn2
-more than one core's part of the HBM bandwidth, and the dataflow reading leaves even that unlimited.
+No launch is taken as shorter than its work on the core's peaks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Time: a stream is placed on the engines it ran on, and shown as a timeline or a trace."""
 
+from simulate.timing.causes import PathStep, Reason
 from simulate.timing.dependences import Dependences, Wait, dependences
 from simulate.timing.listing import listing
 from simulate.timing.readings import Reading
 from simulate.timing.schedule import Bracket, bracket, schedule
-from simulate.timing.timeline import PathStep, Reason, Slice, SliceKind, Timeline
+from simulate.timing.timeline import Slice, SliceKind, Timeline
 from simulate.timing.trace import write_trace
 
 __all__ = [

@@ -10,21 +10,23 @@ import numpy as np
 from simulate.hardware import Hardware
 from simulate.isa.enums import Engine
 from simulate.run.stream import Stream
+from simulate.timing.causes import Reason
 from simulate.timing.dependences import Wait
 from simulate.timing.edges import STRIDE, Edges
 from simulate.timing.phases import LANES, Phases, phases_of
 from simulate.timing.ports import shared_ports
 from simulate.timing.readings import Reading
-from simulate.timing.sharing import DmaEngines
+from simulate.timing.sharing import DmaEngines, Span
 from simulate.timing.throttle import Throttle
-from simulate.timing.timeline import ENGINES, Placed, Reason
+from simulate.timing.timeline import ENGINES, Placed
 from simulate.timing.weights import weights_of
 
 # Plain numbers, as the columns of `Placed` hold them.
 _BEGIN, _ENGINE, _SHARED = int(Reason.begin), int(Reason.engine), int(Reason.shared)
+_ORDER, _RENDEZVOUS = int(Reason.order), int(Reason.rendezvous)
 _WAITED_FOR = [
     int(reason)
-    for reason in (Reason.operands, Reason.destination, Reason.order, Reason.destination)  # by Wait
+    for reason in (Reason.operands, Reason.destination, Reason.order, Reason.room)  # by Wait
     for _ in range(STRIDE // 4)
 ]
 _TENSOR, _SCALAR = LANES[Engine.tensor], LANES[Engine.scalar]
@@ -113,6 +115,7 @@ class Core:
         )
         self.shared = self.dma.shared
         self.queues: list[list[int]] = [[] for _ in ENGINES]
+        self.issued: list[list[Span]] = [[] for _ in ENGINES]  # dataflow: what each engine has to do
 
     def run(self, first: int, end: int) -> None:
         """Place the events first ... end in program order; none of them is in a rendezvous."""
@@ -157,7 +160,8 @@ class Core:
                     producers.append(blocker - self.base)
             moved = self.dma.moved(lane, at, producers)
             if moved > start:
-                start, cause, reason = moved, self.dma.moved_last(lane) + self.base, _SHARED
+                moving = placed.moving[2 * event] = self.dma.moving(lane)
+                start, cause, reason = moved, moving.last + self.base, _SHARED
         placed.cause[event], placed.reason[event] = cause, reason
         return start
 
@@ -186,7 +190,7 @@ class Core:
                 placed.table_load[event] = start if self.idle_ns is None else self.idle_ns
                 if self.idle_ns is None:
                     start += self.table_load_ns
-                    reason = int(Reason.table_load)
+                    reason = reason if self.serial and cause >= 0 else int(Reason.table_load)
         if self.ports:
             for port in self.ports[at]:
                 if self.port_free_ns[port] > start:
@@ -223,12 +227,16 @@ class Core:
             self.free_ns[lane], self.last[lane] = end, event
             if phases.table is not None:
                 self.loaded = phases.table
+        else:
+            self.issued[lane].append((start, interval_ns, at))
         if phases.transfers:
             read = ready = self._transfer(event, end + phases.first_byte_ns, phases)
         else:
             read, ready = end, start + latency_ns
-            if event in self.results:
-                ready = max(ready, *[placed.ready[producer] for producer in self.results[event]])
+            for producer in self.results.get(event, ()):
+                if placed.ready[producer] > ready:
+                    ready = placed.ready[producer]
+                    placed.results[event] = producer, _ORDER
             if phases.on_dma:
                 placed.data_start[event], placed.data_end[event] = min(end, ready), ready
                 read = max(end, ready)
@@ -261,9 +269,13 @@ class Core:
         begin, served = arrival, arrival + phases.busy_ns
         if self.ordered:
             at = event - self.base
-            begin, served, blocker = self.dma.serve(phases.lane, at, arrival, phases.busy_ns)
+            begin, served, blocker, moving = self.dma.serve(phases.lane, at, arrival, phases.busy_ns)
             placed.data_cause[event] = blocker + self.base if blocker >= 0 else -1
+            if moving is not None:
+                placed.moving[2 * event + 1] = moving
             self.queues[phases.lane].append(event)
+        else:
+            self.dma.request(phases.lane, event - self.base, arrival, phases.busy_ns)
         placed.data_start[event], placed.data_end[event] = begin, served + phases.drain_ns
         return served + phases.tail_ns
 
@@ -272,9 +284,11 @@ class Core:
         table = self.phases[event - self.base].table
         return table is not None and table != self.loaded
 
-    def settle(self, event: int, ready: float) -> None:
+    def settle(self, event: int, ready: float, last: int) -> None:
         """The end of a rendezvous: all members are ready when the last one is."""
         placed, phases = self.placed, self.phases[event - self.base]
+        if placed.ready[event] < ready:
+            placed.results[event] = last, _RENDEZVOUS
         read = placed.moments[event * STRIDE + 2 * Wait.read + 1]
         self._tell(event, phases, placed.start[event], max(read, ready), ready)
         if placed.data_end[event] >= 0.0 and not phases.transfers:

@@ -13,7 +13,9 @@ class Reading(Enum):
     program: engines and DMA queues run concurrently, each in program order; tiles rotate as deep as they fit.
     scheduled: as program, but each engine takes its events oldest ready first, within a window; weights that
     are in the array are not loaded again, and tables are loaded in idle time. As program where that is no longer.
-    dataflow: everything that no dependence forbids, on unlimited engines, DMA bandwidth and memory. A lower bound.
+    dataflow: everything that no dependence forbids, in unlimited memory. Events wait neither for engines nor for DMA
+    bandwidth; the end of the launch waits until each engine, and the DMA engines, can have done all their work. A lower
+    bound, and never below the work at peak rates.
     """
 
     serial = "serial"

@@ -21,6 +21,8 @@ as `Cost` states them, in the clock of the engine. Policies where the documentat
   engine alone. The table of `copy` forces none: published traces show loads on changes to the other sets only. The
   first table is loaded in the kernel as well. In the scheduled reading the load may fill an earlier idle time of the
   engine, after the last activation that needed the previous table.
+- The dataflow reading delays no event by an engine. But a launch ends no sooner than each engine, and the DMA engines
+  together, could have done all their work, one thing after the other from when dependences let each begin.
 - A tile that takes the bytes of earlier ones waits until those are free (`rotation`), in all readings but dataflow.
 - The activity throttle (gen3, gen4) lets the array run at its full clock only while the array is busy enough. What the
   array has done since the kernel began decides (`Throttle`): a window that grows replaces the limiter's windows, so
@@ -39,20 +41,23 @@ So a lower cost, or one dependence fewer, never makes the serial, program or dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from simulate.errors import InvalidArgument
 from simulate.hardware import Hardware
+from simulate.isa.plan import Phase
 from simulate.run.run_order import as_streams
 from simulate.run.stream import Stream
+from simulate.timing.causes import Reason
 from simulate.timing.core import Core, Facts
 from simulate.timing.dependences import Dependences, dependences
 from simulate.timing.edges import STRIDE, Edges
 from simulate.timing.readings import Reading
 from simulate.timing.rotation import with_room
 from simulate.timing.scheduled import ListScheduler
-from simulate.timing.timeline import Placed, Reason, Timeline, build
+from simulate.timing.sharing import Service, last_busy_period
+from simulate.timing.timeline import Placed, Timeline, build
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +134,27 @@ class _Launch:
                 continue
             for core, event, (_, first, end) in zip(members, events, step.members):
                 run(core, event, event + end - first)
+        placed.queues = [core.dma.queues for core in cores]
         for core in cores:
-            moved, last = core.dma.finished()
-            if moved > placed.moved_ns:
-                placed.moved_ns, placed.moved_last = moved, last + core.base
+            for done_ns, services, until in _work_left(core):
+                if done_ns > placed.done_ns:
+                    placed.done_ns, placed.services_until = done_ns, until
+                    placed.services = services
         return placed
+
+
+def _work_left(core: Core) -> Iterator[tuple[float, list[Service], Phase]]:
+    """When engines can have done all they have to, for which only the end of the launch waits; what they do last.
+
+    These are the DMA engines where queues share them and, in the dataflow reading, all engines. The phase tells the end
+    of what is waited for.
+    """
+    if core.shared or not core.ordered:
+        yield *core.dma.finished(core.base), Phase.completion
+    for spans in core.issued:
+        services = last_busy_period(spans, core.base)
+        if services:
+            yield services[-1].end_ns, services, Phase.issue
 
 
 def _meet(cores: Sequence[Core], events: Sequence[int], placed: Placed) -> None:
@@ -145,9 +166,10 @@ def _meet(cores: Sequence[Core], events: Sequence[int], placed: Placed) -> None:
         if start < together:
             placed.cause[event], placed.reason[event] = last, int(Reason.rendezvous)
         core.place(event, together)
-    ready = max(placed.ready[event] for event in events)
+    slowest = max(events, key=lambda event: placed.ready[event])
+    ready = placed.ready[slowest]
     for core, event in zip(cores, events):
-        core.settle(event, ready)
+        core.settle(event, ready, slowest)
 
 
 def bracket(

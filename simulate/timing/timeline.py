@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 
@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from simulate.hardware import Hardware
 from simulate.isa.enums import Engine
+from simulate.isa.plan import Phase
 from simulate.run.stream import Stream
+from simulate.timing.causes import Causes, Columns, Path, PathStep
 from simulate.timing.readings import Reading
+from simulate.timing.sharing import Moving, Service, Span
 
 ENGINES = (Engine.tensor, Engine.vector, Engine.scalar, Engine.gpsimd, Engine.sync)
 """The instruction streams of a core, in the order in which reports show them."""
@@ -35,42 +38,6 @@ class SliceKind(IntEnum):
     transfer = 3
 
 
-class Reason(IntEnum):
-    """Why an event starts no earlier."""
-
-    begin = 0  # nothing before it
-    engine = 1  # its engine is busy
-    operands = 2  # an operand is not ready
-    destination = 3  # its destination is still read
-    order = 4  # an earlier write of the same engine to the same place
-    table_load = 5
-    outstanding = 6  # its DMA queue is full
-    pool = 7  # the DMA engines move what is before it in its queue or must be complete before
-    rendezvous = 8  # another member comes later
-    turn = 9  # serial reading: what is before it on its core is not finished
-    shared = 10  # the DMA engines cannot have moved all that it needs, in several queues together
-
-    def __str__(self) -> str:
-        return _SAID[self]
-
-
-_WAITS_FOR_ISSUE = (Reason.engine, Reason.table_load, Reason.rendezvous)
-
-_SAID = {
-    Reason.begin: "at the beginning",
-    Reason.engine: "after its engine's",
-    Reason.operands: "operand of",
-    Reason.destination: "destination read by",
-    Reason.order: "same place as",
-    Reason.table_load: "table load after",
-    Reason.outstanding: "queue full until",
-    Reason.pool: "DMA engines taken by",
-    Reason.rendezvous: "in rendezvous with",
-    Reason.turn: "serial order after",
-    Reason.shared: "DMA engines shared with",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Slice:
     """One use of a track: event `event` of stream `stream` holds it from `start_ns` to `end_ns`.
@@ -87,16 +54,6 @@ class Slice:
     ready_ns: float
 
 
-@dataclass(frozen=True, slots=True)
-class PathStep:
-    """One event of the critical path and why it starts no earlier than it does."""
-
-    stream: int
-    event: int
-    reason: Reason
-    start_ns: float
-
-
 @dataclass(slots=True)
 class Placed:
     """Moments of every event, by its number over all streams, while a schedule is made; -1: there is none."""
@@ -111,9 +68,14 @@ class Placed:
     reason: list[int]
     data_cause: list[int]
     moments: list[float]  # in ns, that other events wait for; see `simulate.timing.edges`
-    moved_ns: float = 0.0  # when the DMA engines can have moved everything
-    moved_last: int = -1
     in_order: bool = True  # nothing was placed otherwise than in program order
+    # See `Causes`.
+    results: dict[int, tuple[int, int]] = field(default_factory=dict)
+    moving: dict[int, Moving] = field(default_factory=dict)
+    queues: Sequence[Sequence[Sequence[Span]]] = ()
+    done_ns: float = 0.0  # when engines can have done all they have to, see `Core.work_left`
+    services: Sequence[Service] = ()
+    services_until: Phase = Phase.completion
 
     @classmethod
     def of(cls, events: int, moments: int) -> Placed:
@@ -126,22 +88,8 @@ class Placed:
 
     @property
     def length_ns(self) -> float:
-        """When the last engine is free, the last result is ready, and the DMA engines have moved everything."""
-        return max(max(self.end, default=0.0), max(self.ready, default=0.0), self.moved_ns)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Causes:
-    """What each event waited for last, by its number over all streams: an event or -1, and why.
-
-    `pool` is the DMA that kept a data phase from starting. `last` is a DMA for which the end of the launch waits
-    longer than for any event, because the DMA engines have more to move; else -1.
-    """
-
-    event: NDArray[np.int32]
-    reason: NDArray[np.int8]
-    pool: NDArray[np.int32]
-    last: int
+        """When the last engine is free, the last result is ready, and engines can have done all they have to."""
+        return max(max(self.end, default=0.0), max(self.ready, default=0.0), self.done_ns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +97,7 @@ class Timeline:
     """When everything happened.
 
     Columns have one entry per slice, ordered by stream, event and kind. `length_ns` reaches from the first start to the
-    last result, or until the DMA engines can have moved everything; starting and ending a kernel takes `overhead_ns` on
+    last result, or until engines can have done all they have to; starting and ending a kernel takes `overhead_ns` on
     top. A track is busy while at least one slice is on it: an engine's issue interval, for a DMA queue the data phase
     of any of its DMAs.
     """
@@ -207,21 +155,21 @@ class Timeline:
         if not len(self):
             return ()
         own = (self.kind == SliceKind.instruction) | (self.kind == SliceKind.trigger)
-        start, end, ready = self.start_ns[own], self.end_ns[own], self.ready_ns[own]
-        causes = self.causes
-        at = causes.last if causes.last >= 0 else int(np.argmax(np.maximum(end, ready)))
-        by_data = bool(ready[at] >= end[at])
-        steps = []
-        while at >= 0:
-            stream = int(np.searchsorted(self.bases, at, side="right")) - 1
-            reason, cause = Reason(int(causes.reason[at])), int(causes.event[at])
-            if by_data and causes.pool[at] >= 0:
-                reason, cause = Reason.pool, int(causes.pool[at])
-            steps.append(PathStep(stream, at - self.bases[stream], reason, float(start[at])))
-            # An engine is free after the trigger of a DMA; every other wait is for the DMA's data phase.
-            by_data = reason not in _WAITS_FOR_ISSUE
-            at = cause
-        return tuple(reversed(steps))
+        columns = Columns(
+            self.start_ns[own],
+            self.end_ns[own],
+            self.ready_ns[own],
+            self._begin_of(SliceKind.table_load),
+            self._begin_of(SliceKind.transfer),
+            self.kind[own] == SliceKind.trigger,
+        )
+        return Path(self.causes, columns, self.bases).steps()
+
+    def _begin_of(self, kind: SliceKind) -> FloatColumn:
+        """By event, the begin of its slice of a kind, or -1."""
+        found, rows = np.full(self.bases[-1], -1.0), np.flatnonzero(self.kind == kind)
+        found[np.array(self.bases)[self.stream[rows]] + self.event[rows]] = self.start_ns[rows]
+        return found
 
 
 def build(
@@ -271,7 +219,11 @@ def build(
             np.array(placed.cause, np.int32),
             np.array(placed.reason, np.int8),
             np.array(placed.data_cause, np.int32),
-            placed.moved_last if placed.moved_ns > last_slice_ns else -1,
+            placed.results,
+            placed.moving,
+            placed.queues,
+            placed.services if placed.done_ns > last_slice_ns else (),
+            placed.services_until,
         ),
     )
 

@@ -34,11 +34,12 @@ def violations(
         own = [piece for piece in pieces if piece.stream == number]
         core = _Core(stream, hardware, timeline.reading, own, slack_ns)
         found += [f"stream {number}: {text}" for text in core.violations()]
-        moved.append(core.moved_ns())
+        if timeline.reading is not Reading.serial:
+            moved.append(core.moved_ns())
+        if timeline.reading is Reading.dataflow:
+            moved += core.carried_out_ns()
     found += _rendezvous(streams, pieces, slack_ns)
-    last = max((max(piece.end_ns, piece.ready_ns) for piece in pieces), default=0.0)
-    if timeline.reading in (Reading.program, Reading.scheduled):
-        last = max([last, *moved])
+    last = max([0.0, *moved, *(max(piece.end_ns, piece.ready_ns) for piece in pieces)])
     if abs(timeline.length_ns - last) > slack_ns:
         found.append(f"length {timeline.length_ns}, everything has ended at {last}")
     return found
@@ -264,11 +265,22 @@ class _Core:
 
     def _moved_ns(self, events: set[int]) -> float:
         spans = [(self.data[each].start_ns, self.events[each].cost.dma) for each in events]
-        busy = [(start, dma.busy_ns) for start, dma in spans if dma is not None and dma.busy_ns > 0.0]
-        return max(
-            (begin + sum(ns for start, ns in busy if start >= begin) for begin, _ in busy),
-            default=float("-inf"),
+        return _one_by_one(
+            [(start, dma.busy_ns) for start, dma in spans if dma is not None and dma.busy_ns > 0.0]
         )
+
+    def carried_out_ns(self) -> list[float]:
+        """When each engine can have carried out its events, one after the other from when each may start."""
+        return [
+            _one_by_one(
+                [
+                    (piece.start_ns, piece.end_ns - piece.start_ns)
+                    for event, piece in self.issue.items()
+                    if self.events[event].trigger is engine
+                ]
+            )
+            for engine in _CLOCK
+        ]
 
     def _completion_ns(self) -> float:
         parts = [event.cost.dma for event in self.events if event.cost.dma is not None]
@@ -328,6 +340,14 @@ class _Core:
                 yield f"#{event.index} starts at {piece.start_ns}, before {done}"
             piece = self.issue[event.index]
             done = max(done, piece.end_ns, piece.ready_ns)
+
+
+def _one_by_one(spans: list[tuple[float, float]]) -> float:
+    """When spans of (begin, length) can be over that take their time one after the other, each from its begin."""
+    return max(
+        (begin + sum(length for start, length in spans if start >= begin) for begin, _ in spans),
+        default=float("-inf"),
+    )
 
 
 def _conflict(first, second) -> bool:

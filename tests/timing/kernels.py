@@ -66,6 +66,48 @@ def halves(a):
     return out
 
 
+def rmsnorm_swiglu(x, weight, gate, up):
+    """silu(n @ gate) * (n @ up) with n = rmsnorm(x) * weight; weights come by one queue, results leave by another."""
+    rows, hidden = x.shape
+    out = nl.ndarray((rows, gate.shape[1]), dtype=gate.dtype, buffer=nl.shared_hbm)
+    ones = nl.ndarray((1, 128), dtype=nl.float32)
+    nisa.memset(dst=ones, value=1.0)
+    scales = nl.ndarray((128, hidden), dtype=nl.float32)
+    for n in range(hidden // 512):
+        columns = slice(n * 512, (n + 1) * 512)
+        spread = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(dst=spread, stationary=ones, moving=nl.load(weight[:, columns]))
+        nisa.tensor_copy(dst=scales[:, columns], src=spread)
+    for m in range(rows // 128):
+        tile = nl.load(x[m * 128 : (m + 1) * 128, :])
+        squares = nl.ndarray((128, hidden), dtype=nl.float32)
+        norm = nl.ndarray((128, 1), dtype=nl.float32)
+        nisa.activation(dst=squares, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=norm)
+        nisa.activation(dst=norm, op=nl.rsqrt, data=norm, scale=1.0 / hidden)
+        normed = nl.ndarray((128, hidden), dtype=gate.dtype)
+        nisa.scalar_tensor_tensor(
+            dst=normed, data=tile, op0=nl.multiply, operand0=norm, op1=nl.multiply, operand1=scales
+        )
+        turned = nl.ndarray((128, hidden), dtype=gate.dtype)
+        for k in range(hidden // 128):
+            part = nl.ndarray((128, 128), dtype=gate.dtype, buffer=nl.psum)
+            nisa.nc_transpose(dst=part, data=normed[:, k * 128 : (k + 1) * 128])
+            nisa.tensor_copy(dst=turned[:, k * 128 : (k + 1) * 128], src=part)
+        for n in range(gate.shape[1] // 512):
+            columns = slice(n * 512, (n + 1) * 512)
+            sums = [nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
+            for k in range(hidden // 128):
+                for total, weights in zip(sums, (gate, up)):
+                    moving = nl.load(weights[k * 128 : (k + 1) * 128, columns])
+                    stationary = turned[:, k * 128 : (k + 1) * 128]
+                    nisa.nc_matmul(dst=total, stationary=stationary, moving=moving, accumulate=k > 0)
+            result = nl.ndarray((128, 512), dtype=nl.float32)
+            nisa.activation(dst=result, op=nl.silu, data=sums[0])
+            nisa.tensor_tensor(dst=result, data1=result, data2=sums[1], op=nl.multiply)
+            nisa.dma_copy(dst=out[m * 128 : (m + 1) * 128, columns], src=result, engine=nisa.engine.gpsimd)
+    return out
+
+
 def dry(
     kernel: Callable[..., Any], *arrays: np.ndarray, target: str = "trn2", ranks: int = 1, cores: int = 1
 ) -> Launch:

@@ -401,7 +401,7 @@ def test_a_set_of_dmas_takes_the_engines_as_long_as_they_do_in_order_of_arrival(
         for begin, busy in sorted(spans):
             end = max(end, begin) + busy if busy else end
         assert engines.moved(2, 12, [5, 11]) == end
-        assert engines.finished()[0] == end
+        assert engines.finished(0)[0] == end
 
 
 def test_a_stalled_event_lets_later_ones_of_its_engine_pass_when_scheduled() -> None:

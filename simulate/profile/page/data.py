@@ -39,6 +39,7 @@ _SAID = {
     Reason.rendezvous: "it meets",
     Reason.turn: "in turn, it follows",
     Reason.shared: "what it needs shared the DMA engines with",
+    Reason.room: "its tile was entered after",
 }
 
 
