@@ -72,7 +72,8 @@ def dma(
     skew_ns = min(hardware.dma_load_skew_ns if load else hardware.dma_store_skew_ns, moving_ns)
     apart_ns = skew_ns * (used - 1) / hardware.dma_engines
     hbm_ns = hbm_sides * total_bytes / hardware.hbm_gb_per_s_per_core
-    busy_ns = max(descriptors * each_ns / hardware.dma_engines, hbm_ns)
+    engines_ns = descriptors * each_ns / hardware.dma_engines
+    busy_ns = max(engines_ns, hbm_ns)
     transfer_ns = max(apart_ns + moving_ns + hardware.dma_descriptor_latency_ns, hbm_ns)
     clock = clock_ghz(hardware, engine)
     issue_ns = trigger_ns + gpsimd_ns
@@ -92,6 +93,7 @@ def dma(
         transfer_ns=transfer_ns,
         completion_ns=hardware.dma_completion_ns,
         gpsimd_ns=gpsimd_ns,
+        hbm_bound=hbm_ns > engines_ns,
     )
 
     def explain() -> tuple[Term, ...]:

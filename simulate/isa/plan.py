@@ -104,6 +104,7 @@ class DmaCost:
     transfer_ns: float  # from the first descriptor to the last one's end
     completion_ns: float  # until a waiting engine restarts
     gpsimd_ns: float  # descriptor generation in software
+    hbm_bound: bool  # whether `busy_ns` is the time of its bytes in HBM, else that of its descriptors
 
 
 @dataclass(frozen=True, slots=True)

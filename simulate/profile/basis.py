@@ -21,6 +21,9 @@ CALLED = {
     Confidence.guessed: "assumed",
 }
 
+_ROUNDING = 1e-9
+"""Of the length: more than the rounding of the few sums per event that moments are, less than any phase."""
+
 # The phases between instructions, which no instruction's cost holds.
 _BETWEEN = {
     Phase.semaphore: ("semaphore_ns", "same_engine_wait_ns"),
@@ -42,6 +45,9 @@ def basis(moments: Moments, path: Sequence[Stretch], hardware: Hardware) -> Basi
     for stretch in path:
         stream, index = moments.stream_of(stretch.event)
         for phase, length in stretch.phases:
+            if phase in _BETWEEN:
+                most_ns = max(getattr(hardware, name) for name in _BETWEEN[phase])
+                assert length <= most_ns + _ROUNDING * stretch.end_ns, f"{phase.value} of {length} ns"
             for numbers, part in _parts(stream.costs[stream.cost_ids[index]], phase, length):
                 weakest = max(numbers, key=lambda name: _WEAKNESS.index(hardware.provenance[name].confidence))
                 found[weakest] = found.get(weakest, 0.0) + part
@@ -53,12 +59,19 @@ def basis(moments: Moments, path: Sequence[Stretch], hardware: Hardware) -> Basi
 def _parts(cost: Cost, phase: Phase, length: float) -> Iterator[tuple[tuple[str, ...], float]]:
     """(numbers, nanoseconds) that a phase of an event is made of: its terms one after another, as long as they last.
 
-    What a schedule adds to a phase counts with its last term.
+    What a schedule adds to a phase counts with its last term. Where the DMA engines are waited for, a DMA's data phase
+    is no longer than it holds them, which rests on what limits them.
     """
     if phase in _BETWEEN:
         yield _BETWEEN[phase], length
         return
-    *before, last = [term for term in cost.terms if term.phase is phase] or cost.terms[-1:]
+    terms = [term for term in cost.terms if term.phase is phase] or list(cost.terms[-1:])
+    if phase is Phase.data and cost.dma is not None and length <= cost.dma.busy_ns * (1.0 + _ROUNDING):
+        if cost.dma.hbm_bound:
+            yield ("hbm_gb_per_s_per_core", *terms[-1].numbers[1:]), length
+            return
+        terms = [term for term in terms if term.grows] or terms
+    *before, last = terms
     for term in before:
         yield term.numbers, min(term.ns, length)
         length -= min(term.ns, length)

@@ -10,7 +10,7 @@ import pytest
 
 from simulate.hardware import Confidence, derived, hardware
 from simulate.isa import costs
-from simulate.isa.enums import Engine
+from simulate.isa.enums import DgeMode, Engine
 from simulate.isa.plan import Cost, Phase, Term
 from simulate.memory import MemoryRegion
 from simulate.nki import isa as nisa
@@ -18,7 +18,7 @@ from simulate.nki import language as nl
 from simulate.profile import Profile, profile
 from simulate.profile.gaps import DONE, FIRST_BYTE
 from simulate.run import recorded
-from simulate.timing import Reading, Reason
+from simulate.timing import Reading, Reason, schedule
 from tests.timing import kernels
 from tests.timing.streams import EXACT, Builder, box, dma_cost, random_streams
 
@@ -341,6 +341,20 @@ def test_matmuls_of_fewer_columns_than_rows_rest_on_loading_the_stationary_tile(
         build.event(Engine.tensor, (build.tensor("a"),), (build.tensor("c"),), cost, op="nc_matmul")
     found = {name for name, _, _ in profile(build.stream, chip).basis.by_number}
     assert ("load_weights_cycles_per_row" in found) == loads
+
+
+@pytest.mark.parametrize(
+    ("rate", "limit"), [(10.0, "hbm_gb_per_s_per_core"), (1e6, "dma_engine_bytes_per_ns")]
+)
+def test_dmas_that_wait_for_each_other_rest_on_what_limits_the_dma_engines(rate: float, limit: str) -> None:
+    chip = hardware("trn2").with_numbers(hbm_gb_per_s_per_core=derived(rate, "tests"))
+    cost = costs.dma(chip, Engine.sync, DgeMode.none, 1 << 20, 1 << 13, load=True)
+    build = Builder()
+    for number in range(50):
+        build.dma((), (build.tensor(str(number)),), cost, Engine.sync)
+    name, _, part = profile(build.stream, chip).basis.by_number[0]
+    assert name == limit
+    assert part > 0.9 * schedule(build.stream, chip).length_ns
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2"])

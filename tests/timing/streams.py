@@ -105,7 +105,7 @@ def dma_cost(
     gpsimd: float = 0.0,
 ) -> Cost:  # fmt: skip
     """The cost of a DMA from its phases."""
-    parts = DmaCost(4096, 16, trigger, first, busy, max(transfer, busy), completion, gpsimd)
+    parts = DmaCost(4096, 16, trigger, first, busy, max(transfer, busy), completion, gpsimd, False)
     whole = trigger + gpsimd + first + parts.transfer_ns + completion
     return Cost(trigger + gpsimd, whole, dma=parts)
 
