@@ -33,6 +33,23 @@ class StopReason(Enum):
 
 
 @dataclass(frozen=True)
+class Difference:
+    """A new token, counted from 1, for which backend and reference made different choices.
+
+    `logits_apart` and `reference_logits_apart` say how far the logits of the two lie apart in the step of either; None
+    where a device gave candidates that do not hold both.
+    """
+
+    number: int
+    id: int
+    text: str
+    reference_id: int
+    reference_text: str
+    logits_apart: float | None
+    reference_logits_apart: float | None
+
+
+@dataclass(frozen=True)
 class Generation:
     """The result of a generation; an end token counts and has no text. Times are of this machine, not of a chip."""
 
@@ -41,9 +58,14 @@ class Generation:
     text: str
     stopped_by: StopReason
     tokens_compared: int
-    tokens_equal: int
+    differences: tuple[Difference, ...]
     prefill_seconds: float
     decode_seconds: float
+
+    @property
+    def tokens_equal(self) -> int:
+        """The tokens that backend and reference chose alike."""
+        return self.tokens_compared - len(self.differences)
 
 
 def encode_prompt(prompt: str, tokenizer: Tokenizer, config: ModelConfig) -> list[int]:
@@ -80,7 +102,7 @@ def generate(
     `prompt_done` is called when the backend has processed the prompt.
 
     The reference is fed the tokens that the backend chose (so one difference does not breed others) and chooses with
-    a sampler of the same seed; equal choices are counted.
+    a sampler of the same seed; choices that differ are kept.
     """
     if max_new_tokens < 1:
         raise ModelError(f"{max_new_tokens} new tokens; at least 1 is needed")
@@ -89,7 +111,8 @@ def generate(
     limit = positions_needed(len(prompt_ids), max_new_tokens, config)
     generated: list[int] = []
     pieces: list[str] = []
-    compared = equal = 0
+    compared = 0
+    differences: list[Difference] = []
 
     def give(text: str) -> None:
         if text:
@@ -107,7 +130,11 @@ def generate(
         generated.append(token)
         if expected is not None:
             compared += 1
-            equal += checker.choose(expected) == token
+            wanted = checker.choose(expected)
+            if wanted != token:
+                texts = tokenizer.decode([token]), tokenizer.decode([wanted])
+                apart = step.apart(token, wanted), expected.apart(token, wanted)
+                differences.append(Difference(compared, token, texts[0], wanted, texts[1], *apart))
         if token in config.eos_token_ids:
             stopped_by = StopReason.end_token
             break
@@ -128,7 +155,7 @@ def generate(
         "".join(pieces),
         stopped_by,
         compared,
-        equal,
+        tuple(differences),
         prefill_seconds,
         decode_seconds,
     )

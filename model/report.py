@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model.generate import Generation
+from model.generate import Difference, Generation
 from model.sampling import SamplingOptions
 from model.version import DISTRIBUTION, version
 from simulate.terminal import Hanging, Part, table
@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import Prediction
 
 SCHEMA = 1
+_DIFFERENCES = 5  # tokens that are named
+_TOKEN = 24  # columns of a token's text
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,37 @@ def summary(run: Run, generation: Generation, predictions: Sequence[TargetPredic
         count = len(generation.generated_ids)
         noun = "token" if count == 1 else "tokens"
         compared = f"{count} {noun} by the numpy reference; nothing was compared or predicted"
-    out: list[Part] = [Hanging(compared)]
+    out: list[Part] = [Hanging(compared), *_differences(generation.differences)]
+    if generation.differences and run.sampling.temperature > 0:
+        out.append("tokens are drawn at random; rounding moves the bounds between candidates")
     if predictions:
         out += ["", *_times(predictions, run.ranks)]
         out += _use(next(each for each in predictions if each.per_token.target == run.target))
     return out
+
+
+def _differences(differences: Sequence[Difference]) -> Iterator[Part]:
+    """Which tokens differ from the reference's, and how close the choice was."""
+    for each in differences[:_DIFFERENCES]:
+        chosen, wanted = (_quoted(text) for text in (each.text, each.reference_text))
+        yield f"token {each.number} is {chosen}, by the reference {wanted}"
+        apart = [
+            f"{logits:.2g} {where}"
+            for logits, where in (
+                (each.logits_apart, "here"),
+                (each.reference_logits_apart, "in the reference"),
+            )
+            if logits is not None
+        ]
+        if apart:
+            yield f"  their logits lie apart by {', '.join(apart)}"
+    if len(differences) > _DIFFERENCES:
+        yield f"tokens that differ besides: {len(differences) - _DIFFERENCES}"
+
+
+def _quoted(text: str) -> str:
+    said = repr(text)
+    return said if len(said) <= _TOKEN else said[: _TOKEN - 1] + "…"
 
 
 def _times(predictions: Sequence[TargetPrediction], ranks: int) -> list[Part]:
@@ -124,6 +152,7 @@ def document(run: Run, generation: Generation, predictions: Sequence[TargetPredi
             "reference": "numpy",
             "tokens_compared": generation.tokens_compared,
             "tokens_equal": generation.tokens_equal,
+            "differences": [asdict(each) for each in generation.differences],
         },
         "predictions": {
             each.per_token.target: {

@@ -27,6 +27,21 @@ class StepOutput:
     values: np.ndarray | None = None
     ids: np.ndarray | None = None
 
+    def score(self, token: int) -> float | None:
+        """The score of a token; None if it is none of the candidates and the logits are absent."""
+        if self.logits is not None:
+            return float(self.logits[token])
+        assert self.values is not None and self.ids is not None
+        found = np.flatnonzero(self.ids == token)
+        return float(self.values[found[0]]) if len(found) else None
+
+    def apart(self, token: int, other: int) -> float | None:
+        """How far the scores of two tokens lie apart; None if one of them is not known, or not finite."""
+        one, two = self.score(token), self.score(other)
+        if one is None or two is None or not np.isfinite([one, two]).all():
+            return None
+        return abs(one - two)
+
 
 @dataclass(frozen=True)
 class SamplingOptions:

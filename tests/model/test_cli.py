@@ -116,7 +116,12 @@ def test_simulated_run_is_checked_predicted_and_written(tiny, tmp_path, capsys) 
     assert (document["prompt"], document["prompt_ids"][0], len(document["prompt_ids"])) == ("ab", 1, 3)
     assert len(document["generated_ids"]) == 4
     assert document["stopped_by"] == "length"
-    assert document["checks"] == {"reference": "numpy", "tokens_compared": 4, "tokens_equal": 4}
+    assert document["checks"] == {
+        "reference": "numpy",
+        "tokens_compared": 4,
+        "tokens_equal": 4,
+        "differences": [],
+    }
     assert (document["backend"], document["target"], document["tp"]) == ("simulate", "trn3", 2)
     assert list(document["predictions"]) == ["trn1", "inf2", "trn2", "trn3"]
     for prediction in document["predictions"].values():

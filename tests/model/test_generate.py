@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.families import load_config
-from model.generate import Generation, StopReason, encode_prompt, generate, positions_needed
+from model.generate import Difference, Generation, StopReason, encode_prompt, generate, positions_needed
+from model.report import Run, document, summary
 from model.sampling import SamplingOptions, StepOutput
 from model.tokenizer import Tokenizer
+from simulate.terminal import Part, rendered
 
 GREEDY = SamplingOptions()
 
@@ -50,6 +53,10 @@ def run(
 ) -> Generation:
     tokenizer, config = model
     return generate(backend, tokenizer, config, tokenizer.encode(prompt), new, GREEDY, **options)
+
+
+def shown(parts: Sequence[Part]) -> list[str]:
+    return rendered(parts).splitlines()
 
 
 def ids_of(model: tuple[Tokenizer, ModelConfig], text: str) -> list[int]:
@@ -107,6 +114,53 @@ def test_counts_agreement_on_the_tokens_that_were_chosen(model) -> None:
     done = run(model, Script(story), "x", 6, reference=reference)
     assert (done.tokens_compared, done.tokens_equal) == (6, 4)
     assert [call[0] for call in reference.calls[1:]] == story[:5]
+
+
+def test_a_token_that_differs_is_named_with_how_far_the_candidates_lie_apart(model) -> None:
+    """The reference's scores are 0 but for its own choice; the backend gives its best candidates alone."""
+
+    class Candidates(Script):
+        def __init__(self, tokens: Sequence[int], others: Sequence[int]) -> None:
+            super().__init__(tokens)
+            self._others = list(others)
+
+        def _next(self) -> StepOutput:
+            ids = np.array([self._tokens.pop(0), self._others.pop(0)])
+            return StepOutput(values=np.array([2.0, 1.75], np.float32), ids=ids)
+
+    chosen, other, unknown = (ids_of(model, text) for text in ("abc", "aXc", "aYZ"))
+    for seconds, apart in ((other, 0.25), (unknown, None)):
+        done = run(model, Candidates(chosen, seconds), "x", 3, reference=Script(other))
+        assert done.differences == (Difference(2, chosen[1], "b", other[1], "X", apart, 1.0),)
+
+
+def test_what_is_not_finite_has_no_distance() -> None:
+    step = StepOutput(np.array([1.0, -np.inf, 0.5], np.float32))
+    assert (step.apart(0, 1), step.apart(0, 2)) == (None, 0.5)
+
+
+def test_the_report_names_the_first_tokens_that_differ_in_eighty_columns(model) -> None:
+    run_of = Run("m", "x", "simulate", "trn2", 1, "float32", GREEDY, None)
+    story, other = ids_of(model, "abcdefgh"), ids_of(model, "aXcXXXXX")
+    done = run(model, Script(story), "x", 8, reference=Script(other))
+    lines = shown(summary(run_of, done, []))
+    assert lines[:3] == [
+        "2 of 8 tokens equal to the numpy reference",
+        "token 2 is 'b', by the reference 'X'",
+        "  their logits lie apart by 1 here, 1 in the reference",
+    ]
+    assert lines[-1] == "tokens that differ besides: 1"
+    assert len(lines) == 1 + 2 * 5 + 1
+    drawn = replace(run_of, sampling=SamplingOptions(temperature=1.0))
+    said = "tokens are drawn at random; rounding moves the bounds between candidates"
+    assert shown(summary(drawn, done, [])) == [*lines, said]
+    assert said not in shown(summary(drawn, replace(done, differences=()), []))
+    long = replace(done.differences[0], text="\x1b" * 200, reference_text="y" * 200, logits_apart=None)
+    lines = shown(summary(run_of, replace(done, differences=(long,)), []))
+    assert lines[0].startswith("7 of 8")
+    assert max(map(len, lines)) <= 80 and "\x1b" not in "".join(lines)
+    assert lines[2] == "  their logits lie apart by 1 in the reference"
+    assert len(document(run_of, done, [])["checks"]["differences"]) == 6
 
 
 def test_nothing_is_compared_without_a_reference(model) -> None:
