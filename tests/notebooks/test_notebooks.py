@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from tools.notebooks import FOLDER, executed, main, printed
+from tools.notebooks import FOLDER, ROOT, executed, main, printed
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
@@ -22,6 +24,45 @@ def test_there_are_notebooks() -> None:
 def test_prints_what_is_stored(path: Path) -> None:
     stored = nbformat.read(path, as_version=4)
     assert printed(executed(path)) == printed(stored), "run: make notebooks"
+
+
+RESULT = re.compile(
+    r"\d[\d,.]*\s*(?:%|percent|per cent|[num]s\b|seconds|microseconds|[KMG]i?B\b|million|billion)"
+    r"|\b(?:third|half|halves|quarter|tenth|twelve|twenty|dozen|hundred)\b"
+    r"|\b(?:all of them|none of them|everywhere|still|far more|the most|the least|leads|fastest|slowest)\b",
+    re.IGNORECASE,
+)
+"""A quantity with a unit, a fraction, or an order: what a run may change. Code in backquotes is left out."""
+
+
+def told(text: str) -> list[str]:
+    """The results that a text tells by itself."""
+    return RESULT.findall(re.sub(r"`[^`]*`", "", text))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_results_are_printed_by_cells_and_not_told_by_the_text(path: Path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    assert [told(cell.source) for cell in cells if cell.cell_type == "markdown" and told(cell.source)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "results"),
+    [
+        ("On the last one it still leads.", ["still", "leads"]),
+        ("All of them are too short.", ["All of them"]),
+        ("The model is 9 MB, which HBM delivers in 20 us.", ["9 MB", "20 us"]),
+        ("One token and 512 on Trainium 1, by `1024 us` in code.", []),
+    ],
+)
+def test_a_result_in_the_text_is_found(text: str, results: list[str]) -> None:
+    assert told(text) == results
+
+
+def test_pages_say_how_many_measurements_are_published_here() -> None:
+    count = len(json.loads((FOLDER / "published.json").read_text(encoding="utf-8")))
+    for page in (FOLDER / "README.md", ROOT / "benchmarks" / "fidelity" / "README.md"):
+        assert re.search(rf"\b{count}\s+(?:published|of\s+the) measurements", page.read_text(encoding="utf-8")), page
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
