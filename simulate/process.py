@@ -51,7 +51,7 @@ def imported() -> None:
 
 
 def leave(stopped: KeyboardInterrupt, prefix: str = "") -> NoReturn:
-    """Say what ended the command, and where a launch was, and end it: threads of simulated cores may wait, and a plain exit joins them."""
+    """Say what ended the command and where, and end it: cores' threads may wait, and a plain exit joins them."""
     terminated = isinstance(stopped, Terminated)
     with suppress(OSError, ValueError):
         sys.stdout.flush()
