@@ -7,7 +7,7 @@ are tested whole. Nothing raised by numpy, json or struct reaches a user through
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -33,8 +33,25 @@ class Location:
     line: int
     function: str
 
+    @property
+    def place(self) -> str:
+        """File and line alone."""
+        return f"{self.file}:{self.line}" if self.file else self.function
+
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}" if self.file else self.function
+        return f"{self.place} in {self.function}" if self.file else self.function
+
+
+def places(where: Location | None, callers: Sequence[Location]) -> list[str]:
+    """A kernel's line and those of its callers, innermost first, as indented lines of a message."""
+    lines = [f"  at {where}"] if where else []
+    lines += [f"  called at {caller}" for caller in callers[:_MOST_CALLERS]]
+    if len(callers) > _MOST_CALLERS:
+        lines.append(f"  and {len(callers) - _MOST_CALLERS} callers more")
+    return lines
+
+
+_MOST_CALLERS = 6
 
 
 class NkwError(Exception):
@@ -45,10 +62,15 @@ class NkwError(Exception):
         self.code = code
         self.message = message
         self.where = where
+        self.callers: tuple[Location, ...] = ()
+        """The lines that called the kernel's line, innermost first, where it is in a helper of the kernel."""
 
     def __str__(self) -> str:
-        place = f"\n  at {self.where}" if self.where else ""
-        return f"[{self.code}] {self.message}{place}"
+        return "\n".join([f"[{self.code}] {self.message}", *self.places()])
+
+    def places(self) -> list[str]:
+        """The kernel's line and those of its callers, innermost first, as indented lines of a message."""
+        return places(self.where, self.callers)
 
 
 class InvalidArgument(NkwError, ValueError):
@@ -78,13 +100,23 @@ class RuleViolation(NkiValidationError, AssertionError):
     wrapper fills in the instruction and its operands, `issue` the kernel's line.
     """
 
-    def __init__(self, rule: Callable[..., object], seen: str, limit: str = "", hint: str = "") -> None:
+    def __init__(
+        self, rule: Callable[..., object], seen: str | Callable[[], str], limit: str = "", hint: str = ""
+    ) -> None:
+        """`seen` may be a function, for an error of which the text takes long and is rarely shown."""
         super().__init__(code_of(rule), sentence_of(rule))
-        self.seen = seen
+        self._seen = seen
         self.limit = limit or rule.limit  # type: ignore[attr-defined]
         self.hint = hint or rule.hint  # type: ignore[attr-defined]
         self.instruction = ""
         self.operands: Mapping[str, str] = {}
+
+    @property
+    def seen(self) -> str:
+        """The values that break the rule."""
+        if not isinstance(self._seen, str):
+            self._seen = self._seen()
+        return self._seen
 
     def __str__(self) -> str:
         head = f"[{self.code}] {self.instruction + ': ' if self.instruction else ''}{self.message}"
@@ -94,9 +126,7 @@ class RuleViolation(NkiValidationError, AssertionError):
         lines += [f"  {name} = {text}" for name, text in self.operands.items()]
         if self.hint:
             lines.append(f"  try:   {self.hint}")
-        if self.where:
-            lines.append(f"  at {self.where}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.places()])
 
 
 class OutOfBounds(RuleViolation, IndexError):

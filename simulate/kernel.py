@@ -9,7 +9,7 @@ from typing import Any
 from simulate.errors import InvalidArgument
 from simulate.run.machine import Mode, running_core
 from simulate.run.order_requests import Scheduled
-from simulate.run.target import replay_is_wanted
+from simulate.run.target import SETS_LOGICAL_CORE, replay_is_wanted
 from simulate.world import launch
 
 
@@ -34,7 +34,8 @@ class Kernel:
         if size not in (1, 2) or isinstance(size, bool):
             raise InvalidArgument(
                 "NKW-LNC",
-                f"kernel[{grid!r}]: the grid is one integer, 1 or 2, equal to the logical core size",
+                f"kernel[{grid!r:.40}]: the grid is one integer, 1 or 2, the logical core size, which is set by "
+                + SETS_LOGICAL_CORE,
             )
         return Kernel(self.func, size, True)
 

@@ -20,12 +20,13 @@ from simulate.beta1.masks import Box, Condition, Mask, bounding
 from simulate.beta1.region import Region
 from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
 from simulate.isa.book import INSTRUCTIONS
+from simulate.lines import location
 from simulate.memory import MemoryRegion, NkiTensor, views
 from simulate.memory.validity import EMPTY, WRITTEN
 from simulate.numerics import ALU_OPERATORS, DType, as_dtype
 from simulate.run import NkiInstruction
 from simulate.run.issue import call
-from simulate.run.location import kernel_line, location
+from simulate.run.location import kernel_line
 from simulate.run.machine import NeuronCore
 
 

@@ -33,7 +33,10 @@ def explain(error: Deadlock | RendezvousMismatch) -> Finding:
     lines = error.message.split("\n")[1:]
     ended = [line for line in lines if line.endswith("has ended")]
     waits = [line for line in lines if " waits in " in line]
-    if ended and waits:
+    absent = [line for line in lines if line.strip().startswith("there is no ")]
+    if absent:
+        hint = "name only members that the launch has, or launch it on more of them"
+    elif ended and waits:
         hint = "let every core make the call: move it out of the branch or loop that only some cores run"
     elif len({line.split(" waits in ")[1].split(" ")[0] for line in waits}) > 1:
         hint = "let all cores make the same calls in the same order"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from simulate.errors import Location, NkwError, RuleViolation
+from simulate.errors import Location, NkwError, RuleViolation, places
 from simulate.run.stream import ACCUMULATE, READ, Access, Stream
 
 
@@ -88,15 +88,14 @@ class Finding:
     where: Location | None
     touches: tuple[Touch, ...] = ()
     hint: str = ""
+    callers: tuple[Location, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.severity.value}[{self.code}] {self.message}"]
         lines += [f"  {each}" for each in self.touches]
         if self.hint:
             lines.append(f"  try: {self.hint}")
-        if self.where:
-            lines.append(f"  at {self.where}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *places(self.where, self.callers)])
 
 
 def found(
@@ -120,8 +119,9 @@ def from_error(error: NkwError) -> Finding:
     """A rule that a kernel broke while it ran, as a finding."""
     hint = error.hint if isinstance(error, RuleViolation) else ""
     head, *rest = str(error).removeprefix(f"[{error.code}] ").split("\n")
-    kept = [line for line in rest if not line.startswith(("  at ", "  try: "))]
-    return Finding(error.code, Severity.error, "\n".join([head, *kept]), error.where, (), hint)
+    shown = {*error.places(), f"  try:   {hint}"}
+    kept = [line for line in rest if line not in shown]
+    return Finding(error.code, Severity.error, "\n".join([head, *kept]), error.where, (), hint, error.callers)
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

@@ -37,6 +37,7 @@ def _plain(finding: Finding) -> dict[str, Any]:
         "severity": finding.severity.value,
         "message": finding.message,
         "where": _place(finding.where),
+        "callers": [_place(caller) for caller in finding.callers],
         "accesses": [_access(each) for each in finding.touches],
         "hint": finding.hint,
     }

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.lines import location
 from simulate.run import Launch
-from simulate.run.location import location
 from simulate.run.stream import READ, WRITE, Access, Iteration, Stream
 
 CARRIED = kind(

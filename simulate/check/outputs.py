@@ -9,9 +9,9 @@ from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
 from simulate.errors import Location
 from simulate.isa.plan import RandomUse, Synchronization
+from simulate.lines import location
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
-from simulate.run.location import location
 from simulate.run.stream import READ, Access, Stream, TensorRecord
 
 PARTIAL = kind(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.hardware import Hardware
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.machine import capacity_bytes
@@ -53,12 +54,12 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Reads of clobbered tiles, and placements beyond the memory."""
     findings: list[Finding] = []
     for stream in launch.streams:
-        findings += _clobbered(stream, evidence.of(stream).accesses)
+        findings += _clobbered(launch.hardware, stream, evidence.of(stream).accesses)
     findings += _placements(launch)
     return findings
 
 
-def _clobbered(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
+def _clobbered(chip: Hardware, stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
     addressed = [
         record
         for serial in stream.first_use
@@ -76,7 +77,8 @@ def _clobbered(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Findi
     findings = []
     for one, other in pairs:
         for victim, intruder in ((one, other), (other, one)):
-            findings += _lost_reads(stream, victim, intruder, uses)
+            hint = _elsewhere(chip, stream, victim, intruder, addressed)
+            findings += _lost_reads(stream, victim, intruder, uses, hint)
     return findings
 
 
@@ -85,6 +87,7 @@ def _lost_reads(
     victim: TensorRecord,
     intruder: TensorRecord,
     uses: dict[int, list[tuple[int, Access]]],
+    hint: str,
 ) -> list[Finding]:
     """The first read of `victim` whose bytes `intruder` overwrote; an accumulation reads what it adds to."""
     own = [(i, a.kind, _physical(victim, a)) for i, a in uses[victim.serial] if a.kind != READ]
@@ -100,7 +103,7 @@ def _lost_reads(
             before = [b for i, _, b in own if i < at and b.common(lost)]
             renewed = [b for i, kind, b in own if at < i < index and kind == WRITE and b.covers(lost)]
             if at < index and before and not renewed:
-                return [_lost(stream, victim, intruder, (index, access), (at, write), lost)]
+                return [_lost(stream, victim, intruder, (index, access), (at, write), lost, hint)]
     return []
 
 
@@ -111,6 +114,7 @@ def _lost(
     read: tuple[int, Access],
     write: tuple[int, Access],
     lost: _Box,
+    hint: str,
 ) -> Finding:
     memory = victim.buffer.value
     used = "read" if read[1].kind == READ else "added to"
@@ -121,8 +125,36 @@ def _lost(
         f"bytes {lost.bytes[0]}:{lost.bytes[1]} of {memory}",
         stream.event(read[0]).where,
         (touch(stream, *write), touch(stream, *read)),
-        hint=f"put {intruder.name} at byte {_whole(victim).bytes[1]} or later, or read {victim.name} before that write",
+        hint=f"{hint}read {victim.name} before that write",
     )
+
+
+def _elsewhere(
+    chip: Hardware,
+    stream: Stream,
+    victim: TensorRecord,
+    intruder: TensorRecord,
+    addressed: list[TensorRecord],
+) -> str:
+    """Where the intruder finds bytes that no other addressed tile has while it is live; in PSUM banks."""
+    step = chip.psum_bank_bytes if intruder.buffer is MemoryRegion.psum else 4
+    first, last = stream.first_use[intruder.serial], stream.last_use[intruder.serial]
+    taken = [
+        _whole(other)
+        for other in addressed
+        if other is not intruder
+        and other.buffer is intruder.buffer
+        and stream.first_use[other.serial] <= last
+        and stream.last_use[other.serial] >= first
+    ]
+    rows, end = _whole(intruder).rows, _whole(victim).bytes[1]
+    starts = {-(-box.bytes[1] // step) * step for box in taken} | {0}
+    for start in sorted(starts, key=lambda start: (start < end, start)):
+        place = _Box(rows, (start, start + intruder.row_bytes))
+        if place.bytes[1] <= capacity_bytes(chip, intruder.buffer) and not any(map(place.common, taken)):
+            bank = f" (bank {start // step})" if intruder.buffer is MemoryRegion.psum else ""
+            return f"put {intruder.name} at byte {start}{bank}, which is free, or "
+    return ""
 
 
 def _whole(record: TensorRecord) -> _Box:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, FindingKind, Severity, found, kind, touch
 from simulate.check.observed_values import Note
@@ -75,7 +77,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
             stream, ROUNDED, seen.rounded_integers, "keep integers in int32, or cast them to float32"
         )
         findings += _notes(
-            stream, FUNCTION, seen.outside_domain, "clip the argument, or add a small constant to it"
+            stream, FUNCTION, seen.outside_domain, "scale the argument into that range before the call"
         )
         findings += _notes(
             stream, SPREAD, seen.spread_by_transpose, "mask with a large finite number such as -30000.0"
@@ -100,9 +102,22 @@ def _notes(stream: Stream, what: FindingKind, notes: list[Note], hint: str) -> l
                 f"{record.name} {record.shape} {record.dtype}: {note.seen}",
                 stream.event(note.event).where,
                 (touch(stream, note.event, access),),
-                hint=next(
-                    (text for name, text in _RANGE_HINTS.items() if f" of {name} lie" in note.seen), hint
-                ),
+                hint=_range_hint(note.seen, hint) if what is FUNCTION else hint,
             )
         )
     return findings
+
+
+def _range_hint(seen: str, otherwise: str) -> str:
+    """What helps an argument like the one that the note shows; no clipping brings an infinity's value back."""
+    example = float(seen.rpartition("for example ")[2])
+    if not math.isfinite(example):
+        return "find the line that made it (an overflow, a division by zero); clipping would only hide it"
+    for name, text in _RANGE_HINTS.items():
+        if f" of {name} lie" in seen:
+            return text
+    if example == 0:
+        return "add a small constant to the argument"
+    if example < 0 and any(f" of {name} lie" in seen for name in ("sqrt", "rsqrt", "log")):
+        return "clip it at a small positive number, or compute it so that rounding cannot make it negative"
+    return otherwise

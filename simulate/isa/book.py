@@ -91,9 +91,7 @@ def _planned(
     try:
         return planner(*context, *args, **kwargs)
     except RuleViolation as error:
-        if not error.instruction:
-            error.instruction = planner.__name__
-            error.operands = _operands(planner, len(context), args, kwargs)
+        name_operands(error, planner, len(context), args, kwargs)
         raise
     except TypeError as error:
         try:
@@ -104,6 +102,15 @@ def _planned(
                 "NKW-CALL", f"{planner.__name__}: {mismatch}; its parameters are {parameters}"
             ) from None
         raise error
+
+
+def name_operands(
+    error: RuleViolation, planner: Planner, hidden: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Give an error its instruction and what each parameter is in the user's source, unless it has them."""
+    if not error.instruction:
+        error.instruction = planner.__name__
+        error.operands = _operands(planner, hidden, args, kwargs)
 
 
 def _operands(planner: Planner, hidden: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:

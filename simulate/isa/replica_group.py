@@ -24,8 +24,13 @@ class ReplicaGroup(NKIObject):
         for group in self.groups:
             if rank in group:
                 return group
+        from_one = rank == 0 and min(each for group in self.groups for each in group) == 1
         raise RuleViolation(
-            rank_in_group, f"rank {rank} calls, the groups are {[list(g) for g in self.groups]}"
+            rank_in_group,
+            f"rank {rank}, which calls it, lies outside every group: {[list(g) for g in self.groups]}",
+            hint="count the ranks from 0"
+            if from_one
+            else f"list rank {rank}, or let only ranks of a group call it",
         )
 
 

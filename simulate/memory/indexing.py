@@ -39,11 +39,19 @@ def slice_bounds(part: slice, extent: int, dim: int) -> tuple[int, int, int]:
     if not (0 <= start <= end <= extent and step >= 1):
         raise OutOfBounds(
             index_within_tensor,
-            f"slice {part.start}:{part.stop}:{part.step} on dim {dim} of size {extent}",
+            f"slice {_spelled(part)} on dim {dim} of size {extent}",
             limit="0 <= start <= end <= size, step >= 1",
-            hint="clip the end with min(end, size)",
+            hint=f"clip the end: min({end}, {extent})"
+            if end > extent
+            else "count from the start of the dim, forwards",
         )
     return start, end, step
+
+
+def _spelled(part: slice) -> str:
+    """A slice as it is written: `0:129` or `::2`."""
+    ends = f"{'' if part.start is None else part.start}:{'' if part.stop is None else part.stop}"
+    return ends if part.step is None else f"{ends}:{part.step}"
 
 
 def index_of(part: Any, extent: int, dim: int) -> int:

@@ -10,6 +10,7 @@ here may still be packed by the compiler, but never one whose live bytes alone e
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
 
@@ -234,6 +235,18 @@ def _aligned(start: int, size: int, bank_bytes: int | None) -> int:
     return -(-start // bank_bytes) * bank_bytes if crosses or size > bank_bytes else start
 
 
+_MOST_LISTED = 4
+
+
+def _listed(tiles: Iterable[Tile], label: Callable[[int], str]) -> list[str]:
+    """Tiles with their bytes, those of one label together."""
+    counts = Counter((label(tile.serial), tile.bytes) for tile in tiles)
+    return [
+        f"{f'{count} times ' if count > 1 else ''}{name} {size} bytes{' each' if count > 1 else ''}"
+        for (name, size), count in list(counts.items())[:_MOST_LISTED]
+    ]
+
+
 @rule("NKW-CAPACITY")
 def live_tiles_fit(
     placement: Placement,
@@ -266,7 +279,7 @@ def live_tiles_fit(
         live_tiles_fit,
         f"{len(placement.peak)} live tiles take {placement.live_bytes} bytes per partition of {buffer.value}, "
         f"{placement.live_bytes - limit} too many; the largest: "
-        + "; ".join(f"{label(tile.serial)} {tile.bytes} bytes" for tile in largest[:4])
+        + "; ".join(_listed(largest, label))
         + f"; the first that does not fit: {label(first.serial)}, by {taken - limit} bytes",
         limit=f"{limit} usable bytes per partition on {chip}",
         hint=f"{smaller}, or end the use of one before the next is filled",

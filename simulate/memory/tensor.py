@@ -100,7 +100,11 @@ class NkiTensor(TensorBytes):
         part = part_key(self.layout, key)
         known = None if part is None else known_part(part)
         if known is None:
-            view = self._part(key)
+            try:
+                view = self._part(key)
+            except OutOfBounds as error:
+                error.operands = {"tensor": self.describe()}
+                raise
             if part is not None and type(view) is NkiTensor:
                 keep_part(part, view.layout)
             return view

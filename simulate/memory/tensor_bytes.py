@@ -7,6 +7,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from simulate.errors import OutOfBounds, RuleViolation, Unsupported
+from simulate.lines import location, named
 from simulate.memory import views
 from simulate.memory.layout import ByteView, Layout, layout_of
 from simulate.memory.objects import VALUE_READS, NKIObject
@@ -154,10 +155,20 @@ class TensorBytes(NKIObject):
                 limit=f"0 to {elements - 1}",
             )
 
+    def summary(self) -> str:
+        """Its name if it was given one, shape, dtype and memory; needs no source."""
+        return _summary(self.name, self)
+
     def describe(self) -> str:
-        """Shape, dtype and memory in one phrase, for errors and reports."""
-        label = f"{self.name} " if self.name else ""
-        return f"{label}{self.shape} {self.dtype} in {self.buffer.value}"
+        """What errors and reports call it: variable or name, shape, dtype, memory, and the line that allocated it."""
+        line = self.storage.line
+        place = f" (allocated at {location(line).place})" if line is not None else ""
+        return _summary(self.label, self) + place
+
+    @property
+    def label(self) -> str:
+        """The name it was given, else the variable that its line assigns; empty for a nameless tensor."""
+        return self.name or named(self.storage.line)
 
     # -- its bytes ----------------------------------------------------------------------------------------------
 
@@ -208,14 +219,14 @@ class TensorBytes(NKIObject):
 
     def __repr__(self) -> str:
         if self.dynamic is not None:
-            return f"<{self.describe()}, address read at run time>"
+            return f"<{self.summary()}, address read at run time>"
         VALUE_READS.count += 1
         if self.storage.array.nbytes < self.storage.nbytes:
-            return f"<{self.describe()} (dry run: no values)>"
+            return f"<{self.summary()} (dry run: no values)>"
         values = self.array
         if not self.storage.validity.written(*self.byte_view()):
-            return f"<{self.describe()}, not fully written>"
-        return f"<{self.describe()}>\n{np.array2string(values, threshold=200)}"
+            return f"<{self.summary()}, not fully written>"
+        return f"<{self.summary()}>\n{np.array2string(values, threshold=200)}"
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise RuleViolation(
@@ -252,3 +263,7 @@ class TensorBytes(NKIObject):
     ).split():
         locals()[f"__{_name}__"] = _refuse
     del _name
+
+
+def _summary(name: str, tensor: TensorBytes) -> str:
+    return f"{name}{' ' if name else ''}{tensor.shape} {tensor.dtype} in {tensor.buffer.value}"

@@ -172,7 +172,7 @@ def shared_identity_matrix(n: int, dtype: Any = DTYPES["uint8"], dst: NkiTensor 
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:
     """Print a tensor's values to stdout while the kernel runs."""
     if current_core().dry:
-        print(f"{print_prefix} {tensor.describe()} (dry run: no values)")
+        print(f"{print_prefix} {tensor.summary()} (dry run: no values)")
     else:
         print(f"{print_prefix} {tensor!r}")
 

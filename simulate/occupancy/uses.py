@@ -17,12 +17,12 @@ import numpy as np
 
 from simulate.errors import Location
 from simulate.hardware import Hardware
+from simulate.lines import location
 from simulate.memory import MemoryRegion
 from simulate.memory.placement import Placement, largest_fit, least_bytes
 from simulate.run import Launch, Stream
-from simulate.run.location import location
 from simulate.run.machine import capacity_bytes
-from simulate.run.source import Loop, assigned, loops_of
+from simulate.run.source import Loop, loops_of
 
 MEMORIES = (MemoryRegion.sbuf, MemoryRegion.psum)
 
@@ -247,7 +247,7 @@ def _memory(
     uses = []
     for tile in placement.tiles:
         record = stream.tensors[tile.serial]
-        key = (tile.source, record.address, record.name if record.name != f"t{record.serial}" else "")
+        key = (tile.source, record.address, record.given)
         number = found.setdefault(key, len(found))
         serials[number].append(tile.serial)
         offset = placement.offsets[tile.serial]
@@ -299,8 +299,6 @@ def _live(uses: list[Use], events: int) -> np.ndarray:
 def _source(stream: Stream, serials: list[int]) -> Source:
     record = stream.tensors[serials[0]]
     line = record.line
-    given = record.name if record.name != f"t{record.serial}" else ""
-    variable = assigned(line) if line is not None else None
     events = sorted(
         (at, step) for s in serials for at, step in ((stream.first_use[s], 1), (stream.last_use[s] + 1, -1))
     )
@@ -310,7 +308,7 @@ def _source(stream: Stream, serials: list[int]) -> Source:
         most = max(most, count)
     elements = record.row_bytes * record.shape[0]
     return Source(
-        given or variable or "tile",
+        record.name,
         record.shape,
         record.dtype,
         record.row_bytes,

@@ -12,7 +12,7 @@ from types import CodeType
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.run.location import location
+from simulate.lines import assigned, location
 from simulate.run.stream import Access, Stream
 from simulate.timing import SliceKind, Timeline
 
@@ -120,8 +120,8 @@ def source(line: tuple[CodeType, int]) -> str:
 
 
 def tensor_label(streams: Sequence[Stream], stream: int, serial: int) -> str:
-    """A tensor by its name, or a nameless tile by the line that allocates it."""
+    """A tensor by its name, a nameless one with the line that allocates it."""
     record = streams[stream].tensors[serial]
-    if record.line is not None and record.name == f"t{serial}":
-        return f"{'tile' if record.buffer.on_chip else 'tensor'} of {named(record.line)}"
-    return record.name
+    if record.line is None or record.given or assigned(record.line):
+        return record.name
+    return f"{record.name} of {named(record.line)}"

@@ -11,11 +11,11 @@ import ml_dtypes
 import numpy as np
 
 from simulate.errors import InvalidArgument, RuleViolation, rule
+from simulate.lines import location
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.validity import EMPTY
 from simulate.numerics import DType, as_dtype
 from simulate.run.host_arrays import converted_for, dtype_of, from_torch, is_torch, to_torch, words_of
-from simulate.run.location import location
 from simulate.run.machine import Rank
 
 

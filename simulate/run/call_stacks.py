@@ -6,20 +6,16 @@ well, for every instruction and every allocation. Other launches have ordinary s
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Sequence
-from types import CodeType
 
 from simulate.isa.template import Template
 from simulate.memory import NkiTensor, Storage
-from simulate.run.location import PACKAGE, is_ours
+from simulate.run.location import running_lines
 from simulate.run.stream import Line, NkiInstruction, Stream, TensorTable
 
 Chain = tuple[Line, ...]
 """Lines of a kernel, outermost caller first."""
-
-_LAUNCH = PACKAGE + "run/launch.py"
 
 
 class Calls:
@@ -31,7 +27,7 @@ class Calls:
 
     def here(self, line: Line) -> int:
         """The number of the running call stack; that of `line` alone if the stack does not end there."""
-        chain = _running()
+        chain = running_lines()
         if not chain or chain[-1] != line:
             chain = (line,)
         number = self._numbers.get(chain)
@@ -39,20 +35,6 @@ class Calls:
             number = self._numbers[chain] = len(self.chains)
             self.chains.append(chain)
         return number
-
-
-def _running() -> Chain:
-    """The kernel's frames, outermost first, without frames of this package."""
-    found: list[Line] = []
-    frame = sys._getframe(1)
-    while frame is not None:
-        code: CodeType = frame.f_code
-        if not is_ours(code):
-            found.append((code, frame.f_lineno))
-        elif code.co_filename == _LAUNCH:
-            break
-        frame = frame.f_back  # type: ignore[assignment]
-    return tuple(reversed(found))
 
 
 class TracedTable(TensorTable):

@@ -13,14 +13,15 @@ from simulate.isa import book, costs, propagation
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Domain, Masked, Plan, Rendezvous
 from simulate.isa.template import Template
+from simulate.lines import location
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.validity import ACCUMULATED, EMPTY, POISON, WRITTEN
 from simulate.run.accumulators import defined_registers, mark_registers, use_registers
 from simulate.run.execute import accumulated, add, flat, gather, put
-from simulate.run.indirect import resolve
-from simulate.run.location import kernel_line, location
+from simulate.run.location import blame_line, kernel_line
 from simulate.run.machine import Issue, NeuronCore, current_core
 from simulate.run.stream import Line, NkiInstruction, Stream
+from simulate.run.unwritten import known_state, states_of, unwritten
 
 _IN_PART = (None, EMPTY, POISON)
 """The uniform states of an allocation of which some bytes may be undefined."""
@@ -41,7 +42,7 @@ def call(
         template, reads, writes = book.bind(planner, (core.hardware,), args, kwargs)
         return _issue(core, template, reads, writes, line or kernel_line(inside=2))
     except NkwError as error:
-        raise _located(error, planner, line) from None
+        raise _explained(error, planner, (core.hardware,), args, kwargs, line) from None
 
 
 def call_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
@@ -51,7 +52,7 @@ def call_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[s
         template, reads, writes = book.bind(planner, (core.hardware, core.rank.number), args, kwargs)
         return _issue(core, template, reads, writes, kernel_line(inside=2))
     except NkwError as error:
-        raise _located(error, planner) from None
+        raise _explained(error, planner, (core.hardware, core.rank.number), args, kwargs) from None
 
 
 def prepare_collective(
@@ -76,14 +77,21 @@ def prepare_collective(
         )
         return issue(core, f"{planner.__name__}_prepare", setup)
     except NkwError as error:
-        raise _located(error, planner) from None
+        raise _explained(error, planner, (core.hardware, core.rank.number), args, kwargs) from None
 
 
-def _located(error: NkwError, planner: book.Planner, line: Line | None = None) -> NkwError:
-    if error.where is None:
-        error.where = location(line or kernel_line())
-    if isinstance(error, RuleViolation) and not error.instruction:
-        error.instruction = planner.__name__
+def _explained(
+    error: NkwError,
+    planner: book.Planner,
+    context: tuple[Any, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    line: Line | None = None,
+) -> NkwError:
+    """The error with its kernel line, its instruction and its operands, unless it has them."""
+    blame_line(error, line or kernel_line())
+    if isinstance(error, RuleViolation):
+        book.name_operands(error, planner, len(context), args, kwargs)
     return error
 
 
@@ -210,16 +218,10 @@ def _of_this_core(core: NeuronCore, rendezvous: Rendezvous) -> Rendezvous:
 def _written(tile: NkiTensor) -> bool:
     validity = tile.storage.validity
     if tile.dynamic is None:
-        state = _known_state(tile)
+        state = known_state(tile)
         if state is not None:
             return bool(state & WRITTEN)
     return validity.written(*tile.byte_view())
-
-
-def _known_state(tile: NkiTensor) -> int | None:
-    """The common state of all elements of a view without a run-time index; None if it is not known at once."""
-    enclosing = tile.layout.boxes[1]
-    return None if enclosing is None else tile.storage.validity.state_within(enclosing)
 
 
 def _check_written(tile: NkiTensor) -> None:
@@ -246,7 +248,8 @@ def _excused(
     if not any(np.any(each.storage.validity.states(*each.byte_view()[1:])) for each in together):
         raise error
     if error.where is None:
-        error.where, error.instruction = location(line), op
+        blame_line(error, line)
+        error.instruction = op
     return error
 
 
@@ -291,15 +294,8 @@ def _check_gathered(tile: NkiTensor, skip_out_of_range: bool) -> None:
     validity = tile.storage.validity
     if validity.uniform in (WRITTEN, ACCUMULATED):
         return
-    where = resolve(tile, skip_out_of_range)
-    states = validity.states(*flat(tile).byte_view()[1:])
-    if isinstance(states, int):
-        missing = not states & WRITTEN
-    else:
-        gathered = where.elements if where.inside is None else where.elements[where.inside]
-        missing = not np.all(states[gathered] & WRITTEN)
-    if missing:
-        raise unwritten(tile)
+    if not np.all(np.bitwise_and(states_of(tile, skip_out_of_range), WRITTEN)):
+        raise unwritten(tile, skip_out_of_range)
 
 
 def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
@@ -327,7 +323,7 @@ def _accumulate(
     accumulate_mask: Any = False
     states: Any = EMPTY
     if tile.dynamic is None:
-        known = EMPTY if how is Accumulate.overwrite else _known_state(tile)
+        known = EMPTY if how is Accumulate.overwrite else known_state(tile)
         if known in (EMPTY, ACCUMULATED) and (how is not Accumulate.add or known == ACCUMULATED):
             accumulate_mask = known == ACCUMULATED
             add(tile, product, accumulate_mask, as_float)
@@ -339,7 +335,7 @@ def _accumulate(
             core.stream.depends_on_data or "where a matmul adds in PSUM depends on data"
         )
     if how is not Accumulate.overwrite:
-        states = _states(tile)
+        states = states_of(tile)
         accumulate_mask = states != EMPTY
         if how is Accumulate.add and not np.all(accumulate_mask):
             raise RuleViolation(
@@ -360,34 +356,6 @@ def _accumulate(
     if np.any(undefined):
         tile.storage.validity.mark_poison(np.broadcast_to(undefined == 0, tile.shape), *tile.byte_view()[1:])
     return accumulate_mask
-
-
-def _states(tile: NkiTensor) -> Any:
-    """The validity state of every element of a view."""
-    validity = tile.storage.validity
-    if tile.dynamic is None:
-        known = _known_state(tile)
-        return validity.states(*tile.byte_view()[1:]) if known is None else known
-    everywhere = validity.states(*flat(tile).byte_view()[1:])
-    return everywhere if isinstance(everywhere, int) else everywhere[resolve(tile, False).elements]
-
-
-def unwritten(tile: NkiTensor) -> RuleViolation:
-    """The error for a read of undefined bytes; for poison, that of the read where the poison began."""
-    blame = tile.storage.validity.blame
-    if isinstance(blame, RuleViolation) and np.any(np.bitwise_and(_states(tile), POISON)):
-        return blame
-    memory = "" if tile.buffer is not MemoryRegion.psum else "; a matmul or tensor_copy must write it first"
-    return RuleViolation(
-        reads_what_was_written,
-        f"a read of {tile.describe()}, of which some bytes were never written{memory}",
-        hint="write or memset every element that is read, or slice the read to what was written",
-    )
-
-
-@rule("NKW-UNWRITTEN")
-def reads_what_was_written() -> None:
-    """An instruction reads only bytes that were written before."""
 
 
 @rule("NKW-PSUM-UNSTARTED")

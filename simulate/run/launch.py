@@ -22,7 +22,7 @@ from simulate.memory.placement import Placement, Tile, live_tiles_fit, place, to
 from simulate.run.apart import ApartCores
 from simulate.run.arguments import Arguments, leaves, mapped
 from simulate.run.call_stacks import Calls, TracedTable
-from simulate.run.location import raised_at
+from simulate.run.location import blame_traceback
 from simulate.run.machine import InstructionObserver, Mode, NeuronCore, Rank, capacity_bytes, enter
 from simulate.run.processes import Processes
 from simulate.run.scheduler import CoreScheduler
@@ -297,7 +297,7 @@ def _scheduler(request: LaunchRequest, count: int, streams: Sequence[Stream]) ->
     def on_resume(core: int) -> None:
         streams[core].resumed.append((next(schedule_numbers), len(streams[core])))
 
-    return CoreScheduler(count, request.peers, request.seed, on_resume)
+    return CoreScheduler(count, request.peers, request.seed, on_resume, request.logical_core_size)
 
 
 def _run(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> None:
@@ -307,7 +307,7 @@ def _run(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> No
         with np.errstate(all="ignore"):
             result = kernel(*rank_run.args, **rank_run.kwargs)
     except NkwError as error:
-        error.where = error.where or raised_at(error)
+        blame_traceback(error)
         raise
     except TypeError as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is None:

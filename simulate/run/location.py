@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from types import CodeType
 
-from simulate.errors import Location
+from simulate.errors import Location, NkwError
+from simulate.lines import location
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + "/"
 """The folder of the simulator, whose frames are no part of a kernel."""
 
+_LAUNCH = PACKAGE + "run/launch.py"
+
 _ours: dict[int, tuple[CodeType, bool]] = {}
 """By id of a code object: the object, which keeps the id its own, and whether it is ours. Hashing a code is slow."""
-
-
-_locations: dict[tuple[int, int, str], tuple[CodeType, Location]] = {}
-"""Locations by code, line and working directory; each with its code, so that the code's id stays its own."""
 
 
 def kernel_line(inside: int = 1) -> tuple[CodeType, int]:
@@ -40,34 +40,47 @@ def _judged(code: CodeType) -> tuple[CodeType, bool]:
     return known
 
 
-def location(line: tuple[CodeType, int]) -> Location:
-    """A line as reports name it; a path below the working directory is relative to it."""
-    code, number = line
-    key = id(code), number, os.getcwd()
-    known = _locations.get(key)
-    if known is None:
-        from pathlib import Path  # with what it imports, 4 ms of a process that reports nothing
-
-        path = Path(code.co_filename)
-        try:
-            file = str(path.relative_to(key[2]))
-        except ValueError:
-            file = str(path)
-        known = _locations[key] = code, Location(file, number, code.co_name)
-    return known[1]
+def running_lines() -> tuple[tuple[CodeType, int], ...]:
+    """The kernel's lines that are running, outermost caller first, without lines of this package."""
+    found: list[tuple[CodeType, int]] = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        code: CodeType = frame.f_code
+        if not is_ours(code):
+            found.append((code, frame.f_lineno))
+        elif code.co_filename == _LAUNCH:
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(reversed(found))
 
 
-def raised_at(error: BaseException) -> Location | None:
-    """The innermost line outside this package in an error's traceback."""
-    found = None
+def blame_line(error: NkwError, line: tuple[CodeType, int]) -> None:
+    """Give an error without a line this one, with its callers where it is the running one."""
+    if error.where is None:
+        chain = running_lines()
+        error.where = location(line)
+        if chain and chain[-1] == line:
+            error.callers = _named(chain[:-1])
+
+
+def blame_traceback(error: NkwError) -> None:
+    """Give an error without a line the innermost one outside this package in its traceback, with its callers."""
+    if error.where is not None:
+        return
+    found = []
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         generated = code.co_filename == "<string>" and code.co_name == "__init__"  # of a dataclass
         if not generated and not code.co_filename.startswith(PACKAGE):
-            found = location((code, trace.tb_lineno))
+            found.append((code, trace.tb_lineno))
         trace = trace.tb_next
-    return found
+    if found:
+        error.where, error.callers = location(found[-1]), _named(found[:-1])
+
+
+def _named(chain: Sequence[tuple[CodeType, int]]) -> tuple[Location, ...]:
+    return tuple(location(line) for line in reversed(chain))
 
 
 def here() -> Location:

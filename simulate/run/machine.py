@@ -14,6 +14,7 @@ import numpy as np
 from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa.plan import Plan, State
+from simulate.lines import assigned
 from simulate.memory import MemoryRegion, NkiTensor, Storage, views
 from simulate.memory.registers import VirtualRegister
 from simulate.memory.validity import EMPTY, Validity
@@ -123,6 +124,20 @@ class NeuronCore:
 
         Raises RuleViolation for a shape or an address that the memory cannot hold.
         """
+        try:
+            sizes, element = self._checked(shape, dtype, buffer, address)
+        except RuleViolation as error:
+            wanted = name or assigned(kernel_line())
+            error.instruction = f"allocation of {wanted}" if wanted else "allocation"
+            raise
+        if buffer is MemoryRegion.shared_hbm and self.rank.logical_core_size > 1:
+            return self._allocate_shared(sizes, element, name)
+        return self._fresh(sizes, element, buffer, name, address)
+
+    def _checked(
+        self, shape: Sequence[int] | int, dtype: Any, buffer: MemoryRegion, address: tuple[int, int] | None
+    ) -> tuple[tuple[int, ...], DType]:
+        """The sizes and the dtype as stored of a tensor that the memory can hold; raises what `allocate` raises."""
         element = self.stored(as_dtype(dtype))
         sizes = _shape(shape)
         is_region(buffer)
@@ -133,9 +148,7 @@ class NeuronCore:
             tile_fits(self.hardware, sizes, element, buffer)
             if address is not None:
                 address_fits(self.hardware, sizes, element, buffer, address)
-        if buffer is MemoryRegion.shared_hbm and self.rank.logical_core_size > 1:
-            return self._allocate_shared(sizes, element, name)
-        return self._fresh(sizes, element, buffer, name, address)
+        return sizes, element
 
     def allocate_register(self, frozen: bool = False) -> VirtualRegister:
         """A register without a value."""
@@ -257,7 +270,12 @@ def tile_fits(hardware: Hardware, shape: tuple[int, ...], dtype: DType, buffer: 
             tile_fits,
             f"shape {shape} {dtype} needs {needed} bytes per partition of {buffer.value}",
             limit=f"{limit} usable bytes per partition on {hardware.name}",
-            hint=f"at most {limit // dtype.itemsize} {dtype} elements per partition fit",
+            hint=f"at most {limit // dtype.itemsize} {dtype} elements per partition fit"
+            + (
+                f"; one matmul writes one bank, {hardware.psum_bank_bytes // dtype.itemsize}"
+                if buffer is MemoryRegion.psum
+                else ""
+            ),
         )
 
 
@@ -283,7 +301,21 @@ def address_fits(
             address_fits,
             f"address={address} for shape {shape} {dtype} in {buffer.value}",
             limit=f"{hardware.partitions} partitions, {limit} bytes; PSUM banks of {hardware.psum_bank_bytes} bytes",
+            hint=_place_that_fits(
+                hardware, shape[0], needed, limit, buffer, address if well_formed else (0, 0)
+            ),
         )
+
+
+def _place_that_fits(
+    hardware: Hardware, rows: int, needed: int, limit: int, buffer: MemoryRegion, wanted: tuple[int, int]
+) -> str:
+    """The address nearest to the wanted one that the memory has; a PSUM address is the start of a bank."""
+    step = hardware.psum_bank_bytes if buffer is MemoryRegion.psum else 1
+    partition = min(max(wanted[0], 0), hardware.partitions - rows)
+    byte = min(max(wanted[1], 0), limit - needed) // step * step
+    banks = f"; bank b starts at byte {step} * b, for b below {limit // step}" if step > 1 else ""
+    return f"address=({partition}, {byte}){banks}"
 
 
 @rule("NKW-SHARED-ALLOCATION")

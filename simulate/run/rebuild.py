@@ -45,7 +45,7 @@ class Rebuilt:
         if storage is None:
             record = self._streams[rank].tensors[serial]
             form = record.form
-            storage = Storage(form.shape, form.dtype, form.buffer, record.name, array=NO_BYTES, fresh=True)
+            storage = Storage(form.shape, form.dtype, form.buffer, record.given, array=NO_BYTES, fresh=True)
             storage.array, storage.serial, storage.line = NO_BYTES, serial, record.line
             self.storages[rank, serial] = storage
             self.views[rank, serial] = []

@@ -23,6 +23,7 @@ import numpy as np
 from simulate.errors import Deadlock, InvalidArgument, Location, RendezvousMismatch
 from simulate.isa.plan import Rendezvous
 from simulate.run.processes import Arrival, Processes
+from simulate.run.target import SETS_LOGICAL_CORE
 
 _PATIENCE_SECONDS = 0.2  # for the cores that only have to wake up
 
@@ -59,9 +60,11 @@ class CoreScheduler:
         peers: Processes | None = None,
         seed: int | None = None,
         on_resume: Callable[[int], None] = lambda core: None,
+        cores_per_rank: int = 1,
     ) -> None:
         """With several cores, `on_resume` is called with each core that starts or resumes, while no other runs."""
         self.count = count
+        self._cores_per_rank = cores_per_rank
         self._on_resume = on_resume
         self._peers = peers
         self._arrivals: list[tuple[PendingRendezvous, Arrival]] = []
@@ -179,18 +182,30 @@ class CoreScheduler:
             self._go[core].release()
 
     def _deadlock(self) -> Deadlock:
-        lines = []
+        lines: list[str] = []
         for core, (pending, rendezvous, where) in sorted(self._waiting.items()):
             missing = [str(member) for member in rendezvous.members if member not in pending.arrived]
             lines.append(
                 f"core {core} waits in {rendezvous.terms.get('operation', 'a rendezvous')} at {where} for "
                 f"member{'s' * (len(missing) > 1)} {', '.join(missing)}"
             )
+            lines += [line for line in self._absent(rendezvous) if line not in lines]
         lines += [f"core {core} has ended" for core in sorted(self._done)]
         return Deadlock(
             "NKW-DEADLOCK",
             "every core that has not ended waits for another one\n  " + "\n  ".join(lines),
         )
+
+    def _absent(self, rendezvous: Rendezvous) -> list[str]:
+        """The members of a rendezvous that this launch does not have, with what would give it them."""
+        there = self.count // self._cores_per_rank if rendezvous.by_rank else self._cores_per_rank
+        absent = [str(member) for member in rendezvous.members if member >= there]
+        if self._peers is not None or not absent:
+            return []
+        what = "rank" if rendezvous.by_rank else "core"
+        has = f"this launch has {there} {what}{'s' * (there > 1)}"
+        cure = "" if rendezvous.by_rank else f": two cores are set by {SETS_LOGICAL_CORE}"
+        return [f"there is no {what} {', '.join(absent)}; {has}{cure}"]
 
     def join(
         self,

@@ -22,10 +22,11 @@ from simulate.errors import Location, RuleViolation, rule
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost, Effects
 from simulate.isa.template import ACCUMULATE, READ, WRITE, Template
+from simulate.lines import location, named
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.layout import Form
 from simulate.run.columns import Columns
-from simulate.run.location import kernel_line, location
+from simulate.run.location import kernel_line
 
 Line = tuple[CodeType, int]
 """A line of a kernel: its code object and its number."""
@@ -33,15 +34,11 @@ Line = tuple[CodeType, int]
 T = TypeVar("T")
 
 
-def _unnamed(serial: int) -> str:
-    return f"t{serial}"
-
-
 class TensorRecord(NamedTuple):
     """The record of an allocation, which outlives its bytes. Made often: a frozen dataclass takes longer."""
 
     serial: int
-    name: str
+    given: str  # what `name=` says, or the kernel's parameter; else empty
     shape: tuple[int, ...]
     dtype: str
     buffer: MemoryRegion
@@ -53,6 +50,11 @@ class TensorRecord(NamedTuple):
     callers: tuple[Line, ...] = ()  # outermost first; kept on request only, see `simulate.run.call_stacks`
 
     @property
+    def name(self) -> str:
+        """What was given, else the variable that its line assigns, else what it is; one name in every report."""
+        return self.given or named(self.line) or ("tile" if self.buffer.on_chip else "tensor")
+
+    @property
     def where(self) -> Location | None:
         """The line that allocated it; None for a kernel argument."""
         return None if self.line is None else location(self.line)
@@ -60,7 +62,7 @@ class TensorRecord(NamedTuple):
     @property
     def is_named(self) -> bool:
         """Whether the kernel named it with name=."""
-        return self.name != _unnamed(self.serial)
+        return bool(self.given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class TensorTable:
         self.records.append(
             TensorRecord(
                 storage.serial,
-                storage.name or _unnamed(storage.serial),
+                storage.name,
                 storage.shape,
                 str(storage.dtype),
                 storage.buffer,
@@ -389,7 +391,7 @@ class Stream:
         lines = []
         for event in self:
             operands = " ".join(
-                f"{marks[a.kind]}{self.tensors[a.tensor].name}"
+                f"{marks[a.kind]}{self.tensors[a.tensor].name}#{a.tensor}"
                 f"[{a.first_row}:{a.end_row},{a.first_byte}:{a.end_byte}]"
                 for a in event.accesses
             )

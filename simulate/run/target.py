@@ -19,13 +19,21 @@ def target_hardware(target: str | None = None) -> Hardware:
     return hardware(target or os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET)
 
 
+SETS_LOGICAL_CORE = (
+    "kernel[2] up to NKI 0.6, by NEURON_LOGICAL_NC_CONFIG=2 at level 0.7, "
+    "by logical_core_size= in simulate.World"
+)
+"""What makes a logical core of two physical cores, for messages."""
+
+
 def check_logical_core(chip: Hardware, size: int) -> None:
     """Raise InvalidArgument for a logical core size that the chip does not have."""
     if size not in chip.logical_core_sizes:
         raise InvalidArgument(
             "NKW-LNC",
             f"a logical core of {size} physical cores; {chip.name} has "
-            + " or ".join(map(str, chip.logical_core_sizes)),
+            + " or ".join(map(str, chip.logical_core_sizes))
+            + f". The size is set by {SETS_LOGICAL_CORE}",
         )
 
 

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from simulate.files import complete
-from simulate.run.location import location
+from simulate.lines import location
 from simulate.run.run_order import as_streams
 from simulate.run.stream import READ, Stream
 from simulate.timing.dependences import Dependences, dependences

@@ -223,7 +223,7 @@ from __future__ import annotations
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, found, kind
 from simulate.run import Launch
-from simulate.run.location import location
+from simulate.lines import location
 
 TOY = kind("NKW-TOY", Severity.warning, "A tensor is not named toy.")
 

@@ -194,7 +194,7 @@ def test_a_refused_launch_is_seen_where_somebody_asks() -> None:
     assert sbuf.peak_bytes - sbuf.usable_bytes == 512 + 256 + 4 * too_large - 180224
     assert [sbuf.sources[use.source].name for use in sbuf.misfits] == ["scratch"]
     # 42880 float32 lie between the end of `kept`, byte 8704, and byte 180224.
-    assert "the first that does not fit: t4 (128, 45056) float32" in str(refused.value)
+    assert "the first that does not fit: scratch (128, 45056) float32" in str(refused.value)
     assert "42880 float32 per partition in place of 45056 float32 fit beside the other tiles" in str(
         refused.value
     )

@@ -185,7 +185,7 @@ def test_refuses_malformed_groups(groups: object) -> None:
 
 
 def test_a_rank_outside_its_group_is_refused() -> None:
-    with pytest.raises(RuleViolation, match="rank 0 calls"):
+    with pytest.raises(RuleViolation, match="rank 0, which calls it, lies outside every group"):
         run(reduce_kernel, [(np.ones((2, 2), np.float32), ncc.ReplicaGroup([[1]]), nl.add)])
 
 

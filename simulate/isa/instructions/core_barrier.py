@@ -57,7 +57,7 @@ def core_barrier(
             place=("core_barrier",),
             by_rank=False,
             members=_CORES,
-            terms={"operation": "core_barrier", "data": f"{data.describe()}{which}"},
+            terms={"operation": "core_barrier", "data": f"{data.summary()}{which}"},
             exchange=_nothing_moves,
         ),
         effects=_EFFECTS,

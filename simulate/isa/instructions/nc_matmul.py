@@ -234,7 +234,17 @@ def inside_one_bank(hardware: Hardware, dst: NkiTensor) -> None:
             inside_one_bank,
             f"bytes {start} to {end + width - 1} of each partition",
             limit=f"one bank of {bank} bytes on {hardware.name}",
+            hint=_inside_a_bank(start // width, end // width + 1, bank // width, str(dst.dtype)),
         )
+
+
+def _inside_a_bank(first: int, end: int, bank: int, dtype: str) -> str:
+    """How to write elements first to end-1 of a partition with results that lie inside banks of so many elements."""
+    if end - first > bank:
+        return f"write at most {bank} {dtype} per matmul, from element 0, {bank}, … of the partition on"
+    border = -(-(first + 1) // bank) * bank
+    starts = f"{border - (end - first)} or {border}"
+    return f"begin at element {starts} of the partition in place of {first}, or split the result at {border}"
 
 
 @rule("NKW-MATMUL-ARRAY-TILE")

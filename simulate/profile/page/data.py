@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from simulate.lines import location
 from simulate.profile.basis import CALLED
 from simulate.profile.gaps import DONE
 from simulate.profile.lines import LineTime
 from simulate.profile.moments import named, source, tensor_label
 from simulate.profile.profile import Profile
 from simulate.profile.text import gap_sentence, longest, path_by_line
-from simulate.run.location import location
 from simulate.timing import Reading, Reason, SliceKind
 
 _GAPS = 4000  # the longest gaps that the timeline explains
