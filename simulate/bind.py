@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from simulate.errors import InvalidArgument, Unsupported
+from simulate.tracebacks import show_user_frames
 
 BACKEND_VARIABLE = "NKI_BACKEND"
 _MODULES = {
@@ -57,6 +58,7 @@ def install(backend: str | None = None) -> str:
     _decided = "neuron" if wanted == "neuron" or (wanted == "auto" and real_package()) else "simulate"
     if _decided == "simulate":
         _bind_nki()
+        show_user_frames()
     return _decided
 
 

@@ -15,6 +15,9 @@ from types import CodeType
 
 from simulate.errors import Location
 
+PACKAGE = os.path.dirname(os.path.realpath(__file__)) + "/"
+"""The folder of the simulator, whose frames are no part of a kernel."""
+
 _locations: dict[tuple[int, int, str], tuple[CodeType, Location]] = {}
 """Locations by code, line and working directory; each with its code, so that the code's id stays its own."""
 

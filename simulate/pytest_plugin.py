@@ -7,6 +7,7 @@ alone; the simulator and numpy are loaded by the first test that asks for a fixt
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(
                 f"{item.nodeid} has the marker nki_budget and does not use the fixture nki_budget"
             )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
+    """Show the frames of the test and its kernels, not those of the simulator (NKW_TRACEBACK=full shows all)."""
+    if call.excinfo is None or "simulate.errors" not in sys.modules:
+        return
+    from simulate.tracebacks import of_the_user
+
+    error = call.excinfo.value
+    kept = of_the_user(error)
+    if kept is not None and kept is not error.__traceback__:
+        call.excinfo = pytest.ExceptionInfo.from_exc_info((type(error), error.with_traceback(kept), kept))
 
 
 @pytest.fixture

@@ -6,11 +6,10 @@ import argparse
 import os
 import runpy
 import sys
-import traceback
 from pathlib import Path
-from types import TracebackType
 
 from simulate.terminal import error
+from simulate.tracebacks import print_of_the_user
 
 
 def run_script(options: argparse.Namespace, raises: bool = False) -> int:
@@ -75,16 +74,8 @@ def run_to_its_end(options: argparse.Namespace) -> int:
         print(end.code, file=sys.stderr)
     except Exception as failed:
         sys.stdout.flush()
-        traceback.print_exception(type(failed), failed, _of_the_script(failed.__traceback__))
+        print_of_the_user(failed)
     return 1
-
-
-def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames through which the script was started."""
-    starting = (__file__, runpy.__file__, runpy.run_path.__code__.co_filename)
-    while trace is not None and trace.tb_frame.f_code.co_filename in starting:
-        trace = trace.tb_next
-    return trace
 
 
 def _bound(options: argparse.Namespace) -> bool:

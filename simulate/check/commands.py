@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
@@ -22,6 +21,7 @@ from simulate.errors import NkwError
 from simulate.run import target_hardware
 from simulate.targets import DEFAULT_TARGET
 from simulate.terminal import Hanging, error, progress, show, show_lines, table
+from simulate.tracebacks import print_of_the_user
 
 _DEVICES = "neuron*"
 _PACKAGES = {"nki": (0, 2), "neuronx-cc": (2, 20), "torch-neuronx": (2, 7), "libneuronxla": (2, 2)}
@@ -105,7 +105,7 @@ def _run(
     except SystemExit as end:
         return 0, f"it exited with {end.code}" if end.code else ""
     except Exception as error:
-        traceback.print_exc()
+        print_of_the_user(error)
         return 0, type(error).__name__
     return 0, ""
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from types import CodeType
 
 from simulate.errors import Location, NkwError
-from simulate.lines import location
-
-PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + "/"
-"""The folder of the simulator, whose frames are no part of a kernel."""
+from simulate.lines import PACKAGE, location
 
 _LAUNCH = PACKAGE + "run/launch.py"
 

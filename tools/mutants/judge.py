@@ -17,8 +17,8 @@ from typing import Any
 import simulate
 from simulate.check import Severity, detect, gathered
 from simulate.errors import NkwError
+from simulate.lines import PACKAGE
 from simulate.memory.storage import Storage
-from simulate.run.location import PACKAGE
 from tests.kernels.accuracy import as_tuple, copied
 from tools.mutants.cases import Case, Outputs
 from tools.mutants.log import Call, logged, same_calls

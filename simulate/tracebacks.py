@@ -1,0 +1,70 @@
+"""Tracebacks of user errors: the user's frames, without those of this package.
+
+An error of a kernel passes some ten frames of the simulator on its way to the user, of which none says more than the
+error. NKW_TRACEBACK=full shows them. An exception that no rule raised and that began inside the package is a fault of
+the simulator, and keeps all frames.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from simulate.errors import NkwError
+from simulate.lines import PACKAGE
+
+TRACEBACK_VARIABLE = "NKW_TRACEBACK"
+
+
+def of_the_user(error: BaseException) -> TracebackType | None:
+    """The traceback of an error without frames of this package; unchanged where the user has none or asked for all."""
+    whole = error.__traceback__
+    frames = []
+    trace = whole
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    users = [each for each in frames if not _is_ours(each)]
+    began_here = bool(frames) and _is_ours(frames[-1]) and not isinstance(error, NkwError)
+    if not users or began_here or os.environ.get(TRACEBACK_VARIABLE) == "full":
+        return whole
+    kept = None
+    for each in reversed(users):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    """Whether a frame belongs to this package, or to the module that runs scripts for it."""
+    file = trace.tb_frame.f_code.co_filename
+    return file.startswith((PACKAGE, "<frozen runpy")) or file == runpy.__file__
+
+
+def print_of_the_user(error: BaseException) -> None:
+    """Print an error on stderr with its traceback of user frames."""
+    traceback.print_exception(type(error), error, of_the_user(error))
+
+
+def show_user_frames() -> None:
+    """Let plain Python and IPython print tracebacks without frames of this package; a second call changes nothing."""
+    before = sys.excepthook
+    if getattr(before, "__module__", None) != __name__:
+
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            kept = of_the_user(error)
+            before(kind, error.with_traceback(kept), kept)
+
+        sys.excepthook = hook
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None and not shell.custom_exceptions:
+        shell.set_custom_exc((Exception,), _in_a_notebook)
+
+
+def _in_a_notebook(shell: Any, kind: type[BaseException], error: BaseException, trace: Any, **_: Any) -> None:
+    """Print an error as IPython does, with the frames of the user only."""
+    kept = of_the_user(error)
+    shell.showtraceback((kind, error.with_traceback(kept), kept), tb_offset=1)
