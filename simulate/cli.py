@@ -108,7 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(act=_doctor)
 
     explain = commands.add_parser(
-        "explain", help="print the sentence behind a code of a rule, a finding or lint"
+        "explain",
+        help="print what a code of a message means, with an example and its source; also codes of neuronx-cc",
     )
     explain.add_argument("code", nargs="?", help="for example NKW-UNWRITTEN; without it, all codes")
     explain.set_defaults(act=_explain)
@@ -218,23 +219,20 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from simulate.bind import load_everything
-    from simulate.check import KINDS
-    from simulate.check.lint import load_rules
-    from simulate.errors import RULES
+    from simulate.explain import close_matches, explained, explanations, vendor_codes
 
-    load_everything()
-    load_rules()
-    sentences = {**RULES, **{code: kind.sentence for code, kind in KINDS.items()}}
     if options.code is None:
-        terminal.show_lines("".join(f"{code}  {sentences[code]}\n" for code in sorted(sentences)))
+        known = {code: each.sentence for code, each in explanations().items()}
+        known |= {code: each.meaning for code, each in vendor_codes().items()}
+        terminal.show_lines("".join(f"{code}  {known[code]}\n" for code in sorted(known)))
         return 0
-    code = options.code.upper()
-    if code not in sentences:
-        terminal.error(f"no rule has the code {options.code}; `explain` without a code lists all")
+    found = explained(options.code)
+    if not found:
+        close = close_matches(options.code)
+        hint = f"close are {', '.join(close)}" if close else "`explain` without a code lists all"
+        terminal.error(f"no code {terminal.plain(options.code)}; {hint}")
         return 2
-    severity = f" ({KINDS[code].severity.value})" if code in KINDS else ""
-    terminal.show_lines(f"{code}{severity}: {sentences[code]}")
+    terminal.show_lines("\n".join(map(str, found)))
     return 0
 
 

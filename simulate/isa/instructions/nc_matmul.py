@@ -221,7 +221,7 @@ def result_dtype(hardware: Hardware, dst: NkiTensor) -> None:
     raise RuleViolation(result_dtype, f"dst is {dst.dtype}", limit=f"{allowed} on {hardware.name}")
 
 
-@rule("NKW-PSUM-BANK", hint="write at most 512 float32 per matmul, starting on a bank")
+@rule("NKW-PSUM-BANK")
 def inside_one_bank(hardware: Hardware, dst: NkiTensor) -> None:
     """The result of one matmul lies inside one 2 KiB PSUM bank per partition."""
     width = dst.dtype.itemsize

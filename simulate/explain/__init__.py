@@ -1,0 +1,131 @@
+"""What stands behind a code: its sentence, an example, its source; and what the codes of the vendor's compiler mean."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from simulate.errors import RULES
+
+_FOLDER = Path(__file__).parent
+_BETWEEN = ";;"
+_CLOSE = 0.6  # difflib's measure of likeness above which a code is offered
+_PAGES = "https://awsdocs-neuron.readthedocs-hosted.com/en/latest/compiler/error-codes"
+
+_SOURCES = {
+    "api": "NKI documentation, API reference nki.isa, notes on the instruction's parameters",
+    "arch": "NKI documentation, Trainium architecture guides, layout and size of SBUF and PSUM",
+    "beta1": "NKI documentation of Beta 1, API reference neuronxcc.nki",
+    "here": "decided here",
+    "lang": "NKI documentation, language guide",
+    "lnc": "Neuron documentation, logical NeuronCore configuration (LNC)",
+    "measured": "measured here, or reported by users of the chip",
+    "migrate": "NKI documentation, migration guide from Beta 1",
+    "v07": "NKI documentation 0.7, scalars in registers",
+}
+_MODULES = {"isa": "nki.isa", "cc": "nki.collectives", "nl": "nki.language"}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A code of the workbench: what it demands, a line that breaks it, a line that does not, and where that is said."""
+
+    code: str
+    severity: str
+    sentence: str
+    wrong: str
+    right: str
+    source: str
+
+    def __str__(self) -> str:
+        grade = f" ({self.severity})" if self.severity else ""
+        return (
+            f"{self.code}{grade}: {self.sentence}\n"
+            f"  wrong:  {self.wrong}\n  right:  {self.right}\n  source: {self.source}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VendorCode:
+    """A code of the vendor's compiler: what it means, what helps, and our codes that find the same earlier."""
+
+    code: str
+    meaning: str
+    cure: str
+    rules: tuple[str, ...]
+    source: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.code}: {self.meaning}", f"  try:    {self.cure}"]
+        if self.rules:
+            lines.append(f"  here:   found earlier as {', '.join(self.rules)}")
+        else:
+            lines.append("  here:   no rule; it concerns the graph around a kernel, or its compilation")
+        return "\n".join([*lines, f"  source: {self.source}"])
+
+
+@lru_cache(maxsize=1)
+def explanations() -> dict[str, Explanation]:
+    """Every code that a message of the workbench prints."""
+    from simulate.bind import load_everything
+    from simulate.check import KINDS
+    from simulate.check.lint import load_rules
+
+    load_everything()
+    load_rules()
+    sentences = {**RULES, **{code: kind.sentence for code, kind in KINDS.items()}}
+    found: dict[str, Explanation] = {}
+    for table in ("rules", "lint", "findings", "other"):
+        for code, source, wrong, right, *sentence in _rows(table):
+            severity = KINDS[code].severity.value if code in KINDS else ""
+            said = sentence[0] if sentence else sentences[code]
+            found[code] = Explanation(code, severity, said, wrong, right, _source(source))
+    for code, said in sentences.items():  # a rule that has no row yet
+        severity = KINDS[code].severity.value if code in KINDS else ""
+        found.setdefault(code, Explanation(code, severity, said, "", "", ""))
+    return found
+
+
+@lru_cache(maxsize=1)
+def vendor_codes() -> dict[str, VendorCode]:
+    """The documented codes of the vendor's compiler, which aws-neuron/neuron-agentic-development lists as well."""
+    return {
+        code: VendorCode(code, meaning, cure, tuple(rules.replace(",", " ").split()), f"{_PAGES}/{page}.html")
+        for code, page, meaning, cure, rules in _rows("vendor")
+    }
+
+
+def explained(asked: str) -> list[Explanation | VendorCode]:
+    """What stands behind a code as a user types it; for a beginning such as EOOM all codes that begin so."""
+    ours, vendors = explanations(), vendor_codes()
+    code = asked.strip().upper()
+    for known in (code, f"NKW-{code}", f"NCC_{code}"):
+        if known in ours:
+            return [ours[known]]
+        if known in vendors:
+            return [vendors[known]]
+    if len(code) < 4:
+        return []
+    return [each for name, each in vendors.items() if name.startswith((code, f"NCC_{code}"))]
+
+
+def close_matches(asked: str) -> list[str]:
+    """The codes that look like what was typed, the closest first."""
+    known = [*explanations(), *vendor_codes()]
+    code = asked.strip().upper()
+    whole = difflib.get_close_matches(code, known, cutoff=_CLOSE)
+    return whole or difflib.get_close_matches(f"NKW-{code}", known, cutoff=_CLOSE)
+
+
+def _source(key: str) -> str:
+    kind, _, name = key.partition(":")
+    if name:
+        return f"NKI documentation, API reference {_MODULES[kind]}.{name}"
+    return _SOURCES[kind]
+
+
+def _rows(table: str) -> list[list[str]]:
+    lines = (_FOLDER / f"{table}.txt").read_text(encoding="utf-8").splitlines()
+    return [[part.strip() for part in line.split(_BETWEEN)] for line in lines if not line.startswith("#")]

@@ -1,0 +1,88 @@
+"""`explain` knows every code that a message prints, with an example and a source, and the vendor's codes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import simulate
+from simulate.cli import main
+from simulate.explain import close_matches, explained, explanations, vendor_codes
+
+ROOT = Path(simulate.__file__).parents[1]
+CODE = re.compile(r"\b(?:NKW-[A-Z0-9]+(?:-[A-Z0-9]+)*|NKI\d{3})\b")
+FILES = [file for folder in ("simulate", "model", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+
+
+def test_every_code_in_the_source_has_a_sentence_an_example_and_a_source() -> None:
+    printed = {code for file in FILES for code in CODE.findall(file.read_text(encoding="utf-8"))}
+    assert len(printed) > 380
+    known = explanations()
+    assert printed - known.keys() == set()
+    for each in known.values():
+        assert each.sentence and each.wrong and each.right and each.source, each.code
+        assert each.wrong != each.right, each.code
+    assert known.keys() - printed == set(), "codes that nothing prints"
+
+
+def test_the_tables_keep_their_order_and_say_each_code_once() -> None:
+    folder = ROOT / "simulate" / "explain"
+    codes = []
+    for table in ("rules", "lint", "findings", "other", "vendor"):
+        lines = (folder / f"{table}.txt").read_text(encoding="utf-8").splitlines()
+        own = [line.split(" ;; ")[0] for line in lines if not line.startswith("#")]
+        assert own == sorted(own), table
+        codes += own
+    assert len(codes) == len(set(codes))
+
+
+def test_an_instruction_that_is_named_as_a_source_exists() -> None:
+    from simulate.isa import COLLECTIVES, INSTRUCTIONS
+
+    named = [
+        each.source.rpartition("nki.isa.")[2] for each in explanations().values() if "nki.isa." in each.source
+    ]
+    assert named and set(named) <= INSTRUCTIONS.keys() | {"register_load", "register_move", "register_store"}
+    assert COLLECTIVES
+
+
+def test_codes_of_the_vendor_name_rules_that_exist() -> None:
+    for each in vendor_codes().values():
+        assert each.meaning and each.cure and set(each.rules) <= explanations().keys(), each.code
+    assert vendor_codes()["NCC_EARG001"].rules == ("NKW-LNC",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "count"),
+    [
+        ("nkw-unwritten", "NKW-UNWRITTEN (error)", 1),
+        ("UNWRITTEN", "NKW-UNWRITTEN", 1),
+        ("EARG001", "NCC_EARG001", 1),
+        ("EOOM", "NCC_EOOM001", 2),
+        ("NCC_EBVF", "NCC_EBVF030", 1),
+    ],
+)
+def test_a_code_is_found_as_it_is_typed(asked: str, first: str, count: int) -> None:
+    found = explained(asked)
+    assert len(found) == count
+    assert str(found[0]).startswith(first.partition(" (")[0])
+
+
+def test_a_typing_error_gets_the_close_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert close_matches("NKW-UNWRITEN")[0] == "NKW-UNWRITTEN"
+    assert close_matches("PARTITION-STRAT")[0] == "NKW-PARTITION-START"
+    assert close_matches("zzzzzz") == []
+    assert main(["explain", "NKW-UNWRITEN"]) == 2
+    assert "close are NKW-UNWRITTEN" in capsys.readouterr().err
+    assert main(["explain", "\x1b[31mzzzz"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_the_command_prints_example_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "nkw-partition-start"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("NKW-PARTITION-START: ")
+    assert [line.split(":")[0].strip() for line in said[1:]] == ["wrong", "right", "source"]
+    assert main(["explain"]) == 0
+    listed = capsys.readouterr().out
+    assert "NKW-UNWRITTEN" in listed and "NCC_EOOM001" in listed
