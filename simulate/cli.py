@@ -230,7 +230,7 @@ def _explain(options: argparse.Namespace) -> int:
     if not found:
         close = close_matches(options.code)
         hint = f"close are {', '.join(close)}" if close else "`explain` without a code lists all"
-        terminal.error(f"no code {terminal.plain(options.code)}; {hint}")
+        terminal.error(f"no code {options.code:.40}; {hint}")
         return 2
     terminal.show_lines("\n".join(map(str, found)))
     return 0

@@ -187,12 +187,6 @@ def _line(line: str) -> Hanging:
     return Hanging(words, len(line) - len(line.lstrip()) + 2)
 
 
-def plain(text: str, most: int = 80) -> str:
-    """Text of a user as one line of a message: at most so many characters, control characters as `?`."""
-    seen = "".join(each if each.isprintable() else "?" for each in text)
-    return seen if len(seen) <= most else seen[: most - 3] + "..."
-
-
 def error(message: object) -> None:
     """Print why a command could not do what was asked, on stderr; of a very long message the ends."""
     lines = f"error: {message}".split("\n")
