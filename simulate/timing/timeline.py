@@ -73,7 +73,7 @@ class Placed:
     results: dict[int, tuple[int, int]] = field(default_factory=dict)
     moving: dict[int, Moving] = field(default_factory=dict)
     queues: Sequence[Sequence[Sequence[Span]]] = ()
-    done_ns: float = 0.0  # when engines can have done all they have to, see `Core.work_left`
+    done_ns: float = 0.0  # when engines can have done all they have to, see `schedule`
     services: Sequence[Service] = ()
     services_until: Phase = Phase.completion
 

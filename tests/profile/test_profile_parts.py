@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simulate.hardware import Confidence, derived, hardware
-from simulate.isa import costs
+from simulate.isa import costs, dma_costs
 from simulate.isa.enums import DgeMode, Engine
 from simulate.isa.plan import Cost, Phase, Term
 from simulate.memory import MemoryRegion
@@ -348,7 +348,7 @@ def test_matmuls_of_fewer_columns_than_rows_rest_on_loading_the_stationary_tile(
 )
 def test_dmas_that_wait_for_each_other_rest_on_what_limits_the_dma_engines(rate: float, limit: str) -> None:
     chip = hardware("trn2").with_numbers(hbm_gb_per_s_per_core=derived(rate, "tests"))
-    cost = costs.dma(chip, Engine.sync, DgeMode.none, 1 << 20, 1 << 13, load=True)
+    cost = dma_costs.dma(chip, Engine.sync, DgeMode.none, 1 << 20, 1 << 13, load=True)
     build = Builder()
     for number in range(50):
         build.dma((), (build.tensor(str(number)),), cost, Engine.sync)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -105,7 +103,7 @@ def test_a_tile_that_lives_on_keeps_its_room() -> None:
 def test_tiles_at_chosen_addresses_wait_where_they_meet(shift: int, waits: bool) -> None:
     build = loop(2)
     for number, tile in enumerate(build.table.records):
-        build.table.records[number] = replace(tile, address=(0, number * shift))
+        build.table.records[number] = tile._replace(address=(0, number * shift))
     starts = fills(build, EXACT, Reading.program)
     assert starts == [0.0, 10.0 + 100.0 + 2 * SEMAPHORE if waits else 10.0]
 

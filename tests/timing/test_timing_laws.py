@@ -122,8 +122,9 @@ def test_the_scheduled_reading_is_shorter_or_the_program_reading_itself(chip: Ha
         equal += 1
         for column in ("event", "kind", "start_ns", "end_ns", "ready_ns"):
             assert np.array_equal(getattr(listed, column), getattr(program, column)), (number, column)
-        for column in ("event", "reason", "pool", "last"):
+        for column in ("event", "reason", "pool"):
             assert np.array_equal(getattr(listed.causes, column), getattr(program.causes, column)), number
+        assert listed.critical_path == program.critical_path, number
     assert equal
 
 
