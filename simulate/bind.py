@@ -15,12 +15,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from simulate.errors import InvalidArgument, Unsupported
+from simulate.level import choose
 from simulate.tracebacks import show_user_frames
 
 BACKEND_VARIABLE = "NKI_BACKEND"
 _MODULES = {
     name: f"simulate.nki.{name.rpartition('.')[2]}"
-    for name in "collectives dtype experimental isa isa.constants language meta simulator typing".split()
+    for name in "collectives compiler dtype experimental isa isa.constants language meta simulator typing".split()
 }
 _BETA1_MODULES = {
     **{name: f"simulate.beta1.{name}" for name in ("compiler", "isa", "language", "typing")},
@@ -30,12 +31,14 @@ _FIRST_REAL_VERSION = (0, 2)
 _decided: str | None = None
 
 
-def install(backend: str | None = None) -> str:
+def install(backend: str | None = None, level: str | None = None, rules: str | None = None) -> str:
     """Bind the name `nki` and return the backend that it names, "simulate" or "neuron".
 
-    The first call decides; a later one that asks for something else raises InvalidArgument.
+    The first call decides; a later one that asks for something else raises InvalidArgument. `level`, such as "0.6", and
+    `rules`, "chip" or "simulator", set NKI_LEVEL and NKI_RULES for this process; InvalidArgument for unknown ones.
     """
     global _decided
+    choose(level, rules)
     named = os.environ.get(BACKEND_VARIABLE) or "auto"
     wanted = backend or named
     for each in (wanted, named):  # what the environment names is asked for again by the kernels

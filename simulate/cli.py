@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from simulate import terminal
 from simulate.check import commands as checks
+from simulate.level import LEVEL_VARIABLE, LEVELS, NEWEST, RULES_VARIABLE, Rules
 from simulate.occupancy import command as occupancy
 from simulate.profile import command as profiles
 from simulate.scripts import run_script, run_script_or_kernel, run_to_its_end
@@ -67,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a script whose `import nki` is the simulator")
     for option, help in _REPLAY_OPTIONS.items():
         run.add_argument(option, action="store_true", help=help)
-    _target_argument(run)
+    _machine_arguments(run)
     _script_arguments(run, "a Python file")
     run.set_defaults(act=_run)
 
@@ -98,9 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         "lint", help="look for Python that the NKI compiler refuses, without running it"
     )
     lint.add_argument("path", help="a Python file or a folder")
-    lint.add_argument(
-        "--level", choices=checks.level_names(), default="0.6", help="the release of NKI (default 0.6)"
-    )
+    _level_argument(lint)
     checks.add_arguments(lint)
     lint.set_defaults(act=checks.lint)
 
@@ -143,14 +142,29 @@ def _reporting(
     own = _Options(add_help=False, allow_abbrev=False)
     for add in adds:
         add(own)
-    _target_argument(own)
+    _machine_arguments(own)
     command: argparse.ArgumentParser = commands.add_parser(name, parents=[own], help=help)
     _script_arguments(command, _SCRIPT_OR_KERNEL)
     command.set_defaults(act=act, own=own)
 
 
-def _target_argument(command: argparse.ArgumentParser) -> None:
+def _machine_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", choices=TARGETS, help="the chip (default: the environment's, else trn2)")
+    _level_argument(command)
+    command.add_argument(
+        "--rules",
+        choices=[each.value for each in Rules],
+        help="whose refusals hold: the chip's, or those of the vendor's simulator; the others become warnings "
+        f"(default: {RULES_VARIABLE}, else chip)",
+    )
+
+
+def _level_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--level",
+        choices=[str(level) for level in LEVELS],
+        help=f"the release of NKI that kernels are written for (default: {LEVEL_VARIABLE}, else {NEWEST})",
+    )
 
 
 def _script_arguments(command: argparse.ArgumentParser, script: str) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from simulate.errors import InvalidArgument
+from simulate.level import LNC_BY_GRID, Level
 from simulate.run.machine import Mode, running_core
 from simulate.run.order_requests import Scheduled
-from simulate.run.target import SETS_LOGICAL_CORE, replay_is_wanted
+from simulate.run.target import SETS_LOGICAL_CORE, cores_of_call, replay_is_wanted
 from simulate.world import launch
 
 
@@ -20,16 +22,24 @@ class Kernel:
     simulator (the compiler refuses it; see lint rule NKI008).
     """
 
-    def __init__(self, func: Callable[..., Any], logical_core_size: int = 1, has_grid: bool = False) -> None:
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        grid: int | None = None,
+        config: object = None,
+        overrides: bool = False,
+    ) -> None:
         if not callable(func):
             raise InvalidArgument("NKW-KERNEL", f"nki.jit of {type(func).__name__}; it takes a function")
         functools.update_wrapper(self, func)
         self.func = func
-        self._logical_core_size = logical_core_size
-        self._has_grid = has_grid
+        self._grid = grid
+        self._config = config
+        self._overrides = overrides
 
     def __getitem__(self, grid: int) -> Kernel:
-        """The kernel on `grid` physical cores of one logical core: 1 or 2."""
+        """The kernel on `grid` physical cores of one logical core: 1 or 2. Deprecated since 0.7."""
+        Level.of().notice(LNC_BY_GRID)
         size = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
         if size not in (1, 2) or isinstance(size, bool):
             raise InvalidArgument(
@@ -37,7 +47,16 @@ class Kernel:
                 f"kernel[{grid!r:.40}]: the grid is one integer, 1 or 2, the logical core size, which is set by "
                 + SETS_LOGICAL_CORE,
             )
-        return Kernel(self.func, size, True)
+        return Kernel(self.func, size, self._config, self._overrides)
+
+    def configured(self, config: object, overrides: bool) -> Kernel:
+        """The kernel with a compile configuration; `overrides` tolerates nested kernels with another one."""
+        return Kernel(self.func, self._grid, config, overrides)
+
+    @property
+    def config(self) -> tuple[object, bool]:
+        """The compile configuration, and whether nested kernels may have another one."""
+        return self._config, self._overrides
 
     def with_schedule(self, edges: Sequence[tuple[str, str | Sequence[str]]]) -> Kernel:
         """The kernel with ordering requests between named instructions: (consumer, producer or producers).
@@ -45,23 +64,45 @@ class Kernel:
         Requests change the predicted time and no value. A launch raises InvalidArgument if it has no instruction of a
         name.
         """
-        return Kernel(Scheduled(self.func, edges), self._logical_core_size, self._has_grid)
+        return Kernel(Scheduled(self.func, edges), self._grid, self._config, self._overrides)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launch on one rank of the target chip; returns what the kernel returns, as arrays.
 
-        With NKW_REPLAY=1, launches without a grid run in mode replay.
+        NKI_LEVEL and NKI_RULES decide what is accepted. Without a grid, from level 0.7 on, NEURON_LOGICAL_NC_CONFIG is
+        the number of physical cores; InvalidArgument is raised where it is not that of the grid. With NKW_REPLAY=1,
+        launches without a grid on one core run in mode replay.
         """
-        if running_core() is not None:
+        core = running_core()
+        if core is not None:
+            self._agree(core.rank.config)
             return self.func(*args, **kwargs)
+        level = Level.of()
+        cores = cores_of_call(getattr(self.func, "__name__", "kernel"), self._grid, level)
+        has_grid = self._grid is not None or cores > 1
         done = launch(
             self.func,
             [(args, kwargs)],
-            logical_core_size=self._logical_core_size,
-            mode=Mode.replay if replay_is_wanted() and not self._has_grid else Mode.eager,
-            has_grid=self._has_grid,
+            logical_core_size=cores,
+            mode=Mode.replay if replay_is_wanted() and not has_grid else Mode.eager,
+            has_grid=has_grid,
+            level=level,
+            config=self.config,
         )
         return done.outputs[0]
+
+    def _agree(self, launched: tuple[object, bool]) -> None:
+        """Hold the configuration of a nested kernel against that of the launched one."""
+        config, overrides = launched
+        if self._config is None or self._config == config:
+            return
+        text = f"nested kernel {self.__name__} has {self._config}, the launched kernel {config}"  # type: ignore[attr-defined]
+        if not overrides:
+            raise InvalidArgument(
+                "NKW-COMPILE-CONFIG",
+                f"{text}; make them equal, or launch with SpecializationConfig(allow_nested_config_override=True)",
+            )
+        warnings.warn(f"{text}, which holds for both", UserWarning, stacklevel=3)
 
     def __repr__(self) -> str:
         return f"<nki kernel {getattr(self.func, '__qualname__', self.func)}>"

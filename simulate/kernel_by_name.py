@@ -19,8 +19,10 @@ import numpy as np
 
 from simulate.errors import InvalidArgument
 from simulate.files import imported_files
+from simulate.level import Level
 from simulate.run.launch import Launch, plain
 from simulate.run.machine import Mode
+from simulate.run.target import cores_of_call
 from simulate.world import launch
 
 DTYPES = {
@@ -74,7 +76,9 @@ def launch_by_name(words: str, arguments: Sequence[str], mode: Mode = Mode.dry) 
         else:
             kwargs[keyword["name"]] = _filled(text, keyword["value"], len(args) + len(kwargs), mode)
     try:
-        return launch(kernel, [(tuple(args), kwargs)], mode=mode)
+        level = Level.of()
+        cores = cores_of_call(getattr(kernel, "__name__", "kernel"), None, level)
+        return launch(kernel, [(tuple(args), kwargs)], None, cores, mode, has_grid=cores > 1, level=level)
     except MemoryError as error:
         raise InvalidArgument(
             "NKW-KERNEL-CALL", f"{words} with these arguments needs more memory than this machine has"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ _INI = {
     "nki_target": "targets of tests that name none, separated by spaces or commas",
     "nki_backend": f"what `import nki` means: {', '.join(_BACKENDS)}",
     "nki_check": f"what check_kernel looks for: {', '.join(_LEVELS)}",
+    "nki_level": "the release of NKI that kernels are written for, such as 0.6 (default: NKI_LEVEL, else the newest)",
+    "nki_rules": "whose refusals hold: chip, or simulator for those of the vendor's simulator",
 }
 
 
@@ -41,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=_LEVELS,
         help="checks of check_kernel: no detectors, the detectors, or detectors and other orders",
     )
+    group.addoption("--nki-level", metavar="LEVEL", help=_INI["nki_level"])
+    group.addoption("--nki-rules", metavar="RULES", help=_INI["nki_rules"])
     group.addoption("--nki-artifacts", metavar="FOLDER", help="where failed kernel tests leave their files")
     for name, help_text in _INI.items():
         parser.addini(name, help_text, default="")
@@ -62,7 +67,17 @@ def pytest_configure(config: pytest.Config) -> None:
         value = _option(config, name)
         if value and value not in choices:
             raise pytest.UsageError(f"{name} = {value}; known are {', '.join(choices)}")
-    backend = _option(config, "nki_backend")
+    backend, level, rules = (_option(config, f"nki_{name}") for name in ("backend", "level", "rules"))
+    if level or rules:
+        from simulate.errors import NkwError
+        from simulate.level import LEVEL_VARIABLE, RULES_VARIABLE, choose
+
+        before = {name: os.environ.get(name) for name in (LEVEL_VARIABLE, RULES_VARIABLE)}
+        try:
+            choose(level, rules)
+        except NkwError as error:
+            raise pytest.UsageError(f"nki_level or nki_rules: {error}") from None
+        config.add_cleanup(lambda: _restore(before))
     if backend:
         from simulate.bind import install
         from simulate.errors import NkwError
@@ -71,6 +86,14 @@ def pytest_configure(config: pytest.Config) -> None:
             install(backend)
         except NkwError as error:
             raise pytest.UsageError(f"--nki-backend {backend}: {error}") from None
+
+
+def _restore(before: Mapping[str, str | None]) -> None:
+    """Take back what the options chose in the environment."""
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -79,7 +79,7 @@ def run_to_its_end(options: argparse.Namespace) -> int:
 
 
 def _bound(options: argparse.Namespace) -> bool:
-    """Choose the chip and bind `nki`; prints what is refused."""
+    """Choose chip, level and rules, and bind `nki`; prints what is refused."""
     from simulate.bind import install
     from simulate.errors import NkwError
     from simulate.run.target import target_hardware
@@ -89,7 +89,7 @@ def _bound(options: argparse.Namespace) -> bool:
         os.environ[TARGET_VARIABLE] = options.target
     try:
         chip = target_hardware()
-        install("simulate")
+        install("simulate", options.level, options.rules)
     except NkwError as refused:
         error(refused)
         return False

@@ -10,6 +10,7 @@ import numpy as np
 
 from simulate.errors import InvalidArgument, NkwError
 from simulate.hardware import Hardware
+from simulate.level import Level, Rules
 from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, execute_launch, observers, plain
 from simulate.run.location import here
 from simulate.run.machine import Mode
@@ -35,13 +36,18 @@ def launch(
     peers: Processes | None = None,
     replay: ReplayOptions | None = None,
     replays: ReplayCache | None = None,
+    level: Level | str | None = None,
+    rules: Rules | str | None = None,
+    config: tuple[object, bool] = (None, False),
 ) -> Launch:
     """Run `kernel`, a plain function of the NKI language, once per rank with that rank's (args, kwargs).
 
     `logical_core_size` is the number of physical cores of each rank (LNC). With `peers`, this process has one rank;
     `peers` are the processes of the other ranks, which launch the same kernel. Values exist when the call returns;
     arrays that a kernel writes to are updated in place. `replay` has the options of mode replay (default: those of the
-    environment), `replays` the cache of its programs (default: that of the process).
+    environment), `replays` the cache of its programs (default: that of the process). `level` and `rules` decide what is
+    accepted (default: NKI_LEVEL and NKI_RULES, else the newest level and the rules of the chip). `config` is that of a
+    jitted kernel: what nested kernels are held against, and whether they may differ.
 
     Raises what the kernel raises, RuleViolation for a broken rule (also where live tiles exceed SBUF or PSUM),
     Deadlock, RendezvousMismatch, and ReplayMismatch where replays are verified.
@@ -56,6 +62,9 @@ def launch(
         has_grid,
         peers,
         observers=observers(),
+        level=Level.of(level),
+        rules=Rules.of(rules),
+        config=config,
     )
     with peers.launch() if peers is not None else nullcontext():
         observed = any(each.sees_instructions or each.keeps_calls for each in request.observers)
@@ -108,11 +117,14 @@ class World:
         logical_core_size: int = 1,
         replay: ReplayOptions | None = None,
         replays: ReplayCache | None = None,
+        level: Level | str | None = None,
+        rules: Rules | str | None = None,
     ) -> None:
         """A world of `ranks` ranks of the chip `target`. Raises InvalidArgument for an unknown chip or a bad number.
 
         `replay` has the options of mode replay; the default is those of the environment. `replays` is a cache that
-        several worlds share; by default a world has its own.
+        several worlds share; by default a world has its own. `level` and `rules` are those of its launches, as for
+        `launch`.
         """
         check_world(ranks)
         self.hardware = target_hardware(target)
@@ -120,6 +132,8 @@ class World:
         self.ranks = ranks
         self.logical_core_size = logical_core_size
         self.replay = replay
+        self.level = None if level is None else Level.of(level)
+        self.rules = None if rules is None else Rules.of(rules)
         self._peers: Processes | None = None
         self._replays = replays
 
@@ -192,4 +206,7 @@ class World:
             peers=self._peers,
             replay=self.replay,
             replays=self.replays if mode is Mode.replay else None,
+            level=self.level,
+            rules=self.rules,
+            config=getattr(kernel, "config", (None, False)),
         )

@@ -19,6 +19,7 @@ from simulate.check.findings import KINDS, Finding, Severity, from_error, in_ord
 from simulate.check.formats import Format, render
 from simulate.check.gather import Gatherer, gathered
 from simulate.errors import Deadlock, NkwError, RendezvousMismatch
+from simulate.level import Rules
 from simulate.run import Launch
 
 DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
@@ -27,13 +28,23 @@ DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
     if file.name != "commands" and not file.ispkg
     for module in [importlib.import_module(f"{__name__}.{file.name}")]
     if hasattr(module, "detect")
-} | {"varied": lambda launch, evidence: evidence.varied}
-"""The `detect` of every file of this folder that has one, and the findings of launches that were executed again."""
+} | {
+    "varied": lambda launch, evidence: evidence.varied,
+    "tolerated": lambda launch, evidence: list(map(from_error, launch.tolerated)),
+}
+"""The `detect` of every file of this folder that has one, the findings of launches that were executed again, and the
+broken rules that a launch tolerated."""
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """The findings of all detectors about one launch, in a fixed order."""
-    return in_order(finding for look in DETECTORS.values() for finding in look(launch, evidence))
+    """The findings of all detectors about one launch, in a fixed order.
+
+    Under the rules of the vendor's simulator, which detects none of them, each is a warning.
+    """
+    findings = [finding for look in DETECTORS.values() for finding in look(launch, evidence)]
+    if launch.rules is Rules.simulator:
+        findings = [replace(finding, severity=Severity.warning) for finding in findings]
+    return in_order(findings)
 
 
 def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) -> list[Finding]:

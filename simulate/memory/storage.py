@@ -67,5 +67,10 @@ class Storage:
         self.validity = Validity(self.nbytes, EMPTY if fresh or array is None else WRITTEN, form.stored_shape)
         self.float_views: dict[Layout, np.ndarray] = {}
 
+    def fill_fresh(self) -> None:
+        """Fill an allocation as the vendor's simulator does: NaN for floats, 4 for integers."""
+        is_float = self.dtype.is_float and not self.dtype.is_packed
+        self.array.view(self.dtype.storage)[...] = np.nan if is_float else 4
+
     def __repr__(self) -> str:
         return f"{self.name or 'tensor'} {self.shape} {self.dtype} {self.buffer.value}"

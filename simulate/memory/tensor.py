@@ -69,6 +69,11 @@ class NkiTensor(TensorBytes):
         storage = self.storage
         return NkiTensor.over(storage.shape, storage.dtype, storage)
 
+    @property
+    def data(self) -> NkiTensor:
+        """The tensor itself, so that code may treat tensors and grids alike (0.7)."""
+        return self
+
     def or_outside(self) -> NkiTensor:
         """This view, or the same as an `OutsideTensor` if it reaches outside its storage."""
         try:

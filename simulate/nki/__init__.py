@@ -1,26 +1,48 @@
-"""The API modules of `nki`: the names of NKI 0.6.0 over the instruction book; they compute nothing themselves."""
+"""The API modules of `nki`: the names of NKI up to 0.7.0 over the instruction book; they compute nothing themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from simulate.errors import InvalidArgument
 from simulate.kernel import Kernel, as_kernel
+from simulate.level import Level
 from simulate.nki import assignment as _assignment  # noqa: F401 (gives tensors their assignment)
-from simulate.nki import collectives, dtype, experimental, isa, language, meta, simulator, typing
+from simulate.nki import collectives, compiler, dtype, experimental, isa, language, meta, simulator, typing
 from simulate.nki.missing import not_yet
 from simulate.nki.typing import tensor
 
-__version__ = "0.6.0"
 
-
-def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+def jit(
+    fn: Callable[..., Any] | None = None,
+    *,
+    compile_config: compiler.CompileConfig | None = None,
+    specialization_config: compiler.SpecializationConfig | None = None,
+    **kwargs: Any,
+) -> Any:
     """Make a kernel of a function; `@nki.jit` and `@nki.jit(...)` are the same.
 
-    Options of the compiler (`mode`, `platform_target`, …) have no meaning for a simulation and are accepted; the
-    target comes from NEURON_PLATFORM_TARGET_OVERRIDE.
+    The configurations (0.7) change no value of a simulation. A nested kernel whose configuration differs from that of
+    the launched one is refused, or with allow_nested_config_override gives a warning. Older options of the compiler
+    (`mode`, `platform_target`, …) are accepted; the target comes from NEURON_PLATFORM_TARGET_OVERRIDE.
     """
-    return as_kernel if fn is None else as_kernel(fn)
+    configs = {"compile_config": compile_config, "specialization_config": specialization_config}
+    classes = (compiler.CompileConfig, compiler.SpecializationConfig)
+    for (name, config), kind in zip(configs.items(), classes):
+        if config is not None:
+            Level.of().require(f"nki.jit({name}=…)")
+            if not isinstance(config, kind):
+                raise InvalidArgument(
+                    "NKW-COMPILE-CONFIG", f"{name}={config!r:.60}; give an nki.compiler.{kind.__name__}"
+                )
+    overrides = specialization_config is not None and specialization_config.allow_nested_config_override
+
+    def made(function: Callable[..., Any]) -> Kernel:
+        kernel = as_kernel(function)
+        return kernel.configured(compile_config, overrides) if compile_config or overrides else kernel
+
+    return made if fn is None else made(fn)
 
 
 def simulate(kernel: Any) -> Kernel:
@@ -33,11 +55,14 @@ cpu_simulate = simulate
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return f"{Level.of()}.0"
     return not_yet("nki", name)
 
 
 __all__ = [
     "collectives",
+    "compiler",
     "cpu_simulate",
     "dtype",
     "experimental",

@@ -47,6 +47,7 @@ def collective_permute_implicit_current_processing_rank_id(
 def _prepare(planner: Planner) -> Callable[..., NkiInstruction]:
     def prepare(*args: Any, **kwargs: Any) -> NkiInstruction:
         core = current_core()
+        core.rank.level.require(f"ncc.{planner.__name__}_prepare")
         one_prepare(core.prepared)
         made = prepare_collective(planner, args, kwargs)
         core.prepared = Prepared(made, planner, args, {**kwargs, "name": None})
@@ -64,6 +65,7 @@ def _prepare(planner: Planner) -> Callable[..., NkiInstruction]:
 def _trigger(planner: Planner) -> Callable[..., NkiInstruction]:
     def trigger(prepare_instr: NkiInstruction, name: str | None = None) -> NkiInstruction:
         core = current_core()
+        core.rank.level.require(f"ncc.{planner.__name__}_trigger")
         prepared = core.prepared
         triggers_its_prepare(planner.__name__, prepared, prepare_instr)
         core.prepared = None

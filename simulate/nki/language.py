@@ -14,6 +14,15 @@ import numpy as np
 from simulate.errors import InvalidArgument, RuleViolation, rule
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.nki import isa
+from simulate.nki.grids import (
+    NkiBlockGrid,
+    NkiGrid,
+    NkiTileGrid,
+    alloc_blocks,
+    alloc_tiles,
+    blocks,
+    tiles,
+)
 from simulate.nki.loops import dynamic_range, fori_loop, while_loop
 from simulate.nki.missing import not_yet
 from simulate.nki.operators import OPERATORS
@@ -33,7 +42,7 @@ from simulate.nki.tile_functions import (
 )
 from simulate.nki.tile_size import tile_size
 from simulate.numerics import DTYPES, DType
-from simulate.run import current_core
+from simulate.run import current_core, running_level
 from simulate.run.affine import AffineRange
 
 globals().update(DTYPES)
@@ -127,17 +136,20 @@ def ds(start: int, size: int) -> slice:
 
 def affine_range(start: int, stop: int | None = None, step: int = 1) -> Sequence[int]:
     """A loop without carried dependences; unrolled, like `range`."""
+    running_level().notice("nl.affine_range")
     return AffineRange(start) if stop is None else AffineRange(start, stop, step)
 
 
 def sequential_range(start: int, stop: int | None = None, step: int = 1) -> range:
     """A loop with carried dependences; unrolled, like `range`."""
+    running_level().notice("nl.sequential_range")
     return range(start) if stop is None else range(start, stop, step)
 
 
 def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
     """An unrolled loop, like `range`."""
-    return sequential_range(start, stop, step)
+    running_level().notice("nl.static_range")
+    return range(start) if stop is None else range(start, stop, step)
 
 
 def program_id(axis: int = 0) -> int:
@@ -196,8 +208,14 @@ __all__ = [
     "DType",
     "MemoryRegion",
     "NKIObject",
+    "NkiBlockGrid",
+    "NkiGrid",
     "NkiTensor",
+    "NkiTileGrid",
     "all",
+    "alloc_blocks",
+    "alloc_tiles",
+    "blocks",
     "broadcast_to",
     "ds",
     "dropout",
@@ -222,6 +240,7 @@ __all__ = [
     "store",
     "sum",
     "tile_size",
+    "tiles",
     "transpose",
     "var",
     "where",

@@ -6,7 +6,6 @@ The simulator runs a body once per iteration, eagerly, with the values the regis
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +16,10 @@ from simulate.errors import RuleViolation, Unsupported, rule
 from simulate.isa import costs
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
+from simulate.level import RUN_TIME_SCALARS
 from simulate.memory.registers import VirtualRegister
 from simulate.nki.scalars import NkiScalar, not_a_comparison
-from simulate.run import current_core
+from simulate.run import current_core, running_level
 from simulate.run.issue import issue
 from simulate.run.target import LOOP_EVENTS_VARIABLE, loop_events
 
@@ -37,7 +37,9 @@ def fori_loop(
     positive_step(step)
     outside_no_reorder("fori_loop")
     loop = len(current_core().stream)
-    plain = any(isinstance(b, VirtualRegister) and not isinstance(b, NkiScalar) for b in (lower, upper))
+    plain = not running_level().has(RUN_TIME_SCALARS) or any(
+        isinstance(b, VirtualRegister) and not isinstance(b, NkiScalar) for b in (lower, upper)
+    )
     for value in range(_bound(lower), _bound(upper), operator.index(step)):
         with _inside(loop):
             counter = _counter(value)
@@ -65,7 +67,7 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
 
 def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[VirtualRegister]:
     """Deprecated since 0.6: a loop over a register range; use fori_loop."""
-    warnings.warn("nl.dynamic_range is deprecated; use nl.fori_loop", DeprecationWarning, stacklevel=2)
+    running_level().notice("nl.dynamic_range")
     positive_step(step)
     outside_no_reorder("dynamic_range")
     loop = len(current_core().stream)

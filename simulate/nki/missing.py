@@ -16,7 +16,6 @@ from simulate.errors import Unsupported
 _COMPILER = "it hands the kernel to the vendor's compiler; run the kernel with nki.simulate(kernel)(…)"
 _BETA1 = "it was removed after Beta 1; write slices, and keep dims before the partition dim in a Python list"
 _DEVICE = "it measures on a device; python -m simulate time predicts a kernel's time"
-_GRIDS = "grids of tiles came with 0.7, whose layout in SBUF and PSUM is not simulated; slice an nl.ndarray"
 
 NOT_YET: dict[str, dict[str, str]] = {
     "nki": {
@@ -28,11 +27,6 @@ NOT_YET: dict[str, dict[str, str]] = {
     "nki.isa": {},
     "nki.language": {
         **dict.fromkeys(("arange", "mgrid", "par_dim"), _BETA1),
-        "int64": "64-bit scalars came with 0.7 and are not simulated; int32 reaches 2147483647",
-        **dict.fromkeys(
-            ("NkiBlockGrid", "NkiGrid", "NkiTileGrid", "alloc_blocks", "alloc_tiles", "blocks", "tiles"),
-            _GRIDS,
-        ),
     },
     "nki.collectives": {},
     "nki.compiler.driver": {"compile_to_bir": _COMPILER},

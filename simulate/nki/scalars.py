@@ -17,7 +17,7 @@ from simulate.isa.scalars import ScalarOperator, scalar_arithmetic
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.registers import VirtualRegister
 from simulate.numerics import DType, as_dtype
-from simulate.run import current_core
+from simulate.run import current_core, running_level
 from simulate.run.issue import call, issue
 
 
@@ -63,6 +63,7 @@ class NkiScalar(VirtualRegister):
 
 def scalar_load(src: NkiTensor) -> NkiScalar:
     """A scalar with the one element of src, an int32 tensor in SBUF or HBM."""
+    running_level().require("nisa.scalar_load")
     one_int32("src", src)
     scalar = NkiScalar(current_core().allocate_register())
     call(INSTRUCTIONS["register_load"], (scalar, src), {})
@@ -71,6 +72,7 @@ def scalar_load(src: NkiTensor) -> NkiScalar:
 
 def scalar_store(dst: NkiTensor, value: NkiScalar) -> None:
     """Write a scalar to the one element of dst, an int32 tensor in SBUF or HBM."""
+    running_level().require("nisa.scalar_store")
     one_int32("dst", dst)
     is_scalar(value)
     not_a_comparison(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulate.errors import Unsupported
 from simulate.hardware import Hardware
 from simulate.memory import NKIObject
-from simulate.run.machine import running_core
+from simulate.run.machine import running_core, running_level
 from simulate.run.target import target_hardware
 
 
@@ -21,16 +21,26 @@ class _TileSize(NKIObject):
     psum_num_banks = property(lambda self: self._hardware.psum_banks)
     """PSUM banks per partition; the lowering of dma_transpose that reserves one of them is not simulated."""
     psum_bank_fmax = property(lambda self: self._hardware.psum_bank_bytes // 4)
-    psum_fmax = psum_bank_fmax
     psum_bank_fmax_bytes = property(lambda self: self._hardware.psum_bank_bytes)
     gemm_stationary_fmax = property(lambda self: self._hardware.stationary_free_max)
     gemm_moving_fmax = property(lambda self: self._hardware.moving_free_max)
     bn_stats_fmax = property(lambda self: self._hardware.bn_stats_free_max)
     sbuf_fmax_bytes = property(lambda self: self._hardware.sbuf_usable_bytes_per_partition)
-    total_available_sbuf_size = sbuf_fmax_bytes
     sbuf_fmax = property(lambda self: self.sbuf_fmax_bytes // 4)
     sbuf_size_bytes = property(lambda self: self.pmax * self.sbuf_fmax_bytes)
     """Usable bytes of all partitions together; whether the reserved ones count too is not documented."""
+
+    @property
+    def psum_fmax(self) -> int:
+        """As psum_bank_fmax; deprecated since 0.4."""
+        running_level().notice("nl.tile_size.psum_fmax")
+        return self._hardware.psum_bank_bytes // 4
+
+    @property
+    def total_available_sbuf_size(self) -> int:
+        """As sbuf_fmax_bytes; deprecated since 0.4."""
+        running_level().notice("nl.tile_size.total_available_sbuf_size")
+        return self._hardware.sbuf_usable_bytes_per_partition
 
     @property
     def psum_min_align(self) -> int:

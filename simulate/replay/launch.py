@@ -64,7 +64,7 @@ def _launch_options(request: LaunchRequest, options: ReplayOptions) -> tuple[Any
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
     peers = request.peers
     world = (0, len(request.arguments)) if peers is None else (peers.rank, peers.ranks)
-    return (*world, precise, options.speed)
+    return (*world, precise, options.speed, request.level, request.rules)
 
 
 def _eager(request: LaunchRequest, replays: ReplayCache, reason: str | None = None) -> Launch:

@@ -1,7 +1,7 @@
 """Running kernels: launch, issue, execution, stream, core scheduler, rendezvous."""
 
 from simulate.run.launch import Launch, recorded
-from simulate.run.machine import Mode, current_core
+from simulate.run.machine import Mode, current_core, running_level
 from simulate.run.stream import Event, NkiInstruction, Stream
 from simulate.run.target import target_hardware
 
@@ -13,5 +13,6 @@ __all__ = [
     "Stream",
     "current_core",
     "recorded",
+    "running_level",
     "target_hardware",
 ]

@@ -138,7 +138,7 @@ class Arguments:
         return to_torch(array) if self.torch_seen else array
 
     def _array(self, tensor: NkiTensor) -> np.ndarray:
-        _checked(output_in_hbm, tensor)
+        _checked(self._rank, output_in_hbm, tensor)
         if self._dry:
             zeros = np.zeros((), element(tensor.dtype))  # one element, broadcast: a dry launch has no values
             return (
@@ -154,7 +154,7 @@ class Arguments:
                     and key.shape == tensor.shape
                 ):
                     return key
-        _checked(output_was_written, tensor)
+        _checked(self._rank, output_was_written, tensor)
         validity = tensor.storage.validity
         if not validity.written(*tensor.byte_view()):
             self._rank.warnings.append(
@@ -214,13 +214,13 @@ def element(dtype: DType) -> np.dtype:
     return as_dtype(str(dtype)).storage
 
 
-def _checked(check: Callable[[NkiTensor], object], tensor: NkiTensor) -> None:
+def _checked(rank: Rank, check: Callable[[NkiTensor], object], tensor: NkiTensor) -> None:
     """Apply a rule to an output; the error's line is that of the allocation."""
     try:
         check(tensor)
     except RuleViolation as error:
         error.where = location(tensor.storage.line) if tensor.storage.line else None
-        raise
+        rank.broken(error)
 
 
 @rule("NKW-OUTPUT-MEMORY")

@@ -125,12 +125,16 @@ def _issue(
     for tile in reads:
         if tile.dynamic is not None:
             if not dry:
-                _check_gathered(tile, plan.skip_out_of_range)
+                _check_gathered(core, tile, plan.skip_out_of_range)
                 operands.append(gather(tile, as_float, plan.skip_out_of_range))
             continue
         validity = tile.storage.validity
         if validity.uniform != WRITTEN and validity.uniform != ACCUMULATED and not _written(tile):
-            blame = _excused(plan, reads, writes, tile, template.op, line)
+            try:
+                blame = _excused(plan, reads, writes, tile, template.op, line)
+            except RuleViolation as error:
+                error.instruction = error.instruction or template.op
+                core.rank.broken(error)
         if not dry:
             operands.append(tile.float32() if as_float else tile.array)
     registers = plan.registers
@@ -169,7 +173,7 @@ def _issue(
     else:
         for tile, result in zip(writes, results):
             if tile.dynamic is not None:
-                _check_written(tile.dynamic.index)
+                _check_written(core, tile.dynamic.index)
             touched = put(tile, result, as_float, plan.skip_out_of_range)
             _mark(tile, touched, WRITTEN)
             if plan.rendezvous is not None and plan.propagate is not None and isinstance(result, Masked):
@@ -224,9 +228,9 @@ def _written(tile: NkiTensor) -> bool:
     return validity.written(*tile.byte_view())
 
 
-def _check_written(tile: NkiTensor) -> None:
+def _check_written(core: NeuronCore, tile: NkiTensor) -> None:
     if not _written(tile):
-        raise unwritten(tile)
+        core.rank.broken(unwritten(tile))
 
 
 def _excused(
@@ -280,22 +284,23 @@ def _poisoned(
         defined += defined_registers(core, plan, plan.registers)
     results = plan.propagate(plan, defined)
     if results is None:
-        raise blame
+        core.rank.broken(blame)
+        return []
     if plan.rendezvous is not None:
         operands[:] = [Masked(values, rest) for values, rest in zip(operands, defined)]
         return []
     return [(tile, result) for tile, result in zip(writes, results) if not result.all()]
 
 
-def _check_gathered(tile: NkiTensor, skip_out_of_range: bool) -> None:
+def _check_gathered(core: NeuronCore, tile: NkiTensor, skip_out_of_range: bool) -> None:
     """Raise RuleViolation for a gather of elements that were never written."""
     assert tile.dynamic is not None
-    _check_written(tile.dynamic.index)
+    _check_written(core, tile.dynamic.index)
     validity = tile.storage.validity
     if validity.uniform in (WRITTEN, ACCUMULATED):
         return
     if not np.all(np.bitwise_and(states_of(tile, skip_out_of_range), WRITTEN)):
-        raise unwritten(tile, skip_out_of_range)
+        core.rank.broken(unwritten(tile, skip_out_of_range))
 
 
 def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
@@ -330,7 +335,7 @@ def _accumulate(
             _mark(tile, None, ACCUMULATED)
             return accumulate_mask
     else:
-        _check_written(tile.dynamic.index)
+        _check_written(core, tile.dynamic.index)
         core.stream.depends_on_data = (
             core.stream.depends_on_data or "where a matmul adds in PSUM depends on data"
         )
@@ -338,11 +343,14 @@ def _accumulate(
         states = states_of(tile)
         accumulate_mask = states != EMPTY
         if how is Accumulate.add and not np.all(accumulate_mask):
-            raise RuleViolation(
-                accumulation_was_started,
-                f"accumulate=True on {tile.describe()}, which no matmul has written",
-                hint="accumulate=(k > 0), or accumulate=None",
+            core.rank.broken(
+                RuleViolation(
+                    accumulation_was_started,
+                    f"accumulate=True on {tile.describe()}, which no matmul has written",
+                    hint="accumulate=(k > 0), or accumulate=None",
+                )
             )
+            accumulate_mask = True
         if not core.hardware.psum_accumulate_after_other_write and np.any(np.equal(states, WRITTEN)):
             core.warn(
                 f"[NKW-PSUM-INIT] matmul accumulates onto {tile.describe()}, which another instruction "
@@ -350,7 +358,7 @@ def _accumulate(
             )
     undefined = np.bitwise_and(states, POISON)
     if tile.dynamic is not None and np.any(undefined):
-        raise unwritten(tile)
+        core.rank.broken(unwritten(tile))
     touched = put(tile, accumulated(tile, product, accumulate_mask), as_float, False)
     _mark(tile, touched, ACCUMULATED)
     if np.any(undefined):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import NkwError, RuleViolation
+from simulate.errors import Location, NkwError, RuleViolation
 from simulate.hardware import Hardware
 from simulate.isa.book import CallError
+from simulate.level import NEWEST, RULES_VARIABLE, Level, Rules
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.memory.layout import Layout
 from simulate.memory.objects import VALUE_READS
@@ -63,7 +65,8 @@ class Launch:
     """One launch: its outputs, the stream of every core, and its warnings.
 
     `outputs` has one entry per rank; `streams` one per core, rank by rank; `interfaces` one per rank.
-    `reads_values` tells whether the kernel's Python read a value.
+    `reads_values` tells whether the kernel's Python read a value. `rules` are those that held; `tolerated` are the
+    broken rules that they do not refuse, whose texts `warnings` has too.
     """
 
     kernel: str
@@ -74,6 +77,8 @@ class Launch:
     warnings: tuple[str, ...]
     interfaces: tuple[Interface, ...]
     reads_values: bool
+    rules: Rules = Rules.chip
+    tolerated: tuple[RuleViolation, ...] = ()
 
     def repeated(self, outputs: list[Any]) -> Launch:
         """The launch of a replay: this one with other outputs."""
@@ -175,7 +180,9 @@ class LaunchRequest:
 
     kernel: a plain function of the NKI language. arguments: one (args, kwargs) per rank of this process.
     logical_core_size: physical cores per rank (LNC). mode: eager or dry. has_grid: whether the kernel was called with
-    a grid. peers: the processes that hold the other ranks. seed: draws the schedule of the cores at random.
+    a grid. peers: the processes that hold the other ranks. seed: draws the schedule of the cores at random. level: the
+    release of NKI that the kernel is written for. rules: which broken rules end the launch. config: the kernel's
+    compile configuration, and whether nested kernels may have another one.
     """
 
     kernel: Callable[..., Any]
@@ -187,6 +194,9 @@ class LaunchRequest:
     peers: Processes | None = None
     seed: int | None = None
     observers: tuple[Observer, ...] = ()
+    level: Level = NEWEST
+    rules: Rules = Rules.chip
+    config: tuple[object, bool] = (None, False)
 
 
 def execute_launch(request: LaunchRequest) -> Launch:
@@ -220,13 +230,15 @@ def execute_launch(request: LaunchRequest) -> Launch:
         mode=request.mode,
         outputs=outputs,
         streams=tuple(core.stream for core in cores),
-        warnings=tuple(warning for each in rank_runs for warning in each.rank.warnings),
+        warnings=tuple(text for each in rank_runs for text in each.rank.warnings),
         interfaces=tuple(each.interface() for each in rank_runs),
         reads_values=VALUE_READS.count != values_read,
+        rules=request.rules,
     )
     for observer in request.observers:
         observer.ran(done)
-    done = _with_capacity(done, [each.rank.reorders_loops for each in rank_runs])
+    done = _with_capacity(done, rank_runs)
+    done = _with_tolerated(done, rank_runs)
     for observer in request.observers:
         observer.ended(done, [each.returned for each in rank_runs])
     return done
@@ -277,7 +289,8 @@ def _cores(request: LaunchRequest) -> list[NeuronCore]:
     first = 0 if request.peers is None else request.peers.rank
     for number in range(first, first + len(request.arguments)):
         table = TracedTable(Calls()) if keeps_calls else TensorTable()
-        rank = Rank(number, request.chip, size, table)
+        rank = Rank(number, request.chip, size, table, level=request.level, rules=request.rules)
+        rank.config = request.config
         for part in range(size):
             core = NeuronCore(rank, part, len(cores), scheduler, request.mode, precise)
             core.has_grid = request.has_grid
@@ -324,13 +337,29 @@ def _result(value: Any) -> Any:
     return Result(value.storage.serial, value.layout) if isinstance(value, NkiTensor) else value
 
 
-def _with_capacity(done: Launch, reorders_loops: Sequence[bool]) -> Launch:
+def _with_tolerated(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
+    """The launch with the broken rules that it tolerates; each also gives a Python warning."""
+    tolerated = tuple(error for each in rank_runs for error in each.rank.tolerated)
+    if not tolerated:
+        return done
+    texts = tuple(f"{error}\n  tolerated: {RULES_VARIABLE} is {Rules.simulator.value}" for error in tolerated)
+    for text, error in zip(texts, tolerated):
+        where = error.where or Location("", 0, "")
+        warnings.warn_explicit(text, ToleratedRule, where.file, where.line)
+    return replace(done, warnings=(*done.warnings, *texts), tolerated=tolerated)
+
+
+class ToleratedRule(UserWarning):
+    """A rule of the chip that a kernel breaks and that the vendor's simulator does not have."""
+
+
+def _with_capacity(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
     """The launch, with a warning where too many tiles live in PSUM in program order and the compiler changes it.
 
     Raises RuleViolation, at the line of an allocation, where live tiles exceed SBUF, or PSUM otherwise.
     """
-    warnings: list[str] = []
-    cores = len(done.streams) // len(reorders_loops)
+    found: list[str] = []
+    cores = len(done.streams) // len(rank_runs)
     for number, (stream, placements) in enumerate(zip(done.streams, done.placements)):
         for buffer, placement in placements.items():
             limit = capacity_bytes(done.hardware, buffer)
@@ -338,13 +367,15 @@ def _with_capacity(done: Launch, reorders_loops: Sequence[bool]) -> Launch:
                 live_tiles_fit(placement, buffer, limit, done.hardware.name, stream.label, stream.elements)
             except RuleViolation as error:
                 error.where = stream.tensors[to_blame(placement).serial].where
-                if buffer is not MemoryRegion.psum or not reorders_loops[number // cores]:
-                    raise
-                warnings.append(
+                rank = rank_runs[number // cores].rank
+                if buffer is not MemoryRegion.psum or not rank.reorders_loops:
+                    rank.broken(error)
+                    continue
+                found.append(
                     f"[{error.code}] {error.seen}; so in program order, which this dialect's compiler changes, "
                     f"at {error.where}"
                 )
-    return replace(done, warnings=(*done.warnings, *warnings)) if warnings else done
+    return replace(done, warnings=(*done.warnings, *found)) if found else done
 
 
 def plain(kernel: Any) -> Callable[..., Any]:

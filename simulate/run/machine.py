@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa.plan import Plan, State
+from simulate.level import NEWEST, Level, Rules
 from simulate.lines import assigned
 from simulate.memory import MemoryRegion, NkiTensor, Storage, views
 from simulate.memory.registers import VirtualRegister
@@ -41,6 +42,8 @@ class Rank:
     """The state that the cores of one rank share: the tensor table, the allocations of shared HBM, the warnings.
 
     `reorders_loops` tells that the kernel's compiler does, so that program order does not decide which PSUM tiles live.
+    `config` is the compile configuration of the kernel, and whether nested kernels may have another one. `tolerated`
+    are the broken rules that the launch's rules do not refuse.
     """
 
     number: int
@@ -50,6 +53,18 @@ class Rank:
     shared: list[NkiTensor] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     reorders_loops: bool = False
+    level: Level = NEWEST
+    rules: Rules = Rules.chip
+    config: tuple[object, bool] = (None, False)
+    tolerated: list[RuleViolation] = field(default_factory=list)
+
+    def broken(self, error: RuleViolation) -> None:
+        """Raise the error of a broken rule, or keep it where the rules of the launch do not refuse it."""
+        if self.rules.refuse(error.code):
+            raise error
+        error.where = error.where or here()
+        if str(error) not in map(str, self.tolerated):
+            self.tolerated.append(error.with_traceback(None))
 
 
 Tensors = tuple[NkiTensor, ...]
@@ -145,10 +160,17 @@ class NeuronCore:
             # The tile of a register may have shape (1,) as well; on chip a tensor has two dims.
             sizes = (1, 1) if sizes == (1,) else sizes
             on_chip_shape(self.hardware, sizes)
-            tile_fits(self.hardware, sizes, element, buffer)
+            self.apply(tile_fits, sizes, element, buffer)
             if address is not None:
-                address_fits(self.hardware, sizes, element, buffer, address)
+                self.apply(address_fits, sizes, element, buffer, address)
         return sizes, element
+
+    def apply(self, rule_function: Callable[..., object], *facts: Any) -> None:
+        """Apply a rule to the chip and to facts; raises RuleViolation where the launch's rules refuse it."""
+        try:
+            rule_function(self.hardware, *facts)
+        except RuleViolation as error:
+            self.rank.broken(error)
 
     def allocate_register(self, frozen: bool = False) -> VirtualRegister:
         """A register without a value."""
@@ -168,6 +190,8 @@ class NeuronCore:
         storage = Storage(
             shape, dtype, buffer, name, array=array, address=address, line=kernel_line(), fresh=True
         )
+        if not (self.dry or self.rank.rules.refuse("NKW-UNWRITTEN")):
+            storage.fill_fresh()
         self.rank.tensors.add(storage)
         if self.stream.open_loops:
             self.stream.made_in[storage.serial] = tuple(self.stream.open_loops)
@@ -221,6 +245,12 @@ def current_core() -> NeuronCore:
 def running_core() -> NeuronCore | None:
     """The core that the calling thread runs, if any."""
     return _here.core
+
+
+def running_level() -> Level:
+    """The level of the running launch; outside of a kernel, that of the environment."""
+    core = _here.core
+    return Level.of() if core is None else core.rank.level
 
 
 def enter(core: NeuronCore | None) -> NeuronCore | None:

@@ -6,12 +6,14 @@ import os
 
 from simulate.errors import InvalidArgument
 from simulate.hardware import Hardware, hardware
+from simulate.level import LEVEL_VARIABLE, LNC_BY_ENVIRONMENT, Level
 from simulate.targets import DEFAULT_TARGET, TARGET_VARIABLE
 
 PRECISE_VARIABLE = "NKI_PRECISE_FP"
 REPLAY_VARIABLE = "NKW_REPLAY"
 LOOP_EVENTS_VARIABLE = "NKW_LOOP_EVENTS"
 _LOOP_EVENTS = 500_000  # some ten seconds of eager instructions
+LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
 
 def target_hardware(target: str | None = None) -> Hardware:
@@ -35,6 +37,31 @@ def check_logical_core(chip: Hardware, size: int) -> None:
             + " or ".join(map(str, chip.logical_core_sizes))
             + f". The size is set by {SETS_LOGICAL_CORE}",
         )
+
+
+def cores_of_call(kernel: str, grid: int | None, level: Level) -> int:
+    """The physical cores of a kernel that is called like a function, `kernel[grid](…)` or, without a grid, `kernel(…)`.
+
+    From level 0.7 on NEURON_LOGICAL_NC_CONFIG decides where there is no grid. Raises InvalidArgument where the variable
+    and the call disagree, as the runtime (0.6) and the compiler (0.7) do.
+    """
+    text = os.environ.get(LNC_VARIABLE, "")
+    if text not in ("", "1", "2"):
+        raise InvalidArgument("NKW-LNC", f"{LNC_VARIABLE} is {text!r:.40}; set it to 1 or 2")
+    if grid is None and level.has(LNC_BY_ENVIRONMENT):
+        return int(text or 1)
+    size = grid or 1
+    if text and int(text) != size:
+        call = f"{kernel}(…)" if grid is None else f"{kernel}[{grid}](…)"
+        cure = (
+            f"at {LEVEL_VARIABLE}={level} write {kernel}[{text}](…)"
+            if grid is None
+            else "give both the same number of cores, or only one of them"
+        )
+        raise InvalidArgument(
+            "NKW-LNC", f"{call} is a launch on {size} physical cores and {LNC_VARIABLE} is {text}; {cure}"
+        )
+    return size
 
 
 def replay_is_wanted() -> bool:

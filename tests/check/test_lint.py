@@ -10,10 +10,11 @@ import pytest
 
 import nki_kernels
 from simulate.check import KINDS, Severity
-from simulate.check.lint import LEVELS, lint_file, lint_source, load_rules
+from simulate.check.lint import lint_file, lint_source, load_rules
 from simulate.cli import main
 from simulate.errors import InvalidArgument
 from simulate.files import MOST_SOURCE_BYTES
+from simulate.level import LEVELS, NEWEST, Level
 
 HEAD = """import nki
 import nki.isa as nisa
@@ -34,6 +35,8 @@ def kernel(x, n=4):
 """
 
 LINES = [
+    ("NKI043", "a = nl.tiles(x, tile_shape=(128, 4))", "a = x[0:128, 0:4]"),
+    ("NKI044", "for j in nl.dynamic_range(r): pass", "nl.fori_loop(0, r, step)"),
     ("NKI001", "if n is True: pass", "if n == True: pass"),
     (
         "NKI006",
@@ -205,14 +208,19 @@ WHOLE = [
 ]
 
 
-def codes(text: str, level: tuple[int, int] = (0, 6)) -> list[str]:
+PARSED = Level(0, 6)
+"""The last level whose compiler parses kernels, so that rules about Python hold."""
+
+
+def codes(text: str, level: Level = PARSED) -> list[str]:
     return [finding.code for finding in lint_source(HEAD + text, "kernel.py", level)]
 
 
 @pytest.mark.parametrize(("code", "bad", "good"), LINES)
 def test_speaks_on_the_bad_line_and_not_on_the_good_one(code: str, bad: str, good: str) -> None:
-    assert codes(AROUND + BODY.format(bad)).count(code) == 1
-    assert code not in codes(AROUND + BODY.format(good))
+    level = NEWEST if code == "NKI044" else PARSED
+    assert codes(AROUND + BODY.format(bad), level).count(code) == 1
+    assert code not in codes(AROUND + BODY.format(good), level)
 
 
 @pytest.mark.parametrize(("code", "bad", "good"), WHOLE, ids=[code for code, _, _ in WHOLE])
@@ -240,6 +248,9 @@ def test_a_finding_says_where_and_what_to_write() -> None:
         ("NKI027", "a = nl.divide(t, t)", (0, 5), (0, 7)),
         ("NKI032", "a = [j for j in range(4)]", (0, 2), (0, 6)),
         ("NKI033", "nisa.dma_copy(dst=out, src=p)", (0, 3), (0, 7)),
+        ("NKI039", "a = nl.tile_size.psum_fmax", (0, 4), (0, 7)),
+        ("NKI043", "a = nl.tiles(x, tile_shape=(128, 4))", (0, 2), (0, 6)),
+        ("NKI044", "for j in nl.dynamic_range(r): pass", (0, 7), (0, 7)),
     ],
 )
 def test_a_rule_holds_at_its_levels(
@@ -250,7 +261,7 @@ def test_a_rule_holds_at_its_levels(
 
 
 def test_a_comparison_with_none_is_a_warning() -> None:
-    (finding,) = lint_source(HEAD + BODY.format("a = n is not None"), "kernel.py")
+    (finding,) = lint_source(HEAD + BODY.format("a = n is not None"), "kernel.py", PARSED)
     assert (finding.code, finding.severity) == ("NKI001", Severity.warning)
 
 

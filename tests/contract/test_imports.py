@@ -38,6 +38,7 @@ HEALTHY = {
     "simulate/numerics/__init__.py": "import simulate.hardware",
     "simulate/hardware/__init__.py": "import simulate.errors",
     "simulate/files.py": "from simulate.errors import NkwError",
+    "simulate/level.py": "import simulate.errors",
     "simulate/errors.py": "",
     "nki_kernels/__init__.py": "from simulate.bind import install",
     "nki_kernels/add.py": "import numpy as np\nimport nki.language as nl\nfrom nki_kernels.tiles import load",
@@ -52,6 +53,7 @@ HEALTHY = {
 # Each file is replaced by an import that must be refused; the second string is how import-linter words it.
 VIOLATIONS = {
     "simulate/errors.py": ("import simulate.hardware", "simulate.errors -> simulate.hardware"),
+    "simulate/level.py": ("import simulate.memory", "simulate.level -> simulate.memory"),
     "simulate/hardware/__init__.py": ("import simulate.numerics", "simulate.hardware -> simulate.numerics"),
     "simulate/numerics/__init__.py": ("import simulate.memory", "simulate.numerics -> simulate.memory"),
     "simulate/memory/__init__.py": ("import simulate.isa", "simulate.memory -> simulate.isa"),

@@ -7,6 +7,7 @@ and a second copy of a module with rules would register them twice.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -246,6 +247,38 @@ def test_doubled(check_kernel):
     pytester.makepyfile(test_suite=KERNELS + tests)
     done = pytester.runpytest_subprocess("-p", "simulate.pytest_plugin", "--nki-backend", "simulate")
     done.assert_outcomes(passed=1)
+
+
+_UNWRITTEN = """
+@nki.jit
+def empty(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, nl.ndarray(x.shape, dtype=x.dtype))
+    return out
+
+def test_empty(check_kernel):
+    check_kernel(empty, lambda x: np.full_like(x, 4), X.astype(np.int32))
+
+def test_version():
+    assert nki.__version__ == LEVEL
+"""
+
+
+@pytest.mark.filterwarnings("ignore::simulate.run.launch.ToleratedRule")
+def test_level_and_rules_are_options_and_entries_of_the_configuration(suite, pytester, monkeypatch) -> None:
+    monkeypatch.delenv("NKI_LEVEL", raising=False)
+    monkeypatch.delenv("NKI_RULES", raising=False)
+    newest = "\nLEVEL = '0.7.0'\n" + _UNWRITTEN
+    suite(newest).assert_outcomes(passed=1, failed=1)
+    suite(newest, "--nki-rules", "simulator").assert_outcomes(passed=2)
+    older = newest.replace("0.7.0", "0.5.0")
+    suite(older, "--nki-rules", "simulator", "--nki-level", "0.5").assert_outcomes(passed=2)
+    pytester.makeini("[pytest]\nnki_level = 0.5\nnki_rules = simulator\n")
+    suite(older).assert_outcomes(passed=2)
+    assert "NKI_LEVEL" not in os.environ and "NKI_RULES" not in os.environ
+    done = suite(older, "--nki-level", "9")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["*NKI_LEVEL is '9'; known are 0.2*"])
 
 
 def test_a_suite_without_kernels_loads_neither_numpy_nor_the_simulator(

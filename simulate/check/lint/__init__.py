@@ -8,6 +8,6 @@ looked at; references and test code are plain Python.
 from __future__ import annotations
 
 from simulate.check.lint.launched import lint_launched
-from simulate.check.lint.rules import LEVELS, Level, calls_of, lint_file, lint_source, load_rules
+from simulate.check.lint.rules import calls_of, lint_file, lint_source, load_rules
 
-__all__ = ["LEVELS", "Level", "calls_of", "lint_file", "lint_launched", "lint_source", "load_rules"]
+__all__ = ["calls_of", "lint_file", "lint_launched", "lint_source", "load_rules"]

@@ -10,6 +10,7 @@ from simulate.check.findings import Severity
 from simulate.check.lint.rules import Spot, lint_rule
 from simulate.check.lint.source import Scope, Source, argument
 from simulate.isa import INSTRUCTIONS
+from simulate.level import FEATURES, Level
 
 _REMOVED = {
     "nl.arange": "a slice, t[0:128, 0:64]",
@@ -24,15 +25,8 @@ _NOT_ON_DEVICE = {
     "nl.fmod": "nisa on integers",
     "nl.mod": "nisa on integers",
 }
-_DEPRECATED = {
-    "nisa.vector_engine": "nisa.engine.vector",
-    "nisa.scalar_engine": "nisa.engine.scalar",
-    "nisa.tensor_engine": "nisa.engine.tensor",
-    "nisa.gpsimd_engine": "nisa.engine.gpsimd",
-    "nisa.unknown_engine": "nisa.engine.unknown",
-    "nl.tile_size.psum_fmax": "nl.tile_size.psum_bank_fmax",
-    "nl.tile_size.total_available_sbuf_size": "nl.tile_size and the chip's documented size",
-}
+_HAVE_RULES = frozenset({*_PLAIN_RANGES, "nl.dynamic_range"})
+"""Deprecated names with rules of their own."""
 _OPERATOR_ARGUMENTS = frozenset({"op", "op0", "op1", "reduce_op", "cmp_op", "comp_op0", "comp_op1"})
 _ENUM_ARGUMENTS = {
     "engine": "nisa.engine.vector",
@@ -99,7 +93,7 @@ def plain_ranges(source: Source, scope: Scope) -> Iterator[Spot]:
             yield Spot(call, name, "range")
 
 
-@lint_rule("NKI027", Severity.error, since=(0, 5))
+@lint_rule("NKI027", Severity.error, since=Level(0, 5))
 def simulated_operators(source: Source, scope: Scope) -> Iterator[Spot]:
     """nl.divide, nl.fmod and nl.mod exist in simulation only."""
     for node, name in source.attributes(scope):
@@ -137,8 +131,8 @@ def seed_is_a_tile(source: Source, scope: Scope) -> Iterator[Spot]:
 def deprecated_names(source: Source, scope: Scope) -> Iterator[Spot]:
     """A deprecated name has a successor."""
     for node, name in source.attributes(scope):
-        if name in _DEPRECATED:
-            yield Spot(node, name, _DEPRECATED[name])
+        if name in FEATURES and name not in _HAVE_RULES and source.level.deprecates(name):
+            yield Spot(node, name, FEATURES[name].instead)
     for call, name in source.calls(scope):
         for keyword in call.keywords if name.startswith("nisa.") and not source.old_imports else ():
             text = ast.unparse(keyword.value)
@@ -146,6 +140,15 @@ def deprecated_names(source: Source, scope: Scope) -> Iterator[Spot]:
                 yield Spot(
                     keyword.value, f"{keyword.arg}={text}", f"the operator of nl: {_nl_operator(text)}"
                 )
+
+
+@lint_rule("NKI043", Severity.error)
+def names_of_the_level(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A kernel uses names that its release of NKI has."""
+    for node, name in source.attributes(scope):
+        if name in FEATURES and not source.level.has(name):
+            row = FEATURES[name]
+            yield Spot(node, f"{name}, which NKI {row.since} added, at level {source.level}", row.instead)
 
 
 def _nl_operator(text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from simulate.check.findings import Severity
 from simulate.check.lint.rules import TRACER, Spot, lint_rule
 from simulate.check.lint.source import Holds, Scope, Source
+from simulate.level import Level
 
 _NOT_SHARED = frozenset({"nl.hbm", "nl.private_hbm", "nl.sbuf", "nl.psum"})
 
@@ -23,7 +24,7 @@ def _own_returns(scope: Scope) -> Iterator[ast.Return]:
             waiting.extend(ast.iter_child_nodes(node))
 
 
-@lint_rule("NKI004", Severity.error, since=(0, 3))
+@lint_rule("NKI004", Severity.error, since=Level(0, 3))
 def outputs_are_shared(source: Source, scope: Scope) -> Iterator[Spot]:
     """A kernel returns tensors that were allocated with buffer=nl.shared_hbm; one that others call may return tiles."""
     if not scope.is_kernel or scope.node.name in source.called:
@@ -60,7 +61,7 @@ def no_nested_kernels(source: Source, scope: Scope) -> Iterator[Spot]:
             yield Spot(node, f"calls the kernel {node.func.id}", f"remove @nki.jit from {node.func.id}")
 
 
-@lint_rule("NKI024", Severity.warning, since=(0, 4))
+@lint_rule("NKI024", Severity.warning, since=Level(0, 4))
 def no_old_package(source: Source, scope: Scope) -> Iterator[Spot]:
     """The package neuronxcc.nki is not available to kernels; its successor is nki.
 
@@ -90,7 +91,7 @@ _MEETINGS = frozenset(
 )
 
 
-@lint_rule("NKI035", Severity.error, since=(0, 3))
+@lint_rule("NKI035", Severity.error, since=Level(0, 3))
 def same_control_flow(source: Source, scope: Scope) -> Iterator[Spot]:
     """Both cores of a logical core run the same barriers, sendrecvs and device loops."""
     for node in scope.nodes(ast.If):

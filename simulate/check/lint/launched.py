@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from simulate.check.findings import Finding
-from simulate.check.lint.rules import DEFAULT_LEVEL, Level, calls_of, lint_file
+from simulate.check.lint.rules import calls_of, lint_file
 from simulate.errors import InvalidArgument
 from simulate.run import Launch
 from simulate.run.location import location
 
 
-def lint_launched(launches: Sequence[Launch], level: Level = DEFAULT_LEVEL) -> list[Finding]:
+def lint_launched(launches: Sequence[Launch]) -> list[Finding]:
     """The findings of lint in the functions that issued an instruction in one of the launches.
 
     A function whose source is not a file, such as one of a notebook, is left out.
@@ -33,6 +33,6 @@ def lint_launched(launches: Sequence[Launch], level: Level = DEFAULT_LEVEL) -> l
     findings: list[Finding] = []
     for file, names in files.items():
         with suppress(InvalidArgument):  # a file that has changed since it was imported
-            own = lint_file(Path(file), level, called)
+            own = lint_file(Path(file), called=called)
             findings += [each for each in own if each.where is not None and each.where.function in names]
     return findings

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from simulate.check.findings import Severity
 from simulate.check.lint.rules import TRACER, Spot, lint_rule
 from simulate.check.lint.source import Function, Holds, Scope, Source, argument
+from simulate.level import Level
 
 _STEPS = {"nl.fori_loop": 3, "nl.dynamic_range": 2}
 _REGISTER_WRITERS = frozenset({"nisa.register_move", "nisa.register_load"})
@@ -49,9 +50,19 @@ def _regions(source: Source, scope: Scope) -> Iterator[tuple[str, list[ast.stmt]
             yield body.args.args[0].arg, body.body
 
 
-@lint_rule("NKI011", Severity.warning, since=(0, 6), until=TRACER)
+@lint_rule("NKI011", Severity.warning, since=Level(0, 6), until=TRACER)
 def old_device_loops(source: Source, scope: Scope) -> Iterator[Spot]:
     """nl.dynamic_range and `while register:` are deprecated for nl.fori_loop and nl.while_loop."""
+    yield from _old_loops(source, scope)
+
+
+@lint_rule("NKI044", Severity.error, since=TRACER)
+def removed_device_loops(source: Source, scope: Scope) -> Iterator[Spot]:
+    """nl.dynamic_range and `while register:` were removed from 0.7, whose tracer cannot follow them."""
+    yield from _old_loops(source, scope)
+
+
+def _old_loops(source: Source, scope: Scope) -> Iterator[Spot]:
     for call, name in source.calls(scope):
         if name == "nl.dynamic_range":
             yield Spot(call, "nl.dynamic_range", "nl.fori_loop(lower, upper, body)")

@@ -14,11 +14,9 @@ from simulate.check.findings import Finding, FindingKind, Severity, found, in_or
 from simulate.check.lint.source import Scope, Source
 from simulate.errors import InvalidArgument, Location
 from simulate.files import MOST_SOURCE_BYTES, read_text
+from simulate.level import FEATURES, FULL_PYTHON, LEVELS, Level
 
-Level = tuple[int, int]
-LEVELS: tuple[Level, ...] = tuple((0, minor) for minor in range(2, 8))
-DEFAULT_LEVEL: Level = (0, 6)
-TRACER: Level = (0, 7)
+TRACER = FEATURES[FULL_PYTHON].since
 """From this level on kernels are traced, not parsed, so that all of Python is available while specialising."""
 
 
@@ -44,6 +42,10 @@ class Rule:
     since: Level
     until: Level | None
 
+    def holds(self, level: Level) -> bool:
+        """Whether a level has this rule."""
+        return self.since <= level and (self.until is None or level < self.until)
+
 
 RULES: list[Rule] = []
 
@@ -68,19 +70,22 @@ def load_rules() -> None:
 
 
 def lint_source(
-    text: str, file: str, level: Level = DEFAULT_LEVEL, called: frozenset[str] = frozenset()
+    text: str, file: str, level: Level | None = None, called: frozenset[str] = frozenset()
 ) -> list[Finding]:
     """The findings in one source text; `called` names functions that other files call.
+
+    `level` is the release of NKI that the text is written for; the default is NKI_LEVEL, else the newest.
 
     A file of the older dialect compiles with the compiler it was written for: what it has to change is a warning.
     Raises InvalidArgument for a text that is no Python, and for one that is nested too deeply to be looked at.
     """
     load_rules()
+    level = Level.of(level)
     findings = []
     with _readable(file):
-        source = Source(_parsed(text, file), called)
+        source = Source(_parsed(text, file), called, level)
         for rule in RULES:
-            if level < rule.since or (rule.until is not None and level >= rule.until):
+            if not rule.holds(level):
                 continue
             for scope in source.scopes:
                 for spot in rule.look(source, scope):
@@ -91,9 +96,7 @@ def lint_source(
     return in_order(findings)
 
 
-def lint_file(
-    path: Path, level: Level = DEFAULT_LEVEL, called: frozenset[str] = frozenset()
-) -> list[Finding]:
+def lint_file(path: Path, level: Level | None = None, called: frozenset[str] = frozenset()) -> list[Finding]:
     """The findings in one file; `called` names functions that other files call."""
     return lint_source(_text(path), str(path), level, called)
 

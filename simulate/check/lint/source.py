@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
+from simulate.level import NEWEST, Level
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Node = TypeVar("Node", bound=ast.AST)
 
@@ -61,9 +63,10 @@ class Scope:
 class Source:
     """One parsed file."""
 
-    def __init__(self, tree: ast.Module, called: frozenset[str] = frozenset()) -> None:
-        """`called` names functions that other files call."""
+    def __init__(self, tree: ast.Module, called: frozenset[str] = frozenset(), level: Level = NEWEST) -> None:
+        """`called` names functions that other files call; `level` is the release that the file is written for."""
         self.tree = tree
+        self.level = level
         self.aliases: dict[str, str] = {}
         self.old_imports: list[ast.stmt] = []
         self._new_imports = 0

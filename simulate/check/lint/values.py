@@ -10,6 +10,7 @@ from simulate.check.lint.rules import Spot, lint_rule
 from simulate.check.lint.source import Holds, Scope, Source, argument, base_of
 from simulate.isa import INSTRUCTIONS
 from simulate.isa.book import documented_signature
+from simulate.level import Level
 
 _OPERATORS: dict[type[ast.operator], str] = {
     ast.Add: "nl.add",
@@ -103,7 +104,7 @@ def results_are_not_tiles(source: Source, scope: Scope) -> Iterator[Spot]:
                 yield Spot(value, seen, "pass the tile that was its dst")
 
 
-@lint_rule("NKI033", Severity.error, since=(0, 3))
+@lint_rule("NKI033", Severity.error, since=Level(0, 3))
 def dma_from_psum(source: Source, scope: Scope) -> Iterator[Spot]:
     """A DMA does not read PSUM."""
     for call, name in source.calls(scope):

@@ -1,0 +1,81 @@
+"""`nki.compiler` (0.7): configurations of a kernel that `nki.jit` takes.
+
+They tune the vendor's compiler. A simulated launch computes the same values whatever they say; their types, their
+combinations and the agreement of nested kernels are checked.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from simulate.errors import InvalidArgument
+from simulate.run import running_level
+
+_RING_VARIABLE = "NKI_PREFETCH_RING_SIZE"
+
+
+class AddressRotation(Enum):
+    """Whether the compiler may move an allocation to another address: AUTO moves those without an address of their own.
+
+    The reference names the members without their values.
+    """
+
+    AUTO = "auto"
+    ENABLE = "enable"
+    DISABLE = "disable"
+
+
+@dataclass(frozen=True)
+class CompileConfig:
+    """Options of the compiler for one kernel; None leaves the choice to it, as the reference hides these defaults.
+
+    nki_alloc_fallback: fall back to the compiler's own allocation where NKI's fails. The simulator has one allocation
+    and always reports what does not fit. prefetch_auto: a ring of DMA prefetches in SBUF, which excludes
+    NKI_PREFETCH_RING_SIZE. Raises InvalidArgument for values of other types and for both settings of the ring.
+    """
+
+    address_rotation: AddressRotation = AddressRotation.AUTO
+    non_ssa_legalization: bool | None = None
+    dead_code_elim: bool | None = None
+    barrier_check: bool | None = None
+    prefetch_auto: bool = False
+    nki_alloc_fallback: bool = True
+
+    def __post_init__(self) -> None:
+        _checked(self)
+        if self.prefetch_auto and os.environ.get(_RING_VARIABLE):
+            raise InvalidArgument(
+                "NKW-COMPILE-CONFIG",
+                f"prefetch_auto=True and {_RING_VARIABLE}={os.environ[_RING_VARIABLE]} exclude each other; unset one",
+            )
+
+
+@dataclass(frozen=True)
+class SpecializationConfig:
+    """Options of specialisation for one kernel.
+
+    allow_nested_config_override: where this kernel is launched, a nested kernel with another configuration gives a
+    warning in place of an error, and runs under this kernel's.
+    """
+
+    allow_nested_config_override: bool = False
+
+    def __post_init__(self) -> None:
+        _checked(self)
+
+
+def _checked(config: CompileConfig | SpecializationConfig) -> None:
+    name = type(config).__name__
+    running_level().require(f"nki.compiler.{name}")
+    for each in fields(config):
+        value = getattr(config, each.name)
+        wanted = AddressRotation if each.name == "address_rotation" else bool
+        if not isinstance(value, wanted) and not (value is None and each.default is None):
+            raise InvalidArgument(
+                "NKW-COMPILE-CONFIG", f"{name}({each.name}={value!r:.40}); it takes a {wanted.__name__}"
+            )
+
+
+__all__ = ["AddressRotation", "CompileConfig", "SpecializationConfig"]
