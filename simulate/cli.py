@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "run a script and print the predicted time of every kernel launch",
         partial(_reported, profiles.time_command),
         profiles.add_arguments,
+        _trips_argument,
     )
     _reporting(
         commands,
@@ -85,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         "run a script and print what every kernel launch has in SBUF and PSUM",
         partial(_reported, occupancy.memory),
         occupancy.add_arguments,
+        _trips_argument,
     )
     _reporting(
         commands,
@@ -157,6 +159,23 @@ def _machine_arguments(command: argparse.ArgumentParser) -> None:
         help="whose refusals hold: the chip's, or those of the vendor's simulator; the others become warnings "
         f"(default: {RULES_VARIABLE}, else chip)",
     )
+
+
+def _trips_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--trips",
+        type=_counts,
+        default=(),
+        metavar="N[,N…]",
+        help="how often device loops of a kernel run whose bounds only the device knows, in the order they are reached",
+    )
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is no list of counts; give N or N,N")
+    return tuple(map(int, parts))
 
 
 def _level_argument(command: argparse.ArgumentParser) -> None:

@@ -57,11 +57,14 @@ def names_a_kernel(words: str) -> bool:
     return _NAMED.fullmatch(words) is not None and not Path(words).is_file()
 
 
-def launch_by_name(words: str, arguments: Sequence[str], mode: Mode = Mode.dry) -> Launch:
+def launch_by_name(
+    words: str, arguments: Sequence[str], mode: Mode = Mode.dry, trips: Sequence[int] = ()
+) -> Launch:
     """Launch the kernel on the chip of the environment; by default dry, which computes no numbers.
 
     Where numbers are computed, tensors of floats are normally distributed (numpy's generator, seeded with the place of
-    the argument), and tensors of integers count 0, 1, 2 …, so that they can be indices of different rows.
+    the argument), and tensors of integers count 0, 1, 2 …, so that they can be indices of different rows. `trips` are
+    the trip counts of device loops in a dry launch.
 
     Raises InvalidArgument for a place or a name that is not there, for what is no argument, and where the kernel does
     not take these; otherwise what the launch raises.
@@ -78,7 +81,8 @@ def launch_by_name(words: str, arguments: Sequence[str], mode: Mode = Mode.dry) 
     try:
         level = Level.of()
         cores = cores_of_call(getattr(kernel, "__name__", "kernel"), None, level)
-        return launch(kernel, [(tuple(args), kwargs)], None, cores, mode, has_grid=cores > 1, level=level)
+        given = [(tuple(args), kwargs)]
+        return launch(kernel, given, None, cores, mode, has_grid=cores > 1, level=level, trips=trips)
     except MemoryError as error:
         raise InvalidArgument(
             "NKW-KERNEL-CALL", f"{words} with these arguments needs more memory than this machine has"

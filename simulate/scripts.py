@@ -52,7 +52,8 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
     if not _bound(options):
         return 2
     try:
-        launch_by_name(options.script, options.arguments, Mode.eager if computes else Mode.dry)
+        mode, trips = (Mode.eager, ()) if computes else (Mode.dry, options.trips)
+        launch_by_name(options.script, options.arguments, mode, trips)
     except NkwError as refused:
         if raises and not isinstance(refused, InvalidArgument):
             raise

@@ -39,6 +39,7 @@ def launch(
     level: Level | str | None = None,
     rules: Rules | str | None = None,
     config: tuple[object, bool] = (None, False),
+    trips: Sequence[int] = (),
 ) -> Launch:
     """Run `kernel`, a plain function of the NKI language, once per rank with that rank's (args, kwargs).
 
@@ -47,7 +48,8 @@ def launch(
     arrays that a kernel writes to are updated in place. `replay` has the options of mode replay (default: those of the
     environment), `replays` the cache of its programs (default: that of the process). `level` and `rules` decide what is
     accepted (default: NKI_LEVEL and NKI_RULES, else the newest level and the rules of the chip). `config` is that of a
-    jitted kernel: what nested kernels are held against, and whether they may differ.
+    jitted kernel: what nested kernels are held against, and whether they may differ. `trips` are the trip counts of
+    device loops over registers in mode dry: one per loop in the order they are reached first, the last for all others.
 
     Raises what the kernel raises, RuleViolation for a broken rule (also where live tiles exceed SBUF or PSUM),
     Deadlock, RendezvousMismatch, and ReplayMismatch where replays are verified.
@@ -65,6 +67,7 @@ def launch(
         level=Level.of(level),
         rules=Rules.of(rules),
         config=config,
+        trips=_checked_trips(trips),
     )
     with peers.launch() if peers is not None else nullcontext():
         observed = any(each.sees_instructions or each.keeps_calls for each in request.observers)
@@ -85,6 +88,13 @@ def _replayed(request: LaunchRequest, options: ReplayOptions | None, replays: Re
     from simulate.replay import ReplayOptions, replayed  # most processes replay nothing
 
     return replayed(request, options or ReplayOptions.from_environment(), replays or process_replays())
+
+
+def _checked_trips(trips: Sequence[int]) -> tuple[int, ...]:
+    counts = tuple(trips)
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise InvalidArgument("NKW-TRIPS", f"trips={counts}; a trip count is a Python int of 0 or more")
+    return counts
 
 
 def process_replays() -> ReplayCache:
@@ -189,8 +199,12 @@ class World:
         kernel: Any,
         arguments: ArgumentsOfRanks,
         mode: Mode = Mode.eager,
+        trips: Sequence[int] = (),
     ) -> Launch:
-        """Launch a kernel (jitted or plain) on every rank; `arguments` has one (args, kwargs) per rank."""
+        """Launch a kernel (jitted or plain) on every rank; `arguments` has one (args, kwargs) per rank.
+
+        `trips` are the trip counts of device loops in mode dry, as for `launch`.
+        """
         if len(arguments) != self.ranks:
             raise InvalidArgument(
                 "NKW-WORLD",
@@ -209,4 +223,5 @@ class World:
             level=self.level,
             rules=self.rules,
             config=getattr(kernel, "config", (None, False)),
+            trips=trips,
         )

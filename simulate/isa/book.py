@@ -9,7 +9,7 @@ from typing import Any
 from simulate.errors import InvalidArgument, NkwError, RuleViolation
 from simulate.hardware import Hardware
 from simulate.isa.memo import KnownCall, Memo, key_of
-from simulate.isa.plan import Plan
+from simulate.isa.plan import Plan, sixty_four_bits_are_moved
 from simulate.isa.template import Template
 from simulate.memory import NkiTensor
 
@@ -89,7 +89,9 @@ def _planned(
     planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Plan:
     try:
-        return planner(*context, *args, **kwargs)
+        made = planner(*context, *args, **kwargs)
+        sixty_four_bits_are_moved(made)
+        return made
     except RuleViolation as error:
         name_operands(error, planner, len(context), args, kwargs)
         raise

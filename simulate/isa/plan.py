@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simulate.errors import RuleViolation, rule
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.memory import NkiTensor, Storage
 from simulate.numerics import ActivationFunction, random
@@ -285,6 +286,18 @@ class Plan:
         return self.over(
             *(tuple([made[id(tensor)] for tensor in side]) for side in (self.reads, self.writes))
         )
+
+
+@rule("NKW-INT64")
+def sixty_four_bits_are_moved(plan: Plan) -> None:
+    """64-bit integers are moved by DMAs between equal dtypes and held by scalars; no engine computes with them."""
+    if plan.domain is Domain.bits and plan.engine in (Engine.dma, Engine.sync):
+        return
+    for operand in (*plan.reads, *plan.writes):
+        if operand.dtype == "int64":
+            raise RuleViolation(
+                sixty_four_bits_are_moved, operand.describe(), hint="convert the array to int32 on the host"
+            )
 
 
 _facts = attrgetter(*[field.name for field in fields(Plan)][len(("engine", "reads", "writes")) :])

@@ -1,4 +1,4 @@
-"""Arithmetic on run-time scalars: 32-bit integers in an engine's registers, as `NkiScalar` (0.7) writes it."""
+"""Arithmetic on run-time scalars: 32-bit or 64-bit integers in registers, as `NkiScalar` (0.7) writes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulate.memory import NkiTensor
 
 
 class ScalarOperator(Enum):
-    """An operator of two scalars; sums and products wrap to 32 bits, comparisons give 1 or 0."""
+    """An operator of two scalars; sums and products wrap to their width, comparisons give 1 or 0."""
 
     add = np.add
     subtract = np.subtract
@@ -39,19 +39,19 @@ def scalar_arithmetic(
     left: NkiTensor | int,
     right: NkiTensor | int,
 ) -> Plan:
-    """dst = left operator right, (1, 1) int32 cells or numbers of 32 bits, on the Sync stream.
+    """dst = left operator right, (1, 1) cells or numbers of dst's width, on the Sync stream.
 
     Cost: none is published; one of an instruction between registers, as for register_move.
     """
     sides = (left, right)
+    element = dst.dtype.storage
 
     def compute(*cells: np.ndarray) -> tuple[np.ndarray]:
         operand = iter(cells)
         first, second = (
-            next(operand) if isinstance(side, NkiTensor) else np.full((1, 1), side, np.int32)
-            for side in sides
+            next(operand) if isinstance(side, NkiTensor) else np.full((1, 1), side, element) for side in sides
         )
-        return (operator.value(first, second).astype(np.int32),)
+        return (operator.value(first, second).astype(element),)
 
     return Plan(
         engine=Engine.sync,

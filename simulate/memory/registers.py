@@ -9,27 +9,23 @@ from simulate.memory.objects import VALUE_READS, NKIObject
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
 from simulate.memory.tensor import NkiTensor
-from simulate.numerics import as_dtype
+from simulate.numerics import DType, as_dtype
 
 _INT32 = as_dtype("int32")
 
 
 class VirtualRegister(NKIObject):
-    """A 32-bit signed register.
+    """A 32-bit signed register; the register of a 64-bit scalar has 64 bits.
 
-    It is a (1, 1) int32 cell in a memory of its own, so instructions read and write it like any operand and the
-    stream knows what depends on it. `frozen` marks the counter of a device loop, which a body may not write.
+    It is a (1, 1) int32 or int64 cell in a memory of its own, so instructions read and write it like any operand and
+    the stream knows what depends on it. `frozen` marks the counter of a device loop, which a body may not write.
     """
 
     __slots__ = ("cell", "frozen")
 
     def __init__(self, state: Any = None, frozen: bool = False) -> None:
-        storage = (
-            state
-            if isinstance(state, Storage)
-            else Storage((1, 1), _INT32, MemoryRegion.register, "register")
-        )
-        self.cell = NkiTensor((1, 1), _INT32, storage)
+        storage = state if isinstance(state, Storage) else register_storage(_INT32)
+        self.cell = NkiTensor((1, 1), storage.dtype, storage)
         self.frozen = frozen
 
     @property
@@ -52,6 +48,11 @@ class VirtualRegister(NKIObject):
 
     def __repr__(self) -> str:
         return "<register>" if self.cell.storage.array.size == 0 else f"<register {self.cell.array[0, 0]}>"
+
+
+def register_storage(dtype: DType) -> Storage:
+    """The cell of a fresh register of that dtype."""
+    return Storage((1, 1), dtype, MemoryRegion.register, "register")
 
 
 @rule("NKW-REGISTER-UNSET")

@@ -24,6 +24,7 @@ from simulate.memory.view_rules import (
     dynamic_free_dim,
     index_within_tensor,
     indirect_dim_exists,
+    on_chip_offset_is_32_bit,
     one_dynamic_offset,
     partition_dim_stays_first,
     reshape_is_a_view,
@@ -413,6 +414,12 @@ class NkiTensor(TensorBytes):
     def _one_dynamic(self, dynamic: Dynamic) -> Dynamic:
         if self.dynamic is not None:
             raise RuleViolation(one_dynamic_offset, f"a second run-time index on {self.describe()}")
+        if self.buffer.on_chip and dynamic.index.dtype == "int64":
+            raise RuleViolation(
+                on_chip_offset_is_32_bit,
+                f"an int64 offset of {self.describe()}",
+                hint="load it from an int32 tensor",
+            )
         return dynamic
 
     @property

@@ -80,3 +80,8 @@ def one_dynamic_offset() -> None:
 def indirect_dim_exists(dim: int, tensor: str) -> None:
     """indirect_dim of an access pattern names a dim of the tensor that it is taken of."""
     raise RuleViolation(indirect_dim_exists, f"indirect_dim {dim} of {tensor}")
+
+
+@rule("NKW-SCALAR-OFFSET")
+def on_chip_offset_is_32_bit() -> None:
+    """A run-time offset in SBUF or PSUM has 32 bits; one of 64 bits is for HBM."""

@@ -41,7 +41,7 @@ from simulate.nki.tile_functions import (
     where,
 )
 from simulate.nki.tile_size import tile_size
-from simulate.numerics import DTYPES, DType
+from simulate.numerics import DTYPES, DType, int64
 from simulate.run import current_core, running_level
 from simulate.run.affine import AffineRange
 
@@ -222,6 +222,7 @@ __all__ = [
     "dynamic_range",
     "fori_loop",
     "gather_flattened",
+    "int64",
     "load",
     "load_transpose2d",
     "matmul",

@@ -18,9 +18,10 @@ from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
 from simulate.level import RUN_TIME_SCALARS
 from simulate.memory.registers import VirtualRegister
-from simulate.nki.scalars import NkiScalar, not_a_comparison
+from simulate.nki.scalars import NkiScalar, not_a_comparison, thirty_two_bits
 from simulate.run import current_core, running_level
 from simulate.run.issue import issue
+from simulate.run.location import kernel_line
 from simulate.run.target import LOOP_EVENTS_VARIABLE, loop_events
 
 
@@ -34,13 +35,13 @@ def fori_loop(
 
     i is a scalar that has arithmetic (0.7), unless a bound is a register: then it is a register too.
     """
-    positive_step(step)
+    values = _counts(lower, upper, step)
     outside_no_reorder("fori_loop")
     loop = len(current_core().stream)
     plain = not running_level().has(RUN_TIME_SCALARS) or any(
         isinstance(b, VirtualRegister) and not isinstance(b, NkiScalar) for b in (lower, upper)
     )
-    for value in range(_bound(lower), _bound(upper), operator.index(step)):
+    for value in values:
         with _inside(loop):
             counter = _counter(value)
             body_returns_nothing(body_fun(counter if plain else NkiScalar(counter)))
@@ -49,30 +50,37 @@ def fori_loop(
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
     """r = init; while r is not 0: r = body_fun(r). The body returns the next register."""
-    _known_at_run_time()
     outside_no_reorder("while_loop")
     loop = len(current_core().stream)
     condition: Any = init
     body_returns_register(condition)
+    if current_core().dry:
+        for _ in range(_trip_count()):
+            condition = _turn(loop, condition, body_fun)
+        return
     same, value = 0, condition.value
     while value != 0:
-        with _inside(loop):
-            _issue_step(lambda: (), ())
-            condition = body_fun(condition)
-        body_returns_register(condition)
+        condition = _turn(loop, condition, body_fun)
         before, value = value, condition.value
         same = same + 1 if value == before else 0
         loop_is_bounded("while_loop", loop, f"{_named(condition)} is {value} since {same:,} iterations")
 
 
+def _turn(loop: int, condition: Any, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> Any:
+    with _inside(loop):
+        _issue_step(lambda: (), ())
+        condition = body_fun(condition)
+    body_returns_register(condition)
+    return condition
+
+
 def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[VirtualRegister]:
     """Deprecated since 0.6: a loop over a register range; use fori_loop."""
     running_level().notice("nl.dynamic_range")
-    positive_step(step)
     outside_no_reorder("dynamic_range")
     loop = len(current_core().stream)
     lower, upper = (0, start) if stop is None else (start, stop)
-    for value in range(_bound(lower), _bound(upper), operator.index(step)):
+    for value in _counts(lower, upper, step):
         with _inside(loop):
             yield _counter(value)
         loop_is_bounded("dynamic_range", loop, f"its counter is {value:,}")
@@ -92,8 +100,6 @@ def _inside(loop: int) -> Iterator[None]:
 
 def _bound(value: Any) -> int:
     if isinstance(value, VirtualRegister):
-        not_a_comparison(value)
-        _known_at_run_time()
         return value.value
     return operator.index(value)
 
@@ -103,12 +109,29 @@ def _named(register: VirtualRegister) -> str:
     return f"the register that is first used at {stream.event(stream.first_use[serial]).where}"
 
 
-def _known_at_run_time() -> None:
-    if current_core().dry:
+def _counts(lower: Any, upper: Any, step: int) -> range:
+    """The values of a loop's counter; in a dry launch with registers as bounds, as many as its trip count."""
+    positive_step(step)
+    registers = [bound for bound in (lower, upper) if isinstance(bound, VirtualRegister)]
+    for bound in registers:
+        not_a_comparison(bound)
+        thirty_two_bits(bound.cell.dtype, "a loop bound")
+    if registers and current_core().dry:
+        first = 0 if isinstance(lower, VirtualRegister) else operator.index(lower)
+        return range(first, first + _trip_count() * step, step)
+    return range(_bound(lower), _bound(upper), operator.index(step))
+
+
+def _trip_count() -> int:
+    """The trip count that a dry launch was given for the running loop."""
+    count = current_core().rank.trip_count(kernel_line())
+    if count is None:
         raise Unsupported(
             "NKW-DRY-CONTROL",
-            "a dry run computes no numbers, so it cannot follow a loop whose bounds are registers",
+            "a dry launch computes no numbers, so it does not know how often a loop over registers runs; "
+            "give trip counts, --trips N or launch(…, trips=(N,))",
         )
+    return count
 
 
 def _counter(value: int) -> VirtualRegister:

@@ -1,7 +1,7 @@
 """Run-time scalars of NKI 0.7: `nisa.NkiScalar`, `scalar_load` and `scalar_store`.
 
-A scalar is a register with Python's arithmetic: every operator issues an instruction and returns a new scalar. Of the
-two widths, 32 bits are simulated; NeuronCores' 64-bit scalars are not.
+A scalar is a register with Python's arithmetic: every operator issues an instruction and returns a new scalar. Its
+width, 32 or 64 bits, is that of the tensor that it was loaded from.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simulate.isa.book import INSTRUCTIONS
 from simulate.isa.instructions.registers import immediate
 from simulate.isa.scalars import ScalarOperator, scalar_arithmetic
 from simulate.memory import MemoryRegion, NkiTensor
-from simulate.memory.registers import VirtualRegister
+from simulate.memory.registers import VirtualRegister, register_storage
 from simulate.numerics import DType, as_dtype
 from simulate.run import current_core, running_level
 from simulate.run.issue import call, issue
@@ -30,19 +30,22 @@ def _operator(which: ScalarOperator, swapped: bool = False) -> Callable[[Any, An
 
 
 class NkiScalar(VirtualRegister):
-    """One int32, computed on the device: an operand of +, - and *, a `scalar_offset`, a bound of fori_loop.
+    """One integer, computed on the device: an operand of +, - and *, a `scalar_offset`, a bound of fori_loop.
 
-    Sums and products wrap to 32 bits. Comparisons are traced, but their result cannot be used, and Python cannot look
-    at a scalar: no `if`, `int()` or `range()`.
+    Sums and products wrap to its width. Comparisons of 32 bits are traced, but their result cannot be used, and Python
+    cannot look at a scalar: no `if`, `int()` or `range()`. An int64 scalar is not compared, bounds no loop, and is an
+    offset in HBM only.
     """
 
     __slots__ = ("dtype", "is_comparison")
 
     def __init__(self, state: Any = None, dtype: Any = None, is_comparison: bool = False) -> None:
         super().__init__(
-            getattr(getattr(state, "cell", None), "storage", state), getattr(state, "frozen", False)
+            getattr(getattr(state, "cell", None), "storage", state)
+            or (None if dtype is None else register_storage(as_dtype(dtype))),
+            getattr(state, "frozen", False),
         )
-        self.dtype: DType = as_dtype("int32" if dtype is None else dtype)
+        self.dtype: DType = self.cell.dtype
         self.is_comparison = is_comparison
 
     __add__, __radd__ = _operator(ScalarOperator.add), _operator(ScalarOperator.add, True)
@@ -62,51 +65,72 @@ class NkiScalar(VirtualRegister):
 
 
 def scalar_load(src: NkiTensor) -> NkiScalar:
-    """A scalar with the one element of src, an int32 tensor in SBUF or HBM."""
+    """A scalar with the one element of src, an int32 or int64 tensor in SBUF or HBM, of src's dtype."""
     running_level().require("nisa.scalar_load")
-    one_int32("src", src)
-    scalar = NkiScalar(current_core().allocate_register())
+    one_element("src", src)
+    scalar = NkiScalar(current_core().allocate_register(dtype=src.dtype))
     call(INSTRUCTIONS["register_load"], (scalar, src), {})
     return scalar
 
 
 def scalar_store(dst: NkiTensor, value: NkiScalar) -> None:
-    """Write a scalar to the one element of dst, an int32 tensor in SBUF or HBM."""
+    """Write a scalar to the one element of dst, a tensor in SBUF or HBM of the scalar's dtype."""
     running_level().require("nisa.scalar_store")
-    one_int32("dst", dst)
+    one_element("dst", dst)
     is_scalar(value)
     not_a_comparison(value)
+    same_width(dst.dtype, value.dtype)
     call(INSTRUCTIONS["register_store"], (dst, value), {})
 
 
 def _joined(which: ScalarOperator, left: Any, right: Any) -> NkiScalar:
     core = current_core()
-    result = NkiScalar(core.allocate_register(), is_comparison=which.compares)
-    sides = [_side(side) for side in (left, right)]
+    kinds = [side.cell.dtype for side in (left, right) if isinstance(side, VirtualRegister)]
+    same_width(kinds[0], kinds[-1])
+    if which.compares:
+        thirty_two_bits(kinds[0], "a comparison")
+    result = NkiScalar(core.allocate_register(dtype=kinds[0]), is_comparison=which.compares)
+    sides = [_side(side, kinds[0]) for side in (left, right)]
     issue(core, "scalar_arithmetic", scalar_arithmetic(core.hardware, which, result.cell, *sides))
     return result
 
 
-def _side(value: Any) -> NkiTensor | int:
+def _side(value: Any, kind: DType) -> NkiTensor | int:
     if isinstance(value, VirtualRegister):
         not_a_comparison(value)
         return value.cell
     whole_number(value)
-    return immediate(value)
+    return immediate(value, 8 * kind.itemsize)
 
 
 @rule("NKW-SCALAR-TILE")
-def one_int32(operand: str, tile: Any) -> None:
-    """A scalar exchanges one int32 element with a tensor in SBUF or HBM; unsigned dtypes are not accepted."""
+def one_element(operand: str, tile: Any) -> None:
+    """A scalar exchanges one int32 or int64 element with a tensor in SBUF or HBM; unsigned dtypes are not accepted."""
     fits = (
         isinstance(tile, NkiTensor)
         and tile.size == 1
-        and tile.dtype == "int32"
+        and tile.dtype in ("int32", "int64")
         and tile.buffer is not MemoryRegion.psum
     )
     if not fits:
         seen = tile.describe() if isinstance(tile, NkiTensor) else repr(tile)[:60]
-        raise RuleViolation(one_int32, f"{operand} is {seen}", limit="one int32 element in sbuf or hbm")
+        raise RuleViolation(
+            one_element, f"{operand} is {seen}", limit="one int32 or int64 element in sbuf or hbm"
+        )
+
+
+@rule("NKW-SCALAR-WIDTH")
+def same_width(one: DType, other: DType) -> None:
+    """Scalars of one operation, and the tensor that a scalar is stored to, have one dtype; a width never changes."""
+    if one != other:
+        raise RuleViolation(same_width, f"{one} and {other}", hint="load both from tensors of one dtype")
+
+
+@rule("NKW-SCALAR-64")
+def thirty_two_bits(kind: DType, what: str) -> None:
+    """A 64-bit scalar has +, - and * alone: it is not compared and bounds no loop."""
+    if kind.itemsize != 4:
+        raise RuleViolation(thirty_two_bits, f"{what} of {kind}", hint="load the value from an int32 tensor")
 
 
 @rule("NKW-SCALAR")

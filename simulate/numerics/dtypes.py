@@ -68,6 +68,8 @@ class DType(str):
         return str(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self == "int64":
+            return _int64, ()
         kept_wide = self is not DTYPES[self]
         return (_kept_as_float32 if kept_wide else as_dtype), (str(self),)
 
@@ -100,7 +102,14 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
 )
 """Every dtype of the hardware by its documented name."""
 
+int64 = DType("int64", np.int64, largest=2**63 - 1)
+"""The dtype of 64-bit scalars (0.7). DMAs move it, scalars hold it; no engine computes with it, so DTYPES lacks it."""
+
 _KEPT_AS_FLOAT32: dict[str, DType] = {}
+
+
+def _int64() -> DType:
+    return int64
 
 
 def _kept_as_float32(name: str) -> DType:

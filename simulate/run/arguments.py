@@ -14,7 +14,7 @@ from simulate.errors import InvalidArgument, RuleViolation, rule
 from simulate.lines import location
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.validity import EMPTY
-from simulate.numerics import DType, as_dtype
+from simulate.numerics import DType, as_dtype, int64
 from simulate.run.host_arrays import converted_for, dtype_of, from_torch, is_torch, to_torch, words_of
 from simulate.run.machine import Rank
 
@@ -87,7 +87,7 @@ class Arguments:
         if known is not None:
             return known[1]
         try:
-            given = dtype_for(array)
+            given = self._int64() if array.dtype == np.int64 else dtype_for(array)
         except InvalidArgument as error:
             raise InvalidArgument(error.code, f"argument {name or '?'}: {error.message}") from None
         if given.is_packed:
@@ -123,6 +123,10 @@ class Arguments:
                 f"[NKW-ARGUMENT-FP8] {beyond} of {held.size} elements of the float8_e4m3fn argument {name or '?'} are "
                 f"beyond 240, the largest float8_e4m3, which {self._rank.hardware.name} takes: infinite"
             )
+
+    def _int64(self) -> DType:
+        self._rank.level.require("nl.int64")
+        return int64
 
     def to_arrays(self, value: Any) -> Any:
         """A kernel's return value with an array for every tensor; a torch tensor if an argument was one.
@@ -211,6 +215,8 @@ def element(dtype: DType) -> np.dtype:
     """The numpy dtype of an output: bool for bool_, else the storage dtype."""
     if dtype == "bool_":
         return np.dtype(bool)
+    if dtype == "int64":
+        return np.dtype(np.int64)
     return as_dtype(str(dtype)).storage
 
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 
 from simulate.errors import OutOfBounds, RuleViolation, rule
-from simulate.memory import Dynamic, NkiTensor
+from simulate.memory import Dynamic, MemoryRegion, NkiTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,17 @@ def run_time_index_inside() -> None:
     """An index read at run time stays inside the dim it addresses."""
 
 
+def _is_scalar(tile: object) -> bool:
+    return isinstance(tile, NkiTensor) and tile.buffer is MemoryRegion.register
+
+
 @rule("NKW-INDEX-TILE")
 def index_tile(dynamic: Dynamic, view: NkiTensor) -> None:
     """Row numbers are an int32 or uint32 SBUF tile with one element per partition of the view."""
     tile = dynamic.index
     rows = view.shape[0] if dynamic.per_partition else 1
-    if not (isinstance(tile, NkiTensor) and tile.dtype in ("int32", "uint32") and tile.size == rows):
+    dtypes = ("int32", "uint32", "int64") if _is_scalar(tile) else ("int32", "uint32")
+    if not (isinstance(tile, NkiTensor) and tile.dtype in dtypes and tile.size == rows):
         seen = tile.describe() if isinstance(tile, NkiTensor) else repr(tile)
         raise RuleViolation(
             index_tile, f"{seen} for {rows} rows", limit=f"({rows}, 1) int32 or uint32 in sbuf"

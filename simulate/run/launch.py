@@ -182,7 +182,8 @@ class LaunchRequest:
     logical_core_size: physical cores per rank (LNC). mode: eager or dry. has_grid: whether the kernel was called with
     a grid. peers: the processes that hold the other ranks. seed: draws the schedule of the cores at random. level: the
     release of NKI that the kernel is written for. rules: which broken rules end the launch. config: the kernel's
-    compile configuration, and whether nested kernels may have another one.
+    compile configuration, and whether nested kernels may have another one. trips: in mode dry, how often device loops
+    over registers run: one count per loop in the order they are reached first, the last one for all further loops.
     """
 
     kernel: Callable[..., Any]
@@ -197,6 +198,7 @@ class LaunchRequest:
     level: Level = NEWEST
     rules: Rules = Rules.chip
     config: tuple[object, bool] = (None, False)
+    trips: tuple[int, ...] = ()
 
 
 def execute_launch(request: LaunchRequest) -> Launch:
@@ -290,7 +292,7 @@ def _cores(request: LaunchRequest) -> list[NeuronCore]:
     for number in range(first, first + len(request.arguments)):
         table = TracedTable(Calls()) if keeps_calls else TensorTable()
         rank = Rank(number, request.chip, size, table, level=request.level, rules=request.rules)
-        rank.config = request.config
+        rank.config, rank.trips = request.config, request.trips
         for part in range(size):
             core = NeuronCore(rank, part, len(cores), scheduler, request.mode, precise)
             core.has_grid = request.has_grid

@@ -17,12 +17,12 @@ from simulate.isa.plan import Plan, State
 from simulate.level import NEWEST, Level, Rules
 from simulate.lines import assigned
 from simulate.memory import MemoryRegion, NkiTensor, Storage, views
-from simulate.memory.registers import VirtualRegister
+from simulate.memory.registers import VirtualRegister, register_storage
 from simulate.memory.validity import EMPTY, Validity
 from simulate.numerics import DType, as_dtype
 from simulate.run.location import here, kernel_line
 from simulate.run.scheduler import CoreScheduler
-from simulate.run.stream import TensorTable
+from simulate.run.stream import Line, TensorTable
 
 
 class Mode(Enum):
@@ -42,6 +42,7 @@ class Rank:
     """The state that the cores of one rank share: the tensor table, the allocations of shared HBM, the warnings.
 
     `reorders_loops` tells that the kernel's compiler does, so that program order does not decide which PSUM tiles live.
+    `trips` are the trip counts of a dry launch, `loops` those of the device loops that were reached, by their line.
     `config` is the compile configuration of the kernel, and whether nested kernels may have another one. `tolerated`
     are the broken rules that the launch's rules do not refuse.
     """
@@ -56,7 +57,18 @@ class Rank:
     level: Level = NEWEST
     rules: Rules = Rules.chip
     config: tuple[object, bool] = (None, False)
+    trips: tuple[int, ...] = ()
+    loops: dict[Line, int] = field(default_factory=dict)
     tolerated: list[RuleViolation] = field(default_factory=list)
+
+    def trip_count(self, line: Line) -> int | None:
+        """The assumed trip count of the device loop at a line: one per loop in the order they are reached first.
+
+        The last count holds for all further loops. None if the launch has no trip counts.
+        """
+        if not self.trips:
+            return None
+        return self.loops.setdefault(line, self.trips[min(len(self.loops), len(self.trips) - 1)])
 
     def broken(self, error: RuleViolation) -> None:
         """Raise the error of a broken rule, or keep it where the rules of the launch do not refuse it."""
@@ -154,6 +166,8 @@ class NeuronCore:
     ) -> tuple[tuple[int, ...], DType]:
         """The sizes and the dtype as stored of a tensor that the memory can hold; raises what `allocate` raises."""
         element = self.stored(as_dtype(dtype))
+        if element == "int64":
+            self.rank.level.require("nl.int64")
         sizes = _shape(shape)
         is_region(buffer)
         if buffer.on_chip:
@@ -172,9 +186,9 @@ class NeuronCore:
         except RuleViolation as error:
             self.rank.broken(error)
 
-    def allocate_register(self, frozen: bool = False) -> VirtualRegister:
-        """A register without a value."""
-        register = VirtualRegister(frozen=frozen)
+    def allocate_register(self, frozen: bool = False, dtype: DType | None = None) -> VirtualRegister:
+        """A register without a value, of 32 bits unless `dtype` is int64."""
+        register = VirtualRegister(None if dtype is None else register_storage(dtype), frozen)
         self.rank.tensors.add(register.cell.storage)
         return register
 

@@ -17,8 +17,6 @@ from simulate.isa.shapes import unchanged
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.registers import VirtualRegister
 
-_LOW, _HIGH = -(2**31), 2**32 - 1
-
 
 @instruction
 def register_move(hardware: Hardware, dst: VirtualRegister, src: VirtualRegister | int) -> Plan:
@@ -39,15 +37,15 @@ def register_load(hardware: Hardware, dst: VirtualRegister, src: NkiTensor) -> P
     """dst = the one element of src, an int32 or uint32 tensor in SBUF or HBM."""
     is_register("dst", dst)
     writable(dst)
-    one_integer("src", src)
-    return _plan(hardware, (src,), dst.cell, _as_words)
+    one_integer("src", src, dst)
+    return _plan(hardware, (src,), dst.cell, _as_words if dst.cell.dtype.itemsize == 4 else unchanged)
 
 
 @instruction
 def register_store(hardware: Hardware, dst: NkiTensor, src: VirtualRegister) -> Plan:
     """The one element of dst, an int32 or uint32 tensor in SBUF or HBM, = src."""
     is_register("src", src)
-    one_integer("dst", dst)
+    one_integer("dst", dst, src)
     element = dst.dtype.storage
     return _plan(hardware, (src.cell,), dst, lambda value: (value.view(element),))
 
@@ -70,20 +68,23 @@ def _as_words(value: np.ndarray) -> tuple[np.ndarray]:
     return (value.view(np.int32),)
 
 
-def immediate(value: Any) -> int:
-    """A number as the 32-bit word of a register, two's complement."""
+def immediate(value: Any, bits: int = 32) -> int:
+    """A number as the word of a register of so many bits, two's complement."""
+    half = 2 ** (bits - 1)
     try:
         number = operator.index(value)
     except TypeError:
         number = None
-    if number is None or not _LOW <= number <= _HIGH:
-        raise RuleViolation(immediate_is_32_bit, f"{value!r:.40}")
-    return (number + 2**31) % 2**32 - 2**31
+    if number is None or not -half <= number < 2 * half:
+        raise RuleViolation(
+            immediate_fits_register, f"{value!r:.40}", limit=f"a register or a {bits}-bit integer"
+        )
+    return (number + half) % (2 * half) - half
 
 
-@rule("NKW-REGISTER-IMMEDIATE", limit="a register or a 32-bit integer")
-def immediate_is_32_bit() -> None:
-    """A number moved to a register has 32 bits."""
+@rule("NKW-REGISTER-IMMEDIATE")
+def immediate_fits_register() -> None:
+    """A number moved to a register has no more bits than the register, 32 or, for a 64-bit scalar, 64."""
 
 
 @rule("NKW-REGISTER", hint="nisa.register_alloc()")
@@ -100,9 +101,12 @@ def writable(register: VirtualRegister) -> None:
         raise RuleViolation(writable, "a write to a loop counter")
 
 
-@rule("NKW-REGISTER-TILE", limit="one int32 or uint32 element")
-def one_integer(operand: str, tile: Any) -> None:
-    """A register exchanges one int32 or uint32 element with memory."""
+@rule("NKW-REGISTER-TILE")
+def one_integer(operand: str, tile: Any, register: VirtualRegister) -> None:
+    """A register exchanges one element with memory: int32 or uint32, that of a 64-bit scalar int64."""
     rules.is_tensor(operand, tile)
-    if tile.size != 1 or tile.dtype not in ("int32", "uint32") or tile.buffer is MemoryRegion.psum:
-        raise RuleViolation(one_integer, f"{operand} is {tile.describe()}")
+    dtypes = ("int32", "uint32") if register.cell.dtype.itemsize == 4 else ("int64",)
+    if tile.size != 1 or tile.dtype not in dtypes or tile.buffer is MemoryRegion.psum:
+        raise RuleViolation(
+            one_integer, f"{operand} is {tile.describe()}", limit=f"one {' or '.join(dtypes)} element"
+        )
