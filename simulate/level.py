@@ -51,6 +51,13 @@ class Level(NamedTuple):
         """Raise RuleViolation where this release does not have the feature."""
         exists_at_level(self, feature)
 
+    def lack_of(self, feature: str) -> str:
+        """That this release does not have the feature, in words."""
+        row = FEATURES[feature]
+        gone = row.until is not None and row.until <= self
+        exists = f"until level {_before(row.until)}" if gone and row.until else f"from level {row.since} on"
+        return f"{feature} exists {exists}; {LEVEL_VARIABLE} is {self}"
+
     def deprecates(self, feature: str) -> bool:
         """Whether this release deprecates a feature of the table."""
         deprecated = FEATURES[feature].deprecated
@@ -86,8 +93,8 @@ class Feature:
     instead: str = ""
 
 
-BROADCASTING = "an operator of nki.language on tiles of different shapes"
-ASSIGNMENT = "an assignment of a number, or of a tile of another shape, to a part of a tile"
+BROADCASTING = "broadcasting by operators of nki.language"
+ASSIGNMENT = "assignment of numbers and of tiles to be repeated"
 LNC_BY_ENVIRONMENT = "NEURON_LOGICAL_NC_CONFIG as the number of cores of a launch"
 LNC_BY_GRID = "kernel[n](…) as the number of cores of a launch"
 FULL_PYTHON = "all of Python while specialising"
@@ -155,15 +162,9 @@ def exists_at_level(level: Level, feature: str) -> None:
     if level.has(feature):
         return
     row = FEATURES[feature]
-    exists = (
-        f"until level {_before(row.until)}"
-        if row.until and row.until <= level
-        else f"from level {row.since} on"
-    )
+    other = _before(row.until) if row.until else row.since
     raise RuleViolation(
-        exists_at_level,
-        f"{feature} exists {exists}; {LEVEL_VARIABLE} is {level}",
-        hint=f"{row.instead}; or {LEVEL_VARIABLE}={_before(row.until) if row.until else row.since}",
+        exists_at_level, level.lack_of(feature), hint=f"{row.instead}; or {LEVEL_VARIABLE}={other}"
     )
 
 

@@ -30,7 +30,6 @@ from simulate.memory.view_rules import (
     reshape_is_a_view,
     reshape_keeps_elements,
     squeeze_unit_dim,
-    tensors_are_assigned,
     vector_select_in_hbm,
     view_needs_contiguous_bytes,
 )
@@ -61,8 +60,8 @@ class NkiTensor(TensorBytes):
     __slots__ = ()
 
     dynamic: Dynamic | None
-    assign: ClassVar[Callable[[NkiTensor, NkiTensor], None]]
-    """Issues the copy of `tensor[key] = other`; `simulate.nki.assignment` has it."""
+    assign: ClassVar[Callable[[NkiTensor, Any, Any], None]]
+    """Issues the copy of `tensor[key] = value`; `simulate.nki.assignment` has it."""
 
     @property
     def base_tensor(self) -> NkiTensor:
@@ -160,13 +159,7 @@ class NkiTensor(TensorBytes):
         return view if 0 not in new_shape else view.or_outside()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if not isinstance(value, NkiTensor):
-            raise RuleViolation(
-                tensors_are_assigned,
-                f"an assignment of {type(value).__name__} to {self.describe()}",
-                hint="nisa.memset(dst=tile[...], value=number), or dst=tile[...] in the instruction that computes it",
-            )
-        NkiTensor.assign(self[key], value)
+        NkiTensor.assign(self, key, value)
 
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
         """Elements start, start+step, … below `end` of `dim`; 0 <= start <= end <= size."""

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from simulate.errors import RuleViolation, rule
+from simulate.level import BROADCASTING
 from simulate.memory import NKIObject, NkiTensor
 from simulate.nki import isa
 from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
-from simulate.run import current_core
+from simulate.run import current_core, running_level
 
 Function = Callable[..., NkiTensor]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,7 +61,8 @@ def _binary(name: str) -> Function:
         result = new_tile(tile, dtype)
         column = name in _WITH_COLUMN and isinstance(y, NkiTensor) and y.shape == (tile.shape[0], 1)
         if isinstance(x, NkiTensor) and isinstance(y, NkiTensor) and not column:
-            same_shape(x, y)
+            x, y = aligned(x, y)
+            result = result if result.shape == x.shape else new_tile(x, dtype)
             isa.tensor_tensor(dst=result, data1=x, data2=y, op=operator)
         else:
             number = y if isinstance(x, NkiTensor) else x
@@ -137,8 +139,7 @@ def divide(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     inverse = new_tile(y, "float32")
     isa.reciprocal(dst=inverse, data=y)
     if isinstance(x, NkiTensor):
-        same_shape(x, y)
-        return pair(x, inverse, "multiply", dtype or x.dtype)
+        return pair(*aligned(x, inverse), "multiply", dtype or x.dtype)
     return scalar(inverse, "multiply", x, dtype or y.dtype)
 
 
@@ -208,8 +209,7 @@ def _tiles(x: Any, y: Any) -> tuple[NkiTensor, NkiTensor]:
         else:
             tiles.append(new_tile(other, "float32"))
             isa.memset(dst=tiles[-1], value=value)
-    same_shape(*tiles)
-    return tiles[0], tiles[1]
+    return aligned(*tiles)
 
 
 def _whole(x: NkiTensor, wrong_side: str, correct: str, dtype: Any) -> NkiTensor:
@@ -255,13 +255,55 @@ def _sine(x: NkiTensor, quarter: float, dtype: Any) -> NkiTensor:
     return result
 
 
+def aligned(x: NkiTensor, y: NkiTensor) -> tuple[NkiTensor, NkiTensor]:
+    """Both operands with one shape. Where the level broadcasts, dims of size 1 are repeated by numpy's rule.
+
+    Free dims are repeated by a view, a single partition by nc_stream_shuffle.
+    """
+    if not (_broadcast_together(x, y) and running_level().has(BROADCASTING)):
+        same_shape(x, y)
+        return x, y
+    shape = tuple(map(max, x.shape, y.shape))
+    first, second = (repeated(tile, shape) for tile in (x, y))
+    return first, second
+
+
+def _broadcast_together(x: NkiTensor, y: NkiTensor) -> bool:
+    """Whether shapes of one rank differ in dims of size 1 only."""
+    return (
+        x.shape != y.shape
+        and x.ndim == y.ndim
+        and all(1 in pair or pair[0] == pair[1] for pair in zip(x.shape, y.shape))
+    )
+
+
+def repeated(x: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
+    """A tile with dims of size 1 repeated to `shape`, of the same rank."""
+    rows = x if x.shape[0] == shape[0] else repeated_partition(x, shape[0])
+    for dim in range(1, len(shape)):
+        if rows.shape[dim] != shape[dim]:
+            rows = rows.broadcast(dim, shape[dim])
+    return rows
+
+
+def repeated_partition(x: NkiTensor, partitions: int) -> NkiTensor:
+    """A tile on one partition repeated over `partitions` ones by nc_stream_shuffle, a quadrant at a time."""
+    rows = new_tile(x, None, (partitions, *x.shape[1:]))
+    quadrant = current_core().hardware.partitions_per_quadrant
+    for start in range(0, partitions, quadrant):
+        end = min(start + quadrant, partitions)
+        isa.nc_stream_shuffle(dst=rows[start:end], src=x, shuffle_mask=[0] * quadrant)
+    return rows
+
+
 @rule("NKW-NL-SHAPES")
 def same_shape(x: NkiTensor, y: NkiTensor) -> None:
-    """nki.language operators take tiles of one shape; there is no broadcasting."""
+    """nki.language operators take tiles of one shape; there is no broadcasting from level 0.4 on."""
     if x.shape != y.shape:
+        because = f"; {running_level().lack_of(BROADCASTING)}" if _broadcast_together(x, y) else ""
         raise RuleViolation(
             same_shape,
-            f"{x.shape} and {y.shape}",
+            f"{x.shape} and {y.shape}{because}",
             hint="nisa.tensor_scalar for a (P, 1) operand, or .broadcast",
         )
 

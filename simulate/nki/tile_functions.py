@@ -12,7 +12,7 @@ import numpy as np
 from simulate.errors import InvalidArgument, RuleViolation, Unsupported, rule
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.nki import isa
-from simulate.nki.operators import new_tile, same_shape
+from simulate.nki.operators import new_tile, repeated_partition, same_shape
 from simulate.numerics import ALU_OPERATORS, as_dtype, cast
 from simulate.run import current_core
 from simulate.run.location import kernel_line
@@ -87,11 +87,7 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
         result = new_tile(x, kind, sizes)
         isa.tensor_copy(dst=result, src=view)
         return result
-    rows, quadrant = new_tile(x, None, sizes), current_core().hardware.partitions_per_quadrant
-    for start in range(0, sizes[0], quadrant):
-        end = min(start + quadrant, sizes[0])
-        isa.nc_stream_shuffle(dst=rows[start:end], src=view, shuffle_mask=[0] * quadrant)
-    return _cast(rows, kind)
+    return _cast(repeated_partition(view, sizes[0]), kind)
 
 
 def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
