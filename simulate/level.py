@@ -100,6 +100,8 @@ LNC_BY_GRID = "kernel[n](…) as the number of cores of a launch"
 FULL_PYTHON = "all of Python while specialising"
 RUN_TIME_SCALARS = "a scalar with arithmetic as the counter of nl.fori_loop"
 
+OLDER_PARAMETERS = "parameters of nki.isa that 0.2 to 0.5 had"
+
 _GRIDS = "slice an nl.ndarray"
 _REGISTERS = "use nisa.register_alloc, register_load and register_store"
 _HALVES = "call the collective as a whole"
@@ -149,6 +151,7 @@ FEATURES: dict[str, Feature] = {
     "nl.tile_size.total_available_sbuf_size": Feature(
         deprecated=_0_4, instead="use nl.tile_size.sbuf_fmax_bytes, or sbuf_size_bytes for all partitions"
     ),
+    OLDER_PARAMETERS: Feature(deprecated=_0_6, instead="see the reference of the instruction"),
     # No release says when these ended. Public kernels of 0.3 rely on them; the known issues of later ones exclude them.
     BROADCASTING: Feature(until=_0_4, instead="nisa.tensor_scalar for a (P, 1) operand, or .broadcast"),
     ASSIGNMENT: Feature(until=_0_4, instead="nisa.memset for a number, nisa.tensor_copy for a tile"),

@@ -1,6 +1,6 @@
 """Parameters of `nki.isa` in 0.2 to 0.5 that public kernels still write: one table.
 
-An accepted parameter gives a DeprecationWarning that says what to write now, and has no other effect. A parameter that
+An accepted parameter gives a DeprecationWarning from level 0.6 on, and has no other effect. A parameter that
 changed its meaning or its position is refused like any other that does not fit. A parameter of an enum also takes the
 documented number of a member.
 """
@@ -15,7 +15,9 @@ from typing import Any
 
 from simulate.errors import RuleViolation, rule
 from simulate.isa.enums import DmaEngine
+from simulate.level import OLDER_PARAMETERS
 from simulate.numerics import as_dtype
+from simulate.run import running_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,12 @@ def modern(instruction: str, kwargs: dict[str, Any], known: frozenset[str]) -> d
         older = OLDER.get(name)
         if older is None or (older.instructions is not None and instruction not in older.instructions):
             continue
-        warnings.warn(
-            f"nisa.{instruction}({name}=…) is of an earlier release of NKI; now: {older.now}",
-            DeprecationWarning,
-            stacklevel=3,
-        )
+        if running_level().deprecates(OLDER_PARAMETERS):
+            warnings.warn(
+                f"nisa.{instruction}({name}=…) is of an earlier release of NKI; now: {older.now}",
+                DeprecationWarning,
+                stacklevel=3,
+            )
         result.update(older.replace(result.pop(name)) or {})
     return result
 

@@ -260,6 +260,13 @@ def test_a_rule_holds_at_its_levels(
     assert speaking == [level for level in LEVELS if first <= level <= last]
 
 
+def test_the_older_front_end_keeps_its_rules_at_0_7(monkeypatch) -> None:
+    text = AROUND + BODY.format("a = [j for j in nl.dynamic_range(r)]")
+    assert {"NKI032", "NKI011", "NKI044"} & set(codes(text, NEWEST)) == {"NKI044"}
+    monkeypatch.setenv("NKI_COMPILER_FRONTEND", "custom")
+    assert {"NKI032", "NKI011", "NKI044"} & set(codes(text, NEWEST)) == {"NKI032", "NKI011"}
+
+
 def test_a_comparison_with_none_is_a_warning() -> None:
     (finding,) = lint_source(HEAD + BODY.format("a = n is not None"), "kernel.py", PARSED)
     assert (finding.code, finding.severity) == ("NKI001", Severity.warning)

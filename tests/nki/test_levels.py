@@ -209,3 +209,16 @@ def test_the_grid_is_deprecated_from_0_7_on(monkeypatch) -> None:
         "kernel[n](…) as the number of cores of a launch is deprecated since NKI 0.7; "
         "set NEURON_LOGICAL_NC_CONFIG"
     ]
+
+
+def test_an_older_parameter_is_deprecated_from_0_6_on() -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        nisa.tensor_copy(dst=tile, src=tile, dtype=nl.float32)
+        return x
+
+    x = np.ones((1, 1), np.float32)
+    assert _deprecations(lambda: _launched(kernel, "0.5", x)) == []
+    for level in ("0.6", "0.7"):
+        (given,) = _deprecations(lambda at=level: _launched(kernel, at, x))
+        assert given.startswith("nisa.tensor_copy(dtype=…) is of an earlier release of NKI")

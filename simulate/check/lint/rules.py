@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from simulate.level import FEATURES, FULL_PYTHON, LEVELS, Level
 
 TRACER = FEATURES[FULL_PYTHON].since
 """From this level on kernels are traced, not parsed, so that all of Python is available while specialising."""
+PARSER = LEVELS[LEVELS.index(TRACER) - 1]
+FRONTEND_VARIABLE = "NKI_COMPILER_FRONTEND"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,9 @@ class Rule:
     until: Level | None
 
     def holds(self, level: Level) -> bool:
-        """Whether a level has this rule."""
+        """Whether a level has this rule; NKI_COMPILER_FRONTEND=custom keeps the parser, and its rules, at 0.7."""
+        if TRACER in (self.since, self.until) and os.environ.get(FRONTEND_VARIABLE) == "custom":
+            level = min(level, PARSER)
         return self.since <= level and (self.until is None or level < self.until)
 
 
