@@ -210,6 +210,7 @@ CHIP_ONLY = frozenset(
         "NKW-CAPACITY",
         "NKW-OUTPUT-UNWRITTEN",
         "NKW-PSUM-UNSTARTED",
+        "NKW-REGISTERS-UNSET",
         "NKW-TILE-SIZE",
         "NKW-UNWRITTEN",
     }

@@ -19,7 +19,8 @@ from simulate.run.machine import NeuronCore
 def use_registers(core: NeuronCore, plan: Plan, use: Registers) -> RuleViolation | None:
     """The error that registers with poison carry, if the instruction uses any; `mark_registers` follows.
 
-    Raises RuleViolation where it adds to registers, or reads them out, that this kernel has not set.
+    Raises RuleViolation where it adds to registers, or reads them out, that this kernel has not set, unless the rules
+    of the launch tolerate it.
     """
     validity = _validity(core, plan)
     if not _uses(use) or validity.uniform == WRITTEN:
@@ -28,11 +29,13 @@ def use_registers(core: NeuronCore, plan: Plan, use: Registers) -> RuleViolation
     missing = int(np.count_nonzero(states == EMPTY))
     if missing:
         verb = "adds to" if use.command is ReduceCmd.reduce else "reads out"
-        raise RuleViolation(
-            registers_were_set,
-            f"reduce_cmd={use.command.name} {verb} the {plan.engine.name} accumulator registers of {use.rows} "
-            f"partitions, of which this kernel never reset {missing}",
-            hint="reduce_cmd=nisa.reduce_cmd.reset_reduce for the first instruction of the sum",
+        core.rank.broken(
+            RuleViolation(
+                registers_were_set,
+                f"reduce_cmd={use.command.name} {verb} the {plan.engine.name} accumulator registers of {use.rows} "
+                f"partitions, of which this kernel never reset {missing}",
+                hint="reduce_cmd=nisa.reduce_cmd.reset_reduce for the first instruction of the sum",
+            )
         )
     blame = validity.blame
     return blame if isinstance(blame, RuleViolation) and (states == POISON).any() else None

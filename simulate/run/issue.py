@@ -141,7 +141,7 @@ def _issue(
     if registers is not None:
         poison = use_registers(core, plan, registers)
         if poison is not None and not _carries_poison(plan, reads, writes):
-            raise poison
+            core.rank.broken(poison)
         blame = poison or blame
     for observer in core.observers:
         observer.issuing(core, Issue(plan, reads, writes), operands)
