@@ -110,7 +110,7 @@ def name_operands(
     error: RuleViolation, planner: Planner, hidden: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Give an error its instruction and what each parameter is in the user's source, unless it has them."""
-    if not error.instruction:
+    if error.instruction in ("", planner.__name__) and not error.operands:
         error.instruction = planner.__name__
         error.operands = _operands(planner, hidden, args, kwargs)
 

@@ -89,8 +89,12 @@ def _explained(
     line: Line | None = None,
 ) -> NkwError:
     """The error with its kernel line, its instruction and its operands, unless it has them."""
-    blame_line(error, line or kernel_line())
-    if isinstance(error, RuleViolation):
+    running = line or kernel_line()
+    is_own = error.where is None or error.where == location(
+        running
+    )  # else it blames the line that read first
+    blame_line(error, running)
+    if isinstance(error, RuleViolation) and is_own:
         book.name_operands(error, planner, len(context), args, kwargs)
     return error
 
@@ -133,8 +137,7 @@ def _issue(
             try:
                 blame = _excused(plan, reads, writes, tile, template.op, line)
             except RuleViolation as error:
-                error.instruction = error.instruction or template.op
-                core.rank.broken(error)
+                core.rank.broken(error, template.op)
         if not dry:
             operands.append(tile.float32() if as_float else tile.array)
     registers = plan.registers

@@ -70,11 +70,12 @@ class Rank:
             return None
         return self.loops.setdefault(line, self.trips[min(len(self.loops), len(self.trips) - 1)])
 
-    def broken(self, error: RuleViolation) -> None:
+    def broken(self, error: RuleViolation, instruction: str = "") -> None:
         """Raise the error of a broken rule, or keep it where the rules of the launch do not refuse it."""
         if self.rules.refuse(error.code):
             raise error
         error.where = error.where or here()
+        error.instruction = error.instruction or instruction
         if str(error) not in map(str, self.tolerated):
             self.tolerated.append(error.with_traceback(None))
 

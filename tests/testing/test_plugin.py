@@ -204,7 +204,9 @@ import nki.collectives as ncc
 
 @nki.jit
 def summed(x, group):
-    inside, total = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm) for _ in range(2))
+    inside, total = (
+        nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name=name) for name in ("inside", "total")
+    )
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=inside, src=x)
     ncc.all_reduce(srcs=[inside], dsts=[total], replica_group=group, op=nl.add)

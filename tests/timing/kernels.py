@@ -82,7 +82,8 @@ def rmsnorm_swiglu(x, weight, gate, up):
         tile = nl.load(x[m * 128 : (m + 1) * 128, :])
         squares = nl.ndarray((128, hidden), dtype=nl.float32)
         norm = nl.ndarray((128, 1), dtype=nl.float32)
-        nisa.activation(dst=squares, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=norm)
+        reset = nisa.reduce_cmd.reset_reduce
+        nisa.activation(squares, nl.square, tile, reduce_op=nl.add, reduce_res=norm, reduce_cmd=reset)
         nisa.activation(dst=norm, op=nl.rsqrt, data=norm, scale=1.0 / hidden)
         normed = nl.ndarray((128, hidden), dtype=gate.dtype)
         nisa.scalar_tensor_tensor(
