@@ -176,7 +176,7 @@ def outside_no_reorder(loop: str) -> None:
 
 @rule("NKW-LOOP-EVENTS")
 def loop_is_bounded(loop: str, first: int, seen: str) -> None:
-    """The iterations of one device loop issue at most 500,000 instructions, or as many as NKW_LOOP_EVENTS says.
+    """The iterations of one device loop issue at most 100,000 instructions, or as many as NKW_LOOP_EVENTS says.
 
     A simulation cannot tell a loop without an end from a long one. `first` is the number of the loop's first event.
     """

@@ -162,7 +162,8 @@ def test_launches_before_a_script_fails_are_reported(
 
 
 @pytest.mark.parametrize(
-    ("line", "said", "status"), [("a = {0: 1}", "error[NKI010]", 1), ("a = TABLE", "warning[NKI031]", 0)]
+    ("line", "said", "status"),
+    [("for _ in nl.dynamic_range(1): pass", "error[NKI044]", 1), ("a = TABLE", "warning[NKI031]", 0)],
 )
 @pytest.mark.parametrize("launched", [True, False])
 def test_check_lints_the_functions_that_issued_instructions(

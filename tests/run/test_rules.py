@@ -86,6 +86,15 @@ def unstarted_sum(x):
     return out
 
 
+def sum_never_reset(x):
+    """The registers hold zeros from the start in this simulator."""
+    out = nl.ndarray((128, 1), nl.float32, buffer=nl.shared_hbm)
+    tile, total = nl.load(x), nl.ndarray((128, 1), nl.float32)
+    nisa.activation(dst=tile, op=nl.copy, data=tile, reduce_op=nl.add, reduce_res=total)
+    nl.store(out, total)
+    return out
+
+
 NAN = np.float32(np.nan)
 BROKEN = [
     ("NKW-TILE-SIZE", large_psum_tile, np.repeat(X.sum(0)[:, None], 512, 1)),
@@ -96,6 +105,7 @@ BROKEN = [
     ("NKW-UNWRITTEN", reduced_over_a_gap, np.full((128, 1), NAN)),
     ("NKW-OUTPUT-UNWRITTEN", unwritten_output, np.full_like(X, NAN)),
     ("NKW-PSUM-UNSTARTED", unstarted_sum, np.full((4, 4), NAN)),
+    ("NKW-REGISTERS-UNSET", sum_never_reset, np.zeros((128, 1))),
 ]
 
 

@@ -48,7 +48,8 @@ def simulated(*words: str) -> list[str]:
 def environment(**extra: str) -> dict[str, str]:
     named = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     kept = {name: value for name, value in os.environ.items() if name not in named}
-    return {**kept, "TERM": "xterm-256color", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2", **extra}
+    chosen = {"NEURON_PLATFORM_TARGET_OVERRIDE": "trn2", "NKI_LEVEL": "0.6"}  # of that level is the script
+    return {**kept, "TERM": "xterm-256color", **chosen, **extra}
 
 
 def on_a_terminal(command: list[str], columns: int = 80, **extra: str) -> str:
