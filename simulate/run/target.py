@@ -12,7 +12,7 @@ from simulate.targets import DEFAULT_TARGET, TARGET_VARIABLE
 PRECISE_VARIABLE = "NKI_PRECISE_FP"
 REPLAY_VARIABLE = "NKW_REPLAY"
 LOOP_EVENTS_VARIABLE = "NKW_LOOP_EVENTS"
-_LOOP_EVENTS = 100_000  # some seconds of eager instructions, a minute or two with detectors
+_LOOP_EVENTS = 500_000  # some ten seconds of eager instructions
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
 
@@ -78,7 +78,7 @@ def flag(variable: str) -> bool:
 
 
 def loop_events() -> int:
-    """The instructions that the iterations of one device loop may issue: NKW_LOOP_EVENTS, else 100,000.
+    """The instructions that the iterations of one device loop may issue: NKW_LOOP_EVENTS, else 500,000.
 
     Raises InvalidArgument for what is not a count.
     """
