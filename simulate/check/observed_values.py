@@ -135,7 +135,10 @@ class Values:
                 self._halves(event, tile, np.asarray(plan.compute(*operands)[number]), from_integers)
         elif tile.dtype in ("int32", "uint32") and from_integers and _is_large(tile.array):
             exact = np.asarray(plan.compute(*(each.astype(np.float64) for each in operands))[number])
-            lost = int((exact.astype(np.int64) != tile.array.astype(np.int64)).sum())
+            limits = np.iinfo(tile.array.dtype)
+            # The marks of values that were not found saturate, which loses nothing.
+            held = np.clip(exact.astype(np.float64), limits.min, limits.max).astype(np.int64)
+            lost = int((held != tile.array.astype(np.int64)).sum())
             if lost:
                 seen = f"{lost} of {tile.size} results above {_EXACT_INTEGERS} lose bits as float32"
                 self.large_integers.append(Note(event, tile.storage.serial, seen))

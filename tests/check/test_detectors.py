@@ -383,3 +383,18 @@ def test_explicit_addresses_that_are_used_in_turn_are_compared_with_their_neighb
     x = np.ones((2, 4), np.float32)
     for sick, expected in ((False, []), (True, ["NKW-MEM-CLOBBER"])):
         assert [finding.code for finding in findings(kernel, x, sick)] == expected
+
+
+def test_the_index_of_a_value_that_is_not_found_is_no_loss() -> None:
+    """All ones, 2**32 - 1, is no float32; it comes from a float32 that saturates."""
+
+    def kernel(x):
+        places = nl.ndarray((8, 8), dtype=nl.uint32)
+        wanted = nl.ndarray((8, 8), dtype=nl.uint32)
+        nisa.memset(dst=wanted, value=100)
+        nisa.nc_find_index8(dst=places, data=nl.load(x), vals=wanted)
+        out = nl.ndarray((8, 8), dtype=nl.uint32, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=places)
+        return out
+
+    assert codes(kernel, np.arange(64, dtype=np.uint32).reshape(8, 8)) == []

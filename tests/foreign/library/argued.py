@@ -23,6 +23,13 @@ ARGUED = (
         "test passes all of them, and the tested variant reads fewer.",
     ),
     Argued(
+        "NKW-INPUT-WRITTEN",
+        "is written and not returned",
+        "experimental/",
+        "The kernel updates caches and scratch tensors of its caller in place, and its test compares them as "
+        "arguments. A caller on the device has to alias them.",
+    ),
+    Argued(
         "NKW-FP8-OVERFLOW",
         "results overflow",
         "core/qkv/qkv_cte",
