@@ -212,7 +212,7 @@ class Lockstep:
             if use is not None:
                 use.mark(undefined)
         except (Unwritten, OutOfRange) as error:
-            expected = error
+            expected = self._out_of_range(name, call) or error  # either may be refused first
         for operand, whole in undefined or ():
             operand.memory.state[operand.every_byte()[~whole]] = POISON
         if counted:
@@ -228,6 +228,18 @@ class Lockstep:
             found = self._compare()
         if found:
             raise Difference(self._report(name, arguments, found))
+
+    def _out_of_range(self, name: str, call: Mapping[str, Any]) -> OutOfRange | None:
+        """The error of an offset beyond its tensor, if the call has one."""
+        try:
+            for each in call.values() if name != "dma_copy" else ():
+                if isinstance(each, Operand):
+                    self.core.resolved(each, 32 if name in _TENSOR_ENGINE else 16)
+        except OutOfRange as error:
+            return error
+        except Unwritten:
+            pass
+        return None
 
     def _simulate(self, name: str, arguments: Mapping[str, Any]) -> None:
         given = {key: _simulated(key, value) for key, value in arguments.items()}
