@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from simulate.cli import main
+from tests.interruptible import started, stopped
 from tests.profile.test_profile_text import SCRIPT
 
 Capture = pytest.CaptureFixture[str]
@@ -164,18 +164,7 @@ simulate.World("trn2", ranks={ranks}).launch(kernel, [((np.ones((4, 4), np.float
 def interrupted(script: Path, program: str, *command: str) -> tuple[int, str]:
     """Status and stderr of a command that is interrupted once it has printed `ready`."""
     script.write_text(program)
-    words = [sys.executable, "-m", "simulate", *command, "--target", "trn2", str(script)]
-    # A shell may have told its background jobs to ignore the signal, and children inherit that.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert running.stdout is not None
-    assert running.stdout.readline() == "ready\n"
-    running.send_signal(signal.SIGINT)
-    _, err = running.communicate()
-    return running.returncode, err
+    return stopped(started("-m", "simulate", *command, "--target", "trn2", str(script)))
 
 
 def test_an_interrupt_ends_at_once_in_one_word(script: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from simulate.process import Limits, memory_bytes, quiet, trial
+from tests.interruptible import ROOT, started, stopped
 
-ROOT = Path(__file__).resolve().parents[2]
 PLAN = "-m model plan model/pretrained"
 
 
@@ -41,30 +41,15 @@ def test_an_interrupt_of_the_imports_is_one_line(tmp_path: Path, module: str, pr
     (tmp_path / "numpy.py").write_text("print('ready', flush=True)\nimport time\ntime.sleep(600)\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     words = {"simulate": ["targets"], "model": ["plan", "model/pretrained"]}[module]
-    # A shell may have told its background jobs to ignore the signal, and children inherit that.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        running = subprocess.Popen(
-            [sys.executable, "-m", module, *words],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert running.stdout is not None
-    assert running.stdout.readline() == "ready\n"
-    running.send_signal(signal.SIGINT)
-    _, err = running.communicate()
-    assert (running.returncode, err) == (130, f"\n{prefix}interrupted\n")
+    running = started("-m", module, *words, environment=environment)
+    assert stopped(running) == (130, f"\n{prefix}interrupted\n")
 
 
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")])
 def test_a_signal_leaves_no_unfinished_file(tmp_path: Path, number: signal.Signals, word: str) -> None:
     code = """
 import sys, time
+from pathlib import Path
 from simulate.files import complete
 from simulate.process import begin, imported, leave
 begin()
@@ -72,28 +57,14 @@ imported()
 try:
     with complete(sys.argv[1], "trace", "NKW-TRACE-PATH") as file:
         file.write("half")
+        assert any(Path(sys.argv[1]).parent.iterdir())
         print("ready", flush=True)
         time.sleep(600)
 except KeyboardInterrupt as stopped:
     leave(stopped)
 """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        running = subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path / "file")],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert running.stdout is not None
-    assert running.stdout.readline() == "ready\n"
-    assert list(tmp_path.iterdir()) != []
-    running.send_signal(number)
-    _, err = running.communicate()
-    assert (running.returncode, err) == (128 + number, f"\n{word}\n")
+    running = started("-c", code, str(tmp_path / "file"))
+    assert stopped(running, number) == (128 + number, f"\n{word}\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,38 @@
+"""Processes of a test that take SIGINT as a user's do."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def started(*words: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Python with these words, started in the top folder, with its output in pipes.
+
+    A shell may have told its background jobs to ignore SIGINT, and children inherit that; this one has the default.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def stopped(running: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> tuple[int, str]:
+    """Status and stderr of a process that gets a signal once it has printed the line `ready`."""
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    running.send_signal(number)
+    _, err = running.communicate()
+    return running.returncode, err
