@@ -25,7 +25,7 @@ from simulate.run.machine import Issue, NeuronCore
 from simulate.run.stream import READ, Stream
 
 SCHEDULE = kind(
-    "NKW-TURNS",
+    "NKW-CORE-SCHEDULE",
     Severity.error,
     "The outputs of a launch are the same bytes under every schedule of its cores.",
 )

@@ -108,38 +108,38 @@ def _unused(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def _exposed(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Collectives on arguments, results or unnamed tensors in HBM, one finding per line.
+    """Collectives on arguments, results or unnamed tensors in HBM, one finding per line; ranks run the same lines.
 
     Sources: nki.collectives.all_reduce of 0.7 (srcs in private HBM), and the comments of the vendor's own collective
     kernels, which copy arguments and results to and from named internal tensors.
     """
+    stream = launch.streams[0]
+    returned = {each.tensor for each in evidence.returned if each.rank == stream.rank}
     findings: dict[int, Finding] = {}
-    returned = {(each.rank, each.tensor) for each in evidence.returned}
-    for stream in launch.streams[:1]:
-        for index in stream.rendezvous:
-            if stream.effects(index).synchronization is not Synchronization.collective:
-                continue
-            for access in evidence.of(stream).accesses[index]:
-                record = stream.tensors[access.tensor]
-                if record.buffer.on_chip or stream.line_ids[index] in findings:
-                    continue
-                if _is_input(record):
-                    what = "an argument"
-                elif (stream.rank, record.serial) in returned:
-                    what = "a result"
-                elif not record.is_named:
-                    what = "a tensor without name="
-                else:
-                    continue
-                op, where = stream.event(index).op, stream.event(index).where
+    for index in stream.rendezvous:
+        if stream.effects(index).synchronization is not Synchronization.collective:
+            continue
+        for access in evidence.of(stream).accesses[index]:
+            record = stream.tensors[access.tensor]
+            what = "" if record.buffer.on_chip else _what_is_exposed(record, returned)
+            if what and stream.line_ids[index] not in findings:
+                event = stream.event(index)
                 findings[stream.line_ids[index]] = found(
                     COLLECTIVE_IO,
-                    f"{op} takes {record.name} {record.shape}, {what} of the kernel",
-                    where,
+                    f"{event.op} takes {record.name} {record.shape}, which {what}",
+                    event.where,
                     (touch(stream, index, access),),
                     hint="copy through nl.ndarray(…, buffer=nl.private_hbm, name=…)",
                 )
     return list(findings.values())
+
+
+def _what_is_exposed(record: TensorRecord, returned: set[int]) -> str:
+    if _is_input(record):
+        return "is an argument of the kernel"
+    if record.serial in returned:
+        return "is a result of the kernel"
+    return "" if record.is_named else "has no name="
 
 
 def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:

@@ -85,7 +85,7 @@ def run_order(streams: Sequence[Stream]) -> tuple[Segment, ...]:
             f"stream {core} in rendezvous {streams[core].rendezvous[at[core]]}" for core in waiting
         )
         raise InvalidArgument(
-            "NKW-TIMING-MEETINGS",
+            "NKW-TIMING-RENDEZVOUS",
             f"the streams order their rendezvous differently: {held} never completes; pass streams of one launch",
         )
     return tuple(segments)

@@ -44,7 +44,7 @@ def test_the_swapped_pair_is_named_and_the_report_repeats() -> None:
 
     def found() -> list[Any]:
         every = examine(lambda: world.launch(halves_swapped, [((ramp(8, 4), False), {})]), seeds=8)
-        return [finding for finding in every if finding.code == "NKW-TURNS"]
+        return [finding for finding in every if finding.code == "NKW-CORE-SCHEDULE"]
 
     findings = found()
     assert findings
@@ -71,7 +71,7 @@ def test_ranks_that_share_python_state_are_found_and_others_not() -> None:
         arguments = [((ramp(2, 2), number), {}) for number in numbers]
         return {finding.code for finding in examine(lambda: world.launch(numbered, arguments), seeds=4)}
 
-    assert codes([None, None, None]) == {"NKW-TURNS"}
+    assert codes([None, None, None]) == {"NKW-CORE-SCHEDULE"}
     assert codes([0, 1, 2]) == set()
 
 

@@ -384,7 +384,7 @@ def test_refuses_rendezvous_in_contradictory_order() -> None:
         InvalidArgument, match="stream 0 in rendezvous 0, stream 1 in rendezvous 1"
     ) as refused:
         schedule([build.stream for build in ranks], EXACT)
-    assert refused.value.code == "NKW-TIMING-MEETINGS"
+    assert refused.value.code == "NKW-TIMING-RENDEZVOUS"
 
 
 def test_a_set_of_dmas_takes_the_engines_as_long_as_they_do_in_order_of_arrival() -> None:

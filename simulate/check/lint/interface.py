@@ -86,7 +86,7 @@ def jit_options(source: Source, scope: Scope) -> Iterator[Spot]:
                 yield Spot(decorator, "mode= is ignored", "@nki.jit, and nki.simulate(kernel)")
 
 
-_MEETINGS = frozenset(
+_RENDEZVOUS = frozenset(
     {"nisa.core_barrier", "nisa.sendrecv", "nl.fori_loop", "nl.while_loop", "nl.dynamic_range"}
 )
 
@@ -117,7 +117,7 @@ def _names_core(source: Source, scope: Scope, test: ast.expr) -> bool:
 def _rendezvous(source: Source, statements: list[ast.stmt]) -> Iterator[tuple[ast.Call, str]]:
     for statement in statements:
         for part in ast.walk(statement):
-            if isinstance(part, ast.Call) and source.name_of(part.func) in _MEETINGS:
+            if isinstance(part, ast.Call) and source.name_of(part.func) in _RENDEZVOUS:
                 yield part, source.name_of(part.func)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from simulate.check.findings import Finding
 from simulate.check.lint.rules import calls_of, lint_file
 from simulate.errors import InvalidArgument
+from simulate.lines import location
 from simulate.run import Launch
-from simulate.run.location import location
 
 
 def lint_launched(launches: Sequence[Launch]) -> list[Finding]:

@@ -7,7 +7,7 @@ import nki.language as nl
 
 from tests.faults.data import ramp
 
-CODE = "NKW-TURNS"
+CODE = "NKW-CORE-SCHEDULE"
 CORES = 2
 SEEDS = 8
 
