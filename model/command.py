@@ -88,7 +88,7 @@ def generate_command(options: argparse.Namespace) -> int:
 
 
 def _rank() -> int | None:
-    """This process's rank among those that torchrun started; None if all ranks are in this one."""
+    """The rank of this process, where torchrun started one process per rank; None for a single process."""
     if "RANK" not in os.environ:  # the simulator need not be loaded to know that
         return None
     from model.device import rank_of_this_process
@@ -195,7 +195,7 @@ def _generate(job: _Job, tokenizer: Tokenizer) -> Generation:
 
 
 def _printed(text: str) -> str:
-    """Generated text; a terminal does not get what it would obey instead of showing it."""
+    """Generated text; on a terminal its control characters are escaped."""
     return shown(text, len(text)) if sys.stdout.isatty() else text
 
 

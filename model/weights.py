@@ -63,7 +63,7 @@ def shard_weights(
     shards = [Shard(rank, ranks) for rank in (range(ranks) if own is None else own)]
     sizes = [prod(each.shape(shard)) for each in compose(config).weights for shard in shards]
     itemsize = stored[next(iter(stored))].dtype.itemsize
-    check_memory(sum(sizes) * itemsize, f"the weights of {len(shards)} ranks")
+    check_memory(sum(sizes) * itemsize, f"the weights of {len(shards)} rank{'s' if len(shards) > 1 else ''}")
     held: list[dict[str, np.ndarray]] = [{} for _ in shards]
     for layer in compose(config).layers:
         for weight in layer.weights:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that a terminal obeys instead of showing, those that turn the direction of text, and broken ones."""
+"""Control characters, marks that change the direction of text, and lone surrogates."""
 LONGEST_MESSAGE = 400
 
 
 def shown(text: str, most: int = LONGEST_MESSAGE) -> str:
-    """Text from outside as a person may see it: characters that a terminal obeys are escaped, tabs and line ends stay.
+    """Text from outside for a terminal: control characters are escaped, tabs and line ends stay.
 
     Of more than `most` characters the middle is left out.
     """

@@ -30,9 +30,9 @@ _NARROWEST, _WIDEST = 60, 120  # columns of a terminal that are used
 _PATIENCE_SECONDS = 0.5  # before progress is shown
 _SHORTEST_NAME = 10  # columns; a narrower name says nothing
 _STYLES = {r"^error\b(\[.*?\])?": "bold red", r"^warning\b(\[.*?\])?": "bold yellow"}
+_LONGEST_LINE, _MOST_LINES = 2 * LONGEST_MESSAGE, 200  # of an error; a deadlock has a line for each core
 
 Part = Union["RenderableType", str]
-_LONGEST_LINE, _MOST_LINES = 2 * LONGEST_MESSAGE, 200  # of an error; a deadlock has a line for each core
 T = TypeVar("T")
 
 

@@ -19,7 +19,7 @@ def is_indirect(tile: NkiTensor) -> bool:
 
 
 def check(hardware: Hardware, engine: Engine, dst: NkiTensor, data: NkiTensor, *engines: Engine) -> None:
-    """The rules of an instruction that gathers `data` or scatters `dst`; `engines` are those that can."""
+    """The rules of an instruction that gathers `data` or scatters `dst`; `engines` have such instructions."""
     gathers, scatters = is_indirect(data), is_indirect(dst)
     if not (gathers or scatters):
         return

@@ -49,7 +49,7 @@ def slice_bounds(part: slice, extent: int, dim: int) -> tuple[int, int, int]:
 
 
 def _spelled(part: slice) -> str:
-    """A slice as it is written: `0:129` or `::2`."""
+    """A slice as the source has it: `0:129` or `::2`."""
     ends = f"{'' if part.start is None else part.start}:{'' if part.stop is None else part.stop}"
     return ends if part.step is None else f"{ends}:{part.step}"
 

@@ -173,9 +173,8 @@ def room(tiles: Collection[Tile], chosen: Collection[int], limit: int) -> int:
     """
     most = limit
     for weight in (_stacked_quadrants, _quadrants):
-        changes: dict[
-            int, list[int]
-        ] = {}  # at an event: change of the others' bytes, change of the chosen count
+        # At an event: the change of the others' bytes, and of the count of chosen tiles.
+        changes: dict[int, list[int]] = {}
         for tile in tiles:
             column, amount = (1, 1) if tile.serial in chosen else (0, tile.bytes)
             amount *= weight(tile.partitions)

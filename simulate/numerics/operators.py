@@ -44,8 +44,8 @@ class AluOperator:
 
     `reducible` says whether the documentation lists it as a reduction operator; abs_max and abs_min are not
     listed, yet `activate2` accepts them, so they have a `reduce`. `reduce(array, axis)` drops
-    the reduced axes. `identity` is what an accumulator register holds before the first element. `engines` are
-    those that have the operator on some chip; `exists_on` tells whether some engine of a chip has it.
+    the reduced axes. `identity` is what an accumulator register holds before the first element. Each of
+    `engines` has the operator on some chip; `exists_on` tells whether some engine of a chip has it.
     """
 
     name: str

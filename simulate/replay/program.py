@@ -291,7 +291,7 @@ class _Run:
 
 
 def _to_output(value: Any) -> Any:
-    """The array of a tensor that the kernel returned; another value as it is."""
+    """The array of a tensor that the kernel returned, any other value unchanged."""
     if not isinstance(value, NkiTensor):
         return value
     host = value.storage.host

@@ -167,7 +167,7 @@ def _pairs(got: Any, wanted: Any, failure: Callable[..., KernelFailure], launche
 
 
 def _widened(argument: Any) -> Any:
-    """An array of floats in float64; anything else as it is."""
+    """An array of floats in float64, any other value unchanged."""
     if isinstance(argument, np.ndarray) and argument.dtype.kind not in "biu":
         return argument.astype(np.float64)
     return argument

@@ -34,9 +34,9 @@ class Service(NamedTuple):
 
 
 class Moving(NamedTuple):
-    """DMAs moved without a pause: of the first `counts` of every queue, those that begin at `since_ns` or later.
+    """A busy period of the DMA engines: of the first `counts` DMAs of each queue, those from `since_ns` on.
 
-    `last` is the one that begins last.
+    `last` is the DMA that begins last.
     """
 
     since_ns: float
@@ -103,7 +103,7 @@ class DmaEngines:
         """When all DMAs that an event needs can have been moved, in ns; 0 where its engine has waited for all of them.
 
         `event` and `producers` are numbers within the core; the producers are those that must be complete before the
-        event, except for those that its engine carries out itself.
+        event; producers on the engine of the event do not count.
         """
         needed = self._before_engine[engine]
         counts, more = needed.counts, False

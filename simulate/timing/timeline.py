@@ -126,7 +126,7 @@ class Timeline:
             yield Slice(stream, event, self.tracks[track], SliceKind(kind), start, end, ready)
 
     def by_start(self) -> list[Slice]:
-        """The slices in order of start; those that start together in the order of stream and event."""
+        """The slices in order of start; slices with one start in the order of stream and event."""
         return sorted(
             self.slices(), key=lambda piece: (piece.start_ns, piece.stream, piece.event, piece.kind)
         )

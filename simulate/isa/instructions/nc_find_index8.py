@@ -24,7 +24,7 @@ def nc_find_index8(
     uint16 or uint32.
 
     Slots are served in ascending order and each takes the first occurrence that no earlier slot has taken, so equal
-    values advance through their occurrences. A value that is missing, or of which none is left, gives all ones.
+    values advance through their occurrences. A missing value, and one whose occurrences are all taken, gives all ones.
     Values are compared as float32; NaN equals nothing and is therefore missing [NaN is not documented].
 
     Raises RuleViolation. Cost: one element per cycle.

@@ -20,7 +20,7 @@ from simulate.replay.fusion.opcodes import Copy, Matmul, Widen
 
 
 def select_matmuls(builder: Builder, narrow: bool) -> None:
-    """Give matmuls operands that BLAS takes: one stride of 1, and float32 unless a narrow dtype is multiplied as it is.
+    """Give matmuls operands that BLAS takes: one stride of 1, and float32 unless a library multiplies the narrow dtype.
 
     A large narrow operand is widened block by block inside the matmul. With `narrow`, a library multiplies bfloat16
     matrices without widening.
