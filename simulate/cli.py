@@ -216,7 +216,7 @@ def _take_late_options(parser: argparse.ArgumentParser, options: argparse.Namesp
 
 def _run(options: argparse.Namespace) -> int:
     from simulate.replay.options import EXACT_VARIABLE, VERIFY_VARIABLE
-    from simulate.run.target import REPLAY_VARIABLE
+    from simulate.run.environment import REPLAY_VARIABLE
 
     replays = options.replay or options.exact or options.verify_replay
     asked = {REPLAY_VARIABLE: replays, EXACT_VARIABLE: options.exact, VERIFY_VARIABLE: options.verify_replay}

@@ -9,9 +9,9 @@ from typing import Any
 
 from simulate.errors import InvalidArgument
 from simulate.level import LNC_BY_GRID, Level
+from simulate.run.environment import SETS_LOGICAL_CORE, cores_of_call, replay_is_wanted
 from simulate.run.machine import Mode, running_core
 from simulate.run.order_requests import Scheduled
-from simulate.run.target import SETS_LOGICAL_CORE, cores_of_call, replay_is_wanted
 from simulate.world import launch
 
 

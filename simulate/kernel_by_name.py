@@ -20,9 +20,9 @@ import numpy as np
 from simulate.errors import InvalidArgument
 from simulate.files import imported_files
 from simulate.level import Level
+from simulate.run.environment import cores_of_call
 from simulate.run.launch import Launch, plain
 from simulate.run.machine import Mode
-from simulate.run.target import cores_of_call
 from simulate.world import launch
 
 DTYPES = {

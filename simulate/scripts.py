@@ -83,7 +83,7 @@ def _bound(options: argparse.Namespace) -> bool:
     """Choose chip, level and rules, and bind `nki`; prints what is refused."""
     from simulate.bind import install
     from simulate.errors import NkwError
-    from simulate.run.target import target_hardware
+    from simulate.run.environment import target_hardware
     from simulate.targets import TARGET_VARIABLE
 
     if options.target:

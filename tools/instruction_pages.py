@@ -28,13 +28,13 @@ from simulate.hardware import hardware
 from simulate.isa import INSTRUCTIONS, book, costs, dma_costs
 from simulate.isa.enums import EXPORTED
 from simulate.numerics import AluOperator
+from simulate.run import definedness, indirect, issue
 from simulate.run import execute as carry_out
-from simulate.run import indirect, issue, unwritten
 from simulate.targets import GENERATIONS
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "instructions"
 TARGETS = tuple(GENERATIONS.values())
-_ISSUING = (issue, unwritten, carry_out, indirect)
+_ISSUING = (issue, definedness, carry_out, indirect)
 """Where an instruction takes effect, with the rules that hold for all."""
 _COSTS = (costs.__name__, dma_costs.__name__)
 _NOTE = "<!-- Written by `make docs` from {source}; edit that file. -->"

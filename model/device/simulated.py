@@ -19,7 +19,7 @@ from model.device.binding import (
 )
 from model.errors import ModelError
 from simulate.replay import ReplayCache, ReplayOptions
-from simulate.run import torchrun
+from simulate.run import environment
 
 
 class SimulatedDevice:
@@ -79,4 +79,4 @@ def rank_of_this_process() -> int | None:
 
     ModelError for variables that torchrun would not set.
     """
-    return checked(torchrun.rank_of_this_process) if simulate.World.has_processes() else None
+    return checked(environment.rank_of_this_process) if simulate.World.has_processes() else None

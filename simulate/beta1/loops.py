@@ -8,7 +8,7 @@ from typing import Any
 
 from simulate.beta1.program import current
 from simulate.errors import InvalidArgument
-from simulate.run.affine import independent
+from simulate.nki.affine import independent
 
 
 class LoopVariable(int):

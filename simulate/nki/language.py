@@ -14,6 +14,7 @@ import numpy as np
 from simulate.errors import InvalidArgument, RuleViolation, rule
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.nki import isa
+from simulate.nki.affine import AffineRange
 from simulate.nki.grids import (
     NkiBlockGrid,
     NkiGrid,
@@ -43,7 +44,6 @@ from simulate.nki.tile_functions import (
 from simulate.nki.tile_size import tile_size
 from simulate.numerics import DTYPES, DType, int64
 from simulate.run import current_core, running_level
-from simulate.run.affine import AffineRange
 
 globals().update(DTYPES)
 # Not in the reference; public kernels write nl.bool for nl.bool_ and nl.range for range.

@@ -20,9 +20,9 @@ from simulate.level import RUN_TIME_SCALARS
 from simulate.memory.registers import VirtualRegister
 from simulate.nki.scalars import NkiScalar, not_a_comparison, thirty_two_bits
 from simulate.run import current_core, running_level
+from simulate.run.environment import LOOP_EVENTS_VARIABLE, loop_events
 from simulate.run.issue import issue
 from simulate.run.location import kernel_line
-from simulate.run.target import LOOP_EVENTS_VARIABLE, loop_events
 
 
 def fori_loop(
@@ -57,18 +57,18 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     body_returns_register(condition)
     if current_core().dry:
         for _ in range(_trip_count()):
-            condition = _turn(loop, condition, body_fun)
+            condition = _iterated(loop, condition, body_fun)
         return
     same, value = 0, condition.value
     while value != 0:
-        condition = _turn(loop, condition, body_fun)
+        condition = _iterated(loop, condition, body_fun)
         before, value = value, condition.value
         same = same + 1 if value == before else 0
         if _is_too_long(loop):
             loop_is_bounded("while_loop", loop, f"{_named(condition)} is {value} since {same:,} iterations")
 
 
-def _turn(loop: int, condition: Any, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> Any:
+def _iterated(loop: int, condition: Any, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> Any:
     with _inside(loop):
         _issue_step(lambda: (), ())
         condition = body_fun(condition)

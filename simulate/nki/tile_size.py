@@ -5,8 +5,8 @@ from __future__ import annotations
 from simulate.errors import Unsupported
 from simulate.hardware import Hardware
 from simulate.memory import NKIObject
+from simulate.run.environment import target_hardware
 from simulate.run.machine import running_core, running_level
-from simulate.run.target import target_hardware
 
 
 class _TileSize(NKIObject):

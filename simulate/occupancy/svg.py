@@ -8,11 +8,11 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from simulate.occupancy.loops import Loop
 from simulate.occupancy.marks import letters, place_of
 from simulate.occupancy.style import COLOURS, STYLE
 from simulate.occupancy.text import verdict
 from simulate.occupancy.uses import Memory, Occupancy, Use
-from simulate.run.source import Loop
 
 _WIDTH = 1160
 _LEFT, _PLOT, _GAP, _PEAK = 88, 700, 40, 300

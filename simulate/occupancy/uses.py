@@ -20,9 +20,9 @@ from simulate.hardware import Hardware
 from simulate.lines import location
 from simulate.memory import MemoryRegion
 from simulate.memory.placement import Placement, largest_fit, least_bytes
+from simulate.occupancy.loops import Loop, loops_of
 from simulate.run import Launch, Stream
 from simulate.run.machine import capacity_bytes
-from simulate.run.source import Loop, loops_of
 
 MEMORIES = (MemoryRegion.sbuf, MemoryRegion.psum)
 

@@ -21,9 +21,9 @@ from simulate.replay.verify import (
     disturbance,
     in_place_of,
 )
+from simulate.run.environment import PRECISE_VARIABLE
 from simulate.run.launch import Launch, LaunchRequest, execute_launch
 from simulate.run.machine import Mode
-from simulate.run.target import PRECISE_VARIABLE
 
 
 def replayed(request: LaunchRequest, options: ReplayOptions, replays: ReplayCache) -> Launch:

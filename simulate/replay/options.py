@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulate.run.target import flag
+from simulate.run.environment import flag
 
 EXACT_VARIABLE = "NKW_EXACT_REPLAY"
 VERIFY_VARIABLE = "NKW_VERIFY_REPLAY"

@@ -1,9 +1,9 @@
 """Running kernels: launch, issue, execution, stream, core scheduler, rendezvous."""
 
+from simulate.run.environment import target_hardware
 from simulate.run.launch import Launch, recorded
 from simulate.run.machine import Mode, current_core, running_level
 from simulate.run.stream import Event, NkiInstruction, Stream
-from simulate.run.target import target_hardware
 
 __all__ = [
     "Event",

@@ -15,7 +15,7 @@ from simulate.lines import location
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.validity import EMPTY
 from simulate.numerics import DType, as_dtype, int64
-from simulate.run.host_arrays import converted_for, dtype_of, from_torch, is_torch, to_torch, words_of
+from simulate.numerics.host_arrays import converted_for, dtype_of, from_torch, is_torch, to_torch, words_of
 from simulate.run.machine import Rank
 
 
@@ -35,7 +35,7 @@ class Arguments:
         self.torch_seen = False
 
     def to_tensors(self, value: Any, name: str = "") -> Any:
-        """A kernel argument with an HBM tensor for every array in it; other values stay as they are.
+        """A kernel argument with an HBM tensor for every array in it; other values are unchanged.
 
         Raises InvalidArgument for an array without elements or of a dtype that the chip does not have.
         """

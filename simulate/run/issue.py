@@ -16,12 +16,18 @@ from simulate.isa.template import Template
 from simulate.lines import location
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.validity import ACCUMULATED, EMPTY, POISON, WRITTEN
-from simulate.run.accumulators import defined_registers, mark_registers, use_registers
+from simulate.run.definedness import (
+    defined_registers,
+    known_state,
+    mark_registers,
+    states_of,
+    unwritten,
+    use_registers,
+)
 from simulate.run.execute import accumulated, add, flat, gather, put
 from simulate.run.location import blame_line, kernel_line
 from simulate.run.machine import Issue, NeuronCore, current_core
 from simulate.run.stream import Line, NkiInstruction, Stream
-from simulate.run.unwritten import known_state, states_of, unwritten
 
 _IN_PART = (None, EMPTY, POISON)
 """The uniform states of an allocation of which some bytes may be undefined."""
@@ -90,9 +96,8 @@ def _explained(
 ) -> NkwError:
     """The error with its kernel line, its instruction and its operands, unless it has them."""
     running = line or kernel_line()
-    is_own = error.where is None or error.where == location(
-        running
-    )  # else it blames the line that read first
+    # Another line is that of an earlier instruction, which read the undefined bytes first.
+    is_own = error.where is None or error.where == location(running)
     blame_line(error, running)
     if isinstance(error, RuleViolation) and is_own:
         book.name_operands(error, planner, len(context), args, kwargs)
@@ -143,9 +148,11 @@ def _issue(
     registers = plan.registers
     if registers is not None:
         poison = use_registers(core, plan, registers)
-        if poison is not None and not _carries_poison(plan, reads, writes):
-            core.rank.broken(poison)
-        blame = poison or blame
+        if poison is not None:
+            if _carries_poison(plan, reads, writes):
+                blame = poison
+            else:
+                core.rank.broken(poison)
     for observer in core.observers:
         observer.issuing(core, Issue(plan, reads, writes), operands)
     poisoned = _poisoned(core, plan, reads, writes, blame, operands) if blame is not None else []

@@ -21,15 +21,15 @@ from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.memory.layout import Layout
 from simulate.memory.objects import VALUE_READS
 from simulate.memory.placement import Placement, Tile, live_tiles_fit, place, to_blame
-from simulate.run.apart import ApartCores
 from simulate.run.arguments import Arguments, leaves, mapped
 from simulate.run.call_stacks import Calls, TracedTable
+from simulate.run.dry_scheduler import DryScheduler
+from simulate.run.environment import PRECISE_VARIABLE, check_logical_core
 from simulate.run.location import blame_traceback
 from simulate.run.machine import InstructionObserver, Mode, NeuronCore, Rank, capacity_bytes, enter
 from simulate.run.processes import Processes
 from simulate.run.scheduler import CoreScheduler
 from simulate.run.stream import Stream, TensorTable
-from simulate.run.target import PRECISE_VARIABLE, check_logical_core
 
 ArgumentsOfRanks = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 """One (args, kwargs) per rank of this process."""
@@ -306,7 +306,7 @@ def _scheduler(request: LaunchRequest, count: int, streams: Sequence[Stream]) ->
     """What runs the cores of a launch; `streams` are theirs, once there are any."""
     one_core_each = request.logical_core_size == 1 and request.peers is None
     if count > 1 and one_core_each and request.mode is Mode.dry and request.seed is None:
-        return ApartCores(count, streams)
+        return DryScheduler(count, streams)
     schedule_numbers = itertools.count()
 
     def on_resume(core: int) -> None:
@@ -335,7 +335,7 @@ def _run(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> No
 
 
 def _result(value: Any) -> Any:
-    """A Result for a tensor; anything else as it is."""
+    """A Result for a tensor, any other value unchanged."""
     return Result(value.storage.serial, value.layout) if isinstance(value, NkiTensor) else value
 
 
@@ -381,7 +381,7 @@ def _with_capacity(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
 
 
 def plain(kernel: Any) -> Callable[..., Any]:
-    """The function under `nki.jit`; a kernel that is not jitted, as it is."""
+    """The function under `nki.jit`; a kernel that is not jitted, unchanged."""
     jitted = hasattr(kernel, "func") and not isinstance(kernel, partial)
     return kernel.func if jitted else kernel  # type: ignore[no-any-return]
 

@@ -28,14 +28,14 @@ import numpy as np
 
 from simulate.errors import Deadlock, Location, NkwError, Unsupported
 from simulate.isa.plan import Rendezvous
-from simulate.run.torchrun import check_environment
+from simulate.run.environment import check_environment
 
 _PUBLISH_AFTER_SECONDS = 0.05
 """A wait shorter than this is not published; rendezvous of ranks in step take far less."""
 _CHECK_SECONDS = 0.2
 """The interval at which a waiting process reads the states of the others."""
-_MEETING = timedelta(minutes=5)
-"""The time that the processes have to meet; torchrun starts them within seconds of each other."""
+_JOIN_TIMEOUT = timedelta(minutes=5)
+"""The time that the processes have to join; torchrun starts them within seconds of each other."""
 
 Arrivals = list[tuple[Rendezvous, list[np.ndarray], Location]]
 
@@ -90,7 +90,7 @@ class Processes:
         global _joined
         if _joined is None:
             with _connected(Location("", 0, "the start")):
-                store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=_MEETING)))
+                store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=_JOIN_TIMEOUT)))
                 if not dist.is_initialized():
                     dist.init_process_group(
                         "gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=ranks

@@ -3,7 +3,7 @@
 Each core runs the kernel's Python in a thread of its own, but exactly one runs at a time; it yields at a rendezvous or
 at its end. So runs are deterministic, a deadlock is detected at once, and the first error is the one that is raised.
 
-Cores that need nothing of each other have no threads (`simulate.run.apart`).
+Dry launches of ranks with one core each have no threads (`simulate.run.dry_scheduler`).
 
 With a seed the schedule is random: the seed draws which core runs next, and after which instructions a core is
 preempted. A correct kernel computes the same bytes for every seed.
@@ -22,8 +22,8 @@ import numpy as np
 
 from simulate.errors import Deadlock, InvalidArgument, Location, RendezvousMismatch
 from simulate.isa.plan import Rendezvous
+from simulate.run.environment import SETS_LOGICAL_CORE
 from simulate.run.processes import Arrival, Processes
-from simulate.run.target import SETS_LOGICAL_CORE
 
 _PATIENCE_SECONDS = 0.2  # for the cores that only have to wake up
 
@@ -32,16 +32,16 @@ class _CoreAborted(BaseException):
     """Unwinds the thread of a core after another core has failed."""
 
 
-Said = tuple[Rendezvous, list[np.ndarray], Location]
-"""What a member brings to a rendezvous: the rendezvous as it understands it, its operands, its line."""
+Entry = tuple[Rendezvous, list[np.ndarray], Location]
+"""A member's entry into a rendezvous: the terms that the member states, its operands, its line."""
 
 
 @dataclass
 class PendingRendezvous:
-    """A rendezvous that waits for members: those that have arrived, and later the results of all."""
+    """A rendezvous that not all members have entered: their entries so far, and in the end the results of all."""
 
     serial: int
-    arrived: dict[int, Said] = field(default_factory=dict)
+    arrived: dict[int, Entry] = field(default_factory=dict)
     cores: list[int] = field(default_factory=list)
     results: dict[int, list[np.ndarray]] = field(default_factory=dict)
 
@@ -234,14 +234,14 @@ class CoreScheduler:
             self._on_resume(core)
         return pending.results[member], pending.serial
 
-    def _arrive(self, core: int, member: int, said: Said, dry: bool) -> PendingRendezvous:
+    def _arrive(self, core: int, member: int, entry: Entry, dry: bool) -> PendingRendezvous:
         """Let a core arrive: the last member completes the rendezvous, another one is waiting from now on."""
-        rendezvous, _, where = said
+        rendezvous, _, where = entry
         pending = self._pending.get(rendezvous.place)
         if pending is None:
             pending = self._pending[rendezvous.place] = PendingRendezvous(self._completed)
             self._completed += 1
-        pending.arrived[member] = said
+        pending.arrived[member] = entry
         if len(pending.arrived) == len(rendezvous.members):
             self._complete(pending, rendezvous, dry)
         else:

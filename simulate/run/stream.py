@@ -258,7 +258,7 @@ class Stream:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by the columns of events and operands, without those that are derived from templates."""
+        """Bytes of the columns of events and operands; columns derived from templates do not count."""
         columns = self.template_ids, self.operands, self.line_ids
         return sum(len(column) * column.itemsize for column in columns)
 

@@ -229,3 +229,29 @@ def test_every_command_takes_the_level(tmp_path, capfd, monkeypatch, command: st
     capfd.readouterr()
     assert main([command, "--level", "0.6", str(script)]) == 1
     assert "NKI_LEVEL is 0.6" in "".join(capfd.readouterr())
+
+
+def poison_summed_into_gathered_columns(x, index):
+    """Registers with poison are read out by an instruction whose destination is known at run time only."""
+    out = nl.ndarray((128, 8), nl.float32, buffer=nl.shared_hbm)
+    half, sums = nl.ndarray((128, 4), nl.float32), nl.ndarray((128, 1), nl.float32)
+    nisa.dma_copy(dst=half[0:64], src=x[0:64])
+    reset, add = nisa.reduce_cmd.reset_reduce, nisa.reduce_cmd.reduce
+    copied, wide = nl.ndarray((128, 4), nl.float32), nl.zeros((128, 8), nl.float32)
+    nisa.activation(copied, nl.copy, half, reduce_op=nl.add, reduce_res=sums, reduce_cmd=reset)
+    columns = wide.indirect(nl.load(index), 4)
+    nisa.activation(columns, nl.copy, nl.load(x), reduce_op=nl.add, reduce_cmd=add)
+    nl.store(out, wide)
+    return out
+
+
+def test_poison_that_no_element_can_carry_is_tolerated() -> None:
+    index = (np.arange(128, dtype=np.uint32) % 8)[:, None]
+    given = [((X.copy(), index), {})]
+    with pytest.raises(RuleViolation, match="NKW-UNWRITTEN"):
+        World("trn3").launch(poison_summed_into_gathered_columns, given)
+    with pytest.warns(ToleratedRule, match="NKW-UNWRITTEN"):
+        done = World("trn3", rules="simulator").launch(poison_summed_into_gathered_columns, given)
+    assert {error.code for error in done.tolerated} == {"NKW-UNWRITTEN"}
+    # Sixteen partitions share the list 0, 1, 2, …, of which each takes four columns.
+    np.testing.assert_array_equal(done.outputs[0].sum(axis=1), X.sum(axis=1))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.run.target import target_hardware
+from simulate.run.environment import target_hardware
 from simulate.world import launch
 from tests.foreign.library.dtypes import Packed, static_cast
 

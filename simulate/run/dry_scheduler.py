@@ -1,18 +1,18 @@
-"""Cores that need nothing of each other while they run: those of a dry launch whose ranks have one core each.
+"""The core scheduler of dry launches whose ranks have one core each: without threads.
 
-A rendezvous of a dry launch exchanges no values. So each core runs its kernel to the end without a thread of its own,
-and the schedule is made from the rendezvous that the cores came to.
+A rendezvous of a dry launch exchanges no values, so its cores need nothing of each other while they run. Each core runs
+its kernel to the end, and the schedule is made afterwards from the rendezvous that the cores entered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from simulate.run.scheduler import CoreScheduler, PendingRendezvous, Said
+from simulate.run.scheduler import CoreScheduler, Entry, PendingRendezvous
 from simulate.run.stream import Stream
 
 
-class ApartCores(CoreScheduler):
+class DryScheduler(CoreScheduler):
     """Runs cores one after the other; streams, order of resumption and errors are those of `CoreScheduler`.
 
     A core begins when the schedule comes to it, so an error before that keeps it from running. Python behind a
@@ -23,16 +23,15 @@ class ApartCores(CoreScheduler):
         """`streams`: those of the `count` cores, known when the cores run."""
         super().__init__(count)
         self._streams = streams
-        self._came_to: list[list[tuple[int, int, Said]]] = [
-            [] for _ in range(count)
-        ]  # event, member, and what it said
+        # By core: event, member and entry of each rendezvous.
+        self._entries: list[list[tuple[int, int, Entry]]] = [[] for _ in range(count)]
 
     def run(self, bodies: list[Callable[[], None]]) -> None:
         """Run one body per core to its end; raises the error that comes first in the schedule."""
-        came_to = [iter(own) for own in self._came_to]
+        entries = [iter(own) for own in self._entries]
         errors: dict[int, Exception] = {}
         at = [0] * self.count
-        ready, turn = [0], 0
+        ready, number = [0], 0
         while ready:
             core = ready[0]
             stream = self._streams[core]
@@ -41,11 +40,11 @@ class ApartCores(CoreScheduler):
                     bodies[core]()
                 except Exception as error:
                     errors[core] = error
-            stream.resumed.append((turn, at[core]))
-            turn += 1
-            for event, member, said in came_to[core]:
+            stream.resumed.append((number, at[core]))
+            number += 1
+            for event, member, entry in entries[core]:
                 at[core] = event
-                stream.rendezvous[event] = super()._arrive(core, member, said, dry=True).serial
+                stream.rendezvous[event] = super()._arrive(core, member, entry, dry=True).serial
                 if core in self._waiting:
                     break
             else:
@@ -56,7 +55,7 @@ class ApartCores(CoreScheduler):
         if len(self._done) < self.count:
             raise self._deadlock()
 
-    def _arrive(self, core: int, member: int, said: Said, dry: bool) -> PendingRendezvous:
+    def _arrive(self, core: int, member: int, entry: Entry, dry: bool) -> PendingRendezvous:
         """Note the rendezvous; the schedule gives the event its serial number."""
-        self._came_to[core].append((len(self._streams[core]), member, said))
+        self._entries[core].append((len(self._streams[core]), member, entry))
         return PendingRendezvous(-1, results={member: []})
