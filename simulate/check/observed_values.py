@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.isa.plan import Argument, Contraction, Domain
+from simulate.isa.plan import Argument, Contraction, Domain, Plan
 from simulate.memory import NkiTensor
 from simulate.run.machine import Issue, Tensors
 
@@ -44,6 +44,9 @@ class Values:
     last_rows: dict[tuple[int, int], int] = field(default_factory=dict)
     """The end of the rows of a matmul's operand that are not all zeros, by event and tensor; only of matmuls with an
     operand whose loads filled different numbers of rows."""
+    scaled_apart: list[tuple[int, int, int]] = field(default_factory=list)
+    """Matmuls over 8-bit data whose scales differ between partitions: event, tensor, event that scaled it."""
+    _scaled: dict[int, int] = field(default_factory=dict)  # by tensor, the event that left such data in it
     loaded_rows: dict[int, set[int]] = field(default_factory=dict)
     """By tile in SBUF, the row counts of its loads."""
 
@@ -59,10 +62,19 @@ class Values:
             self._argument(event, reads[0], plan.argument, operands)
         if plan.effects.contraction is Contraction.products:
             self._rows(event, reads, operands)
+            self._contracted(event, reads, operands)
 
     def after(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe what the dtypes of the results, or the float32 path to them, did not hold."""
-        plan, _, writes = issue
+        plan, reads, writes = issue
+        differs = (
+            plan.domain is Domain.float32 and plan.state is None and _scales_apart(plan, reads, operands)
+        )
+        for tile in writes:
+            if differs:
+                self._scaled[tile.storage.serial] = event
+            elif self._scaled:
+                self._scaled.pop(tile.storage.serial, None)
         if plan.domain is Domain.float32 and plan.state is None and plan.rendezvous is None:
             for number, tile in enumerate(writes):
                 if tile.dynamic is None:
@@ -90,6 +102,15 @@ class Values:
                 storage = tile.storage
                 first = tile.offset * tile.dtype.storage.itemsize * storage.shape[0] // storage.nbytes
                 self.last_rows[event, tile.storage.serial] = first + int(rows[-1]) + 1 if rows.size else 0
+
+    def _contracted(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
+        """Observe operands with a scale per partition; a column with one factor that is not zero sums nothing."""
+        if len(reads) != 2 or not self._scaled:
+            return
+        for tile, other in ((reads[0], operands[1]), (reads[1], operands[0])):
+            writer = self._scaled.get(tile.storage.serial)
+            if writer is not None and np.count_nonzero(other.reshape(other.shape[0], -1), axis=0).max() > 1:
+                self.scaled_apart.append((event, tile.storage.serial, writer))
 
     def _transpose(self, event: int, tile: NkiTensor, operand: np.ndarray) -> None:
         """Observe a transpose by a product with the identity: 0 times a value that is not finite is NaN."""
@@ -155,6 +176,22 @@ class Values:
         if count > overflows:
             seen = f"{count} of {tile.size} integers are rounded, for example {float(exact[rounded].flat[0]):.0f}"
             self.rounded_integers.append(Note(event, tile.storage.serial, seen))
+
+
+def _scales_apart(plan: Plan, reads: Tensors, operands: Sequence[Any]) -> bool:
+    """Whether an instruction scales an 8-bit tile by a column whose elements differ."""
+    if (
+        len(reads) < 2
+        or len(operands) != len(reads)
+        or reads[0].dtype.itemsize != 1
+        or reads[0].dynamic is not None
+    ):
+        return False
+    columns = [each for tile, each in zip(reads[1:], operands[1:]) if tile.free_size == 1]
+    if len(columns) != len(reads) - 1 or all((each == each.flat[0]).all() for each in columns):
+        return False
+    zeros = np.zeros_like(operands[0])
+    return not np.any(np.asarray(plan.compute(zeros, *operands[1:])[0]))
 
 
 def _holds_infinity(tile: NkiTensor) -> bool:

@@ -23,6 +23,7 @@ _SOURCES = {
     "lnc": "Neuron documentation, logical NeuronCore configuration (LNC)",
     "measured": "measured here, or reported by users of the chip",
     "migrate": "NKI documentation, migration guide from Beta 1",
+    "user": "a user report: right in simulation, wrong on the chip",
     "v07": "NKI documentation 0.7, scalars in registers",
 }
 _MODULES = {"isa": "nki.isa", "cc": "nki.collectives", "nl": "nki.language"}

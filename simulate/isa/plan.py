@@ -227,6 +227,10 @@ class Effects:
     """Whether it is a DMA that brings elements over in their order; one onto itself orders accesses of its tensor."""
     unique_rows: bool = False
     """Whether the caller promises that no run-time row number repeats."""
+    is_idle_exponential: bool = False
+    """Whether it is an exponential of the Vector engine that leaves the accumulator registers undefined."""
+    is_scalar_arithmetic: bool = False
+    """Whether it computes one scalar of an instruction stream from others."""
 
 
 PLAIN = Effects()

@@ -9,8 +9,10 @@ import numpy as np
 from simulate.hardware import Hardware
 from simulate.isa import costs
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Domain, Plan
+from simulate.isa.plan import Domain, Effects, Plan
 from simulate.memory import NkiTensor
+
+_EFFECTS = Effects(is_scalar_arithmetic=True)
 
 
 class ScalarOperator(Enum):
@@ -61,4 +63,5 @@ def scalar_arithmetic(
         compute=compute,
         cost=costs.fixed(hardware, Engine.sync, "semaphore_ns"),
         name=None,
+        effects=_EFFECTS,
     )

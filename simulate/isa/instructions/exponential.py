@@ -9,7 +9,7 @@ from simulate.hardware import Hardware
 from simulate.isa import accumulator, broadcast, costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.plan import Domain, Plan, Registers, State
+from simulate.isa.plan import PLAIN, Domain, Effects, Plan, Registers, State
 from simulate.memory import NkiTensor
 from simulate.numerics import ALU_OPERATORS
 
@@ -29,6 +29,7 @@ _RESULTS = ("float8_e4m3", "float8_e5m2", "float16", "bfloat16", "float32", "tfl
 _COMMANDS = (ReduceCmd.idle, ReduceCmd.reset_reduce, ReduceCmd.reduce, ReduceCmd.load_reduce)
 _DIMS_MAX = 4
 _ADD = ALU_OPERATORS["add"]
+_IDLE = Effects(is_idle_exponential=True)
 
 
 @instruction
@@ -91,6 +92,7 @@ def exponential(
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, _ADD.name, src.shape[0], reduce_res is not None),
         propagate=propagation.within_partitions,
+        effects=_IDLE if reduce_cmd is ReduceCmd.idle else PLAIN,
     )
 
 

@@ -163,3 +163,58 @@ def positions_in_bfloat16(ids, sick):
     wide = nl.ndarray((4, 4), dtype=nl.float32)
     nisa.tensor_copy(dst=wide, src=kept)
     return copied_out(wide)
+
+
+@fault(
+    "NKW-EXPONENTIAL-IDLE",
+    np.zeros((4, 8), np.float32),
+    answer=lambda x: np.full((4, 8), 2, np.float32),
+    target="trn3",
+)
+def idle_exponential(x, sick):
+    """The exponential of the Vector engine leaves its registers undefined, and an addition follows."""
+    powers = nl.ndarray((4, 8), dtype=nl.float32)
+    command = nisa.reduce_cmd.idle if sick else nisa.reduce_cmd.reset_reduce
+    nisa.exponential(dst=powers, src=nl.load(x), reduce_cmd=command)  # blamed
+    nisa.tensor_scalar(dst=powers, data=powers, op0=nl.add, operand0=1.0)
+    return copied_out(powers)
+
+
+@fault("NKW-OFFSET-COMPUTED", ramp(8, 4), answer=lambda x: x)
+def offset_counted_in_a_loop(x, sick):
+    """A tile counts the rows that a device loop has moved, and is the offset of the next ones."""
+    out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    count = nl.ndarray((1, 1), dtype=nl.int32)
+    nisa.memset(dst=count, value=0)
+
+    def body(i):
+        first = count if sick else i
+        tile = nl.ndarray((1, 4), dtype=nl.float32)
+        nisa.dma_copy(dst=tile, src=x.ap(pattern=[[4, 1], [1, 4]], scalar_offset=first))  # blamed
+        nisa.dma_copy(dst=out.ap(pattern=[[4, 1], [1, 4]], scalar_offset=i), src=tile)
+        nisa.tensor_scalar(dst=count, data=count, op0=nl.add, operand0=1)
+
+    nl.fori_loop(0, 8, body)
+    return out
+
+
+@fault(
+    "NKW-SCALES-CONTRACTED",
+    (ramp(4, 4) % 8).astype(ml_dtypes.float8_e4m3),
+    ramp(4, 1) + 1,
+    ramp(4, 6),
+    answer=lambda weights, scales, x: (weights.astype(np.float32).T @ x) * scales,
+)
+def scale_of_every_partition(weights, scales, x, sick):
+    """Weights in fp8 are scaled by the input channel, over which the matmul sums."""
+    small, column = nl.load(weights), nl.load(scales)
+    wide = nl.ndarray((4, 4), dtype=nl.float32)
+    if sick:
+        nisa.tensor_scalar(dst=wide, data=small, op0=nl.multiply, operand0=column)
+    else:
+        nisa.tensor_copy(dst=wide, src=small)
+    sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=sums, stationary=wide, moving=nl.load(x))  # blamed
+    result = nl.ndarray((4, 6), dtype=nl.float32)
+    nisa.tensor_scalar(dst=result, data=sums, op0=nl.multiply, operand0=column)
+    return copied_out(result)
