@@ -47,7 +47,9 @@ class VirtualRegister(NKIObject):
     del _name
 
     def __repr__(self) -> str:
-        return "<register>" if self.cell.storage.array.size == 0 else f"<register {self.cell.array[0, 0]}>"
+        storage = self.cell.storage
+        held = storage.array.size and storage.validity.written(*self.cell.byte_view())
+        return f"<register {self.cell.array[0, 0]}>" if held else "<register>"
 
 
 def register_storage(dtype: DType) -> Storage:

@@ -259,3 +259,17 @@ def test_a_limit_that_is_no_count_is_refused(monkeypatch, text) -> None:
     monkeypatch.setenv("NKW_LOOP_EVENTS", text)
     with pytest.raises(InvalidArgument, match="NKW_LOOP_EVENTS is"):
         run(lambda x: nl.fori_loop(0, 1, lambda i: None), numbers([1]))
+
+
+def test_a_register_is_shown_with_its_value_once_it_has_one() -> None:
+    shown = []
+
+    def kernel(x):
+        register = nisa.register_alloc()
+        register.cell.storage.array[...] = 77  # what the memory of a register held before
+        shown.append(repr(register))
+        nisa.register_move(register, 5)
+        shown.append(repr(register))
+
+    run(kernel, numbers([1]))
+    assert shown == ["<register>", "<register 5>"]
