@@ -29,6 +29,7 @@ def explain(error: Deadlock | RendezvousMismatch) -> Finding:
             error.message,
             error.where,
             hint="give every member the same operation, shapes, dtypes and groups",
+            callers=error.callers,
         )
     lines = error.message.split("\n")[1:]
     ended = [line for line in lines if line.endswith("has ended")]
@@ -42,7 +43,9 @@ def explain(error: Deadlock | RendezvousMismatch) -> Finding:
         hint = "let all cores make the same calls in the same order"
     else:
         hint = "give the calls that wait for each other the same members and the same pipe_id"
-    return found(DEADLOCK, error.message, error.where or _first_place(waits), hint=hint)
+    return found(
+        DEADLOCK, error.message, error.where or _first_place(waits), hint=hint, callers=error.callers
+    )
 
 
 def _first_place(waits: list[str]) -> Location | None:

@@ -39,7 +39,11 @@ def kind(code: str, severity: Severity, sentence: str) -> FindingKind:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One access in a finding: core, instruction, tensor, rows, bytes, and the line of the kernel."""
+    """One access in a finding: core, instruction, tensor, rows, bytes, and the line of the kernel.
+
+    `callers` called that line, innermost first. `allocated` is the line that allocated the tensor, None for an argument
+    of the kernel; `allocated_from` called it.
+    """
 
     rank: int
     core: int
@@ -51,6 +55,9 @@ class Touch:
     rows: tuple[int, int]
     bytes: tuple[int, int]
     where: Location
+    callers: tuple[Location, ...] = ()
+    allocated: Location | None = None
+    allocated_from: tuple[Location, ...] = ()
 
     def __str__(self) -> str:
         rows = "partitions" if self.memory in ("sbuf", "psum") else "rows"
@@ -75,12 +82,18 @@ def touch(stream: Stream, index: int, access: Access) -> Touch:
         (access.first_row, access.end_row),
         (access.first_byte, access.end_byte),
         event.where,
+        stream.called_at(index),
+        record.where,
+        record.called_at,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding; `where` is the line to blame, which need not be one of the accesses' lines."""
+    """One finding; `where` is the line to blame, which need not be one of the accesses' lines.
+
+    `callers` called it, innermost first, where it is in a helper of the kernel.
+    """
 
     code: str
     severity: Severity
@@ -93,9 +106,16 @@ class Finding:
     def __str__(self) -> str:
         lines = [f"{self.severity.value}[{self.code}] {self.message}"]
         lines += [f"  {each}" for each in self.touches]
+        lines += [f"  {tensor} was allocated at {place}" for tensor, place in self.allocations]
         if self.hint:
             lines.append(f"  try: {self.hint}")
         return "\n".join([*lines, *places(self.where, self.callers)])
+
+    @property
+    def allocations(self) -> list[tuple[str, Location]]:
+        """The tensors of the accesses with the lines that allocated them, each once; arguments have none."""
+        made = {(each.tensor, each.allocated) for each in self.touches}
+        return sorted([(tensor, place) for tensor, place in made if place is not None], key=str)
 
 
 def found(
@@ -105,9 +125,19 @@ def found(
     touches: Iterable[Touch] = (),
     hint: str = "",
     severity: Severity | None = None,
+    callers: tuple[Location, ...] = (),
 ) -> Finding:
-    """A finding of a registered kind, of that kind's severity unless another one is given."""
-    return Finding(what.code, severity or what.severity, message, where, tuple(touches), hint)
+    """A finding of a registered kind, of that kind's severity unless another one is given.
+
+    Where `where` is the line of an access, or the one that allocated its tensor, the callers are those of that line.
+    """
+    touches = tuple(touches)
+    lines: list[tuple[Location | None, tuple[Location, ...]]] = [
+        (each.where, each.callers) for each in touches
+    ]
+    lines += [(each.allocated, each.allocated_from) for each in touches]
+    above = callers or next((chain for line, chain in lines if line == where), ())
+    return Finding(what.code, severity or what.severity, message, where, touches, hint, above)
 
 
 def barrier_between(tensor: str) -> str:

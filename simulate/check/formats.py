@@ -55,6 +55,8 @@ def _access(each: Touch) -> dict[str, Any]:
         "rows": list(each.rows),
         "bytes": list(each.bytes),
         "where": _place(each.where),
+        "callers": [_place(caller) for caller in each.callers],
+        "allocated": _place(each.allocated),
     }
 
 
@@ -74,9 +76,12 @@ def _sarif(findings: Sequence[Finding]) -> str:
         }
         if finding.where is not None:
             result["locations"] = [_sarif_location(finding.where)]
-        if finding.touches:
+        related = [(each.where, str(each)) for each in finding.touches]
+        related += [(place, f"{tensor} was allocated here") for tensor, place in finding.allocations]
+        related += [(caller, "called here") for caller in finding.callers]
+        if related:
             result["relatedLocations"] = [
-                {**_sarif_location(each.where), "message": {"text": str(each)}} for each in finding.touches
+                {**_sarif_location(place), "message": {"text": said}} for place, said in related
             ]
         results.append(result)
     log = {

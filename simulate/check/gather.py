@@ -20,6 +20,7 @@ class Gatherer(Observer):
     """An observer of many launches: one Evidence for each."""
 
     sees_instructions = True
+    keeps_calls = True
 
     def __init__(self, orders: int = 0, seeds: int = 0) -> None:
         """Every launch is tried in `orders` legal orders and under `seeds` random core schedules."""

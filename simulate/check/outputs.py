@@ -213,6 +213,7 @@ def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: se
                     record.where,
                     _touches(last),
                     hint="write the rest, often the last, ragged tile",
+                    callers=record.called_at,
                 )
             )
         if record.buffer is MemoryRegion.private_hbm:
@@ -223,6 +224,7 @@ def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: se
                     record.where,
                     _touches(last),
                     hint="buffer=nl.shared_hbm",
+                    callers=record.called_at,
                 )
             )
         if inputs and serial not in depends:

@@ -209,6 +209,7 @@ def _placements(launch: Launch) -> list[Finding]:
                     f"the usable {limit} on {launch.hardware.name}, because of the gaps between explicit addresses",
                     last.where,
                     hint="close the gaps between the explicit addresses, or give every tile an address",
+                    callers=last.called_at,
                 )
             )
     return findings

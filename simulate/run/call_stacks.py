@@ -23,16 +23,19 @@ class Calls:
 
     def __init__(self) -> None:
         self.chains: list[Chain] = []
-        self._numbers: dict[Chain, int] = {}
+        self._numbers: dict[
+            tuple[int, ...], int
+        ] = {}  # by ids of code objects, which take long to hash, and lines
 
     def here(self, line: Line) -> int:
         """The number of the running call stack; that of `line` alone if the stack does not end there."""
         chain = running_lines()
         if not chain or chain[-1] != line:
             chain = (line,)
-        number = self._numbers.get(chain)
+        key = tuple([part for code, number in chain for part in (id(code), number)])
+        number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[chain] = len(self.chains)
+            number = self._numbers[key] = len(self.chains)
             self.chains.append(chain)
         return number
 

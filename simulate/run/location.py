@@ -26,11 +26,6 @@ def kernel_line(inside: int = 1) -> tuple[CodeType, int]:
         frame = frame.f_back
 
 
-def is_ours(code: CodeType) -> bool:
-    """Whether code belongs to this package."""
-    return (_ours.get(id(code)) or _judged(code))[1]
-
-
 def _judged(code: CodeType) -> tuple[CodeType, bool]:
     known = _ours[id(code)] = code, code.co_filename.startswith(PACKAGE)
     return known
@@ -42,7 +37,8 @@ def running_lines() -> tuple[tuple[CodeType, int], ...]:
     frame = sys._getframe(1)
     while frame is not None:
         code: CodeType = frame.f_code
-        if not is_ours(code):
+        known = _ours.get(id(code)) or _judged(code)
+        if not known[1]:
             found.append((code, frame.f_lineno))
         elif code.co_filename == _LAUNCH:
             break

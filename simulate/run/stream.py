@@ -60,6 +60,11 @@ class TensorRecord(NamedTuple):
         return None if self.line is None else location(self.line)
 
     @property
+    def called_at(self) -> tuple[Location, ...]:
+        """The lines that called the allocating one, innermost first, where they were kept."""
+        return tuple(location(line) for line in reversed(self.callers))
+
+    @property
     def is_named(self) -> bool:
         """Whether the kernel named it with name=."""
         return bool(self.given)
@@ -255,6 +260,11 @@ class Stream:
         The callers are kept on request only (`simulate.run.call_stacks`); without them a chain is the event's own line.
         """
         return self.line_ids, [(line,) for line in self.lines]
+
+    def called_at(self, index: int) -> tuple[Location, ...]:
+        """The lines that called an event's own line, innermost first, where they were kept."""
+        numbers, chains = self.chains()
+        return tuple(location(line) for line in reversed(chains[numbers[index]][:-1]))
 
     @property
     def nbytes(self) -> int:

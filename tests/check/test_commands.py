@@ -86,6 +86,7 @@ def test_check_reports_what_a_launch_leaves(simulate: Any) -> None:
     assert done.stdout == (
         "warning[NKW-OUTPUT-PARTIAL] 16 of 64 bytes of the output out (4, 4) float32 were never written\n"
         "  rank 0 core 0 #1 dma_copy writes out rows 0:3 bytes 0:16 of shared_hbm at half.py:10 in kernel\n"
+        "  out was allocated at half.py:8 in kernel\n"
         "  try: write the rest, often the last, ragged tile\n"
         "  at half.py:8 in kernel\n"
         "0 errors, 1 warning\n"
@@ -190,6 +191,60 @@ def test_codes_can_be_left_out_and_raised(simulate: Any) -> None:
     for option, raised in (("--as-error", "NKW-OUTPUT-PARTIAL"), ("--as-error", "all"), ("--error", "ALL")):
         done = simulate("check", option, raised, "half.py")
         assert done.stdout.endswith("1 error, 0 warnings\n")
+
+
+HELPED = """import nki.isa as nisa, nki.language as nl, numpy as np, nki
+
+def narrowed(tile):
+    small = nl.ndarray(tile.shape, dtype=nl.float8_e4m3)
+    cast(small, tile)
+    return small
+
+def cast(dst, src):
+    nisa.tensor_copy(dst=dst, src=src)
+
+@nki.jit
+def kernel(x):
+    small = narrowed(nl.load(x))
+    out = nl.ndarray(x.shape, dtype=small.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=small)
+    return out
+
+kernel(np.full((4, 8), 1000, np.float32))
+"""
+
+
+def test_a_finding_in_a_helper_names_the_callers_and_the_allocation(simulate: Any, folder: Path) -> None:
+    (folder / "helped.py").write_text(HELPED)
+    lines = simulate("check", "helped.py").stdout.splitlines()
+    assert "  small was allocated at helped.py:4 in narrowed" in lines
+    assert lines[lines.index("  at helped.py:9 in cast") :][:3] == [
+        "  at helped.py:9 in cast",
+        "  called at helped.py:5 in narrowed",
+        "  called at helped.py:13 in kernel",
+    ]
+    (found,) = json.loads(simulate("check", "--format", "json", "helped.py").stdout)["findings"]
+    above = [(each["line"], each["function"]) for each in found["callers"]]
+    assert above == [(5, "narrowed"), (13, "kernel")]
+    (access,) = found["accesses"]
+    assert access["allocated"] == {"file": "helped.py", "line": 4, "function": "narrowed"}
+    assert access["callers"] == found["callers"]
+    ((run,),) = [json.loads(simulate("check", "--format", "sarif", "helped.py").stdout)["runs"]]
+    related = run["results"][0]["relatedLocations"]
+    places = [each["physicalLocation"]["region"]["startLine"] for each in related]
+    assert places == [9, 4, 5, 13]
+    assert related[1]["message"]["text"] == "small was allocated here"
+
+
+def test_an_output_allocated_in_a_helper_names_its_callers(simulate: Any, folder: Path) -> None:
+    allocation = 'nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm, name="out")'
+    helper = f"def made(x):\n    return {allocation}\n\n@nki.jit"
+    script = SCRIPT.format(rows=3).replace(allocation, "made(x)").replace("@nki.jit", helper)
+    (folder / "made.py").write_text(script)
+    assert simulate("check", "made.py").stdout.splitlines()[-3:-1] == [
+        "  at made.py:7 in made",
+        "  called at made.py:11 in kernel",
+    ]
 
 
 def test_sarif_names_rules_and_places(simulate: Any) -> None:
