@@ -1,0 +1,98 @@
+"""Runs an example of `explain` in its setting, and tells which codes it gets."""
+
+from __future__ import annotations
+
+import ast
+import re
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+import simulate
+from simulate.check import detect, gathered
+from simulate.check.lint import lint_source
+from simulate.errors import NkwError
+from simulate.level import Level
+from tests.explain.settings import Setting
+
+simulate.install("simulate")
+
+import nki.collectives as ncc  # noqa: E402
+import nki.isa as nisa  # noqa: E402
+import nki.language as nl  # noqa: E402
+
+_SHAPE = re.compile(r"\b(\w+) (\(\d[\d, ]*\))")
+_REMARK = re.compile(r" \([a-z]\w* in [A-Z]+\)$")
+
+
+def as_code(text: str, rest: str = "more") -> str | None:
+    """An example as Python, as statements or as arguments of a call; None where it is a sentence."""
+    text = _SHAPE.sub(r"\1=T(\2)", _REMARK.sub("", text)).replace("…", rest)
+    for form in ("{}", "f({})", "{} pass", "{}\ndef f(): pass"):
+        try:
+            tree = ast.parse(form.format(text))
+        except SyntaxError:
+            continue
+        inner = tree.body if form == "{}" else [tree.body[0]]
+        kinds: tuple[type[ast.AST], ...] = (
+            ast.keyword,
+            ast.Assign,
+            ast.Subscript,
+            ast.BinOp,
+            ast.Compare,
+            ast.If,
+        )
+        kinds += ast.AugAssign, ast.Import, ast.FunctionDef
+        calls = sum(isinstance(node, ast.Call) for part in inner for node in ast.walk(part))
+        if calls > (form == "f({})") or any(isinstance(n, kinds) for part in inner for n in ast.walk(part)):
+            return text if form == "f({})" else form.format(text)
+    return None
+
+
+def _filled(shape: Any, dtype: Any = nl.float32, buffer: Any = nl.sbuf, value: float = 0) -> Any:
+    tile = nl.ndarray(shape, dtype=dtype, buffer=buffer)
+    nisa.memset(dst=tile, value=value)
+    return tile
+
+
+def _in_hbm(shape: Any, dtype: Any = nl.float32) -> Any:
+    tensor = nl.ndarray(shape, dtype=dtype, buffer=nl.private_hbm)
+    nisa.dma_copy(dst=tensor, src=_filled(shape, dtype))
+    return tensor
+
+
+def _call(function: Any, base: dict[str, Any], **changes: Any) -> Any:
+    return function(**{**base, **changes})
+
+
+def codes(setting: Setting, code: str) -> list[str]:
+    """The codes that a kernel of these lines gets: of the rule that stops it, else of its findings."""
+    body = "\n    ".join(setting.lines.format(code).splitlines())
+    space: dict[str, Any] = {
+        "nl": nl,
+        "nisa": nisa,
+        "ncc": ncc,
+        "np": np,
+        "T": _filled,
+        "H": _in_hbm,
+        "S": lambda shape: nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm),
+        "call": _call,
+    }
+    exec(f"def kernel(x, wide):\n    {body}\n    return None\n", space)
+    kernel: FunctionType = space["kernel"]
+    x, wide = np.zeros((128, 512), np.float32), np.zeros((1, 1), np.int64)
+    with gathered() as seen:
+        try:
+            world = simulate.World(setting.target, 1, setting.cores, level=Level.of(setting.level))
+            world.launch(kernel, [((x, wide), {})])
+        except NkwError as error:
+            return [error.code]
+    return [each.code for launch, evidence in seen.launches for each in detect(launch, evidence)]
+
+
+def linted(setting: Setting, code: str) -> list[str]:
+    """The codes that lint gives a file of these lines."""
+    head = "import nki\nimport nki.isa as nisa\nimport nki.language as nl\n\n"
+    found = lint_source(head + setting.lines.format(code), "kernel.py", Level.of(setting.level))
+    return [finding.code for finding in found]

@@ -1,0 +1,249 @@
+"""Where an example of `explain` stands: the lines of a kernel around it, by code.
+
+`{}` is the place of the example, `…` in an example the text that `rest` gives. `T(shape, dtype, buffer)` makes a tile
+filled with zeros, `call(function, base, …)` calls with the base's arguments but for those that the example gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The lines around an example, the chip, the number of cores, and what stands for `…`."""
+
+    lines: str
+    target: str = "trn2"
+    cores: int = 1
+    rest: str = ""
+    level: str = "0.7"
+
+
+def _call(function: str, base: str, target: str = "trn2", **options: str) -> Setting:
+    return Setting(f"call({function}, dict({base}), {{}})", target, **options)  # type: ignore[arg-type]
+
+
+def _scalar(target: str = "trn2") -> Setting:
+    return _call("nisa.tensor_scalar", "dst=T((128, 8)), data=T((128, 8)), op0=nl.add, operand0=1.0", target)
+
+
+_SELECT = (
+    "dst=T((128, 8)), on_true_tile=T((128, 8)), on_false_value=0.0, pattern=[[1, 8]], "
+    "channel_multiplier=1, cmp_op=nl.equal"
+)
+_RANGE = (
+    "dst=T((128, 8)), on_true_tile=T((128, 8)), comp_op0=nl.greater_equal, comp_op1=nl.less, "
+    "bound0=T((128, 1)), bound1=T((128, 1))"
+)
+_ACTIVATION = "dst=T((128, 8)), data=T((128, 8)), op=nl.exp"
+_MATMUL = "dst=nl.ndarray((64, 512), nl.float32, nl.psum), stationary=T((128, 64)), moving=T((128, 512))"
+_TENSOR = "dst=T((128, 8)), data1=T((128, 8)), data2=T((128, 8)), op=nl.add"
+_COPY = "dst=T((128, 8)), src=T((128, 8))"
+_DMA = "dst=T((128, 512)), src=x"
+_BODY = "body = lambda i: None\n"
+_REGISTER = "register = r = nisa.register_alloc(0)\n"
+_SCALARS = (
+    "scalar = nisa.scalar_load(T((1, 1), nl.int32))\nscalar64 = nisa.scalar_load(wide)\nscalar32 = scalar\n"
+)
+
+RUN: dict[str, Setting] = {
+    "NKW-ACTIVATE2-PAIR": _call(
+        "nisa.activate2",
+        "dst=T((128, 8)), op=nl.exp, data=T((128, 8)), imm0=1.0, imm1=0.0",
+        "trn3",
+    ),
+    "NKW-ACTIVATION-REDUCE": _call("nisa.activation", _ACTIVATION),
+    "NKW-ACTIVATION-REDUCE-CMD": _call("nisa.activation", f"{_ACTIVATION}, reduce_op=nl.add"),
+    "NKW-ADDRESS": Setting("{}"),
+    "NKW-AFFINE-COMPARISON": _call("nisa.affine_select", _SELECT),
+    "NKW-AFFINE-INT32": _call("nisa.iota", "dst=T((128, 512), nl.int32), pattern=[[1, 512]]"),
+    "NKW-AFFINE-PATTERN": _call("nisa.iota", "dst=T((128, 512), nl.int32)"),
+    "NKW-AFFINE-COUNT": _call("nisa.iota", "dst=T((128, 512), nl.int32)"),
+    "NKW-ARITHMETIC-OPERATOR": _call(
+        "nisa.scalar_tensor_tensor",
+        "dst=T((128, 8)), data=T((128, 8)), operand0=1.0, op1=nl.add, operand1=T((128, 8))",
+    ),
+    "NKW-BARRIER-CORES": _call("nisa.core_barrier", "data=S((4, 4))", cores=2),  # type: ignore[arg-type]
+    "NKW-BITVEC-OPERAND": _call(
+        "nisa.tensor_scalar", "dst=T((128, 8), nl.int32), data=T((128, 8), nl.int32)"
+    ),
+    "NKW-BN-AGGR-OUTPUT": _call("nisa.bn_aggr", "dst=T((128, 2)), data=T((128, 6))"),
+    "NKW-BN-AGGR-TRIPLES": _call("nisa.bn_aggr", "dst=T((128, 2)), data=T((128, 6))"),
+    "NKW-BN-STATS-OUTPUT": _call("nisa.bn_stats", "dst=T((128, 6)), data=T((128, 8))"),
+    "NKW-BN-STATS-SIZE": _call("nisa.bn_stats", "dst=T((128, 6)), data=T((128, 8))"),
+    "NKW-BROADCAST": Setting("tile = T((1, 8))\n{}"),
+    "NKW-CALL": Setting("x = y = T((128, 8))\n{}"),
+    "NKW-DEVICE-OPERATOR": _call("nisa.tensor_tensor", _TENSOR),
+    "NKW-DMA-COMPUTE-OPERATOR": _call(
+        "nisa.dma_compute", "dst=T((128, 512)), srcs=[x, x], unique_indices=True"
+    ),
+    "NKW-DMA-COMPUTE-SCALES": _call(
+        "nisa.dma_compute", "dst=T((128, 512)), srcs=[x, x], reduce_op=nl.add, unique_indices=True"
+    ),
+    "NKW-DMA-COMPUTE-SOURCES": Setting(
+        "a = b = T((128, 512))\n"
+        "call(nisa.dma_compute, dict(dst=T((128, 512)), reduce_op=nl.add, unique_indices=True), {})"
+    ),
+    "NKW-DMA-COUNT": _call("nisa.dma_copy", ""),
+    "NKW-DMA-OVERLAP": Setting("t = T((128, 8))\n{}"),
+    "NKW-DMA-PRIORITY": _call("nisa.dma_copy", _DMA, "trn3"),
+    "NKW-DMA-TRANSPOSE-AXES": _call(
+        "nisa.dma_transpose", "dst=T((16, 16, 16), nl.bfloat16), src=H((16, 16, 16), nl.bfloat16)"
+    ),
+    "NKW-DROPOUT-PROBABILITY": _call("nisa.dropout", "dst=T((128, 8)), data=T((128, 8))"),
+    "NKW-DTYPE": _call("nl.ndarray", "shape=(128, 8)"),
+    "NKW-ELEMENT-OPERATOR": _call("nisa.tensor_tensor", _TENSOR),
+    "NKW-ELEMENTS-AGREE": _call("nisa.tensor_tensor", "dst=T((128, 512)), op=nl.add"),
+    "NKW-ENUM": _call("nisa.dma_copy", _DMA),
+    "NKW-FILL": Setting("shape = (128, 8)\n{}"),
+    "NKW-FLOAT32-RANGE": _scalar(),
+    "NKW-FUNCTION-RANGE": Setting(
+        "positions = T((128, 8), value=9.0)\ny = T((128, 8))\n"
+        "call(nisa.activation, dict(dst=y), op=nl.sin, data=positions)\n# {}"
+    ),
+    "NKW-LOOP-CONDITION": Setting(_REGISTER + "body = lambda i: i\n{}"),
+    "NKW-LOOP-STEP": Setting(_BODY + "{}"),
+    "NKW-MATMUL-ACCUMULATE": Setting(
+        f"sums = dict({_MATMUL})\nnisa.nc_matmul(**sums)\ncall(nisa.nc_matmul, sums, {{}})"
+    ),
+    "NKW-MATMUL-ARRAY-TILE": _call(
+        "nisa.nc_matmul",
+        "dst=nl.ndarray((32, 8), nl.float32, nl.psum), stationary=T((64, 32))[32:64], moving=T((64, 8))[32:64]",
+    ),
+    "NKW-MATMUL-MOVING": _call("nisa.nc_matmul", _MATMUL),
+    "NKW-MATMUL-PERF-MODE": _call(
+        "nisa.nc_matmul",
+        "dst=nl.ndarray((64, 64), nl.float32, nl.psum), stationary=T((128, 2, 64), nl.float8_e4m3), "
+        "moving=T((128, 2, 64), nl.float8_e4m3)",
+    ),
+    "NKW-MATMUL-STATIONARY": _call("nisa.nc_matmul", _MATMUL),
+    "NKW-MUTATION": Setting("tile = T((8, 8))\n{}"),
+    "NKW-NL-SHAPES": Setting("a, row = T((128, 8)), T((128, 1))\n{}"),
+    "NKW-NUMBER": _scalar(),
+    "NKW-ONE-DYNAMIC": Setting("x = H((8, 8))\na = b = T((1, 1), nl.int32)\n{}"),
+    "NKW-OPERAND": Setting("numpy_array = np.zeros((128, 8), np.float32)\ny = T((128, 8))\n{}"),
+    "NKW-OPERATOR": _call("nisa.tensor_tensor", _TENSOR),
+    "NKW-OPERATOR-FAMILY": _call(
+        "nisa.tensor_scalar", "dst=T((128, 8)), data=T((128, 8)), operand0=1.0, operand1=1.0"
+    ),
+    "NKW-ORDER-HANDLE": Setting(
+        "tile = T((128, 512))\nstore = nisa.dma_copy(dst=H((128, 512)), src=tile)\n{}",
+        rest="dst=tile, src=tile",
+    ),
+    "NKW-ORDER-LATER": Setting(
+        "first = nisa.memset(nl.ndarray((4, 4), nl.float32), 0.0)\n"
+        "second = nisa.memset(nl.ndarray((4, 4), nl.float32), 0.0)\n{}"
+    ),
+    "NKW-ORDER-NOT-ENTERED": Setting("{}"),
+    "NKW-PARTITION-REDUCE-OPERATOR": _call("nisa.tensor_partition_reduce", "dst=T((1, 8)), data=T((128, 8))"),
+    "NKW-PARTITION-REDUCE-OUTPUT": _call("nisa.tensor_partition_reduce", "op=nl.add, data=T((128, 8))"),
+    "NKW-PARTITION-START": Setting("tile = T((128, 8))\nnisa.memset(dst={}, value=0.0)"),
+    "NKW-PARTITION-STRIDE": Setting("tile = T((128, 8))\nnisa.memset(dst={}, value=0.0)"),
+    "NKW-PARTITIONS-AGREE": _call("nisa.tensor_tensor", "dst=T((128, 8)), op=nl.add"),
+    "NKW-PSUM-BANK": Setting(
+        "sums = nl.ndarray((64, 1024), nl.float32, nl.psum)\n"
+        "call(nisa.nc_matmul, dict(stationary=T((128, 64)), moving=T((128, 200))), {})"
+    ),
+    "NKW-RAND2-RANGE": _call("nisa.rand2", "dst=T((128, 8))", "trn3"),
+    "NKW-RANGE-SELECT-COMPARE": _call("nisa.range_select", _RANGE),
+    "NKW-RANGE-SELECT-FILL": _call("nisa.range_select", _RANGE),
+    "NKW-RANGE-SELECT-POSITION": _call("nisa.range_select", _RANGE),
+    "NKW-REDUCE-AXIS": _call("nisa.tensor_reduce", "dst=T((128, 1)), op=nl.add, data=T((128, 8))"),
+    "NKW-REDUCE-OPERATOR": _call("nisa.tensor_reduce", "dst=T((128, 1)), data=T((128, 8)), axis=1"),
+    "NKW-REGION": _call("nl.ndarray", "shape=(128, 8), dtype=nl.float32"),
+    "NKW-REGISTER": Setting("nisa.{}"),
+    "NKW-REGISTER-IMMEDIATE": Setting(_REGISTER + "nisa.{}"),
+    "NKW-REGISTER-PYTHON": Setting(_REGISTER + _BODY + "{}"),
+    "NKW-REGISTER-TILE": Setting(_REGISTER + "float_tile, counts = T((1, 1)), T((1, 8), nl.int32)\nnisa.{}"),
+    "NKW-RESHAPE-LAYOUT": Setting("tile = T((128, 4, 4))\n{}"),
+    "NKW-SCALAR": Setting("tile = T((1, 1), nl.int32)\n{}"),
+    "NKW-SCALAR-64": Setting(_SCALARS + _BODY + "{}"),
+    "NKW-SCALAR-OPERAND": Setting(_SCALARS + "{}"),
+    "NKW-SCALAR-REDUCE-REVERSE": _call(
+        "nisa.tensor_scalar_reduce",
+        "dst=T((128, 8)), data=T((128, 8)), op0=nl.add, operand0=1.0, reduce_op=nl.add, reduce_res=T((128, 1))",
+    ),
+    "NKW-SCALAR-TILE": Setting(
+        "uint32_tile, int32_tile = T((1, 1), nl.uint32), T((1, 8), nl.int32)\nnisa.{}"
+    ),
+    "NKW-SCALAR-WIDTH": Setting(_SCALARS + "{}"),
+    "NKW-SEARCH-EIGHT": _call("nisa.max8", "dst=T((128, 8)), src=T((128, 16))"),
+    "NKW-SEARCH-SIZE": _call("nisa.max8", "dst=T((128, 8)), src=T((128, 16))"),
+    "NKW-SENDRECV-CORES": _call(
+        "nisa.sendrecv",
+        "src=T((128, 8)), dst=T((128, 8)), recv_from_rank=1 - nl.program_id(0), pipe_id=0",
+        cores=2,  # type: ignore[arg-type]
+    ),
+    "NKW-SENDRECV-SHAPE": _call(
+        "nisa.sendrecv",
+        "send_to_rank=1 - nl.program_id(0), recv_from_rank=1 - nl.program_id(0), pipe_id=0",
+        cores=2,  # type: ignore[arg-type]
+    ),
+    "NKW-SENDRECV-PIPE": _call(
+        "nisa.sendrecv",
+        "src=T((128, 8)), dst=T((128, 8)), send_to_rank=1 - nl.program_id(0), "
+        "recv_from_rank=1 - nl.program_id(0)",
+        cores=2,  # type: ignore[arg-type]
+    ),
+    "NKW-SHAPE": Setting("{}", rest="dtype=nl.float32"),
+    "NKW-STRIDE": Setting("tile = nl.ndarray((128, 80001), nl.uint8)\nnisa.memset(dst={}, value=0)"),
+    "NKW-TENSOR-OPERATOR": Setting("a, b, y = T((128, 8)), T((128, 8)), T((128, 8))\n{}"),
+    "NKW-TENSOR-SCALAR-OPERATOR": _scalar(),
+    "NKW-TILE-SHAPE": Setting("{}", rest="dtype=nl.float32"),
+    "NKW-TILE-SIZE": Setting("{}"),
+    "NKW-UNARY-OPERAND": _scalar(),
+    "NKW-VECTOR-OFFSET": Setting("tile, table, rows = T((128, 8)), H((8, 8)), T((4, 1), nl.int32)\n{}"),
+    "NKW-VECTOR-REDUCE-OPERATOR": _call(
+        "nisa.tensor_scalar_reduce",
+        "dst=T((128, 8)), data=T((128, 8)), op0=nl.add, operand0=1.0, reduce_res=T((128, 1))",
+    ),
+}
+
+
+_NAMES = """    a = b = y = tile = mask = nl.load(x)
+    register = nisa.register_alloc(0)
+    row = nisa.register_alloc(0)
+    sums = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.psum)
+    out = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+"""
+
+
+def _lint(
+    line: str = "{}", end: str = "    return out", level: str = "0.7", rest: str = "data=tile"
+) -> Setting:
+    head = "@nki.jit\ndef kernel(x, n=4, rows=4, limit=4, shape=(128, 8)):\n"
+    return Setting(f"{head}{_NAMES}    {line}\n{end}\n", level=level, rest=rest)
+
+
+LINT: dict[str, Setting] = {
+    "NKI001": _lint(level="0.6"),
+    "NKI002": Setting("@nki.jit\n{}\n", level="0.6"),
+    "NKI003": Setting("@nki.jit\n{}\n", level="0.6"),
+    "NKI004": Setting("@nki.jit\ndef kernel(x, shape=(4, 4)):\n    nl.load(x)\n    {}\n"),
+    "NKI005": Setting("@nki.jit\n{}\n"),
+    "NKI006": _lint(),
+    "NKI007": _lint(),
+    "NKI011": _lint(level="0.6"),
+    "NKI012": _lint(),
+    "NKI013": _lint(level="0.6"),
+    "NKI015": _lint(),
+    "NKI017": _lint(),
+    "NKI019": _lint(),
+    "NKI020": _lint(),
+    "NKI021": _lint(),
+    "NKI022": _lint(),
+    "NKI023": _lint(),
+    "NKI024": Setting("{}\n\n@nki.jit\ndef kernel(x):\n    return nl.load(x)\n"),
+    "NKI025": Setting("{}\ndef kernel(x):\n    return nl.load(x)\n"),
+    "NKI027": _lint(),
+    "NKI028": _lint(),
+    "NKI029": _lint(),
+    "NKI030": _lint(),
+    "NKI033": _lint(),
+    "NKI035": _lint(rest="data=out"),
+    "NKI038": _lint(),
+    "NKI042": Setting("@nki.jit\ndef kernel(x):\n    return nl.load(x)\n\n{}\n", level="0.6"),
+    "NKI044": _lint(),
+    "NKW-DMA-RESHAPED": _lint(),
+}

@@ -1,0 +1,34 @@
+"""Examples of `explain` that are code are executed: the wrong one gets its code, the right one does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulate.errors import RULES
+from simulate.explain import explanations
+from tests.explain.examples import as_code, codes, linted
+from tests.explain.settings import LINT, RUN
+
+
+@pytest.mark.parametrize("code", sorted(RUN))
+def test_the_wrong_example_gets_its_code_and_the_right_one_does_not(code: str) -> None:
+    setting, explanation = RUN[code], explanations()[code]
+    wrong = as_code(explanation.wrong, setting.rest)
+    assert wrong is not None
+    assert code in codes(setting, wrong)
+    right = as_code(explanation.right, setting.rest)
+    if right is not None:
+        found = codes(setting, right)
+        assert code not in found
+        assert not RULES.keys() & set(found)
+
+
+@pytest.mark.parametrize("code", sorted(LINT))
+def test_lint_finds_the_wrong_example_and_not_the_right_one(code: str) -> None:
+    setting, explanation = LINT[code], explanations()[code]
+    wrong = as_code(explanation.wrong, setting.rest)
+    assert wrong is not None
+    assert code in linted(setting, wrong)
+    right = as_code(explanation.right, setting.rest)
+    if right is not None:
+        assert code not in linted(setting, right)
