@@ -14,13 +14,18 @@ from simulate.check import detect, gathered
 from simulate.check.lint import lint_source
 from simulate.errors import NkwError
 from simulate.level import Level
+from simulate.testing import tolerance
 from tests.explain.settings import Setting
 
 simulate.install("simulate")
 
+import nki  # noqa: E402
 import nki.collectives as ncc  # noqa: E402
 import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
+from neuronxcc import nki as older  # noqa: E402
+from neuronxcc.nki import isa as older_nisa  # noqa: E402
+from neuronxcc.nki import language as older_nl  # noqa: E402
 
 _SHAPE = re.compile(r"\b(\w+) (\(\d[\d, ]*\))")
 _REMARK = re.compile(r" \([a-z]\w* in [A-Z]+\)$")
@@ -62,6 +67,12 @@ def _in_hbm(shape: Any, dtype: Any = nl.float32) -> Any:
     return tensor
 
 
+def _zeros(shape: Any, dtype: Any) -> Any:
+    tile = nl.ndarray(shape, dtype=dtype)
+    nisa.memset(dst=tile, value=0)
+    return tile
+
+
 def _call(function: Any, base: dict[str, Any], **changes: Any) -> Any:
     return function(**{**base, **changes})
 
@@ -76,16 +87,27 @@ def codes(setting: Setting, code: str) -> list[str]:
         "np": np,
         "T": _filled,
         "H": _in_hbm,
+        "O": lambda shape: nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm),
         "S": lambda shape: nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm),
+        "Z": _zeros,
         "call": _call,
+        "nki": nki,
+        "ReplicaGroup": ncc.ReplicaGroup,
+        "World": simulate.World,
+        "tolerance": tolerance,
+        "gathered": gathered,
     }
+    if setting.beta1:
+        space.update(nl=older_nl, nisa=older_nisa)
     exec(f"def kernel(x, wide):\n    {body}\n    return None\n", space)
-    kernel: FunctionType = space["kernel"]
+    kernel: FunctionType = older.jit(space["kernel"]) if setting.beta1 else space["kernel"]
     x, wide = np.zeros((128, 512), np.float32), np.zeros((1, 1), np.int64)
     with gathered() as seen:
         try:
-            world = simulate.World(setting.target, 1, setting.cores, level=Level.of(setting.level))
-            world.launch(kernel, [((x, wide), {})])
+            world = simulate.World(
+                setting.target, setting.ranks, setting.cores, level=Level.of(setting.level)
+            )
+            world.launch(kernel, [((x, wide), {})] * setting.ranks)
         except NkwError as error:
             return [error.code]
     return [each.code for launch, evidence in seen.launches for each in detect(launch, evidence)]

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Setting:
-    """The lines around an example, the chip, the number of cores, and what stands for `…`."""
+    """The lines around an example, the chip, the numbers of cores and ranks, and what stands for `…`."""
 
     lines: str
     target: str = "trn2"
     cores: int = 1
+    ranks: int = 1
     rest: str = ""
     level: str = "0.7"
+    beta1: bool = False
 
 
 def _call(function: str, base: str, target: str = "trn2", **options: str) -> Setting:
@@ -47,6 +49,32 @@ _SCALARS = (
     "scalar = nisa.scalar_load(T((1, 1), nl.int32))\nscalar64 = nisa.scalar_load(wide)\nscalar32 = scalar\n"
 )
 
+_GATHER = "dst=T((16, 64)), src_buffer=T((16, 64)), index=T((16, 1), nl.uint16)"
+_INDEX = "tile, index = T((16, 16)), T((16, 1), nl.uint16)\n"
+_MX = (
+    "dst=nl.ndarray((32, 64), nl.float32, nl.psum), stationary=Z((64, 32), nl.float8_e4m3fn_x4)[32:64], "
+    "moving=Z((64, 64), nl.float8_e4m3fn_x4)[32:64], stationary_scale=T((64, 32), nl.uint8)[32:36], "
+    "moving_scale=T((64, 64), nl.uint8)[32:36]"
+)
+
+
+_BETA1 = """t = tile = a = b = nl.load(x[0:128, 0:8])
+out = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+sums = nl.zeros((8, 8), dtype=nl.float32, buffer=nl.psum)
+i, j = nl.arange(128)[:, None], nl.arange(8)[None, :]
+n = m = 4
+"""
+
+
+def _beta1(lines: str = "{}", **options: str) -> Setting:
+    return Setting(_BETA1 + lines, "trn1", beta1=True, **options)  # type: ignore[arg-type]
+
+
+def _together(collective: str, result: str, base: str = "") -> Setting:
+    whole = f"dict(srcs=[H((128, 512))], dsts=[{result}], replica_group=ReplicaGroup([[0, 1]]), {base})"
+    return Setting(f"x = a = b = y = H((128, 512))\ncall(ncc.{collective}, {whole}, {{}})", ranks=2)
+
+
 RUN: dict[str, Setting] = {
     "NKW-ACTIVATE2-PAIR": _call(
         "nisa.activate2",
@@ -65,6 +93,23 @@ RUN: dict[str, Setting] = {
         "dst=T((128, 8)), data=T((128, 8)), operand0=1.0, op1=nl.add, operand1=T((128, 8))",
     ),
     "NKW-BARRIER-CORES": _call("nisa.core_barrier", "data=S((4, 4))", cores=2),  # type: ignore[arg-type]
+    "NKW-BETA1-ASSIGN-MEMORY": _beta1(),
+    "NKW-BETA1-ASSIGN-VALUE": _beta1(),
+    "NKW-BETA1-AXIS": _beta1(),
+    "NKW-BETA1-CONDITION": _beta1(),
+    "NKW-BETA1-HBM": _beta1("t = tile = nl.load(x[0:8, 0:8])\n{}"),
+    "NKW-BETA1-IOTA": _beta1(rest="dtype=nl.int32"),
+    "NKW-BETA1-NO-MASK": _beta1(),
+    "NKW-BETA1-OPERANDS": _beta1(),
+    "NKW-BETA1-PREDICATE": _beta1("call(nisa.affine_select, dict(on_true_tile=t, on_false_value=0.0), {})"),
+    "NKW-BETA1-REDUCE-MASK": _beta1(),
+    "NKW-BETA1-TILE": _beta1("x = x[0:128, 0:8]\n{}"),
+    "NKW-BETA1-UPDATE": _beta1("tile = nl.load(x[0:8, 0:8])\n{}"),
+    "NKW-INDEX-1D": _beta1("nl.load({})"),
+    "NKW-INDEX-AFFINE": _beta1(),
+    "NKW-INDEX-EMPTY": _beta1(),
+    "NKW-INDEX-MIXED": _beta1("nl.load({})"),
+    "NKW-MASK-JOIN": _beta1("call(nl.load, dict(src=x[i, j]), {})"),
     "NKW-BITVEC-OPERAND": _call(
         "nisa.tensor_scalar", "dst=T((128, 8), nl.int32), data=T((128, 8), nl.int32)"
     ),
@@ -194,56 +239,53 @@ RUN: dict[str, Setting] = {
     "NKW-TILE-SIZE": Setting("{}"),
     "NKW-UNARY-OPERAND": _scalar(),
     "NKW-VECTOR-OFFSET": Setting("tile, table, rows = T((128, 8)), H((8, 8)), T((4, 1), nl.int32)\n{}"),
+    "NKW-COLLECTIVE-GATHER-DIM": _together("all_gather", "O((256, 512))"),
+    "NKW-COLLECTIVE-LISTS": _together("all_reduce", "y", "op=nl.add"),
+    "NKW-COLLECTIVE-OPERATOR": _together("all_reduce", "y"),
+    "NKW-COLLECTIVE-SCATTER-DIM": _together("reduce_scatter", "O((64, 512))", "op=nl.add"),
+    "NKW-GROUP-FORM": Setting("{}"),
+    "NKW-GROUP-TYPE": _together("all_reduce", "y", "op=nl.add"),
+    "NKW-AFFINE-CARRIED": Setting(
+        "kept = nl.ndarray((128, 8), nl.float32)\npart = T((128, 8))\n{}\nnisa.tensor_copy(dst=part, src=kept)"
+    ),
+    "NKW-COMPILE-CONFIG": Setting("f = lambda x: x\n{}"),
+    "NKW-EXPONENTIAL-IDLE": Setting("x, y, z = T((8, 8)), T((8, 8)), T((8, 8))\n{}", "trn3"),
+    "NKW-GATHER-COUNT": _call("nisa.local_gather", _GATHER),
+    "NKW-GATHER-RUN": _call("nisa.local_gather", _GATHER),
+    "NKW-INDIRECT-DATA": Setting(_INDEX + "nisa.tensor_copy(dst=T((16, 16)), src={})", "trn3"),
+    "NKW-INDIRECT-FINAL": Setting(_INDEX + "{}", "trn3"),
+    "NKW-LOOP-BODY": Setting("total = T((8, 8))\npart = T((8, 8))\n{}\nnl.fori_loop(0, 2, body)"),
+    "NKW-MEMSET-PACKED": Setting("packed = nl.ndarray((128, 8), nl.float8_e4m3fn_x4)\nnisa.{}", "trn3"),
+    "NKW-MX-ROW-TILE": _call("nisa.nc_matmul_mx", _MX, "trn3"),
+    "NKW-NONZERO-INT32": _call(
+        "nisa.nonzero_with_count", "dst=T((128, 9), nl.int32), src=T((128, 8)), index_offset=0"
+    ),
+    "NKW-SCALAR-COMPARISON": Setting(_SCALARS + _BODY + "{}"),
+    "NKW-SENDRECV-ENGINE": _call(
+        "nisa.sendrecv",
+        "src=T((128, 8)), dst=T((128, 8)), send_to_rank=1 - nl.program_id(0), "
+        "recv_from_rank=1 - nl.program_id(0), pipe_id=0",
+        cores=2,  # type: ignore[arg-type]
+    ),
+    "NKW-TRANSPOSE-TENSOR": _call("nisa.nc_transpose", "dst=nl.ndarray((128, 512), nl.float32, nl.psum)"),
+    "NKW-WORLD": Setting("{}"),
+    "NKW-TOLERANCE": _call("tolerance", "dtype='float32', magnitude=1.0"),
+    "NKW-KERNEL": Setting("{}"),
+    "NKW-CHECK-COUNT": Setting("with call(gathered, dict(), {}): pass"),
     "NKW-VECTOR-REDUCE-OPERATOR": _call(
         "nisa.tensor_scalar_reduce",
         "dst=T((128, 8)), data=T((128, 8)), op0=nl.add, operand0=1.0, reduce_res=T((128, 1))",
     ),
 }
 
-
-_NAMES = """    a = b = y = tile = mask = nl.load(x)
-    register = nisa.register_alloc(0)
-    row = nisa.register_alloc(0)
-    sums = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.psum)
-    out = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
-"""
-
-
-def _lint(
-    line: str = "{}", end: str = "    return out", level: str = "0.7", rest: str = "data=tile"
-) -> Setting:
-    head = "@nki.jit\ndef kernel(x, n=4, rows=4, limit=4, shape=(128, 8)):\n"
-    return Setting(f"{head}{_NAMES}    {line}\n{end}\n", level=level, rest=rest)
-
-
-LINT: dict[str, Setting] = {
-    "NKI001": _lint(level="0.6"),
-    "NKI002": Setting("@nki.jit\n{}\n", level="0.6"),
-    "NKI003": Setting("@nki.jit\n{}\n", level="0.6"),
-    "NKI004": Setting("@nki.jit\ndef kernel(x, shape=(4, 4)):\n    nl.load(x)\n    {}\n"),
-    "NKI005": Setting("@nki.jit\n{}\n"),
-    "NKI006": _lint(),
-    "NKI007": _lint(),
-    "NKI011": _lint(level="0.6"),
-    "NKI012": _lint(),
-    "NKI013": _lint(level="0.6"),
-    "NKI015": _lint(),
-    "NKI017": _lint(),
-    "NKI019": _lint(),
-    "NKI020": _lint(),
-    "NKI021": _lint(),
-    "NKI022": _lint(),
-    "NKI023": _lint(),
-    "NKI024": Setting("{}\n\n@nki.jit\ndef kernel(x):\n    return nl.load(x)\n"),
-    "NKI025": Setting("{}\ndef kernel(x):\n    return nl.load(x)\n"),
-    "NKI027": _lint(),
-    "NKI028": _lint(),
-    "NKI029": _lint(),
-    "NKI030": _lint(),
-    "NKI033": _lint(),
-    "NKI035": _lint(rest="data=out"),
-    "NKI038": _lint(),
-    "NKI042": Setting("@nki.jit\ndef kernel(x):\n    return nl.load(x)\n\n{}\n", level="0.6"),
-    "NKI044": _lint(),
-    "NKW-DMA-RESHAPED": _lint(),
-}
+NOT_RUN = frozenset(
+    """
+    NKI018 NKI041 NKW-BACKEND NKW-BETA1-AXES NKW-BETA1-LOOP-INDICES NKW-BETA1-TENSOR-ENGINE-MASK
+    NKW-COLLECTIVE-MEMORY NKW-COLLECTIVE-ONE-TENSOR NKW-DEADLOCK NKW-DMA-TRANSPOSE-DGE NKW-GRID
+    NKW-INDEX-AXES NKW-LEVEL-NAME NKW-LOOP-EVENTS NKW-LOOP-OPTION NKW-LOOP-REDUCE NKW-MASK
+    NKW-OLDER-MASK NKW-OLDER-RMW NKW-PLACEMENT NKW-REPLAY-OPTION NKW-RING-CHANNELS NKW-RULES-NAME
+    NKW-SCALAR-OFFSET NKW-SCHEDULE NKW-SEQUENCE-SHAPE NKW-TIMING-READING NKW-TIMING-STREAMS
+    NKW-TOPK-DIMS NKW-TOPK-LIMITS NKW-TRIPS
+    """.split()
+)
+"""Known gap: codes whose wrong example is code and has no setting yet; some are switches of a command line."""

@@ -7,7 +7,8 @@ import pytest
 from simulate.errors import RULES
 from simulate.explain import explanations
 from tests.explain.examples import as_code, codes, linted
-from tests.explain.settings import LINT, RUN
+from tests.explain.lint_settings import LINT
+from tests.explain.settings import NOT_RUN, RUN
 
 
 @pytest.mark.parametrize("code", sorted(RUN))
@@ -32,3 +33,9 @@ def test_lint_finds_the_wrong_example_and_not_the_right_one(code: str) -> None:
     right = as_code(explanation.right, setting.rest)
     if right is not None:
         assert code not in linted(setting, right)
+
+
+def test_every_example_that_is_code_is_run_or_known_not_to_be() -> None:
+    code = {each.code for each in explanations().values() if as_code(each.wrong) is not None}
+    assert code - RUN.keys() - LINT.keys() == NOT_RUN
+    assert not NOT_RUN & (RUN.keys() | LINT.keys())
