@@ -14,17 +14,19 @@ _BETWEEN = ";;"
 _CLOSE = 0.6  # difflib's measure of likeness above which a code is offered
 _PAGES = "https://awsdocs-neuron.readthedocs-hosted.com/en/latest/compiler/error-codes"
 
+_UNTOLD = "section not recorded"
 _SOURCES = {
-    "api": "NKI documentation, API reference nki.isa, notes on the instruction's parameters",
-    "arch": "NKI documentation, Trainium architecture guides, layout and size of SBUF and PSUM",
-    "beta1": "NKI documentation of Beta 1, API reference neuronxcc.nki",
+    "api": "NKI documentation 0.6, page nki/api/nki/isa, notes on the parameters of the instruction that refuses",
+    "arch": "NKI documentation 0.6, pages nki/guides/architecture/trainium_inferentia2_arch, trainium2_arch and "
+    f"trainium3_arch, {_UNTOLD}",
+    "beta1": f"NKI documentation of Beta 1 (SDK 2.26), pages general/nki/api/nki, {_UNTOLD}",
     "here": "decided here",
-    "lang": "NKI documentation, language guide",
-    "lnc": "Neuron documentation, logical NeuronCore configuration (LNC)",
+    "lang": f"NKI documentation 0.6, language guide, {_UNTOLD}",
+    "lnc": f"Neuron documentation, logical NeuronCore configuration (LNC), {_UNTOLD}",
     "measured": "measured here, or reported by users of the chip",
-    "migrate": "NKI documentation, migration guide from Beta 1",
+    "migrate": f"NKI documentation 0.6, page nki/migration/index, {_UNTOLD}",
     "user": "a user report: right in simulation, wrong on the chip",
-    "v07": "NKI documentation 0.7, scalars in registers",
+    "v07": f"NKI documentation 0.7, pages nki-scalar and nki/deep-dives/nki-loops, {_UNTOLD}",
 }
 _MODULES = {"isa": "nki.isa", "cc": "nki.collectives", "nl": "nki.language"}
 
@@ -123,7 +125,8 @@ def close_matches(asked: str) -> list[str]:
 def _source(key: str) -> str:
     kind, _, name = key.partition(":")
     if name:
-        return f"NKI documentation, API reference {_MODULES[kind]}.{name}"
+        module = _MODULES[kind]
+        return f"NKI documentation 0.6, page nki/api/{module.replace('.', '/')}, section {module}.{name}"
     return _SOURCES[kind]
 
 

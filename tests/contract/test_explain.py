@@ -46,6 +46,14 @@ def test_an_instruction_that_is_named_as_a_source_exists() -> None:
     assert COLLECTIVES
 
 
+def test_a_documented_source_names_its_page_and_its_section_or_that_none_is_recorded() -> None:
+    for each in explanations().values():
+        if "documentation" in each.source:
+            parts = each.source.split(", ")
+            assert any(word in each.source for word in ("page", "guide", "logical NeuronCore")), each.code
+            assert parts[-1].startswith(("section ", "notes on the parameters")), each.code
+
+
 def test_codes_of_the_vendor_name_rules_that_exist() -> None:
     for each in vendor_codes().values():
         assert each.meaning and each.cure and set(each.rules) <= explanations().keys(), each.code
