@@ -59,8 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "nki_budget(time_us, hbm_bytes, sbuf_bytes, reading='program', target): the most that the kernel given to the "
-        "fixture nki_budget may be predicted to take",
+        "nki_budget(time_us, hbm_bytes, sbuf_bytes, reading='program', target, trips): the most that the kernel given "
+        "to the fixture nki_budget may be predicted to take",
     )
     _known(_listed(_option(config, "nki_target")), "nki_target")
     for name, choices in (("nki_check", _LEVELS), ("nki_backend", _BACKENDS)):

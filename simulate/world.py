@@ -38,7 +38,7 @@ def launch(
     level: Level | str | None = None,
     rules: Rules | str | None = None,
     config: tuple[object, bool] = (None, False),
-    trips: Sequence[int] = (),
+    trips: int | Sequence[int] = (),
 ) -> Launch:
     """Run `kernel`, a plain function of the NKI language, once per rank with that rank's (args, kwargs).
 
@@ -49,6 +49,8 @@ def launch(
     accepted (default: NKI_LEVEL and NKI_RULES, else the newest level and the rules of the chip). `config` is that of a
     jitted kernel: what nested kernels are held against, and whether they may differ. `trips` are the trip counts of
     device loops over registers in mode dry: one per loop in the order they are reached first, the last for all others.
+    Without trip counts, a dry launch follows registers whose values it knows: constants, and integers in arguments that
+    are given as arrays.
 
     Raises what the kernel raises, RuleViolation for a broken rule (also where live tiles exceed SBUF or PSUM),
     Deadlock, RendezvousMismatch, and ReplayMismatch where replays are verified.
@@ -89,8 +91,8 @@ def _replayed(request: LaunchRequest, options: ReplayOptions | None, replays: Re
     return replayed(request, options or ReplayOptions.from_environment(), replays or process_replays())
 
 
-def _checked_trips(trips: Sequence[int]) -> tuple[int, ...]:
-    counts = tuple(trips)
+def _checked_trips(trips: int | Sequence[int]) -> tuple[int, ...]:
+    counts = tuple(trips) if isinstance(trips, Sequence) else (trips,)
     if any(type(count) is not int or count < 0 for count in counts):
         raise InvalidArgument("NKW-TRIPS", f"trips={counts}; a trip count is a Python int of 0 or more")
     return counts
@@ -198,7 +200,7 @@ class World:
         kernel: Any,
         arguments: ArgumentsOfRanks,
         mode: Mode = Mode.eager,
-        trips: Sequence[int] = (),
+        trips: int | Sequence[int] = (),
     ) -> Launch:
         """Launch a kernel (jitted or plain) on every rank; `arguments` has one (args, kwargs) per rank.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from simulate.errors import RuleViolation, rule
 from simulate.memory.objects import VALUE_READS, NKIObject
 from simulate.memory.regions import MemoryRegion
@@ -24,7 +26,7 @@ class VirtualRegister(NKIObject):
     __slots__ = ("cell", "frozen")
 
     def __init__(self, state: Any = None, frozen: bool = False) -> None:
-        storage = state if isinstance(state, Storage) else register_storage(_INT32)
+        storage = state if isinstance(state, Storage) else register_storage()
         self.cell = NkiTensor((1, 1), storage.dtype, storage)
         self.frozen = frozen
 
@@ -52,9 +54,10 @@ class VirtualRegister(NKIObject):
         return f"<register {self.cell.array[0, 0]}>" if held else "<register>"
 
 
-def register_storage(dtype: DType) -> Storage:
-    """The cell of a fresh register of that dtype."""
-    return Storage((1, 1), dtype, MemoryRegion.register, "register")
+def register_storage(dtype: DType | None = None, has_bytes: bool = True) -> Storage:
+    """The cell of a fresh register of that dtype (default: int32); without bytes in a dry launch."""
+    array = None if has_bytes else np.empty(0, np.uint8)
+    return Storage((1, 1), dtype or _INT32, MemoryRegion.register, "register", array=array, fresh=True)
 
 
 @rule("NKW-REGISTER-UNSET")

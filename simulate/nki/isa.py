@@ -20,6 +20,7 @@ from simulate.nki.constants import (
     oob_mode,
     reduce_cmd,
 )
+from simulate.nki.loop_counts import Register
 from simulate.nki.missing import not_yet
 from simulate.nki.older import member, modern
 from simulate.nki.scalars import NkiScalar, scalar_load, scalar_store
@@ -51,7 +52,7 @@ def register_alloc(x: int | NkiTensor | None = None) -> VirtualRegister:
 
     The reference knows numbers only; the vendor's own kernels also give a one-element tensor, which is loaded.
     """
-    register = current_core().allocate_register()
+    register = Register(current_core().allocate_register().cell.storage)
     if x is not None:
         instruction = "register_load" if isinstance(x, NkiTensor) else "register_move"
         call(INSTRUCTIONS[instruction], (register, x), {})

@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import RuleViolation, Unsupported, rule
+from simulate.errors import RuleViolation, rule
 from simulate.isa import costs
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
 from simulate.level import RUN_TIME_SCALARS
 from simulate.memory.registers import VirtualRegister
+from simulate.nki.loop_counts import is_too_long, loop_is_bounded, named, trip_count, value_of
 from simulate.nki.scalars import NkiScalar, not_a_comparison, thirty_two_bits
 from simulate.run import current_core, running_level
-from simulate.run.environment import LOOP_EVENTS_VARIABLE, loop_events
 from simulate.run.issue import issue
-from simulate.run.location import kernel_line
 
 
 def fori_loop(
@@ -45,8 +44,8 @@ def fori_loop(
         with _inside(loop):
             counter = _counter(value)
             body_returns_nothing(body_fun(counter if plain else NkiScalar(counter)))
-        if _is_too_long(loop):
-            loop_is_bounded("fori_loop", loop, f"its counter is {value:,}")
+        if is_too_long(loop):
+            loop_is_bounded("nl.fori_loop", loop, f"its counter is {value:,}")
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
@@ -55,17 +54,18 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     loop = len(current_core().stream)
     condition: Any = init
     body_returns_register(condition)
-    if current_core().dry:
-        for _ in range(_trip_count()):
+    trips = trip_count()
+    if trips is not None:
+        for _ in range(trips):
             condition = _iterated(loop, condition, body_fun)
         return
-    same, value = 0, condition.value
+    same, value = 0, value_of(condition)
     while value != 0:
         condition = _iterated(loop, condition, body_fun)
-        before, value = value, condition.value
+        before, value = value, value_of(condition)
         same = same + 1 if value == before else 0
-        if _is_too_long(loop):
-            loop_is_bounded("while_loop", loop, f"{_named(condition)} is {value} since {same:,} iterations")
+        if is_too_long(loop):
+            loop_is_bounded("nl.while_loop", loop, f"{named(condition)} is {value} since {same:,} iterations")
 
 
 def _iterated(loop: int, condition: Any, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> Any:
@@ -85,8 +85,8 @@ def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[Virtu
     for value in _counts(lower, upper, step):
         with _inside(loop):
             yield _counter(value)
-        if _is_too_long(loop):
-            loop_is_bounded("dynamic_range", loop, f"its counter is {value:,}")
+        if is_too_long(loop):
+            loop_is_bounded("nl.dynamic_range", loop, f"its counter is {value:,}")
 
 
 @contextmanager
@@ -101,40 +101,22 @@ def _inside(loop: int) -> Iterator[None]:
         stream.open_loops.pop()
 
 
-def _bound(value: Any) -> int:
-    if isinstance(value, VirtualRegister):
-        return value.value
-    return operator.index(value)
-
-
-def _named(register: VirtualRegister) -> str:
-    stream, serial = current_core().stream, register.cell.storage.serial
-    return f"the register that is first used at {stream.event(stream.first_use[serial]).where}"
-
-
 def _counts(lower: Any, upper: Any, step: int) -> range:
-    """The values of a loop's counter; in a dry launch with registers as bounds, as many as its trip count."""
+    """The values of a loop's counter; in a dry launch as many as its trip count, if registers bound it."""
     positive_step(step)
     registers = [bound for bound in (lower, upper) if isinstance(bound, VirtualRegister)]
     for bound in registers:
         not_a_comparison(bound)
         thirty_two_bits(bound.cell.dtype, "a loop bound")
-    if registers and current_core().dry:
+    trips = trip_count() if registers else None
+    if trips is not None:
         first = 0 if isinstance(lower, VirtualRegister) else operator.index(lower)
-        return range(first, first + _trip_count() * step, step)
-    return range(_bound(lower), _bound(upper), operator.index(step))
-
-
-def _trip_count() -> int:
-    """The trip count that a dry launch was given for the running loop."""
-    count = current_core().rank.trip_count(kernel_line())
-    if count is None:
-        raise Unsupported(
-            "NKW-DRY-CONTROL",
-            "a dry launch computes no numbers, so it does not know how often a loop over registers runs; "
-            "give trip counts, --trips N or launch(…, trips=(N,))",
-        )
-    return count
+        return range(first, first + trips * step, step)
+    first, end = (
+        value_of(bound) if isinstance(bound, VirtualRegister) else operator.index(bound)
+        for bound in (lower, upper)
+    )
+    return range(first, end, operator.index(step))
 
 
 def _counter(value: int) -> VirtualRegister:
@@ -175,25 +157,6 @@ def outside_no_reorder(loop: str) -> None:
         raise RuleViolation(
             outside_no_reorder, f"nl.{loop} inside nl.no_reorder()", hint="put no_reorder into the body"
         )
-
-
-def _is_too_long(loop: int) -> bool:
-    """Whether the loop that began with event `loop` has issued more than the limit."""
-    return len(current_core().stream) - loop > loop_events()
-
-
-@rule("NKW-LOOP-EVENTS")
-def loop_is_bounded(name: str, loop: int, seen: str) -> None:
-    """The iterations of one device loop issue at most 500,000 instructions, or as many as NKW_LOOP_EVENTS says.
-
-    A simulation cannot tell a loop without an end from a long one.
-    """
-    raise RuleViolation(
-        loop_is_bounded,
-        f"{len(current_core().stream) - loop:,} instructions in nl.{name}; {seen}",
-        f"{loop_events():,} instructions",
-        hint=f"let the body change what ends the loop, or set {LOOP_EVENTS_VARIABLE}",
-    )
 
 
 @rule("NKW-LOOP-BODY")

@@ -164,7 +164,9 @@ def shared_constant(constant: Any) -> NkiTensor:
     held = np.empty(0, np.uint8) if core.dry else np.array(cast(np.ascontiguousarray(array), dtype, kept))
     storage = Storage(shape, kept, MemoryRegion.shared_hbm, "constant", array=held)
     core.rank.tensors.add(storage)
-    if not core.dry:
+    if core.dry:
+        core.rank.values.give(storage, array)
+    else:
         constants = core.rank.tensors.constants
         constants[storage.serial] = Constant(held, from_file=not isinstance(constant, np.ndarray))
     return NkiTensor(shape, kept, storage)

@@ -110,6 +110,8 @@ class Arguments:
         region = MemoryRegion.shared_hbm if shared else MemoryRegion.private_hbm
         storage = Storage(shape, dtype, region, name, array=held)
         self._rank.tensors.add(storage)
+        if self._dry:
+            self._rank.values.give(storage, array)
         tensor = NkiTensor(shape, dtype, storage)
         self._tensors[id(key)] = (key, tensor)
         return tensor

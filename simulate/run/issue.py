@@ -174,6 +174,7 @@ def _issue(
     else:
         results = plan.compute(*operands)
     if dry:
+        core.rank.values.update(plan, reads, writes)
         for tile in writes:
             # A dry launch has no indices, so the whole tensor of a dynamic view counts as written.
             place = tile if tile.dynamic is None else flat(tile)

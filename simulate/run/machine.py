@@ -20,6 +20,7 @@ from simulate.memory import MemoryRegion, NkiTensor, Storage, views
 from simulate.memory.registers import VirtualRegister, register_storage
 from simulate.memory.validity import EMPTY, Validity
 from simulate.numerics import DType, as_dtype
+from simulate.run.dry_values import DryValues
 from simulate.run.location import here, kernel_line
 from simulate.run.scheduler import CoreScheduler
 from simulate.run.stream import Line, TensorTable
@@ -43,8 +44,8 @@ class Rank:
 
     `reorders_loops` tells that the kernel's compiler does, so that program order does not decide which PSUM tiles live.
     `trips` are the trip counts of a dry launch, `loops` those of the device loops that were reached, by their line.
-    `config` is the compile configuration of the kernel, and whether nested kernels may have another one. `tolerated`
-    are the broken rules that the launch's rules do not refuse.
+    `values` are the numbers that a dry launch knows. `config` is the compile configuration of the kernel, and whether
+    nested kernels may have another one. `tolerated` are the broken rules that the launch's rules do not refuse.
     """
 
     number: int
@@ -59,6 +60,7 @@ class Rank:
     config: tuple[object, bool] = (None, False)
     trips: tuple[int, ...] = ()
     loops: dict[Line, int] = field(default_factory=dict)
+    values: DryValues = field(default_factory=DryValues)
     tolerated: list[RuleViolation] = field(default_factory=list)
 
     def trip_count(self, line: Line) -> int | None:
@@ -117,6 +119,7 @@ class NeuronCore:
         self.stream = rank.tensors.stream(rank.number, number)
         self.has_grid = False
         self.prepared: Any = None  # a collective that waits for its trigger
+        self.conditions: dict[Line, Any] = {}  # the running loops `while register:`, by their line
         self.observers: Sequence[InstructionObserver] = ()
         self._state: dict[State, np.ndarray] = {}
         self._defined: dict[State, Validity] = {}
@@ -189,7 +192,7 @@ class NeuronCore:
 
     def allocate_register(self, frozen: bool = False, dtype: DType | None = None) -> VirtualRegister:
         """A register without a value, of 32 bits unless `dtype` is int64."""
-        register = VirtualRegister(None if dtype is None else register_storage(dtype), frozen)
+        register = VirtualRegister(register_storage(dtype, has_bytes=not self.dry), frozen)
         self.rank.tensors.add(register.cell.storage)
         return register
 

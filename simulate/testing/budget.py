@@ -39,7 +39,8 @@ class Budget:
     time_us: the predicted length from the first instruction to the last result, under `reading`; starting and ending
     the kernel is not in it. hbm_bytes: bytes to and from HBM of all ranks together. sbuf_bytes: bytes per partition
     of the tiles that are live at one time, on the core where they are most. reading: the name of a
-    `simulate.timing.Reading`. target: a chip; None: the one that the test runs on.
+    `simulate.timing.Reading`. target: a chip; None: the one that the test runs on. trips: trip counts of device loops
+    over registers, as for `simulate.launch`.
 
     Raises InvalidArgument for a budget of nothing, and for a value that cannot be one.
     """
@@ -49,6 +50,7 @@ class Budget:
     sbuf_bytes: int | None = None
     reading: str = Reading.program.value
     target: str | None = None
+    trips: int | Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if all(getattr(self, name) is None for name in _LIMITS):
@@ -101,22 +103,42 @@ class BudgetChecker:
     target: str | None = None
     folder: Callable[[], Path] | None = field(default=None, compare=False)
 
-    def __call__(self, kernel: Any, *arguments: Any, cores: int = 1, **keywords: Any) -> Predicted:
+    def __call__(
+        self,
+        kernel: Any,
+        *arguments: Any,
+        cores: int = 1,
+        trips: int | Sequence[int] | None = None,
+        **keywords: Any,
+    ) -> Predicted:
         """Hold `kernel(*arguments, **keywords)` on one rank of `cores` physical cores to the budget.
 
-        Of arrays only shape and dtype matter. Raises BudgetExceeded, and what the launch raises.
+        Of arrays only shape and dtype matter, and integers that bound device loops where there are no trip counts.
+        `trips` replaces the budget's trip counts. Raises BudgetExceeded, and what the launch raises.
         """
-        return self._check(kernel, [(arguments, keywords)], cores)
+        return self._check(kernel, [(arguments, keywords)], cores, trips)
 
-    def ranks(self, kernel: Any, arguments: Sequence[tuple[Any, ...]], *, cores: int = 1) -> Predicted:
+    def ranks(
+        self,
+        kernel: Any,
+        arguments: Sequence[tuple[Any, ...]],
+        *,
+        cores: int = 1,
+        trips: int | Sequence[int] | None = None,
+    ) -> Predicted:
         """Hold a kernel on several ranks, each with its arguments, to the budget."""
-        return self._check(kernel, [(tuple(given), {}) for given in arguments], cores)
+        return self._check(kernel, [(tuple(given), {}) for given in arguments], cores, trips)
 
     def _check(
-        self, kernel: Any, arguments: list[tuple[tuple[Any, ...], dict[str, Any]]], cores: int
+        self,
+        kernel: Any,
+        arguments: list[tuple[tuple[Any, ...], dict[str, Any]]],
+        cores: int,
+        trips: int | Sequence[int] | None,
     ) -> Predicted:
         world = World(self.budget.target or self.target, len(arguments), cores)
-        launch = world.launch(kernel, arguments, Mode.dry)
+        counts = self.budget.trips if trips is None else trips
+        launch = world.launch(kernel, arguments, Mode.dry, counts)
         found = predicted(launch, Reading(self.budget.reading))
         report = excess(self.budget, found)
         if report:

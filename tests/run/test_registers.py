@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import InvalidArgument, OutOfBounds, RuleViolation, Unsupported
+from simulate.errors import InvalidArgument, OutOfBounds, RuleViolation
 
 simulate.install("simulate")
 
@@ -175,12 +175,6 @@ def test_a_body_keeps_to_what_loops_allow() -> None:
     ):
         with pytest.raises(RuleViolation, match=code):
             run(kernel, numbers([0]))
-
-
-def test_a_dry_run_cannot_follow_a_register() -> None:
-    x = np.ones((5, 3), np.float32)
-    with pytest.raises(Unsupported, match="NKW-DRY-CONTROL"):
-        simulate.launch(copy_row, [((x, numbers([1])), {})], mode=simulate.Mode.dry)
 
 
 def test_dynamic_range_warns_that_it_is_deprecated() -> None:

@@ -116,6 +116,31 @@ def test_ranks_share_the_traffic_and_not_the_memory() -> None:
     assert both.sbuf_bytes == 0
 
 
+@nki.jit
+def repeated(x, n):
+    def body(i):
+        nisa.dma_copy(dst=nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf), src=x)
+
+    nl.fori_loop(0, nisa.scalar_load(n), body)
+    return x
+
+
+def test_trip_counts_come_from_the_budget_from_the_call_or_from_the_arguments() -> None:
+    count = np.array([[3]], np.int32)
+
+    def loads(budget: Budget, **how: Any) -> list[float]:
+        checker = BudgetChecker(budget, "trn2")
+        found = checker(repeated, X, count, **how), checker.ranks(repeated, [(X, count)], **how)
+        return [(each.hbm_bytes - count.nbytes) / X.nbytes for each in found]
+
+    without, five = Budget(hbm_bytes=10**9), Budget(hbm_bytes=10**9, trips=5)
+    assert loads(without) == [3, 3]
+    assert loads(five) == [5, 5]
+    assert loads(without, trips=(7, 1)) == loads(five, trips=7) == [7, 7]
+    with pytest.raises(InvalidArgument, match="NKW-TRIPS"):
+        loads(without, trips=1.5)
+
+
 def test_a_failure_leaves_files(tmp_path: Path) -> None:
     with pytest.raises(BudgetExceeded) as failure:
         BudgetChecker(Budget(hbm_bytes=0), "trn2", lambda: tmp_path / "kept")(doubled, X)
@@ -128,7 +153,7 @@ REFUSED = {
     "": "no limit is given; give time_us, hbm_bytes or sbuf_bytes",
     "target='trn2'": "no limit is given; give time_us, hbm_bytes or sbuf_bytes",
     "40": "the argument 40 has no name; write for instance time_us=40",
-    "time=40": "a budget has no time; known are time_us, hbm_bytes, sbuf_bytes, reading, target",
+    "time=40": "a budget has no time; known are time_us, hbm_bytes, sbuf_bytes, reading, target, trips",
     "time_us=0": "time_us is 0, not a number of microseconds above 0",
     "time_us=float('nan')": "time_us is nan, not a number of microseconds above 0",
     "time_us=float('inf')": "time_us is inf, not a number of microseconds above 0",

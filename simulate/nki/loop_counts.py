@@ -1,0 +1,97 @@
+"""How often device loops run: values of registers, trip counts of dry launches, the limit of endless loops."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import lru_cache
+
+from simulate.errors import RuleViolation, Unsupported, rule
+from simulate.lines import body_of, inside
+from simulate.memory.registers import VirtualRegister
+from simulate.memory.validity import EMPTY
+from simulate.run import current_core
+from simulate.run.environment import LOOP_EVENTS_VARIABLE, loop_events
+from simulate.run.location import kernel_line
+from simulate.run.stream import Line
+
+
+class Register(VirtualRegister):
+    """A register of `nisa.register_alloc`: 32 bits, signed. `while register:` is a device loop (until 0.6)."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        core, line = current_core(), kernel_line()
+        if not _is_while(line):
+            return value_of(self) != 0
+        loop = core.conditions.get(line) or _While(len(core.stream), trip_count())
+        goes_on = loop.done < loop.trips if loop.trips is not None else value_of(self) != 0
+        core.conditions[line] = _While(loop.first, loop.trips, loop.done + 1) if goes_on else None
+        if goes_on and is_too_long(loop.first, loop.done):
+            loop_is_bounded("`while`", loop.first, f"{named(self)} is not 0 after {loop.done:,} iterations")
+        return goes_on
+
+
+@dataclass(frozen=True, slots=True)
+class _While:
+    """A running loop `while register:`: the event before it, its trip count in a dry launch, its iterations so far."""
+
+    first: int
+    trips: int | None
+    done: int = 0
+
+
+@lru_cache(maxsize=64)
+def _is_while(line: Line) -> bool:
+    """Whether a line is `while register:`; a line without source is taken for one."""
+    body = body_of(line[0])
+    tests = [node.test for node in inside(body) if isinstance(node, ast.While)]
+    plain = (test.lineno for test in tests if isinstance(test, (ast.Name, ast.Attribute, ast.Subscript)))
+    return not body or line[1] in plain
+
+
+def trip_count() -> int | None:
+    """The trip count that a dry launch was given for the running loop; None where the values of registers decide."""
+    core = current_core()
+    return core.rank.trip_count(kernel_line()) if core.dry else None
+
+
+def value_of(register: VirtualRegister) -> int:
+    """The value that a register holds. Raises Unsupported in a dry launch that does not know it."""
+    core = current_core()
+    if not core.dry or register.cell.storage.validity.uniform == EMPTY:
+        return register.value  # which refuses a register without a value
+    known = None if core.rank.trips else core.rank.values.of(register.cell)
+    if known is None:
+        raise Unsupported(
+            "NKW-DRY-CONTROL",
+            "a dry launch computes no numbers, so it does not know how often a loop over registers runs; "
+            "give trip counts, --trips N or launch(…, trips=(N,)), or arrays with the numbers that decide",
+        )
+    return int(known.array[0, 0])
+
+
+def named(register: VirtualRegister) -> str:
+    """A register by the line that first uses it."""
+    stream, serial = current_core().stream, register.cell.storage.serial
+    return f"the register that is first used at {stream.event(stream.first_use[serial]).where}"
+
+
+def is_too_long(loop: int, iterations: int = 0) -> bool:
+    """Whether the loop that began with event `loop` has issued more than the limit; iterations count where none is."""
+    return len(current_core().stream) - loop + iterations > loop_events()
+
+
+@rule("NKW-LOOP-EVENTS")
+def loop_is_bounded(name: str, loop: int, seen: str) -> None:
+    """The iterations of one device loop issue at most 500,000 instructions, or as many as NKW_LOOP_EVENTS says.
+
+    A simulation cannot tell a loop without an end from a long one.
+    """
+    raise RuleViolation(
+        loop_is_bounded,
+        f"{len(current_core().stream) - loop:,} instructions in {name}; {seen}",
+        f"{loop_events():,} instructions",
+        hint=f"let the body change what ends the loop, or set {LOOP_EVENTS_VARIABLE}",
+    )
