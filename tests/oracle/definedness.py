@@ -88,7 +88,7 @@ def poisoned(name: str, core: Core, call: Call, use: Use | None = None) -> Defin
     if rule is None:
         return None
     generation = core.generation
-    reads = [value for key, value in call.items() if isinstance(value, Operand) and key not in _RESULTS]
+    reads = _read(call)
     at_run_time = any(each.is_dynamic for each in (call["dst"], *reads))
     if at_run_time or call["dst"].memory.buffer not in _ON_CHIP:
         return None
@@ -106,6 +106,17 @@ def poisoned(name: str, core: Core, call: Call, use: Use | None = None) -> Defin
     return rule(generation, call)
 
 
+def _read(call: Call) -> list[Operand]:
+    """The operands that a call reads; activate2 reads none that its operators have no use for."""
+    idle = [key for key, op in (("imm0", "op0"), ("imm1", "op1")) if call.get(op) == "bypass"]
+    idle += ["relu_param"] if call.get("op") != "prelu" else []
+    return [
+        value
+        for key, value in call.items()
+        if isinstance(value, Operand) and key not in _RESULTS and key not in idle
+    ]
+
+
 def defined(operand: Operand) -> np.ndarray:
     """Which elements hold written values, or values computed from written ones alone."""
     return (operand.memory.state[operand.every_byte()] & WRITTEN).all(axis=-1)
@@ -117,7 +128,7 @@ def _partly(operand: Operand) -> bool:
 
 
 def _within_partitions_of(call: Call, use: Use) -> Defined | None:
-    reads = [value for key, value in call.items() if isinstance(value, Operand) and key not in _RESULTS]
+    reads = _read(call)
     writes = [value for key, value in call.items() if isinstance(value, Operand) and key in _RESULTS]
     sound = use.states() != POISON
     unwritten = [each for each in reads if not defined(each).all()]
@@ -142,7 +153,7 @@ def _spread(rows: np.ndarray, over: Operand) -> np.ndarray:
 
 
 def _within_partitions(generation: int, call: Call) -> Defined | None:
-    reads = [value for key, value in call.items() if isinstance(value, Operand) and key not in _RESULTS]
+    reads = _read(call)
     rows = _whole_partitions(reads)
     writes = [value for key, value in call.items() if isinstance(value, Operand) and key in _RESULTS]
     return [(each, _spread(rows, each)) for each in writes] if rows.any() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -35,6 +36,71 @@ def test_a_register_carries_a_word_from_tile_to_tile() -> None:
 
     for word in (-(2**31), -1, 0, 2**31 - 1):
         assert run(kernel, numbers([word]))[0, 0] == word
+
+
+WORDS = {  # dtype: an element as bits, and the word that a register gets from it
+    "int8": (0x80, -128),
+    "uint8": (0x80, 128),
+    "int16": (0xFFFE, -2),
+    "uint16": (0xFFFE, 65534),
+    "int32": (0xFFFF_FFFF, -1),
+    "uint32": (0xFFFF_FFFF, -1),
+    "bool": (1, 1),
+    "float32": (0xC000_0000, -(2**30)),
+    "float16": (0xBC00, 0xBC00),
+    "bfloat16": (0xBF80, 0xBF80),
+    "float8_e5m2": (0xBC, 0xBC),
+}
+
+
+@pytest.mark.parametrize("precise", ["1", "0"])
+@pytest.mark.parametrize("name", WORDS)
+def test_a_register_takes_integers_by_value_and_floats_by_their_bits(monkeypatch, name, precise) -> None:
+    """The reference of 0.7 lists every dtype but the packed ones."""
+    monkeypatch.setenv("NKI_PRECISE_FP", precise)
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    bits, word = WORDS[name]
+
+    def kernel(x):
+        out = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.shared_hbm)
+        same = nl.ndarray((1, 1), dtype=x.dtype, buffer=nl.shared_hbm)
+        register = nisa.register_alloc()
+        nisa.register_load(register, x)
+        nisa.register_store(out, register)
+        nisa.register_store(same, register)
+        return out, same
+
+    element = np.array([[bits]], f"u{dtype.itemsize}").view(dtype)
+    number, same = run(kernel, element)
+    assert number[0, 0] == word
+    assert same.view(f"u{dtype.itemsize}")[0, 0] == bits
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(np.uint8, 0x8F), (np.int8, -0x71), (np.uint16, 0x5A8F)])
+def test_a_narrow_element_gets_the_low_bits_of_a_register(dtype, value) -> None:
+    def kernel(x):
+        nisa.register_store(x, nisa.register_alloc(0x12345A8F))
+        return x
+
+    assert run(kernel, np.zeros((1, 1), dtype))[0, 0] == value
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn_x4", "float4_e2m1fn_x4", "int64"])
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_register_takes_no_packed_and_no_wide_elements(dtype, loads) -> None:
+    def kernel(x):
+        tile, register = (
+            nl.ndarray((1, 1), dtype=getattr(nl, dtype), buffer=nl.private_hbm),
+            nisa.register_alloc(1),
+        )
+        if loads:
+            nisa.register_load(register, tile)
+        else:
+            nisa.register_store(tile, register)
+        return x
+
+    with pytest.raises(RuleViolation, match="NKW-REGISTER-TILE"):
+        run(kernel, numbers([0]))
 
 
 @pytest.mark.parametrize(("columns", "loads"), [(1, True), (2, False)])

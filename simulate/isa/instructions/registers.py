@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from simulate.isa.plan import Domain, Plan
 from simulate.isa.shapes import unchanged
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.registers import VirtualRegister
+from simulate.numerics import DType, as_dtype
 
 
 @instruction
@@ -34,20 +36,26 @@ def register_move(hardware: Hardware, dst: VirtualRegister, src: VirtualRegister
 
 @instruction
 def register_load(hardware: Hardware, dst: VirtualRegister, src: NkiTensor) -> Plan:
-    """dst = the one element of src, an int32 or uint32 tensor in SBUF or HBM."""
+    """dst = the one element of src, a tensor of at most 32 bits per element in SBUF or HBM.
+
+    Any dtype but the packed ones (0.7 lists them). Integers keep their value; of floats the register takes the bits,
+    the upper ones 0. The reference says neither; a sequencer has no float arithmetic.
+    """
     is_register("dst", dst)
     writable(dst)
-    one_integer("src", src, dst)
-    return _plan(hardware, (src,), dst.cell, _as_words if dst.cell.dtype.itemsize == 4 else unchanged)
+    one_element("src", src, dst)
+    return _plan(hardware, (src,), dst.cell, _to_register(src.dtype))
 
 
 @instruction
 def register_store(hardware: Hardware, dst: NkiTensor, src: VirtualRegister) -> Plan:
-    """The one element of dst, an int32 or uint32 tensor in SBUF or HBM, = src."""
+    """The one element of dst, a tensor of at most 32 bits per element in SBUF or HBM, = the low bits of src.
+
+    Any dtype but the packed ones (0.7 lists them); a float gets its bits from the register.
+    """
     is_register("src", src)
-    one_integer("dst", dst, src)
-    element = dst.dtype.storage
-    return _plan(hardware, (src.cell,), dst, lambda value: (value.view(element),))
+    one_element("dst", dst, src)
+    return _plan(hardware, (src.cell,), dst, _from_register(dst.dtype))
 
 
 def _plan(hardware: Hardware, reads: tuple[NkiTensor, ...], dst: NkiTensor, compute: Any) -> Plan:
@@ -64,8 +72,31 @@ def _plan(hardware: Hardware, reads: tuple[NkiTensor, ...], dst: NkiTensor, comp
     )
 
 
-def _as_words(value: np.ndarray) -> tuple[np.ndarray]:
-    return (value.view(np.int32),)
+def _to_register(dtype: DType) -> Callable[[np.ndarray], tuple[np.ndarray]]:
+    """How an element of a dtype becomes a word of a register."""
+    if dtype == "int64":
+        return unchanged
+    bits, width = (
+        as_dtype(str(dtype)).storage,
+        dtype.itemsize,
+    )  # as the chip has it, where the host keeps float32
+    if width == 4:
+        return lambda value: (value.view(np.int32),)
+    number = bits if dtype.is_integer else np.dtype(f"u{width}")
+    return lambda value: (value.astype(bits).view(number).astype(np.int32),)
+
+
+def _from_register(dtype: DType) -> Callable[[np.ndarray], tuple[np.ndarray]]:
+    """How a word of a register becomes an element of a dtype."""
+    if dtype == "int64":
+        return unchanged
+    bits, width = (
+        as_dtype(str(dtype)).storage,
+        dtype.itemsize,
+    )  # as the chip has it, where the host keeps float32
+    if width == 4:
+        return lambda value: (value.view(bits),)
+    return lambda value: (value.astype(f"u{width}").view(bits).astype(dtype.storage),)
 
 
 def immediate(value: Any, bits: int = 32) -> int:
@@ -102,11 +133,16 @@ def writable(register: VirtualRegister) -> None:
 
 
 @rule("NKW-REGISTER-TILE")
-def one_integer(operand: str, tile: Any, register: VirtualRegister) -> None:
-    """A register exchanges one element with memory: int32 or uint32, that of a 64-bit scalar int64."""
+def one_element(operand: str, tile: Any, register: VirtualRegister) -> None:
+    """A register exchanges one element with SBUF or HBM: of at most 32 bits, not packed; a 64-bit scalar an int64."""
     rules.is_tensor(operand, tile)
-    dtypes = ("int32", "uint32") if register.cell.dtype.itemsize == 4 else ("int64",)
-    if tile.size != 1 or tile.dtype not in dtypes or tile.buffer is MemoryRegion.psum:
+    wide = register.cell.dtype.itemsize == 8
+    fits = tile.dtype == "int64" if wide else tile.dtype.itemsize <= 4 and not tile.dtype.is_packed
+    if tile.size != 1 or not fits or tile.buffer is MemoryRegion.psum:
         raise RuleViolation(
-            one_integer, f"{operand} is {tile.describe()}", limit=f"one {' or '.join(dtypes)} element"
+            one_element,
+            f"{operand} is {tile.describe()}",
+            limit="one int64 element"
+            if wide
+            else "one element of at most 32 bits, not packed, in sbuf or hbm",
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.oracle.formats import Kind
 from tests.oracle.machine import Core, Operand, OutOfRange
 from tests.oracle.operators import total
 
@@ -108,14 +109,16 @@ def register_move(core: Core, dst: str, src: str | int) -> None:
 
 
 def register_load(core: Core, dst: str, src: Operand) -> None:
-    """dst = the one element of src."""
-    word = int(core.bits(src).reshape(-1)[0])
+    """dst = the one element of src: the value of an integer, the bits of a float."""
+    word, half = int(core.bits(src).reshape(-1)[0]), 2 ** (src.format.bits - 1)
+    if src.format.kind is Kind.signed:
+        word = (word + half) % (2 * half) - half
     core.registers[dst] = (word + 2**31) % 2**32 - 2**31
 
 
 def register_store(core: Core, dst: Operand, src: str) -> None:
-    """The one element of dst = src."""
-    core.write_bits(dst, np.full(dst.shape, core.registers[src] % 2**32, np.int64))
+    """The one element of dst = the low bits of src."""
+    core.write_bits(dst, np.full(dst.shape, core.registers[src] % 2**dst.format.bits, np.int64))
 
 
 # -- run-time scalars ----------------------------------------------------------------------------------------------
