@@ -18,6 +18,9 @@ MOST_TEXT_BYTES = 100_000_000
 MOST_SOURCE_BYTES = 4_000_000
 """The longest Python file that is read; its syntax tree takes some hundred times as much memory."""
 
+_OPEN_FILES = "/proc/self/fd"
+"""Where Linux shows the open files of a process, so that one without a name can be given one."""
+
 Named = str | os.PathLike[str]
 
 
@@ -71,10 +74,11 @@ class Outputs:
 
 
 class OutputFile(os.PathLike[str]):
-    """A UTF-8 text file that is complete or absent: it is written under another name in the same folder.
+    """A UTF-8 text file that is complete or absent: until then it has no name, or another one in the same folder.
 
-    A symbolic link stays, and its target is replaced. Raises InvalidArgument under `code`, which calls the file `what`,
-    where it cannot be written; this is tried at once.
+    A file without a name, which Linux has, goes with its process, however that ends. A symbolic link stays, and its
+    target is replaced. Raises InvalidArgument under `code`, which calls the file `what`, where it cannot be written;
+    this is tried at once.
     """
 
     def __init__(
@@ -98,9 +102,9 @@ class OutputFile(os.PathLike[str]):
         with self._open() as file:
             yield file
             try:
-                file.close()
+                file.flush()
                 self._check()
-                os.replace(self._partial, self.path)
+                self._take_place(file)
             except OSError as error:
                 raise self.refused(error.strerror or str(error)) from None
 
@@ -110,21 +114,43 @@ class OutputFile(os.PathLike[str]):
             self._code, f"the {self._what} cannot be written to {os.fspath(self._named)}: {why}"
         )
 
+    def _take_place(self, file: TextIO) -> None:
+        """Give the file that `_open` opened, complete by now, its own name."""
+        if not self._partial.exists():
+            descriptor = file.fileno()
+            unnamed = f"{_OPEN_FILES}/{descriptor}"
+            try:  # `link` follows the link in /proc only where it is given a folder, which an absolute path ignores
+                os.link(unnamed, self.path, src_dir_fd=descriptor)
+                return
+            except FileExistsError:  # only a rename replaces it
+                os.link(unnamed, self._partial, src_dir_fd=descriptor)
+        file.close()
+        os.replace(self._partial, self.path)
+
     @contextmanager
     def _open(self) -> Iterator[TextIO]:
-        """The file under its other name, which is gone when the block ends."""
+        """The file before it has its own name; what is left of it is gone when the block ends."""
         self._check()
-        with suppress(OSError):
-            self._partial.unlink()  # of a process of this number that was killed
         try:
+            with suppress(FileNotFoundError):
+                self._partial.unlink()  # of a process of this number that was killed
             # A path that is not UTF-8 holds lone surrogates, whose backslash form is an escape of JSON as well.
-            with open(self._partial, "x", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+            with open(
+                self._descriptor(), "w", encoding="utf-8", errors="backslashreplace", newline="\n"
+            ) as file:
                 yield file
         except OSError as error:
             raise self.refused(error.strerror or str(error)) from None
         finally:
             with suppress(OSError):
                 self._partial.unlink()
+
+    def _descriptor(self) -> int:
+        """A new file in the folder, without a name where the system and the file system can do that."""
+        if hasattr(os, "O_TMPFILE") and os.path.isdir(_OPEN_FILES):
+            with suppress(OSError):
+                return os.open(self.path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+        return os.open(self._partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
 
     def _check(self) -> None:
         """Refuse what a rename must not replace: a folder, a device, a protected file, a file that is read."""

@@ -37,6 +37,10 @@ _CHECK_SECONDS = 0.2
 _JOIN_TIMEOUT = timedelta(minutes=5)
 """The time that the processes have to join; torchrun starts them within seconds of each other."""
 
+_LOG_VARIABLE = "TORCH_CPP_LOG_LEVEL"
+"""What torch's libraries print. Their warnings name every wait beyond its timeout and end a lost rank with C++ frames,
+beside the error that this module raises."""
+
 Arrivals = list[tuple[Rendezvous, list[np.ndarray], Location]]
 
 
@@ -80,6 +84,7 @@ class Processes:
         Raises InvalidArgument without torchrun's environment, Unsupported without torch, NkwError where nobody answers.
         """
         check_environment()
+        os.environ.setdefault(_LOG_VARIABLE, "ERROR")
         try:
             import torch.distributed as dist
         except ImportError:
@@ -310,6 +315,8 @@ def _connected(where: Location) -> Iterator[None]:
         yield
     except RuntimeError as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
+        if first.startswith("["):  # gloo begins with its source line and ends with advice
+            first = first.partition("] ")[2].partition(". ")[0]
         raise NkwError("NKW-PROCESS-LOST", f"the connection to another rank broke: {first}", where) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -50,6 +51,57 @@ def test_the_rest_of_a_killed_process_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / f".file.{os.getpid()}.part").write_text("rest")
     written(tmp_path / "file")
     assert names(tmp_path) == ["file"]
+
+
+def killed_while_writing(path: Path) -> None:
+    """Write half of a file in a process that SIGKILL ends."""
+    child = os.fork()
+    if child == 0:
+        with complete(path, "trace", "NKW-TRACE-PATH") as file:
+            file.write("half")
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "O_TMPFILE"), reason="files have no names before they are complete on Linux"
+)
+def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    killed_while_writing(path)
+    assert names(tmp_path) == []
+    written(path, "before")
+    killed_while_writing(path)
+    assert names(tmp_path) == ["file"]
+    assert path.read_text() == "before"
+
+
+def test_a_file_system_without_unnamed_files_is_written_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    path = tmp_path / "file"
+    for text in ("before", "words"):
+        with complete(path, "trace", "NKW-TRACE-PATH") as file:
+            file.write(text)
+            assert f".file.{os.getpid()}.part" in names(tmp_path)
+        assert path.read_text() == text
+        assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_new_file_has_the_permissions_that_the_process_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    if named:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    before = os.umask(0o027)
+    try:
+        written(tmp_path / "file")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
 def test_no_path_is_no_output() -> None:

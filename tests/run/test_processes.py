@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -49,6 +51,28 @@ def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess[str]:
         timeout=600,
         check=False,
     )
+
+
+def without_agent(
+    ranks: int, command: list[str], stderr: int = subprocess.PIPE, **variables: str
+) -> list[subprocess.Popen[str]]:
+    """Start `-m command` for each rank, with torchrun's variables but without torchrun, which would end the others."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    common = {**os.environ, **variables, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
+    common |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env={**common, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -178,28 +202,43 @@ def test_ranks_that_wait_in_a_circle_are_told_so(said: list[dict[str, Any]]) -> 
 @pytest.mark.parametrize(("failing", "how"), [(0, "is killed"), (1, "is killed"), (1, "ends"), (2, "raises")])
 def test_no_rank_waits_for_ever_for_one_that_is_gone(failing: int, how: str) -> None:
     """Rank 0 holds the store. The processes have no agent above them, which would end them itself."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    processes = []
-    for rank in range(3):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "3"}
-        environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
-        command = [sys.executable, "-m", "tests.run.failing_program", str(failing), how]
-        processes.append(
-            subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-        )
+    command = ["tests.run.failing_program", str(failing), how]
+    processes = without_agent(3, command, stderr=subprocess.DEVNULL)
     said = [process.communicate(timeout=100)[0] for process in processes]
     for rank in {0, 1, 2} - {failing}:
         assert processes[rank].returncode == 3
         assert said[rank].strip() in ("NKW-PROCESS-LOST", "NKW-DEADLOCK")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("killed", "terminated"), [(1, 2), (0, 2), (1, 0)])
+def test_ranks_that_are_killed_leave_no_file_and_the_others_one_sentence(
+    tmp_path: Path, killed: int, terminated: int
+) -> None:
+    """Rank 0 holds the store, and would write both outputs."""
+    temporary, outputs = tmp_path / "temporary", tmp_path / "outputs"
+    temporary.mkdir()
+    outputs.mkdir()
+    command = ["model", "generate", "--tp", "4", "--max-new-tokens", "250"]
+    command += ["--trace", str(outputs / "trace"), "--json", str(outputs / "document")]
+    ranks = without_agent(4, command, TMPDIR=str(temporary))
+    assert ranks[0].stdout is not None
+    assert ranks[0].stdout.read(4) == "Once"  # the prompt is done: every rank computes or waits for another
+    ranks[killed].send_signal(signal.SIGKILL)
+    ranks[terminated].send_signal(signal.SIGTERM)
+    said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    assert ranks[killed].returncode == -signal.SIGKILL
+    assert ranks[terminated].returncode == 143
+    assert re.fullmatch(r"\nnkw: terminated.*\n", said[terminated])
+    for rank in {0, 1, 2, 3} - {killed, terminated}:
+        assert ranks[rank].returncode == 2
+        (line,) = said[rank].splitlines()
+        assert line.startswith("nkw: error: ") and "[NKW-PROCESS-LOST]" in line and len(line) < 250
+    assert [*temporary.iterdir(), *outputs.iterdir()] == []
+    started = tuple(
+        f"_{rank.pid}_" for rank in ranks
+    )  # torch puts process numbers into names of shared memory
+    assert not [file for file in Path("/dev/shm").glob("*") if any(each in file.name for each in started)]
 
 
 def test_gather_takes_arrays_of_any_size(said: list[dict[str, Any]]) -> None:
