@@ -9,10 +9,11 @@ here may still be packed by the compiler, but never one whose live bytes alone e
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 from simulate.errors import RuleViolation, rule
 from simulate.memory.regions import MemoryRegion
@@ -67,35 +68,44 @@ def place(tiles: Iterable[Tile], bank_bytes: int | None = None) -> Placement:
     """Place tiles first fit; with `bank_bytes` a tile that fits into one bank never straddles two."""
     ordered = sorted(tiles, key=lambda tile: (tile.first_use, tile.serial))
     fixed = [tile for tile in ordered if tile.address is not None]
+    addressed = [_taken(tile, tile.address or 0, tile.first_partition) for tile in fixed]
+    begins = [tile.first_use for tile in fixed]
     offsets: dict[int, int] = {}
     partitions: dict[int, int] = {}
     live: list[_Taken] = []  # kept sorted by start
-    members: list[Tile] = []
-    high = most = 0
+    ending: list[tuple[int, int, _Taken]] = []  # a heap: last use, serial, entry of `live`
+    members: dict[int, Tile] = {}
+    high = most = total = 0
     peak: tuple[Tile, ...] = ()
     for tile in ordered:
-        live = [entry for entry in live if entry[2] >= tile.first_use]
-        members = [other for other in members if other.last_use >= tile.first_use]
+        while ending and ending[0][0] < tile.first_use:
+            _, serial, entry = heappop(ending)
+            del live[bisect_left(live, entry)]
+            total -= members.pop(serial).bytes
         if tile.address is not None:
             start, first = tile.address, tile.first_partition
         else:
-            taken = list(live)
-            for other in fixed:
-                if other.first_use <= tile.last_use and other.last_use >= tile.first_use:
-                    assert other.address is not None
-                    insort(taken, _taken(other, other.address, other.first_partition))
+            taken = live
+            if fixed:
+                later = slice(bisect_left(begins, tile.first_use), bisect_right(begins, tile.last_use))
+                taken = sorted([*live, *addressed[later]])
             start, first = min(
-                (_first_gap(_beside(taken, _bits(at, tile.partitions)), tile.bytes, bank_bytes), at)
-                for at in _STARTS[_quadrants(tile.partitions)]
+                [
+                    (_first_gap(_beside(taken, _bits(at, tile.partitions)), tile.bytes, bank_bytes), at)
+                    for at in _STARTS[_quadrants(tile.partitions)]
+                ]
             )
         offsets[tile.serial], partitions[tile.serial] = start, first
-        insort(live, _taken(tile, start, first))
-        members.append(tile)
+        entry = _taken(tile, start, first)
+        insort(live, entry)
+        heappush(ending, (tile.last_use, tile.serial, entry))
+        members[tile.serial] = tile
         high = max(high, start + tile.bytes)
-        if sum(other.bytes for other in members) > most:
-            total = least_bytes((other.bytes, other.partitions) for other in members)
-            if total > most:
-                most, peak = total, tuple(members)
+        total += tile.bytes
+        if total > most:
+            least = least_bytes((other.bytes, other.partitions) for other in members.values())
+            if least > most:
+                most, peak = least, tuple(members.values())
     return Placement(offsets, partitions, high, most, peak, tuple(ordered), bank_bytes)
 
 
@@ -219,10 +229,10 @@ def largest_fit(tiles: Iterable[Tile], chosen: Collection[int], limit: int, bank
 def _first_gap(taken: list[_Taken], size: int, bank_bytes: int | None) -> int:
     start = 0
     for begin, end, _, _ in taken:
-        start = _aligned(start, size, bank_bytes)
-        if start + size <= begin:
-            return start
-        start = max(start, end)
+        if begin - start >= size and begin - _aligned(start, size, bank_bytes) >= size:
+            break
+        if end > start:
+            start = end
     return _aligned(start, size, bank_bytes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import nki.isa as nisa
@@ -57,6 +58,50 @@ def test_live_tiles_never_share_bytes(partitions: tuple[int, ...]) -> None:
                     start = placement.offsets[a.serial]
                     assert start // bank == (start + a.bytes - 1) // bank
             assert placement.live_bytes <= placement.high_water_bytes
+
+
+@pytest.mark.parametrize("bank", [None, 2048])
+def test_a_tile_lies_at_the_first_bytes_that_are_free(bank: int | None) -> None:
+    """Tried one by one: byte 0, and the end of every tile that is in the way."""
+    rng = np.random.default_rng(6)
+
+    def touch(a: tuple[int, Tile, int], b: tuple[int, Tile, int]) -> bool:
+        (at_a, tile_a, _), (at_b, tile_b, _) = a, b
+        quadrants = [range(row // 32, -(-(row + tile.partitions) // 32)) for _, tile, row in (a, b)]
+        beside = not set(quadrants[0]) & set(quadrants[1])
+        return not beside and at_a < at_b + tile_b.bytes and at_b < at_a + tile_a.bytes
+
+    def aligned(byte: int, size: int) -> int:
+        byte += -byte % 4
+        whole = bank is not None and (size > bank or byte % bank + size > bank)
+        return byte + -byte % bank if bank is not None and whole else byte
+
+    for _ in range(30):
+        tiles = [
+            replace(tile, address=int(rng.integers(900)) * 4) if rng.random() < 0.1 else tile
+            for tile in random_tiles(rng, 60, PARTITIONS)
+        ]
+        placement = place(tiles, bank)
+        placed = [(tile.address, tile, 0) for tile in tiles if tile.address is not None]
+        for tile in sorted(tiles, key=lambda tile: (tile.first_use, tile.serial)):
+            if tile.address is not None:
+                continue
+            others = [other for other in placed if overlap(other[1], tile)]
+            starting = {
+                aligned(byte, tile.bytes) for byte in (0, *(at + other.bytes for at, other, _ in others))
+            }
+            found = min(
+                (at, row)
+                for at in starting
+                for row in starts(tile.partitions)
+                if not any(touch((at, tile, row), other) for other in others)
+            )
+            assert (placement.offsets[tile.serial], placement.first_partitions[tile.serial]) == found
+            placed.append((found[0], tile, found[1]))
+        assert placement.high_water_bytes == max(at + tile.bytes for at, tile, _ in placed)
+        live = {event: [t for t in tiles if t.first_use <= event <= t.last_use] for event in range(120)}
+        most = max(least_bytes((t.bytes, t.partitions) for t in each) for each in live.values())
+        assert placement.live_bytes == most == least_bytes((t.bytes, t.partitions) for t in placement.peak)
 
 
 def test_the_least_bytes_are_no_more_than_any_choice_of_starts_needs() -> None:
