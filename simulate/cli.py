@@ -23,6 +23,12 @@ from simulate.targets import TARGETS
 _SCRIPT_OR_KERNEL = (
     "a Python file; or a kernel, FILE.py:NAME or MODULE:NAME, and arguments: f32[128,512] or literals"
 )
+_RUN_ENDS = "Exit status: the script's; 1 if it or a kernel failed, 2 if the command could not run."
+_CHECK_ENDS = (
+    "Exit status: 0 no findings, 1 findings, 2 nothing could be checked, 3 the script failed before its end (findings "
+    "until then are printed)."
+)
+_LINT_ENDS = "Exit status: 0 no errors (warnings may be printed), 1 errors, 2 nothing could be read."
 _REPLAY_OPTIONS = {
     "--replay": "replay a launch whose program an earlier, checked launch recorded",
     "--exact": "replay instruction by instruction: the bytes of an eager launch",
@@ -65,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="run a script whose `import nki` is the simulator")
+    run = commands.add_parser(
+        "run", help="run a script whose `import nki` is the simulator", epilog=_RUN_ENDS
+    )
     for option, help in _REPLAY_OPTIONS.items():
         run.add_argument(option, action="store_true", help=help)
     _machine_arguments(run)
@@ -79,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         partial(_reported, profiles.time_command),
         profiles.add_arguments,
         _trips_argument,
+        ends=_RUN_ENDS,
     )
     _reporting(
         commands,
@@ -87,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         partial(_reported, occupancy.memory),
         occupancy.add_arguments,
         _trips_argument,
+        ends=_RUN_ENDS,
     )
     _reporting(
         commands,
@@ -95,10 +105,11 @@ def _parser() -> argparse.ArgumentParser:
         _check,
         checks.add_arguments,
         checks.add_variations,
+        ends=_CHECK_ENDS,
     )
 
     lint = commands.add_parser(
-        "lint", help="look for Python that the NKI compiler refuses, without running it"
+        "lint", help="look for Python that the NKI compiler refuses, without running it", epilog=_LINT_ENDS
     )
     lint.add_argument("path", help="a Python file or a folder")
     _level_argument(lint)
@@ -138,14 +149,14 @@ class _Options(argparse.ArgumentParser):
 
 
 def _reporting(
-    commands: Any, name: str, help: str, act: Run, *adds: Callable[[argparse.ArgumentParser], None]
+    commands: Any, name: str, help: str, act: Run, *adds: Callable[[argparse.ArgumentParser], None], ends: str
 ) -> None:
-    """A command that reports on the launches of a script, or of a kernel by name."""
+    """A command that reports on the launches of a script, or of a kernel by name; `ends` has its exit statuses."""
     own = _Options(add_help=False, allow_abbrev=False)
     for add in adds:
         add(own)
     _machine_arguments(own)
-    command: argparse.ArgumentParser = commands.add_parser(name, parents=[own], help=help)
+    command: argparse.ArgumentParser = commands.add_parser(name, parents=[own], help=help, epilog=ends)
     _script_arguments(command, _SCRIPT_OR_KERNEL)
     command.set_defaults(act=act, own=own)
 

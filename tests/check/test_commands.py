@@ -379,3 +379,18 @@ def test_doctor_says_what_the_environment_asks_for_in_vain(
     done = simulate("doctor")
     assert done.returncode == 1
     assert said in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "statuses"), [("check", "0123"), ("lint", "012"), ("time", "12"), ("run", "12")]
+)
+def test_help_says_what_exit_statuses_mean(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, statuses: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    said = text.rpartition("Exit status: ")[2]
+    assert [mark for mark in said if mark.isdigit()] == list(statuses)
