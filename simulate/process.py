@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import UnsupportedOperation
 from types import FrameType
 from typing import NoReturn
 
@@ -37,6 +38,20 @@ def begin(prefix: str = "") -> None:
     if stdout_is_closed:
         print(f"{prefix}error: the output cannot be written: stdout is closed", file=sys.stderr)
         sys.exit(2)
+
+
+def reopen_streams() -> None:
+    """Open the standard streams again that a script closed; what a lost stderr would have said is dropped."""
+    for stream, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, stream).closed:
+            with suppress(OSError):
+                setattr(sys, stream, open(number, "w", closefd=False))  # noqa: SIM115
+    try:
+        os.fstat(sys.stderr.fileno())
+    except UnsupportedOperation:  # a stream that is no file
+        pass
+    except (OSError, ValueError):
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def imported() -> None:

@@ -8,6 +8,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from simulate.process import reopen_streams
 from simulate.terminal import error
 from simulate.tracebacks import print_of_the_user
 
@@ -22,7 +23,7 @@ def run_script(options: argparse.Namespace, raises: bool = False) -> int:
         return 2
     if not _bound(options):
         return 2
-    before: tuple[list[str], list[str]] = (sys.argv, list(sys.path))
+    path, before = sys.path, (sys.argv, list(sys.path))
     sys.argv = [str(script), *options.arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
@@ -34,7 +35,9 @@ def run_script(options: argparse.Namespace, raises: bool = False) -> int:
         error(refused)
         return 1
     finally:
+        sys.path = path
         sys.argv, sys.path[:] = before
+        reopen_streams()
     return 0
 
 

@@ -21,7 +21,10 @@ TRACEBACK_VARIABLE = "NKW_TRACEBACK"
 
 
 def of_the_user(error: BaseException) -> TracebackType | None:
-    """The traceback of an error without frames of this package; unchanged where the user has none or asked for all."""
+    """The traceback of an error without frames of this package; unchanged where the user asked for all.
+
+    None where the module that runs scripts could not start one: an error of syntax names its line itself.
+    """
     whole = error.__traceback__
     frames = []
     trace = whole
@@ -29,8 +32,12 @@ def of_the_user(error: BaseException) -> TracebackType | None:
         frames.append(trace)
         trace = trace.tb_next
     users = [each for each in frames if not _is_ours(each)]
+    if os.environ.get(TRACEBACK_VARIABLE) == "full":
+        return whole
+    if frames and not users and _runs_scripts(frames[-1]):
+        return None
     began_here = bool(frames) and _is_ours(frames[-1]) and not isinstance(error, NkwError)
-    if not users or began_here or os.environ.get(TRACEBACK_VARIABLE) == "full":
+    if not users or began_here:
         return whole
     kept = None
     for each in reversed(users):
@@ -40,8 +47,12 @@ def of_the_user(error: BaseException) -> TracebackType | None:
 
 def _is_ours(trace: TracebackType) -> bool:
     """Whether a frame belongs to this package, or to the module that runs scripts for it."""
+    return trace.tb_frame.f_code.co_filename.startswith(PACKAGE) or _runs_scripts(trace)
+
+
+def _runs_scripts(trace: TracebackType) -> bool:
     file = trace.tb_frame.f_code.co_filename
-    return file.startswith((PACKAGE, "<frozen runpy")) or file == runpy.__file__
+    return file.startswith("<frozen runpy") or file == runpy.__file__
 
 
 def print_of_the_user(error: BaseException) -> None:

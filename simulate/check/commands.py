@@ -19,6 +19,7 @@ from simulate.check.findings import from_error
 from simulate.check.lint import calls_of, lint_file, lint_launched
 from simulate.errors import NkwError
 from simulate.level import Level, Rules
+from simulate.process import reopen_streams
 from simulate.run import target_hardware
 from simulate.targets import DEFAULT_TARGET
 from simulate.terminal import Hanging, error, progress, show, show_lines, table
@@ -76,6 +77,7 @@ def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace]
     """
     with gathered(options.orders, options.seeds) as seen, redirect_stdout(sys.stderr):
         status, failed = _run(options, run_script, seen)
+    reopen_streams()  # the script saw stderr in place of stdout
     if status:
         return status
     if seen.launches or seen.errors:
@@ -109,7 +111,9 @@ def _run(
             seen.errors.append(error)
     except SystemExit as end:
         return 0, f"it exited with {end.code}" if end.code else ""
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         print_of_the_user(error)
         return 0, type(error).__name__
     return 0, ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from simulate.cli import main
 
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -148,6 +151,39 @@ def test_check_tells_its_own_failure_from_the_script_s(
     done = simulate("check", script)
     assert (done.returncode, done.stdout) == (status, "")
     assert f"error: {said}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "said"),
+    [
+        ("raise GeneratorExit", 3, "error: it.py failed before its end: GeneratorExit\n"),
+        ("raise BaseException('x')", 3, "error: it.py failed before its end: BaseException\n"),
+        ("import sys\nsys.stdout.close()", 2, "error: no kernel was launched\n"),
+        ("import sys\nsys.__stdout__.close()", 2, "error: no kernel was launched\n"),
+        ("import os\nos.close(1)", 2, "error: no kernel was launched\n"),
+        ("import os\nos.close(2)", 2, ""),
+        ("import os\nos.close(1)\nos.close(2)", 2, ""),
+        ("import sys\nsys.path = None", 2, "error: no kernel was launched\n"),
+    ],
+)
+def test_a_script_that_takes_its_process_apart_is_no_finding(
+    tmp_path: Path, source: str, status: int, said: str
+) -> None:
+    (tmp_path / "it.py").write_text(source + "\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "simulate", "check", "it.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.endswith(said) and "simulate/" not in done.stderr
+
+
+@pytest.mark.parametrize("source", ["def f(:", "x = " + "(" * 3000 + "1" + ")" * 3000, "x = 'a"])
+def test_a_script_that_does_not_parse_shows_no_frames(simulate: Any, folder: Path, source: str) -> None:
+    (folder / "unparsed.py").write_text(source + "\n")
+    done = simulate("check", "unparsed.py")
+    assert done.returncode == 3
+    assert 'File "unparsed.py", line 1' in done.stderr
+    assert "runpy" not in done.stderr and "commands.py" not in done.stderr
 
 
 @pytest.mark.parametrize(("rows", "reported"), [(4, "0 warnings"), (3, "NKW-OUTPUT-PARTIAL")])
