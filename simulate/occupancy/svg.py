@@ -8,8 +8,10 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from simulate.occupancy.lanes import lanes_of
 from simulate.occupancy.loops import Loop
 from simulate.occupancy.marks import letters, place_of
+from simulate.occupancy.plot import Plot, box, line, text
 from simulate.occupancy.style import COLOURS, STYLE
 from simulate.occupancy.text import verdict
 from simulate.occupancy.uses import Memory, Occupancy, Use
@@ -17,6 +19,7 @@ from simulate.occupancy.uses import Memory, Occupancy, Use
 _WIDTH = 1160
 _LEFT, _PLOT, _GAP, _PEAK = 88, 700, 40, 300
 _HEIGHT = {"sbuf": 300, "psum": 240}
+_LANE = 120  # pixels, the least height of the maps of some partitions
 _LOOP_ROW = 12
 _LEGEND_ROW = 18
 _LEGEND_ROWS = 20
@@ -40,9 +43,9 @@ def svg(occupancies: Sequence[tuple[str, Occupancy]]) -> str:
 
 
 def _core(title: str, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
-    out = [_text(20, top + 14, title, "title")]
-    line = f"rank {occupancy.rank} core {occupancy.core}, {occupancy.events:,} instructions; time is program order"
-    out.append(_text(20, top + 34, line, "note"))
+    out = [text(20, top + 14, title, "title")]
+    words = f"rank {occupancy.rank} core {occupancy.core}, {occupancy.events:,} instructions; time is program order"
+    out.append(text(20, top + 34, words, "note"))
     height = 60
     for memory in occupancy.memories:
         drawn, used = _memory(memory, occupancy, top + height)
@@ -54,44 +57,28 @@ def _core(title: str, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
 def _memory(memory: Memory, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
     name = memory.region.value
     summary = f"{name.upper()}: {verdict(memory) if memory.uses else 'not used'}"
-    out = [_text(20, top, summary, "head")]
+    out = [text(20, top, summary, "head")]
     if not memory.uses:
         return out, 32
-    height = _HEIGHT[name]
-    plot = _Plot(_LEFT, top + 24, _PLOT, height, max(occupancy.events, 1), _scale_end(memory))
-    out += _bytes_axis(memory, plot)
-    out += _tiles(memory, plot)
-    out += _live_curve(memory, plot)
-    out += _limit(memory, plot)
-    out.append(_text(_LEFT, plot.bottom + 14, "instruction 0", "axis"))
-    out.append(_text(_LEFT + _PLOT, plot.bottom + 14, f"{occupancy.events - 1:,}", "axis end"))
+    lanes = lanes_of(memory)
+    height = max(_HEIGHT[name], len(lanes) * _LANE)
+    plot = Plot(_LEFT, top + 24, _PLOT, height, max(occupancy.events, 1), _scale_end(memory))
+    for number, lane in enumerate(lanes):
+        part = plot.part(number, len(lanes))
+        out += _bytes_axis(memory, part)
+        out += _tiles(memory, part, lane)
+        out += _live_curve(memory, part)
+        out += _limit(memory, part)
+        if len(lanes) > 1:
+            words = f"partitions {lane.start} to {lane.stop - 1}"
+            out.append(text(part.left + part.width - 4, part.top + 12, words, "axis end ink"))
+    out.append(text(_LEFT, plot.bottom + 14, "instruction 0", "axis"))
+    out.append(text(_LEFT + _PLOT, plot.bottom + 14, f"{occupancy.events - 1:,}", "axis end"))
     loops, loop_height = _loops(occupancy, plot.bottom + 22, plot)
     out += loops
     out += _at_peak(memory, plot)
     legend, legend_height = _legend(memory, plot.bottom + 34 + loop_height)
     return out + legend, 24 + height + 34 + loop_height + legend_height + 24
-
-
-class _Plot:
-    """A rectangle of the picture, with events across and bytes up."""
-
-    def __init__(
-        self, left: float, top: float, width: float, height: float, events: int, end_byte: int
-    ) -> None:
-        self.left, self.top, self.width, self.height = left, top, width, height
-        self.events, self.end_byte = events, end_byte
-
-    @property
-    def bottom(self) -> float:
-        return self.top + self.height
-
-    def x(self, event: float) -> float:
-        """Where an event begins."""
-        return self.left + self.width * event / self.events
-
-    def y(self, byte: float) -> float:
-        """Where a byte begins, from below."""
-        return self.bottom - self.height * byte / self.end_byte
 
 
 def _scale_end(memory: Memory) -> int:
@@ -103,8 +90,8 @@ def _scale_end(memory: Memory) -> int:
     return -(-high // step) * step
 
 
-def _bytes_axis(memory: Memory, plot: _Plot) -> list[str]:
-    out = [f'<rect class="field" {_box(plot.left, plot.top, plot.width, plot.height)}/>']
+def _bytes_axis(memory: Memory, plot: Plot) -> list[str]:
+    out = [f'<rect class="field" {box(plot.left, plot.top, plot.width, plot.height)}/>']
     size = memory.bank_bytes
     if size is not None:
         starts = range(0, plot.end_byte, size)
@@ -113,26 +100,29 @@ def _bytes_axis(memory: Memory, plot: _Plot) -> list[str]:
         marks = [(byte, byte, f"{byte:,}") for byte in (plot.end_byte * part // 4 for part in range(5))]
     for byte, labelled, label in marks:
         y = plot.y(byte)
-        out.append(_line(plot.left, y, plot.left + plot.width, y, "grid"))
-        out.append(_text(plot.left - 8, plot.y(labelled) + 4, label, "axis end"))
+        out.append(line(plot.left, y, plot.left + plot.width, y, "grid"))
+        out.append(text(plot.left - 8, plot.y(labelled) + 4, label, "axis end"))
     return out
 
 
-def _limit(memory: Memory, plot: _Plot) -> list[str]:
+def _limit(memory: Memory, plot: Plot) -> list[str]:
     """The end of the usable bytes, over the tiles."""
     if plot.end_byte < memory.usable_bytes or (memory.bank_bytes and plot.end_byte == memory.usable_bytes):
         return []
     y = plot.y(memory.usable_bytes)
     return [
-        _line(plot.left, y, plot.left + plot.width, y, "limit"),
-        _text(plot.left + plot.width - 4, y - 4, f"usable {memory.usable_bytes:,}", "axis end ink"),
+        line(plot.left, y, plot.left + plot.width, y, "limit"),
+        text(plot.left + plot.width - 4, y - 4, f"usable {memory.usable_bytes:,}", "axis end ink"),
     ]
 
 
-def _tiles(memory: Memory, plot: _Plot) -> list[str]:
+def _tiles(memory: Memory, plot: Plot, lane: range) -> list[str]:
+    """The tiles that have partitions of `lane`."""
     marks = letters(memory)
     out = []
     for use, first, last, count in _joined(memory, plot.events / plot.width * _THINNEST):
+        if use.first_partition >= lane.stop or use.first_partition + use.partitions <= lane.start:
+            continue
         x, y = plot.x(first), plot.y(use.end)
         width, height = plot.x(last + 1) - x, plot.y(use.offset) - y
         title = _tooltip(memory, use, first, last, count, marks[use.source])
@@ -142,9 +132,9 @@ def _tiles(memory: Memory, plot: _Plot) -> list[str]:
 
 def _tile(fill: str, x: float, y: float, width: float, height: float, title: str, mark: str) -> list[str]:
     """A rectangle with a tooltip, and its mark where there is space for one."""
-    out = [f'<rect class="tile" fill="{fill}" {_box(x, y, width, height)}><title>{title}</title></rect>']
+    out = [f'<rect class="tile" fill="{fill}" {box(x, y, width, height)}><title>{title}</title></rect>']
     if width > 14 and height > 12:
-        out.append(_text(x + width / 2, y + height / 2 + 4, mark, "mark"))
+        out.append(text(x + width / 2, y + height / 2 + 4, mark, "mark"))
     return out
 
 
@@ -184,7 +174,7 @@ def _tooltip(memory: Memory, use: Use, first: int, last: int, count: int, mark: 
     return escape("\n".join(lines))
 
 
-def _live_curve(memory: Memory, plot: _Plot) -> list[str]:
+def _live_curve(memory: Memory, plot: Plot) -> list[str]:
     """The live bytes: the highest of each pixel."""
     live = memory.live_bytes
     pixels = min(int(plot.width), len(live))
@@ -197,12 +187,12 @@ def _live_curve(memory: Memory, plot: _Plot) -> list[str]:
     high = plot.y(memory.high_water_bytes)
     return [
         f'<polyline class="live" points="{" ".join(points)}"><title>{peak}</title></polyline>',
-        _line(plot.left, high, plot.left + plot.width, high, "high"),
-        _text(plot.left + 4, high - 4, f"high water {memory.high_water_bytes:,}", "axis"),
+        line(plot.left, high, plot.left + plot.width, high, "high"),
+        text(plot.left + 4, high - 4, f"high water {memory.high_water_bytes:,}", "axis"),
     ]
 
 
-def _loops(occupancy: Occupancy, top: float, plot: _Plot) -> tuple[list[str], int]:
+def _loops(occupancy: Occupancy, top: float, plot: Plot) -> tuple[list[str], int]:
     """The loops that are open, one row for each depth."""
     deepest = max((len(path) for path, _, _ in occupancy.nest), default=0)
     out = []
@@ -210,11 +200,11 @@ def _loops(occupancy: Occupancy, top: float, plot: _Plot) -> tuple[list[str], in
     for depth in range(deepest):
         y = top + depth * _LOOP_ROW
         for number, (loop, start, end) in enumerate(_open_at(occupancy, depth, narrow)):
-            box = _box(plot.x(start), y, plot.x(end) - plot.x(start), _LOOP_ROW - 2)
+            where = box(plot.x(start), y, plot.x(end) - plot.x(start), _LOOP_ROW - 2)
             title = escape(f"{loop.header}\nat {loop.where}\ninstructions {start:,} to {end - 1:,}")
-            out.append(f'<rect class="loop{" odd" * (number % 2)}" {box}><title>{title}</title></rect>')
+            out.append(f'<rect class="loop{" odd" * (number % 2)}" {where}><title>{title}</title></rect>')
     if deepest:
-        out.append(_text(plot.left - 8, top + 9, "loops", "axis end"))
+        out.append(text(plot.left - 8, top + 9, "loops", "axis end"))
     return out, deepest * _LOOP_ROW + (8 if deepest else 0)
 
 
@@ -236,7 +226,7 @@ def _open_at(occupancy: Occupancy, depth: int, gap: float) -> list[tuple[Loop, i
     return out
 
 
-def _at_peak(memory: Memory, plot: _Plot) -> list[str]:
+def _at_peak(memory: Memory, plot: Plot) -> list[str]:
     """Partitions down, bytes across, at the moment when most bytes are live."""
     left = plot.left + plot.width + _GAP
     live = memory.live_at(memory.peak_event)
@@ -244,13 +234,13 @@ def _at_peak(memory: Memory, plot: _Plot) -> list[str]:
     end = max([plot.end_byte, *(use.end for use in live)])
     marks = letters(memory)
     out = [
-        _text(left, plot.top - 8, f"partitions by bytes at instruction {memory.peak_event:,}", "axis"),
-        f'<rect class="field" {_box(left, plot.top, _PEAK, plot.height)}/>',
+        text(left, plot.top - 8, f"partitions by bytes at instruction {memory.peak_event:,}", "axis"),
+        f'<rect class="field" {box(left, plot.top, _PEAK, plot.height)}/>',
     ]
     if memory.bank_bytes is not None:
         for byte in range(memory.bank_bytes, end, memory.bank_bytes):
             x = left + _PEAK * byte / end
-            out.append(_line(x, plot.top, x, plot.bottom, "grid"))
+            out.append(line(x, plot.top, x, plot.bottom, "grid"))
     for use in live:
         x, width = left + _PEAK * use.offset / end, _PEAK * use.bytes / end
         y = plot.top + plot.height * use.first_partition / partitions
@@ -258,10 +248,10 @@ def _at_peak(memory: Memory, plot: _Plot) -> list[str]:
         title = _tooltip(memory, use, use.first_use, use.last_use, 1, marks[use.source])
         out += _tile(_colour(memory, use.source), x, y, width, height, title, marks[use.source])
     out += [
-        _text(left, plot.bottom + 14, "byte 0", "axis"),
-        _text(left + _PEAK, plot.bottom + 14, f"{end:,}", "axis end"),
-        _text(left - 6, plot.top + 10, "0", "axis end"),
-        _text(left - 6, plot.bottom, f"{partitions - 1}", "axis end"),
+        text(left, plot.bottom + 14, "byte 0", "axis"),
+        text(left + _PEAK, plot.bottom + 14, f"{end:,}", "axis end"),
+        text(left - 6, plot.top + 10, "0", "axis end"),
+        text(left - 6, plot.bottom, f"{partitions - 1}", "axis end"),
     ]
     return out
 
@@ -280,7 +270,7 @@ def _legend(memory: Memory, top: float) -> tuple[list[str], int]:
         "line < callers",
         "largest free size that fits beside the others",
     )
-    out = [_text(x, top + 10, head, f"axis {anchor}") for (x, anchor), head in zip(columns, heads)]
+    out = [text(x, top + 10, head, f"axis {anchor}") for (x, anchor), head in zip(columns, heads)]
     for row, number in enumerate(shown):
         source = memory.sources[number]
         y = top + 10 + (row + 1) * _LEGEND_ROW
@@ -296,32 +286,18 @@ def _legend(memory: Memory, top: float) -> tuple[list[str], int]:
             _fit(place_of(source), 46),
             hint,
         )
-        out.append(f'<rect class="tile" fill="{_colour(memory, number)}" {_box(_LEFT, y - 11, 14, 14)}/>')
-        out.append(_text(_LEFT + 7, y, marks[number], "mark"))
-        out += [_text(x, y, cell, f"row {anchor}") for (x, anchor), cell in zip(columns, cells) if cell]
+        out.append(f'<rect class="tile" fill="{_colour(memory, number)}" {box(_LEFT, y - 11, 14, 14)}/>')
+        out.append(text(_LEFT + 7, y, marks[number], "mark"))
+        out += [text(x, y, cell, f"row {anchor}") for (x, anchor), cell in zip(columns, cells) if cell]
     height = (len(shown) + 1) * _LEGEND_ROW
     if len(order) > len(shown):
-        out.append(
-            _text(_LEFT + 24, top + 10 + height, f"and {len(order) - len(shown)} smaller ones", "axis")
-        )
+        out.append(text(_LEFT + 24, top + 10 + height, f"and {len(order) - len(shown)} smaller ones", "axis"))
         height += _LEGEND_ROW
     return out, height
 
 
 def _colour(memory: Memory, source: int) -> str:
     return COLOURS[memory.ranks[source] % len(COLOURS)]
-
-
-def _box(x: float, y: float, width: float, height: float) -> str:
-    return f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.3):.2f}" height="{max(height, 0.5):.2f}"'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line class="{kind}" x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}"/>'
-
-
-def _text(x: float, y: float, words: str, kind: str) -> str:
-    return f'<text class="{kind.strip()}" x="{x:.2f}" y="{y:.2f}">{escape(words)}</text>'
 
 
 def _fit(line: str, width: int) -> str:

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from xml.etree import ElementTree
 
+import nki.isa as nisa
+import nki.language as nl
 import numpy as np
 import pytest
 
@@ -93,6 +95,40 @@ def test_the_picture_stands_alone_and_has_every_tile_with_a_tooltip() -> None:
     for box in root.iter(f"{SVG}rect"):
         x, y, w, h = (float(box.attrib.get(name, 0)) for name in ("x", "y", "width", "height"))
         assert 0 <= x <= x + w <= width + 0.5 and 0 <= y <= y + h <= height + 0.5
+
+
+@pytest.mark.parametrize(("partitions", "lanes"), [(128, 1), (65, 1), (64, 2), (33, 2), (32, 4)])
+def test_tiles_side_by_side_are_not_drawn_over_each_other(partitions: int, lanes: int) -> None:
+    def kernel(x):
+        tiles = [nl.ndarray((partitions, 4_000), dtype=nl.float32) for _ in range(4)]
+        for tile in tiles:
+            nisa.dma_copy(dst=tile, src=x)
+        for tile in tiles[1:]:
+            nisa.tensor_tensor(dst=tiles[0], data1=tiles[0], data2=tile, op=nl.add)
+        out = nl.ndarray((partitions, 4_000), dtype=nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=tiles[0])
+        return out
+
+    with simulate.recorded() as launches:
+        simulate.World("trn2").launch(kernel, [((np.ones((partitions, 4_000), np.float32),), {})])
+    root = ElementTree.fromstring(svg([("kernel", occupancies(launches[0])[0])]))
+    field = next(box for box in root.iter(f"{SVG}rect") if box.get("class") == "field")
+    right = float(field.attrib["x"]) + float(field.attrib["width"])
+    tiles = [
+        tuple(float(box.attrib[name]) for name in ("x", "y", "width", "height"))
+        for box in root.iter(f"{SVG}rect")
+        if box.get("class") == "tile"
+        and box.find(f"{SVG}title") is not None
+        and float(box.attrib["x"]) < right
+    ]
+    assert len(tiles) == 4
+    for number, (x, y, width, height) in enumerate(tiles):
+        for other_x, other_y, other_width, other_height in tiles[:number]:
+            across = min(x + width, other_x + other_width) - max(x, other_x)
+            up = min(y + height, other_y + other_height) - max(y, other_y)
+            assert across <= 0.01 or up <= 0.01
+    said = [node.text or "" for node in root.iter(f"{SVG}text")]
+    assert sum(words.startswith("partitions ") and " to " in words for words in said) == (lanes > 1) * lanes
 
 
 def test_tiles_too_narrow_to_see_are_drawn_together() -> None:
