@@ -57,9 +57,9 @@ class Placement:
 
 
 _ALIGNMENT = 4  # bytes; every dtype of the API is aligned then
-_QUADRANTS = 4
+QUADRANTS = 4
 _QUADRANT = 32  # partitions
-_ALL = (1 << _QUADRANTS) - 1
+_ALL = (1 << QUADRANTS) - 1
 _STARTS = ((), (0, 32, 64, 96), (0, 64), (0,), (0,))
 """The partitions at which a tile of so many quadrants may start."""
 
@@ -129,13 +129,19 @@ def _quadrants(partitions: int) -> int:
     return -(-partitions // _QUADRANT)
 
 
+def choices(partitions: int) -> list[range]:
+    """The quadrants that a tile on so many partitions may take, one range for each start."""
+    count = _quadrants(partitions)
+    return [range(at // _QUADRANT, at // _QUADRANT + count) for at in _STARTS[count]]
+
+
 def least_bytes(tiles: Iterable[tuple[int, int]]) -> int:
     """The fewest bytes of a partition that hold tiles (bytes, partitions) at one time, however they are packed.
 
     A lower bound: tiles on more than 64 partitions lie one after another, those on 64 or fewer share two halves, those
     on 32 or fewer four quadrants; and all of them fill their share of the memory.
     """
-    by_quadrants: list[list[int]] = [[] for _ in range(_QUADRANTS + 1)]
+    by_quadrants: list[list[int]] = [[] for _ in range(QUADRANTS + 1)]
     for size, partitions in tiles:
         by_quadrants[_quadrants(partitions)].append(size)
     quarters, halves, wide, whole = (by_quadrants[n] for n in (1, 2, 3, 4))
@@ -144,7 +150,7 @@ def least_bytes(tiles: Iterable[tuple[int, int]]) -> int:
         return stacked
     area = sum(quadrants * sum(sizes) for quadrants, sizes in enumerate(by_quadrants))
     return max(
-        stacked + sum(wide) + _shared(halves, 2), stacked + _shared(quarters, 4), -(-area // _QUADRANTS)
+        stacked + sum(wide) + _shared(halves, 2), stacked + _shared(quarters, 4), -(-area // QUADRANTS)
     )
 
 
@@ -195,7 +201,7 @@ def room(tiles: Collection[Tile], chosen: Collection[int], limit: int) -> int:
             others += changes[event][0]
             count += changes[event][1]
             if count:
-                most = min(most, (_QUADRANTS * limit - others) // count)
+                most = min(most, (QUADRANTS * limit - others) // count)
     return most
 
 

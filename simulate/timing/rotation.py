@@ -3,9 +3,10 @@
 A loop that allocates a tile in each iteration gets a new tile each time, and iterations overlap as far as memory
 allows. Policy: a tile takes the bytes that have been free longest. Those are first the bytes never used, then the
 bytes of the tile whose last use, in program order, is longest ago. The first writer of a new tile waits until all
-users of the old tiles have finished; the other writers wait until the first one starts. Bytes are counted per partition
-over the whole memory; how a compiler packs them is not published. A tile with an `address=` waits for the earlier tiles
-at the same address.
+users of the old tiles have finished; the other writers wait until the first one starts. Bytes are counted per quadrant
+over the whole memory; how a compiler packs them is not published. A tile on 64 or fewer partitions takes the half or
+the quadrant whose bytes have been free longest, of equals the one with most free bytes, and others may lie beside it,
+as in `simulate.memory.placement`. A tile with an `address=` waits for the earlier tiles at the same address.
 
 These waits follow from the stream alone, never from times, so a lower cost lengthens no schedule by them.
 """
@@ -15,9 +16,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from math import inf
 
 from simulate.hardware import Hardware
 from simulate.memory import MemoryRegion
+from simulate.memory.placement import QUADRANTS, choices
 from simulate.run.stream import Stream
 from simulate.timing.dependences import Dependences, Wait
 
@@ -53,30 +56,70 @@ def _taken(stream: Stream, hardware: Hardware, buffer: MemoryRegion) -> Iterator
     tiles = sorted((first[tile], tile) for tile in first if records[tile].buffer is buffer)
     fixed = [tile for _, tile in tiles if records[tile].address is not None]
     yield from _at_addresses(stream, fixed)
-    limit -= max((_bytes_of(stream, tile)[1] for tile in fixed), default=0)
     floating = [(start, tile) for start, tile in tiles if records[tile].address is None]
-    if sum(records[tile].row_bytes for _, tile in floating) <= limit:
+    shares = max((len(choices(records[tile].shape[0])) for _, tile in floating), default=1)
+    free = [_Free(size) for size in _beside(stream, fixed, limit, hardware.partitions // shares, shares)]
+    if sum(records[tile].row_bytes for _, tile in floating) <= min(share.bytes for share in free):
         return
-    free: deque[tuple[int, int]] = deque(
-        [(limit, -1)]
-    )  # bytes and the tile that had them, the longest free first
-    live: list[tuple[int, int]] = []
+    live: list[tuple[int, int, dict[int, int]]] = []  # last use, tile, bytes by share
     for start, tile in floating:
         while live and live[0][0] < start:
-            ended = heappop(live)[1]
-            free.append((records[ended].row_bytes, ended))
+            end, ended, given = heappop(live)
+            for number, size in given.items():
+                free[number].give(size, end, ended)
         need = records[tile].row_bytes
-        old = []
-        while need > 0 and free:
-            size, owner = free.popleft()
-            if size > need:
-                free.appendleft((size - need, owner))
-            if owner >= 0:
-                old.append(owner)
-            need -= size
-        heappush(live, (last[tile], tile))
+        chosen = min(
+            (
+                range(one.start * shares // QUADRANTS, -(-one.stop * shares // QUADRANTS))
+                for one in choices(records[tile].shape[0])
+            ),
+            key=lambda numbers: max(free[number].freed(need) for number in numbers),
+        )
+        # Less than it needs where the live tiles, placed in this order, leave gaps: no wait would close them.
+        taken = {number: min(need, free[number].bytes) for number in chosen}
+        old = dict.fromkeys(owner for number in chosen for owner in free[number].take(need))
+        heappush(live, (last[tile], tile, taken))
         if old:
             yield tile, tuple(old)
+
+
+def _beside(stream: Stream, fixed: Sequence[int], limit: int, partitions: int, shares: int) -> Iterator[int]:
+    """The bytes of each share of so many partitions beyond the tiles at addresses."""
+    for start in range(0, shares * partitions, partitions):
+        there = (tile for tile in fixed if _overlap(_rows_of(stream, tile), (start, start + partitions)))
+        yield max(0, limit - max((_bytes_of(stream, tile)[1] for tile in there), default=0))
+
+
+class _Free:
+    """The free bytes of each partition of a share of the memory, the longest free first."""
+
+    def __init__(self, limit: int) -> None:
+        self.bytes = limit
+        self._pieces = deque([(limit, -1, -1)])  # bytes, last use and number of the tile that had them
+
+    def give(self, size: int, last_use: int, tile: int) -> None:
+        """Take back the bytes of a tile."""
+        self.bytes += size
+        self._pieces.append((size, last_use, tile))
+
+    def freed(self, need: int) -> tuple[float, int]:
+        """When `need` bytes were free, as an event: -1 if always, infinity if not yet. Then the free bytes, negated."""
+        for size, last_use, _ in self._pieces:
+            need -= size
+            if need <= 0:
+                return last_use, -self.bytes
+        return inf, -self.bytes
+
+    def take(self, need: int) -> Iterator[int]:
+        """Take bytes, as far as there are any; the tiles that had them."""
+        while need > 0 and self._pieces:
+            size, last_use, owner = self._pieces.popleft()
+            if size > need:
+                self._pieces.appendleft((size - need, last_use, owner))
+            self.bytes -= min(size, need)
+            if owner >= 0:
+                yield owner
+            need -= size
 
 
 def _at_addresses(stream: Stream, tiles: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:

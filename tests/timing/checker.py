@@ -324,8 +324,9 @@ class _Core:
         for buffer, limit in limits.items():
             mine = {tile: span for tile, span in spans.items() if self.buffers[tile] is buffer}
             for moment in {begin for begin, _ in mine.values()}:
+                # Quadrants of 32 partitions: tiles on few partitions may lie side by side.
                 used = sum(
-                    self.records[tile].row_bytes
+                    self.records[tile].row_bytes * -(-self.records[tile].shape[0] // 32) / 4
                     for tile, (begin, end) in mine.items()
                     if begin <= moment + self.slack < end
                 )

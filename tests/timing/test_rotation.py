@@ -26,11 +26,11 @@ def chip_with(sbuf: int, psum: int = 1 << 20) -> Hardware:
     )
 
 
-def loop(iterations: int, buffer: MemoryRegion = MemoryRegion.sbuf) -> Builder:
+def loop(iterations: int, buffer: MemoryRegion = MemoryRegion.sbuf, rows: int = 128) -> Builder:
     """Each iteration fills a new tile of 64 bytes in 10 ns and empties it on another engine in 100 ns."""
     build = Builder()
     for _ in range(iterations):
-        tile = build.tensor("tile", buffer=buffer)
+        tile = build.tensor("tile", rows, buffer=buffer)
         build.event(Engine.vector, writes=(tile,), cost=Cost(10.0, 10.0))
         build.event(Engine.scalar, reads=(tile,), cost=Cost(100.0, 100.0))
     return build
@@ -56,6 +56,52 @@ def test_a_loop_rotates_as_deep_as_its_tiles_fit(
         freed = [first_read + 100.0 * n + SEMAPHORE for n in range(1, 4)]
         expected = [10.0 * n for n in range(depth)] + freed[: 4 - depth]
     assert fills(loop(4, buffer), chip, reading) == expected
+
+
+@pytest.mark.parametrize("reading", ORDERED)
+@pytest.mark.parametrize("buffer", [MemoryRegion.sbuf, MemoryRegion.psum])
+@pytest.mark.parametrize(
+    ("rows", "beside"),
+    [(1, 4), (31, 4), (32, 4), (33, 2), (63, 2), (64, 2), (65, 1), (96, 1), (97, 1), (127, 1)],
+)
+def test_tiles_on_few_partitions_rotate_side_by_side(
+    reading: Reading, buffer: MemoryRegion, rows: int, beside: int
+) -> None:
+    for depth in (1, 2):
+        wide = fills(loop(12, buffer), chip_with(64 * beside * depth, 64 * beside * depth), reading)
+        assert fills(loop(12, buffer, rows), chip_with(64 * depth, 64 * depth), reading) == wide
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(64, 6), (65, 5), (96, 5), (97, 4), (128, 4)])
+def test_quadrants_beside_a_tile_that_lives_on_are_free(rows: int, depth: int) -> None:
+    """The loop has the four quadrants of 64 bytes, and those of the other 64 that the tile leaves."""
+    build = Builder()
+    kept = build.tensor("kept", rows)
+    build.event(Engine.vector, writes=(kept,), cost=Cost(10.0, 10.0))
+    for _ in range(7):
+        tile = build.tensor("tile", 32)
+        build.event(Engine.vector, writes=(tile,), cost=Cost(10.0, 10.0))
+        build.event(Engine.scalar, reads=(tile,), cost=Cost(100.0, 100.0))
+    build.event(Engine.scalar, reads=(kept,), cost=Cost(1.0, 1.0))
+    starts = fills(build, chip_with(128), Reading.program)
+    freed = 20.0 + SEMAPHORE + 100.0 + SEMAPHORE
+    assert starts[: depth + 2] == [10.0 * number for number in range(depth + 1)] + [freed]
+
+
+@pytest.mark.parametrize(("rows", "deep"), [(64, True), (65, False), (128, False)])
+def test_a_tile_at_an_address_leaves_the_partitions_beside_it(rows: int, deep: bool) -> None:
+    """The loop has the upper half of the first 64 bytes where the tile at byte 0 leaves it, and the next 64 bytes."""
+    build = Builder()
+    kept = build.tensor("kept", rows)
+    build.table.records[0] = build.table.records[0]._replace(address=(0, 0))
+    build.event(Engine.vector, writes=(kept,), cost=Cost(10.0, 10.0))
+    for _ in range(4):
+        tile = build.tensor("tile", 64)
+        build.event(Engine.vector, writes=(tile,), cost=Cost(10.0, 10.0))
+        build.event(Engine.scalar, reads=(tile,), cost=Cost(100.0, 100.0))
+    build.event(Engine.scalar, reads=(kept,), cost=Cost(1.0, 1.0))
+    starts = fills(build, chip_with(128), Reading.program)
+    assert starts[1:4] == [10.0, 20.0, 30.0 if deep else 20.0 + SEMAPHORE + 100.0 + SEMAPHORE]
 
 
 def test_tiles_that_all_fit_never_wait_for_room() -> None:
@@ -109,10 +155,11 @@ def test_tiles_at_chosen_addresses_wait_where_they_meet(shift: int, waits: bool)
 
 
 @pytest.mark.parametrize("queues", [1, 2])
-def test_loops_in_a_small_memory_keep_every_law(queues: int) -> None:
+@pytest.mark.parametrize("partitions", [(128,), (16, 32, 64, 96, 128)])
+def test_loops_in_a_small_memory_keep_every_law(queues: int, partitions: tuple[int, ...]) -> None:
     generator = np.random.default_rng(5)
     for seed in range(25):
-        build = random_loop(seed, queues)
+        build = random_loop(seed, queues, partitions)
         chip = chip_with(int(generator.integers(3, 8)) * 64, int(generator.integers(1, 4)) * 64)
         for reading in Reading:
             assert violations((build.stream,), chip, schedule(build.stream, chip, reading)) == [], seed
@@ -129,9 +176,9 @@ def test_loops_in_a_small_memory_keep_every_law(queues: int) -> None:
             assert schedule(build.stream, chip, reading, fewer).length_ns <= length, seed
 
 
-def random_loop(seed: int, queues: int) -> Builder:
+def random_loop(seed: int, queues: int, partitions: tuple[int, ...]) -> Builder:
     """Load a tile, use it on the array and another engine, copy the result out of PSUM, store it."""
-    generator = np.random.default_rng(seed)
+    generator, rows = np.random.default_rng(seed), np.random.default_rng(seed)
     build = Builder()
     out = build.tensor("out", buffer=MemoryRegion.private_hbm)
 
@@ -143,13 +190,13 @@ def random_loop(seed: int, queues: int) -> Builder:
         return dma_cost(busy=float(generator.integers(4, 400)), completion=SEMAPHORE)
 
     for _ in range(int(generator.integers(4, 9))):
-        tile, result = build.tensor("tile"), build.tensor("result")
-        bank = build.tensor("bank", buffer=MemoryRegion.psum)
+        tile, result = (build.tensor(name, int(rows.choice(partitions))) for name in ("tile", "result"))
+        bank = build.tensor("bank", int(rows.choice(partitions)), buffer=MemoryRegion.psum)
         if generator.random() < 0.5:
             build.dma((), (tile,), move(), Engine.sync)
         else:
             for columns in ((0, 16), (16, 64)):
-                build.dma((), (box(tile, (0, 128), columns),), move(), Engine.sync)
+                build.dma((), (box(tile, (0, tile.shape[0]), columns),), move(), Engine.sync)
         build.event(Engine.tensor, (tile, tile), (bank,), cost())
         build.event((Engine.vector, Engine.gpsimd)[int(generator.integers(2))], (bank,), (result,), cost())
         if generator.random() < 0.5:
