@@ -83,6 +83,19 @@ class Limits:
     cpu_seconds: int
     memory_bytes: int
 
+    def apply(self) -> None:
+        """Set them on this process, which is the trial; a lower limit of the system stays."""
+        import resource
+
+        used = _address_space_bytes()
+        for limit, most in (
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_CPU, int(time.process_time()) + self.cpu_seconds),
+            (resource.RLIMIT_AS, used + self.memory_bytes),
+        ):
+            hard = resource.getrlimit(limit)[1]
+            resource.setrlimit(limit, (most if hard < 0 else min(most, hard), hard))
+
 
 def trial(action: Callable[[], object], limits: Limits) -> bool:
     """Whether a copy of this process survives `action` within limits; an exception in it counts as survival.
@@ -96,16 +109,7 @@ def trial(action: Callable[[], object], limits: Limits) -> bool:
         _, status = os.waitpid(child, 0)
         return not os.WIFSIGNALED(status)
     try:
-        import resource
-
-        used = _address_space_bytes()
-        for limit, most in (
-            (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_CPU, int(time.process_time()) + limits.cpu_seconds),
-            (resource.RLIMIT_AS, used + limits.memory_bytes),
-        ):
-            hard = resource.getrlimit(limit)[1]
-            resource.setrlimit(limit, (most if hard < 0 else min(most, hard), hard))
+        limits.apply()
         with quiet():
             action()
     finally:

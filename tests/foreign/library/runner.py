@@ -11,10 +11,8 @@ table, passes in spite of one, or with --check has a finding that `argued.py` do
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -75,22 +73,10 @@ def rows(table: Path = HERE / "table.toml") -> list[Row]:
 
 def run(row: Row, check: bool) -> Outcome:
     """Run one row in a forked process; the parent process has imported the shared modules."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(read_end)
-        signal.alarm(TIME_LIMIT_S)
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-        with os.fdopen(write_end, "w") as report:
-            json.dump(_one(row, check), report)
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end) as report:
-        text = report.read()
-    os.waitpid(child, 0)
-    if not text:
-        return _judged(row, {"passed": False, "detail": f"ended without a report, or after {TIME_LIMIT_S} s"})
-    return _judged(row, json.loads(text))
+    from benchmarks.fidelity.sources.forked import reply
+
+    ended = {"passed": False, "detail": f"ended without a report, or after {TIME_LIMIT_S} s"}
+    return _judged(row, reply(lambda: _one(row, check), TIME_LIMIT_S) or ended)
 
 
 def _one(row: Row, check: bool) -> dict[str, Any]:

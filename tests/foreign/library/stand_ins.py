@@ -1,8 +1,8 @@
 """Replacements, in a process that runs the library's tests, for packages that are not installed or need a device.
 
 The library's tests come with inputs and references; `running.Manager` replaces the code that compiles a kernel and
-sends it to a device. The kernels are unchanged, except for mistakes of the published files, which `REPAIRS` and `mend`
-correct.
+sends it to a device. The kernels are unchanged, except for mistakes of the published files, which `REPAIRS`, those of
+the fidelity bench and `mend` correct.
 """
 
 from __future__ import annotations
@@ -18,18 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.fidelity.sources import repairs
 from tests.foreign.library import dtypes, running
 
 ABSENT = ("allpairspy", "aws_embedded_metrics", "boto3", "botocore", "fabric2", "pandas", "plotext")
 """Packages that only the device's side of the library's tests uses."""
 
 _TESTS = "test.integration.nkilib"
-REPAIRS = {
-    # The docstring of `mlp` ends twice, which no Python parses; the first end goes.
-    "nkilib_src.nkilib.core.mlp.mlp": (
-        '        - Standard matrix multiplication layouts\n    """\n\n        TKG mode supports:',
-        "        - Standard matrix multiplication layouts\n\n        TKG mode supports:",
-    ),
+REPAIRS: dict[str, repairs.Repair] = {
     # A name that is used and not imported.
     f"{_TESTS}.core.qkv.test_qkv_tkg": (
         "from test.utils.test_orchestrator import Orchestrator\n",
@@ -49,7 +45,7 @@ REPAIRS = {
     # Our dtypes are strings, and numpy does not know the packed ones.
     f"{_TESTS}.core.moe.moe_tkg.test_moe_tkg": ("getattr(nl, d, np.dtype(d))", "getattr(nl, d)"),
 }
-"""By module: text of the published file, and its replacement."""
+"""By module of the tests: text of the published file, and its replacement; those of the kernels are the bench's."""
 
 
 class Anything(type):
@@ -85,16 +81,11 @@ class _Empty(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds absent packages as empty ones, and repaired files as repaired."""
+    """Finds absent packages as empty ones."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
         if name.split(".")[0] in ABSENT:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        if name in REPAIRS:
-            found = importlib.machinery.PathFinder.find_spec(name, path)
-            if found is not None and isinstance(found.loader, importlib.machinery.SourceFileLoader):
-                found.loader = _Repaired(found.loader.name, found.loader.path)
-            return found
         return None
 
     def create_module(self, spec: Any) -> ModuleType:
@@ -104,18 +95,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-class _Repaired(importlib.machinery.SourceFileLoader):
-    def get_code(self, fullname: str) -> Any:
-        source, path = self.get_source(fullname), self.get_filename(fullname)
-        old, new = REPAIRS[fullname]
-        assert source is not None and old in source, f"{fullname} has changed"
-        return compile(source.replace(old, new), path, "exec")
-
-
 def install(clone: Path) -> None:
     """Make the clone's library and its tests importable, with the packages that they lack."""
     sys.path[:0] = [str(clone), str(clone / "src")]
     sys.meta_path.insert(0, _Finder())
+    repairs.install({**repairs.LIBRARY, **REPAIRS})
     sys.modules["neuron_dtypes"] = sys.modules["neuronxcc.starfish.support.dtype"] = dtypes.module()
     for name in ("neuronxcc.starfish", "neuronxcc.starfish.support"):
         sys.modules[name] = _Empty(name)

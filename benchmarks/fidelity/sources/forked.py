@@ -1,0 +1,52 @@
+"""The reply of a copy of this process, within limits: what foreign code imports or allocates ends with the copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from simulate.process import Limits
+
+
+def reply(work: Callable[[], Any], seconds: int, limits: Limits | None = None) -> Any:
+    """What `work` returns in a forked process, by way of JSON; None where that process ended without a reply.
+
+    The copy prints nothing. It ends after `seconds` on the clock, and where it exceeds `limits`.
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(read_end)
+        _answer(work, seconds, limits, write_end)
+    os.close(write_end)
+    try:
+        with os.fdopen(read_end) as answer:
+            text = answer.read()
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        os.waitpid(child, 0)
+    try:
+        return json.loads(text)
+    except ValueError:  # nothing, or a beginning: the process was killed
+        return None
+
+
+def _answer(work: Callable[[], Any], seconds: int, limits: Limits | None, write_end: int) -> None:
+    """Never returns: cores' threads may wait, and a plain exit joins them."""
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
+        if limits is not None:
+            limits.apply()
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        text = json.dumps(work())
+        with os.fdopen(write_end, "w") as answer:
+            answer.write(text)
+    finally:
+        os._exit(0)

@@ -1,0 +1,51 @@
+"""Mistakes of published files without which nothing of them runs, corrected while they are imported."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Repair = tuple[str, str]
+
+LIBRARY: Mapping[str, Repair] = {
+    # The docstring of `mlp` ends twice, which no Python parses; the first end goes.
+    "nkilib_src.nkilib.core.mlp.mlp": (
+        '        - Standard matrix multiplication layouts\n    """\n\n        TKG mode supports:',
+        "        - Standard matrix multiplication layouts\n\n        TKG mode supports:",
+    ),
+}
+"""By module of aws-neuron/nki-library: text of the published file, and its replacement."""
+
+
+class Repairing(importlib.abc.MetaPathFinder):
+    """Finds modules with their repairs; a file that no longer has the text of its repair is taken as it is."""
+
+    def __init__(self, repairs: Mapping[str, Repair]) -> None:
+        self._repairs = repairs
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        if name not in self._repairs:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(name, path)
+        if found is not None and isinstance(found.loader, importlib.machinery.SourceFileLoader):
+            found.loader = _Repaired(found.loader.name, found.loader.path, self._repairs[name])
+        return found
+
+
+class _Repaired(importlib.machinery.SourceFileLoader):
+    def __init__(self, name: str, path: str, repair: Repair) -> None:
+        super().__init__(name, path)
+        self._repair = repair
+
+    def get_code(self, fullname: str) -> Any:
+        source = self.get_source(fullname)
+        assert source is not None, f"{fullname} has a file"
+        return compile(source.replace(*self._repair), self.get_filename(fullname), "exec")
+
+
+def install(repairs: Mapping[str, Repair]) -> None:
+    """Repair these modules from now on, in this process."""
+    sys.meta_path.insert(0, Repairing(repairs))
