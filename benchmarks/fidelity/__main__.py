@@ -1,46 +1,78 @@
-"""`python -m benchmarks.fidelity --measurements FILE [--json OUT]`: predicted against published times."""
+"""`python -m benchmarks.fidelity --measurements FILE [--sources CLONE]...`: predicted against published times."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from simulate.errors import NkwError
+from benchmarks.fidelity.sources.clones import Clone, recognised
+from simulate.errors import NkwError, shown
 from simulate.files import Outputs, imported_files
 from simulate.terminal import error, progress
 from simulate.timing import Reading
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; returns 0, or 2 for a file that holds no measurements or cannot be written."""
+    """Print the table; returns 0, or 2 for a file without measurements, for no clone, or for no place to write."""
     options = _parser().parse_args(argv)
-    from benchmarks.fidelity.bench import as_json, outcomes
-    from benchmarks.fidelity.entry import read_entries
-    from benchmarks.fidelity.table import text
-
     try:
-        outputs = Outputs(lambda: (options.measurements, *imported_files()))
+        clones = recognised(options.sources)
+        read = [file for clone in clones.values() for file in clone.files()]
+        outputs = Outputs(lambda: (options.measurements, *read, *imported_files()))
         results = outputs.claim(options.json, "results", "NKW-FIDELITY-FILE")
-        entries = read_entries(options.measurements)
+        table, rows = _sources(options, clones) if clones else _descriptions(options)
     except NkwError as refused:
         error(refused)
         return 2
-    if options.family:
-        entries = [entry for entry in entries if entry.family in options.family]
-    main = None if options.reading is None else Reading(options.reading)
-    readings = () if options.quick else tuple(Reading)
-    found = outcomes(progress(entries, "measurements"), readings, main, probe=not options.quick)
-    print(text(found))
+    print(shown(table, len(table)))
     if results is not None:
         try:
             with results.writing() as file:
-                file.write(json.dumps(as_json(found), indent=1) + "\n")
+                file.write(json.dumps(rows, indent=1) + "\n")
         except NkwError as refused:
             error(refused)
             return 2
     return 0
+
+
+Found = tuple[str, list[dict[str, Any]]]
+
+
+def _descriptions(options: argparse.Namespace) -> Found:
+    """Table and rows of measurements whose kernels are described."""
+    from benchmarks.fidelity.bench import as_json, outcomes
+    from benchmarks.fidelity.entry import read_entries
+    from benchmarks.fidelity.table import text
+
+    entries = read_entries(options.measurements)
+    if options.family:
+        entries = [entry for entry in entries if entry.family in options.family]
+    main, readings = _readings(options)
+    found = outcomes(progress(entries, "measurements"), readings, main, probe=not options.quick)
+    return text(found), as_json(found)
+
+
+def _sources(options: argparse.Namespace, clones: Mapping[str, Clone]) -> Found:
+    """Table and rows of measurements whose kernels stand in clones."""
+    from benchmarks.fidelity.sources.bench import source_outcomes, sources_as_json
+    from benchmarks.fidelity.sources.source import read_sources
+    from benchmarks.fidelity.sources.table import source_text
+
+    sources = read_sources(options.measurements)
+    if options.family:
+        sources = [source for source in sources if source.kernel in options.family]
+    main, readings = _readings(options)
+    found = source_outcomes(progress(sources, "launches"), clones, readings, main)
+    return source_text(found, clones), sources_as_json(found, clones)
+
+
+def _readings(options: argparse.Namespace) -> tuple[Reading | None, tuple[Reading, ...]]:
+    """The reading that counts, None for that of each kernel, and all that are asked for."""
+    main = None if options.reading is None else Reading(options.reading)
+    return main, () if options.quick else tuple(Reading)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,9 +80,26 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.fidelity",
         description="Compare predicted times with published measurements, by family and chip.",
     )
-    parser.add_argument("--measurements", required=True, metavar="FILE", help="a JSON list of measurements")
+    parser.add_argument(
+        "--measurements",
+        required=True,
+        metavar="FILE",
+        help="a JSON list of measurements; with --sources, an object with times of public kernels",
+    )
+    parser.add_argument(
+        "--sources",
+        action="append",
+        default=[],
+        metavar="CLONE",
+        help="run the kernels of FILE from this clone, as it stands; may be repeated, one per repository",
+    )
     parser.add_argument("--json", metavar="OUT", help="write the outcome of every entry")
-    parser.add_argument("--family", action="append", metavar="NAME", help="only this family; may be repeated")
+    parser.add_argument(
+        "--family",
+        action="append",
+        metavar="NAME",
+        help="only this family, or with --sources this kernel; may be repeated",
+    )
     parser.add_argument(
         "--reading",
         choices=[reading.value for reading in Reading],

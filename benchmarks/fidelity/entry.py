@@ -32,7 +32,7 @@ _TEXTS = (
     "confidence",
 )
 _NEEDED = ("family", "target")
-_SHORTEST_US, _LONGEST_US = 1e-4, 1e12
+SHORTEST_US, LONGEST_US = 1e-4, 1e12
 """Less than a third of a clock cycle, and eleven days: a time beyond them is a slip, often of its unit."""
 
 
@@ -82,16 +82,23 @@ class Entry:
         return int(found.group(1)) if found else None
 
 
-def read_entries(path: str | Path) -> list[Entry]:
-    """The entries of a file. Raises InvalidArgument for what is no list of measurements."""
+def read_json(path: str | Path) -> Any:
+    """The content of a JSON file. Raises InvalidArgument for a file that cannot be read or is no JSON."""
     try:
-        text = read_text(path)
+        return json.loads(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} cannot be read: {error}") from None
-    try:
-        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} is no JSON: {error}") from None
+
+
+def read_entries(path: str | Path) -> list[Entry]:
+    """The entries of a file. Raises InvalidArgument for what is no list of measurements."""
+    content = read_json(path)
+    if isinstance(content, dict) and "entries" in content:
+        raise InvalidArgument(
+            "NKW-FIDELITY-FILE", f"{path} holds times of public sources: name their clones with --sources"
+        )
     if not isinstance(content, list):
         raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} holds a {type(content).__name__}, not a list")
     return [_entry(number, item) for number, item in enumerate(content)]
@@ -111,13 +118,11 @@ def _entry(number: int, item: Any) -> Entry:
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
         flaws.append(f"cores is {cores!r:.40}, not a count")
         cores = 1
-    if latency is not None and not _is_number(latency):
+    if latency is not None and not is_number(latency):
         flaws.append(f"latency_us is {latency!r:.40}, not a time or null")
         latency = None
-    elif latency is not None and not _SHORTEST_US <= latency <= _LONGEST_US:
-        flaws.append(
-            f"latency_us is {latency!r:.40}, no time of a kernel: {_SHORTEST_US} to {_LONGEST_US:.0e}"
-        )
+    elif latency is not None and not SHORTEST_US <= latency <= LONGEST_US:
+        flaws.append(f"latency_us is {latency!r:.40}, no time of a kernel: {SHORTEST_US} to {LONGEST_US:.0e}")
         latency = None
     if not isinstance(metrics, dict):
         flaws.append(f"metrics is {metrics!r:.40}, not an object")
@@ -139,5 +144,6 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """A positive, finite number."""
     return not isinstance(value, bool) and isinstance(value, (int, float)) and 0 < value < float("inf")

@@ -61,7 +61,7 @@ def predict(
     floor = 0.0
     if case.quantity in _WHOLE:
         floor = (
-            _sum(max(_floor_ns(case.chip, stream) for stream in done.streams) for done in launches)
+            _sum(max(floor_ns(case.chip, stream) for stream in done.streams) for done in launches)
             / case.divisor
         )
     events = sum(len(stream) for done in launches for stream in done.streams)
@@ -157,7 +157,7 @@ def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
     return float(start[mine[-1]] - start[mine[-2]])
 
 
-def _floor_ns(chip: Hardware, stream: object) -> float:
+def floor_ns(chip: Hardware, stream: object) -> float:
     """Bytes over the core's share of HBM, or FLOP over the peak of the array at fp8, whichever is longer."""
     costs: list[Cost] = [stream.costs[number] for number in stream.cost_ids]  # type: ignore[attr-defined]
     moved = sum(cost.dma.bytes for cost in costs if cost.dma is not None)

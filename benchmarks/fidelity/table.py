@@ -146,7 +146,7 @@ def _readings(outcomes: Sequence[Outcome]) -> str:
             ]
             absolute = [abs(error) for error in errors]
             cells.append(
-                f"{_percent(statistics.median(absolute))}, {_percent(quantile(absolute, 0.9))}, "
+                f"{percent(statistics.median(absolute))}, {percent(quantile(absolute, 0.9))}, "
                 f"{statistics.median(errors) * 100:+.0f} %"
                 if errors
                 else ""
@@ -165,8 +165,8 @@ def _figures(members: Sequence[Outcome]) -> str:
     absolute = [abs(error) for error in errors]
     guesses = statistics.fmean(outcome.guessed_share for outcome in counted)
     return head + (
-        f" {_percent(statistics.median(absolute))} | {_percent(quantile(absolute, 0.9))} |"
-        f" {statistics.median(errors) * 100:+.0f} % | {_percent(guesses)} |"
+        f" {percent(statistics.median(absolute))} | {percent(quantile(absolute, 0.9))} |"
+        f" {statistics.median(errors) * 100:+.0f} % | {percent(guesses)} |"
     )
 
 
@@ -209,5 +209,5 @@ def _missing(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return f"{share * 100:.0f} %" if abs(share) >= 0.095 else f"{share * 100:.1f} %"

@@ -239,6 +239,26 @@ def kernel(draw: random.Random, folder: Path) -> Case:
     return Case("kernel", simulate_cli.main, [*line, *words], statuses=(0, 1, 2))
 
 
+def sources(draw: random.Random, folder: Path) -> Case:
+    """fidelity, with a spoilt file of times of public sources, and a clone that lacks their files."""
+    (folder / "clone" / "src" / "nkilib_src" / "nkilib").mkdir(parents=True)
+    entry = {
+        "kernel": "attention_cte",
+        "lnc": 2,
+        "heads": 1,
+        "kv_len": 8,
+        "dtype": "float32",
+        "measured_us": 3.5,
+    }
+    sound = {"default_repo": "aws-neuron/nki-library (commit 0)", "target": "gen3", "entries": [entry]}
+    path = folder / "times.json"
+    path.write_bytes(mutate.document(draw, sound))
+    if draw.random() < 0.2:
+        put_special(draw, path)
+    line = ["--measurements", path.name, "--sources", "clone", "--json", "out.json"]
+    return Case("sources", fidelity.main, line, json_output=folder / "out.json")
+
+
 def measurements(draw: random.Random, folder: Path) -> Case:
     """fidelity, with a spoilt file of measurements, or one that its output names."""
     sound = [{
@@ -259,5 +279,5 @@ def measurements(draw: random.Random, folder: Path) -> Case:
 
 KINDS: tuple[Maker, ...] = (
     config, rope, tokenizer, weights, values, shards, special, outputs, plan, plan_words, environment, lint, kernel,
-    measurements,
+    measurements, sources,
 )  # fmt: skip

@@ -1,0 +1,170 @@
+"""The predicted times of public sources: each is launched dry in a process of its own, and placed in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.fidelity.case import NotCovered, Schedule
+from benchmarks.fidelity.predict import floor_ns
+from benchmarks.fidelity.sources.clones import Clone
+from benchmarks.fidelity.sources.forked import reply
+from benchmarks.fidelity.sources.launches import launch_of
+from benchmarks.fidelity.sources.source import Source, one_line
+from simulate.errors import InvalidArgument, NkwError
+from simulate.hardware import hardware
+from simulate.process import Limits
+from simulate.run.machine import Mode
+from simulate.run.stream import Stream
+from simulate.timing import Reading, dependences, schedule
+from simulate.world import launch
+
+SCHEDULE = Schedule.explicit
+"""The library's harness compiles every kernel with the compiler's allocation and scheduling off, and the hand-tuned
+products require the same (test/utils/kernel_tracer.py and kernel_library/README.md of the clones)."""
+_SECONDS, _MEMORY_BYTES = 900, 12 * 2**30
+"""Of one entry: some ten times what the largest of the published ones takes."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The predicted times of one source, start and end of the kernel included, or the reason why there are none.
+
+    `floor_us` is what the peaks allow at least, without start and end. `work` tells what the launch does: bytes and
+    numbers of DMAs and FLOP of its cores, and how long each engine is busy under the reading that counts.
+    """
+
+    source: Source
+    reason: str = ""
+    reading: Reading = SCHEDULE.reading
+    predicted_us: Mapping[Reading, float] = field(default_factory=dict)
+    floor_us: float = 0.0
+    work: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def covered(self) -> bool:
+        """The kernel ran."""
+        return bool(self.predicted_us)
+
+    def time_us(self, reading: Reading | None = None) -> float:
+        """The predicted time under a reading, or under the one that counts."""
+        return self.predicted_us[reading or self.reading]
+
+    def error(self, reading: Reading | None = None) -> float:
+        """Predicted over measured, less one."""
+        return self.time_us(reading) / self.source.measured_us - 1.0
+
+
+def source_outcomes(
+    sources: Iterable[Source],
+    clones: Mapping[str, Clone],
+    readings: Sequence[Reading] = tuple(Reading),
+    main: Reading | None = None,
+) -> list[Outcome]:
+    """Predict every source, one after another; `main` is the reading that counts, or None for that of the kernels."""
+    _prepare()
+    main = main or SCHEDULE.reading
+    return [_outcome(source, clones, tuple(dict.fromkeys((main, *readings)))) for source in sources]
+
+
+def _prepare() -> None:
+    """Import what every launch needs, once, before copies of this process are made."""
+    import simulate
+
+    simulate.install("simulate")
+
+
+def _outcome(source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading]) -> Outcome:
+    found = reply(lambda: _predicted(source, clones, readings), _SECONDS, Limits(_SECONDS, _MEMORY_BYTES))
+    if found is None:
+        limits = f"{_SECONDS} s and {_MEMORY_BYTES >> 30} GiB"
+        return Outcome(source, f"its launch ended without a result, as it does beyond {limits}")
+    if "reason" in found:
+        return Outcome(source, found["reason"])
+    times = {Reading(name): time_us for name, time_us in found["predicted_us"].items()}
+    return Outcome(source, "", readings[0], times, found["floor_us"], found["work"])
+
+
+def _predicted(source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading]) -> dict[str, Any]:
+    """Runs in the copy: an error of foreign code is the reason of its entry."""
+    try:
+        return _placed(source, clones, readings)
+    except NotCovered as reason:
+        return {"reason": str(reason)}
+    except NkwError as error:
+        return {"reason": f"its kernel breaks a rule: {str(error).splitlines()[0][:160]}"}
+    except (Exception, SystemExit) as error:
+        return {"reason": f"its kernel raises {type(error).__name__}: {str(error)[:100]}"}
+
+
+def _placed(source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading]) -> dict[str, Any]:
+    try:
+        chip = hardware(source.target)
+    except InvalidArgument:
+        raise NotCovered(f"target {source.target!r:.40} names no chip") from None
+    kernel, arguments = launch_of(source, clones)
+    done = launch(kernel, [((), arguments)], chip, source.lnc, Mode.dry, has_grid=True)
+    waits = dependences(done.streams)
+    placed = {reading: schedule(done.streams, chip, reading, waits) for reading in readings}
+    around_ns = placed[readings[0]].overhead_ns
+    return {
+        "predicted_us": {
+            reading.value: (timeline.length_ns + around_ns) / 1000.0 for reading, timeline in placed.items()
+        },
+        "floor_us": max(floor_ns(chip, stream) for stream in done.streams) / 1000.0,
+        "work": {
+            "cores": [_work(stream) for stream in done.streams],
+            "around_us": around_ns / 1000.0,
+            "busy_us": {name: ns / 1000.0 for name, ns in placed[readings[0]].busy_ns.items()},
+        },
+    }
+
+
+def _work(stream: Stream) -> dict[str, int]:
+    costs = [stream.costs[number] for number in stream.cost_ids]
+    dmas = [cost.dma for cost in costs if cost.dma is not None]
+    return {
+        "events": len(stream),
+        "flops": int(np.sum([cost.flops for cost in costs])),
+        "dmas": len(dmas),
+        "dma_bytes": sum(dma.bytes for dma in dmas),
+        "dma_descriptors": sum(dma.descriptors for dma in dmas),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON has: not NaN, which a file may hold."""
+    return value if isinstance(value, (bool, int, str)) else one_line(value)
+
+
+def sources_as_json(found: Sequence[Outcome], clones: Mapping[str, Clone]) -> list[dict[str, Any]]:
+    """One object per source, for programs: `time_us` is the prediction that counts, `predicted_us` has all readings."""
+    out = []
+    for outcome in found:
+        source = outcome.source
+        row: dict[str, Any] = {
+            "number": source.number,
+            "kernel": source.kernel,
+            "launch": {name: _plain(value) for name, value in source.fields().items()},
+            "repo": source.repo,
+            "target": source.target,
+            "measured_us": source.measured_us,
+            "covered": outcome.covered,
+        }
+        if outcome.covered:
+            row |= {
+                "commit": clones[source.repo].commit,
+                "reading": outcome.reading.value,
+                "time_us": outcome.time_us(),
+                "error": outcome.error(),
+                "predicted_us": {reading.value: time_us for reading, time_us in outcome.predicted_us.items()},
+                "floor_us": outcome.floor_us,
+                "work": dict(outcome.work),
+            }
+        else:
+            row["reason"] = outcome.reason
+        out.append(row)
+    return out

@@ -1,0 +1,184 @@
+"""The launch of a source: a kernel of a clone, and arguments of the shapes and dtypes that the entry states.
+
+A builder reads what an entry says of its launch and refuses a field that it does not know, so that no argument is
+left out in silence. What entries leave open is as the library's own tests of these sizes call the kernel.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from benchmarks.fidelity.case import NotCovered, array
+from benchmarks.fidelity.sources import repairs
+from benchmarks.fidelity.sources.clones import AUTOTUNE, LIBRARY, Clone
+from benchmarks.fidelity.sources.source import Source
+
+Call = tuple[Callable[..., Any], dict[str, Any]]
+
+_DTYPES = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
+_PARTITIONS = 128
+
+
+class Fields:
+    """The fields of an entry, each taken once. Raises NotCovered for a value that is none of its kind."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._left = dict(given)
+
+    def size(self, name: str) -> int:
+        """A positive integer."""
+        value = self._left.pop(name, None)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise NotCovered(f"{name} is {value!r:.40}, not a size")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or False."""
+        value = self._left.pop(name, default)
+        if not isinstance(value, bool):
+            raise NotCovered(f"{name} is {value!r:.40}, not true or false")
+        return value
+
+    def word(self, name: str, known: Mapping[str, Any]) -> Any:
+        """What one of the known words stands for."""
+        value = self._left.pop(name, None)
+        if not isinstance(value, str) or value not in known:
+            raise NotCovered(f"{name} is {value!r:.40}, not {', '.join(known)}")
+        return known[value]
+
+    def end(self) -> None:
+        """Nothing may be left."""
+        if self._left:
+            raise NotCovered(f"the launch does not know the field {next(iter(self._left))!r:.40}")
+
+
+def launch_of(source: Source, clones: Mapping[str, Clone]) -> Call:
+    """The kernel, a plain function, and its arguments by name. Imports from the clone: for a process of its own.
+
+    Raises NotCovered with the reason where there is no clone, no builder or no such kernel.
+    """
+    sys.dont_write_bytecode = True  # a clone stays as it stands
+    if source.flaw:
+        raise NotCovered(source.flaw)
+    clone = clones.get(source.repo)
+    if clone is None:
+        raise NotCovered(f"no clone of {source.repo} is named by --sources")
+    for name, builder in _BUILDERS[clone.repo].items():
+        if source.kernel.startswith(name):
+            fields = Fields(source.given)
+            kernel, arguments = builder(clone.folder, source.kernel, fields)
+            fields.end()
+            return getattr(kernel, "func", kernel), arguments
+    raise NotCovered(f"no builder calls {source.kernel!r:.60}")
+
+
+def _attention(folder: Path, kernel: str, fields: Fields) -> Call:
+    heads, keys, queries = fields.size("heads"), fields.size("kv_len"), fields.size("q_len")
+    width, dtype = fields.size("head_dim"), fields.word("dtype", _DTYPES)
+    transposed = fields.flag("tp_q", True)
+    return _library(folder, "attention.attention_cte").attention_cte, {
+        "q": array((heads, queries, width) if transposed else (heads, width, queries), dtype),
+        "k": array((heads, width, keys), dtype),
+        "v": array((heads, keys, width), dtype),
+        "causal_mask": fields.flag("causal", True),
+        "tp_q": transposed,
+        "tp_out": fields.flag("tp_out", False),
+    }
+
+
+def _mlp(folder: Path, kernel: str, fields: Fields) -> Call:
+    """The tests store the sum of a fused addition in all decode kernels whose entries have one, and say so nowhere."""
+    types = _library(folder, "utils.common_types")
+    batch, seq = fields.size("batch"), fields.size("seq")
+    hidden, inner = fields.size("hidden"), fields.size("intermediate")
+    dtype = fields.word("dtype", _DTYPES)
+    norm = fields.word("norm", {name: types.NormType[name] for name in ("NO_NORM", "RMS_NORM", "LAYER_NORM")})
+    added = fields.flag("fused_add", False)
+    narrow = "fp8 row-quantised" in kernel
+    weights = np.dtype(ml_dtypes.float8_e4m3) if narrow else dtype
+    arguments = {
+        "hidden_tensor": array((batch, seq, hidden), dtype),
+        "gate_proj_weights_tensor": array((hidden, inner), weights),
+        "up_proj_weights_tensor": array((hidden, inner), weights),
+        "down_proj_weights_tensor": array((inner, hidden), weights),
+        "fused_add_tensor": array((batch, seq, hidden), dtype) if added else None,
+        "store_fused_add_result": fields.flag("store_add", added and kernel.startswith("mlp (decode)")),
+        "normalization_type": norm,
+        "output_dtype": np.dtype(ml_dtypes.bfloat16),
+    }
+    if norm is not types.NormType.NO_NORM:
+        arguments["normalization_weights_tensor"] = array((1, hidden), dtype)
+    if narrow:
+        arguments |= {
+            "quantization_type": types.QuantizationType.ROW,
+            "gate_w_scale": array((_PARTITIONS, inner)),
+            "up_w_scale": array((_PARTITIONS, inner)),
+            "down_w_scale": array((_PARTITIONS, hidden)),
+        }
+    return _library(folder, "mlp.mlp").mlp, arguments
+
+
+def _matmul(folder: Path, kernel: str, fields: Fields) -> Call:
+    dtype = fields.word("dtype", _DTYPES)
+    first, inner = fields.word(
+        "lhs", {"K x M": ("lhs_T", "matmul/lhsT_rhs"), "M x K": ("lhs", "matmul/lhs_rhs")}
+    )
+    call = _defined(
+        folder / "kernel_library" / inner, "kernel_hand*.py", f"matmul_{inner.split('/')[1]}_nkigym"
+    )
+    return call, {first: array((2048, 2048), dtype), "rhs": array((2048, 2048), dtype)}
+
+
+def _rmsnorm_matmul(folder: Path, kernel: str, fields: Fields) -> Call:
+    dtype = fields.word("dtype", _DTYPES)
+    call = _defined(
+        folder / "kernel_library" / "rmsnorm_matmul", "kernel_hand_online.py", "rmsnorm_matmul_online"
+    )
+    return call, {"lhs": array((2048, 2048), dtype), "rhs": array((2048, 2048), dtype)}
+
+
+_BUILDERS: Mapping[str, Mapping[str, Callable[[Path, str, Fields], Call]]] = MappingProxyType(
+    {
+        LIBRARY: {"attention_cte": _attention, "mlp (": _mlp},
+        AUTOTUNE: {
+            "kernel_library matmul, hand tuned, 2048^3": _matmul,
+            "kernel_library rmsnorm_matmul kernel_hand_online, 2048 x 2048": _rmsnorm_matmul,
+        },
+    }
+)
+"""By repository and by the beginning of a kernel's description."""
+
+
+def _library(folder: Path, name: str) -> Any:
+    """A module of the vendor's library, below nkilib/core."""
+    place = str(folder / "src")
+    if place not in sys.path:
+        sys.path.insert(0, place)
+        repairs.install(repairs.LIBRARY)
+    return importlib.import_module(f"nkilib_src.nkilib.core.{name}")
+
+
+def _defined(folder: Path, pattern: str, function: str) -> Callable[..., Any]:
+    """A function of the one file in a folder whose name fits; the names of the files hold figures that change."""
+    files = sorted(folder.glob(pattern))
+    if len(files) != 1:
+        raise NotCovered(f"{folder.parent.name}/{folder.name} has {len(files)} files {pattern}, not one")
+    spec = importlib.util.spec_from_file_location(function, files[0])
+    assert spec is not None and spec.loader is not None, "a Python file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    call: Callable[..., Any] = getattr(module, function)
+    return call

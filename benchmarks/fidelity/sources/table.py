@@ -1,0 +1,165 @@
+"""Errors of public sources as tables: every launch, by kernel, the order of variants, the bracket and the floor."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from benchmarks.fidelity.sources.bench import Outcome
+from benchmarks.fidelity.sources.clones import Clone
+from benchmarks.fidelity.sources.source import one_line, told_apart
+from benchmarks.fidelity.table import percent, quantile
+from simulate.timing import Reading
+
+_APART = 1.05
+"""Variants whose measured times differ by less tell no order: repeated runs of a kernel differ by some per cent."""
+_SHOWN = (Reading.program, Reading.scheduled)
+
+Rows = Sequence[Sequence[str]]
+
+
+def source_text(found: Sequence[Outcome], clones: Mapping[str, Clone]) -> str:
+    """The whole table."""
+    head = "Predicted times hold start and end of the kernel, as measured ones do. Errors are predicted / measured - 1."
+    read = [f"- {clone.repo} at {clone.commit or 'an unknown commit'}" for clone in clones.values()]
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in found:
+        groups.setdefault(outcome.source.kernel, []).append(outcome)
+    parts = ["\n".join([head, "", *read])]
+    parts += [_launches(kernel, members) for kernel, members in groups.items()]
+    parts += [_errors(groups, found), _variants(groups), _bounds(found), _missing(found)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def aligned(rows: Rows, left: int = 1) -> str:
+    """A table of Markdown as wide as its cells; row 0 is the head, the first `left` columns are flush left."""
+    widths = [max(3, *(len(row[number]) for row in rows)) for number in range(len(rows[0]))]
+    rule = ["-" * width if number < left else "-" * (width - 1) + ":" for number, width in enumerate(widths)]
+    lines = []
+    for row in (rows[0], rule, *rows[1:]):
+        cells = (
+            cell.ljust(width) if number < left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths))
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _launches(kernel: str, members: Sequence[Outcome]) -> str:
+    """Every launch of a kernel, told apart by the fields that differ."""
+    varied, same = told_apart([member.source for member in members])
+    rows: list[list[str]] = []
+    for member in members:
+        times = [f"{member.source.measured_us:,.1f}"]
+        for reading in _SHOWN:
+            known = reading in member.predicted_us
+            times += (
+                [f"{member.time_us(reading):,.1f}", _signed(member.error(reading))] if known else ["", ""]
+            )
+        rows.append([str(member.source.number), _told(member, varied), *times])
+    words = [name for name in varied if any(_is_word(member, name) for member in members)]
+    head = [
+        "entry",
+        ", ".join(map(one_line, words)) or "launch",
+        "measured us",
+        "program",
+        "error",
+        "scheduled",
+        "error",
+    ]
+    return f"{kernel}: {', '.join(same)}\n\n{aligned([head, *rows], left=2)}"
+
+
+def _told(outcome: Outcome, names: Sequence[str]) -> str:
+    """Values of fields; of flags, which are last, the names of those that are set."""
+    fields = outcome.source.fields()
+    values = [one_line(fields.get(name, "-")) for name in names if _is_word(outcome, name)]
+    return ", ".join(values + [one_line(name) for name in names if fields.get(name) is True]) or "-"
+
+
+def _is_word(outcome: Outcome, name: str) -> bool:
+    return not isinstance(outcome.source.fields().get(name), bool)
+
+
+def _errors(groups: Mapping[str, Sequence[Outcome]], found: Sequence[Outcome]) -> str:
+    rows = [["kernel", "covered", "reading", "median", "90 %", "bias"]]
+    for name, members in [*groups.items(), ("all", found)]:
+        covered = [member for member in members if member.covered]
+        if not covered:
+            rows.append([name, f"0 of {len(members)}", "", "", "", ""])
+            continue
+        readings = [covered[0].reading, *(each for each in _SHOWN if each is not covered[0].reading)]
+        for reading in (each for each in readings if each in covered[0].predicted_us):
+            errors = [member.error(reading) for member in covered]
+            absolute = [abs(error) for error in errors]
+            counts = [name, f"{len(covered)} of {len(members)}"] if reading is readings[0] else ["", ""]
+            figures = [percent(statistics.median(absolute)), percent(quantile(absolute, 0.9))]
+            rows.append([*counts, reading.value, *figures, _signed(statistics.median(errors))])
+    return f"The first reading of a kernel is the one that counts.\n\n{aligned(rows)}"
+
+
+def pairs(members: Sequence[Outcome]) -> list[tuple[Outcome, Outcome, str]]:
+    """Launches of one kernel that differ in one field, whose measured times tell an order: shorter, longer, field."""
+    ordered = sorted((each for each in members if each.covered), key=lambda each: each.source.measured_us)
+    out = []
+    for number, longer in enumerate(ordered):
+        for shorter in ordered[:number]:
+            one, other = shorter.source.fields(), longer.source.fields()
+            names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+            if len(names) == 1 and longer.source.measured_us > _APART * shorter.source.measured_us:
+                out.append((shorter, longer, names[0]))
+    return out
+
+
+def _variants(groups: Mapping[str, Sequence[Outcome]]) -> str:
+    told = [(kernel, *pair) for kernel, members in groups.items() for pair in pairs(members)]
+    if not told:
+        return ""
+    lines = [
+        "Pairs of launches of one kernel that differ in one field, more than 5 % apart in measured time:",
+        "",
+    ]
+    for reading in _SHOWN:
+        known = [each for each in told if reading in each[1].predicted_us]
+        if not known:
+            continue
+        wrong = [each for each in known if each[1].time_us(reading) >= each[2].time_us(reading)]
+        lines.append(f"- {reading.value}: {len(known) - len(wrong)} of {len(known)} in the measured order")
+        for kernel, shorter, longer, name in wrong:
+            measured = f"measured {shorter.source.measured_us:,.1f} < {longer.source.measured_us:,.1f}"
+            predicted = f"predicted {shorter.time_us(reading):,.1f} >= {longer.time_us(reading):,.1f}"
+            lines.append(f"  - {kernel}, {one_line(name)}: {measured}, {predicted}")
+    return "\n".join(lines)
+
+
+def _bounds(found: Sequence[Outcome]) -> str:
+    covered = [each for each in found if each.covered]
+    lines = []
+    bounds = (Reading.dataflow, Reading.serial)
+    bracketed = [each for each in covered if all(reading in each.predicted_us for reading in bounds)]
+    if bracketed:
+        below = [each for each in bracketed if each.source.measured_us < each.time_us(Reading.dataflow)]
+        above = [each for each in bracketed if each.source.measured_us > each.time_us(Reading.serial)]
+        inside = len(bracketed) - len(below) - len(above)
+        lines.append(f"Measured inside the bracket of dataflow and serial: {inside} of {len(bracketed)}.")
+        lines += [f"Measured below dataflow: {_named(below)}."] if below else []
+        lines += [f"Measured above serial: {_named(above)}."] if above else []
+    if covered:
+        predicted = [each for each in covered if each.time_us() < each.floor_us]
+        measured = [each for each in covered if each.source.measured_us < each.floor_us]
+        lines.append(f"Predicted below the physical floor: {_named(predicted)}.")
+        lines.append(f"Measured below the physical floor, which is then too high: {_named(measured)}.")
+    return "\n".join(lines)
+
+
+def _named(outcomes: Sequence[Outcome]) -> str:
+    return ", ".join(f"entry {each.source.number}" for each in outcomes) or "none"
+
+
+def _missing(found: Sequence[Outcome]) -> str:
+    lines = [f"| {each.source.number} | {each.reason} |" for each in found if not each.covered]
+    return "\n".join(["| not covered: entry | because |", "|---:|---|", *lines]) if lines else ""
+
+
+def _signed(error: float) -> str:
+    return f"{error * 100:+.0f} %"
