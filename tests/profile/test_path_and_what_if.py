@@ -262,7 +262,7 @@ def test_the_paths_of_random_streams_keep_to_their_terms_and_to_what_halving_sav
         streams: Sequence[Stream] = random_streams(seed, 40, 1 + seed % 3, queues=1 + seed % 4 % 3)
         chip = EXACT
         if seed % 4 == 3:
-            streams = (random_loop(seed, 1 + seed % 8 // 4).stream,)
+            streams = (random_loop(seed, 1 + seed % 8 // 4, (128,)).stream,)
             chip = chip_with(int(generator.integers(3, 8)) * 64, int(generator.integers(1, 4)) * 64)
         done = profile(streams, chip, reading=reading)
         assert list(too_long(done)) == [], seed
