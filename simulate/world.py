@@ -56,10 +56,12 @@ def launch(
     Deadlock, RendezvousMismatch, and ReplayMismatch where replays are verified.
     """
     check_world(len(arguments))
+    chip = chip or target_hardware()
+    ranks = len(arguments) if peers is None else peers.ranks
     request = LaunchRequest(
         kernel,
         arguments,
-        chip or target_hardware(),
+        chip.alone() if ranks * logical_core_size == 1 else chip,
         logical_core_size,
         Mode.dry if mode is Mode.dry else Mode.eager,
         has_grid,

@@ -76,7 +76,7 @@ class Predictor:
         first = dict(zip(reversed(config.blocks), reversed(decoder.blocks)))
         kinds = [(first[kind], count) for kind, count in Counter(config.blocks).items()]
         self._parts: list[tuple[BlockLayers, int]] = [((decoder.embedding,), 1), *kinds, ((decoder.head,), 1)]
-        self._core = core(chip(target), dtype)
+        self._core = core(chip(target) if ranks > 1 else chip(target).alone(), dtype)
         self._dry = DryTimes(target, ranks)
         held = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
         cache_length = bucket_length(context, context)

@@ -47,6 +47,7 @@ _MEMORY = {
     "hbm_bytes_per_core": derived(16 * 2**30, KILN, "half of the chip's"),
     "hbm_gb_per_s_per_chip": documented(820.0, _DEVICE_PAGE),
     "hbm_gb_per_s_per_core": derived(410.0, _PROFILER),
+    "hbm_gb_per_s_per_stack": derived(410.0, _DEVICE_PAGE, "half of the chip's; one core for each stack"),
 }
 
 _LIMITS = {
@@ -160,6 +161,11 @@ _CONTROL = {
     ),
     "register_load_hbm_ns": guessed(650.0, _GEN3_TRACES, "gen3 value; 0.5 to 1.25 us are published"),
     "device_loop_iteration_ns": derived(1400.0, KILN, "loop bound in a register"),
+    "device_loop_first_iteration_ns": guessed(
+        4850.0,
+        KILN,
+        "the bound is loaded into a register, 650 ns; entry and exit fetch instructions anew, as each iteration does",
+    ),
     "core_barrier_ns": guessed(1340.0, _GEN3_TRACES, "gen3 value; the instruction does not exist here"),
     "sendrecv_latency_ns": guessed(400.0, _GEN3_TRACES, "gen3 value; the instruction does not exist here"),
     "sendrecv_gb_per_s": guessed(153.0, _GEN3_TRACES, "gen3 value; the instruction does not exist here"),
@@ -171,15 +177,17 @@ _DMA = {
         DMA_GUIDE,
         "as achieved; 27.2 is the peak, which no published kernel comes near: 250 to 263 GB/s over 16 engines",
     ),
-    "dma_cast_bytes_per_ns": guessed(7.75, _GEN3_TRACES, "gen3 value"),
+    "dma_cast_bytes_per_ns": guessed(15.5, _GEN3_TRACES, "gen3 value"),
     "dma_descriptor_ns": derived(7.0, PERFORMANCE_GUIDE),
+    "dma_piece_ns": guessed(6.5, _GEN3_TRACES, "gen3 value"),
+    "dma_piece_bytes_per_ns": documented(27.2, DMA_GUIDE, "the engine's peak"),
     "dma_descriptor_latency_ns": guessed(270.0, _GEN3_TRACES, "gen3 value"),
     "dma_static_trigger_ns": guessed(59.0, _GEN3_TRACES, "gen3 value"),
     "dma_static_first_ns": guessed(1003.0, _GEN3_TRACES, "gen3 value"),
     "dma_static_store_first_ns": guessed(727.0, _GEN3_TRACES, "gen3 value"),
     "dma_hwdge_trigger_ns": guessed(560.0, _GEN3_TRACES, "gen3 value; no hardware DGE here"),
     "dma_hwdge_first_ns": guessed(1260.0, _GEN3_TRACES, "gen3 value; no hardware DGE here"),
-    "dma_hwdge_descriptors_free": guessed(500, _GEN3_TRACES, "gen3 value; no hardware DGE here"),
+    "dma_hwdge_descriptors_free": guessed(535, _GEN3_TRACES, "gen3 value; no hardware DGE here"),
     "dma_hwdge_descriptor_ns": guessed(2.0, _GEN3_TRACES, "gen3 value; no hardware DGE here"),
     "dma_swdge_trigger_ns": guessed(50.0, _GEN3_TRACES, "gen3 value"),
     "dma_swdge_gpsimd_ns": derived(1000.0, KILN),
@@ -200,6 +208,7 @@ _DMA = {
 _KERNEL = {
     "kernel_start_ns": documented(12500.0, PERFORMANCE_GUIDE),
     "kernel_end_ns": documented(5000.0, PERFORMANCE_GUIDE),
+    "kernel_handover_ns": guessed(1550.0, _GEN3_TRACES, "gen3 value"),
     "benchmark_overhead_ns": guessed(
         9500.0, _GEN3_TRACES, "start and end less the 8 us by which gen3 benchmarks lie below the profiler"
     ),
@@ -213,11 +222,22 @@ _LINKS = {
         "published nccom-test sweep of 32 ranks over two and four nodes (instance inferred as trn1.32xlarge)",
         "all-reduces of 256 KB less what they take inside, by two and by four steps; with the software of 2023",
     ),
-    "collective_latency_ns": derived({2: 2100.0, 8: 6300.0, 32: 9100.0}, _SWEEP, "all-reduce of 1 KB"),
-    "collective_mesh_gb_per_s": derived({2: 60.0, 8: 15.0, 32: 19.0}, _SWEEP, "payload rate"),
-    "collective_bus_gb_per_s": derived({2: 57.0, 8: 67.0, 32: 128.0}, _SWEEP, "plateau"),
+    "collective_latency_ns": derived(
+        {2: 2100.0, 8: 6300.0, 16: 7700.0, 32: 9100.0}, _SWEEP, "all-reduce of 1 KB; 16 ranks: half way"
+    ),
+    "collective_ring_latency_ns": derived(
+        {2: 2100.0, 8: 21000.0, 16: 45000.0, 32: 93000.0},
+        COLLECTIVES_GUIDE,
+        "2 (n - 1) steps of its hop of 1 to 2 us; two ranks share a chip",
+    ),
+    "collective_mesh_gb_per_s": derived(
+        {2: 60.0, 8: 15.0, 16: 17.0, 32: 19.0}, _SWEEP, "payload rate; 16 ranks: half way"
+    ),
+    "collective_bus_gb_per_s": derived(
+        {2: 57.0, 8: 67.0, 16: 67.0, 32: 128.0}, _SWEEP, "plateau; 8 and 16 ranks use two of the four links"
+    ),
     "collective_switch_bytes": derived(
-        {2: 1_000_000, 8: 2_000_000, 32: 8_000_000},
+        {2: 1_000_000, 8: 2_000_000, 16: 2_000_000, 32: 4_194_304},
         _SWEEP,
         f"for 2 ranks the 1 MB of the {COLLECTIVES_GUIDE}; there the two rates hardly differ",
     ),
@@ -253,9 +273,12 @@ INF2: Hardware = TRN1.with_numbers(
     chip=documented("Inferentia2", _INF2_PAGE),
     neuronlink_gb_per_s_per_chip=documented(206.0, _INF2_PAGE, "192 GiB/s, 2 links"),
     collective_latency_ns=guessed({2: 2100.0, 8: 6300.0, 24: 9100.0}, _SWEEP, "Trainium's; 24 ranks as 32"),
+    collective_ring_latency_ns=guessed(
+        {2: 2100.0, 8: 21000.0, 24: 69000.0}, COLLECTIVES_GUIDE, "2 (n - 1) steps of its hop"
+    ),
     collective_mesh_gb_per_s=guessed({2: 60.0, 8: 8.0, 24: 10.0}, _SWEEP, _RING),
     collective_bus_gb_per_s=guessed({2: 57.0, 8: 36.0, 24: 69.0}, _SWEEP, _RING),
     collective_switch_bytes=guessed(
-        {2: 1_000_000, 8: 2_000_000, 24: 8_000_000}, _SWEEP, "Trainium's; 24 ranks as 32"
+        {2: 1_000_000, 8: 2_000_000, 24: 4_194_304}, _SWEEP, "Trainium's; 24 ranks as 32"
     ),
 )

@@ -47,8 +47,9 @@ _MEMORY = {
     "hbm_bytes_per_chip": documented(96 * 2**30, _DEVICE_PAGE),
     "hbm_bytes_per_core": derived(12 * 2**30, _DEVICE_PAGE, "an eighth of the chip's"),
     "hbm_gb_per_s_per_chip": documented(2900.0, _DEVICE_PAGE, "the architecture guide says 3000"),
-    "hbm_gb_per_s_per_core": derived(
-        358.0, _PROFILER, "half of a stack's 716; one core alone was seen to reach 300 to 375"
+    "hbm_gb_per_s_per_core": derived(358.0, _PROFILER, "half of a stack's 716, while both of its cores work"),
+    "hbm_gb_per_s_per_stack": derived(
+        716.0, _PROFILER, "the limit in the traces' metadata; four stacks a chip"
     ),
 }
 
@@ -161,6 +162,11 @@ _CONTROL = {
     ),
     "register_load_hbm_ns": derived(650.0, TRN2_TRACES),
     "device_loop_iteration_ns": guessed(1400.0, KILN, "measured on gen2"),
+    "device_loop_first_iteration_ns": guessed(
+        4850.0,
+        KILN,
+        "the bound is loaded into a register, 650 ns; entry and exit fetch instructions anew, as each iteration does",
+    ),
     "core_barrier_ns": derived(1340.0, MEGAKERNEL, "geometric middle of the published 0.6 to 3 us"),
     "sendrecv_latency_ns": derived(400.0, MEGAKERNEL, "4 KiB between two cores of a pair stay below it"),
     "sendrecv_gb_per_s": derived(153.0, GUIDE_GEN3, "half of the GpSimd DMA's 307 GB/s, one way"),
@@ -171,16 +177,24 @@ _DMA = {
         27.2, _PROFILER, "slope of one descriptor; the guide's 23 include fixed costs"
     ),
     "dma_cast_bytes_per_ns": derived(
-        7.75, TRN2_TRACES, "41 ns for 256 B of float32 to bfloat16 less the 8 ns start"
+        15.5, TRN2_TRACES, "of the wider side: 41 ns for 512 B of float32 to bfloat16, less the 8 ns start"
     ),
     "dma_descriptor_ns": derived(8.0, CS149_TRACES, "5 to 8 ns between queued descriptors"),
+    "dma_piece_ns": derived(
+        6.5,
+        CS149_TRACES,
+        "the middle of 5 to 8 ns: runs inside a descriptor follow no faster than descriptors do",
+    ),
+    "dma_piece_bytes_per_ns": documented(27.2, DMA_GUIDE, "the engine's peak"),
     "dma_descriptor_latency_ns": derived(270.0, CS149_TRACES, "beyond the interval"),
     "dma_static_trigger_ns": derived(59.0, CS149_TRACES),
     "dma_static_first_ns": documented(1003.0, DMA_GUIDE, "traces: 0.8 to 1.0 us"),
     "dma_static_store_first_ns": derived(727.0, CS149_TRACES, "786 ns from the trigger, which takes 59"),
     "dma_hwdge_trigger_ns": derived(560.0, TRN2_TRACES, "520 to 605 ns; the guide rounds to 600"),
     "dma_hwdge_first_ns": derived(1260.0, TRN2_TRACES),
-    "dma_hwdge_descriptors_free": derived(500, MEGAKERNEL, "about"),
+    "dma_hwdge_descriptors_free": derived(
+        535, MEGAKERNEL, "0.54 us for 535 descriptors, as for fewer; 5.74 us for 3130"
+    ),
     "dma_hwdge_descriptor_ns": derived(2.0, MEGAKERNEL, "per descriptor beyond those"),
     "dma_swdge_trigger_ns": derived(50.0, TRN2_TRACES, "30 to 75 ns"),
     "dma_swdge_gpsimd_ns": derived(
@@ -216,7 +230,14 @@ _DMA = {
 _KERNEL = {
     "kernel_start_ns": derived(13700.0, TRN2_TRACES),
     "kernel_end_ns": derived(2500.0, TRN2_TRACES),
-    "benchmark_overhead_ns": derived(8000.0, TRN2_TRACES, "what a benchmark holds beyond the data phase"),
+    "kernel_handover_ns": guessed(
+        1550.0, MEGAKERNEL, "from one kernel to the next in a graph; geometric middle of 1 to 2.4 us"
+    ),
+    "benchmark_overhead_ns": derived(
+        9100.0,
+        TRN2_TRACES,
+        "of start and end what a benchmark holds: four kernels take 6.3 to 8.4 us, 7.1 on average, more in a profile",
+    ),
     "host_overhead_ns": derived(80000.0, "fit to published benchmarks"),
 }
 
@@ -232,10 +253,13 @@ _LINKS = {
         MEGAKERNEL,
         "4 ranks: 13.3 us of an 8 KB all-reduce less 6.1 us of waiting for peers; the rest scaled as on trn1",
     ),
+    "collective_ring_latency_ns": guessed(
+        {2: 3600.0, 8: 21000.0, 32: 93000.0}, COLLECTIVES_GUIDE, "2 (n - 1) steps of its hop of 1 to 2 us"
+    ),
     "collective_mesh_gb_per_s": guessed({2: 200.0, 8: 50.0, 32: 63.0}, _SWEEP, _BY_LINKS),
     "collective_bus_gb_per_s": guessed({2: 190.0, 8: 223.0, 32: 427.0}, _SWEEP, _BY_LINKS),
     "collective_switch_bytes": guessed(
-        {2: 1_000_000, 8: 2_000_000, 32: 8_000_000}, _SWEEP, "trn1's; the guide says 1 MB for all"
+        {2: 1_000_000, 8: 2_000_000, 32: 4_194_304}, _SWEEP, "trn1's; the guide says 1 MB for all"
     ),
 }
 

@@ -58,6 +58,7 @@ _MEMORY = {
     "hbm_bytes_per_core": derived(18 * 2**30, _DEVICE_PAGE, "an eighth of the chip's"),
     "hbm_gb_per_s_per_chip": documented(4900.0, _DEVICE_PAGE, "the architecture guide says 4700"),
     "hbm_gb_per_s_per_core": derived(612.5, _DEVICE_PAGE, "an eighth of the chip's"),
+    "hbm_gb_per_s_per_stack": derived(1225.0, _DEVICE_PAGE, "a quarter of the chip's, as on gen3"),
 }
 
 _LIMITS = {
@@ -173,6 +174,7 @@ _CONTROL = carried_over(
     "same_engine_wait_ns",
     "register_load_hbm_ns",
     "device_loop_iteration_ns",
+    "device_loop_first_iteration_ns",
     "core_barrier_ns",
     "sendrecv_latency_ns",
     "sendrecv_gb_per_s",
@@ -181,6 +183,7 @@ _CONTROL = carried_over(
 
 _DMA = {
     "dma_engine_bytes_per_ns": documented(38.4, DMA_GUIDE, "33 are documented as achieved"),
+    "dma_piece_bytes_per_ns": documented(38.4, DMA_GUIDE, "the engine's peak"),
     "dma_swdge_gpsimd_ns": derived(
         980.0, MEGAKERNEL, "GpSimd active 44 % of 88.96 us, in which a core asks for 40 DMAs"
     ),
@@ -189,6 +192,7 @@ _DMA = {
         TRN2,
         "dma_cast_bytes_per_ns",
         "dma_descriptor_ns",
+        "dma_piece_ns",
         "dma_descriptor_latency_ns",
         "dma_static_trigger_ns",
         "dma_static_first_ns",
@@ -215,6 +219,7 @@ _KERNEL = carried_over(
     TRN2,
     "kernel_start_ns",
     "kernel_end_ns",
+    "kernel_handover_ns",
     "benchmark_overhead_ns",
     "host_overhead_ns",
     reason="gen3 value",
@@ -229,6 +234,7 @@ _LINKS = {
     **carried_over(
         TRN2,
         "collective_latency_ns",
+        "collective_ring_latency_ns",
         "collective_switch_bytes",
         "collective_efa_step_ns",
         reason="gen3 value",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -90,6 +91,7 @@ class Hardware:
     hbm_bytes_per_core: int
     hbm_gb_per_s_per_chip: float
     hbm_gb_per_s_per_core: float
+    hbm_gb_per_s_per_stack: float
     free_elements_max_sbuf: int
     free_elements_max_psum: int
     access_pattern_free_dims_max: int
@@ -203,6 +205,7 @@ class Hardware:
     same_engine_wait_ns: float
     register_load_hbm_ns: float
     device_loop_iteration_ns: float
+    device_loop_first_iteration_ns: float
     core_barrier_ns: float
     sendrecv_latency_ns: float
     sendrecv_gb_per_s: float
@@ -212,6 +215,8 @@ class Hardware:
     dma_engine_bytes_per_ns: float
     dma_cast_bytes_per_ns: float
     dma_descriptor_ns: float
+    dma_piece_ns: float
+    dma_piece_bytes_per_ns: float
     dma_descriptor_latency_ns: float
     dma_descriptor_bytes_max: int
     dma_static_trigger_ns: float
@@ -237,15 +242,17 @@ class Hardware:
     # Kernel and host
     kernel_start_ns: float
     kernel_end_ns: float
+    kernel_handover_ns: float
     benchmark_overhead_ns: float
     host_overhead_ns: float
 
     # Links between chips, and collectives over n ranks: time = latency + bytes / mesh rate up to the switch
-    # size, above it latency + 2 (n-1)/n * bytes / bus rate, joined without a jump.
+    # size, above it ring latency + 2 (n-1)/n * bytes / bus rate, and no less than at the switch size.
     neuronlink_gb_per_s_per_chip: float
     collective_hop_ns: float
     collective_efa_step_ns: float
     collective_latency_ns: Mapping[int, float]
+    collective_ring_latency_ns: Mapping[int, float]
     collective_mesh_gb_per_s: Mapping[int, float]
     collective_bus_gb_per_s: Mapping[int, float]
     collective_switch_bytes: Mapping[int, int]
@@ -259,10 +266,18 @@ class Hardware:
         return self is other or (isinstance(other, Hardware) and self.provenance == other.provenance)
 
     def __hash__(self) -> int:
-        return hash(self.name)
+        return hash((self.name, self.hbm_gb_per_s_per_core))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), [(name, *_parts(number)) for name, number in self.provenance.items()])
+
+    def alone(self) -> Hardware:
+        """This record while one core works and the others rest: it has a stack of HBM to itself.
+
+        Its share is then what its DMA engines can move, at most the stack's rate. Published decode kernels on one core
+        of gen3 sustain 386 to 402 GB/s, above half of a stack.
+        """
+        return _alone(self)
 
     def with_numbers(self, **numbers: Number) -> Hardware:
         """This record with some numbers replaced: a sibling chip, or a what-if experiment."""
@@ -282,6 +297,17 @@ def build(record: Callable[..., Record], numbers: Mapping[str, Number]) -> Recor
     frozen = {name: _freeze(numbers[name]) for name in wanted}
     values = {name: number.value for name, number in frozen.items()}
     return record(**values, provenance=MappingProxyType(frozen))
+
+
+@lru_cache(64)
+def _alone(record: Hardware) -> Hardware:
+    stack = record.provenance["hbm_gb_per_s_per_stack"]
+    rate = min(stack.value, record.dma_engines * record.dma_engine_bytes_per_ns)
+    if rate <= record.hbm_gb_per_s_per_core:
+        return record
+    return record.with_numbers(
+        hbm_gb_per_s_per_core=derived(rate, stack.source, "one core on a stack of its own")
+    )
 
 
 def _freeze(number: Number) -> Number:

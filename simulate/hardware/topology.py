@@ -1,8 +1,9 @@
 """Collectives on an instance: the chip's record with rates and latencies by what joins the instance's chips.
 
 One sweep is published, on a 4x4 torus of Trainium chips with four links of 96 GB/s each: 2 ranks on one chip, 8 on a
-row of four chips, 32 on all. A row is a ring that uses two links of each chip, and reaches 67 GB/s of bus bandwidth;
-the whole torus uses all four, and reaches 128, about the same share of what its links can carry. So a rate follows from
+row of four chips, 16 on two rows, 32 on all. One or two rows are a ring that uses two links of each chip, and reaches
+67 GB/s of bus bandwidth; the whole torus uses all four, and reaches 128, about the same share of what its links can
+carry. So a rate follows from
 the links that a group of chips can use and from their bandwidth, and a latency from the number of chips, scaled by that
 of two ranks on one chip. Groups inside one chip use none of the links and keep the chip's own figures.
 
@@ -23,8 +24,8 @@ from simulate.hardware.record import Hardware, guessed
 
 _SWEEP = "published sweep of all-reduce on one Trainium node, rates by links and their bandwidth"
 _BY_LINKS = ("collective_mesh_gb_per_s", "collective_bus_gb_per_s")
-_BY_CHIPS = ("collective_latency_ns", "collective_switch_bytes")
-_ROW, _ALL = 8, 32  # ranks of the sweep on one row of four chips, and on all sixteen
+_BY_CHIPS = ("collective_latency_ns", "collective_ring_latency_ns", "collective_switch_bytes")
+_ROW, _HALF, _ALL = 8, 16, 32  # ranks of the sweep on one row of four chips, on two rows, and on all sixteen
 _ROW_CHIPS = 4
 _LEVELS = "Neuron guide to inter-node collectives, hierarchical all-reduce; rates by links and EFA"
 _SERVER_GB_PER_S = 256.0
@@ -80,8 +81,10 @@ def across(
     mesh = of_ranks(record.collective_mesh_gb_per_s, ranks_each)
     bus = of_ranks(record.collective_bus_gb_per_s, ranks_each)
     inside = 2 * (ranks_each - 1) / ranks_each / bus
+    ring_latency = of_ranks(record.collective_ring_latency_ns, ranks_each)
     added = {
         "collective_latency_ns": latency + steps * step_ns,
+        "collective_ring_latency_ns": ring_latency + steps * step_ns,
         "collective_mesh_gb_per_s": 1.0 / (1.0 / mesh + between),
         "collective_bus_gb_per_s": 2 * (ranks - 1) / ranks / (inside + between),
         "collective_switch_bytes": of_ranks(record.collective_switch_bytes, ranks_each),
@@ -121,7 +124,11 @@ def _groups(record: Hardware, place: Instance) -> dict[int, tuple[int, int, floa
         return {cores * _ROW_CHIPS: (_ROW, _ROW, ratio), cores * place.chips: (_ALL, _ROW, ratio)}
     if "torus" in place.topology:
         ratio = bandwidth / there
-        return {cores * _ROW_CHIPS: (_ROW, _ROW, ratio), cores * place.chips: (_ALL, _ALL, ratio)}
+        return {
+            cores * _ROW_CHIPS: (_ROW, _ROW, ratio),
+            cores * 2 * _ROW_CHIPS: (_HALF, _HALF, ratio),
+            cores * place.chips: (_ALL, _ALL, ratio),
+        }
     return {
         cores * _ROW_CHIPS: (_ROW, _ALL, _SERVER_GB_PER_S / there),
         cores * place.chips: (_ALL, _ALL, _RACKS_GB_PER_S / there),

@@ -23,36 +23,49 @@ def dma(
     total_bytes: int,
     piece_bytes: int,
     load: bool,
-    hbm_sides: int = 1,
-    cast_bytes: int = 0,
+    hbm_bytes: int | None = None,
+    casts: bool = False,
     by_row: bool = False,
     at_run_time: bool = False,
-    fraction: str | None = None,
+    apart: bool = False,
+    result_bytes: int = 0,
+    fraction: str = "",
 ) -> Cost:
     """One DMA: triggered on `engine`'s stream, cut into descriptors, spread over the core's DMA engines.
 
     `mode` tells who writes the descriptors: nobody (a static ring prepared at load time), the hardware, or GpSimd.
     `piece_bytes` is the length of contiguous runs. Runs are cut at the descriptor limit; up to eight short runs share a
-    descriptor within it, at the rate of one long run: traces show it for prepared rings, counts of packets for those
-    that software writes. Hardware writes one for every run, and so does GpSimd for rows that lie anywhere (`by_row`).
-    GpSimd works out addresses for the next descriptors meanwhile, which takes longer where they follow from data
-    (`at_run_time`). The longer of the two counts: a scatter of 128 rows of 4 bytes takes 2 us on gen2, 15 ns each, and
-    no further microsecond.
+    descriptor within it: traces show it for prepared rings, counts of packets for those that software writes. Every run
+    but the first takes at least the time of a piece, which runs of 256 bytes exceed; runs that lie `apart` in HBM take
+    it on top of their bytes at the engine's peak. Hardware writes one for every run, and so does GpSimd for rows that
+    lie anywhere (`by_row`). GpSimd works out addresses for the next descriptors meanwhile, which takes longer where
+    they follow from data (`at_run_time`). The longer of the two counts: a scatter of 128 rows of 4 bytes takes 2 us on
+    gen2, 15 ns each, and no further microsecond.
 
-    `hbm_sides` of source and destination lie in HBM. However many engines move them, DMAs of one core take their bytes
+    `total_bytes` pass through the engines: of source and destination the longer one. `hbm_bytes` are read from HBM and
+    written to it (default: the bytes of one side). However many engines move them, DMAs of one core take their bytes
     from its share of HBM, so a DMA holds the pool for no less than its bytes take there. The engines do not start
-    together, but none starts later than the first one would have finished its part. `cast_bytes` is what arrives where
-    the dtype changes on the way, which slows the engines down; 0 for a copy. `fraction` names the part of the copying
-    rate at which the engines do something else.
+    together, but none starts later than the first one would have finished its part. Where the dtype changes on the way
+    (`casts`) the engines are slower. `fraction` names the part of the copying rate at which they write the
+    `result_bytes` of a DMA that transposes or adds.
     """
     piece = max(min(piece_bytes, hardware.dma_descriptor_bytes_max), 1)
     shared = 1
     if mode is not DgeMode.hwdge and not by_row:
         shared = min(max(hardware.dma_descriptor_bytes_max // piece, 1), _PIECES_MAX)
     descriptors = ceil(total_bytes / (piece * shared))
-    data_ns = total_bytes / hardware.dma_engine_bytes_per_ns
-    if cast_bytes:
-        data_ns = max(data_ns, cast_bytes / hardware.dma_cast_bytes_per_ns)
+    rate, at = "dma_cast_bytes_per_ns" if casts else "dma_engine_bytes_per_ns", tuple[str, ...]()
+    data_ns = total_bytes / getattr(hardware, rate)
+    if fraction:
+        result_ns = result_bytes / hardware.dma_engine_bytes_per_ns / getattr(hardware, fraction)
+        if result_ns >= data_ns:
+            rate, at, data_ns = "dma_engine_bytes_per_ns", (fraction,), result_ns
+    pieces = min(shared, ceil(total_bytes / piece))
+    piece_ns = data_ns / descriptors / pieces
+    run_ns = piece / hardware.dma_piece_bytes_per_ns if apart else 0.0
+    short = pieces > 1 and piece_ns < hardware.dma_piece_ns + run_ns and not fraction
+    if short:
+        data_ns = descriptors * (piece_ns + (pieces - 1) * (hardware.dma_piece_ns + run_ns))
     each_ns = hardware.dma_descriptor_ns + data_ns / descriptors  # from one queued descriptor to the next
     gpsimd_ns = 0.0
     if mode is DgeMode.swdge:
@@ -71,19 +84,13 @@ def dma(
     moving_ns = ceil(descriptors / hardware.dma_engines) * each_ns
     skew_ns = min(hardware.dma_load_skew_ns if load else hardware.dma_store_skew_ns, moving_ns)
     apart_ns = skew_ns * (used - 1) / hardware.dma_engines
-    hbm_ns = hbm_sides * total_bytes / hardware.hbm_gb_per_s_per_core
+    hbm_ns = (total_bytes if hbm_bytes is None else hbm_bytes) / hardware.hbm_gb_per_s_per_core
     engines_ns = descriptors * each_ns / hardware.dma_engines
     busy_ns = max(engines_ns, hbm_ns)
     transfer_ns = max(apart_ns + moving_ns + hardware.dma_descriptor_latency_ns, hbm_ns)
     clock = clock_ghz(hardware, engine)
     issue_ns = trigger_ns + gpsimd_ns
     latency = (issue_ns + first_ns + transfer_ns + hardware.dma_completion_ns) * clock
-    longer = 1.0
-    if fraction is not None:
-        longer = 1 / getattr(hardware, fraction)
-        longer_ns = transfer_ns * (longer - 1)
-        busy_ns, transfer_ns = busy_ns / getattr(hardware, fraction), transfer_ns + longer_ns
-        latency += longer_ns * clock
     parts = DmaCost(
         bytes=total_bytes,
         descriptors=descriptors,
@@ -98,19 +105,23 @@ def dma(
 
     def explain() -> tuple[Term, ...]:
         queued_ns = ceil(descriptors / hardware.dma_engines) * hardware.dma_descriptor_ns
-        casts = cast_bytes and data_ns > total_bytes / hardware.dma_engine_bytes_per_ns
-        data: list[tuple[str, float, bool]] = [
-            ("dma_descriptor_latency_ns", hardware.dma_descriptor_latency_ns, False),
-            ("dma_load_skew_ns" if load else "dma_store_skew_ns", apart_ns, False),
-            ("dma_descriptor_ns", queued_ns, True),
-            ("dma_cast_bytes_per_ns" if casts else "dma_engine_bytes_per_ns", moving_ns - queued_ns, True),
+        data: list[tuple[tuple[str, ...], float, bool]] = [
+            (("dma_descriptor_latency_ns",), hardware.dma_descriptor_latency_ns, False),
+            (("dma_load_skew_ns" if load else "dma_store_skew_ns",), apart_ns, False),
+            (("dma_descriptor_ns",), queued_ns, True),
         ]
+        if short:  # every run but the first of a descriptor takes its own time
+            more = ceil(descriptors / hardware.dma_engines) * (pieces - 1)
+            data.append((("dma_piece_ns",), more * hardware.dma_piece_ns, True))
+            if apart:
+                data.append((("dma_piece_bytes_per_ns",), more * run_ns, True))
+            queued_ns += more * (hardware.dma_piece_ns + run_ns)
+        data.append(((rate, *at), moving_ns - queued_ns, True))
         if sum(ns for _, ns, _ in data) < hbm_ns:
-            data = [("hbm_gb_per_s_per_core", hbm_ns, True)]
-        at = () if fraction is None else (fraction,)
+            data = [(("hbm_gb_per_s_per_core",), hbm_ns, True)]
         return (
             *_start(hardware, mode, load, at_run_time, parts),
-            *[Term(Phase.data, (number, *at), ns * longer, grows) for number, ns, grows in data],
+            *[Term(Phase.data, numbers, ns, grows) for numbers, ns, grows in data],
             Term(Phase.completion, ("dma_completion_ns",), hardware.dma_completion_ns, False),
         )
 
@@ -147,7 +158,7 @@ def exchanged(hardware: Hardware, total_bytes: int, row_bytes: int, by_gpsimd: b
         begins = Term(Phase.issue, ("sendrecv_latency_ns",), hardware.sendrecv_latency_ns, False)
         moves = Term(Phase.issue, ("sendrecv_gb_per_s",), moving_ns, True)
         return Cost(cycles, cycles, rendezvous_ns=whole_ns, explain=lambda: (begins, moves))
-    copy = dma(hardware, Engine.sync, DgeMode.none, total_bytes, row_bytes, True, hbm_sides=0)
+    copy = dma(hardware, Engine.sync, DgeMode.none, total_bytes, row_bytes, True, hbm_bytes=0)
     waits = Term(Phase.completion, ("core_barrier_ns",), hardware.core_barrier_ns, False)
     return replace(
         copy,
@@ -159,19 +170,27 @@ def exchanged(hardware: Hardware, total_bytes: int, row_bytes: int, by_gpsimd: b
 
 @lru_cache(CACHE)
 def collective(hardware: Hardware, ranks: int, total_bytes: int, hops: float) -> Cost:
-    """A collective over `ranks` ranks: small-message latency plus bytes over the rate of its size range.
+    """A collective over `ranks` ranks: the latency and the rate of its range of sizes.
 
-    `hops` scales the payload: 1 for an all-reduce (reduce-scatter and all-gather together), one half for either.
+    Up to the switch size every rank exchanges with every other one in one step, above it data passes round a ring,
+    whose steps take time as well. `hops` scales payload and steps: 1 for an all-reduce (reduce-scatter and all-gather
+    together), one half for either.
     """
-    latency_ns = of_ranks(hardware.collective_latency_ns, ranks)
+    latency, rate = "collective_latency_ns", "collective_mesh_gb_per_s"
     switch_bytes = of_ranks(hardware.collective_switch_bytes, ranks)
-    wire_ns = min(total_bytes, switch_bytes) / of_ranks(hardware.collective_mesh_gb_per_s, ranks)
-    mesh_ns = wire_ns
+    first_ns = of_ranks(hardware.collective_latency_ns, ranks)
+    wire_ns = hops * min(total_bytes, switch_bytes) / of_ranks(hardware.collective_mesh_gb_per_s, ranks)
     if total_bytes > switch_bytes:
-        # Bytes more never take less time: just above the switch the plateau's rate is not reached yet.
-        ring_ns = 2 * (ranks - 1) / ranks * total_bytes / of_ranks(hardware.collective_bus_gb_per_s, ranks)
-        wire_ns = max(wire_ns, ring_ns)
-    whole_ns = latency_ns + hops * wire_ns if ranks > 1 else 0.0
+        # Bytes more never take less time: just above the switch the ring may not be slower yet.
+        ring_latency_ns = hops * of_ranks(hardware.collective_ring_latency_ns, ranks)
+        around_ns = max(first_ns, ring_latency_ns)
+        moved = hops * 2 * (ranks - 1) / ranks * total_bytes
+        ring_ns = moved / of_ranks(hardware.collective_bus_gb_per_s, ranks)
+        if around_ns + ring_ns > first_ns + wire_ns:
+            if ring_latency_ns >= first_ns:
+                latency = "collective_ring_latency_ns"
+            rate, first_ns, wire_ns = "collective_bus_gb_per_s", around_ns, ring_ns
+    whole_ns = first_ns + wire_ns if ranks > 1 else 0.0
     trigger_ns = hardware.dma_static_trigger_ns
     clock = hardware.sync_clock_ghz
 
@@ -179,9 +198,8 @@ def collective(hardware: Hardware, ranks: int, total_bytes: int, hops: float) ->
         trigger = Term(Phase.issue, ("dma_static_trigger_ns",), trigger_ns, False)
         if ranks == 1:
             return (trigger,)
-        rate = "collective_bus_gb_per_s" if wire_ns > mesh_ns else "collective_mesh_gb_per_s"
-        latency = Term(Phase.data, ("collective_latency_ns",), latency_ns, False)
-        return trigger, latency, Term(Phase.data, (rate,), hops * wire_ns, True)
+        begins = Term(Phase.data, (latency,), first_ns, False)
+        return trigger, begins, Term(Phase.data, (rate,), wire_ns, True)
 
     return Cost(
         interval_cycles=trigger_ns * clock,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -24,8 +24,9 @@ TIMES = (
     "_gb_per_s",
 )
 OTHER_TIMES = (
-    "dma_engine_bytes_per_ns dma_cast_bytes_per_ns vector_reduce_16bit vector_memset_zero_16bit "
-    "vector_fast_mode_16bit vector_fast_mode_16bit_strided vector_fast_mode_fp32 vector_tensor_tensor_16bit"
+    "dma_engine_bytes_per_ns dma_cast_bytes_per_ns dma_piece_bytes_per_ns vector_reduce_16bit "
+    "vector_memset_zero_16bit vector_fast_mode_16bit vector_fast_mode_16bit_strided vector_fast_mode_fp32 "
+    "vector_tensor_tensor_16bit"
 ).split()
 Made = Callable[[Hardware], tuple[Engine, Cost]]
 
@@ -88,14 +89,26 @@ CASES: dict[str, Made] = {
     "topk": lambda chip: (Engine.gpsimd, costs.largest(chip, 4096, 256)),
     "dma none": _dma(DgeMode.none),
     "dma store": _dma(DgeMode.none, load=False),
-    "dma cast": _dma(DgeMode.swdge, cast_bytes=1 << 16),
+    "dma cast": _dma(DgeMode.swdge, casts=True),
+    "dma cast of short runs": _dma(DgeMode.swdge, piece_bytes=16, casts=True),
+    "dma of short runs": _dma(DgeMode.none, piece_bytes=16),
+    "dma of runs apart": _dma(DgeMode.none, piece_bytes=256, apart=True),
+    "dma of whole descriptors": _dma(DgeMode.none, piece_bytes=4096),
+    "dma hwdge, many": _dma(DgeMode.hwdge, piece_bytes=32),
     "dma rows": _dma(DgeMode.swdge, piece_bytes=4, by_row=True, at_run_time=True),
     "dma found": _dma(DgeMode.swdge, total_bytes=4, at_run_time=True),
     "dma hwdge": _dma(DgeMode.hwdge, piece_bytes=64),
-    "dma of HBM": _dma(DgeMode.none, total_bytes=1 << 24, piece_bytes=4096, hbm_sides=2),
-    "dma transpose": _dma(DgeMode.none, fraction="dma_transpose_hbm_fraction"),
-    "dma transpose on chip": _dma(DgeMode.none, hbm_sides=0, fraction="dma_transpose_sbuf_fraction"),
-    "dma compute": _dma(DgeMode.none, total_bytes=1 << 24, fraction="dma_compute_fraction"),
+    "dma of HBM": _dma(DgeMode.none, total_bytes=1 << 24, piece_bytes=4096, hbm_bytes=2 << 24),
+    "dma transpose": _dma(DgeMode.none, result_bytes=1 << 16, fraction="dma_transpose_hbm_fraction"),
+    "dma transpose on chip": _dma(
+        DgeMode.none, hbm_bytes=0, result_bytes=1 << 16, fraction="dma_transpose_sbuf_fraction"
+    ),
+    "dma compute": _dma(
+        DgeMode.none, total_bytes=1 << 24, result_bytes=1 << 23, fraction="dma_compute_fraction"
+    ),
+    "dma compute of many sources": _dma(
+        DgeMode.none, total_bytes=1 << 20, hbm_bytes=0, result_bytes=1 << 10, fraction="dma_compute_fraction"
+    ),
     "sendrecv": lambda chip: (Engine.sync, dma_costs.exchanged(chip, 1 << 16, 512, False)),
     "sendrecv by GpSimd": lambda chip: (Engine.gpsimd, dma_costs.exchanged(chip, 1 << 16, 512, True)),
     "barrier": lambda chip: (
@@ -104,12 +117,13 @@ CASES: dict[str, Made] = {
     ),
     "register load": lambda chip: (Engine.sync, costs.fixed(chip, Engine.sync, "register_load_hbm_ns")),
     **{
-        f"collective of {ranks}, {size} bytes": lambda chip, a=(ranks, size): (
+        f"collective of {ranks}, {size} bytes, {hops:g}": lambda chip, a=(ranks, size, hops): (
             Engine.sync,
-            dma_costs.collective(chip, *a, 0.5),
+            dma_costs.collective(chip, *a),
         )
-        for ranks in (1, 2, 32)
+        for ranks in (1, 2, 8, 32)
         for size in (8, 1 << 20, 1 << 28)
+        for hops in (0.5, 1.0)
     },
 }
 
@@ -143,19 +157,29 @@ def test_terms_add_up_to_the_times_of_the_cost(case: str, target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", CASES)
 def test_terms_name_every_number_that_changes_a_time(case: str, target: str) -> None:
-    """Each time and rate of the record is changed by a thousandth, both ways; what that changes must be named."""
+    """Each time and rate of the record is changed by a thousandth, both ways; what that changes must be named.
+
+    The numbers of a collective are tables by ranks: all of a table are changed together.
+    """
     chip = hardware(target)
     _, cost = _on(chip, case)
     named = {number for term in cost.terms for number in term.numbers}
     for name, number in chip.provenance.items():
-        if not (name.endswith(TIMES) or name in OTHER_TIMES) or not isinstance(number.value, (int, float)):
+        if not (name.endswith(TIMES) or name in OTHER_TIMES) or isinstance(number.value, bool):
             continue
         times = _times(chip, *_on(chip, case))
         others = [
-            chip.with_numbers(**{name: derived(number.value * part, "tests")}) for part in (0.999, 1.001)
+            chip.with_numbers(**{name: derived(_scaled(number.value, part), "tests")})
+            for part in (0.999, 1.001)
         ]
         if all(_times(other, *_on(other, case)) != pytest.approx(times, rel=1e-9) for other in others):
             assert name in named
+
+
+def _scaled(value: float | Mapping[int, float], part: float) -> float | dict[int, float]:
+    if isinstance(value, Mapping):
+        return {ranks: each * part for ranks, each in value.items()}
+    return value * part
 
 
 def _times(chip: Hardware, engine: Engine, cost: Cost) -> list[float]:

@@ -46,8 +46,8 @@ def dma_compute(
     oob_mode `skip` leaves the elements of a row out of range alone. A single source is copied, as the formula
     has it, although a migration guide shows one as a replacement for read-modify-write.
 
-    Raises RuleViolation, OutOfBounds. Cost: dma_costs.dma over all operands at the documented fraction of the DMA
-    rate.
+    Raises RuleViolation, OutOfBounds. Cost: dma_costs.dma over all sources; the result is written at the documented
+    fraction of the DMA rate.
     """
     source_list(srcs)
     sources = tuple(srcs)
@@ -81,9 +81,19 @@ def dma_compute(
     trigger = Engine.gpsimd
     total_bytes = sum(source.size * source.dtype.itemsize for source in sources)
     piece = min(contiguous_bytes(tensor) for tensor in (dst, *sources))
-    hbm_sides = 2 - dst.buffer.on_chip - all(source.buffer.on_chip for source in sources)
-    load, fraction = dst.buffer.on_chip, "dma_compute_fraction"
-    cost = dma_costs.dma(hardware, trigger, mode, total_bytes, piece, load, hbm_sides, fraction=fraction)
+    result_bytes = dst.size * dst.dtype.itemsize
+    hbm_bytes = sum(each.size * each.dtype.itemsize for each in (dst, *sources) if not each.buffer.on_chip)
+    cost = dma_costs.dma(
+        hardware,
+        trigger,
+        mode,
+        total_bytes,
+        piece,
+        dst.buffer.on_chip,
+        hbm_bytes,
+        result_bytes=result_bytes,
+        fraction="dma_compute_fraction",
+    )
     return Plan(
         engine=Engine.dma,
         reads=sources,

@@ -76,16 +76,16 @@ def dma_copy(
         if dynamic is not None and not by_row:
             mode = DgeMode.hwdge if hardware.hardware_dge and same else DgeMode.swdge
     load = dst.buffer.on_chip
-    if mode is DgeMode.swdge:
+    if mode is DgeMode.swdge and (dynamic is not None or not load):
         trigger = Engine.gpsimd
     elif engine is not Engine.unknown and engine is not Engine.dma:
         trigger = engine
     else:
         trigger = Engine.sync if load or mode is DgeMode.hwdge else Engine.gpsimd
     piece = min(contiguous_bytes(dst), contiguous_bytes(src))
-    cast_bytes = 0 if same else dst.size * dst.dtype.itemsize
-    hbm_sides = 2 - dst.buffer.on_chip - src.buffer.on_chip
+    hbm_bytes = sum(each.size * each.dtype.itemsize for each in (dst, src) if not each.buffer.on_chip)
     total = src.size * max(src.dtype.itemsize, dst.dtype.itemsize)
+    apart = any(contiguous_bytes(each) == piece for each in (dst, src) if not each.buffer.on_chip)
     return Plan(
         engine=Engine.dma,
         reads=(src,),
@@ -93,7 +93,17 @@ def dma_copy(
         domain=Domain.bits if same else Domain.float32,
         compute=unchanged,
         cost=dma_costs.dma(
-            hardware, trigger, mode, total, piece, load, hbm_sides, cast_bytes, by_row, dynamic is not None
+            hardware,
+            trigger,
+            mode,
+            total,
+            piece,
+            load,
+            hbm_bytes,
+            not same,
+            by_row,
+            dynamic is not None,
+            apart,
         ),
         name=name,
         propagate=propagation.elementwise,

@@ -81,8 +81,11 @@ def dma_transpose(
     width = src.dtype.itemsize
     piece = min(contiguous_bytes(src), src.shape[-1] * width)
     fraction = "dma_transpose_sbuf_fraction" if src.buffer.on_chip else "dma_transpose_hbm_fraction"
-    hbm_sides = 2 - src.buffer.on_chip - dst.buffer.on_chip
-    cost = dma_costs.dma(hardware, trigger, mode, src.size * width, piece, True, hbm_sides, fraction=fraction)
+    total = src.size * width
+    hbm_bytes = (2 - src.buffer.on_chip - dst.buffer.on_chip) * total
+    cost = dma_costs.dma(
+        hardware, trigger, mode, total, piece, True, hbm_bytes, result_bytes=total, fraction=fraction
+    )
     return Plan(
         engine=Engine.dma,
         reads=reads,
