@@ -176,6 +176,7 @@ def matmul(
     fp32: bool,
     transpose: bool = False,
     stationary: tuple[int, ...] | None = None,
+    cells: tuple[int, ...] = (),
 ) -> Cost:
     """Tensor engine: `columns` of the stationary tile, `rows` streamed; float32 takes several passes.
 
@@ -183,7 +184,8 @@ def matmul(
     contraction does not hide the load, which then sets the pace (products of a matrix and a vector), unless the array
     holds the tile already: matmuls with equal `stationary` read it in one way, into one part of the array. The minimum
     interval holds for an instruction, not for each of its passes: float32 products of 28 columns were seen to take 61
-    ns on gen3.
+    ns on gen3. Matmuls in tiles of the array, which take some of its `cells`, run side by side; the engine issues the
+    next one after the minimum interval.
     """
     passes = loads = 1
     if fp32:
@@ -197,8 +199,10 @@ def matmul(
 
     def explain() -> tuple[Term, ...]:
         clock, array = hardware.tensor_clock_ghz, "tensor_clock_ghz"
-        least = ("matmul_min_interval_cycles",) if streamed == hardware.matmul_min_interval_cycles else ()
-        pace = ("load_weights_cycles_per_row", array) if exposed else (*least, array)
+        shortest = "matmul_min_interval_cycles"
+        least = (shortest,) if streamed == hardware.matmul_min_interval_cycles else ()
+        next_one = (shortest,) if cells else ()  # its engine is free for another tile after that
+        pace = ("load_weights_cycles_per_row", *next_one, array) if exposed else (*(least or next_one), array)
         overhead_ns = passes * hardware.matmul_issue_overhead_cycles / clock
         terms = (
             Term(Phase.issue, ("matmul_issue_overhead_cycles", array), overhead_ns, False),
@@ -217,6 +221,7 @@ def matmul(
         streamed_cycles=streamed,
         stationary=stationary,
         kept_cycles=exposed if stationary is not None else 0.0,
+        cells=cells,
         explain=explain,
     )
 

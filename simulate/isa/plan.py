@@ -118,7 +118,9 @@ class Cost:
     no time of its own. `fast_mode`: the Vector engine handles several elements per cycle. `stationary` tells how a
     stationary tile is read and where in the array it lies; None where that is not known before the run, and for
     transposes, whose tile is data. `kept_cycles` is how much shorter the interval is where the array holds it already.
-    `explain` gives the terms, which no launch needs and a profile asks for.
+    `clears`: writes zeros and nothing else. `cells`: the cells of the array, of 32 rows and 32 columns, that a matmul
+    in a tile of the array takes; none for the whole array. `explain` gives the terms, which no launch needs and a
+    profile asks for.
     """
 
     interval_cycles: float
@@ -131,6 +133,8 @@ class Cost:
     fast_mode: bool = False
     stationary: tuple[int, ...] | None = None
     kept_cycles: float = 0.0
+    clears: bool = False
+    cells: tuple[int, ...] = ()
     explain: Callable[[], tuple[Term, ...]] | None = field(default=None, compare=False, repr=False)
 
     @property

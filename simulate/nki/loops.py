@@ -40,9 +40,9 @@ def fori_loop(
     plain = not running_level().has(RUN_TIME_SCALARS) or any(
         isinstance(b, VirtualRegister) and not isinstance(b, NkiScalar) for b in (lower, upper)
     )
-    for value in values:
+    for number, value in enumerate(values):
         with _inside(loop):
-            counter = _counter(value)
+            counter = _counter(value, number == 0)
             body_returns_nothing(body_fun(counter if plain else NkiScalar(counter)))
         if is_too_long(loop):
             loop_is_bounded("nl.fori_loop", loop, f"its counter is {value:,}")
@@ -70,7 +70,7 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
 
 def _iterated(loop: int, condition: Any, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> Any:
     with _inside(loop):
-        _issue_step(lambda: (), ())
+        _issue_step(lambda: (), (), len(current_core().stream) == loop)
         condition = body_fun(condition)
     body_returns_register(condition)
     return condition
@@ -82,9 +82,9 @@ def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[Virtu
     outside_no_reorder("dynamic_range")
     loop = len(current_core().stream)
     lower, upper = (0, start) if stop is None else (start, stop)
-    for value in _counts(lower, upper, step):
+    for number, value in enumerate(_counts(lower, upper, step)):
         with _inside(loop):
-            yield _counter(value)
+            yield _counter(value, number == 0)
         if is_too_long(loop):
             loop_is_bounded("nl.dynamic_range", loop, f"its counter is {value:,}")
 
@@ -119,15 +119,16 @@ def _counts(lower: Any, upper: Any, step: int) -> range:
     return range(first, end, operator.index(step))
 
 
-def _counter(value: int) -> VirtualRegister:
+def _counter(value: int, first: bool) -> VirtualRegister:
     core = current_core()
     counter = core.allocate_register(frozen=True)
-    _issue_step(lambda: (np.array([[value]], np.int32),), (counter.cell,))
+    _issue_step(lambda: (np.array([[value]], np.int32),), (counter.cell,), first)
     return counter
 
 
-def _issue_step(compute: Callable[[], tuple[Any, ...]], writes: tuple[Any, ...]) -> None:
+def _issue_step(compute: Callable[[], tuple[Any, ...]], writes: tuple[Any, ...], first: bool) -> None:
     core = current_core()
+    number = "device_loop_first_iteration_ns" if first else "device_loop_iteration_ns"
     issue(
         core,
         "loop_iteration",
@@ -137,7 +138,7 @@ def _issue_step(compute: Callable[[], tuple[Any, ...]], writes: tuple[Any, ...])
             writes=writes,
             domain=Domain.bits,
             compute=compute,
-            cost=costs.fixed(core.hardware, Engine.sync, "device_loop_iteration_ns"),
+            cost=costs.fixed(core.hardware, Engine.sync, number),
             name=None,
         ),
     )

@@ -68,7 +68,7 @@ def _parts(cost: Cost, phase: Phase, length: float) -> Iterator[tuple[tuple[str,
     terms = [term for term in cost.terms if term.phase is phase] or list(cost.terms[-1:])
     if phase is Phase.data and cost.dma is not None and length <= cost.dma.busy_ns * (1.0 + _ROUNDING):
         if cost.dma.hbm_bound:
-            yield ("hbm_gb_per_s_per_core", *terms[-1].numbers[1:]), length
+            yield ("hbm_gb_per_s_per_core",), length
             return
         terms = [term for term in terms if term.grows] or terms
     *before, last = terms

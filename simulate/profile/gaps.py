@@ -41,11 +41,14 @@ class Gap:
 
 
 def gaps(moments: Moments, shortest_ns: float = 0.0) -> tuple[Gap, ...]:
-    """The gaps longer than `shortest_ns` of all tracks that have a slice, track by track in order of time."""
+    """The gaps longer than `shortest_ns` of all tracks that have a slice, track by track in order of time.
+
+    What takes no time ends no gap.
+    """
     timeline = moments.timeline
     found: list[Gap] = []
     for track in range(len(timeline.tracks)):
-        rows = np.flatnonzero(timeline.track == track)
+        rows = np.flatnonzero((timeline.track == track) & (timeline.end_ns > timeline.start_ns))
         if not len(rows):
             continue
         rows = rows[np.argsort(timeline.start_ns[rows], kind="stable")]

@@ -11,9 +11,10 @@ from simulate.hardware import Hardware
 from simulate.isa.enums import Engine
 from simulate.run.stream import Stream
 from simulate.timing.causes import Reason
+from simulate.timing.cleared import cleared_accumulators
 from simulate.timing.dependences import Wait
 from simulate.timing.edges import STRIDE, Edges
-from simulate.timing.phases import LANES, Phases, phases_of
+from simulate.timing.phases import LANES, OMITTED, Phases, phases_of
 from simulate.timing.ports import shared_ports
 from simulate.timing.readings import Reading
 from simulate.timing.sharing import DmaEngines, Span
@@ -39,12 +40,18 @@ class Facts:
         self.distinct, numbers = phases_of(stream, hardware)
         self.phases = [self.distinct[number] for number in numbers.tolist()]
         self.lane_column = np.array([each.lane for each in self.distinct], np.int64)[numbers]
+        omitted = cleared_accumulators(stream)
+        for event in omitted:
+            self.phases[event] = OMITTED
+        self.lane_column[omitted] = OMITTED.lane
         self.lanes = self.lane_column.tolist()
         self.transfers = np.array([each.transfers for each in self.distinct], bool)[numbers]
         self.throttle = Throttle(hardware, stream)
         self.ports = shared_ports(stream, hardware)
         special = [each.transfers or each.table is not None for each in self.distinct]
         self.special = np.array(special, bool)[numbers].tolist()
+        for event in omitted:
+            self.special[event] = True
         """Whether more than the engine and the operands decides when an event may start."""
         if self.ports:
             self.special = [each or bool(ports) for each, ports in zip(self.special, self.ports)]
@@ -167,9 +174,11 @@ class Core:
 
     def _available(self, event: int, at: int) -> tuple[float, int, int]:
         """When the core could start an event whose operands are ready, and why no sooner: (ns, event, Reason)."""
+        placed, phases = self.placed, self.phases[at]
+        if phases.omitted:
+            return self._handed_on(event)
         if not self.ordered:
             return 0.0, -1, _BEGIN
-        placed, phases = self.placed, self.phases[at]
         lane = phases.lane
         if self.serial:
             start, cause, reason = self.finished_ns, self.finished_last, int(Reason.turn)
@@ -197,6 +206,15 @@ class Core:
                     start, cause, reason = self.port_free_ns[port], self.port_last[port], _ENGINE
         return start, cause, reason
 
+    def _handed_on(self, event: int) -> tuple[float, int, int]:
+        """What an omitted event leaves to the matmuls: results of its own engine, which they must not overtake."""
+        start, cause, reason = 0.0, -1, _BEGIN
+        for producer in self.results.get(event, ()):
+            told = self.moments[producer * STRIDE + 2 * Wait.result]
+            if told > start:
+                start, cause, reason = told, producer, _WAITED_FOR[2 * Wait.result]
+        return start, cause, reason
+
     def _blocker(self, lane: int) -> int:
         """The DMA whose place in a full queue the next one takes, or -1."""
         queue = self.queues[lane]
@@ -206,6 +224,10 @@ class Core:
         """Let an event start; its engine, queue and result follow."""
         at, placed = event - self.base, self.placed
         phases = self.phases[at]
+        if phases.omitted:
+            placed.start[event] = placed.end[event] = start
+            self._tell(event, phases, start, start, start)
+            return
         lane = phases.lane
         interval_ns, latency_ns = phases.interval_ns, phases.latency_ns
         if lane == _TENSOR and self.weights:
@@ -214,7 +236,9 @@ class Core:
             slowed_ns, pipeline_ns = self.throttle.extra(at, start, interval_ns)
             interval_ns += slowed_ns
             latency_ns += slowed_ns + pipeline_ns
-        end = start + interval_ns
+        end = free = start + interval_ns
+        if 0.0 < phases.side_by_side_ns < interval_ns:
+            free = start + phases.side_by_side_ns
         placed.start[event], placed.end[event] = start, end
         if self.ports:
             for port in self.ports[at]:
@@ -224,11 +248,11 @@ class Core:
         if self.ordered:
             if self.listed and lane == _SCALAR:
                 self._keep_idle_time(start, phases.table)
-            self.free_ns[lane], self.last[lane] = end, event
+            self.free_ns[lane], self.last[lane] = free, event
             if phases.table is not None:
                 self.loaded = phases.table
         else:
-            self.issued[lane].append((start, interval_ns, at))
+            self.issued[lane].append((start, free - start, at))
         if phases.transfers:
             read = ready = self._transfer(event, end + phases.first_byte_ns, phases)
         else:
@@ -298,7 +322,7 @@ class Core:
     def _tell(self, event: int, phases: Phases, start: float, read: float, ready: float) -> None:
         """Note from when on other events may start; the completion of a DMA reaches to the engine that waits for it."""
         semaphore_ns, same_ns = self.semaphore_ns, self.same_engine_ns
-        if phases.transfers:
+        if phases.transfers or phases.omitted:
             semaphore_ns = same_ns = 0.0
         placed, first, told = self.placed, event * STRIDE, read + semaphore_ns
         placed.ready[event] = ready

@@ -118,6 +118,7 @@ def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) ->
         packed, ends = _by_owner(owners, packed, bases[-1])
     found = Dependences(bases, order, packed, ends, every_read, Uses(tracker))
     found = found.and_more(*_states(streams, bases))
+    found = found.and_more(*_iterations(streams, bases))
     return found.and_more(*_requested(streams, found))
 
 
@@ -261,6 +262,21 @@ def _states(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[i
                 owners.append(base + event)
                 packed.append((base + last[state]) * 4 + Wait.issue)
             last[state] = event
+    return owners, packed
+
+
+def _iterations(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Device loops: what follows the step that begins an iteration comes after it, whatever the order of an engine.
+
+    Every engine fetches the body anew.
+    """
+    owners: list[int] = []
+    packed: list[int] = []
+    for stream, base in zip(streams, bases):
+        steps = sorted(stream.iterations)
+        for step, end in zip(steps, [*steps[1:], len(stream)]):
+            owners += range(base + step + 1, base + end)
+            packed += [(base + step) * 4 + Wait.result] * (end - step - 1)
     return owners, packed
 
 

@@ -38,6 +38,12 @@ class Phases:
     drain_ns: float = 0.0
     tail_ns: float = 0.0  # from the last byte of the DMA engines to the end of the completion
     completion_ns: float = 0.0
+    side_by_side_ns: float = 0.0  # of a tile of the array: the engine issues the next matmul after this
+    omitted: bool = False  # takes no time and no engine, see `simulate.timing.cleared`
+
+
+OMITTED = Phases(LANES[Engine.tensor], on_dma=False, transfers=False, interval_ns=0.0, omitted=True)
+"""An event that the compiler omits: nothing waits longer for it than it waits itself."""
 
 
 def phases_of(stream: Stream, hardware: Hardware) -> tuple[list[Phases], NDArray[np.int64]]:
@@ -81,4 +87,5 @@ def _phases(hardware: Hardware, engine: Engine, trigger: Engine, cost: Cost) -> 
         latency_ns=cost.latency_cycles / clock,
         table=cost.table if cost.table != _RESIDENT_TABLE else None,
         throttled=hardware.activity_throttle and cost.streamed_cycles > 0.0,
+        side_by_side_ns=hardware.matmul_min_interval_cycles / clock if cost.cells else 0.0,
     )

@@ -1,9 +1,12 @@
-"""Memory ports that engines share: which of them each event holds while it is issued.
+"""Memory ports that engines share, and tiles of the array: which of them each event holds while it is issued.
 
 On gen2 the Vector engine and GpSimd exclude each other on SBUF, and the Vector and Scalar engines on PSUM. Later chips
 have separate ports. There fast modes of the Vector engine exclude GpSimd on a bus, and two engines that read one bank
 of PSUM slow each other down. Two instructions that overlap at half speed end no earlier than one after the other, so
 the model lets them follow each other. Every PSUM tile counts as one bank.
+
+Matmuls in tiles of the array run side by side where they take different cells of it. A cell counts as a port; in a
+stream with such matmuls, one without a tile takes all cells.
 
 Policy: ports are granted in program order, so a lower cost never lengthens a schedule by them. The chip grants a port
 to the first engine that asks.
@@ -20,6 +23,7 @@ from simulate.memory import MemoryRegion
 from simulate.run.stream import Stream
 
 _SBUF, _PSUM, _BUS, _TILES = range(4)
+_CELLS = -1  # and below: the cells of the array
 _ENGINES = max(engine.value for engine in Engine) + 1
 _NONE: tuple[int, ...] = ()
 
@@ -28,6 +32,27 @@ _Column = NDArray[np.int64]
 
 def shared_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
     """For every event the ports it holds and another engine of the stream holds as well; empty if there are none."""
+    held, cells = _memory_ports(stream, hardware), _cells(stream, hardware)
+    if not held or not cells:
+        return held or cells
+    return [one + other for one, other in zip(held, cells)]
+
+
+def _cells(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
+    """For every event the cells of the array that it takes; empty where no matmul takes a tile."""
+    taken = [tuple(_CELLS - cell for cell in cost.cells) for cost in stream.costs]
+    if not any(taken):
+        return []
+    edge = min(hardware.matmul_tile_sizes)
+    whole = tuple(_CELLS - cell for cell in range((hardware.contraction_max // edge) ** 2))
+    tensor = Engine.tensor.value
+    return [
+        (taken[cost] or whole) if engine == tensor else _NONE
+        for engine, cost in zip(stream.engines, stream.cost_ids)
+    ]
+
+
+def _memory_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
     present = set(stream.engines)
     if Engine.vector.value not in present or present.isdisjoint((Engine.scalar.value, Engine.gpsimd.value)):
         return []

@@ -1,7 +1,8 @@
 """Traces in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-One process per core, one thread per engine and DMA queue, and arrows between them for dependences (`flows`). A
-queue whose data phases overlap gets several threads of one name, because slices of a thread may not overlap.
+One process per core, one thread per engine and DMA queue, and arrows between them for dependences (`flows`). A queue
+whose data phases overlap, and a Tensor engine with matmuls side by side, get several threads of one name, because
+slices of a thread may not overlap. Instructions that take no time, which a compiler omits, are not drawn.
 Timestamps are microseconds with three decimals. One event stands on each line, so traces can be compared as text.
 """
 
@@ -82,6 +83,8 @@ def _slices(
     names = [_Names(stream) for stream in streams]
     labels = [core_label(streams, number) for number in range(len(streams))]
     for piece in timeline.by_start():
+        if piece.kind is SliceKind.instruction and piece.start_ns == piece.end_ns:
+            continue
         start, end = offset + round(piece.start_ns), offset + round(piece.end_ns)
         lane = lanes[number_of[piece.track]].take(start, end)
         process = processes[piece.stream]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 
+import numpy as np
+
 from simulate.hardware import Hardware
 from simulate.isa.enums import Engine
 from simulate.memory import MemoryRegion
@@ -57,13 +59,29 @@ class _Core:
         self.issue = {p.event: p for p in pieces if p.kind in (SliceKind.instruction, SliceKind.trigger)}
         self.data = {p.event: p for p in pieces if p.kind is SliceKind.transfer}
         self.loads = {p.event: p for p in pieces if p.kind is SliceKind.table_load}
+        # Memsets that take no time; whether they may is checked on its own.
+        self.omitted = {
+            event.index
+            for event in self.events
+            if event.cost.clears
+            and event.index in self.issue
+            and self.issue[event.index].end_ns == self.issue[event.index].start_ns
+        }
+        steps = sorted(stream.iterations)
+        self.step_of = {
+            event: step
+            for step, end in zip(steps, [*steps[1:], len(self.events)])
+            for event in range(step + 1, end)
+        }
 
     def violations(self) -> list[str]:
         if sorted(self.issue) != list(range(len(self.events))):
             return ["an event is missing or placed twice"]
         found = [*self._durations(), *self._conflicts(), *self._requested()]
+        found += [*self._omissions(), *self._iterations()]
         if self.reading is not Reading.dataflow:
-            found += [*self._engines(), *self._queues(), *self._sharing(), *self._tables(), *self._capacity()]
+            found += [*self._engines(), *self._cells(), *self._queues(), *self._sharing()]
+            found += [*self._tables(), *self._capacity()]
         if self.reading is Reading.serial:
             found += self._one_by_one()
         return found
@@ -74,8 +92,66 @@ class _Core:
             return self.issue[event].start_ns, self.issue[event].end_ns, event
         return event
 
+    def _trigger(self, event) -> Engine:
+        """The engine that carries an event out; what is omitted, the matmuls after it stand for."""
+        return Engine.tensor if event.index in self.omitted else event.trigger
+
+    def _omissions(self):
+        """An omitted memset: matmuls write what is read of it, byte by byte."""
+        for index in self.omitted:
+            event, piece = self.events[index], self.issue[index]
+            (cleared,) = event.accesses
+            taken = np.zeros(
+                (cleared.end_row - cleared.first_row, cleared.end_byte - cleared.first_byte), bool
+            )
+            gone = taken.copy()  # written again by something else
+            wrong = self.buffers[cleared.tensor] is not MemoryRegion.psum or piece.ready_ns != piece.start_ns
+            for later in self.events[index + 1 :]:
+                for access in sorted(later.accesses, key=lambda access: access.kind != READ):
+                    if access.tensor != cleared.tensor:
+                        continue
+                    box = (
+                        slice(
+                            max(access.first_row - cleared.first_row, 0),
+                            max(access.end_row - cleared.first_row, 0),
+                        ),
+                        slice(
+                            max(access.first_byte - cleared.first_byte, 0),
+                            max(access.end_byte - cleared.first_byte, 0),
+                        ),
+                    )
+                    if access.kind == READ:
+                        wrong |= bool((~taken & ~gone)[box].any())
+                    elif later.engine is Engine.tensor:
+                        taken[box] |= ~gone[box]
+                    else:
+                        gone[box] |= ~taken[box]
+            if wrong or not taken.any():
+                yield f"#{index} is omitted, but something needs its zeros"
+
+    def _iterations(self):
+        """What follows the step of an iteration waits for its result."""
+        for event, step in self.step_of.items():
+            same = self._trigger(self.events[event]) is self.events[step].trigger
+            hand_over = self.hardware.same_engine_wait_ns if same else self.hardware.semaphore_ns
+            needed = self.issue[step].ready_ns + hand_over
+            if self.issue[event].start_ns < needed - self.slack:
+                yield f"#{event} starts before {needed}, when its iteration does"
+
+    def _cells(self):
+        """No two matmuls are on one cell of the array at one time; a matmul without a tile takes all cells."""
+        matmuls = [event for event in self.events if event.engine is Engine.tensor]
+        for one, other in combinations(matmuls, 2):
+            if one.cost.cells and other.cost.cells and not set(one.cost.cells) & set(other.cost.cells):
+                continue
+            first, second = self.issue[one.index], self.issue[other.index]
+            if first.start_ns < second.end_ns - self.slack and second.start_ns < first.end_ns - self.slack:
+                yield f"#{one.index} and #{other.index} are on one cell of the array"
+
     def _durations(self):
         for event in self.events:
+            if event.index in self.omitted:
+                continue
             piece, dma = self.issue[event.index], event.cost.dma
             clock = getattr(self.hardware, _CLOCK[event.trigger])
             interval = event.cost.interval_cycles / clock if dma is None else dma.trigger_ns + dma.gpsimd_ns
@@ -183,9 +259,14 @@ class _Core:
 
     def _released(self, first, second, reads: bool, read: bool) -> float:
         piece = self.issue[first.index]
-        same_engine = first.engine is second.engine and first.engine is not Engine.dma
+        same_engine = first.engine is not Engine.dma and (
+            first.engine is (Engine.tensor if second.index in self.omitted else second.engine)
+        )
         semaphore = 0.0
-        if first.cost.dma is None and first.trigger is not second.trigger:
+        issued_by, awaited_by = self._trigger(first), self._trigger(second)
+        if first.index in self.omitted:
+            return piece.start_ns
+        if first.cost.dma is None and issued_by is not awaited_by:
             semaphore = self.hardware.semaphore_ns
         if reads:
             done = max(piece.end_ns, piece.ready_ns) if first.engine is Engine.dma else piece.end_ns
@@ -195,7 +276,7 @@ class _Core:
                 return float("inf")
         else:
             done = piece.ready_ns
-            if first.cost.dma is None and first.trigger is second.trigger:
+            if first.cost.dma is None and issued_by is awaited_by:
                 done += self.hardware.same_engine_wait_ns
         return done + semaphore
 
@@ -206,7 +287,11 @@ class _Core:
 
     def _engines(self):
         for engine in _CLOCK:
-            held = [p for p in self.issue.values() if self.events[p.event].trigger is engine]
+            held = [
+                p
+                for p in self.issue.values()
+                if self.events[p.event].trigger is engine and p.event not in self.omitted
+            ]
             if engine is Engine.scalar:
                 held += self.loads.values()
             if self.reading is Reading.scheduled:
@@ -214,8 +299,15 @@ class _Core:
             else:
                 held.sort(key=lambda p: (self._turn(p.event), p.kind is not SliceKind.table_load))
             for before, after in pairwise(held):
-                if after.start_ns < before.end_ns - self.slack:
+                if after.start_ns < self._issued_ns(before) - self.slack:
                     yield f"#{after.event} starts on {engine} before #{before.event} has left it"
+
+    def _issued_ns(self, piece: Slice) -> float:
+        """When an engine can issue its next event: after a matmul in a tile, past the minimum interval."""
+        if piece.kind is SliceKind.table_load or not self.events[piece.event].cost.cells:
+            return piece.end_ns
+        least = self.hardware.matmul_min_interval_cycles / self.hardware.tensor_clock_ghz
+        return min(piece.end_ns, piece.start_ns + least)
 
     def _queues(self):
         limit = self.hardware.dma_outstanding_per_queue
@@ -239,7 +331,11 @@ class _Core:
         done: dict[int, set[int]] = {}  # by event, the DMAs moved before its result is usable
         for event in sorted(self.events, key=lambda event: self._turn(event.index)):
             here, dma = event.index, event.cost.dma
-            needed = engine_done.setdefault(event.trigger, set())
+            needed = set[int]()
+            if here not in self.omitted:
+                needed = engine_done.setdefault(event.trigger, set())
+            if here in self.step_of:
+                needed |= done.get(self.step_of[here], set())
             for other in self.events[:here]:
                 if _conflict(other, event) or (other.index, here) in self.requested:
                     needed |= done[other.index]
@@ -274,7 +370,7 @@ class _Core:
         return [
             _one_by_one(
                 [
-                    (piece.start_ns, piece.end_ns - piece.start_ns)
+                    (piece.start_ns, self._issued_ns(piece) - piece.start_ns)
                     for event, piece in self.issue.items()
                     if self.events[event].trigger is engine
                 ]
@@ -336,6 +432,8 @@ class _Core:
     def _one_by_one(self):
         done = 0.0
         for event in self.events:
+            if event.index in self.omitted:
+                continue
             piece = self.loads.get(event.index) or self.issue[event.index]
             if piece.start_ns < done - self.slack:
                 yield f"#{event.index} starts at {piece.start_ns}, before {done}"

@@ -35,6 +35,12 @@ _TERMS = (Term(Phase.issue, ("vector_clock_ghz",), 0.0, True),)
 """Of costs whose basis does not matter."""
 
 
+_BUFFERS = dict.fromkeys("abc", MemoryRegion.sbuf) | {
+    "d": MemoryRegion.private_hbm,
+    "e": MemoryRegion.psum,
+}
+
+
 @dataclass
 class Builder:
     """One core's stream under construction."""
@@ -67,8 +73,11 @@ class Builder:
         rendezvous: int | None = None,
         op: str = "op",
         state: State | None = None,
+        iteration_of: int | None = None,
     ) -> int:
-        """Append an event; returns its index."""
+        """Append an event; returns its index. `iteration_of`: it begins an iteration of the loop of that number."""
+        if iteration_of is not None:
+            self.stream.iterations[len(self.stream)] = iteration_of
         plan = Plan(
             engine=engine,
             reads=reads,
@@ -110,19 +119,29 @@ def dma_cost(
     return Cost(trigger + gpsimd, whole, dma=parts)
 
 
+def tile_cells(row: int, column: int, rows: int, columns: int) -> tuple[int, ...]:
+    """The cells of a tile of the array, four rows of four, of 32 rows and 32 columns each."""
+    return tuple(
+        cell
+        for cell in range(16)
+        if row <= cell // 4 * 32 < row + rows and column <= cell % 4 * 32 < column + columns
+    )
+
+
 def random_streams(
     seed: int, events: int = 24, ranks: int = 1, queues: int = 3, moving: float = 0.4
 ) -> tuple[Stream, ...]:
     """Streams of events on few tensors, with boxes that often meet.
 
-    `queues` DMA queues per core; the part `moving` of the events are DMAs.
+    `queues` DMA queues per core; the part `moving` of the events are DMAs. Among the others are memsets of zero in
+    PSUM, onto which matmuls accumulate, matmuls in tiles of the array, and steps of device loops.
     """
     generator = np.random.default_rng(seed)
     builders = [Builder(rank=rank) for rank in range(ranks)]
     rendezvous = 0
     for builder in builders:
-        for name in "abcd":
-            builder.tensor(name, 8, 8, MemoryRegion.private_hbm if name == "d" else MemoryRegion.sbuf)
+        for name, buffer in _BUFFERS.items():
+            builder.tensor(name, 8, 8, buffer)
     tensors = [_tensors(builder) for builder in builders]
     for _ in range(events):
         if ranks > 1 and generator.random() < 0.15:
@@ -164,6 +183,11 @@ def without(waits: Dependences, dropped: Sequence[int]) -> Dependences:
 def _random_event(
     generator: np.random.Generator, builder: Builder, tensors: list[NkiTensor], queues: int, moving: float
 ) -> None:
+    if generator.random() < 0.05:
+        builder.event(
+            Engine.sync, cost=Cost(*[_quarters(generator, 200)] * 2), op="loop_iteration", iteration_of=0
+        )
+        return
     reads = tuple(_box(generator, tensors) for _ in range(int(generator.integers(0, 3))))
     writes = (_box(generator, tensors),)
     if generator.random() < moving:
@@ -177,6 +201,10 @@ def _random_event(
         )
         builder.dma(reads, writes, cost, TRIGGERS[int(generator.integers(queues))])
         return
+    if generator.random() < 0.15:
+        cost = Cost(_quarters(generator, 200), _quarters(generator, 400), clears=True)
+        builder.event(COMPUTE[1 + 2 * int(generator.integers(2))], (), (_box(generator, tensors[-1:]),), cost)
+        return
     engine = COMPUTE[int(generator.integers(len(COMPUTE)))]
     table = (None, "copy", "exp", "silu")[int(generator.integers(4))] if engine is Engine.scalar else None
     cost = Cost(_quarters(generator, 200), _quarters(generator, 400), table=table)
@@ -184,10 +212,21 @@ def _random_event(
         cost = replace(cost, streamed_cycles=_quarters(generator, 200))
         if generator.random() < 0.5:
             cost = replace(cost, stationary=(1,), kept_cycles=cost.interval_cycles / 4)
+        if generator.random() < 0.5:
+            cost = replace(cost, cells=_random_tile(generator))
+        if generator.random() < 0.6:
+            writes = (_box(generator, tensors[-1:]),)
+            reads = tuple(_box(generator, tensors[:-1]) for _ in reads)  # its operands lie in SBUF
     adds = engine is Engine.tensor and generator.random() < 0.6
     index = builder.event(engine, reads, writes, cost, accumulate=adds)
     if index and generator.random() < 0.1:
         builder.stream.requested.append((int(generator.integers(index)), index))
+
+
+def _random_tile(generator: np.random.Generator) -> tuple[int, ...]:
+    rows, columns = (int(generator.choice((32, 64))) for _ in range(2))
+    row, column = (size * int(generator.integers(128 // size)) for size in (rows, columns))
+    return tile_cells(row, column, rows, columns)
 
 
 def _quarters(generator: np.random.Generator, most: int) -> float:

@@ -200,6 +200,10 @@ def _least_ns(stream: Stream) -> float:
     for event in stream:
         dma = event.cost.dma
         interval = event.cost.interval_cycles - event.cost.kept_cycles
+        if event.cost.clears:
+            continue  # omitted, perhaps
+        if event.cost.cells:
+            interval = min(interval, EXACT.matmul_min_interval_cycles)
         if dma is not None:
             interval = dma.trigger_ns + dma.gpsimd_ns
         held[event.trigger.value] = held.get(event.trigger.value, 0.0) + interval

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.immediates import float32_number, integer_within
 from simulate.isa.plan import Domain, Plan
-from simulate.memory import NkiTensor
+from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import DType, from_float32
 
 
@@ -34,7 +35,8 @@ def memset(
     as in any cast, so the float32 minimum fills a bfloat16 tile with -inf. With engine=unknown the Vector engine is
     taken, which reaches both memories.
 
-    Raises RuleViolation. Cost: one element per cycle; zeros into 16-bit floats at the record's memset rate.
+    Raises RuleViolation. Cost: one element per cycle; zeros into 16-bit floats at the record's memset rate; none where
+    matmuls accumulate onto zeros (`simulate.timing.cleared`).
     """
     rules.check_tile(hardware, "dst", dst)
     if engine is Engine.unknown:
@@ -46,15 +48,16 @@ def memset(
     def compute() -> tuple[np.ndarray]:
         return (np.broadcast_to(fill, shape),)
 
-    cleared = value == 0 and dst.dtype.is_float and dst.dtype.itemsize == 2
-    pace = "vector_memset_zero_16bit" if cleared else None
+    zero = dst.dtype.is_float and value == 0
+    pace = "vector_memset_zero_16bit" if zero and dst.dtype.itemsize == 2 else None
+    cost = costs.on_engine(hardware, engine, dst.free_size, pace)
     return Plan(
         engine=engine,
         reads=(),
         writes=(dst,),
         domain=Domain.bits,
         compute=compute,
-        cost=costs.on_engine(hardware, engine, dst.free_size, pace),
+        cost=replace(cost, clears=True) if zero and dst.buffer is MemoryRegion.psum else cost,
         name=name,
     )
 

@@ -121,6 +121,7 @@ def nc_matmul(
             fp32,
             is_transpose,
             _loaded(stationary, tile_position, tile_size, is_transpose),
+            _cells(hardware, tile_position, tile_size),
         ),
         name=name,
         accumulate=Accumulate.overwrite if is_transpose else MODES[accumulate],
@@ -136,6 +137,19 @@ def _loaded(
     if is_transpose or stationary.dynamic is not None:
         return None
     return (*(position or ()), *(size or ()), *stationary.shape, *stationary.strides)
+
+
+def _cells(hardware: Hardware, position: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
+    """The cells of the array that a tile of it takes, numbered row by row; none for the whole array."""
+    edge, side = min(hardware.matmul_tile_sizes), hardware.contraction_max
+    if not size or min(size) >= side:
+        return ()
+    (first_row, first_column), (rows, columns) = position or (0, 0), size
+    return tuple(
+        row * (side // edge) + column
+        for row in range(first_row // edge, (first_row + rows) // edge)
+        for column in range(first_column // edge, (first_column + columns) // edge)
+    )
 
 
 @rule("NKW-MATMUL-INDIRECT", hint="gather into a tile with nisa.tensor_copy first")
