@@ -1,8 +1,8 @@
 """Predicted times of the launches of a pass.
 
-A pass takes the sum of its kernels, one after another, plus starting and ending a kernel once: a model is compiled into
-one graph, which has no such overhead between its parts. Overlap between neighbouring kernels, which a compiler may
-find, is not counted.
+A pass takes the sum of its kernels, one after another, each with its hand-over to the next, plus starting and ending a
+kernel once: a model is compiled into one graph, which has no such overhead between its parts. Overlap between
+neighbouring kernels, which a compiler may find, is not counted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One launch of a pass: its time in the program reading, and its shares of the chip's peaks over that time.
+    """One launch of a pass: its time in the program reading, with the hand-over, and its shares of the chip's peaks.
 
     `mfu` is of the Tensor engines' peak for 16-bit operands, `mbu` of the cores' part of the HBM bandwidth.
     """
@@ -70,11 +70,12 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class TimedLaunch:
-    """One planned launch and its times."""
+    """One planned launch and its times, with the hand-over to the next launch."""
 
     launch: simulate.Launch
     timeline: Timeline
     dataflow_ns: float
+    program_ns: float
     serial_ns: float
 
     @classmethod
@@ -85,7 +86,9 @@ class TimedLaunch:
             schedule(launch.streams, launch.hardware, reading, waits)
             for reading in (Reading.dataflow, Reading.program, Reading.serial)
         )
-        return cls(launch, program, dataflow.length_ns, serial.length_ns)
+        after_ns = launch.hardware.kernel_handover_ns
+        times = (each.length_ns + after_ns for each in (dataflow, program, serial))
+        return cls(launch, program, *times)
 
     @cached_property
     def profile(self) -> Profile:
@@ -99,7 +102,7 @@ class TimedLaunch:
         return KernelTime(
             part,
             self.launch.kernel,
-            self.timeline.length_ns,
+            self.program_ns,
             roof.mfu,
             roof.mbu,
             without_rank(busiest),
@@ -123,7 +126,7 @@ class Pass:
         """Time of the launches one after another, and their use of the chip."""
         chip = self.launches[0].launch.hardware
         overhead = self.overhead_ns
-        program = overhead + sum(each.timeline.length_ns for each in self.launches)
+        program = overhead + sum(each.program_ns for each in self.launches)
         busy: defaultdict[str, float] = defaultdict(float)
         for each in self.launches:
             for track, time_ns in each.timeline.busy_ns.items():

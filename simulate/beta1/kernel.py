@@ -65,7 +65,8 @@ class Kernel:
 class Benchmarked(Kernel):
     """A kernel that also predicts its latency: `benchmark_result.nc_latency.get_latency_percentile(p)` in us.
 
-    The prediction is the same for every percentile: a simulated run does not vary.
+    The prediction is the same for every percentile: a simulated run does not vary. It is device time: start and end of
+    the kernel are in it, the host side is not.
     """
 
     benchmark_result: SimpleNamespace

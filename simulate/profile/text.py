@@ -49,7 +49,12 @@ def _head(profile: Profile) -> list[Part]:
     bounds = " <= ".join(f"{each.value} {us(lengths[each].length_ns)}" for each in order)
     head = f"{profile.title}: {us(profile.length_ns)} us ({profile.reading.value} reading)"
     out: list[Part] = [Hanging(head, style="bold"), Hanging(f"{bounds} us")]
-    out.append(f"starting and ending the kernel takes {us(profile.timeline.overhead_ns)} us more")
+    out.append(
+        Hanging(
+            f"device time; starting and ending the kernel takes {us(profile.timeline.overhead_ns)} us more, and a "
+            f"synchronous call from the host about {us(profile.hardware.host_overhead_ns)} us on top"
+        )
+    )
     if profile.length_ns:
         length = profile.length_ns
         shares = ", ".join(

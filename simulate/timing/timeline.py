@@ -97,9 +97,10 @@ class Timeline:
     """When everything happened.
 
     Columns have one entry per slice, ordered by stream, event and kind. `length_ns` reaches from the first start to the
-    last result, or until engines can have done all they have to; starting and ending a kernel takes `overhead_ns` on
-    top. A track is busy while at least one slice is on it: an engine's issue interval, for a DMA queue the data phase
-    of any of its DMAs.
+    last result, or until engines can have done all they have to: device time, to which starting and ending a kernel
+    adds `overhead_ns`, and a synchronous call from the host the `host_overhead_ns` of the hardware record. A track is
+    busy while at least one slice is on it: an engine's issue interval, for a DMA queue the data phase of any of its
+    DMAs.
     """
 
     reading: Reading

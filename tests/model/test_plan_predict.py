@@ -70,7 +70,7 @@ def test_a_plan_takes_the_time_that_generating_takes(write_model, target, ranks,
             floor_ns, count = part.floor_ns / part.launches, part.launches
             for time_ns, own in (
                 (part.time.dataflow_ns, each.dataflow_ns),
-                (part.time.program_ns, each.timeline.length_ns),
+                (part.time.program_ns, each.program_ns),
                 (part.time.serial_ns, each.serial_ns),
             ):
                 assert time_ns / count == pytest.approx(max(own, floor_ns), rel=1e-9)

@@ -14,6 +14,7 @@ from model.families import load_config
 from model.kernel_model import KernelModel
 from model.profile import text
 from model.weights import shard_weights
+from simulate.hardware import hardware
 
 LAYER = ["qkv_projection", "rope", "rope", "attention_decode", "output_projection", "mlp"]
 
@@ -44,6 +45,10 @@ def test_times_of_the_launches_add_up_to_the_prediction(write_model) -> None:
     for _, done in passes(write_model(), ranks=2):
         total = sum(each.length_ns for each in done.kernel_times())
         assert done.overhead_ns + total == pytest.approx(done.prediction().program_ns, rel=1e-12)
+        for each in done.launches:
+            handed_over = each.launch.hardware.kernel_handover_ns
+            assert each.program_ns == each.timeline.length_ns + handed_over
+            assert handed_over <= each.dataflow_ns <= each.program_ns <= each.serial_ns
         for each in done.kernel_times():
             assert 0.0 < each.busiest_share <= 1.0
             assert not each.busiest.startswith("rank")
@@ -83,7 +88,10 @@ def test_page_has_every_launch_in_order_and_each_distinct_one_once(write_model, 
         [label, each.part, each.kernel] for label, done in both for each in done.kernel_times()
     ]
     for (names, part), each in zip(data["steps"], [each for _, done in both for each in done.kernel_times()]):
-        assert data["parts"][part]["length"] == round(each.length_ns, 1)
+        handed_over_ns = hardware(
+            "trn2"
+        ).kernel_handover_ns  # the page shows a launch, a pass hands over as well
+        assert data["parts"][part]["length"] == pytest.approx(each.length_ns - handed_over_ns, abs=0.051)
         assert data["parts"][part]["title"].endswith(names[-1])
     assert len(data["parts"]) < len(data["steps"])
     assert sorted({part for _, part in data["steps"]}) == list(range(len(data["parts"])))

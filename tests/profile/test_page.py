@@ -63,6 +63,13 @@ def test_every_slice_is_on_the_page_at_its_time() -> None:
         assert track["start"] == sorted(track["start"])
 
 
+def test_a_page_says_what_the_host_adds_to_the_time_of_the_device() -> None:
+    own = done()
+    (part,) = data(page("title", [PageLaunch(own)]))["parts"]
+    assert part["length"] == round(own.timeline.length_ns, 1)
+    assert part["host_overhead_ns"] == own.hardware.host_overhead_ns > 0
+
+
 def test_operands_lines_and_causes_of_an_event_can_be_looked_up() -> None:
     own = done()
     part = data(page("title", [PageLaunch(own)]))["parts"][0]

@@ -48,7 +48,11 @@ def test_a_report_has_the_numbers_of_the_timeline() -> None:
         f"dataflow {found.dataflow_ns / 1000:.3f} <= scheduled {found.scheduled_ns / 1000:.3f}"
         f" <= program {found.program_ns / 1000:.3f} <= serial {found.serial_ns / 1000:.3f} us"
     )
-    assert f"{timeline.overhead_ns / 1000:.3f} us" in lines[2]
+    around_us, host_us = timeline.overhead_ns / 1000, launch.hardware.host_overhead_ns / 1000
+    assert lines[2].startswith(f"device time; starting and ending the kernel takes {around_us:.3f} us more")
+    assert f"a synchronous call from the host about {host_us:.3f} us on top" in " ".join(
+        map(str.strip, lines[2:4])
+    )
     used = {timeline.tracks[track] for track in timeline.track.tolist()}
     for track in timeline.tracks:
         rows = [line for line in lines if re.match(rf"{track}  +[\d.]", line)]

@@ -18,7 +18,7 @@ function showSummary(part) {
       make("span", { style: own ? "font-weight:600" : "" }, name), meter(time, longest, own ? "var(--accent)" : "var(--soft)"),
       make("span", { class: "n" }, us(time))));
   }
-  left.append(make("p", { class: "hint" }, `Starting and ending the kernel takes ${us(part.overhead)} on top.`));
+  left.append(make("p", { class: "hint" }, `Device time. Starting and ending the kernel takes ${us(part.overhead)} more, and a synchronous call from the host about ${us(part.host_overhead_ns)} on top.`));
   const right = make("div", {}, make("h3", {}, "numbers that the length rests on"));
   const colours = { published: "var(--good)", derived: "var(--accent)", assumed: "var(--hot)" };
   right.append(make("div", { class: "stack" },

@@ -55,6 +55,7 @@ def part_data(profile: Profile) -> dict[str, Any]:
         "reading": profile.reading.value,
         "length": _ns(profile.length_ns),
         "overhead": _ns(timeline.overhead_ns),
+        "host_overhead_ns": _ns(profile.hardware.host_overhead_ns),
         "bracket": [
             [each.value, _ns(profile.timelines[each].length_ns)]
             for each in (Reading.dataflow, Reading.scheduled, Reading.program, Reading.serial)
