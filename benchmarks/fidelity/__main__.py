@@ -52,7 +52,7 @@ def _descriptions(options: argparse.Namespace) -> Found:
         entries = [entry for entry in entries if entry.family in options.family]
     main, readings = _readings(options)
     found = outcomes(progress(entries, "measurements"), readings, main, probe=not options.quick)
-    return text(found), as_json(found)
+    return text(found, options.held_out), as_json(found, options.held_out)
 
 
 def _sources(options: argparse.Namespace, clones: Mapping[str, Clone]) -> Found:
@@ -105,6 +105,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=[reading.value for reading in Reading],
         help="whose errors the table shows, for all entries (default: scheduled where a compiler makes the order, else "
         "program)",
+    )
+    parser.add_argument(
+        "--held-out",
+        action="store_true",
+        help="show held-out entries as the fitted ones in tables and JSON; nothing may be fitted to them afterwards",
     )
     parser.add_argument(
         "--quick", action="store_true", help="no bounds and no share of guesses: half of the time"

@@ -49,12 +49,17 @@ def _outcome(entry: Entry, readings: Sequence[Reading], main: Reading | None, pr
         measured_us=measured,
         predicted_us=dict(prediction.times_us),
         floor_us=prediction.floor_us,
-        guessed_share=prediction.guessed_share,
+        guessed_share=prediction.guessed_share if probe else None,
+        host_overhead_ns=prediction.host_overhead_ns,
     )
 
 
-def as_json(found: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """One object per entry, for programs: `time_us` is the prediction that counts, `predicted_us` has all readings."""
+def as_json(found: Sequence[Outcome], held_out: bool = False) -> list[dict[str, Any]]:
+    """One object per entry, for programs: `time_us` is the prediction that counts, `predicted_us` has all readings.
+
+    `host_overhead_ns` is the host's part of these times: 0 where they are the device's. Times and errors of entries
+    that are held out are absent unless `held_out` asks for them.
+    """
     out: list[dict[str, Any]] = []
     for outcome in found:
         entry = outcome.entry
@@ -63,14 +68,15 @@ def as_json(found: Sequence[Outcome]) -> list[dict[str, Any]]:
             "family": entry.family,
             "target": entry.target,
             "confidence": entry.confidence,
+            "held_out": entry.held_out,
             "covered": outcome.covered,
         }
+        if outcome.schedule is not None:
+            row["schedule"] = outcome.schedule.value
         if outcome.predicted_us is None:
             row["reason"] = outcome.reason
-        else:
-            assert outcome.schedule is not None
+        elif held_out or not entry.held_out:
             row |= {
-                "schedule": outcome.schedule.value,
                 "reading": outcome.reading.value,
                 "measured_us": outcome.measured_us,
                 "time_us": outcome.predicted_us[outcome.reading],
@@ -78,6 +84,7 @@ def as_json(found: Sequence[Outcome]) -> list[dict[str, Any]]:
                 "predicted_us": {reading.value: time for reading, time in sorted_times(outcome)},
                 "floor_us": outcome.floor_us,
                 "guessed_share": outcome.guessed_share,
+                "host_overhead_ns": outcome.host_overhead_ns,
             }
         out.append(row)
     return out

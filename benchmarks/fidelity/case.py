@@ -6,6 +6,7 @@ import enum
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -127,7 +128,15 @@ def chip_of(entry: Entry) -> Hardware:
     except InvalidArgument:
         raise NotCovered(f"target {entry.target!r} names no single generation") from None
     named = INSTANCES.get(entry.instance.split(" ")[0])
-    return hardware(named.name) if named is not None and named.target == chip.name else chip
+    if named is not None and named.target == chip.name:
+        chip = hardware(named.name)
+    return _shared(chip) if entry.cores > 1 else chip
+
+
+@lru_cache
+def _shared(chip: Hardware) -> Hardware:
+    """A chip whose cores all work, although one of them stands for them: none has a stack of HBM to itself."""
+    return chip.with_numbers(hbm_gb_per_s_per_stack=chip.provenance["hbm_gb_per_s_per_core"])
 
 
 _MEASURED = (
@@ -176,7 +185,9 @@ def measured_us(entry: Entry, chip: Hardware) -> float:
         return float(metrics["estimate_us"])
     if "relative_throughput" in metrics and len(entry.product()) == 2:
         rows, per_partition = entry.product()
-        peak = min(chip.dma_engines * chip.dma_engine_bytes_per_ns, chip.hbm_gb_per_s_per_core)
+        descriptor = chip.dma_descriptor_bytes_max
+        engine = descriptor / (chip.dma_descriptor_ns + descriptor / chip.dma_engine_bytes_per_ns)
+        peak = min(chip.dma_engines * engine, chip.hbm_gb_per_s_per_stack)
         return rows * per_partition / (float(metrics["relative_throughput"]) * peak) / 1000.0
     per_rank = re.search(r"(\d+) B per rank", entry.shapes)
     if "busbw_GBps" in metrics and per_rank and entry.says("all-gather"):

@@ -25,13 +25,14 @@ class Prediction:
     """Predicted times by reading, what physics allows at least, and the share that rests on guessed constants.
 
     The share is the elasticity of the time: its relative growth over that of all guessed times and inverse rates
-    together.
+    together. `host_overhead_ns` is the host's part of every time: 0 where the device alone was timed.
     """
 
     times_us: Mapping[Reading, float]
     floor_us: float
     guessed_share: float
     events: int
+    host_overhead_ns: float = 0.0
 
 
 def predict(
@@ -49,7 +50,7 @@ def predict(
     waits = [dependences(done.streams) for done in launches]
     times = {}
     for reading in dict.fromkeys((main, *readings)):
-        placed = [schedule(done.streams, case.chip, reading, wait) for done, wait in zip(launches, waits)]
+        placed = [schedule(done.streams, done.hardware, reading, wait) for done, wait in zip(launches, waits)]
         try:
             read = [_read(case, case.chip, done, timeline) for done, timeline in zip(launches, placed)]
         except NotCovered:
@@ -61,11 +62,12 @@ def predict(
     floor = 0.0
     if case.quantity in _WHOLE:
         floor = (
-            _sum(max(floor_ns(case.chip, stream) for stream in done.streams) for done in launches)
+            _sum(max(floor_ns(done.hardware, stream) for stream in done.streams) for done in launches)
             / case.divisor
         )
     events = sum(len(stream) for done in launches for stream in done.streams)
-    return Prediction(times, floor, share, events)
+    calls = len(launches) if case.quantity is Quantity.host else 0
+    return Prediction(times, floor, share, events, calls * case.chip.host_overhead_ns / case.divisor)
 
 
 def _guessed_share(case: Case, reading: Reading, time_us: float) -> float:
@@ -73,7 +75,7 @@ def _guessed_share(case: Case, reading: Reading, time_us: float) -> float:
     if slower is case.chip:
         return 0.0
     probed = [_launched(slower, run) for run in case.runs]
-    after = _sum(_read(case, slower, done, schedule(done.streams, slower, reading)) for done in probed)
+    after = _sum(_read(case, slower, done, schedule(done.streams, done.hardware, reading)) for done in probed)
     return (after / case.divisor / time_us - 1.0) / (_PROBE - 1.0)
 
 

@@ -1,4 +1,7 @@
-"""Errors as tables: by family and generation, by kind of schedule, by ladder; worst and not covered entries."""
+"""Errors as tables: by family and generation, by kind of schedule, by ladder; worst and not covered entries.
+
+Entries that are held out count in the table by kind of schedule and in no other one, unless they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,16 @@ from benchmarks.fidelity.entry import Entry
 from simulate.timing import Reading
 
 LADDER_MIN = 4
+_SAME = 1.0e-9
+"""Sums of one bracket's two readings may differ in their last digits."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one entry: its times, or the reason why it is not covered."""
+    """The outcome of one entry: its times, or the reason why it is not covered.
+
+    `guessed_share` is None where it was not worked out.
+    """
 
     entry: Entry
     reason: str = ""
@@ -26,7 +34,8 @@ class Outcome:
     measured_us: float = 0.0
     predicted_us: dict[Reading, float] | None = None
     floor_us: float = 0.0
-    guessed_share: float = 0.0
+    guessed_share: float | None = None
+    host_overhead_ns: float = 0.0
 
     @property
     def covered(self) -> bool:
@@ -46,6 +55,13 @@ class Outcome:
     def counts(self) -> bool:
         """Of high or medium confidence: low ones are shown but enter no summary."""
         return self.entry.confidence != "low"
+
+    @property
+    def bracket_us(self) -> tuple[float, float] | None:
+        """The bounds of the dataflow and the serial reading; None where they were not asked for or have no time."""
+        times = self.predicted_us or {}
+        bounds = times.get(Reading.dataflow), times.get(Reading.serial)
+        return None if bounds[0] is None or bounds[1] is None else (bounds[0], bounds[1])
 
 
 def kendall(pairs: Sequence[tuple[float, float]]) -> float:
@@ -90,41 +106,80 @@ def ladders(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     return found
 
 
-def text(outcomes: Sequence[Outcome]) -> str:
-    """The whole table."""
-    parts = [_families(outcomes), _schedules(outcomes), _readings(outcomes)]
-    parts += [_ladders(outcomes)]
-    parts += [_worst(outcomes), _below_floor(outcomes), _missing(outcomes)]
+def text(outcomes: Sequence[Outcome], held_out: bool = False) -> str:
+    """The whole table; `held_out` shows the entries that are held out as it shows the fitted ones."""
+    shown = [outcome for outcome in outcomes if held_out or not outcome.entry.held_out]
+    parts = [_families(outcomes, shown), _schedules(outcomes), _sides(outcomes), _readings(shown)]
+    parts += [_ladders(shown), _worst(shown), _below_floor(outcomes, shown), _missing(outcomes)]
     return "\n".join(part for part in parts if part)
 
 
-def _families(outcomes: Sequence[Outcome]) -> str:
+def _families(outcomes: Sequence[Outcome], shown: Sequence[Outcome]) -> str:
     groups: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
+    for outcome in shown:
         groups[outcome.entry.family, outcome.entry.target].append(outcome)
+    hidden = len(outcomes) - len(shown)
     lines = [
         "Errors are |predicted / measured - 1| over covered entries of high and medium confidence. Kernels whose order "
         "a compiler makes count by their scheduled reading, all others by program order.",
+        *(
+            [f"{hidden} held-out entries count in the table by schedule and in no other one."]
+            if hidden
+            else []
+        ),
         "",
         "| family | chip | entries | covered | median | 90 % | bias | on guesses |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for (family, target), members in sorted(groups.items()):
         lines.append(f"| {family} | {target} |{_figures(members)}")
-    lines.append(f"| **all** | |{_figures(outcomes)}")
+    lines.append(f"| **all** | |{_figures(shown)}")
     return "\n".join(lines) + "\n"
 
 
 def _schedules(outcomes: Sequence[Outcome]) -> str:
+    """Each kind of schedule as a whole, its fitted part and the part that is held out."""
     lines = [
-        "| schedule by | covered | median | 90 % | bias | on guesses |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| schedule by | part | covered | median | 90 % | bias | on guesses | inside bracket | no width |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for kind in Schedule:
         members = [outcome for outcome in outcomes if outcome.schedule is kind]
-        if members:
-            lines.append(f"| {kind.value} |" + _figures(members).split("|", 1)[1])
+        held_out = [outcome for outcome in members if outcome.entry.held_out]
+        fitted = [outcome for outcome in members if not outcome.entry.held_out]
+        for part, found in (("all", members), ("fitted", fitted), ("held out", held_out)):
+            if found:
+                lines.append(
+                    f"| {kind.value} | {part} |{_figures(found).split('|', 1)[1]} {_bracketed(found)} |"
+                )
+    lines += [
+        "",
+        "Inside bracket: how often a measured time lies between the dataflow and the serial reading. No width: how "
+        "many of these brackets are one number, as of a term of the cost model.",
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _bracketed(members: Sequence[Outcome]) -> str:
+    """How many measured times lie in their bracket, and how many brackets have no width; empty without brackets."""
+    brackets = [(each.bracket_us, each.measured_us) for each in members if each.covered and each.counts]
+    known = [(*bracket, measured) for bracket, measured in brackets if bracket is not None]
+    if not known:
+        return "|"
+    inside = sum(low <= measured <= high for low, high, measured in known)
+    points = sum(math.isclose(low, high, rel_tol=_SAME) for low, high, measured in known)
+    return f"{inside} of {len(known)} | {points}"
+
+
+def _sides(outcomes: Sequence[Outcome]) -> str:
+    """Whether times are the device's or hold the host side."""
+    covered = [outcome for outcome in outcomes if outcome.covered]
+    host = Counter(outcome.entry.family for outcome in covered if outcome.host_overhead_ns)
+    named = ", ".join(f"{family} {count}" for family, count in sorted(host.items()))
+    return (
+        f"Times of {len(covered) - host.total()} covered entries are the device's. Times of {host.total()}"
+        f"{f' ({named})' if named else ''} are of a synchronous call and hold the host side, measured as predicted.\n"
+    )
 
 
 def _readings(outcomes: Sequence[Outcome]) -> str:
@@ -163,10 +218,11 @@ def _figures(members: Sequence[Outcome]) -> str:
         return head + " | | | |"
     errors = [outcome.error() for outcome in counted]
     absolute = [abs(error) for error in errors]
-    guesses = statistics.fmean(outcome.guessed_share for outcome in counted)
+    shares = [outcome.guessed_share for outcome in counted if outcome.guessed_share is not None]
+    guesses = percent(statistics.fmean(shares)) if shares else ""
     return head + (
         f" {percent(statistics.median(absolute))} | {percent(quantile(absolute, 0.9))} |"
-        f" {statistics.median(errors) * 100:+.0f} % | {percent(guesses)} |"
+        f" {statistics.median(errors) * 100:+.0f} % | {guesses} |"
     )
 
 
@@ -183,21 +239,28 @@ def _worst(outcomes: Sequence[Outcome], count: int = 5) -> str:
     for outcome in outcomes:
         if outcome.covered and outcome.counts:
             groups[outcome.entry.family].append(outcome)
-    lines = ["| worst of | entry | measured us | predicted us | error |", "|---|---|---:|---:|---:|"]
+    lines = [
+        "| worst of | entry | time of | measured us | predicted us | error |",
+        "|---|---|---|---:|---:|---:|",
+    ]
     for family, members in sorted(groups.items()):
         for outcome in sorted(members, key=lambda member: -abs(member.error()))[:count]:
             lines.append(
-                f"| {family} | {outcome.entry.id} | {outcome.measured_us:.3f} | {outcome.time_us():.3f} |"
+                f"| {family} | {outcome.entry.id} | {'host call' if outcome.host_overhead_ns else 'device'} |"
+                f" {outcome.measured_us:.3f} | {outcome.time_us():.3f} |"
                 f" {outcome.error() * 100:+.0f} % |"
             )
     return "\n".join(lines) + "\n"
 
 
-def _below_floor(outcomes: Sequence[Outcome]) -> str:
-    below = [
-        outcome.entry.id for outcome in outcomes if outcome.covered and outcome.time_us() < outcome.floor_us
-    ]
-    return f"Below the physical floor: {', '.join(below) or 'none'}.\n"
+def _below_floor(outcomes: Sequence[Outcome], shown: Sequence[Outcome]) -> str:
+    def below(found: Sequence[Outcome]) -> list[str]:
+        return [each.entry.id for each in found if each.covered and each.time_us() < each.floor_us]
+
+    names = below(shown)
+    hidden = len(below(outcomes)) - len(names)
+    names += [f"{hidden} held out"] if hidden else []
+    return f"Below the physical floor: {', '.join(names) or 'none'}.\n"
 
 
 def _missing(outcomes: Sequence[Outcome]) -> str:

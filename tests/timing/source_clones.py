@@ -73,11 +73,13 @@ def matmul_lhsT_rhs_nkigym(lhs_T, rhs):
     nisa.dma_copy(dst=out, src=rhs)
     return out
 """
+ONLINE = MATMUL.replace("matmul_lhsT_rhs_nkigym", "rmsnorm_matmul_online").replace("lhs_T", "lhs")
 FILES = {
     "library/src/nkilib_src/nkilib/core/attention/attention_cte.py": KERNEL,
     "library/src/nkilib_src/nkilib/core/utils/common_types.py": TYPES,
     "library/src/nkilib_src/nkilib/core/mlp/mlp.py": MLP,
     "autotune/kernel_library/matmul/lhsT_rhs/kernel_hand_1mfu.py": MATMUL,
+    "autotune/kernel_library/rmsnorm_matmul/kernel_hand_online.py": ONLINE,
     "autotune/kernel_library/matmul/lhs_rhs/kernel_hand_1mfu.py": MATMUL,
     "autotune/kernel_library/matmul/lhs_rhs/kernel_hand_2mfu.py": MATMUL,
 }
@@ -92,6 +94,11 @@ DECODE: dict[str, Any] = {
 MATRICES: dict[str, Any] = {
     "repo": AUTOTUNE, "kernel": "kernel_library matmul, hand tuned, 2048^3", "dtype": "bfloat16", "lnc": 1,
     "measured_us": 240.0, "lhs": "K x M",
+}  # fmt: skip
+
+NORMED: dict[str, Any] = {
+    "repo": AUTOTUNE, "kernel": "kernel_library rmsnorm_matmul kernel_hand_online, 2048 x 2048", "dtype": "bfloat16",
+    "lnc": 1, "measured_us": 240.0,
 }  # fmt: skip
 
 

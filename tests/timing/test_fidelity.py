@@ -37,7 +37,7 @@ def test_every_entry_is_predicted_or_has_a_reason() -> None:
             times = outcome.predicted_us
             assert times[Reading.dataflow] <= times[Reading.scheduled] <= times[Reading.program]
             assert outcome.floor_us <= times[Reading.program] <= times[Reading.serial]
-            assert -1.0e-9 <= outcome.guessed_share <= 1.0 + 1.0e-9
+            assert outcome.guessed_share is not None and -1.0e-9 <= outcome.guessed_share <= 1.0 + 1.0e-9
 
 
 def test_a_matmul_is_read_off_at_its_issue_interval() -> None:
@@ -206,8 +206,15 @@ def test_a_fused_mixture_has_fewer_waits_with_more_sets_of_tiles(inner: int) -> 
 @pytest.mark.parametrize("count", [127, 128, 129])
 def test_a_router_that_comes_in_one_prepared_load_shortens_a_fused_mixture(count: int) -> None:
     shapes = f"T=1, H=2048, I=192, E={count}, K=8, LNC=2"
-    four = program_us(decode_entry(f"{FUSED}; redundant memsets removed", shapes))
-    assert program_us(decode_entry(f"{FUSED}; one router load", shapes)) < four
+    readings = (Reading.program, Reading.serial)
+    four, one = (
+        predict(
+            build(decode_entry(f"{FUSED}; {step}", shapes)), readings, Reading.program, probe=False
+        ).times_us
+        for step in ("redundant memsets removed", "one router load")
+    )
+    # In program order the router's load is hidden: the critical path takes as long with one as with four.
+    assert one[Reading.serial] < four[Reading.serial] and one[Reading.program] <= four[Reading.program]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +283,7 @@ def test_predictions_are_the_same_every_time() -> None:
 
 def test_low_confidence_is_shown_but_does_not_count() -> None:
     found = outcomes(read_entries(FILE))
-    table = text(found)
+    table = text(found, held_out=True)
     assert "| transpose | gen2 | 1 | 1 | | | | |" in table
     assert "| transpose | c |" not in table
     assert "Below the physical floor: none." in table
@@ -290,7 +297,7 @@ def test_a_ladder_is_one_kernel_over_shapes() -> None:
     found = outcomes(rungs)
     (members,) = ladders(found).values()
     assert len(members) == 4
-    assert "| 4 | 1.00 |" in text(found)
+    assert "| 4 | 1.00 |" in text(found, held_out=True)
     assert ladders(found[:3]) == {}
 
 

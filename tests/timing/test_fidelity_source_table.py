@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.fidelity.__main__ import main
+from benchmarks.fidelity.case import Schedule
 from benchmarks.fidelity.sources.bench import Outcome, source_outcomes
 from benchmarks.fidelity.sources.clones import AUTOTUNE, LIBRARY
 from benchmarks.fidelity.sources.source import Source, read_sources, told_apart
@@ -27,8 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outcome(number: int, measured: float, program: float, **given: Any) -> Outcome:
     lnc = given.pop("lnc", 1)
     source = Source(number, "k", LIBRARY, "gen3", lnc, measured, given)
-    times = {Reading.dataflow: 0.5 * program, Reading.serial: 2.0 * program}
-    return Outcome(source, "", Reading.program, {**times, Reading.program: program}, 0.25 * program)
+    times = {Reading.dataflow: 0.5 * program, Reading.serial: 2.0 * program, Reading.program: program}
+    return Outcome(source, "", Reading.program, times, 0.25 * program, schedule=Schedule.explicit)
 
 
 def test_variants_differ_in_one_field_and_by_more_than_five_per_cent() -> None:
@@ -62,9 +63,47 @@ def test_the_table_counts_errors_bracket_and_floor() -> None:
     assert "Measured below the physical floor, which is then too high: entry 3." in text
     assert "| 5 | it is absent |" in text
     (row,) = [line for line in text.splitlines() if line.startswith("| all")]
-    assert [cell.strip() for cell in row.split("|")[2:-1]] == ["5 of 6", "program", "51 %", "221 %", "+10 %"]
+    assert [cell.strip() for cell in row.split("|")[2:-1]] == [
+        "5 of 6",
+        "explicit",
+        "program",
+        "51 %",
+        "221 %",
+        "+10 %",
+    ]
     too_short = replace(outcome(6, 100.0, 90.0), floor_us=91.0)
     assert "Predicted below the physical floor: entry 6." in source_text([too_short], {})
+
+
+def test_errors_count_by_the_reading_of_each_kernel() -> None:
+    """The error is +10 % as written and -10 % as a compiler has it; of the other kernel +30 and -20 %."""
+    by_author = outcome(0, 100.0, 110.0, rows=1)
+    by_author = replace(by_author, predicted_us={**by_author.predicted_us, Reading.scheduled: 90.0})
+    other = outcome(1, 100.0, 130.0, rows=1)
+    by_compiler = replace(
+        other,
+        source=replace(other.source, kernel="other"),
+        schedule=Schedule.compiler,
+        reading=Schedule.compiler.reading,
+        predicted_us={**other.predicted_us, Reading.scheduled: 80.0},
+    )
+    slower = replace(by_compiler, source=replace(by_compiler.source, measured_us=200.0, given={"rows": 2}))
+    text = source_text([by_author, by_compiler, slower], {})
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if " by" not in line
+    ]
+    told = {(row[2], row[3]): row[4] for row in rows if len(row) == 7 and row[1].startswith("1 of")}
+    assert told == {("explicit", "program"): "10 %"}
+    (own,) = [row for row in rows if len(row) == 7 and row[0] == "other"]
+    assert own[1:4] == ["2 of 2", "compiler", "scheduled"]
+    after = [row[3:5] for row in rows[rows.index(own) :] if len(row) == 7]
+    assert [label for label, _ in after] == ["scheduled", "program", "that counts", "program", "scheduled"]
+    assert after[2] == ["that counts", "20 %"]  # of 10, 20 and 60 %
+    assert "- scheduled: 0 of 1 in the measured order" in text
+
+
+def test_times_of_sources_are_the_device_s() -> None:
+    assert source_text([outcome(0, 1.0, 1.0)], {}).startswith("All times are the device's")
 
 
 def test_fields_that_differ_tell_launches_apart() -> None:
@@ -95,6 +134,7 @@ def test_the_command_prints_the_table_and_writes_json(
     assert first["covered"] and set(first["predicted_us"]) == {reading.value for reading in Reading}
     assert first["time_us"] == first["predicted_us"][first["reading"]]
     assert first["error"] == first["time_us"] / first["measured_us"] - 1.0
+    assert (first["schedule"], first["host_overhead_ns"]) == ("explicit", 0.0)
     assert first["launch"] == {"lnc": 1, **{name: ATTENTION[name] for name in list(ATTENTION)[2:-1]}}
     assert not second["covered"] and "no clone of" in second["reason"]
     assert second["launch"]["odd"] == "nan"

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from benchmarks.fidelity.case import Schedule
 from benchmarks.fidelity.sources.bench import source_outcomes
 from benchmarks.fidelity.sources.clones import AUTOTUNE, LIBRARY, recognised
 from benchmarks.fidelity.sources.forked import reply
@@ -25,7 +26,7 @@ from simulate.process import Limits
 from simulate.run.machine import Mode
 from simulate.timing import Reading, schedule
 from simulate.world import launch
-from tests.timing.source_clones import ATTENTION, DECODE, KERNEL, MATRICES, make, write
+from tests.timing.source_clones import ATTENTION, DECODE, KERNEL, MATRICES, NORMED, make, write
 
 CLONE = "NKW_LIBRARY"
 
@@ -57,12 +58,14 @@ def test_a_time_is_that_of_the_launch_with_start_and_end_of_the_kernel(folder: P
     given |= {"causal_mask": True, "tp_q": False, "tp_out": False}  # type: ignore[dict-item]
     done = launch(scope["attention_cte"], [((), given)], chip, 1, Mode.dry, has_grid=True)
     around_ns = chip.kernel_start_ns + chip.kernel_end_ns
-    expected = {each: (schedule(done.streams, chip, each).length_ns + around_ns) / 1000 for each in Reading}
+    expected = {
+        each: (schedule(done.streams, done.hardware, each).length_ns + around_ns) / 1000 for each in Reading
+    }
     assert found.predicted_us == expected and found.reading is Reading.program
     assert found.error() == expected[Reading.program] / 30.0 - 1.0
     (core,) = found.work["cores"]
     assert core["dmas"] == 4 and core["dma_bytes"] == 4 * 128 * 64 * 2 and core["flops"] == 0
-    assert found.floor_us == pytest.approx(core["dma_bytes"] / chip.hbm_gb_per_s_per_core / 1000)
+    assert found.floor_us == pytest.approx(core["dma_bytes"] / done.hardware.hbm_gb_per_s_per_core / 1000)
 
 
 def test_both_cores_of_a_logical_core_run(folder: Path, tmp_path: Path) -> None:
@@ -132,6 +135,20 @@ def test_a_hand_tuned_product_is_the_one_file_of_its_folder(folder: Path, tmp_pa
     assert two.reason == "matmul/lhs_rhs has 2 files kernel_hand*.py, not one"
     (absent,) = run(folder, tmp_path, MATRICES, clones=("library",))
     assert absent.reason == f"no clone of {AUTOTUNE} is named by --sources"
+
+
+def test_the_reading_that_counts_is_that_of_who_scheduled_the_kernel(folder: Path, tmp_path: Path) -> None:
+    found = run(folder, tmp_path, ATTENTION, MATRICES, NORMED)
+    assert [(each.schedule, each.reading) for each in found] == [
+        (Schedule.explicit, Reading.program),
+        (Schedule.explicit, Reading.program),
+        (Schedule.compiler, Reading.scheduled),
+    ]
+    for each in found:
+        assert each.time_us() == each.predicted_us[each.reading]
+    (source,) = read_sources(write(tmp_path, NORMED))
+    (asked,) = source_outcomes([source], recognised([str(folder / "autotune")]), (), Reading.program)
+    assert (asked.schedule, list(asked.predicted_us)) == (Schedule.compiler, [Reading.program])
 
 
 def test_nothing_is_written_into_a_clone_or_imported_here(folder: Path, tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ def build(entry: Entry) -> Case:
     if entry.says("relative throughput"):
         if len(entry.product()) != 2:
             raise NotCovered(f"shapes {entry.shapes!r} do not give rows and bytes")
-        count = 32
-        return case(dma.alternating, (array(entry.product(), np.uint8), count), Quantity.length, count)
+        count = 64  # the latency of the first one hardly counts
+        arguments = (array(entry.product(), np.uint8), count, "swdge")
+        return case(dma.streaming, arguments, Quantity.length, count)
     if entry.says("hardware DGE", "first data descriptor"):
         return case(dma.loads, ([tile], "hwdge"), Quantity.first_byte)
     if entry.says("static ring", "first data descriptor"):
@@ -60,6 +61,12 @@ def build(entry: Entry) -> Case:
         if side is None:
             raise NotCovered("the matrix whose tiles are loaded is not given")
         return case(dma.load_tiles, (array((int(side.group(1)),) * 2),), Quantity.data_phase)
+    if entry.says("store of one"):
+        found = re.search(r"\[(\d+),(\d+)\] tile", entry.kernel)
+        if found is None:
+            raise NotCovered("the tile that is stored is not given")
+        shape = (int(found.group(1)), int(found.group(2)))
+        return case(dma.stores, (array(shape), 1), Quantity.data)
     if entry.says("load of"):
         found = re.search(r"\[(\d+),(\d+)\] tiles", entry.kernel)
         count = entry.integer(r"^(\d+) x")
@@ -86,8 +93,11 @@ def _on_one_engine(entry: Entry, chip: Hardware) -> Case | None:
     piece = int(pieces.group(2)) if pieces else size
 
     def formula(hardware: Hardware) -> float:
-        cast = size if entry.says("cast") else 0
-        moved = dma_costs.dma(hardware, Engine.sync, DgeMode.none, size, piece, True, 0, cast).dma
+        casts = entry.says("cast", "fp32->bf16") and "destination" in entry.shapes
+        wider = 2 if casts else 1
+        moved = dma_costs.dma(
+            hardware, Engine.sync, DgeMode.none, wider * size, wider * piece, True, 0, casts
+        ).dma
         assert moved is not None
         latency = entry.says("in flight")
         # All engines together are busy for one sixteenth of what one engine takes.

@@ -160,9 +160,10 @@ def _hardware_dge(entry: Entry, chip: Hardware) -> Case:
     total = entry.integer(r"(\d+) KiB")
     found = re.search(r"([\d.]+) MB", entry.shapes)
     size = total * 1024 if total else int(float(found.group(1)) * 1e6) if found else descriptors * 4096
-    rows = -(-descriptors // 128)
-    width = max(size // (128 * rows), 1)
-    runs = (Run(dma.load_pieces, ((array((128, rows, width + 64), np.uint8), width, "hwdge"),)),)
+    partitions = max(count for count in range(1, 129) if descriptors % count == 0)
+    rows = descriptors // partitions
+    width = max(size // descriptors, 1)
+    runs = (Run(dma.load_pieces, ((array((partitions, rows, width + 64), np.uint8), width, "hwdge"),)),)
     return Case(chip, runs, Quantity.trigger, Schedule.primitive, "dma_copy")
 
 
@@ -171,7 +172,7 @@ def _formula(chip: Hardware, formula: Callable[[Hardware], float]) -> Case:
 
 
 def _weight_load(entry: Entry, chip: Hardware) -> Case:
-    """A weight load has no event of its own; at half rate its passes take longer, and so does its pipeline."""
+    """A weight load has no event of its own; at half rate its rows take longer, but not its pipeline."""
     fp32, slow = entry.dtype != "-" and dtype_of(entry) == np.float32, entry.says("half rate")
 
     def formula(hardware: Hardware) -> float:
@@ -180,7 +181,6 @@ def _weight_load(entry: Entry, chip: Hardware) -> Case:
             passes = hardware.matmul_fp32_passes / hardware.matmul_fp32_instructions if fp32 else 1
             longer = 1.0 / hardware.tensor_throttled_clock_ghz - 1.0 / hardware.tensor_clock_ghz
             time_ns += passes * hardware.contraction_max * longer
-            time_ns += hardware.matmul_throttled_latency_ns - hardware.matmul_latency_ns
         return time_ns
 
     return _formula(chip, formula)

@@ -12,6 +12,7 @@ from benchmarks.fidelity.case import (
     Schedule,
     array,
     chip_of,
+    compiled_mode,
     dtype_of,
     quantity_of,
 )
@@ -64,11 +65,18 @@ def build(entry: Entry) -> Case:
         return case(matmul.column_blocks, a, b, block, fits(chip, array((k, block), dtype)))
     if entry.says("starting kernel") or (entry.says("optimisation step") and not is_late_step(entry)):
         return case(matmul.reloaded, a_t, b)
+    if entry.says("loads sunk into the innermost"):
+        return case(matmul.reloaded, a_t, b, compiled_mode(chip))
     if entry.says("blocked along the free"):
         return case(matmul.free_blocked, a_t, b)
     if entry.says("hoisted"):
         return case(matmul.hoisted, a_t, b)
-    return case(matmul.blocked, a_t, b, 4, 1, 8)
+    blocks = (
+        entry.integer(r"blocks (\d+)/\d+/\d+"),
+        entry.integer(r"blocks \d+/(\d+)/"),
+        entry.integer(r"/(\d+)$"),
+    )
+    return case(matmul.blocked, a_t, b, *(blocks if all(blocks) else (4, 1, 8)))
 
 
 def fits(chip: Hardware, *operands: np.ndarray) -> bool:

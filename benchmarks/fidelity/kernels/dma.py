@@ -21,11 +21,10 @@ def loads(sources, mode="none"):
     return out
 
 
-def alternating(x, count):
-    """x [128, n] @ HBM loaded `count` times into two buffers by turns, as a loop that streams through them does."""
-    tiles = [sbuf(x.shape, x.dtype) for _ in range(2)]
-    for i in range(count):
-        nisa.dma_copy(dst=tiles[i % 2], src=x)
+def streaming(x, count, mode):
+    """x [128, n] @ HBM loaded `count` times, each time into a tile of its own, as a loop that streams does."""
+    for _ in range(count):
+        nisa.dma_copy(dst=sbuf(x.shape, x.dtype), src=x, dge_mode=getattr(nisa.dge_mode, mode))
     return nl.ndarray((1, 1), dtype=x.dtype, buffer=nl.shared_hbm)
 
 

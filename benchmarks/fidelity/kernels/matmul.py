@@ -20,7 +20,7 @@ from benchmarks.fidelity.kernels.common import (
 )
 
 
-def reloaded(a_t, b):
+def reloaded(a_t, b, mode="none"):
     """The plain triple loop: both operands loaded for every matmul."""
     depth, rows = a_t.shape
     columns = b.shape[1]
@@ -30,8 +30,8 @@ def reloaded(a_t, b):
             bank = psum((PARTITIONS, BANK))
             for k in range(0, depth, PARTITIONS):
                 left, right = (
-                    load(a_t[k : k + PARTITIONS, m : m + PARTITIONS]),
-                    load(b[k : k + PARTITIONS, n : n + BANK]),
+                    load(a_t[k : k + PARTITIONS, m : m + PARTITIONS], mode),
+                    load(b[k : k + PARTITIONS, n : n + BANK], mode),
                 )
                 nisa.nc_matmul(dst=bank, stationary=left, moving=right, accumulate=k > 0)
             nisa.dma_copy(dst=c[m : m + PARTITIONS, n : n + BANK], src=evacuate(bank, c.dtype))

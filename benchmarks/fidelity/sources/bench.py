@@ -22,27 +22,26 @@ from simulate.run.stream import Stream
 from simulate.timing import Reading, dependences, schedule
 from simulate.world import launch
 
-SCHEDULE = Schedule.explicit
-"""The library's harness compiles every kernel with the compiler's allocation and scheduling off, and the hand-tuned
-products require the same (test/utils/kernel_tracer.py and kernel_library/README.md of the clones)."""
 _SECONDS, _MEMORY_BYTES = 900, 12 * 2**30
 """Of one entry: some ten times what the largest of the published ones takes."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The predicted times of one source, start and end of the kernel included, or the reason why there are none.
+    """The predicted device times of one source, start and end of the kernel included, or why there are none.
 
-    `floor_us` is what the peaks allow at least, without start and end. `work` tells what the launch does: bytes and
-    numbers of DMAs and FLOP of its cores, and how long each engine is busy under the reading that counts.
+    `schedule` tells who decided the order when the kernel was timed. `floor_us` is what the peaks allow at least,
+    without start and end. `work` tells what the launch does: bytes and numbers of DMAs and FLOP of its cores, and how
+    long each engine is busy under the reading that counts.
     """
 
     source: Source
     reason: str = ""
-    reading: Reading = SCHEDULE.reading
+    reading: Reading = Reading.program
     predicted_us: Mapping[Reading, float] = field(default_factory=dict)
     floor_us: float = 0.0
     work: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Schedule | None = None
 
     @property
     def covered(self) -> bool:
@@ -64,10 +63,9 @@ def source_outcomes(
     readings: Sequence[Reading] = tuple(Reading),
     main: Reading | None = None,
 ) -> list[Outcome]:
-    """Predict every source, one after another; `main` is the reading that counts, or None for that of the kernels."""
+    """Predict every source, one after another; `main` is the reading that counts, or None for that of each kernel."""
     _prepare()
-    main = main or SCHEDULE.reading
-    return [_outcome(source, clones, tuple(dict.fromkeys((main, *readings)))) for source in sources]
+    return [_outcome(source, clones, readings, main) for source in sources]
 
 
 def _prepare() -> None:
@@ -77,21 +75,27 @@ def _prepare() -> None:
     simulate.install("simulate")
 
 
-def _outcome(source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading]) -> Outcome:
-    found = reply(lambda: _predicted(source, clones, readings), _SECONDS, Limits(_SECONDS, _MEMORY_BYTES))
+def _outcome(
+    source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading], main: Reading | None
+) -> Outcome:
+    limits = Limits(_SECONDS, _MEMORY_BYTES)
+    found = reply(lambda: _predicted(source, clones, readings, main), _SECONDS, limits)
     if found is None:
-        limits = f"{_SECONDS} s and {_MEMORY_BYTES >> 30} GiB"
-        return Outcome(source, f"its launch ended without a result, as it does beyond {limits}")
+        most = f"{_SECONDS} s and {_MEMORY_BYTES >> 30} GiB"
+        return Outcome(source, f"its launch ended without a result, as it does beyond {most}")
     if "reason" in found:
         return Outcome(source, found["reason"])
     times = {Reading(name): time_us for name, time_us in found["predicted_us"].items()}
-    return Outcome(source, "", readings[0], times, found["floor_us"], found["work"])
+    who = Schedule(found["schedule"])
+    return Outcome(source, "", main or who.reading, times, found["floor_us"], found["work"], who)
 
 
-def _predicted(source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading]) -> dict[str, Any]:
+def _predicted(
+    source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading], main: Reading | None
+) -> dict[str, Any]:
     """Runs in the copy: an error of foreign code is the reason of its entry."""
     try:
-        return _placed(source, clones, readings)
+        return _placed(source, clones, readings, main)
     except NotCovered as reason:
         return {"reason": str(reason)}
     except NkwError as error:
@@ -100,25 +104,30 @@ def _predicted(source: Source, clones: Mapping[str, Clone], readings: Sequence[R
         return {"reason": f"its kernel raises {type(error).__name__}: {str(error)[:100]}"}
 
 
-def _placed(source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading]) -> dict[str, Any]:
+def _placed(
+    source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading], main: Reading | None
+) -> dict[str, Any]:
     try:
         chip = hardware(source.target)
     except InvalidArgument:
         raise NotCovered(f"target {source.target!r:.40} names no chip") from None
-    kernel, arguments = launch_of(source, clones)
-    done = launch(kernel, [((), arguments)], chip, source.lnc, Mode.dry, has_grid=True)
+    asked = launch_of(source, clones)
+    done = launch(asked.kernel, [((), asked.arguments)], chip, source.lnc, Mode.dry, has_grid=True)
     waits = dependences(done.streams)
-    placed = {reading: schedule(done.streams, chip, reading, waits) for reading in readings}
-    around_ns = placed[readings[0]].overhead_ns
+    counts = main or asked.schedule.reading
+    wanted = dict.fromkeys((counts, *readings))
+    placed = {reading: schedule(done.streams, done.hardware, reading, waits) for reading in wanted}
+    around_ns = placed[counts].overhead_ns
     return {
+        "schedule": asked.schedule.value,
         "predicted_us": {
             reading.value: (timeline.length_ns + around_ns) / 1000.0 for reading, timeline in placed.items()
         },
-        "floor_us": max(floor_ns(chip, stream) for stream in done.streams) / 1000.0,
+        "floor_us": max(floor_ns(done.hardware, stream) for stream in done.streams) / 1000.0,
         "work": {
             "cores": [_work(stream) for stream in done.streams],
             "around_us": around_ns / 1000.0,
-            "busy_us": {name: ns / 1000.0 for name, ns in placed[readings[0]].busy_ns.items()},
+            "busy_us": {name: ns / 1000.0 for name, ns in placed[counts].busy_ns.items()},
         },
     }
 
@@ -141,7 +150,10 @@ def _plain(value: Any) -> Any:
 
 
 def sources_as_json(found: Sequence[Outcome], clones: Mapping[str, Clone]) -> list[dict[str, Any]]:
-    """One object per source, for programs: `time_us` is the prediction that counts, `predicted_us` has all readings."""
+    """One object per source, for programs: `time_us` is the prediction that counts, `predicted_us` has all readings.
+
+    `host_overhead_ns`, the host's part of these times, is 0: they are the device's.
+    """
     out = []
     for outcome in found:
         source = outcome.source
@@ -155,13 +167,16 @@ def sources_as_json(found: Sequence[Outcome], clones: Mapping[str, Clone]) -> li
             "covered": outcome.covered,
         }
         if outcome.covered:
+            assert outcome.schedule is not None
             row |= {
                 "commit": clones[source.repo].commit,
+                "schedule": outcome.schedule.value,
                 "reading": outcome.reading.value,
                 "time_us": outcome.time_us(),
                 "error": outcome.error(),
                 "predicted_us": {reading.value: time_us for reading, time_us in outcome.predicted_us.items()},
                 "floor_us": outcome.floor_us,
+                "host_overhead_ns": 0.0,
                 "work": dict(outcome.work),
             }
         else:

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from benchmarks.fidelity.case import NotCovered, array
+from benchmarks.fidelity.case import NotCovered, Schedule, array
 from benchmarks.fidelity.sources import repairs
 from benchmarks.fidelity.sources.clones import AUTOTUNE, LIBRARY, Clone
 from benchmarks.fidelity.sources.source import Source
@@ -30,6 +31,15 @@ _DTYPES = {
     "float16": np.dtype(np.float16),
 }
 _PARTITIONS = 128
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The kernel of a source, a plain function, its arguments by name, and who decided the order when it was timed."""
+
+    kernel: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    schedule: Schedule
 
 
 class Fields:
@@ -65,8 +75,8 @@ class Fields:
             raise NotCovered(f"the launch does not know the field {next(iter(self._left))!r:.40}")
 
 
-def launch_of(source: Source, clones: Mapping[str, Clone]) -> Call:
-    """The kernel, a plain function, and its arguments by name. Imports from the clone: for a process of its own.
+def launch_of(source: Source, clones: Mapping[str, Clone]) -> Launched:
+    """The launch that a source was timed with. Imports from the clone: for a process of its own.
 
     Raises NotCovered with the reason where there is no clone, no builder or no such kernel.
     """
@@ -76,16 +86,21 @@ def launch_of(source: Source, clones: Mapping[str, Clone]) -> Call:
     clone = clones.get(source.repo)
     if clone is None:
         raise NotCovered(f"no clone of {source.repo} is named by --sources")
-    for name, builder in _BUILDERS[clone.repo].items():
+    for name, (builder, schedule) in _BUILDERS[clone.repo].items():
         if source.kernel.startswith(name):
             fields = Fields(source.given)
             kernel, arguments = builder(clone.folder, source.kernel, fields)
             fields.end()
-            return getattr(kernel, "func", kernel), arguments
+            return Launched(getattr(kernel, "func", kernel), arguments, schedule)
     raise NotCovered(f"no builder calls {source.kernel!r:.60}")
 
 
 def _attention(folder: Path, kernel: str, fields: Fields) -> Call:
+    """Explicit: the library's test harness compiles every kernel with `disable_backend_optimizations()`.
+
+    That is in test/utils/kernel_tracer.py of the clone; nki-autotune says that it switches off the compiler's
+    allocation and instruction scheduling (autotune/src/autotune/runner/types.py).
+    """
     heads, keys, queries = fields.size("heads"), fields.size("kv_len"), fields.size("q_len")
     width, dtype = fields.size("head_dim"), fields.word("dtype", _DTYPES)
     transposed = fields.flag("tp_q", True)
@@ -100,7 +115,10 @@ def _attention(folder: Path, kernel: str, fields: Fields) -> Call:
 
 
 def _mlp(folder: Path, kernel: str, fields: Fields) -> Call:
-    """The tests store the sum of a fused addition in all decode kernels whose entries have one, and say so nowhere."""
+    """Explicit, by the same harness as attention.
+
+    The tests store the sum of a fused addition in all decode kernels whose entries have one, and say so nowhere.
+    """
     types = _library(folder, "utils.common_types")
     batch, seq = fields.size("batch"), fields.size("seq")
     hidden, inner = fields.size("hidden"), fields.size("intermediate")
@@ -132,6 +150,7 @@ def _mlp(folder: Path, kernel: str, fields: Fields) -> Call:
 
 
 def _matmul(folder: Path, kernel: str, fields: Fields) -> Call:
+    """Explicit: kernel_library/README.md requires `enable-instruction-scheduling=false` for both products."""
     dtype = fields.word("dtype", _DTYPES)
     first, inner = fields.word(
         "lhs", {"K x M": ("lhs_T", "matmul/lhsT_rhs"), "M x K": ("lhs", "matmul/lhs_rhs")}
@@ -143,6 +162,11 @@ def _matmul(folder: Path, kernel: str, fields: Fields) -> Call:
 
 
 def _rmsnorm_matmul(folder: Path, kernel: str, fields: Fields) -> Call:
+    """Compiler: no file of the repository asks for flags with this kernel.
+
+    The flags of the runner are empty unless a job gives some (`neuronx_cc_args` in
+    autotune/src/autotune/runner/types.py), and without flags the compiler schedules.
+    """
     dtype = fields.word("dtype", _DTYPES)
     call = _defined(
         folder / "kernel_library" / "rmsnorm_matmul", "kernel_hand_online.py", "rmsnorm_matmul_online"
@@ -150,16 +174,25 @@ def _rmsnorm_matmul(folder: Path, kernel: str, fields: Fields) -> Call:
     return call, {"lhs": array((2048, 2048), dtype), "rhs": array((2048, 2048), dtype)}
 
 
-_BUILDERS: Mapping[str, Mapping[str, Callable[[Path, str, Fields], Call]]] = MappingProxyType(
+_Builder = tuple[Callable[[Path, str, Fields], Call], Schedule]
+
+_BUILDERS: Mapping[str, Mapping[str, _Builder]] = MappingProxyType(
     {
-        LIBRARY: {"attention_cte": _attention, "mlp (": _mlp},
+        LIBRARY: {
+            "attention_cte": (_attention, Schedule.explicit),
+            "mlp (": (_mlp, Schedule.explicit),
+        },
         AUTOTUNE: {
-            "kernel_library matmul, hand tuned, 2048^3": _matmul,
-            "kernel_library rmsnorm_matmul kernel_hand_online, 2048 x 2048": _rmsnorm_matmul,
+            "kernel_library matmul, hand tuned, 2048^3": (_matmul, Schedule.explicit),
+            "kernel_library rmsnorm_matmul kernel_hand_online, 2048 x 2048": (
+                _rmsnorm_matmul,
+                Schedule.compiler,
+            ),
         },
     }
 )
-"""By repository and by the beginning of a kernel's description."""
+"""By repository and by the beginning of a kernel's description; the evidence for who decided the order stands in the
+docstring of the builder."""
 
 
 def _library(folder: Path, name: str) -> Any:

@@ -14,13 +14,21 @@ from simulate.timing import Reading
 _APART = 1.05
 """Variants whose measured times differ by less tell no order: repeated runs of a kernel differ by some per cent."""
 _SHOWN = (Reading.program, Reading.scheduled)
+_EACH_ITS_OWN = "that counts"
+_COUNTS = (
+    "The first reading of a kernel is the one that counts: program where its source has the compiler's scheduler "
+    "switched off (explicit), scheduled where nothing does (compiler)."
+)
 
 Rows = Sequence[Sequence[str]]
 
 
 def source_text(found: Sequence[Outcome], clones: Mapping[str, Clone]) -> str:
     """The whole table."""
-    head = "Predicted times hold start and end of the kernel, as measured ones do. Errors are predicted / measured - 1."
+    head = (
+        "All times are the device's: predicted ones hold start and end of the kernel, as measured ones do, and no host "
+        "side. Errors are predicted / measured - 1."
+    )
     read = [f"- {clone.repo} at {clone.commit or 'an unknown commit'}" for clone in clones.values()]
     groups: dict[str, list[Outcome]] = {}
     for outcome in found:
@@ -81,21 +89,34 @@ def _is_word(outcome: Outcome, name: str) -> bool:
     return not isinstance(outcome.source.fields().get(name), bool)
 
 
+def _compared(members: Sequence[Outcome]) -> list[tuple[str, Reading | None]]:
+    """The readings that a table compares: the one that counts, None where members differ in it, then the others."""
+    own = {member.reading for member in members}
+    first = own.pop() if len(own) == 1 else None
+    others = [
+        reading
+        for reading in _SHOWN
+        if reading is not first and all(reading in member.predicted_us for member in members)
+    ]
+    return [(reading.value if reading else _EACH_ITS_OWN, reading) for reading in (first, *others)]
+
+
 def _errors(groups: Mapping[str, Sequence[Outcome]], found: Sequence[Outcome]) -> str:
-    rows = [["kernel", "covered", "reading", "median", "90 %", "bias"]]
+    rows = [["kernel", "covered", "schedule by", "reading", "median", "90 %", "bias"]]
     for name, members in [*groups.items(), ("all", found)]:
         covered = [member for member in members if member.covered]
         if not covered:
-            rows.append([name, f"0 of {len(members)}", "", "", "", ""])
+            rows.append([name, f"0 of {len(members)}", "", "", "", "", ""])
             continue
-        readings = [covered[0].reading, *(each for each in _SHOWN if each is not covered[0].reading)]
-        for reading in (each for each in readings if each in covered[0].predicted_us):
+        by = ", ".join(dict.fromkeys(member.schedule.value for member in covered if member.schedule))
+        counts = [name, f"{len(covered)} of {len(members)}", by]
+        for label, reading in _compared(covered):
             errors = [member.error(reading) for member in covered]
             absolute = [abs(error) for error in errors]
-            counts = [name, f"{len(covered)} of {len(members)}"] if reading is readings[0] else ["", ""]
             figures = [percent(statistics.median(absolute)), percent(quantile(absolute, 0.9))]
-            rows.append([*counts, reading.value, *figures, _signed(statistics.median(errors))])
-    return f"The first reading of a kernel is the one that counts.\n\n{aligned(rows)}"
+            rows.append([*counts, label, *figures, _signed(statistics.median(errors))])
+            counts = ["", "", ""]
+    return f"{_COUNTS}\n\n{aligned(rows)}"
 
 
 def pairs(members: Sequence[Outcome]) -> list[tuple[Outcome, Outcome, str]]:
@@ -119,12 +140,9 @@ def _variants(groups: Mapping[str, Sequence[Outcome]]) -> str:
         "Pairs of launches of one kernel that differ in one field, more than 5 % apart in measured time:",
         "",
     ]
-    for reading in _SHOWN:
-        known = [each for each in told if reading in each[1].predicted_us]
-        if not known:
-            continue
-        wrong = [each for each in known if each[1].time_us(reading) >= each[2].time_us(reading)]
-        lines.append(f"- {reading.value}: {len(known) - len(wrong)} of {len(known)} in the measured order")
+    for label, reading in _compared([member for each in told for member in each[1:3]]):
+        wrong = [each for each in told if each[1].time_us(reading) >= each[2].time_us(reading)]
+        lines.append(f"- {label}: {len(told) - len(wrong)} of {len(told)} in the measured order")
         for kernel, shorter, longer, name in wrong:
             measured = f"measured {shorter.source.measured_us:,.1f} < {longer.source.measured_us:,.1f}"
             predicted = f"predicted {shorter.time_us(reading):,.1f} >= {longer.time_us(reading):,.1f}"
