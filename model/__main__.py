@@ -1,4 +1,4 @@
-"""`nkw`, and `python -m model`, which is the same."""
+"""The command `nkw`, once its packages are known to be ours; and `python -m model`, which is the same."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 from simulate.errors import NkwError, shown
 from simulate.process import INTERRUPTED, imported, leave
 from simulate.targets import TARGETS
+from simulate.verbs import VERBS
 
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -28,13 +29,11 @@ _LOWEST_PRICE, _HIGHEST_PRICE = 1e-6, 1e9  # dollars an hour; beyond them prices
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["sim"]:
+        return _simulator(arguments[1:], "nkw sim", argv is None)
+    if arguments and arguments[0] in VERBS:
+        return _simulator(arguments, "nkw", argv is None)
     try:
-        if arguments[:1] == ["sim"]:
-            from simulate.cli import main as simulator
-
-            if argv is None:
-                imported()
-            return simulator(arguments[1:])
         options = _parser().parse_args(arguments)
         if options.version:
             from model.version import DISTRIBUTION, version
@@ -42,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{DISTRIBUTION} {version()}")
             return 0
         if options.command is None:
-            _parser().error("a command is needed: generate, plan or sim")
+            _parser().error(f"a command is needed: generate, plan, {', '.join(VERBS)}")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows a question mark
         if options.command == "plan":
@@ -76,6 +75,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _simulator(arguments: Sequence[str], prog: str, is_process: bool) -> int:
+    """Run a command of the simulator. What a script raises passes through, as with `python -m simulate`."""
+    from simulate.cli import main as simulator
+
+    if is_process:
+        imported()
+    try:
+        return simulator(arguments, prog)
+    except KeyboardInterrupt as stopped:
+        if not is_process:
+            raise
+        leave(stopped, "nkw: ")
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
@@ -85,7 +98,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="nkw", description="NKI Workbench: a Llama made of NKI kernels, on simulated NeuronCores."
+        prog="nkw",
+        description="NKI Workbench: NKI kernels run, timed and checked without a chip, and a Llama made of them.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -95,7 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(
         commands.add_parser("plan", help="what a model needs and would do on a chip, from its config.json")
     )
-    commands.add_parser("sim", add_help=False, help="run, time and explain kernels (nkw sim --help)")
+    for name, verb in VERBS.items():
+        commands.add_parser(name, add_help=False, help=verb.sentence)
     return parser
 
 

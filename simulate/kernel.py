@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -9,7 +10,8 @@ from typing import Any
 
 from simulate.errors import InvalidArgument
 from simulate.level import LNC_BY_GRID, Level
-from simulate.run.environment import SETS_LOGICAL_CORE, cores_of_call, replay_is_wanted
+from simulate.run.environment import SETS_LOGICAL_CORE, cores_of_call, ranks_of_call, replay_is_wanted
+from simulate.run.launch import ArgumentsOfRanks
 from simulate.run.machine import Mode, running_core
 from simulate.run.order_requests import Scheduled
 from simulate.world import launch
@@ -67,11 +69,12 @@ class Kernel:
         return Kernel(Scheduled(self.func, edges), self._grid, self._config, self._overrides)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch on one rank of the target chip; returns what the kernel returns, as arrays.
+        """Launch on the target chip, on one rank; returns what the kernel returns, as arrays.
 
         NKI_LEVEL and NKI_RULES decide what is accepted. Without a grid, from level 0.7 on, NEURON_LOGICAL_NC_CONFIG is
         the number of physical cores; InvalidArgument is raised where it is not that of the grid. With NKW_REPLAY=1,
-        launches without a grid on one core run in mode replay.
+        launches without a grid on one core run in mode replay. With NKW_RANKS=N, N ranks run the kernel, the others on
+        copies of the arguments; what rank 0 returns is returned.
         """
         core = running_core()
         if core is not None:
@@ -82,7 +85,7 @@ class Kernel:
         has_grid = self._grid is not None or cores > 1
         done = launch(
             self.func,
-            [(args, kwargs)],
+            for_all_ranks(args, kwargs),
             logical_core_size=cores,
             mode=Mode.replay if replay_is_wanted() and not has_grid else Mode.eager,
             has_grid=has_grid,
@@ -106,6 +109,11 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<nki kernel {getattr(self.func, '__qualname__', self.func)}>"
+
+
+def for_all_ranks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArgumentsOfRanks:
+    """The arguments of a call for each of its ranks: those given for rank 0, copies of them for the others."""
+    return [(args, kwargs), *(copy.deepcopy((args, kwargs)) for _ in range(ranks_of_call() - 1))]
 
 
 def as_kernel(kernel: Any) -> Kernel:

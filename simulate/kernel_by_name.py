@@ -10,7 +10,9 @@ import ast
 import importlib
 import re
 import runpy
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ import numpy as np
 
 from simulate.errors import InvalidArgument
 from simulate.files import imported_files
+from simulate.isa.replica_group import ReplicaGroup
 from simulate.level import Level
-from simulate.run.environment import cores_of_call
+from simulate.run.environment import cores_of_call, ranks_of_call
 from simulate.run.launch import Launch, plain
 from simulate.run.machine import Mode
 from simulate.world import launch
@@ -41,6 +44,7 @@ DTYPES = {
 }
 """Dtypes of arguments, by their short names."""
 
+_GROUP = "group"
 _NAMED = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*)")
 _TENSOR = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[^\]]*)\]")
 _KEYWORD = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
@@ -60,28 +64,45 @@ def names_a_kernel(words: str) -> bool:
 def launch_by_name(
     words: str, arguments: Sequence[str], mode: Mode = Mode.dry, trips: Sequence[int] = ()
 ) -> Launch:
-    """Launch the kernel on the chip of the environment; by default dry, which computes no numbers.
+    """Launch the kernel on chip and ranks of the environment; by default dry, which computes no numbers.
 
     Where numbers are computed, tensors of floats are normally distributed (numpy's generator, seeded with the place of
-    the argument), and tensors of integers count 0, 1, 2 …, so that they can be indices of different rows. `trips` are
-    the trip counts of device loops in a dry launch.
+    the argument, and beyond rank 0 with the rank), and tensors of integers count 0, 1, 2 …, so that they can be indices
+    of different rows. The word `group` is the replica group of all ranks. `trips` are the trip counts of device loops
+    in a dry launch. The kernel's module imports what stands beside it.
 
     Raises InvalidArgument for a place or a name that is not there, for what is no argument, and where the kernel does
     not take these; otherwise what the launch raises.
     """
+    with importing_from(folder_of(words)):
+        return _launched(words, arguments, mode, trips)
+
+
+def folder_of(words: str) -> Path:
+    """The folder from which FILE.py:KERNEL, MODULE:KERNEL or a script imports first: the file's, or the working one."""
+    place = words.rpartition(":")[0] if names_a_kernel(words) else words
+    return Path(place).resolve().parent if place.endswith(".py") or place == words else Path.cwd()
+
+
+@contextmanager
+def importing_from(folder: Path) -> Iterator[None]:
+    """A block in which `folder` is the first on Python's path; whatever the block does to the path is undone."""
+    path, before = sys.path, list(sys.path)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path = path
+        sys.path[:] = before
+
+
+def _launched(words: str, arguments: Sequence[str], mode: Mode, trips: Sequence[int]) -> Launch:
     kernel = _kernel(words)
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for text in arguments:
-        keyword = _KEYWORD.fullmatch(text)
-        if keyword is None:
-            args.append(_filled(text, text, len(args), mode))
-        else:
-            kwargs[keyword["name"]] = _filled(text, keyword["value"], len(args) + len(kwargs), mode)
+    ranks = ranks_of_call()
+    given = [_values(arguments, mode, rank, ranks) for rank in range(ranks)]
     try:
         level = Level.of()
         cores = cores_of_call(getattr(kernel, "__name__", "kernel"), None, level)
-        given = [(tuple(args), kwargs)]
         return launch(kernel, given, None, cores, mode, has_grid=cores > 1, level=level, trips=trips)
     except MemoryError as error:
         raise InvalidArgument(
@@ -121,7 +142,7 @@ def _argument(text: str) -> Any:
         except (ValueError, SyntaxError):
             raise InvalidArgument(
                 "NKW-KERNEL-ARGUMENT",
-                f"argument {text!r:.60} is neither a tensor such as f32[128,512] nor a Python literal",
+                f"argument {text!r:.60} is neither a tensor such as f32[128,512] nor a Python literal nor `group`",
             ) from None
     if tensor["dtype"] not in DTYPES:
         raise InvalidArgument(
@@ -142,16 +163,34 @@ def _argument(text: str) -> Any:
         raise InvalidArgument("NKW-KERNEL-ARGUMENT", f"{text:.60} is larger than any memory") from None
 
 
-def _filled(text: str, value: str, place: int, mode: Mode) -> Any:
-    """An argument with numbers in it, if any are computed."""
-    argument = _argument(value)
+def _values(
+    texts: Sequence[str], mode: Mode, rank: int, ranks: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of one of `ranks` ranks, by place and by name."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for text in texts:
+        keyword = _KEYWORD.fullmatch(text)
+        value = text if keyword is None else keyword["value"]
+        place = len(args) + len(kwargs)
+        argument = ReplicaGroup([range(ranks)]) if value == _GROUP else _filled(value, (place, rank), mode)
+        if keyword is None:
+            args.append(argument)
+        else:
+            kwargs[keyword["name"]] = argument
+    return tuple(args), kwargs
+
+
+def _filled(text: str, seed: tuple[int, int], mode: Mode) -> Any:
+    """An argument with numbers in it, if any are computed; `seed` is its place and its rank."""
+    argument = _argument(text)
     if mode is Mode.dry or not isinstance(argument, np.ndarray):
         return argument
     try:
         if argument.dtype.kind in "iu":
             return np.arange(argument.size).reshape(argument.shape).astype(argument.dtype)
         values = np.empty(argument.shape)
-        values[...] = np.random.default_rng(place).standard_normal(argument.shape)
+        values[...] = np.random.default_rng(seed if seed[1] else seed[0]).standard_normal(argument.shape)
         return values.astype(argument.dtype)
     except MemoryError:
         raise InvalidArgument(

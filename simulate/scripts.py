@@ -16,6 +16,7 @@ from simulate.tracebacks import print_of_the_user
 def run_script(options: argparse.Namespace, raises: bool = False) -> int:
     """Run the script; an NkwError of its kernels is printed, or passed on with `raises`."""
     from simulate.errors import NkwError
+    from simulate.kernel_by_name import folder_of, importing_from
 
     script = Path(options.script)
     if not script.is_file():
@@ -23,11 +24,11 @@ def run_script(options: argparse.Namespace, raises: bool = False) -> int:
         return 2
     if not _bound(options):
         return 2
-    path, before = sys.path, (sys.argv, list(sys.path))
+    before = sys.argv
     sys.argv = [str(script), *options.arguments]
-    sys.path.insert(0, str(script.resolve().parent))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        with importing_from(folder_of(options.script)):
+            runpy.run_path(str(script), run_name="__main__")
     except NkwError as refused:
         if raises:
             raise
@@ -35,8 +36,7 @@ def run_script(options: argparse.Namespace, raises: bool = False) -> int:
         error(refused)
         return 1
     finally:
-        sys.path = path
-        sys.argv, sys.path[:] = before
+        sys.argv = before
         reopen_streams()
     return 0
 
@@ -83,16 +83,22 @@ def run_to_its_end(options: argparse.Namespace) -> int:
 
 
 def _bound(options: argparse.Namespace) -> bool:
-    """Choose chip, level and rules, and bind `nki`; prints what is refused."""
+    """Choose chip, level, rules and ranks, and bind `nki`; prints what is refused."""
     from simulate.bind import install
     from simulate.errors import NkwError
-    from simulate.run.environment import target_hardware
+    from simulate.kernel_by_name import folder_of
+    from simulate.run.environment import RANKS_VARIABLE, ranks_of_call, target_hardware
+    from simulate.shadows import check_names
     from simulate.targets import TARGET_VARIABLE
 
     if options.target:
         os.environ[TARGET_VARIABLE] = options.target
+    if options.ranks:
+        os.environ[RANKS_VARIABLE] = str(options.ranks)
     try:
         chip = target_hardware()
+        ranks_of_call()
+        check_names(options.script, folder_of(options.script))
         install("simulate", options.level, options.rules)
     except NkwError as refused:
         error(refused)

@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 import traceback
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ from simulate.errors import NkwError
 from simulate.lines import PACKAGE
 
 TRACEBACK_VARIABLE = "NKW_TRACEBACK"
+_COMMANDS = PACKAGE + "cli.py"
 
 
 def of_the_user(error: BaseException) -> TracebackType | None:
@@ -31,7 +33,7 @@ def of_the_user(error: BaseException) -> TracebackType | None:
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    users = [each for each in frames if not _is_ours(each)]
+    users = [each for each in frames[_commands(frames) :] if not _is_ours(each)]
     if os.environ.get(TRACEBACK_VARIABLE) == "full":
         return whole
     if frames and not users and _runs_scripts(frames[-1]):
@@ -43,6 +45,12 @@ def of_the_user(error: BaseException) -> TracebackType | None:
     for each in reversed(users):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept
+
+
+def _commands(frames: Sequence[TracebackType]) -> int:
+    """How many of the first frames lead to the command that runs a script; none where a script runs itself."""
+    entered = [place for place, each in enumerate(frames) if each.tb_frame.f_code.co_filename == _COMMANDS]
+    return entered[-1] + 1 if entered else 0
 
 
 def _is_ours(trace: TracebackType) -> bool:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fidelity --measurements FILE [--sources CLONE]...`: predicted against published times."""
+"""`python -m benchmarks.fidelity [--measurements FILE] [--sources CLONE]...`: predicted against published times."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity.sources.clones import Clone, recognised
@@ -14,10 +15,17 @@ from simulate.files import Outputs, imported_files
 from simulate.terminal import error, progress
 from simulate.timing import Reading
 
+_PUBLISHED = str(Path(__file__).resolve().parents[2] / "notebooks" / "published.json")
 
-def main(argv: Sequence[str] | None = None) -> int:
+
+def main(argv: Sequence[str] | None = None, prog: str = "python -m benchmarks.fidelity") -> int:
     """Print the table; returns 0, or 2 for a file without measurements, for no clone, or for no place to write."""
-    options = _parser().parse_args(argv)
+    parser = _parser(prog)
+    options = parser.parse_args(argv)
+    if options.measurements is None:
+        if options.sources:
+            parser.error("--sources needs --measurements FILE, an object with times of the clone's kernels")
+        options.measurements = _PUBLISHED
     try:
         clones = recognised(options.sources)
         read = [file for clone in clones.values() for file in clone.files()]
@@ -75,16 +83,16 @@ def _readings(options: argparse.Namespace) -> tuple[Reading | None, tuple[Readin
     return main, () if options.quick else tuple(Reading)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fidelity",
+        prog=prog,
         description="Compare predicted times with published measurements, by family and chip.",
     )
     parser.add_argument(
         "--measurements",
-        required=True,
         metavar="FILE",
-        help="a JSON list of measurements; with --sources, an object with times of public kernels",
+        help="a JSON list of measurements (default: notebooks/published.json of the checkout); with --sources, an "
+        "object with times of public kernels",
     )
     parser.add_argument(
         "--sources",

@@ -13,6 +13,7 @@ from simulate.beta1.program import Program, entered, running
 from simulate.beta1.region import Region
 from simulate.beta1.tile import BlockTensor, Tile
 from simulate.errors import InvalidArgument, RuleViolation, rule
+from simulate.kernel import for_all_ranks
 from simulate.memory import NkiTensor
 from simulate.run import current_core
 from simulate.run.arguments import mapped
@@ -56,7 +57,7 @@ class Kernel:
 
     def launched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
         """The launch itself, with its stream."""
-        return launch(self.func, [(args, kwargs)])
+        return launch(self.func, for_all_ranks(args, kwargs))
 
     def __repr__(self) -> str:
         return f"<nki kernel {getattr(self.function, '__qualname__', self.function)}>"

@@ -15,7 +15,7 @@ from simulate.errors import Unsupported
 
 _COMPILER = "it hands the kernel to the vendor's compiler; run the kernel with nki.simulate(kernel)(…)"
 _BETA1 = "it was removed after Beta 1; write slices, and keep dims before the partition dim in a Python list"
-_DEVICE = "it measures on a device; python -m simulate time predicts a kernel's time"
+_DEVICE = "it measures on a device; nkw time predicts a kernel's time"
 
 NOT_YET: dict[str, dict[str, str]] = {
     "nki": {

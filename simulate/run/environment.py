@@ -12,6 +12,7 @@ from simulate.targets import DEFAULT_TARGET, TARGET_VARIABLE
 
 PRECISE_VARIABLE = "NKI_PRECISE_FP"
 REPLAY_VARIABLE = "NKW_REPLAY"
+RANKS_VARIABLE = "NKW_RANKS"
 LOOP_EVENTS_VARIABLE = "NKW_LOOP_EVENTS"
 _LOOP_EVENTS = 500_000  # some ten seconds of eager instructions
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
@@ -69,6 +70,16 @@ def cores_of_call(kernel: str, grid: int | None, level: Level) -> int:
             "NKW-LNC", f"{call} is a launch on {size} physical cores and {LNC_VARIABLE} is {text}; {cure}"
         )
     return size
+
+
+def ranks_of_call() -> int:
+    """The ranks of a kernel that is called like a function: NKW_RANKS, else 1. Raises InvalidArgument for no count."""
+    text = os.environ.get(RANKS_VARIABLE, "")
+    if text and not (text.isascii() and text.isdecimal() and len(text) < 4 and int(text)):
+        raise InvalidArgument(
+            "NKW-WORLD", f"{RANKS_VARIABLE} is {text!r:.40}; set it to a number of ranks from 1 to 999"
+        )
+    return int(text or 1)
 
 
 def replay_is_wanted() -> bool:

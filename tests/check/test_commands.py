@@ -428,5 +428,6 @@ def test_help_says_what_exit_statuses_mean(
         main([command, "--help"])
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    said = text.rpartition("Exit status: ")[2]
+    said, _, ended = text.rpartition("Exit status: ")[2].partition("; 130")
+    assert ended.split() == "interrupted, 143 terminated.".split()
     assert [mark for mark in said if mark.isdigit()] == list(statuses)

@@ -47,6 +47,9 @@ HEALTHY = {
     "model/device/__init__.py": "import model.device.dry",
     "model/device/dry.py": "import nki_kernels\nimport simulate\nfrom simulate.timing import schedule",
     "model/generate.py": "import model.device",
+    "nkw/__init__.py": "",
+    "nkw/__main__.py": "def main():\n    from model.__main__ import main",
+    "model/__main__.py": "",
     "model/cli.py": "def sim():\n    from simulate.cli import main",
 }
 

@@ -26,7 +26,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"simulate", "nki_kernels", "model"}
+PACKAGES = {"simulate", "nki_kernels", "model", "nkw"}
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
 # The newest versions on the public index that are placeholders: they install, and their import raises ImportError.
@@ -138,7 +138,7 @@ def test_extras_are_those_that_readme_names_and_none_is_empty(project: dict[str,
 
 
 def test_nkw_is_the_only_command(project: dict[str, Any]) -> None:
-    assert project["scripts"] == {"nkw": "model.__main__:main"}
+    assert project["scripts"] == {"nkw": "nkw.__main__:main"}
 
 
 def test_python_3_9_is_refused_and_its_successors_accepted(project: dict[str, Any]) -> None:
@@ -227,7 +227,7 @@ def test_finds_what_a_file_needs_when_imported(tmp_path: Path, text: str, found:
     assert third_party_imports_at_import(file) == found
 
 
-def test_wheel_holds_the_three_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_wheel_holds_the_four_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     top = {name.split("/")[0] for name in wheel.namelist()}
     assert top == PACKAGES | {f"nki_workbench-{simulate.__version__}.dist-info"}
 
@@ -281,9 +281,10 @@ def test_fidelity_of_an_installed_wheel_says_which_folder_it_needs(
     )
     assert ran[ROOT].returncode == 0
     assert "--measurements FILE" in ran[ROOT].stdout
+    assert ran[ROOT].stdout.startswith("usage: python -m simulate fidelity ")
 
 
 def test_wheel_carries_licence_and_command(wheel: zipfile.ZipFile) -> None:
     info = f"nki_workbench-{simulate.__version__}.dist-info"
-    assert b"nkw = model.__main__:main" in wheel.read(f"{info}/entry_points.txt")
+    assert b"nkw = nkw.__main__:main" in wheel.read(f"{info}/entry_points.txt")
     assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")

@@ -303,7 +303,10 @@ def test_refuses_no_command_in_one_line(capsys) -> None:
     with pytest.raises(SystemExit) as left:
         main([])
     assert left.value.code == 2
-    assert capsys.readouterr().err == "nkw: error: a command is needed: generate, plan or sim\n"
+    assert capsys.readouterr().err == (
+        "nkw: error: a command is needed: generate, plan, run, time, memory, check, lint, doctor, explain, fidelity, "
+        "targets\n"
+    )
 
 
 def test_sim_hands_over_to_the_simulator(capsys) -> None:

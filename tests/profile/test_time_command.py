@@ -73,14 +73,45 @@ def test_options_after_a_kernel_are_options(script: Path, tmp_path: Path, capsys
     assert "invalid choice: 'hopeful'" in capsys.readouterr().err
 
 
-def test_options_after_a_script_are_the_scripts_and_a_note_says_so(script: Path, capsys: Capture) -> None:
+def test_options_after_a_script_are_refused_with_the_right_order(script: Path, capsys: Capture) -> None:
     script.write_text(f"import sys\nprint(sys.argv[1:])\n{SCRIPT}")
-    assert main(["time", "--target", "trn2", str(script), "--html", "page.html", "--size", "3"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.startswith("['--html', 'page.html', '--size', '3']\n")
-    assert captured.err.startswith(f"note: {script} gets --html; options of time go before the script\n")
-    assert main(["time", "--target", "trn2", str(script), "--size", "3"]) == 0
-    assert capsys.readouterr().err == "target trn2\n"
+    for late, order in (
+        (["--html", "page.html", "--size", "3"], f"--html page.html {script} --size 3"),
+        (["3", "--text", "--size", "--target=trn1"], f"--text --target=trn1 {script} 3 --size"),
+        (["--ranks", "2"], f"--ranks 2 {script}"),
+        (["--target", "trn9"], f"--target trn9 {script}"),
+        (["--html"], f"--html {script}"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            main(["time", "--target", "trn2", str(script), *late])
+        assert left.value.code == 2
+        assert capsys.readouterr() == (
+            "",
+            f"error: [NKW-OPTION-ORDER] options of time stand before the script: python -m simulate time {order}; "
+            "to give them to the script, put -- after its name\n",
+        )
+
+
+def test_all_other_words_after_a_script_are_the_scripts(script: Path, capsys: Capture) -> None:
+    script.write_text(f"import sys\nprint(sys.argv[1:])\n{SCRIPT}")
+    for words, given in (
+        (["--size", "3", "-v"], ["--size", "3", "-v"]),
+        (["--", "--html", "page.html", "--target"], ["--html", "page.html", "--target"]),
+        (["a", "--", "b"], ["a", "--", "b"]),
+        (["--help"], ["--help"]),
+    ):
+        assert main(["time", "--target", "trn2", str(script), *words]) == 0
+        captured = capsys.readouterr()
+        assert captured.out.startswith(f"{given}\n")
+        assert captured.err == "target trn2\n"
+
+
+@pytest.mark.parametrize("command", ["run", "time", "memory", "check"])
+def test_an_unknown_option_before_a_script_is_refused(command: str, script: Path, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([command, "--size", str(script)])
+    assert left.value.code == 2
+    assert "unrecognized arguments: --size" in capsys.readouterr().err
 
 
 def test_no_file_takes_the_place_of_another_or_of_the_script(

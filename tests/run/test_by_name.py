@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,31 @@ def test_arguments_have_numbers_where_numbers_are_computed(file: str) -> None:
     assert np.array_equal(counted.outputs[0], table[:5])
 
 
+def test_ranks_of_the_environment_run_a_kernel_with_numbers_of_their_own(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (alone,) = launch_by_name(f"{file}:scaled", ["f32[8,4]", "2.0"], Mode.eager).outputs
+    monkeypatch.setenv("NKW_RANKS", "2")
+    first, second = launch_by_name(f"{file}:scaled", ["f32[8,4]", "2.0"], Mode.eager).outputs
+    assert np.array_equal(first, alone)
+    assert not np.array_equal(first, second)
+    done = launch_by_name("nki_kernels:all_reduce", ["f32[8,4]", "replica_group=group"], Mode.eager)
+    given = [np.random.default_rng(seed).standard_normal((8, 4)).astype(np.float32) for seed in (0, (0, 1))]
+    for output in done.outputs:
+        np.testing.assert_array_equal(output, given[0] + given[1])  # one addition of two numbers rounds once
+
+
+def test_a_kernel_imports_what_stands_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_the_kernel.py").write_text("COUNT = 2\n")
+    lines = KERNEL.replace("import nki\n", "import nki\nfrom beside_the_kernel import COUNT\n", 1)
+    (tmp_path / "imports_beside.py").write_text(lines)
+    before = list(sys.path)
+    assert launch_by_name(f"{tmp_path / 'imports_beside.py'}:scaled", ["f32[8,4]", "2.0"]).kernel == "scaled"
+    monkeypatch.chdir(tmp_path)
+    assert launch_by_name("imports_beside:scaled", ["f32[8,4]", "2.0"]).kernel == "scaled"
+    assert sys.path == before
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_reaches_the_kernel(file: str, dtype: str) -> None:
     done = launch_by_name(f"{file}:scaled", [f"{dtype}[4,8]", "1.0"])
@@ -107,7 +133,7 @@ def test_words_that_name_a_kernel_are_told_from_a_path(tmp_path: Path) -> None:
             "scaled",
             ["four"],
             "NKW-KERNEL-ARGUMENT",
-            "argument 'four' is neither a tensor such as f32[128,512] nor a Python literal",
+            "argument 'four' is neither a tensor such as f32[128,512] nor a Python literal nor `group`",
         ),
         (
             "scaled",

@@ -434,3 +434,30 @@ def test_a_world_takes_one_entry_per_rank() -> None:
     )
     assert len(world.gather([array, array])) == 2
     assert len(world.launch(lambda x: x, [((array,), {})] * 2).outputs) == 2
+
+
+@pytest.mark.parametrize("beta1", [False, True])
+def test_a_call_runs_on_the_ranks_of_the_environment(beta1: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import simulate.beta1.language as old
+    from simulate.beta1.kernel import Kernel as OldKernel
+
+    def old_body(x):
+        out = old.ndarray(x.shape, dtype=x.dtype, buffer=old.shared_hbm)
+        old.store(out, old.load(x))
+        return out
+
+    kernel = OldKernel(old_body) if beta1 else double
+    given = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for text, ranks in (("", 1), ("1", 1), ("3", 3)):
+        monkeypatch.setenv("NKW_RANKS", text)
+        with simulate.recorded() as launches:
+            np.testing.assert_array_equal(kernel(given), given if beta1 else 2 * given)
+        (done,) = launches
+        assert [stream.rank for stream in done.streams] == list(range(ranks))
+        assert len(done.outputs) == ranks
+    for text in ("0", "two", "1000", "-1"):
+        monkeypatch.setenv("NKW_RANKS", text)
+        with pytest.raises(
+            InvalidArgument, match=f"NKW_RANKS is '{text}'; set it to a number of ranks from 1 to 999"
+        ):
+            kernel(given)

@@ -391,6 +391,22 @@ def test_the_command_prints_the_table_and_writes_json(
     assert "cannot be read" in capsys.readouterr().err
 
 
+def test_without_a_file_the_published_measurements_of_the_checkout_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published = json.loads((Path(__file__).parents[2] / "notebooks" / "published.json").read_text())
+    out = tmp_path / "out.json"
+    assert main(["--quick", "--family", "instr", "--json", str(out)]) == 0
+    assert [row["id"] for row in json.loads(out.read_text())] == [
+        each["id"] for each in published if each["family"] == "instr"
+    ]
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        main(["--sources", str(tmp_path)])
+    assert left.value.code == 2
+    assert "--sources needs --measurements FILE" in capsys.readouterr().err
+
+
 def test_results_that_cannot_be_written_are_refused_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,34 @@
+"""`nkw`, and `python -m nkw`: looks whether the project's packages are its own, and runs the command.
+
+A file `model.py` or `simulate.py` that stands before them on Python's path would be imported in their place.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_PACKAGES = ("simulate", "model", "nki_kernels")
+
+
+def main() -> int:
+    """Run the command that the command line names; returns the exit status, 2 where a package is hidden."""
+    for name in _PACKAGES:
+        found = find_spec(name)
+        place = os.path.realpath(found.origin) if found and found.origin else ""
+        if not place.startswith(os.path.join(_ROOT, name) + os.sep):
+            print(
+                f"nkw: error: [NKW-SHADOWED] {place or name} has the name of the package {name} of NKI Workbench and "
+                "hides it: rename that file, or take its folder from Python's path",
+                file=sys.stderr,
+            )
+            return 2
+    from model.__main__ import main as command
+
+    return command()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

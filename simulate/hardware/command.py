@@ -1,0 +1,35 @@
+"""The command `targets`: what is simulated of each chip."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from simulate.hardware import hardware
+from simulate.targets import TARGETS
+from simulate.terminal import show, table
+
+_FACTS: list[tuple[str, Any]] = [
+    ("core", lambda h: h.core),
+    ("chip", lambda h: h.chip),
+    ("Tensor clock, GHz", lambda h: h.tensor_clock_ghz),
+    ("Vector clock, GHz", lambda h: h.vector_clock_ghz),
+    ("Scalar clock, GHz", lambda h: h.scalar_clock_ghz),
+    ("physical cores/chip", lambda h: h.physical_cores_per_chip),
+    ("SBUF, MiB", lambda h: h.sbuf_physical_bytes_per_partition * h.partitions // 2**20),
+    ("SBUF, bytes/partition", lambda h: h.sbuf_usable_bytes_per_partition),
+    ("PSUM, bytes/partition", lambda h: h.psum_bytes_per_partition),
+    ("HBM per chip, GiB", lambda h: h.hbm_bytes_per_chip // 2**30),
+    ("HBM per chip, GB/s", lambda h: h.hbm_gb_per_s_per_chip),
+    ("HBM per core, GB/s", lambda h: h.hbm_gb_per_s_per_core),
+    ("physical cores/rank", lambda h: " or ".join(map(str, h.logical_core_sizes))),
+]
+"""Rows of the table: a label with its unit, and the value of a hardware record."""
+
+
+def targets(options: argparse.Namespace) -> int:
+    """Print the table of the chips; returns 0."""
+    chips = [hardware(target) for target in TARGETS]
+    rows = [(label, *(str(value(chip)) for chip in chips)) for label, value in _FACTS]
+    show([table("|".join(["", *(chip.name for chip in chips)]), rows, firm=(0,), gap=1)])
+    return 0

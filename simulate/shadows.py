@@ -1,0 +1,60 @@
+"""Modules of a user that have the name of a package of this project, so that one of the two hides the other."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from simulate.errors import InvalidArgument
+from simulate.files import MOST_SOURCE_BYTES, read_text
+
+_PACKAGES = ("simulate", "model", "nki_kernels")
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def check_names(words: str, folder: Path) -> None:
+    """Raise InvalidArgument where a script imports a module that has the name of a package of this project.
+
+    `words` name the script, FILE.py:KERNEL or MODULE:KERNEL, whose module imports from `folder` first, and from the
+    working folder where that is on Python's path. Modules there that it imports are looked at as well; a module that
+    nothing imports hides nothing.
+    """
+    here = Path.cwd()
+    folders = [folder, *([here] if not {"", str(here)}.isdisjoint(sys.path) else [])]
+    place = Path(words) if Path(words).is_file() else Path(words.rpartition(":")[0])
+    names = set(_imported(place)) if place.is_file() else {str(place).split(".")[0]}
+    seen = {place.resolve()}
+    while names:
+        name = names.pop()
+        file = _found(name, folders)
+        if file is None or file.resolve() in seen:
+            continue
+        if name in _PACKAGES and not file.resolve().is_relative_to(_ROOT / name):
+            raise InvalidArgument(
+                "NKW-SHADOWED",
+                f"{file.parent if file.stem == '__init__' else file} has the name of the package {name} of NKI "
+                f"Workbench, and `import {name}` can mean one of them only: rename the former",
+            )
+        seen.add(file.resolve())
+        names |= set(_imported(file))
+
+
+def _found(name: str, folders: Sequence[Path]) -> Path | None:
+    """The module or package of that name in the first folder that has one; of the two, Python prefers the package."""
+    places = (file for folder in folders for file in (folder / name / "__init__.py", folder / f"{name}.py"))
+    return next((file for file in places if file.is_file()), None)
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """The first part of the name of every module that a file imports by its whole name."""
+    with suppress(
+        OSError, SyntaxError, ValueError, RecursionError
+    ):  # what runs the file says what is wrong with it
+        for node in ast.walk(ast.parse(read_text(file, MOST_SOURCE_BYTES))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                yield node.module.split(".")[0]

@@ -1,0 +1,55 @@
+"""The simulator's commands, for the help of `nkw` and of `python -m simulate`; imports nothing of the simulator."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_KERNEL = "nki_kernels:matmul 'f32[128,128]' 'f32[128,512]'"
+_RUN_ENDS = "the script's; 1 if it or a kernel failed, 2 if the command could not run"
+
+
+class Verb(NamedTuple):
+    """One command: what it does, words that follow the name of the command line as an example, its exit statuses."""
+
+    sentence: str
+    example: str
+    ends: str
+
+
+VERBS = {
+    "run": Verb(
+        "run a script whose `import nki` is the simulator", "run --target trn1 script.py --size 3", _RUN_ENDS
+    ),
+    "time": Verb(
+        "run a script and print the predicted time of every kernel launch", f"time {_KERNEL}", _RUN_ENDS
+    ),
+    "memory": Verb(
+        "run a script and print what every kernel launch has in SBUF and PSUM", f"memory {_KERNEL}", _RUN_ENDS
+    ),
+    "check": Verb(
+        "run a script and look for faults in every kernel launch",
+        f"check {_KERNEL}",
+        "0 no findings, 1 findings, 2 nothing could be checked, 3 the script failed before its end (findings until "
+        "then are printed)",
+    ),
+    "lint": Verb(
+        "look for Python that the NKI compiler refuses, without running it",
+        "lint script.py",
+        "0 no errors (warnings may be printed), 1 errors, 2 nothing could be read",
+    ),
+    "doctor": Verb(
+        "print what is installed and what works", "doctor", "0 everything works, 1 something does not"
+    ),
+    "explain": Verb(
+        "print what a code of a message means, with an example and its source; also codes of neuronx-cc",
+        "explain NKW-UNWRITTEN",
+        "0 done, 2 no such code",
+    ),
+    "fidelity": Verb(
+        "compare predicted with published times; needs a checkout of the repository",
+        "fidelity --quick --family instr",
+        "0 done, 2 no checkout, or a file that cannot be used",
+    ),
+    "targets": Verb("print what is simulated of each chip", "targets", "0 done"),
+}
+"""Every command by its name, in the order of the help."""
