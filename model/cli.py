@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import io
-import math
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from model.arguments import count, price, probability, seed, temperature
 from simulate.errors import NkwError, shown
 from simulate.process import INTERRUPTED, imported, leave
 from simulate.targets import TARGETS
@@ -23,7 +24,6 @@ PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ACTIVATIONS = ("auto", "float32", "bfloat16")
 BACKENDS = ("simulate", "numpy", "neuron")
-_LOWEST_PRICE, _HIGHEST_PRICE = 1e-6, 1e9  # dollars an hour; beyond them prices of tokens leave float64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,20 +104,43 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_generate(
-        commands.add_parser("generate", help="continue a prompt, check every token, predict the time")
+        _command(
+            commands,
+            "generate",
+            "continue a prompt, check every token, predict the time",
+            "--max-new-tokens 8",
+        )
     )
     _add_plan(
-        commands.add_parser("plan", help="what a model needs and would do on a chip, from its config.json")
+        _command(
+            commands,
+            "plan",
+            "what a model needs and would do on a chip, from its config.json",
+            "model/pretrained --tp 2",
+        )
     )
     for name, verb in VERBS.items():
         commands.add_parser(name, add_help=False, help=verb.sentence)
     return parser
 
 
+def _command(commands: Any, name: str, help: str, example: str) -> argparse.ArgumentParser:
+    """A command whose help ends with an example and the exit statuses."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        epilog=f"example:\n  nkw {name} {example}\n\nExit status: 0 done, 2 wrong input; 130 interrupted, "
+        "143 terminated.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return command
+
+
 def _add_generate(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
+    parser.description = textwrap.fill(
         "Continue a prompt with a Llama whose layers are NKI kernels. Every token is compared with a plain numpy "
-        "model, and the time on each chip is predicted."
+        "model, and the time on each chip is predicted.",
+        78,
     )
     parser.add_argument(
         "--model",
@@ -132,7 +155,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-new-tokens",
         metavar="N",
-        type=_count,
+        type=count,
         default=48,
         help="at most so many tokens (default: %(default)s)",
     )
@@ -146,7 +169,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tp",
         metavar="N",
-        type=_count,
+        type=count,
         default=1,
         help="tensor-parallel ranks, one core each (default: %(default)s)",
     )
@@ -167,19 +190,19 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperature",
         metavar="T",
-        type=_temperature,
+        type=temperature,
         default=0.0,
         help="0 takes the most likely token (default: 0)",
     )
-    parser.add_argument("--top-k", metavar="K", type=_count, help="sample from the K most likely tokens only")
+    parser.add_argument("--top-k", metavar="K", type=count, help="sample from the K most likely tokens only")
     parser.add_argument(
         "--top-p",
         metavar="P",
-        type=_probability,
+        type=probability,
         default=1.0,
         help="sample from the likeliest tokens of joint probability P",
     )
-    parser.add_argument("--seed", metavar="S", type=_seed, default=0, help="of the sampler (default: 0)")
+    parser.add_argument("--seed", metavar="S", type=seed, default=0, help="of the sampler (default: 0)")
     parser.add_argument(
         "--no-check",
         dest="check",
@@ -208,13 +231,16 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", metavar="FILE", type=Path, help="write that as a page, with a profile of every kernel"
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write ids, checks and predictions as JSON")
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write ids, checks and predictions as JSON; - is stdout"
+    )
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
+    parser.description = textwrap.fill(
         "From a config.json alone: parameters, bytes, what fits where, and the predicted times of a prompt and of a "
-        "decode step, composed of dry runs of this project's kernels."
+        "decode step, composed of dry runs of this project's kernels.",
+        78,
     )
     parser.add_argument("config", metavar="CONFIG", type=Path, help="config.json, or a folder that holds one")
     parser.add_argument(
@@ -230,24 +256,24 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tp",
         metavar="N",
-        type=_count,
+        type=count,
         help="tensor-parallel ranks, one core each (default: the fewest that hold the model)",
     )
     parser.add_argument(
         "--batch",
         metavar="N",
-        type=_count,
+        type=count,
         default=1,
         help="sequences decoded together (default: %(default)s)",
     )
     parser.add_argument(
         "--prompt",
         metavar="N",
-        type=_count,
+        type=count,
         help="tokens of a prompt (default: 896, or what the context leaves)",
     )
     parser.add_argument(
-        "--generate", metavar="N", type=_count, help="tokens generated (default: an eighth of 1,024)"
+        "--generate", metavar="N", type=count, help="tokens generated (default: an eighth of 1,024)"
     )
     parser.add_argument(
         "--dtype",
@@ -259,58 +285,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--price",
         metavar="DOLLARS",
-        type=_price,
+        type=price,
         help="of the instance for an hour: adds the price of tokens",
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan as JSON")
-
-
-def _count(text: str) -> int:
-    value = _whole(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a positive whole number")
-    return value
-
-
-def _seed(text: str) -> int:
-    value = _whole(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is negative")
-    return value
-
-
-def _temperature(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is neither 0 nor a positive number")
-    return value
-
-
-def _price(text: str) -> float:
-    value = _number(text)
-    if not _LOWEST_PRICE <= value <= _HIGHEST_PRICE:
-        raise argparse.ArgumentTypeError(
-            f"{text!r:.60} is not a number from {_LOWEST_PRICE:g} to {_HIGHEST_PRICE:g}"
-        )
-    return value
-
-
-def _probability(text: str) -> float:
-    value = _number(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not above 0 and at most 1")
-    return value
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a number") from None
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan as JSON; - is stdout")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from model.cache import bucket_length
 from model.checkpoint import Checkpoint, open_checkpoint
@@ -26,6 +25,7 @@ from model.tokenizer import Tokenizer
 from model.weights import RankWeights, check_ranks, shard_weights, weights_of_all
 from simulate.errors import shown
 from simulate.files import OutputFile, Outputs
+from simulate.files import document as json_document
 from simulate.terminal import show, show_lines
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
@@ -52,8 +52,17 @@ def generate_command(options: argparse.Namespace) -> int:
     outputs = Outputs(lambda: [*model_files(options.model), *weights.files])
     trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
     page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
-    results = outputs.claim(options.json, "document", "NKW-GENERATE-FILE")
     job = _Job(options, config, weights, prompt_ids)
+    with json_document(options.json, outputs, "generate", "NKW-GENERATE-FILE") as contents:
+        contents.update(_reported(job, tokenizer, trace, page))
+    return 0
+
+
+def _reported(
+    job: _Job, tokenizer: Tokenizer, trace: OutputFile | None, page: OutputFile | None
+) -> dict[str, Any]:
+    """Generate and predict, write timelines and print the summary; returns the document."""
+    options = job.options
     generation = _generate(job, tokenizer)
     run = Run(
         model=str(options.model),
@@ -61,7 +70,7 @@ def generate_command(options: argparse.Namespace) -> int:
         backend=options.backend,
         target=options.target,
         ranks=options.tp,
-        dtype=activation_dtype(options.dtype, config, weights).name,
+        dtype=activation_dtype(options.dtype, job.config, job.weights).name,
         sampling=job.sampling,
         trace=None if trace is None else str(options.trace),
     )
@@ -69,12 +78,6 @@ def generate_command(options: argparse.Namespace) -> int:
     if options.backend == "simulate":
         predictions, passes = _predict(job, generation)
         _write_timelines(job, passes, trace, page)
-    if results is not None:
-        with results.writing() as file:
-            json.dump(
-                document(run, generation, predictions), file, indent=2, ensure_ascii=False, allow_nan=False
-            )
-            file.write("\n")
     show(summary(run, generation, predictions))
     if trace is not None:
         show_lines(f"trace: {options.trace}")
@@ -84,7 +87,7 @@ def generate_command(options: argparse.Namespace) -> int:
         show_lines(f"page: {options.html}")
     if options.profile:
         show(["", *profile_parts(options.target, passes)])
-    return 0
+    return document(run, generation, predictions)
 
 
 def _rank() -> int | None:

@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from simulate import terminal
 from simulate.check import commands as checks
 from simulate.errors import InvalidArgument
 from simulate.explain.command import explain
+from simulate.files import Outputs, document
 from simulate.hardware.command import targets
 from simulate.occupancy import command as occupancy
-from simulate.options import add_command, add_level, add_running, add_trips, take_words
+from simulate.options import add_command, add_json, add_level, add_running, add_trips, take_words
 from simulate.profile import command as profiles
 from simulate.scripts import run_script, run_script_or_kernel, run_to_its_end
 
@@ -69,17 +71,23 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     lint = add_command(commands, prog, "lint")
     lint.add_argument("path", help="a Python file or a folder")
     add_level(lint)
+    add_json(lint)
     checks.add_arguments(lint)
     lint.set_defaults(act=checks.lint)
 
-    add_command(commands, prog, "doctor").set_defaults(act=_doctor)
+    doctor = add_command(commands, prog, "doctor")
+    add_json(doctor)
+    doctor.set_defaults(act=_doctor)
 
     code = add_command(commands, prog, "explain")
     code.add_argument("code", nargs="?", help="for example NKW-UNWRITTEN; without it, all codes")
+    add_json(code)
     code.set_defaults(act=explain)
 
     add_command(commands, prog, "fidelity", add_help=False).set_defaults(act=_fidelity)
-    add_command(commands, prog, "targets").set_defaults(act=targets)
+    chips = add_command(commands, prog, "targets")
+    add_json(chips)
+    chips.set_defaults(act=targets)
     return parser
 
 
@@ -105,15 +113,34 @@ def _take_words(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
 
 
 def _run(options: argparse.Namespace) -> int:
+    from simulate.kernel_by_name import files_read
     from simulate.replay.options import EXACT_VARIABLE, VERIFY_VARIABLE
+    from simulate.run import Launch, recorded
     from simulate.run.environment import REPLAY_VARIABLE
+    from simulate.run.launch import summary
 
     replays = options.replay or options.exact or options.verify_replay
     asked = {REPLAY_VARIABLE: replays, EXACT_VARIABLE: options.exact, VERIFY_VARIABLE: options.verify_replay}
     for variable, wanted in asked.items():
         if wanted:
             os.environ[variable] = "1"
-    status = run_script(options)
+    kept: AbstractContextManager[list[Launch]] = (
+        nullcontext([]) if options.json is None else recorded(outputs=False)
+    )
+    try:
+        with (
+            document(options.json, Outputs(lambda: files_read(options)), "run") as contents,
+            kept as launches,
+        ):
+            try:
+                status = run_script(options)
+            finally:
+                contents["launches"] = [summary(each) for each in launches]
+    except InvalidArgument as unwritten:  # run_script prints what it refuses
+        if unwritten.code != "NKW-JSON-PATH":
+            raise
+        terminal.error(unwritten)
+        return 2
     if options.replay_report:
         from simulate.world import process_replays
 

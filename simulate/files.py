@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from simulate.errors import InvalidArgument
 
@@ -20,6 +21,11 @@ MOST_SOURCE_BYTES = 4_000_000
 
 _OPEN_FILES = "/proc/self/fd"
 """Where Linux shows the open files of a process, so that one without a name can be given one."""
+
+SCHEMA = 1
+"""Of the documents of commands; it grows when a key changes its meaning or goes."""
+STDOUT = "-"
+"""The name of a document that is written to stdout."""
 
 Named = str | os.PathLike[str]
 
@@ -71,6 +77,36 @@ class Outputs:
         if other != what:
             raise output.refused(f"it is the file of the {other}")
         return output
+
+
+@contextmanager
+def document(
+    path: Named | None, outputs: Outputs, command: str, code: str = "NKW-JSON-PATH", what: str = "document"
+) -> Iterator[dict[str, Any]]:
+    """A dict that becomes the JSON document of a command when the block ends, unless nothing was put into it.
+
+    It is written after an error in the block too, not after an interrupt. The number of the schema and the command's
+    name come first. The document is a file of `outputs`, complete or absent. With `-` it is printed on stdout, and
+    whatever else the block prints goes to stderr. Without a path it is dropped. Raises InvalidArgument under `code`,
+    which calls it `what`, where it cannot be written.
+    """
+    contents: dict[str, Any] = {}
+    to_stdout = path is not None and os.fspath(path) == STDOUT
+    place = None if to_stdout else outputs.claim(path, what, code)
+    try:
+        with redirect_stdout(sys.stderr) if to_stdout else nullcontext():
+            yield contents
+    except KeyboardInterrupt:
+        contents.clear()
+        raise
+    finally:
+        whole = {"schema": SCHEMA, "command": command, **contents}
+        if contents and to_stdout:
+            print(json.dumps(whole, indent=2, allow_nan=False))
+        elif contents and place is not None:
+            with place.writing() as file:
+                json.dump(whole, file, indent=2, ensure_ascii=False, allow_nan=False)
+                file.write("\n")
 
 
 class OutputFile(os.PathLike[str]):

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from simulate.errors import InvalidArgument
-from simulate.files import imported_files
+from simulate.files import MOST_SOURCE_BYTES, imported_files, read_text
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.level import Level
 from simulate.run.environment import cores_of_call, ranks_of_call
@@ -45,6 +45,7 @@ DTYPES = {
 """Dtypes of arguments, by their short names."""
 
 _GROUP = "group"
+_DECORATORS = frozenset({"jit", "trace", "benchmark", "baremetal", "profile"})
 _NAMED = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*)")
 _TENSOR = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[^\]]*)\]")
 _KEYWORD = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
@@ -59,6 +60,31 @@ def files_read(options: argparse.Namespace) -> list[str]:
 def names_a_kernel(words: str) -> bool:
     """Whether words have the form FILE.py:KERNEL or MODULE:KERNEL, and are not the path of a file."""
     return _NAMED.fullmatch(words) is not None and not Path(words).is_file()
+
+
+def nothing_launched(words: str) -> str:
+    """The sentence for a script that launched no kernel, with the kernels that the file defines."""
+    try:
+        tree = ast.parse(read_text(words, MOST_SOURCE_BYTES))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return "no kernel was launched"
+    named = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list))
+    ]
+    if not named:
+        return "no kernel was launched"
+    others = f" and {', '.join(named[1:])}" if named[1:] else ""
+    return (
+        f"no kernel was launched; {words} defines {named[0]}{others}: call it there, or give {words}:{named[0]} and "
+        "its arguments"
+    )
+
+
+def _is_jit(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(called).rpartition(".")[2] in _DECORATORS
 
 
 def launch_by_name(

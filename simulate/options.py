@@ -69,6 +69,7 @@ def add_running(
     for add in adds:
         add(own)
     _add_machine(own)
+    add_json(own)
     command = add_command(commands, prog, name, parents=[own])
     what = _SCRIPT if name == "run" else _SCRIPT_OR_KERNEL
     # One positional, so that argparse leaves all words after the script's name alone, -- too.
@@ -90,6 +91,15 @@ def _add_machine(command: argparse.ArgumentParser) -> None:
         type=_ranks,
         metavar="N",
         help="launch every kernel that is called like a function on N ranks, with equal arguments (default: 1)",
+    )
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """The option --json."""
+    command.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write the result as JSON (docs/json.md); - is stdout, and all else goes to stderr then",
     )
 
 

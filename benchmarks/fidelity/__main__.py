@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.fidelity.sources.clones import Clone, recognised
 from simulate.errors import NkwError, shown
-from simulate.files import Outputs, imported_files
+from simulate.files import STDOUT, Outputs, imported_files
 from simulate.terminal import error, progress
 from simulate.timing import Reading
 
@@ -30,12 +30,15 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m benchmarks.fi
         clones = recognised(options.sources)
         read = [file for clone in clones.values() for file in clone.files()]
         outputs = Outputs(lambda: (options.measurements, *read, *imported_files()))
-        results = outputs.claim(options.json, "results", "NKW-FIDELITY-FILE")
+        to_stdout = options.json == STDOUT
+        results = None if to_stdout else outputs.claim(options.json, "results", "NKW-FIDELITY-FILE")
         table, rows = _sources(options, clones) if clones else _descriptions(options)
     except NkwError as refused:
         error(refused)
         return 2
-    print(shown(table, len(table)))
+    print(shown(table, len(table)), file=sys.stderr if to_stdout else sys.stdout)
+    if to_stdout:
+        print(json.dumps(rows, indent=1))
     if results is not None:
         try:
             with results.writing() as file:
@@ -101,7 +104,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         metavar="CLONE",
         help="run the kernels of FILE from this clone, as it stands; may be repeated, one per repository",
     )
-    parser.add_argument("--json", metavar="OUT", help="write the outcome of every entry")
+    parser.add_argument(
+        "--json",
+        metavar="OUT",
+        help="write the outcome of every entry; - is stdout, and the table goes to stderr then",
+    )
     parser.add_argument(
         "--family",
         action="append",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from model.families import model_files
 from model.plan.document import document
@@ -11,6 +10,7 @@ from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan
 from model.plan.text import parts
 from simulate.files import Outputs
+from simulate.files import document as json_document
 from simulate.terminal import show, show_lines
 
 
@@ -28,12 +28,10 @@ def plan_command(options: argparse.Namespace) -> int:
         price=options.price,
     )
     name = str(options.config)
-    results = Outputs(lambda: model_files(options.config)).claim(options.json, "plan", "NKW-PLAN-FILE")
-    plan = make_plan(model, request)
-    if results is not None:
-        with results.writing() as file:
-            json.dump(document(plan, name), file, indent=2, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-    show_lines(f"{name}:")
-    show(parts(plan))
+    outputs = Outputs(lambda: model_files(options.config))
+    with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
+        plan = make_plan(model, request)
+        contents.update(document(plan, name))
+        show_lines(f"{name}:")
+        show(parts(plan))
     return 0

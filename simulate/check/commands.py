@@ -8,19 +8,24 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from simulate.check import Finding, Format, Gatherer, Severity, findings_of, gathered, in_order, render
 from simulate.check.findings import from_error
+from simulate.check.formats import plain
 from simulate.check.lint import calls_of, lint_file, lint_launched
-from simulate.errors import NkwError
+from simulate.errors import InvalidArgument, NkwError
+from simulate.files import Outputs, document, imported_files
+from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.level import Level, Rules
 from simulate.process import reopen_streams
 from simulate.run import target_hardware
+from simulate.run.launch import summary
 from simulate.targets import DEFAULT_TARGET
 from simulate.terminal import Hanging, error, progress, show, show_lines, table
 from simulate.tracebacks import print_of_the_user
@@ -75,6 +80,20 @@ def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace]
     `run_script` raises NkwError where a kernel breaks a rule. What the script prints goes to stderr, so that stdout
     holds the report and nothing else. Warnings of lint are printed and, as in `lint`, do not count as findings.
     """
+    outputs = Outputs(lambda: files_read(options))
+    try:
+        with document(options.json, outputs, "check") as contents:
+            return _checked(options, run_script, contents)
+    except InvalidArgument as refused:
+        error(refused)
+        return 2
+
+
+def _checked(
+    options: argparse.Namespace,
+    run_script: Callable[[argparse.Namespace], int],
+    contents: dict[str, Any],
+) -> int:
     with gathered(options.orders, options.seeds) as seen, redirect_stdout(sys.stderr):
         status, failed = _run(options, run_script, seen)
     reopen_streams()  # the script saw stderr in place of stdout
@@ -84,6 +103,8 @@ def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace]
         found = findings_of(seen, progress)
         advice = lint_launched([launch for launch, _ in seen.launches])
         kept = _report([*found, *advice], options)
+        contents["launches"] = [summary(launch) for launch, _ in seen.launches]
+        contents["findings"] = plain(in_order(kept or ()))
         if kept is None:
             return 2
         # Under the rules of the vendor's simulator warnings do not fail a script that is written against it.
@@ -95,7 +116,7 @@ def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace]
         error(f"{options.script} failed before its end: {failed}")
         return 3
     if not (seen.launches or seen.errors):
-        error("no kernel was launched")
+        error(nothing_launched(options.script))
         return 2
     return status
 
@@ -124,6 +145,15 @@ def lint(options: argparse.Namespace) -> int:
     path = Path(options.path)
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     try:
+        with document(options.json, Outputs(lambda: [*files, *imported_files()]), "lint") as contents:
+            return _linted(options, path, files, contents)
+    except InvalidArgument as refused:
+        error(refused)
+        return 2
+
+
+def _linted(options: argparse.Namespace, path: Path, files: Sequence[Path], contents: dict[str, Any]) -> int:
+    try:
         level = Level.of(options.level)
     except NkwError as unknown:
         error(unknown)
@@ -142,6 +172,8 @@ def lint(options: argparse.Namespace) -> int:
                 return 2
             findings.append(from_error(unreadable))  # one file that cannot be read does not hide the others
     kept = _report(findings, options)
+    contents["files"] = len(files)
+    contents["findings"] = plain(in_order(kept or ()))
     if kept is None:
         return 2
     # Warnings of lint are advice on source that compiles; only errors make it fail.
@@ -198,7 +230,15 @@ def doctor(options: argparse.Namespace, backend: Callable[[], str]) -> int:
     except Exception as failed:
         found["simulator"] = f"a small kernel failed: {type(failed).__name__}: {failed}"
         works = False
-    show([table("", [(label, Hanging(value, 0)) for label, value in found.items()], left=(0, 1), firm=(0,))])
+    try:
+        with document(options.json, Outputs(imported_files), "doctor") as contents:
+            rows = [(label, Hanging(value, 0)) for label, value in found.items()]
+            show([table("", rows, left=(0, 1), firm=(0,))])
+            contents["found"] = found
+            contents["works"] = works
+    except InvalidArgument as refused:
+        error(refused)
+        return 2
     return 0 if works else 1
 
 

@@ -28,7 +28,12 @@ def render(findings: Sequence[Finding], how: Format) -> str:
 
 
 def _json(findings: Sequence[Finding]) -> str:
-    return json.dumps({"findings": [_plain(finding) for finding in findings]}, indent=2) + "\n"
+    return json.dumps({"findings": plain(findings)}, indent=2) + "\n"
+
+
+def plain(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Findings as documents have them."""
+    return [_plain(finding) for finding in findings]
 
 
 def _plain(finding: Finding) -> dict[str, Any]:

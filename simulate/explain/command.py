@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from simulate.explain import close_matches, explained, explanations, vendor_codes
+from simulate.errors import InvalidArgument
+from simulate.explain import Explanation, VendorCode, close_matches, explained, explanations, vendor_codes
+from simulate.files import Outputs, document, imported_files
 from simulate.terminal import error, show_lines
 
 
 def explain(options: argparse.Namespace) -> int:
     """Print what stands behind a code, or all codes; returns 0, or 2 for an unknown code."""
-    if options.code is None:
-        known = {code: each.sentence for code, each in explanations().items()}
-        known |= {code: each.meaning for code, each in vendor_codes().items()}
-        show_lines("".join(f"{code}  {known[code]}\n" for code in sorted(known)))
-        return 0
-    found = explained(options.code)
-    if not found:
-        close = close_matches(options.code)
-        hint = f"close are {', '.join(close)}" if close else "`explain` without a code lists all"
-        error(f"no code {options.code:.40}; {hint}")
+    try:
+        with document(options.json, Outputs(imported_files), "explain") as contents:
+            return _explained(options.code, contents)
+    except InvalidArgument as refused:
+        error(refused)
         return 2
-    show_lines("\n".join(map(str, found)))
+
+
+def _explained(code: str | None, contents: dict[str, Any]) -> int:
+    if code is None:
+        found: list[Explanation | VendorCode] = [*explanations().values(), *vendor_codes().values()]
+        found.sort(key=lambda each: each.code)
+        show_lines("".join(f"{each.code}  {_said(each)}\n" for each in found))
+    else:
+        found = explained(code)
+        if not found:
+            close = close_matches(code)
+            hint = f"close are {', '.join(close)}" if close else "`explain` without a code lists all"
+            error(f"no code {code:.40}; {hint}")
+            return 2
+        show_lines("\n".join(map(str, found)))
+    contents["codes"] = [{"code": each.code, "says": _said(each), "text": str(each)} for each in found]
     return 0
+
+
+def _said(each: Explanation | VendorCode) -> str:
+    return each.meaning if isinstance(each, VendorCode) else each.sentence

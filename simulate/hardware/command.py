@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from simulate.errors import InvalidArgument
+from simulate.files import Outputs, document, imported_files
 from simulate.hardware import hardware
 from simulate.targets import TARGETS
-from simulate.terminal import show, table
+from simulate.terminal import error, show, table
 
 _FACTS: list[tuple[str, Any]] = [
     ("core", lambda h: h.core),
@@ -28,8 +30,17 @@ _FACTS: list[tuple[str, Any]] = [
 
 
 def targets(options: argparse.Namespace) -> int:
-    """Print the table of the chips; returns 0."""
+    """Print the table of the chips; returns 0, or 2 where the document cannot be written."""
     chips = [hardware(target) for target in TARGETS]
     rows = [(label, *(str(value(chip)) for chip in chips)) for label, value in _FACTS]
-    show([table("|".join(["", *(chip.name for chip in chips)]), rows, firm=(0,), gap=1)])
+    try:
+        with document(options.json, Outputs(imported_files), "targets") as contents:
+            show([table("|".join(["", *(chip.name for chip in chips)]), rows, firm=(0,), gap=1)])
+            contents["targets"] = [
+                {"name": chip.name, "facts": {label: value(chip) for label, value in _FACTS}}
+                for chip in chips
+            ]
+    except InvalidArgument as refused:
+        error(refused)
+        return 2
     return 0

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from simulate.errors import NkwError
-from simulate.files import Outputs
-from simulate.kernel_by_name import files_read
+from simulate.files import Outputs, document
+from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.occupancy.svg import svg
-from simulate.occupancy.text import report
+from simulate.occupancy.text import place_of, report, verdict
 from simulate.occupancy.uses import Occupancy, occupancies
 from simulate.run import Launch, recorded
+from simulate.run.launch import summary
 from simulate.terminal import error, show
 
 
@@ -28,25 +30,58 @@ def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace
     Returns the status of the script, or 2 if there is nothing to show or the picture cannot be written.
     """
     try:
-        picture = Outputs(lambda: files_read(options)).claim(options.svg, "picture", "NKW-PICTURE-PATH")
-        with recorded(calls=True, refused=True, outputs=False) as launches:
-            status = run_script(options)
-        if not launches:
-            if status == 0:
-                error("no kernel was launched")
-            return status or 2
-        shown = distinct(launches)
-        if options.text or picture is None:
-            blocks = [report(occupancy, title) for title, occupancy in shown]
-            show([*blocks[0], *(part for block in blocks[1:] for part in ("", *block))])
-        if picture is not None:
-            with picture.writing() as file:
-                file.write(svg(shown))
-            print(f"picture: {options.svg}")
+        outputs = Outputs(lambda: files_read(options))
+        picture = outputs.claim(options.svg, "picture", "NKW-PICTURE-PATH")
+        with document(options.json, outputs, "memory") as contents:
+            with recorded(calls=True, refused=True, outputs=False) as launches:
+                status = run_script(options)
+            if not launches:
+                contents.update(launches=[], cores=[])
+                if status == 0:
+                    error(nothing_launched(options.script))
+                return status or 2
+            shown = distinct(launches)
+            if options.text or picture is None:
+                blocks = [report(occupancy, title) for title, occupancy in shown]
+                show([*blocks[0], *(part for block in blocks[1:] for part in ("", *block))])
+            if picture is not None:
+                with picture.writing() as file:
+                    file.write(svg(shown))
+                print(f"picture: {options.svg}")
+            contents["launches"] = [summary(each) for each in launches]
+            contents["cores"] = [_core(title, occupancy) for title, occupancy in shown]
     except NkwError as refused:
         error(refused)
         return 2
     return status
+
+
+def _core(title: str, occupancy: Occupancy) -> dict[str, Any]:
+    """One core as a document: bytes per partition, and the allocations of each memory, the largest first."""
+    return {
+        "title": title,
+        "rank": occupancy.rank,
+        "core": occupancy.core,
+        "memories": [
+            {
+                "memory": memory.region.value,
+                "usable_bytes": memory.usable_bytes,
+                "live_bytes": int(memory.peak_bytes),
+                "high_water_bytes": int(memory.high_water_bytes),
+                "verdict": verdict(memory),
+                "allocations": [
+                    {
+                        "name": source.name,
+                        "place": place_of(source),
+                        "bytes": int(source.bytes),
+                        "most_live": int(source.most_live),
+                    }
+                    for source in (memory.sources[number] for number in memory.ranks)
+                ],
+            }
+            for memory in occupancy.memories
+        ],
+    }
 
 
 def distinct(launches: Iterable[Launch]) -> list[tuple[str, Occupancy]]:

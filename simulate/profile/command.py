@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from simulate.errors import NkwError
-from simulate.files import Outputs
-from simulate.kernel_by_name import files_read
+from simulate.files import OutputFile, Outputs, document
+from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.occupancy import svg
 from simulate.occupancy.command import distinct as cores
+from simulate.profile.document import document as profile_document
 from simulate.profile.page import PageLaunch, PageStep, write_page
 from simulate.profile.profile import Profile, profile
 from simulate.profile.text import report, us
 from simulate.run import Launch, recorded
+from simulate.run.launch import summary
 from simulate.run.stream import Stream
 from simulate.terminal import error, progress, show
 from simulate.timing import Reading, write_trace
@@ -40,33 +42,51 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
         outputs = Outputs(lambda: files_read(options))
         trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
         page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
-        with recorded(calls=True, outputs=False) as launches:
-            status = run(options)
-        if not launches:
-            if status == 0:
-                print("no kernel was launched", file=sys.stderr)
-            return status
-        profiles, numbers = distinct(launches, Reading(options.reading))
-        firsts = [launches[numbers.index(part)] for part in range(len(profiles))]
-        for each in profiles:
-            if page is None or options.text:
-                show([*report(each), ""])
-            else:
-                print(f"{each.title}: {us(each.length_ns)} us ({each.reading.value} reading)")
-        if trace is not None:
-            named = [f"{launch.kernel} #{number}" for number, launch in enumerate(launches)]
-            chosen = [profiles[number] for number in numbers]
-            write_trace(trace, [(name, each.streams, each.timeline) for name, each in zip(named, chosen)])
-            print(f"trace: {options.trace}")
-        if page is not None:
-            steps = [PageStep((launch.kernel,), number) for launch, number in zip(launches, numbers)]
-            parts = [PageLaunch(each, svg(cores([launch]))) for each, launch in zip(profiles, firsts)]
-            write_page(page, Path(options.script).name, parts, steps)
-            print(f"page: {options.html}")
+        with document(options.json, outputs, "time") as contents:
+            with recorded(calls=True, outputs=False) as launches:
+                status = run(options)
+            if not launches:
+                contents.update(launches=[], profiles=[])
+                if status == 0:
+                    print(nothing_launched(options.script), file=sys.stderr)
+                return status
+            profiles, numbers = distinct(launches, Reading(options.reading))
+            for each in profiles:
+                if page is None or options.text:
+                    show([*report(each), ""])
+                else:
+                    print(f"{each.title}: {us(each.length_ns)} us ({each.reading.value} reading)")
+            if trace is not None:
+                named = [f"{launch.kernel} #{number}" for number, launch in enumerate(launches)]
+                chosen = [profiles[number] for number in numbers]
+                write_trace(trace, [(name, each.streams, each.timeline) for name, each in zip(named, chosen)])
+                print(f"trace: {options.trace}")
+            if page is not None:
+                _write_page(page, options, launches, profiles, numbers)
+            if options.json is None:
+                return status
+            contents["launches"] = [
+                {**summary(launch), "profile": number} for launch, number in zip(launches, numbers)
+            ]
+            contents["profiles"] = [profile_document(each) for each in progress(profiles, "documents")]
     except NkwError as refused:
         error(refused)
         return 2
     return status
+
+
+def _write_page(
+    page: OutputFile,
+    options: argparse.Namespace,
+    launches: Sequence[Launch],
+    profiles: Sequence[Profile],
+    numbers: Sequence[int],
+) -> None:
+    firsts = [launches[numbers.index(part)] for part in range(len(profiles))]
+    steps = [PageStep((launch.kernel,), number) for launch, number in zip(launches, numbers)]
+    parts = [PageLaunch(each, svg(cores([launch]))) for each, launch in zip(profiles, firsts)]
+    write_page(page, Path(options.script).name, parts, steps)
+    print(f"page: {options.html}")
 
 
 def distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile], list[int]]:

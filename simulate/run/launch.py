@@ -96,6 +96,20 @@ class Launch:
         return max(placements[buffer].high_water_bytes for placements in self.placements)
 
 
+def summary(launch: Launch) -> dict[str, Any]:
+    """What a launch was, for the documents of commands."""
+    ranks = len({stream.rank for stream in launch.streams})
+    return {
+        "kernel": launch.kernel,
+        "target": launch.hardware.name,
+        "mode": launch.mode.value,
+        "ranks": ranks,
+        "cores": len(launch.streams),
+        "instructions": sum(map(len, launch.streams)),
+        "warnings": list(launch.warnings),
+    }
+
+
 class Observer(InstructionObserver):
     """An object that is told of launches, instructions and operands while kernels run; by default it does nothing.
 

@@ -1,0 +1,66 @@
+"""Numbers on the command line, each with the sentence that refuses another text."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+_LOWEST_PRICE, _HIGHEST_PRICE = 1e-6, 1e9  # dollars an hour; beyond them prices of tokens leave float64
+
+
+def count(text: str) -> int:
+    """A positive whole number."""
+    value = whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a positive whole number")
+    return value
+
+
+def seed(text: str) -> int:
+    """A whole number of 0 or more."""
+    value = whole(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is negative")
+    return value
+
+
+def temperature(text: str) -> float:
+    """0 or a positive number."""
+    value = number(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is neither 0 nor a positive number")
+    return value
+
+
+def price(text: str) -> float:
+    """Dollars an hour."""
+    value = number(text)
+    if not _LOWEST_PRICE <= value <= _HIGHEST_PRICE:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.60} is not a number from {_LOWEST_PRICE:g} to {_HIGHEST_PRICE:g}"
+        )
+    return value
+
+
+def probability(text: str) -> float:
+    """A number above 0 and at most 1."""
+    value = number(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not above 0 and at most 1")
+    return value
+
+
+def whole(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """A number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a number") from None

@@ -1,0 +1,211 @@
+"""The examples in the help of commands, and the documents of `--json`, held against the tables of docs/json.md."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.cli import main
+from simulate.verbs import VERBS
+from tests.profile.test_profile_text import SCRIPT
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
+SHARED = {"Launches of run, time, memory, check": ("run", "time", "memory", "check")}
+SHARED["Findings of check and lint"] = ("check", "lint")
+SHARED["Every command"] = tuple(VERBS)
+TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object"}
+PLACE = {"file", "line", "function"}
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that examples name, in the working folder."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+
+
+def documented() -> dict[str, dict[str, set[str]]]:
+    """For each command its keys with their types."""
+    found: dict[str, dict[str, set[str]]] = {verb: {} for verb in VERBS}
+    for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
+        head = section.split("\n")[0]
+        rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", section, re.MULTILINE)
+        assert rows, head
+        for verb in SHARED.get(head, (head,)):
+            found[verb] |= {key: set(types.split(" or ")) for key, types in rows}
+    return found
+
+
+def leaves(value: Any, key: str, known: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
+    """The keys of a document with their types, as the page writes them."""
+    if key in known and isinstance(value, dict):
+        kind = "place" if set(value) == PLACE else "access"
+        yield key, kind
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            inner = f"{key}.{name}".lstrip(".")
+            yield from leaves(each, inner if f"{key}.*" not in known else f"{key}.*", known)
+    elif isinstance(value, list):
+        for each in value:
+            yield from leaves(each, f"{key}[]", known)
+    else:
+        yield key, TYPES[type(value)]
+
+
+def written(capsys: Capture, *words: str) -> tuple[int, dict[str, Any], str]:
+    """Status, document on stdout and stderr of a command with `--json -`."""
+    status = main([words[0], "--json", "-", *words[1:]])
+    captured = capsys.readouterr()
+    return status, json.loads(captured.out), captured.err
+
+
+DOCUMENTS = [verb for verb in VERBS if verb != "fidelity"]
+
+
+@pytest.mark.parametrize("verb", DOCUMENTS)
+def test_a_document_has_the_keys_and_types_of_the_page(verb: str, capsys: Capture, tmp_path: Path) -> None:
+    known = documented()[verb]
+    words = shlex.split(VERBS[verb].example)
+    seen: dict[str, set[str]] = {}
+    runs = [words]
+    if verb in ("check", "lint"):  # with findings
+        (tmp_path / "wrong.py").write_text(WRONG)
+        runs.append([verb, "wrong.py"])
+    for each in runs:
+        status, document, _ = written(capsys, *each)
+        assert status in (0, 1)
+        assert (document["schema"], document["command"]) == (1, verb)
+        for key, kind in leaves(document, "", known):
+            seen.setdefault(key, set()).add(kind)
+    unknown = seen.keys() - known.keys()
+    assert not unknown
+    for key, kinds in seen.items():
+        assert all(kind in known[key] or (kind == "integer" and "number" in known[key]) for kind in kinds), (
+            key
+        )
+    empty = {"launches[].warnings[]", "findings[].callers[]"}  # lists without elements here
+    if verb == "lint":  # source has no accesses
+        empty.add("findings[].accesses[]")
+    assert known.keys() - seen.keys() <= empty
+
+
+WRONG = """
+import numpy as np
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+@nki.jit
+def kernel(a):
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(a)
+    nisa.dma_copy(dst=out[0:64], src=tile[0:64])
+    return out
+
+
+@nki.jit
+def generator(a):
+    yield a
+
+
+kernel(np.zeros((128, 64), np.float32))
+"""
+
+
+@pytest.mark.parametrize("verb", DOCUMENTS)
+def test_a_file_gets_what_stdout_gets_and_the_text_is_printed_as_without_it(
+    verb: str, capsys: Capture, tmp_path: Path
+) -> None:
+    words = shlex.split(VERBS[verb].example)
+    status = main(words)
+    plain = capsys.readouterr()
+    shown, document, err = written(capsys, *words)
+    assert shown == status
+    assert err.replace(plain.err, "", 1) == plain.out  # what stdout had
+    assert main([verb, "--json", "out.json", *words[1:]]) == status
+    assert capsys.readouterr() == plain
+    assert json.loads((tmp_path / "out.json").read_text()) == document
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out.json", "script.py"]
+
+
+@pytest.mark.parametrize("verb", DOCUMENTS)
+def test_a_document_that_cannot_be_written_is_refused(verb: str, capsys: Capture, tmp_path: Path) -> None:
+    words = shlex.split(VERBS[verb].example)
+    place = tmp_path / "no" / "out.json"
+    assert main([verb, "--json", str(place), *words[1:]]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"[NKW-JSON-PATH] the document cannot be written to {place}: No such file" in captured.err
+    if "script.py" in words:
+        assert main([verb, "--json", "script.py", *words[1:]]) == 2
+        assert "this command reads that file" in capsys.readouterr().err
+        assert (tmp_path / "script.py").read_text() == SCRIPT
+
+
+def test_launches_of_a_script_that_fails_are_written(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"{SCRIPT}\nprint('by the script')\nraise SystemExit(3)\n")
+    with pytest.raises(SystemExit):
+        main(["run", "--json", "-", "script.py"])
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)["launches"]) == 1
+    assert "by the script" in captured.err
+
+
+def test_without_a_launch_the_lists_are_empty(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import nki\n")
+    status, document, err = written(capsys, "time", "script.py")
+    assert (status, document["launches"], document["profiles"]) == (0, [], [])
+    assert err == "target trn2\nno kernel was launched\n"
+
+
+@pytest.mark.parametrize("command", ["time", "memory", "check"])
+def test_kernels_of_a_file_that_launches_nothing_are_named(
+    command: str, capsys: Capture, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(WRONG.partition("\nkernel(np")[0])
+    assert main([command, "script.py"]) == (0 if command == "time" else 2)
+    assert capsys.readouterr().err.endswith(
+        "no kernel was launched; script.py defines kernel and generator: call it there, or give script.py:kernel and "
+        "its arguments\n"
+    )
+
+
+def test_the_example_of_fidelity_runs_in_a_checkout(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PAGE.parents[1])
+    words = shlex.split(VERBS["fidelity"].example)
+    assert main(words) == 0
+    table = capsys.readouterr().out
+    assert main([*words, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == table
+    assert {row["family"] for row in json.loads(captured.out)} == {"instr"}
+
+
+@pytest.mark.parametrize("command", ["generate", "plan"])
+def test_the_examples_of_the_model_run_and_print_a_document(
+    command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PAGE.parents[1])
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    (example,) = re.findall(r"^  nkw (.*)$", capsys.readouterr().out, re.MULTILINE)
+    words = shlex.split(example)
+    assert words[0] == command
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert main([*words, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert captured.err == text
+    assert (document["schema"], document["command"]) == (1, command)
+    said = (PAGE.parents[1] / "model" / "README.md").read_text().partition("\n## JSON\n")[2]
+    assert [key for key in document if f"`{key}`" not in said] == []
