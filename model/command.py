@@ -44,6 +44,12 @@ def generate_command(options: argparse.Namespace) -> int:
     for option in ("trace", "profile", "html"):
         if getattr(options, option) and options.backend != "simulate":
             raise ModelError(f"--{option} needs the simulate backend; {options.backend} predicts no timeline")
+    for option, ignored in (("--top-k", options.top_k is not None), ("--top-p", options.top_p < 1)):
+        if ignored and not options.temperature:
+            raise ModelError(
+                f"{option} chooses among candidates, and temperature 0 always takes the most likely one: give "
+                "--temperature T as well"
+            )
     config = load_config(options.model)
     check_ranks(config, options.tp)
     tokenizer = Tokenizer(options.model, config.vocab_size)

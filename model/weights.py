@@ -33,14 +33,16 @@ def check_ranks(config: ModelConfig, ranks: int) -> None:
     """Raise ModelError where `ranks` ranks cannot share this model."""
     if ranks < 1:
         raise ModelError(f"tensor parallelism over {ranks} ranks; at least 1 is needed")
+
+    def has_tokens(count: int) -> bool:
+        last = even_span(config.vocab_size, Shard(count - 1, count))
+        return last.start < last.stop
+
     undivided = config.undivided(ranks)
+    if undivided is None and not has_tokens(ranks):
+        undivided = f"a vocabulary of {config.vocab_size} leaves the last of {ranks} ranks without a token"
     if undivided is not None:
-        raise ModelError(undivided)
-    last = even_span(config.vocab_size, Shard(ranks - 1, ranks))
-    if last.start == last.stop:
-        raise ModelError(
-            f"a vocabulary of {config.vocab_size} leaves the last of {ranks} ranks without a token"
-        )
+        raise ModelError(f"{undivided}; this model takes {config.allowed_ranks(has_tokens)}")
 
 
 def shard_weights(

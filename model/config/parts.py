@@ -6,6 +6,7 @@ Face's config.json where its families agree.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -204,3 +205,9 @@ class ModelConfig:
         if kv_heads % ranks and ranks % kv_heads:
             return f"{ranks} ranks and {kv_heads} key/value heads: neither divides the other"
         return None
+
+    def allowed_ranks(self, fits: Callable[[int], bool] = lambda ranks: True) -> str:
+        """In words the numbers of ranks that share this model evenly and fit; no more ranks than query heads do."""
+        counts = range(1, self.divided[0] + 1)
+        allowed = [str(ranks) for ranks in counts if self.undivided(ranks) is None and fits(ranks)]
+        return f"{', '.join(allowed[:-1])} or {allowed[-1]} ranks" if allowed[1:] else "1 rank"

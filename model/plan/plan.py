@@ -230,7 +230,7 @@ class _Place:
 def _check_tp(model: ModelCounts, tp: int) -> None:
     undivided = model.config.undivided(tp)
     if undivided is not None:
-        raise ModelError(undivided)
+        raise ModelError(f"{undivided}; this model takes {model.config.allowed_ranks()}")
 
 
 def _tokens(model: ModelCounts, request: Request) -> tuple[int, int]:

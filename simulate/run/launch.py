@@ -135,6 +135,9 @@ class Observer(InstructionObserver):
     def refused(self, error: NkwError) -> None:
         """A launch was ended by an error, which the caller may catch."""
 
+    def stopped(self, launch: Launch) -> None:
+        """The streams of a launch up to the instruction that was refused; it has no outputs."""
+
 
 _observers: list[Observer] = []
 
@@ -157,11 +160,12 @@ def observing(observer: Observer) -> Iterator[None]:
 class _Collector(Observer):
     """Collects launches; see `recorded`."""
 
-    def __init__(self, calls: bool, refused: bool, outputs: bool) -> None:
+    def __init__(self, calls: bool, refused: bool, outputs: bool, stopped: bool) -> None:
         self.launches: list[Launch] = []
         self.keeps_calls = calls
         self._refused = refused
         self._outputs = outputs
+        self._stopped = stopped
 
     def ran(self, launch: Launch) -> None:
         if self._refused:
@@ -171,19 +175,26 @@ class _Collector(Observer):
         if not self._refused or launch.mode is Mode.replay:
             self._keep(launch)
 
+    def stopped(self, launch: Launch) -> None:
+        if self._stopped:
+            self._keep(launch)
+
     def _keep(self, launch: Launch) -> None:
         self.launches.append(launch if self._outputs else replace(launch, outputs=[]))
 
 
 @contextmanager
-def recorded(calls: bool = False, refused: bool = False, outputs: bool = True) -> Iterator[list[Launch]]:
+def recorded(
+    calls: bool = False, refused: bool = False, outputs: bool = True, stopped: bool = False
+) -> Iterator[list[Launch]]:
     """Collect the launches made inside a `with` block, for instance to time a kernel that was called plainly.
 
     calls: record the callers' lines of every instruction and allocation (`Stream.chains`), which costs some time; such
     launches are never replayed. refused: collect also launches that ran to their end and are refused because their
-    tiles do not fit into SBUF or PSUM. outputs: keep the outputs of launches, which take most of the memory.
+    tiles do not fit into SBUF or PSUM. outputs: keep the outputs of launches, which take most of the memory. stopped:
+    collect also launches that a refused instruction ended, with their streams up to there.
     """
-    collector = _Collector(calls, refused, outputs)
+    collector = _Collector(calls, refused, outputs, stopped)
     with observing(collector):
         yield collector.launches
 
@@ -237,20 +248,15 @@ def execute_launch(request: LaunchRequest) -> Launch:
     except KeyboardInterrupt as interrupt:
         interrupt.args = (_interrupted(request, cores),)
         raise
+    except NkwError:
+        stopped = _launch(request, cores, rank_runs, [], False)
+        for observer in request.observers:
+            observer.stopped(stopped)
+        raise
     outputs = [each.arguments.to_arrays(each.returned) for each in rank_runs]
     for each in rank_runs:
         each.arguments.write_back()
-    done = Launch(
-        kernel=getattr(request.kernel, "__name__", "kernel"),
-        hardware=request.chip,
-        mode=request.mode,
-        outputs=outputs,
-        streams=tuple(core.stream for core in cores),
-        warnings=tuple(text for each in rank_runs for text in each.rank.warnings),
-        interfaces=tuple(each.interface() for each in rank_runs),
-        reads_values=VALUE_READS.count != values_read,
-        rules=request.rules,
-    )
+    done = _launch(request, cores, rank_runs, outputs, VALUE_READS.count != values_read)
     for observer in request.observers:
         observer.ran(done)
     done = _with_capacity(done, rank_runs)
@@ -258,6 +264,26 @@ def execute_launch(request: LaunchRequest) -> Launch:
     for observer in request.observers:
         observer.ended(done, [each.returned for each in rank_runs])
     return done
+
+
+def _launch(
+    request: LaunchRequest,
+    cores: Sequence[NeuronCore],
+    rank_runs: Sequence[_RankRun],
+    outputs: list[Any],
+    reads_values: bool,
+) -> Launch:
+    return Launch(
+        kernel=getattr(request.kernel, "__name__", "kernel"),
+        hardware=request.chip,
+        mode=request.mode,
+        outputs=outputs,
+        streams=tuple(core.stream for core in cores),
+        warnings=tuple(text for each in rank_runs for text in each.rank.warnings),
+        interfaces=tuple(each.interface() for each in rank_runs),
+        reads_values=reads_values,
+        rules=request.rules,
+    )
 
 
 def _interrupted(request: LaunchRequest, cores: Sequence[NeuronCore]) -> str:

@@ -25,8 +25,8 @@ def write_artifacts(
 
     report.txt: why the test failed. findings.json: what the detectors found. stream.txt: the instructions of every
     core. memory.txt, memory.svg: what lay in SBUF and PSUM. trace.json: the predicted timeline, for Perfetto.
-    arrays.npz: output and truth in float64. A file is left out where there is nothing to put into it: a kernel that
-    broke a rule has no launch.
+    arrays.npz: output and truth in float64. A file is left out where there is nothing to put into it. Of a launch that
+    was refused, the files show the instructions up to there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.txt").write_text(report + "\n", encoding="utf-8")

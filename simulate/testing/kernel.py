@@ -127,7 +127,7 @@ class KernelChecker:
         world = World(self.target, len(arguments), cores)
         given: list[tuple[tuple[Any, ...], dict[str, Any]]] = [(each, {}) for each in arguments]
         variations = _VARIATIONS if self.level is CheckLevel.all else 0
-        with recorded(refused=True) as launches:
+        with recorded(refused=True, stopped=True) as launches:
             try:
                 if self.level is CheckLevel.off:
                     return world.launch(kernel, given).outputs, launches, []

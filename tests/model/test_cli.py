@@ -267,8 +267,16 @@ def test_refuses_an_option_in_one_line(capsys, arguments, message) -> None:
 
 def test_refuses_what_the_model_cannot_do(tiny, capsys, tmp_path) -> None:
     model = ["--model", tiny]
-    assert "3 ranks do not divide 4 heads" in refused(capsys, *model, "--tp", "3")
-    assert "8 ranks do not divide 4 heads" in refused(capsys, *model, "--tp", "8")
+    allowed = "; this model takes 1, 2 or 4 ranks"
+    for ranks in ("3", "8"):
+        message = refused(capsys, *model, "--tp", ranks)
+        assert message == f"nkw: error: {ranks} ranks do not divide 4 heads{allowed}"
+    for option, value in (("--top-k", "40"), ("--top-p", "0.9")):
+        for zero in ([], ["--temperature", "0"]):
+            assert refused(capsys, *model, option, value, *zero) == (
+                f"nkw: error: {option} chooses among candidates, and temperature 0 always takes the most likely one: "
+                "give --temperature T as well"
+            )
     assert "leaves no room for a new one" in refused(capsys, *model, "--prompt", "x" * 64)
     assert "is not a folder" in refused(capsys, "--model", str(tmp_path / "nowhere"))
     assert "config.json is missing" in refused(capsys, "--model", str(tmp_path))

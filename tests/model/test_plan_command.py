@@ -270,7 +270,7 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tp", "3"], "3 ranks do not divide 4 heads"),
+        (["--tp", "3"], "3 ranks do not divide 4 heads; this model takes 1, 2 or 4 ranks"),
         (["--instance", "p5"], "instance 'p5' is not known; known are trn1.2xlarge, "),
         (["--instance", "inf2.xlarge", "--tp", "4"], "4 ranks on inf2.xlarge, which has 2 cores"),
         (["--instance", "2 x inf2.48xlarge"], "no EFA is on record for inf2.48xlarge"),
@@ -278,7 +278,10 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
         (["--prompt", "60", "--generate", "5"], "a prompt of 60 and 5 generated tokens exceed the model's"),
         (["--accelerator", "b9"], "accelerator 'b9'; known are a100, h100, or give TFLOPS,TB/s"),
         (["--accelerator", "h100", "--instance", "inf2.xlarge"], "for an instance or for an accelerator"),
-        (["--accelerator", "h100", "--tp", "3"], "3 ranks do not divide 4 heads"),
+        (
+            ["--accelerator", "h100", "--tp", "3"],
+            "3 ranks do not divide 4 heads; this model takes 1, 2 or 4 ranks",
+        ),
         (["--batch", "0"], "'0' is not a positive whole number"),
         (["--batch", "1048577"], "a batch of 1048577; a plan takes at most 1,048,576"),
         (["--price", "0"], "'0' is not a number from 1e-06 to 1e+09"),

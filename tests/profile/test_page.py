@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import simulate.profile
 from simulate.cli import main
 from simulate.errors import InvalidArgument
 from simulate.profile import Profile, profile
@@ -250,3 +251,21 @@ def test_the_timeline_zooms_about_the_pointer_and_explains_what_is_under_it(tmp_
     assert first[0].startswith("idle for ")
     assert first[1].startswith("until nc_matmul #")
     assert re.match(r"operand of dma_copy #\d+", first[3])
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine")
+def test_the_heading_of_a_run_says_what_it_counts() -> None:
+    folder = Path(simulate.profile.__file__).parent / "page"
+    code = "".join((folder / name).read_text(encoding="utf-8") for name in ("tools.js", "charts.js"))
+    data = "const document = { getElementById: () => ({ textContent: '{}' }) };"
+    calls = "[runTitle('prompt of 5 tokens', 38, 431000), runTitle('', 1, 2000)]"
+    ran = subprocess.run(
+        ["node", "-e", f"{data}\n{code}\nconsole.log(JSON.stringify({calls}))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(ran.stdout) == [
+        "prompt of 5 tokens: 38 launches, 431.0 µs",
+        "all: 1 launch, 2.00 µs",
+    ]

@@ -15,7 +15,7 @@ RESULTS = re.findall(r"```text\n(\d+) passed\n```", GUIDE)
 
 
 def test_the_examples_pass(tmp_path: Path) -> None:
-    assert len(FILES) == 5
+    assert len(FILES) == 6
     for name, program in FILES:
         (tmp_path / name).write_text(program, encoding="utf-8")
     command = [

@@ -137,6 +137,42 @@ def test_tripled(check_kernel):
     assert "tensor_scalar" in (folder / "stream.txt").read_text()
 
 
+def test_a_refused_launch_leaves_its_stream_up_to_there(suite) -> None:
+    tests = """
+import nki.collectives as ncc
+
+@nki.jit
+def stops(x, group):
+    tile = nl.load(x)
+    total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
+    sums = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
+    nisa.dma_copy(dst=total, src=tile)
+    if group:
+        ncc.all_reduce(srcs=[total], dsts=[sums], replica_group=group, op=nl.add)
+    unwritten = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=total, src=unwritten)
+    return total
+
+def test_one(check_kernel):
+    check_kernel(stops, reference, X, None)
+
+def test_first_rank_waits_for_one_that_was_refused(check_kernel):
+    group = ncc.ReplicaGroup([[0, 1]])
+    check_kernel.ranks(stops, reference, [(X, group), (X, None)])
+"""
+    done = suite(tests)
+    done.assert_outcomes(failed=2)
+    folders = re.findall(r"artefacts: (\S+)", done.stdout.str())
+    assert len(set(folders)) == 2
+    for folder in map(Path, dict.fromkeys(folders)):
+        assert "NKW-UNWRITTEN" in (folder / "report.txt").read_text()
+        stream = (folder / "stream.txt").read_text()
+        assert stream.startswith("# stops #0 rank 0 core 0 on ")
+        assert stream.count("dma_copy") == (4 if "rank 1" in stream else 2)  # the refused one has no event
+        assert "sbuf" in (folder / "memory.txt").read_text().lower()
+        assert {"trace.json", "trace.txt"} & {file.name for file in folder.iterdir()}
+
+
 def test_a_finding_fails_unless_it_is_allowed_or_nobody_looks(suite) -> None:
     tests = """
 @pytest.mark.parametrize("allow", [(), ("nkw-output-partial",)])

@@ -97,7 +97,7 @@ function showRun(choose, chosen) {
   };
   for (const [group, steps] of groups) {
     const total = steps.reduce((sum, step) => sum + step.time, 0);
-    body.append(make("h3", {}, `${group || "launches"}: ${steps.length}, ${us(total)}`));
+    body.append(make("h3", {}, runTitle(group, steps.length, total)));
     const lane = make("div", { class: "lane" });
     for (const step of steps) {
       const kernel = step.names[step.names.length - 1];
@@ -116,6 +116,10 @@ function showRun(choose, chosen) {
     }
     body.append(pair);
   }
+}
+
+function runTitle(group, count, total) {
+  return `${group || "all"}: ${count} ${count === 1 ? "launch" : "launches"}, ${us(total)}`;
 }
 
 function summed(steps, name) {
