@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from model.weights import RankWeights, check_ranks, shard_weights, weights_of_al
 from simulate.errors import shown
 from simulate.files import OutputFile, Outputs
 from simulate.files import document as json_document
-from simulate.terminal import show, show_lines
+from simulate.terminal import EVERY_SECONDS, progress, show, show_lines
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import Pass
@@ -186,7 +187,7 @@ class _Job:
 def _generate(job: _Job, tokenizer: Tokenizer) -> Generation:
     """Stream the prompt's continuation to stdout."""
     options = job.options
-    backend = job.backend(_progress())
+    backend = job.backend(prompt_progress())
     compares = options.check and options.backend != "numpy"
     generation = generate(
         backend,
@@ -215,7 +216,7 @@ def _predict(job: _Job, generation: Generation) -> tuple[list[TargetPrediction],
     options = job.options
     last_position = len(generation.prompt_ids) + max(1, len(generation.generated_ids) - 1) - 1
     predictions, chosen = [], []
-    for target in dict.fromkeys((*COMPARED_TARGETS, options.target)):
+    for target in progress(list(dict.fromkeys((*COMPARED_TARGETS, options.target))), "predictions"):
         device = DryDevice(target, options.tp)
         model = job.dry_model(device, device.layer_done)
         model.prefill(job.prompt_ids)
@@ -243,17 +244,21 @@ def _write_timelines(
         write_page(page, f"{options.model.name} on {cores} of {options.target}", passes)
 
 
-def _progress() -> Progress:
-    """A line on a terminal's stderr that counts the prompt's layers and is wiped out after them; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        return lambda done, layers: None
-    first_pass = True
+def prompt_progress(every: float = EVERY_SECONDS) -> Progress:
+    """What counts the prompt's layers on stderr, later passes not.
+
+    A terminal shows one line that is wiped out after them, any other stderr a line every `every` seconds.
+    """
+    on_terminal, told, first_pass = sys.stderr.isatty(), time.monotonic(), True
 
     def show(done: int, layers: int) -> None:
-        nonlocal first_pass
-        if first_pass:
-            text = f"prompt: layer {done} of {layers}" if done < layers else ""
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        nonlocal first_pass, told
+        text = f"prompt: layer {done} of {layers}"
+        if first_pass and on_terminal:
+            print(f"\r\x1b[K{text if done < layers else ''}", end="", file=sys.stderr, flush=True)
+        elif first_pass and time.monotonic() - told >= every:
+            print(text, file=sys.stderr, flush=True)
+            told = time.monotonic()
         first_pass = first_pass and done < layers
 
     return show

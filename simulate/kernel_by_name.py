@@ -23,9 +23,11 @@ from simulate.errors import InvalidArgument
 from simulate.files import MOST_SOURCE_BYTES, imported_files, read_text
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.level import Level
+from simulate.memory.storage import Storage
 from simulate.run.environment import cores_of_call, ranks_of_call
-from simulate.run.launch import Launch, plain
-from simulate.run.machine import Mode
+from simulate.run.launch import Launch, LaunchRequest, Observer, plain
+from simulate.run.machine import Mode, NeuronCore
+from simulate.run.stream import Stream
 from simulate.world import launch
 
 DTYPES = {
@@ -60,6 +62,24 @@ def files_read(options: argparse.Namespace) -> list[str]:
 def names_a_kernel(words: str) -> bool:
     """Whether words have the form FILE.py:KERNEL or MODULE:KERNEL, and are not the path of a file."""
     return _NAMED.fullmatch(words) is not None and not Path(words).is_file()
+
+
+class InstructionCount(Observer):
+    """Counts the instructions that the running launch has issued, for a report of progress."""
+
+    def __init__(self) -> None:
+        self._streams: list[Stream] = []
+
+    @property
+    def instructions(self) -> int:
+        """Of all cores, so far."""
+        return sum(map(len, self._streams))
+
+    def began(
+        self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
+    ) -> None:
+        """Count this launch from now on."""
+        self._streams = [core.stream for core in cores]
 
 
 def nothing_launched(words: str) -> str:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from simulate.process import reopen_streams
-from simulate.terminal import error
+from simulate.terminal import error, working
 from simulate.tracebacks import print_of_the_user
 
 
@@ -47,7 +47,8 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
     A kernel is launched dry unless `computes`. With `raises`, what a kernel's rules refuse is not printed but raised.
     """
     from simulate.errors import InvalidArgument, NkwError
-    from simulate.kernel_by_name import launch_by_name, names_a_kernel
+    from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_kernel
+    from simulate.run.launch import observing
     from simulate.run.machine import Mode
 
     if not names_a_kernel(options.script):
@@ -56,7 +57,9 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
         return 2
     try:
         mode, trips = (Mode.eager, ()) if computes else (Mode.dry, options.trips)
-        launch_by_name(options.script, options.arguments, mode, trips)
+        count = InstructionCount()
+        with observing(count), working(lambda: f"{options.script}: {count.instructions:,} instructions"):
+            launch_by_name(options.script, options.arguments, mode, trips)
     except NkwError as refused:
         if raises and not isinstance(refused, InvalidArgument):
             raise

@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import StringIO
+from threading import Event, Thread
 from typing import IO, TYPE_CHECKING, TypeVar, Union
 
 from simulate.errors import LONGEST_MESSAGE, shown
@@ -28,6 +30,9 @@ COLUMNS = 80
 """The width where the output is no terminal."""
 _NARROWEST, _WIDEST = 60, 120  # columns of a terminal that are used
 _PATIENCE_SECONDS = 0.5  # before progress is shown
+_AGAIN_SECONDS = 0.2  # until it is shown again on a terminal
+EVERY_SECONDS = 10.0
+"""Between two lines of progress where stderr is no terminal."""
 _SHORTEST_NAME = 10  # columns; a narrower name says nothing
 _STYLES = {r"^error\b(\[.*?\])?": "bold red", r"^warning\b(\[.*?\])?": "bold yellow"}
 _LONGEST_LINE, _MOST_LINES = 2 * LONGEST_MESSAGE, 200  # of an error; a deadlock has a line for each core
@@ -195,15 +200,20 @@ def error(message: object) -> None:
     show_lines("\n".join(shown(line, _LONGEST_LINE) for line in lines), sys.stderr)
 
 
-def progress(items: Sequence[T], doing: str) -> Iterator[T]:
-    """The items, one after another; where they take long, a terminal's stderr shows how many of them are done."""
-    if len(items) < 2 or not sys.stderr.isatty():
-        yield from items
-        return
+def progress(items: Sequence[T], doing: str, every: float = EVERY_SECONDS) -> Iterator[T]:
+    """The items, one after another; where they take long, stderr shows how many of them are done.
+
+    A terminal shows a bar that is gone at the end, any other stderr a line every `every` seconds.
+    """
     began, bar = time.monotonic(), None
+    told = began
     try:
         for number, item in enumerate(items):
-            if bar is None and time.monotonic() - began > _PATIENCE_SECONDS:
+            now = time.monotonic()
+            if len(items) > 1 and not sys.stderr.isatty() and now - told >= every:
+                print(f"{doing}: {number} of {len(items)} done", file=sys.stderr, flush=True)
+                told = now
+            elif len(items) > 1 and sys.stderr.isatty() and bar is None and now - began > _PATIENCE_SECONDS:
                 from rich.progress import Progress
 
                 bar = Progress(console=_console(sys.stderr), transient=True)
@@ -215,6 +225,40 @@ def progress(items: Sequence[T], doing: str) -> Iterator[T]:
     finally:
         if bar is not None:
             bar.stop()
+
+
+@contextmanager
+def working(said: Callable[[], str], every: float = EVERY_SECONDS) -> Iterator[None]:
+    """A block that may take seconds and prints nothing; stderr shows what `said` returns meanwhile.
+
+    A terminal shows it in one line that is gone at the end, any other stderr as a line every `every` seconds. `said` is
+    called by a thread of its own.
+    """
+    ended, told = Event(), []
+    on_terminal = sys.stderr.isatty()
+    file = sys.stderr
+
+    def tell() -> None:
+        wait = _PATIENCE_SECONDS if on_terminal else every
+        while not ended.wait(wait):
+            text = shown(said())
+            if on_terminal:
+                text = f"\r\x1b[K{text[: _console(file).width - 1]}"
+            with suppress(OSError, ValueError):
+                print(text, end="" if on_terminal else "\n", file=file, flush=True)
+            told.append(text)
+            wait = _AGAIN_SECONDS if on_terminal else every
+
+    teller = Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+        if told and on_terminal:
+            with suppress(OSError, ValueError):
+                print("\r\x1b[K", end="", file=file, flush=True)
 
 
 def _console(file: IO[str]) -> Console:

@@ -11,7 +11,7 @@ from model.plan.plan import Request, make_plan
 from model.plan.text import parts
 from simulate.files import Outputs
 from simulate.files import document as json_document
-from simulate.terminal import show, show_lines
+from simulate.terminal import show, show_lines, working
 
 
 def plan_command(options: argparse.Namespace) -> int:
@@ -30,7 +30,8 @@ def plan_command(options: argparse.Namespace) -> int:
     name = str(options.config)
     outputs = Outputs(lambda: model_files(options.config))
     with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
-        plan = make_plan(model, request)
+        with working(lambda: f"plan of {name}: dry runs of its kernels"):
+            plan = make_plan(model, request)
         contents.update(document(plan, name))
         show_lines(f"{name}:")
         show(parts(plan))

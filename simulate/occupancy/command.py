@@ -15,7 +15,7 @@ from simulate.occupancy.text import place_of, report, verdict
 from simulate.occupancy.uses import Occupancy, occupancies
 from simulate.run import Launch, recorded
 from simulate.run.launch import summary
-from simulate.terminal import error, show
+from simulate.terminal import error, show, working
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -40,7 +40,8 @@ def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace
                 if status == 0:
                     error(nothing_launched(options.script))
                 return status or 2
-            shown = distinct(launches)
+            with working(lambda: "memory maps"):
+                shown = distinct(launches)
             if options.text or picture is None:
                 blocks = [report(occupancy, title) for title, occupancy in shown]
                 show([*blocks[0], *(part for block in blocks[1:] for part in ("", *block))])

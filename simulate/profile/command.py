@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from simulate.errors import NkwError
@@ -19,7 +20,7 @@ from simulate.profile.text import report, us
 from simulate.run import Launch, recorded
 from simulate.run.launch import summary
 from simulate.run.stream import Stream
-from simulate.terminal import error, progress, show
+from simulate.terminal import error, progress, show, working
 from simulate.timing import Reading, write_trace
 
 
@@ -53,7 +54,9 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
             profiles, numbers = distinct(launches, Reading(options.reading))
             for each in profiles:
                 if page is None or options.text:
-                    show([*report(each), ""])
+                    with working(partial("{}: critical path and what-if".format, each.title)):
+                        parts = report(each)
+                    show([*parts, ""])
                 else:
                     print(f"{each.title}: {us(each.length_ns)} us ({each.reading.value} reading)")
             if trace is not None:

@@ -17,6 +17,7 @@ import pytest
 import safetensors.numpy
 
 from model.cli import PRETRAINED, main
+from model.command import prompt_progress
 from tests.interruptible import started
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -240,6 +241,18 @@ def test_output_that_cannot_be_written_is_said_in_one_line(tiny, arguments) -> N
     assert done.stderr.removeprefix("nkw: ").startswith("error: the ")
     assert done.stderr.endswith("cannot be written: No space left on device\n")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_long_prompt_tells_its_layers_without_a_terminal(capsys) -> None:
+    for every, lines in (
+        (0.0, "prompt: layer 0 of 2\nprompt: layer 1 of 2\nprompt: layer 2 of 2\n"),
+        (1e9, ""),
+    ):
+        show = prompt_progress(every)
+        for _ in range(2):  # the prompt, and a token
+            for done in range(3):
+                show(done, 2)
+        assert capsys.readouterr() == ("", lines)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,14 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from threading import Event
 from unicodedata import east_asian_width
 
 import pytest
 
-from simulate.terminal import Hanging, Name, Noted, rendered, shortened, table
+from simulate.kernel_by_name import InstructionCount, launch_by_name
+from simulate.run.launch import Launch, Observer, observing
+from simulate.terminal import Hanging, Name, Noted, progress, rendered, shortened, table, working
 
 SCRIPT = """
 import numpy as np
@@ -154,6 +157,61 @@ print("done")
         [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(progress(range(3), "launches", every=0)) == [0, 1, 2]
+    assert capsys.readouterr() == ("", "".join(f"launches: {done} of 3 done\n" for done in range(3)))
+    assert list(progress(range(3), "launches", every=1e9)) == [0, 1, 2]
+    assert list(progress(range(1), "launches", every=0)) == [0]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_work_of_unknown_length_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Event()
+
+    def said() -> str:
+        asked.set()
+        return "kernel: 7 instructions"
+
+    with working(said, every=0.001):
+        asked.wait()
+    err = capsys.readouterr().err
+    assert err and err.replace("kernel: 7 instructions\n", "") == ""
+    with working(said, every=1e9):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_work_on_a_terminal_is_one_line_that_is_gone_at_the_end() -> None:
+    program = """
+from threading import Event
+from simulate.terminal import working
+asked = Event()
+def said():
+    asked.set()
+    return "kernel " * 40
+with working(said):
+    asked.wait()
+print("done")
+"""
+    shown = on_a_terminal([sys.executable, "-c", program])
+    *told, end = shown.split("\r\x1b[K")
+    assert set(told[1:]) == {("kernel " * 40)[:79]}
+    assert end == "done\n"
+
+
+def test_instructions_of_a_running_launch_are_counted() -> None:
+    count, seen = InstructionCount(), []
+
+    class After(Observer):
+        def ran(self, launch: Launch) -> None:
+            seen.append((count.instructions, len(launch.streams[0])))
+
+    with observing(count), observing(After()):
+        launch_by_name("nki_kernels:rmsnorm", ["f32[128,64]", "f32[1,64]", "1e-5"])
+    ((counted, issued),) = seen
+    assert counted == issued > 0
 
 
 def test_rich_is_not_loaded_before_something_is_drawn() -> None:
