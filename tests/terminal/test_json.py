@@ -209,3 +209,39 @@ def test_the_examples_of_the_model_run_and_print_a_document(
     assert (document["schema"], document["command"]) == (1, command)
     said = (PAGE.parents[1] / "model" / "README.md").read_text().partition("\n## JSON\n")[2]
     assert [key for key in document if f"`{key}`" not in said] == []
+
+
+RANKS = """
+import numpy as np
+import nki
+import nki.collectives as ncc
+from nki_kernels import all_reduce
+
+given = np.ones((128, 64), np.float32)
+print(all_reduce(given, ncc.ReplicaGroup([[0, 1]]))[0, 0])
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "time", "memory", "check"])
+def test_a_script_and_a_kernel_by_name_run_on_several_ranks(
+    command: str, capsys: Capture, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(RANKS)
+    status, document, err = written(capsys, command, "--ranks", "2", "script.py")
+    assert (status, document["launches"][0]["ranks"]) == (0, 2)
+    assert "\n2.0\n" in err
+    if command == "run":
+        return
+    late = ["nki_kernels:all_reduce", "f32[128,64]", "group", "--ranks", "2"]
+    status, document, _ = written(capsys, command, *late)
+    assert (status, document["launches"][0]["ranks"], document["launches"][0]["cores"]) == (0, 2, 2)
+
+
+def test_refuses_what_is_no_number_of_ranks(capsys: Capture) -> None:
+    for text, status in (("0", 2), ("1", 0), ("1000", 2), ("-1", 2), ("two", 2)):
+        try:
+            got = main(["time", f"--ranks={text}", "script.py"])
+        except SystemExit as left:
+            got = left.code
+        assert got == status, text
+        assert (f"'{text}' is no number of ranks; give 1 to 999" in capsys.readouterr().err) == bool(status)

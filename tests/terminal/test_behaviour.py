@@ -1,0 +1,68 @@
+"""Every verb of `nkw` on a terminal of 80 columns, with NO_COLOR, into a closed pipe, and interrupted."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulate.verbs import VERBS
+from tests.interruptible import ROOT, started, stopped
+from tests.profile.test_profile_text import SCRIPT
+from tests.terminal.test_terminal import ESCAPE, environment, on_a_terminal, width
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+EXAMPLES = {verb: shlex.split(each.example) for verb, each in VERBS.items() if verb != "fidelity"}
+EXAMPLES["plan"] = ["plan", str(ROOT / "model" / "pretrained"), "--tp", "2"]
+EXAMPLES["generate"] = ["generate", "--max-new-tokens", "2", "--backend", "numpy"]
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def nkw(*words: str) -> list[str]:
+    return [sys.executable, "-m", "nkw", *words]
+
+
+@pytest.mark.parametrize("verb", EXAMPLES)
+def test_a_terminal_of_80_columns_and_no_color_are_respected(verb: str) -> None:
+    shown, plain = (on_a_terminal(nkw(*EXAMPLES[verb]), **set_) for set_ in ({}, {"NO_COLOR": "1"}))
+    # Progress is drawn before a carriage return.
+    lines, kept = (
+        [line.rpartition("\r")[2].rstrip() for line in ESCAPE.sub("", text).split("\n")]
+        for text in (shown, plain)
+    )
+    # After the line of the target a script prints what it likes.
+    assert max(map(width, lines[1:] if verb == "run" else lines)) <= 80
+    assert COLOUR.search(plain) is None
+    assert kept == lines
+
+
+@pytest.mark.parametrize("verb", EXAMPLES)
+def test_a_closed_pipe_ends_a_verb_quietly(verb: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    running = subprocess.Popen(nkw(*EXAMPLES[verb]), stdout=writer, stderr=subprocess.PIPE, env=environment())
+    os.close(writer)
+    err = running.communicate()[1].decode()
+    assert running.returncode in (0, 1)
+    assert "Traceback" not in err and "Exception" not in err and "error" not in err
+
+
+@pytest.mark.parametrize("verb", ["run", "time", "memory", "check"])
+def test_an_interrupt_of_a_script_is_one_line(verb: str, tmp_path: Path) -> None:
+    # `check` sends what a script prints to stderr, so the script writes to the descriptor of stdout.
+    wait = "import os, time\nos.write(1, b'ready\\n')\ntime.sleep(600)\n"
+    path = tmp_path / "waits.py"
+    path.write_text(wait)
+    status, err = stopped(started("-m", "nkw", verb, "--target", "trn2", str(path)))
+    assert (status, err) == (130, "target trn2\n\nnkw: interrupted\n")
