@@ -22,7 +22,7 @@ def shell(words: str, redirections: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "prefix"), [("-m simulate targets", ""), (PLAN, "nkw: "), ("-m model sim targets", "nkw: ")]
+    ("words", "prefix"), [("-m simulate targets", ""), (PLAN, "nkw: "), ("-m nkw targets", "nkw: ")]
 )
 def test_a_closed_stdout_is_named(words: str, prefix: str) -> None:
     done = shell(words, ">&-")
@@ -36,11 +36,11 @@ def test_a_closed_stderr_is_no_obstacle() -> None:
     assert shell(f"{PLAN} --tp 77", "2>&-").returncode == 2
 
 
-@pytest.mark.parametrize(("module", "prefix"), [("simulate", ""), ("model", "nkw: ")])
+@pytest.mark.parametrize(("module", "prefix"), [("simulate", ""), ("model", "nkw: "), ("nkw", "nkw: ")])
 def test_an_interrupt_of_the_imports_is_one_line(tmp_path: Path, module: str, prefix: str) -> None:
     (tmp_path / "numpy.py").write_text("print('ready', flush=True)\nimport time\ntime.sleep(600)\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    words = {"simulate": ["targets"], "model": ["plan", "model/pretrained"]}[module]
+    words = {"simulate": ["targets"], "model": ["plan", "model/pretrained"], "nkw": ["targets"]}[module]
     running = started("-m", module, *words, environment=environment)
     assert stopped(running) == (130, f"\n{prefix}interrupted\n")
 
