@@ -54,6 +54,22 @@ def test_a_collective_is_its_latency_and_payload() -> None:
     assert predicted == pytest.approx(chip.collective_latency_ns[2] + wire_ns + chip.dma_static_trigger_ns)
 
 
+@pytest.mark.parametrize("descriptors", [1, 127, 128, 129, 535, 536, 3130])
+def test_a_trigger_of_hardware_descriptors_has_as_many_as_are_counted(descriptors: int) -> None:
+    chip = hardware("trn2")
+    size = f"{descriptors * 754 / 1e6} MB"
+    entry = replace(
+        entries()["a"],
+        kernel="DMA_DIRECT2D",
+        shapes=size,
+        metrics={"descriptors": descriptors},
+        measured="start to end",
+    )
+    beyond = max(descriptors - chip.dma_hwdge_descriptors_free, 0) * chip.dma_hwdge_descriptor_ns
+    time_us = predict(build(entry)).times_us[Reading.program]
+    assert time_us * 1000 == pytest.approx(chip.dma_hwdge_trigger_ns + beyond)
+
+
 def test_two_cores_meet_in_every_reading() -> None:
     barrier = replace(
         entries()["a"],

@@ -162,7 +162,7 @@ def _hardware_dge(entry: Entry, chip: Hardware) -> Case:
     size = total * 1024 if total else int(float(found.group(1)) * 1e6) if found else descriptors * 4096
     partitions = max(count for count in range(1, 129) if descriptors % count == 0)
     rows = descriptors // partitions
-    width = max(size // descriptors, 1)
+    width = max(min(size // descriptors, chip.sbuf_usable_bytes_per_partition // rows - 1), 1)
     runs = (Run(dma.load_pieces, ((array((partitions, rows, width + 64), np.uint8), width, "hwdge"),)),)
     return Case(chip, runs, Quantity.trigger, Schedule.primitive, "dma_copy")
 
