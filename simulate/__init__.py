@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from simulate.hardware import Hardware, hardware
     from simulate.run import Launch, Mode, recorded, target_hardware
     from simulate.targets import TARGETS
+    from simulate.verification import verify
     from simulate.world import World, launch
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "launch",
     "recorded",
     "target_hardware",
+    "verify",
 ]
 
 _HOMES = {
@@ -44,9 +46,10 @@ _HOMES = {
     "hardware": "hardware",
     "World": "world",
     "launch": "world",
+    "verify": "verification",
 }
 _PACKAGES = frozenset(
-    "bind check errors isa memory nki numerics occupancy profile replay run testing timing".split()
+    "bind check errors isa memory nki numerics occupancy profile replay run testing timing verification".split()
 )
 
 

@@ -19,9 +19,10 @@ from simulate.explain.command import explain
 from simulate.files import Outputs, document
 from simulate.hardware.command import targets
 from simulate.occupancy import command as occupancy
-from simulate.options import add_command, add_json, add_level, add_running, add_trips, take_words
+from simulate.options import add_command, add_json, add_level, add_ranks, add_running, add_trips, take_words
 from simulate.profile import command as profiles
 from simulate.scripts import run_script, run_script_or_kernel, run_to_its_end
+from simulate.verification import command as verification
 
 _REPLAY_OPTIONS = {
     "--replay": "replay a launch whose program an earlier, checked launch recorded",
@@ -62,11 +63,14 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m simulate") ->
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="Run and time NKI kernels without a chip.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    time, memory = partial(_reported, profiles.time_command), partial(_reported, occupancy.memory)
-    add_running(commands, prog, "run", _run, _replay_arguments)
-    add_running(commands, prog, "time", time, profiles.add_arguments, add_trips)
-    add_running(commands, prog, "memory", memory, occupancy.add_arguments, add_trips)
-    add_running(commands, prog, "check", _check, checks.add_arguments, checks.add_variations)
+    time = partial(_reported, partial(profiles.time_command, run=run_to_its_end))
+    memory = partial(_reported, partial(occupancy.memory, run=run_to_its_end))
+    verify = partial(_reported, verification.verify_command)
+    add_running(commands, prog, "run", _run, _replay_arguments, add_ranks)
+    add_running(commands, prog, "time", time, profiles.add_arguments, add_trips, add_ranks)
+    add_running(commands, prog, "memory", memory, occupancy.add_arguments, add_trips, add_ranks)
+    add_running(commands, prog, "check", _check, checks.add_arguments, checks.add_variations, add_ranks)
+    add_running(commands, prog, "verify", verify, verification.add_arguments)
 
     lint = add_command(commands, prog, "lint")
     lint.add_argument("path", help="a Python file or a folder")
@@ -148,11 +152,11 @@ def _run(options: argparse.Namespace) -> int:
     return status
 
 
-def _reported(command: Callable[[argparse.Namespace, Run], int], options: argparse.Namespace) -> int:
+def _reported(command: Run, options: argparse.Namespace) -> int:
     """The status of a command that prints a report; characters that the encoding lacks become `?`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    return command(options, run_to_its_end)
+    return command(options)
 
 
 def _check(options: argparse.Namespace) -> int:

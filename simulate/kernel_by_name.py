@@ -143,9 +143,9 @@ def importing_from(folder: Path) -> Iterator[None]:
 
 
 def _launched(words: str, arguments: Sequence[str], mode: Mode, trips: Sequence[int]) -> Launch:
-    kernel = _kernel(words)
+    kernel = plain(callable_named(words))
     ranks = ranks_of_call()
-    given = [_values(arguments, mode, rank, ranks) for rank in range(ranks)]
+    given = [call_of(arguments, mode, rank, ranks) for rank in range(ranks)]
     try:
         level = Level.of()
         cores = cores_of_call(getattr(kernel, "__name__", "kernel"), None, level)
@@ -162,9 +162,11 @@ def _launched(words: str, arguments: Sequence[str], mode: Mode, trips: Sequence[
         raise InvalidArgument("NKW-KERNEL-CALL", f"{words} does not take these arguments: {why}") from error
 
 
-def _kernel(words: str) -> Callable[..., Any]:
+def callable_named(words: str) -> Callable[..., Any]:
+    """The kernel, or another function, that FILE.py:NAME or MODULE:NAME stands for. Raises InvalidArgument for none."""
     match = _NAMED.fullmatch(words)
-    assert match is not None, words
+    if match is None:
+        raise InvalidArgument("NKW-KERNEL-NAME", f"{words:.60} is neither FILE.py:NAME nor MODULE:NAME")
     place, name = match["place"], match["name"]
     if place.endswith(".py"):
         if not Path(place).is_file():
@@ -177,7 +179,7 @@ def _kernel(words: str) -> Callable[..., Any]:
             raise InvalidArgument("NKW-KERNEL-NAME", f"{place} is not a module: {error}") from None
     if not callable(found):
         raise InvalidArgument("NKW-KERNEL-NAME", f"{place} has no kernel {name}")
-    return plain(found)
+    return found  # type: ignore[no-any-return]
 
 
 def _argument(text: str) -> Any:
@@ -209,10 +211,13 @@ def _argument(text: str) -> Any:
         raise InvalidArgument("NKW-KERNEL-ARGUMENT", f"{text:.60} is larger than any memory") from None
 
 
-def _values(
-    texts: Sequence[str], mode: Mode, rank: int, ranks: int
+def call_of(
+    texts: Sequence[str], mode: Mode = Mode.eager, rank: int = 0, ranks: int = 1
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of one of `ranks` ranks, by place and by name."""
+    """The arguments that words stand for on one of `ranks` ranks, by place and by name, as `launch_by_name` fills them.
+
+    Raises InvalidArgument for what is no argument.
+    """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for text in texts:

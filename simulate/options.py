@@ -14,10 +14,9 @@ from simulate.targets import TARGETS
 from simulate.verbs import VERBS
 
 _SCRIPT = "a Python file, and the arguments that it gets"
-_SCRIPT_OR_KERNEL = (
-    f"{_SCRIPT}; or a kernel, FILE.py:NAME or MODULE:NAME, and its arguments: f32[128,512], literals, or `group` for "
-    "the replica group of all ranks"
-)
+_KERNEL = "a kernel, FILE.py:NAME or MODULE:NAME, and its arguments: f32[128,512], literals"
+_SCRIPT_OR_KERNEL = f"{_SCRIPT}; or {_KERNEL}, or `group` for the replica group of all ranks"
+_WORDS = {"run": _SCRIPT, "verify": _KERNEL}  # of the other commands: _SCRIPT_OR_KERNEL
 _COLUMNS = 78  # of the parts of the help that argparse does not wrap
 
 Add = Callable[[argparse.ArgumentParser], None]
@@ -64,16 +63,20 @@ def add_command(commands: Any, prog: str, name: str, **more: Any) -> argparse.Ar
 def add_running(
     commands: Any, prog: str, name: str, act: Callable[[argparse.Namespace], int], *adds: Add
 ) -> None:
-    """A command that runs a script or a kernel by name; `adds` add its options beside chip, level, rules and ranks."""
+    """A command that runs a script or a kernel by name; `adds` add its options beside chip, level and rules."""
     own = OwnOptions(add_help=False, allow_abbrev=False)
     for add in adds:
         add(own)
     _add_machine(own)
     add_json(own)
     command = add_command(commands, prog, name, parents=[own])
-    what = _SCRIPT if name == "run" else _SCRIPT_OR_KERNEL
     # One positional, so that argparse leaves all words after the script's name alone, -- too.
-    command.add_argument("words", nargs=argparse.PARSER, metavar="script", help=what)
+    command.add_argument(
+        "words",
+        nargs=argparse.PARSER,
+        metavar="kernel" if name == "verify" else "script",
+        help=_WORDS.get(name, _SCRIPT_OR_KERNEL),
+    )
     command.set_defaults(act=act, own=own)
 
 
@@ -86,6 +89,10 @@ def _add_machine(command: argparse.ArgumentParser) -> None:
         help="whose refusals hold: the chip's, or those of the vendor's simulator; the others become warnings "
         f"(default: {RULES_VARIABLE}, else chip)",
     )
+
+
+def add_ranks(command: argparse.ArgumentParser) -> None:
+    """The option --ranks."""
     command.add_argument(
         "--ranks",
         type=_ranks,
@@ -139,14 +146,14 @@ def _ranks(text: str) -> int:
 def take_words(options: argparse.Namespace, prog: str, names_a_kernel: Callable[[str], bool]) -> None:
     """Split the words of the command line into script or kernel, its arguments, and late options of the command.
 
-    Options after a kernel's name belong to the command, words after a script's name to the script. Raises
-    InvalidArgument where such a word is also an option of the command, with the order that would be taken; after `--`
-    every word belongs to the script. Raises ArgumentError for a wrong value of an option.
+    Options after a kernel's name, and all options of `verify`, belong to the command, words after a script's name to
+    the script. Raises InvalidArgument where such a word is also an option of the command, with the order that would be
+    taken; after `--` every word belongs to the script. Raises ArgumentError for a wrong value of an option.
     """
     own: OwnOptions = options.own
     words = options.words[options.words[0] == "--" :]
     options.script, options.arguments = words[0], words[1:]
-    if options.command != "run" and names_a_kernel(options.script):
+    if options.command == "verify" or (options.command != "run" and names_a_kernel(options.script)):
         _, options.arguments = own.parse_known_args(options.arguments, options)
         return
     if options.arguments[:1] == ["--"]:

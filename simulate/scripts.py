@@ -22,7 +22,7 @@ def run_script(options: argparse.Namespace, raises: bool = False) -> int:
     if not script.is_file():
         error(f"{script} is not a file")
         return 2
-    if not _bound(options):
+    if not bound(options):
         return 2
     before = sys.argv
     sys.argv = [str(script), *options.arguments]
@@ -53,7 +53,7 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
 
     if not names_a_kernel(options.script):
         return run_script(options, raises)
-    if not _bound(options):
+    if not bound(options):
         return 2
     try:
         mode, trips = (Mode.eager, ()) if computes else (Mode.dry, options.trips)
@@ -85,7 +85,7 @@ def run_to_its_end(options: argparse.Namespace) -> int:
     return 1
 
 
-def _bound(options: argparse.Namespace) -> bool:
+def bound(options: argparse.Namespace) -> bool:
     """Choose chip, level, rules and ranks, and bind `nki`; prints what is refused."""
     from simulate.bind import install
     from simulate.errors import NkwError

@@ -32,6 +32,11 @@ VERBS = {
         "0 no findings, 1 findings, 2 nothing could be checked, 3 the script failed before its end (findings until "
         "then are printed)",
     ),
+    "verify": Verb(
+        "judge a kernel by its reference: right, clean, how fast, and what bounds it",
+        "verify nki_kernels:rmsnorm 'f32[128,512]' 'f32[1,512]' 1e-5",
+        "0 right and clean, 1 wrong or with findings, 2 nothing could be judged",
+    ),
     "lint": Verb(
         "look for Python that the NKI compiler refuses, without running it",
         "lint script.py",

@@ -24,7 +24,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--text", action="store_true", help="print the text also where a picture is written")
 
 
-def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int]) -> int:
+def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
     """Run a script and show the memory of every launch, also of one that is refused because it does not fit.
 
     Returns the status of the script, or 2 if there is nothing to show or the picture cannot be written.
@@ -34,7 +34,7 @@ def memory(options: argparse.Namespace, run_script: Callable[[argparse.Namespace
         picture = outputs.claim(options.svg, "picture", "NKW-PICTURE-PATH")
         with document(options.json, outputs, "memory") as contents:
             with recorded(calls=True, refused=True, outputs=False) as launches:
-                status = run_script(options)
+                status = run(options)
             if not launches:
                 contents.update(launches=[], cores=[])
                 if status == 0:

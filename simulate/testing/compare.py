@@ -21,7 +21,7 @@ class WeakComparison(UserWarning):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How an output compares with the truth: the worst element, and how many lie beyond the bound."""
+    """How an output compares with the truth: the worst element, how many lie beyond the bound, the largest truth."""
 
     error: float
     bound: float
@@ -30,6 +30,12 @@ class Comparison:
     expected: Any
     beyond: int
     size: int
+    largest: float
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether the bound is as large as the truth, so that zeros would pass."""
+        return 0.0 < self.largest <= self.bound
 
     def __str__(self) -> str:
         return (
@@ -58,12 +64,13 @@ def compare(
     if output.shape != truth.shape:
         raise Mismatch(f"the output has shape {output.shape}, the reference {truth.shape}")
     wide, exact = output.astype(np.float64), truth.astype(np.float64)
+    largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))
     if output.dtype.kind in "biu":
         bound = 0.0
     else:
-        finite = np.abs(exact[np.isfinite(exact)])
-        most = float(finite.max(initial=0.0)) if magnitude is None else magnitude
-        bound = tolerance(output.dtype, most, contraction, roundings, through)
+        bound = tolerance(
+            output.dtype, largest if magnitude is None else magnitude, contraction, roundings, through
+        )
     with np.errstate(invalid="ignore"):
         errors = np.abs(wide - exact)
     same = (wide == exact) | (np.isnan(wide) & np.isnan(exact))
@@ -80,14 +87,15 @@ def compare(
         float(exact[worst]) if errors.size else 0.0,
         beyond,
         errors.size,
+        largest,
     )
     if beyond:
         raise Mismatch(str(found))
-    _warn_of_weakness(exact, bound)
+    _warn_of_weakness(exact, found)
     return found
 
 
-def _warn_of_weakness(truth: np.ndarray, bound: float) -> None:
+def _warn_of_weakness(truth: np.ndarray, found: Comparison) -> None:
     unknown = int(np.isnan(truth).sum())
     if unknown:
         warnings.warn(
@@ -96,11 +104,10 @@ def _warn_of_weakness(truth: np.ndarray, bound: float) -> None:
             WeakComparison,
             stacklevel=3,
         )
-    finite = np.abs(truth[np.isfinite(truth)])
-    if finite.size and 0.0 < finite.max() <= bound:
+    if found.is_weak:
         warnings.warn(
-            f"the allowed error {bound:.3g} is as large as the largest value, {finite.max():.3g}: zeros would pass "
-            "(a user report: a tolerance wider than the reference passed in simulation)",
+            f"the allowed error {found.bound:.3g} is as large as the largest value, {found.largest:.3g}: zeros would "
+            "pass (a user report: a tolerance wider than the reference passed in simulation)",
             WeakComparison,
             stacklevel=3,
         )

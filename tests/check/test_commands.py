@@ -418,7 +418,8 @@ def test_doctor_says_what_the_environment_asks_for_in_vain(
 
 
 @pytest.mark.parametrize(
-    ("command", "statuses"), [("check", "0123"), ("lint", "012"), ("time", "12"), ("run", "12")]
+    ("command", "statuses"),
+    [("check", "0123"), ("lint", "012"), ("verify", "012"), ("time", "12"), ("run", "12")],
 )
 def test_help_says_what_exit_statuses_mean(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, statuses: str

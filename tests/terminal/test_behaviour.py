@@ -58,11 +58,13 @@ def test_a_closed_pipe_ends_a_verb_quietly(verb: str) -> None:
     assert "Traceback" not in err and "Exception" not in err and "error" not in err
 
 
-@pytest.mark.parametrize("verb", ["run", "time", "memory", "check"])
+@pytest.mark.parametrize("verb", ["run", "time", "memory", "check", "verify"])
 def test_an_interrupt_of_a_script_is_one_line(verb: str, tmp_path: Path) -> None:
     # `check` sends what a script prints to stderr, so the script writes to the descriptor of stdout.
     wait = "import os, time\nos.write(1, b'ready\\n')\ntime.sleep(600)\n"
     path = tmp_path / "waits.py"
     path.write_text(wait)
-    status, err = stopped(started("-m", "nkw", verb, "--target", "trn2", str(path)))
+    status, err = stopped(
+        started("-m", "nkw", verb, "--target", "trn2", f"{path}:k" if verb == "verify" else str(path))
+    )
     assert (status, err) == (130, "target trn2\n\nnkw: interrupted\n")

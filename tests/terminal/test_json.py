@@ -17,7 +17,7 @@ from tests.profile.test_profile_text import SCRIPT
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 SHARED = {"Launches of run, time, memory, check": ("run", "time", "memory", "check")}
-SHARED["Findings of check and lint"] = ("check", "lint")
+SHARED["Findings of check, lint and verify"] = ("check", "lint", "verify")
 SHARED["Every command"] = tuple(VERBS)
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object"}
 PLACE = {"file", "line", "function"}
@@ -46,7 +46,7 @@ def documented() -> dict[str, dict[str, set[str]]]:
 
 def leaves(value: Any, key: str, known: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
     """The keys of a document with their types, as the page writes them."""
-    if key in known and isinstance(value, dict):
+    if known.get(key, set()) & {"place", "access"} and isinstance(value, dict):
         kind = "place" if set(value) == PLACE else "access"
         yield key, kind
     elif isinstance(value, dict):
@@ -79,6 +79,9 @@ def test_a_document_has_the_keys_and_types_of_the_page(verb: str, capsys: Captur
     if verb in ("check", "lint"):  # with findings
         (tmp_path / "wrong.py").write_text(WRONG)
         runs.append([verb, "wrong.py"])
+    if verb == "verify":
+        (tmp_path / "wrong.py").write_text(JUDGED_WRONG)
+        runs += [[verb, f"wrong.py:{name}", "f32[128,64]"] for name in ("halved", "unread")]
     for each in runs:
         status, document, _ = written(capsys, *each)
         assert status in (0, 1)
@@ -118,6 +121,34 @@ def generator(a):
 
 
 kernel(np.zeros((128, 64), np.float32))
+"""
+
+
+JUDGED_WRONG = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+
+@nki.jit
+def halved(a):
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out[0:64], src=nl.load(a)[0:64])
+    return out
+
+
+@nki.jit
+def unread(a):
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.sbuf))
+    return out
+
+
+def halved_reference(a):
+    return a
+
+
+unread_reference = halved_reference
 """
 
 

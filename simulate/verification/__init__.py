@@ -1,0 +1,12 @@
+"""Verifying a kernel: right, clean, how fast and what bounds it, in one verdict.
+
+`verify` is the command `verify` and `simulate.verify`. `inputs` makes the values and sizes that a kernel is tried on,
+`bound` derives how far a right kernel may be from its reference, `trial` judges one launch, `verdict` has the records
+and their text. docs/verify.md says what is tried and why.
+"""
+
+from simulate.verification.judging import verify
+from simulate.verification.trial import Outcome, Trial
+from simulate.verification.verdict import Speed, Verdict
+
+__all__ = ["Outcome", "Speed", "Trial", "Verdict", "verify"]

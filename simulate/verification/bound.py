@@ -1,0 +1,149 @@
+"""The bound on the error of a right kernel, derived from its reference, its dtypes and its stream.
+
+`simulate.testing.tolerance` turns four facts into a bound; here each of them is found, none is chosen:
+
+- magnitude: the largest value of the truth or, where that is more, how far the truth moves when all inputs are off by
+  one float32 roundoff, over that roundoff. This is the condition of the task: 1 for a sum without cancellation, |x| for
+  exp(x), the mean over the deviation for a normalised row.
+- contraction: how many elements of the arguments one element of the result combines, but not more than the extents of
+  the arguments together, as no axis is contracted twice; and the longest chain of instructions of the kernel, each of
+  which rounds once.
+- through: the narrowest float dtype of arguments and results. It comes from the task and not from the kernel, so a
+  kernel that keeps float32 sums in bfloat16 gains nothing by it.
+- roundings: one into the result's dtype, and those into `through` on the kernel's longest chain of instructions, but
+  not more than one for every float array among the arguments.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simulate.run.stream import READ, Stream
+from simulate.testing import roundoff
+from simulate.verification.inputs import Call, is_float, nudged, poisoned, results
+
+_NUDGE = roundoff("float32")
+_NUDGES = 3  # of which the median counts: a comparison that tips over in one of them is no condition
+
+Reference = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the reference returns in float64, and for each result the terms of the tolerance, see `tolerance`."""
+
+    arrays: Sequence[np.ndarray]
+    magnitudes: Sequence[float]
+    contractions: Sequence[int]
+
+
+def truth_of(reference: Reference, call: Call, contractions: Sequence[int]) -> Truth:
+    """The truth for a call and its terms. Raises what the reference raises."""
+    arrays = answer(reference, call)
+    return Truth(arrays, _magnitudes(reference, call, arrays), contractions)
+
+
+def answer(reference: Reference, call: Call) -> Sequence[np.ndarray]:
+    """What the reference returns for a call with its floats in float64."""
+    return _quietly(reference, call.widened())
+
+
+def own_precision(reference: Reference, call: Call) -> list[Any]:
+    """For each result, the dtype that the reference returns for the arguments as they are; None where it fails."""
+    try:
+        return [each.dtype if is_float(each) else None for each in _quietly(reference, call.copied())]
+    except Exception:  # numpy has no bfloat16 of its own; many of its functions refuse it
+        return []
+
+
+def _quietly(reference: Reference, call: Call) -> Sequence[np.ndarray]:
+    with np.errstate(all="ignore"):
+        return results(reference(*call.args, **call.keywords))
+
+
+def _magnitudes(reference: Reference, call: Call, arrays: Sequence[np.ndarray]) -> list[float]:
+    moved = [_quietly(reference, nudged(call.widened(), _NUDGE, seed)) for seed in range(_NUDGES)]
+    found = []
+    for number, truth in enumerate(arrays):
+        with np.errstate(invalid="ignore"):
+            steps = [np.abs(each[number].astype(np.float64) - truth) / _NUDGE for each in moved]
+        found.append(max(_largest(truth), _largest(np.median(steps, axis=0))))
+    return found
+
+
+def _largest(array: np.ndarray) -> float:
+    values = np.abs(array.astype(np.float64))
+    return float(values[np.isfinite(values)].max(initial=0.0))
+
+
+def contractions_of(reference: Reference, call: Call, arrays: Sequence[np.ndarray]) -> list[int]:
+    """For each result, the elements that one element of it combines: counted by the NaN that one element spreads.
+
+    `arrays` is what the reference returns for the call.
+    """
+    together = sum({size for array in call.floats for size in array.shape})
+    combined = [0.0] * len(arrays)
+    wide = call.widened()
+    for place, array in enumerate(call.arrays):
+        if not is_float(array):
+            continue
+        try:
+            tries = [
+                _quietly(reference, poisoned(wide, place, element))
+                for element in {0, array.size // 2, array.size - 1}
+            ]
+        except Exception:  # a reference that refuses NaN
+            return [together] * len(arrays)
+        for number, truth in enumerate(arrays):
+            reached = max(_new_nan(each[number], truth) for each in tries)
+            # A reference that removes NaN, such as np.nan_to_num, shows nothing: the extents are what is left to go by.
+            combined[number] += reached * array.size / max(1, truth.size) if reached else together
+    return [min(together, int(np.ceil(each))) for each in combined]
+
+
+def _new_nan(tried: np.ndarray, truth: np.ndarray) -> int:
+    if not is_float(tried) or tried.shape != truth.shape:
+        return 0
+    return int(np.count_nonzero(np.isnan(tried) & ~np.isnan(truth)))
+
+
+def longest_chain(streams: Iterable[Stream], into: Any = None) -> int:
+    """The most instructions of a launch of which each works on a result of the one before.
+
+    With a dtype, those that round into it: DMAs between tensors of it move bits and do not count.
+    """
+    chains: dict[tuple[int, int], int] = defaultdict(int)
+    for stream in streams:
+        dtypes = [record.dtype for record in stream.tensors]
+        for index in range(len(stream)):
+            accesses = stream.accesses(index)
+            reads = [each.tensor for each in accesses if each.kind == READ]
+            before = max((chains[stream.rank, tensor] for tensor in reads), default=0)
+            moves = stream.costs[stream.cost_ids[index]].dma is not None
+            for written in (each.tensor for each in accesses if each.kind != READ):
+                rounds = into is None or (
+                    dtypes[written] == into
+                    and not (moves and all(dtypes[tensor] == into for tensor in reads))
+                )
+                key = stream.rank, written
+                chains[key] = max(chains[key], before + rounds)
+    return max(chains.values(), default=0)
+
+
+def narrowest(dtypes: Iterable[Any]) -> Any:
+    """The float dtype with the largest roundoff, float32 where there is none."""
+    return max([np.dtype(np.float32), *(np.dtype(each) for each in dtypes)], key=_coarseness)
+
+
+def _coarseness(dtype: Any) -> float:
+    return 0.0 if dtype == np.float64 else roundoff(dtype)
+
+
+def narrower(dtype: Any, other: Any) -> bool:
+    """Whether a float dtype rounds more coarsely than another one."""
+    return _coarseness(np.dtype(dtype)) > _coarseness(np.dtype(other))

@@ -1,0 +1,88 @@
+"""`nkw verify`: one verdict on a kernel by name."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from typing import Any
+
+from simulate.errors import InvalidArgument, NkwError
+from simulate.files import Outputs, document
+from simulate.kernel_by_name import (
+    InstructionCount,
+    call_of,
+    callable_named,
+    files_read,
+    folder_of,
+    importing_from,
+    names_a_kernel,
+)
+from simulate.run.launch import observing
+from simulate.scripts import bound
+from simulate.terminal import error, show, working
+from simulate.tracebacks import print_of_the_user
+from simulate.verification.judging import verify
+from simulate.verification.verdict import Verdict
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The option --reference."""
+    command.set_defaults(ranks=None)  # a verdict is of one rank, so there is no --ranks
+    command.add_argument(
+        "--reference",
+        metavar="MODULE:NAME",
+        help="a function of numpy arrays, also FILE.py:NAME (default: <kernel>_reference of the kernel's module)",
+    )
+
+
+def verify_command(options: argparse.Namespace) -> int:
+    """Print the verdict; returns the exit status. What kernel and reference print goes to stderr."""
+    if not names_a_kernel(options.script):
+        error(f"{options.script:.60} names no kernel; give FILE.py:NAME or MODULE:NAME")
+        return 2
+    reference = options.reference or options.script
+    outputs = Outputs(lambda: [*files_read(options), reference.rpartition(":")[0]])
+    try:
+        with document(options.json, outputs, "verify") as contents:
+            if not bound(options):
+                return 2
+            verdict = _judged(options, reference)
+            if verdict is None:
+                return 2
+            show(verdict.parts())
+            contents.update(verdict.as_json())
+    except InvalidArgument as unwritten:
+        error(unwritten)
+        return 2
+    return verdict.status
+
+
+def _judged(options: argparse.Namespace, named: str) -> Verdict | None:
+    """The verdict; None, with the reason on stderr, where nothing can be judged."""
+    count, at = InstructionCount(), "trial 1"
+
+    def told(trials: Sequence[Any], _: str) -> Iterator[Any]:
+        nonlocal at
+        for number, trial in enumerate(trials, 2):
+            at = f"trial {number} of {len(trials) + 1}"
+            yield trial
+
+    try:
+        with (
+            redirect_stdout(sys.stderr),
+            importing_from(folder_of(named)),
+            importing_from(folder_of(options.script)),
+            observing(count),
+            working(lambda: f"{options.script}: {at}, {count.instructions:,} instructions"),
+        ):
+            kernel = callable_named(options.script)
+            reference = callable_named(named) if options.reference else None
+            args, keywords = call_of(options.arguments)
+            return verify(kernel, args, reference, keywords=keywords, progress=told)
+    except NkwError as refused:
+        error(refused)
+    except Exception as failed:  # of the file that was named, while it was imported
+        print_of_the_user(failed)
+    return None

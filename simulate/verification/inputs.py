@@ -1,0 +1,162 @@
+"""What a kernel is tried on: random, large and zero values, NaN, and sizes around those that are given.
+
+Of float arrays only shape and dtype matter. Integers are indices more often than numbers: the values of an integer
+array are kept, and every trial orders them differently, so that a kernel that ignores them is seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+_LARGE_EXPONENT = 10  # normal values times 2**10: exp of them overflows, their squares and sums do not
+_NORMAL_EXPONENT = 3  # normal values lie below 2**3, but for one of 10**15
+_AXES_TRIED = 3  # extents that are made one less and one more
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call of a kernel and of its reference."""
+
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """The arrays among the arguments, in order."""
+        return [each for each in (*self.args, *self.keywords.values()) if isinstance(each, np.ndarray)]
+
+    @property
+    def floats(self) -> list[np.ndarray]:
+        """The arrays of floats among the arguments, in order."""
+        return [each for each in self.arrays if is_float(each)]
+
+    def mapped(self, change: Callable[[np.ndarray, int], np.ndarray]) -> Call:
+        """The call with each array changed; `change` gets the array and its place among the arrays."""
+        places = iter(range(len(self.arrays)))
+
+        def new(value: Any) -> Any:
+            return change(value, next(places)) if isinstance(value, np.ndarray) else value
+
+        return Call(tuple(map(new, self.args)), {name: new(value) for name, value in self.keywords.items()})
+
+    def copied(self) -> Call:
+        """The call on copies of its arrays."""
+        return self.mapped(lambda array, _: array.copy())
+
+    def widened(self) -> Call:
+        """The call with its floats in float64."""
+        return self.mapped(lambda array, _: array.astype(np.float64) if is_float(array) else array.copy())
+
+    def __str__(self) -> str:
+        return " ".join("x".join(map(str, each.shape)) for each in self.arrays)
+
+
+def is_float(array: np.ndarray) -> bool:
+    """Whether an array holds floats, also the narrow ones that numpy does not know."""
+    return array.dtype.kind not in "biu"
+
+
+def random(call: Call, seed: int) -> Call:
+    """Normally distributed floats; integers in random order."""
+
+    def fill(array: np.ndarray, place: int) -> np.ndarray:
+        generator = np.random.default_rng((seed, place))
+        if is_float(array):
+            return generator.standard_normal(array.shape).astype(array.dtype)
+        return generator.permutation(array.reshape(-1)).reshape(array.shape)
+
+    return call.mapped(fill)
+
+
+def large(call: Call) -> Call:
+    """Random floats times 2**10, or less where their squares would overflow; integers in reverse order."""
+
+    def fill(array: np.ndarray, place: int) -> np.ndarray:
+        if not is_float(array):
+            return array.reshape(-1)[::-1].reshape(array.shape)
+        most = math.floor(math.log2(float(ml_dtypes.finfo(array.dtype).max)) / 2) - _NORMAL_EXPONENT
+        values = np.random.default_rng(place).standard_normal(array.shape)
+        return (values * 2.0 ** min(_LARGE_EXPONENT, max(most, 0))).astype(array.dtype)
+
+    return call.mapped(fill)
+
+
+def zeros(call: Call) -> Call:
+    """Zeros, also for integers."""
+    return call.mapped(lambda array, _: np.zeros(array.shape, array.dtype))
+
+
+def half_zeros(call: Call) -> Call:
+    """The call with about half of its floats zero, in each array others: a comparison with 0 decides for both sides."""
+
+    def fill(array: np.ndarray, place: int) -> np.ndarray:
+        keeps = np.random.default_rng(place).integers(0, 2, array.shape)
+        return array * keeps.astype(array.dtype) if is_float(array) else array
+
+    return call.mapped(fill)
+
+
+def with_nan(call: Call) -> Call:
+    """The call with one NaN in the middle of every float array."""
+
+    def fill(array: np.ndarray, place: int) -> np.ndarray:
+        return _replaced(array, array.size // 2, np.nan) if is_float(array) else array
+
+    return call.mapped(fill)
+
+
+def ragged(call: Call) -> Iterator[tuple[str, Call]]:
+    """The call with one extent one less and one more, in all arrays that have it, and the new extent as a name.
+
+    Extents of 1 stay, so that what is broadcast stays broadcast. Of many extents the first three are changed. Floats
+    are zeros, to be filled; integers repeat their lowest values, so that indices stay valid.
+    """
+    extents = list(dict.fromkeys(size for array in call.arrays for size in array.shape if size > 1))
+    for extent in extents[:_AXES_TRIED]:
+        for size in (extent - 1, extent + 1):
+            yield f"{size}", call.mapped(lambda array, _: _resized(array, extent, size))  # noqa: B023
+
+
+def _resized(array: np.ndarray, extent: int, size: int) -> np.ndarray:
+    shape = tuple(size if each == extent else each for each in array.shape)
+    if is_float(array):
+        return np.zeros(shape, array.dtype)
+    if shape == array.shape:
+        return array
+    lowest = np.sort(array.reshape(-1))[: min(array.size, math.prod(shape))]
+    return np.resize(lowest, shape)
+
+
+def poisoned(call: Call, place: int, element: int) -> Call:
+    """The call with NaN in one element of its array number `place`."""
+    return call.mapped(lambda array, at: _replaced(array, element, np.nan) if at == place else array)
+
+
+def nudged(call: Call, by: float, seed: int) -> Call:
+    """The call with every float multiplied by 1 + `by` or 1 - `by`, at random."""
+
+    def fill(array: np.ndarray, place: int) -> np.ndarray:
+        if not is_float(array):
+            return array
+        signs = np.random.default_rng((seed, place)).integers(0, 2, array.shape) * 2 - 1
+        return array * (1 + by * signs)
+
+    return call.mapped(fill)
+
+
+def _replaced(array: np.ndarray, element: int, value: float) -> np.ndarray:
+    changed = array.copy()
+    changed.reshape(-1)[element] = value
+    return changed
+
+
+def results(returned: Any) -> Sequence[np.ndarray]:
+    """What a kernel or a reference returned, as arrays."""
+    several = returned if isinstance(returned, (tuple, list)) else (returned,)
+    return [np.asarray(each) for each in several]

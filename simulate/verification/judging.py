@@ -1,0 +1,159 @@
+"""`verify`: a kernel on many values and sizes, its detectors, and its predicted time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from simulate.check import Finding, Severity, findings_of, gathered, in_order
+from simulate.check.lint import lint_launched
+from simulate.errors import NkwError
+from simulate.hardware import Hardware
+from simulate.level import Level, Rules
+from simulate.profile import profile
+from simulate.run import Launch, Mode, target_hardware
+from simulate.run.environment import RANKS_VARIABLE, cores_of_call, ranks_of_call
+from simulate.run.launch import plain
+from simulate.verification import inputs
+from simulate.verification.bound import Reference, answer, contractions_of
+from simulate.verification.inputs import Call
+from simulate.verification.trial import Outcome, Trial, nan_trial, refusal, short, tried
+from simulate.verification.verdict import Speed, Verdict
+from simulate.world import launch
+
+_Progress = Callable[[Sequence[Any], str], Iterable[Any]]
+
+
+def verify(
+    kernel: Callable[..., Any],
+    arguments: Sequence[Any],
+    reference: Reference | None = None,
+    *,
+    keywords: Mapping[str, Any] | None = None,
+    target: str | None = None,
+    progress: _Progress = lambda trials, _: trials,
+) -> Verdict:
+    """Whether a kernel is right and clean, how fast it is predicted to be, and what bounds it.
+
+    `kernel(*arguments, **keywords)` is compared with `reference(*arguments, **keywords)`,
+    which gets its floats in float64 and returns an array or a tuple of arrays. Without a reference, the function
+    `<kernel>_reference` of the kernel's module is it. Of float arrays among the arguments only shape and dtype matter;
+    integers keep their values and change their order. `target` is a chip; None: the environment's.
+
+    It is tried on two sets of random values, on large ones, zeros, some zeros, NaN where the reference returns NaN, and
+    on each of the first three extents made one less and one more; the bounds are those of
+    `simulate.verification.bound`. Detectors and the predicted time belong to the first random trial. `progress` gets
+    the trials and a name for the work.
+
+    Raises InvalidArgument (NKW-VERIFY) where nothing can be judged: the environment asks for more than the one rank
+    that the kernel runs on, there is no reference, it fails, does not depend on the arguments, or the kernel fails at
+    the sizes given without breaking a rule.
+    """
+    if ranks_of_call() > 1:
+        raise refusal(f"verify runs a kernel on one rank, and {RANKS_VARIABLE} asks for more: unset it")
+    function = plain(kernel)
+    name = getattr(function, "__name__", "kernel")
+    reference = reference or beside(function, name)
+    chip = target_hardware(target)
+    call = Call(tuple(arguments), dict(keywords or {}))
+    first, second = inputs.random(call, 0), inputs.random(call, 1)
+    truths = _depending(reference, first, second)
+    contractions = contractions_of(reference, first, truths)
+    run = partial(_launched, function, name, chip)
+    with gathered() as seen:
+        trial = tried("random", run, reference, first, contractions, given=True)
+    advice = lint_launched([each for each, _ in seen.launches])
+    findings = _counted([*findings_of(seen), *advice])
+    trials = [trial]
+    if trial.launch is not None:
+        trials += [each() for each in progress(_others(run, reference, call, second, contractions), "trials")]
+        trials[1] = _not_constant(trials[0], trials[1])
+    warnings = sum(each.severity is Severity.warning for each in advice)
+    return Verdict(name, chip.name, tuple(trials), findings, warnings, _speed(trial.launch), trial.launch)
+
+
+def _others(
+    run: Any, reference: Reference, call: Call, second: Call, contractions: Sequence[int]
+) -> list[Callable[[], Trial]]:
+    """The trials after the first one, to be run."""
+    values = {
+        "other random": second,
+        "large": inputs.large(call),
+        "zeros": inputs.zeros(call),
+        "half zeros": inputs.half_zeros(second),
+    }
+    trials: list[Callable[[], Trial]] = [
+        partial(tried, name, run, reference, each, contractions, given=True) for name, each in values.items()
+    ]
+    trials.append(partial(nan_trial, "NaN", run, reference, inputs.with_nan(second)))
+    longer = [count + len(call.floats) for count in contractions]  # each argument by one element more
+    for name, sized in inputs.ragged(call):
+        trials.append(partial(_ragged, name, run, reference, inputs.random(sized, 0), longer))
+    return trials
+
+
+def _ragged(name: str, run: Any, reference: Reference, call: Call, contractions: Sequence[int]) -> Trial:
+    return replace(tried(name, run, reference, call, contractions, given=False), ragged=True)
+
+
+def beside(function: Callable[..., Any], name: str) -> Reference:
+    """The function `<kernel>_reference` of the kernel's module. Raises InvalidArgument where there is none."""
+    found = getattr(function, "__globals__", {}).get(f"{name}_reference")
+    if not callable(found):
+        raise refusal(f"there is no {name}_reference beside {name}; name one with --reference MODULE:NAME")
+    return found  # type: ignore[no-any-return]
+
+
+def _launched(function: Callable[..., Any], name: str, chip: Hardware, call: Call) -> Launch:
+    cores = cores_of_call(name, None, Level.of())
+    return launch(function, [(call.args, call.keywords)], chip, cores, Mode.eager, has_grid=cores > 1)
+
+
+def _depending(reference: Reference, first: Call, second: Call) -> list[np.ndarray]:
+    """What the reference returns for the first of two sets of random values.
+
+    Refuses a reference that returns the same for both: any constant would agree with it.
+    """
+    try:
+        pairs = list(zip(answer(reference, first), answer(reference, second), strict=True))
+    except Exception as error:
+        raise refusal(f"the reference fails on random values: {short(error)}") from error
+    for number, (one, other) in enumerate(pairs):
+        if np.array_equal(one, other, equal_nan=inputs.is_float(one)):
+            raise refusal(
+                f"output {number} of the reference is the same for different arguments, so no kernel can be held "
+                "against it"
+            )
+    return [one for one, _ in pairs]
+
+
+def _not_constant(one: Trial, other: Trial) -> Trial:
+    """The second random trial; where it is wrong with the outputs of the first one, the reason says so."""
+    same = bool(one.outputs) and len(one.outputs) == len(other.outputs)
+    if other.outcome is Outcome.wrong and same and all(map(np.array_equal, one.outputs, other.outputs)):
+        return replace(other, reason="the output is constant: it is the same for different arguments")
+    return other
+
+
+def _counted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings that make a kernel unclean: as for `check`, warnings of lint are advice."""
+    tolerant = Rules.of() is Rules.simulator
+    kept = [
+        each
+        for each in findings
+        if each.severity is Severity.error or not (tolerant or each.code.startswith("NKI"))
+    ]
+    return tuple(in_order(kept))
+
+
+def _speed(done: Launch | None) -> Speed | None:
+    if done is None:
+        return None
+    try:
+        return Speed.of(profile(done.streams, done.hardware, done.kernel))
+    except NkwError:  # ordering requests that cannot be kept, of which a finding tells
+        return None

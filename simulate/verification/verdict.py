@@ -1,0 +1,208 @@
+"""The verdict on a kernel: right, clean, how fast and what bounds it; as text of 20 lines and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulate.check import Finding
+from simulate.check.formats import plain
+from simulate.errors import shown
+from simulate.profile import Profile
+from simulate.profile.text import share, us
+from simulate.run import Launch
+from simulate.terminal import Hanging, Part, rendered, table
+from simulate.timing import Reading
+from simulate.verification.trial import Outcome, Trial
+
+_FINDINGS_SHOWN, _REASONS_SHOWN = 2, 2
+_UNDECIDED = (Outcome.not_taken, Outcome.open)
+_LONGEST_REASON = 150  # characters; two lines of a terminal
+_RESOURCES = {"memory": "HBM", "compute": "Tensor engine"}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The predicted time of the kernel at the sizes given, from the first instruction to the last result.
+
+    time_ns: under the program reading. bracket_ns: the shortest and the longest of all readings. floor_ns: the least
+    time at peak rates for the work and for the bytes that have to be moved; floor_bound: which of them takes it, "HBM"
+    or "Tensor engine". busiest: the engine or DMA queue that is busy longest; busiest_share: its part of the time.
+    """
+
+    time_ns: float
+    bracket_ns: tuple[float, float]
+    floor_ns: float
+    floor_bound: str
+    busiest: str
+    busiest_share: float
+
+    @classmethod
+    def of(cls, seen: Profile) -> Speed:
+        """The speed that a profile shows."""
+        lengths = [each.length_ns for each in seen.timelines.values()]
+        line = seen.timeline
+        return cls(
+            seen.length_ns,
+            (min(lengths), max(lengths)),
+            seen.roofline.least_ns,
+            _RESOURCES[seen.roofline.bound],
+            line.busiest,
+            line.busy_ns[line.busiest] / line.length_ns if line.length_ns else 0.0,
+        )
+
+    @property
+    def floor_share(self) -> float:
+        """The floor over the predicted time."""
+        return self.floor_ns / self.time_ns if self.time_ns else 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `verify` found; `speed` is None where the kernel did not run to its end at the sizes given."""
+
+    kernel: str
+    target: str
+    trials: tuple[Trial, ...]
+    findings: tuple[Finding, ...]
+    advice: int
+    speed: Speed | None
+    launch: Launch | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def right(self) -> bool:
+        """Whether no trial is wrong, and those on random values decide something."""
+        return self.reason == ""
+
+    @property
+    def reason(self) -> str:
+        """Why the kernel is not right: the first reason; empty for a right one."""
+        for trial in self.trials:
+            if trial.outcome is Outcome.wrong or (
+                trial is self.trials[0] and trial.outcome is not Outcome.right
+            ):
+                return f"{trial.name}: {trial.reason}"
+        return ""
+
+    @property
+    def clean(self) -> bool:
+        """Whether the detectors found nothing."""
+        return not self.findings
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 for right and clean, else 1."""
+        return 0 if self.right and self.clean else 1
+
+    def __str__(self) -> str:
+        return rendered(self.parts())
+
+    def parts(self) -> list[Part]:
+        """The parts of the text, for a terminal."""
+        return [Hanging(self._headline(), style="bold"), *self._trials(), *self._findings(), *self._speed()]
+
+    def _headline(self) -> str:
+        words = ["right" if self.right else "WRONG", "clean" if self.clean else _count(self.findings)]
+        if self.speed is not None:
+            words.append(f"{us(self.speed.time_ns)} us")
+        return f"{self.kernel} on {self.target}: {', '.join(words)}"
+
+    def _trials(self) -> list[Part]:
+        rows = [_row(each.name, each) for each in self.trials if not each.ragged]
+        for outcome in Outcome:
+            sized = [each for each in self.trials if each.ragged and each.outcome is outcome]
+            if sized:
+                name = ", ".join(dict.fromkeys(each.name for each in sized))
+                rows.append(_row(name, max(sized, key=lambda each: each.closeness)))
+        return [
+            table("values or size|outcome|error|allowed|largest", rows, left=(0, 1), firm=(1,)),
+            *(Hanging(_cut(each)) for each in self._reasons(Outcome.wrong)),
+            *(table("", [(each,)]) for outcome in _UNDECIDED for each in self._reasons(outcome)[:1]),
+        ]
+
+    def _reasons(self, outcome: Outcome) -> list[str]:
+        """The first reasons of trials that came out so, each after the names of its trials."""
+        names: dict[str, list[str]] = {}
+        for each in self.trials:
+            if each.outcome is outcome:
+                names.setdefault(each.reason, []).append(each.name)
+        return [f"{', '.join(names[reason])}: {reason}" for reason in list(names)[:_REASONS_SHOWN]]
+
+    def _findings(self) -> list[Part]:
+        out: list[Part] = [
+            table("", [(_finding(each),)], left=(0,)) for each in self.findings[:_FINDINGS_SHOWN]
+        ]
+        more = len(self.findings) - _FINDINGS_SHOWN
+        if more > 0:
+            out.append(f"and {more} more; `nkw check` prints all")
+        return out
+
+    def _speed(self) -> list[Part]:
+        if self.speed is None:
+            return []
+        seen = self.speed
+        low, high = (us(each) for each in seen.bracket_ns)
+        part = share(seen.floor_ns, seen.time_ns)
+        floor = f"floor {us(seen.floor_ns)} us ({seen.floor_bound}), {part} of the time"
+        return [
+            Hanging(f"predicted {us(seen.time_ns)} us (program reading), {low} to {high} over all readings"),
+            Hanging(f"{floor}; busiest: {seen.busiest}, {share(seen.busiest_share, 1)}"),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """The verdict as plain values; docs/json.md has the schema."""
+        seen = self.speed
+        return {
+            "kernel": self.kernel,
+            "target": self.target,
+            "status": self.status,
+            "right": self.right,
+            "reason": self.reason,
+            "clean": self.clean,
+            "trials": [
+                {
+                    "name": each.name,
+                    "ragged": each.ragged,
+                    "shapes": each.arguments,
+                    "outcome": each.outcome.value,
+                    "reason": each.reason,
+                    "error": each.error,
+                    "allowed": each.allowed,
+                    "largest": each.largest,
+                }
+                for each in self.trials
+            ],
+            "findings": plain(self.findings),
+            "lint_warnings": self.advice,
+            "speed": seen
+            and {
+                "reading": Reading.program.value,
+                "time_ns": seen.time_ns,
+                "bracket_ns": list(seen.bracket_ns),
+                "floor_ns": seen.floor_ns,
+                "floor_share": seen.floor_share,
+                "floor_bound": seen.floor_bound,
+                "busiest": seen.busiest,
+                "busiest_share": seen.busiest_share,
+            },
+        }
+
+
+def _row(name: str, trial: Trial) -> tuple[str, ...]:
+    figures = (trial.error, trial.allowed, trial.largest)
+    words = ("" if each is None else f"{each:.2g}" for each in figures)
+    return (name, trial.outcome.value, *words)
+
+
+def _count(findings: Sequence[Finding]) -> str:
+    return f"{len(findings)} finding{'' if len(findings) == 1 else 's'}"
+
+
+def _finding(each: Finding) -> str:
+    where = f" at {each.where.place}" if each.where else ""
+    return shown(f"{each.severity.value}[{each.code}]{where}: {each.message}")
+
+
+def _cut(text: str) -> str:
+    return shown(text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 2] + " …")
