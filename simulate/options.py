@@ -44,6 +44,15 @@ class OwnOptions(argparse.ArgumentParser):
                 del rest[: "=" not in word]
         return own, others
 
+    def before(self, script: str, own: Sequence[str]) -> list[str]:
+        """The options as they stand before the script; with -- after them where the last one would take the script."""
+        try:
+            self.parse_known_args(own)
+            taken = script not in self.parse_known_args([*own, script])[1]
+        except argparse.ArgumentError:  # wrong also without the script
+            taken = False
+        return [*own, *(["--"] if taken else [])]
+
 
 def add_command(commands: Any, prog: str, name: str, **more: Any) -> argparse.ArgumentParser:
     """A command of `simulate.verbs`; its help shows an example and its exit statuses."""
@@ -161,7 +170,9 @@ def take_words(options: argparse.Namespace, prog: str, names_a_kernel: Callable[
         return
     taken, others = own.taken(options.arguments)
     if taken:
-        line = shlex.join([*prog.split(), options.command, *taken, options.script, *others])
+        line = shlex.join(
+            [*prog.split(), options.command, *own.before(options.script, taken), options.script, *others]
+        )
         raise InvalidArgument(
             "NKW-OPTION-ORDER",
             f"options of {options.command} stand before the script: {line}; to give them to the script, put -- after "

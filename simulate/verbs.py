@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 _KERNEL = "nki_kernels:matmul 'f32[128,128]' 'f32[128,512]'"
 _RUN_ENDS = "the script's; 1 if it or a kernel failed, 2 if the command could not run"
+_TIME_ENDS = (
+    "the script's; 1 if it or a kernel failed, or --fail-above found a longer time, "
+    "2 if the command could not run"
+)
 
 
 class Verb(NamedTuple):
@@ -21,7 +25,7 @@ VERBS = {
         "run a script whose `import nki` is the simulator", "run --target trn1 script.py --size 3", _RUN_ENDS
     ),
     "time": Verb(
-        "run a script and print the predicted time of every kernel launch", f"time {_KERNEL}", _RUN_ENDS
+        "run a script and print the predicted time of every kernel launch", f"time {_KERNEL}", _TIME_ENDS
     ),
     "memory": Verb(
         "run a script and print what every kernel launch has in SBUF and PSUM", f"memory {_KERNEL}", _RUN_ENDS

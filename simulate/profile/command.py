@@ -1,10 +1,11 @@
-"""`python -m simulate time`: run a script and show where the time of its kernel launches goes."""
+"""The command `time`: run a script and show where the time of its kernel launches goes."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,13 @@ from simulate.files import OutputFile, Outputs, document
 from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.occupancy import svg
 from simulate.occupancy.command import distinct as cores
+from simulate.profile import against
+from simulate.profile.compare import Comparison
+from simulate.profile.compare_text import contents as comparison_contents
+from simulate.profile.compare_text import report as comparison_report
+from simulate.profile.compare_text import verdict
 from simulate.profile.document import document as profile_document
+from simulate.profile.measured import Measured, measured
 from simulate.profile.page import PageLaunch, PageStep, write_page
 from simulate.profile.profile import Profile, profile
 from simulate.profile.text import report, us
@@ -34,13 +41,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--trace", metavar="FILE", help="write a trace that opens in Perfetto")
     command.add_argument("--html", metavar="FILE", help="write the profile as a page for a browser")
-    command.add_argument("--text", action="store_true", help="print the text also where a page is written")
+    command.add_argument(
+        "--text", action="store_true", help="print the text also beside a page or a comparison"
+    )
+    against.add_arguments(command)
 
 
 def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
     """Time the launches that `run` makes; returns the exit status."""
     try:
-        outputs = Outputs(lambda: files_read(options))
+        before = against.stored(options)
+        outputs = Outputs(lambda: [*files_read(options), *options.against])
         trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
         page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
         with document(options.json, outputs, "time") as contents:
@@ -52,12 +63,18 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
                     print(nothing_launched(options.script), file=sys.stderr)
                 return status
             profiles, numbers = distinct(launches, Reading(options.reading))
+            if status:
+                before = None
+            elif options.against and before is None:
+                status, before = _measure(against.kernel_options(options), run)
+                if before is None:
+                    return status
             for each in profiles:
-                if page is None or options.text:
+                if (page is None and before is None) or options.text:
                     with working(partial("{}: critical path and what-if".format, each.title)):
                         parts = report(each)
                     show([*parts, ""])
-                else:
+                elif page is not None:
                     print(f"{each.title}: {us(each.length_ns)} us ({each.reading.value} reading)")
             if trace is not None:
                 named = [f"{launch.kernel} #{number}" for number, launch in enumerate(launches)]
@@ -66,16 +83,38 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
                 print(f"trace: {options.trace}")
             if page is not None:
                 _write_page(page, options, launches, profiles, numbers)
-            if options.json is None:
-                return status
-            contents["launches"] = [
-                {**summary(launch), "profile": number} for launch, number in zip(launches, numbers)
-            ]
-            contents["profiles"] = [profile_document(each) for each in progress(profiles, "documents")]
+            if options.json is not None:
+                contents["launches"] = [
+                    {**summary(launch), "profile": number} for launch, number in zip(launches, numbers)
+                ]
+                contents["profiles"] = [profile_document(each) for each in progress(profiles, "documents")]
+            if before is not None:
+                found = Comparison(measured(profiles, numbers), before)
+                if options.json is not None:
+                    contents["comparison"] = comparison_contents(found)
+                return _compare(found, options.fail_above)
     except NkwError as refused:
         error(refused)
         return 2
     return status
+
+
+def _compare(found: Comparison, fail_above: Fraction | None) -> int:
+    """Show a comparison; 1 where the run is slower by more than is allowed."""
+    show(comparison_report(found))
+    if fail_above is None or not found.slower_by_more_than(fail_above):
+        return 0
+    print(f"slower by more than {float(100 * fail_above):g} %: {verdict(found)}", file=sys.stderr)
+    return 1
+
+
+def _measure(
+    options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
+) -> tuple[int, Measured | None]:
+    """The launches that `run` makes, added up; None where it fails."""
+    with recorded(calls=True, outputs=False) as launches:
+        status = run(options)
+    return status, measured(*distinct(launches, Reading(options.reading))) if status == 0 else None
 
 
 def _write_page(

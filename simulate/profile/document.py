@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from simulate.lines import location
+from simulate.profile.moments import source
 from simulate.profile.profile import Profile
+from simulate.timing.timeline import core_label
 
 
 def document(profile: Profile) -> dict[str, Any]:
@@ -51,8 +54,34 @@ def document(profile: Profile) -> dict[str, Any]:
             }
             for each in profile.lines
         ],
+        "path": path_parts(profile),
         "what_if": [
             {"halved": each.what, "at": each.line, "length_ns": float(each.length_ns)}
             for each in profile.what_if
         ],
     }
+
+
+def path_parts(profile: Profile) -> list[dict[str, Any]]:
+    """The critical path by line, instruction, engine or DMA queue of any core, and phase; the parts add up to it."""
+    moments = profile.moments
+    sums: dict[tuple[Any, ...], float] = {}
+    for each in profile.critical_path:
+        label = core_label(profile.streams, moments.stream_number(each.event))
+        engine = moments.track(each.event).removeprefix(label).lstrip()
+        for phase, part in each.phases:
+            key = (moments.line(each.event), moments.op(each.event), engine, phase.value)
+            sums[key] = sums.get(key, 0.0) + part
+    return [
+        {
+            "file": location(line).file,
+            "line": line[1],
+            "function": line[0].co_name,
+            "text": source(line),
+            "op": op,
+            "engine": engine,
+            "phase": phase,
+            "ns": float(part),
+        }
+        for (line, op, engine, phase), part in sums.items()
+    ]

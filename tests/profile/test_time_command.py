@@ -81,6 +81,8 @@ def test_options_after_a_script_are_refused_with_the_right_order(script: Path, c
         (["--ranks", "2"], f"--ranks 2 {script}"),
         (["--target", "trn9"], f"--target trn9 {script}"),
         (["--html"], f"--html {script}"),
+        (["--against", "old.json"], f"--against old.json -- {script}"),
+        (["--against", "old.json", "--text", "3"], f"--against old.json --text {script} 3"),
     ):
         with pytest.raises(SystemExit) as left:
             main(["time", "--target", "trn2", str(script), *late])

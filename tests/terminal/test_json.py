@@ -82,6 +82,8 @@ def test_a_document_has_the_keys_and_types_of_the_page(verb: str, capsys: Captur
     if verb == "verify":
         (tmp_path / "wrong.py").write_text(JUDGED_WRONG)
         runs += [[verb, f"wrong.py:{name}", "f32[128,64]"] for name in ("halved", "unread")]
+    if verb == "time":
+        runs.append([*words, "--against", *words[1:]])
     for each in runs:
         status, document, _ = written(capsys, *each)
         assert status in (0, 1)

@@ -1,0 +1,72 @@
+"""The options `--against` and `--fail-above` of `time`: the run that another one is compared with."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from copy import copy
+from fractions import Fraction
+
+from simulate.errors import InvalidArgument
+from simulate.kernel_by_name import names_a_kernel
+from simulate.profile.measured import Measured, read_measured
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The options that compare."""
+    command.add_argument(
+        "--against",
+        nargs="+",
+        default=(),
+        metavar=("KERNEL|FILE", "SHAPES"),
+        help="compare with another kernel and its arguments, or with a file that --json wrote; its words end at the "
+        "next option, before a script at --",
+    )
+    command.add_argument(
+        "--fail-above",
+        type=_percentage,
+        metavar="P%",
+        help="with --against: exit status 1 where the time is longer by more than P per cent, for example 2%%",
+    )
+
+
+def stored(options: argparse.Namespace) -> Measured | None:
+    """The run in the file that `--against` names; None where it names a kernel, or nothing.
+
+    Raises InvalidArgument for options that cannot be followed and for a file that holds no profile, or one of another
+    reading.
+    """
+    words = options.against
+    if options.fail_above is not None and not words:
+        raise InvalidArgument(
+            "NKW-AGAINST", "--fail-above compares with nothing; give --against KERNEL SHAPES or FILE"
+        )
+    if not words or names_a_kernel(words[0]):
+        return None
+    if len(words) > 1:
+        raise InvalidArgument(
+            "NKW-AGAINST",
+            f"--against {words[0]:.60} names no kernel, so no words follow it; give FILE.py:NAME or MODULE:NAME with "
+            "arguments, or one file that time --json wrote",
+        )
+    found = read_measured(words[0])
+    if found.reading != options.reading:
+        raise InvalidArgument(
+            "NKW-AGAINST",
+            f"{words[0]:.60} is a profile of the {found.reading} reading; give --reading {found.reading}",
+        )
+    return found
+
+
+def kernel_options(options: argparse.Namespace) -> argparse.Namespace:
+    """The options for the run of the kernel that `--against` names."""
+    other = copy(options)
+    other.script, other.arguments = options.against[0], options.against[1:]
+    return other
+
+
+def _percentage(text: str) -> Fraction:
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,9})?)%", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is no percentage; give for example 2%")
+    return Fraction(match[1]) / 100
