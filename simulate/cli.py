@@ -21,7 +21,8 @@ from simulate.hardware.command import targets
 from simulate.occupancy import command as occupancy
 from simulate.options import add_command, add_json, add_level, add_ranks, add_running, add_trips, take_words
 from simulate.profile import command as profiles
-from simulate.scripts import run_script, run_script_or_kernel, run_to_its_end
+from simulate.profile.sweep import time_sweep
+from simulate.scripts import bound, run_script, run_script_or_kernel, run_to_its_end
 from simulate.verification import command as verification
 
 _REPLAY_OPTIONS = {
@@ -63,8 +64,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m simulate") ->
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="Run and time NKI kernels without a chip.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    time = partial(_reported, partial(profiles.time_command, run=run_to_its_end))
-    memory = partial(_reported, partial(occupancy.memory, run=run_to_its_end))
+    time = partial(_reported, partial(_once_or_swept, profiles.time_command, time_sweep))
+    memory = partial(_reported, partial(_once_or_swept, occupancy.memory, occupancy.memory_sweep))
     verify = partial(_reported, verification.verify_command)
     add_running(commands, prog, "run", _run, _replay_arguments, add_ranks)
     add_running(commands, prog, "time", time, profiles.add_arguments, add_trips, add_ranks)
@@ -157,6 +158,15 @@ def _reported(command: Run, options: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     return command(options)
+
+
+def _once_or_swept(
+    once: Callable[[argparse.Namespace, Run], int],
+    sweep: Callable[[argparse.Namespace, Callable[[argparse.Namespace], bool]], int],
+    options: argparse.Namespace,
+) -> int:
+    """The status of a command for the launches of a script or kernel, or for those of a sweep."""
+    return once(options, run_to_its_end) if options.sweep is None else sweep(options, bound)
 
 
 def _check(options: argparse.Namespace) -> int:

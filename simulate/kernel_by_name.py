@@ -162,6 +162,30 @@ def _launched(words: str, arguments: Sequence[str], mode: Mode, trips: Sequence[
         raise InvalidArgument("NKW-KERNEL-CALL", f"{words} does not take these arguments: {why}") from error
 
 
+def with_size(arguments: Sequence[str], name: str, size: int) -> list[str]:
+    """Arguments with a size in the place of its name: where it is a dim of a tensor, or a whole argument.
+
+    Raises InvalidArgument where the name stands in no argument.
+    """
+    found = [_with_size(text, name, size) for text in arguments]
+    if found == list(arguments):
+        raise InvalidArgument(
+            "NKW-SWEEP",
+            f"the size {name:.40} stands in no argument; name it in a shape, such as f32[{name:.40},512]",
+        )
+    return found
+
+
+def _with_size(text: str, name: str, size: int) -> str:
+    keyword = _KEYWORD.fullmatch(text)
+    lead, value = (f"{keyword['name']}=", keyword["value"]) if keyword else ("", text)
+    tensor = _TENSOR.fullmatch(value)
+    if tensor is None:
+        return f"{lead}{size}" if value == name else text
+    sizes = (str(size) if each.strip() == name else each for each in tensor["shape"].split(","))
+    return f"{lead}{tensor['dtype']}[{','.join(sizes)}]"
+
+
 def callable_named(words: str) -> Callable[..., Any]:
     """The kernel, or another function, that FILE.py:NAME or MODULE:NAME stands for. Raises InvalidArgument for none."""
     match = _NAMED.fullmatch(words)

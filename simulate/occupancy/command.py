@@ -10,18 +10,22 @@ from typing import Any
 from simulate.errors import NkwError
 from simulate.files import Outputs, document
 from simulate.kernel_by_name import files_read, nothing_launched
+from simulate.occupancy import sweep
+from simulate.occupancy.bars import drawn
+from simulate.occupancy.bars import svg as bars_svg
 from simulate.occupancy.svg import svg
 from simulate.occupancy.text import place_of, report, verdict
 from simulate.occupancy.uses import Occupancy, occupancies
 from simulate.run import Launch, recorded
 from simulate.run.launch import summary
-from simulate.terminal import error, show, working
+from simulate.terminal import Hanging, error, show, verbatim, working
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The options of `memory`."""
     command.add_argument("--svg", metavar="FILE", help="write the maps as a picture")
     command.add_argument("--text", action="store_true", help="print the text also where a picture is written")
+    sweep.add_arguments(command)
 
 
 def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
@@ -55,6 +59,37 @@ def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
         error(refused)
         return 2
     return status
+
+
+def memory_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace], bool]) -> int:
+    """Show the memory of a kernel with every size of the sweep, chip and `nki` being bound by `bound`.
+
+    Returns 0 where a size could be launched, 2 where none could or the command could not run.
+    """
+    try:
+        sweep.check(options)
+        outputs = Outputs(lambda: files_read(options))
+        picture = outputs.claim(options.svg, "picture", "NKW-PICTURE-PATH")
+        with document(options.json, outputs, "memory") as contents:
+            if not bound(options):
+                return 2
+            tried = sweep.trials(options)
+            end, sentences = sweep.ending(options, tried)
+            charts = sweep.memory_bars(options.sweep.name, tried)
+            if options.text or picture is None:
+                head = Hanging(sweep.title(options, tried), style="bold")
+                drawings = [part for each in charts for part in ("", verbatim(drawn(each)))]
+                show([head, "", sweep.memory_table(options.sweep.name, tried), "", *sentences, *drawings])
+            if picture is not None:
+                with picture.writing() as file:
+                    file.write(bars_svg(charts))
+                print(f"picture: {options.svg}")
+            if any(each.launch for each in tried):
+                contents["sweep"] = sweep.contents(options.sweep.name, tried, end)
+    except NkwError as refused:
+        error(refused)
+        return 2
+    return 0 if any(each.launch for each in tried) else 2
 
 
 def _core(title: str, occupancy: Occupancy) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from simulate.errors import NkwError
 from simulate.files import OutputFile, Outputs, document
 from simulate.kernel_by_name import files_read, nothing_launched
-from simulate.occupancy import svg
+from simulate.occupancy import svg, sweep
 from simulate.occupancy.command import distinct as cores
 from simulate.profile import against
 from simulate.profile.compare import Comparison
@@ -45,6 +45,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--text", action="store_true", help="print the text also beside a page or a comparison"
     )
     against.add_arguments(command)
+    sweep.add_arguments(command)
 
 
 def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:

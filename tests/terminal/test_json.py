@@ -18,6 +18,7 @@ from tests.profile.test_profile_text import SCRIPT
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 SHARED = {"Launches of run, time, memory, check": ("run", "time", "memory", "check")}
 SHARED["Findings of check, lint and verify"] = ("check", "lint", "verify")
+SHARED["Sweeps of time and memory"] = ("time", "memory")
 SHARED["Every command"] = tuple(VERBS)
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object"}
 PLACE = {"file", "line", "function"}
@@ -84,6 +85,9 @@ def test_a_document_has_the_keys_and_types_of_the_page(verb: str, capsys: Captur
         runs += [[verb, f"wrong.py:{name}", "f32[128,64]"] for name in ("halved", "unread")]
     if verb == "time":
         runs.append([*words, "--against", *words[1:]])
+    if verb in ("time", "memory"):
+        swept = [verb, "script.py:doubled", "f32[128,N]", "--sweep"]
+        runs += [[*swept, sizes] for sizes in ("N=64", "N=16384,65536", "N=64,65536")]
     for each in runs:
         status, document, _ = written(capsys, *each)
         assert status in (0, 1)
