@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from simulate.bind import install
     from simulate.errors import NkwError
     from simulate.hardware import Hardware, hardware
+    from simulate.occupancy.kernel import occupancy
+    from simulate.profile.kernel import profile
     from simulate.run import Launch, Mode, recorded, target_hardware
     from simulate.targets import TARGETS
     from simulate.verification import verify
@@ -33,6 +35,8 @@ __all__ = [
     "hardware",
     "install",
     "launch",
+    "occupancy",
+    "profile",
     "recorded",
     "target_hardware",
     "verify",
@@ -46,10 +50,12 @@ _HOMES = {
     "hardware": "hardware",
     "World": "world",
     "launch": "world",
+    "occupancy": "occupancy.kernel",
+    "profile": "profile.kernel",
     "verify": "verification",
 }
 _PACKAGES = frozenset(
-    "bind check errors isa memory nki numerics occupancy profile replay run testing timing verification".split()
+    "bind check errors isa memory nki numerics replay run testing timing verification".split()
 )
 
 
@@ -66,9 +72,9 @@ class _OnDemand(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # `hardware` names a package and the function in it; importing the package would hide the public function.
-        if name == "hardware" and isinstance(value, ModuleType):
-            value = value.hardware
+        # These name a package and a function in it; importing the package would hide the public function.
+        if name in ("hardware", "occupancy", "profile") and isinstance(value, ModuleType):
+            return
         super().__setattr__(name, value)
 
     def __dir__(self) -> Iterable[str]:

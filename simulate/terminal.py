@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import StringIO
 from threading import Event, Thread
-from typing import IO, TYPE_CHECKING, TypeVar, Union
+from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeVar, Union
 
 from simulate.errors import LONGEST_MESSAGE, shown
 
@@ -163,6 +163,31 @@ def shortened(name: str, columns: int) -> str:
 def rendered(parts: Iterable[Part]) -> str:
     """Parts of a report as text: 80 columns, no colour, no spaces at the ends of lines."""
     return _text(_console(StringIO()), parts)
+
+
+def as_html(parts: Iterable[Part]) -> str:
+    """Parts of a report as HTML for a notebook: the lines of `rendered`, escaped, with bold headings; no script."""
+    console = _console(StringIO())
+    console.record = True
+    for part in parts:
+        console.print(part)
+    page = '<pre style="line-height: 1.25; overflow-x: auto; white-space: pre">{code}</pre>'
+    return console.export_html(inline_styles=True, code_format=page)
+
+
+class Displayed:
+    """A record that `print` shows as the text of its report, and a notebook as HTML.
+
+    `report` is set by the module that draws the record and imports the record's own module.
+    """
+
+    report: ClassVar[Callable[[Any], list[Part]]]
+
+    def __str__(self) -> str:
+        return rendered(self.report()).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return as_html(self.report())
 
 
 def show(parts: Iterable[Part]) -> None:

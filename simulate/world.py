@@ -100,6 +100,15 @@ def _checked_trips(trips: int | Sequence[int]) -> tuple[int, ...]:
     return counts
 
 
+def expect_kernel(who: str, kernel: Any) -> None:
+    """Raise InvalidArgument where `who` was given something else than a kernel, such as the streams of a launch."""
+    if not callable(kernel):
+        raise InvalidArgument(
+            "NKW-KERNEL",
+            f"{who} got {type(kernel).__name__} as its first argument; it takes a kernel, then the kernel's arguments",
+        )
+
+
 def process_replays() -> ReplayCache:
     """The replay cache of launches outside a World, such as plain calls of kernels."""
     from simulate.replay import ReplayCache

@@ -15,6 +15,7 @@ from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
 from simulate.memory.view_rules import no_python_on_tensors, view_within_storage
 from simulate.numerics import DType, as_dtype, float32, tfloat32, to_float32
+from simulate.terminal import Hanging, as_html, verbatim
 
 _FLOAT32 = float32.storage
 _Tensor = TypeVar("_Tensor", bound="TensorBytes")
@@ -227,6 +228,10 @@ class TensorBytes(NKIObject):
         if not self.storage.validity.written(*self.byte_view()):
             return f"<{self.summary()}, not fully written>"
         return f"<{self.summary()}>\n{np.array2string(values, threshold=200)}"
+
+    def _repr_html_(self) -> str:
+        head, *values = repr(self).split("\n")
+        return as_html([Hanging(head, style="bold"), *([verbatim(values)] if values else [])])
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise RuleViolation(

@@ -8,10 +8,11 @@ number of live bytes stays.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from simulate.memory.placement import Placement, largest_fit, least_bytes
 from simulate.occupancy.loops import Loop, loops_of
 from simulate.run import Launch, Stream
 from simulate.run.machine import capacity_bytes
+from simulate.terminal import Displayed
 
 MEMORIES = (MemoryRegion.sbuf, MemoryRegion.psum)
 
@@ -177,9 +179,15 @@ class Memory:
         return tuple(sorted(taken, key=lambda source: (-taken[source], source)))
 
 
-@dataclass(frozen=True)
-class Occupancy:
-    """SBUF and PSUM of one core during one launch."""
+@dataclass(frozen=True, repr=False)
+class Occupancy(Displayed):
+    """SBUF and PSUM of one core during one launch.
+
+    `print` shows the report of `text`; a notebook shows the picture of `svg`, with the report below it.
+    """
+
+    picture: ClassVar[Callable[[Occupancy], str]]
+    """This core as SVG; the module that draws it sets it."""
 
     kernel: str
     chip: str
@@ -194,6 +202,17 @@ class Occupancy:
     def memories(self) -> tuple[Memory, Memory]:
         """SBUF, then PSUM."""
         return self.sbuf, self.psum
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(
+            f"{each.region.value.upper()} {each.peak_bytes:,} of {each.usable_bytes:,}"
+            for each in self.memories
+        )
+        return f"<occupancy of {self.kernel} on {self.chip}: {sizes} bytes per partition live at most>"
+
+    def _repr_html_(self) -> str:
+        words = f"<details><summary>as text</summary>{super()._repr_html_()}</details>"
+        return f'<div style="overflow-x: auto">{self.picture()}</div>{words}'
 
 
 def occupancies(launch: Launch) -> tuple[Occupancy, ...]:

@@ -17,12 +17,16 @@ from simulate.profile.traffic import TensorTraffic, traffic
 from simulate.profile.what_if import WhatIf, what_if
 from simulate.run.run_order import as_streams
 from simulate.run.stream import Stream
-from simulate.timing import Dependences, Reading, Timeline, dependences, schedule
+from simulate.terminal import Displayed
+from simulate.timing import Dependences, Reading, Timeline, check_reading, dependences, schedule
 
 
-@dataclass(frozen=True, eq=False)
-class Profile:
-    """Where the time of one launch goes, under one reading of its streams."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Profile(Displayed):
+    """Where the time of one launch goes, under one reading of its streams.
+
+    `print` shows the report of `text`, a notebook the same report with its headings in bold.
+    """
 
     title: str
     streams: tuple[Stream, ...]
@@ -98,6 +102,9 @@ class Profile:
             waits = dependences(self.streams, every_read=True)
         return what_if(self.streams, self.hardware, self.reading, waits, self.length_ns, self.lines)
 
+    def __repr__(self) -> str:
+        return f"<profile of {self.title}: {self.length_ns / 1e3:.3f} us ({self.reading.value} reading)>"
+
 
 def profile(
     streams: Stream | Sequence[Stream],
@@ -107,7 +114,9 @@ def profile(
 ) -> Profile:
     """The profile of one launch.
 
-    Raises InvalidArgument for what is no stream, and for rendezvous or requested orders that contradict the streams.
+    Raises InvalidArgument for what is no stream or no reading, and for rendezvous or requested orders that contradict
+    the streams.
     """
+    check_reading(reading)
     streams = as_streams(streams)
     return Profile(title or "timeline", streams, hardware, reading, dependences(streams))

@@ -43,6 +43,9 @@ def report(profile: Profile, rows: int = 8) -> list[Part]:
     return [*blocks[0], *(part for block in blocks[1:] for part in ("", *block))]
 
 
+Profile.report = report
+
+
 def _head(profile: Profile) -> list[Part]:
     lengths = profile.timelines
     order = (Reading.dataflow, Reading.scheduled, Reading.program, Reading.serial)

@@ -30,6 +30,7 @@ from simulate.run.machine import InstructionObserver, Mode, NeuronCore, Rank, ca
 from simulate.run.processes import Processes
 from simulate.run.scheduler import CoreScheduler
 from simulate.run.stream import Stream, TensorTable
+from simulate.terminal import Displayed
 
 ArgumentsOfRanks = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 """One (args, kwargs) per rank of this process."""
@@ -60,9 +61,9 @@ class Interface:
         return [value for value in leaves(self.returned) if isinstance(value, Result)]
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One launch: its outputs, the stream of every core, and its warnings.
+@dataclass(frozen=True, repr=False)
+class Launch(Displayed):
+    """One launch: its outputs, the stream of every core, and its warnings. `print` and notebooks show a short report.
 
     `outputs` has one entry per rank; `streams` one per core, rank by rank; `interfaces` one per rank.
     `reads_values` tells whether the kernel's Python read a value. `rules` are those that held; `tolerated` are the
@@ -94,6 +95,17 @@ class Launch:
     def high_water_bytes(self, buffer: MemoryRegion) -> int:
         """The highest byte per partition in use on any core."""
         return max(placements[buffer].high_water_bytes for placements in self.placements)
+
+    @property
+    def title(self) -> str:
+        """Kernel, chip, mode, ranks, physical cores of all ranks, instructions of all cores."""
+        ranks, cores = len({stream.rank for stream in self.streams}), len(self.streams)
+        counts = ((ranks, "rank"), (cores, "core"), (sum(map(len, self.streams)), "instruction"))
+        counted = ", ".join(f"{count:,} {what}{'' if count == 1 else 's'}" for count, what in counts)
+        return f"{self.kernel} on {self.hardware.name}: {self.mode.value}, {counted}"
+
+    def __repr__(self) -> str:
+        return f"<launch of {self.title}>"
 
 
 def summary(launch: Launch) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from simulate.timing.causes import PathStep, Reason
 from simulate.timing.dependences import Dependences, Wait, dependences
 from simulate.timing.listing import listing
-from simulate.timing.readings import Reading
+from simulate.timing.readings import Reading, check_reading
 from simulate.timing.schedule import Bracket, bracket, schedule
 from simulate.timing.timeline import Slice, SliceKind, Timeline
 from simulate.timing.trace import write_trace
@@ -19,6 +19,7 @@ __all__ = [
     "Timeline",
     "Wait",
     "bracket",
+    "check_reading",
     "dependences",
     "listing",
     "schedule",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from simulate.errors import InvalidArgument
+
 
 class Reading(Enum):
     """What may overlap when a stream is placed in time.
@@ -22,6 +24,14 @@ class Reading(Enum):
     program = "program"
     scheduled = "scheduled"
     dataflow = "dataflow"
+
+
+def check_reading(reading: object) -> None:
+    """Raise InvalidArgument for what is no reading."""
+    if not isinstance(reading, Reading):
+        raise InvalidArgument(
+            "NKW-TIMING-READING", f"{reading!r:.60} is no reading; there are {', '.join(map(str, Reading))}"
+        )
 
 
 WINDOW = 64

@@ -44,7 +44,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from simulate.errors import InvalidArgument
 from simulate.hardware import Hardware
 from simulate.isa.plan import Phase
 from simulate.run.run_order import as_streams
@@ -53,7 +52,7 @@ from simulate.timing.causes import Reason
 from simulate.timing.core import Core, Facts
 from simulate.timing.dependences import Dependences, dependences
 from simulate.timing.edges import STRIDE, Edges
-from simulate.timing.readings import Reading
+from simulate.timing.readings import Reading, check_reading
 from simulate.timing.rotation import with_room
 from simulate.timing.scheduled import ListScheduler
 from simulate.timing.sharing import Service, last_busy_period
@@ -81,10 +80,7 @@ def schedule(
     `streams` are those of one launch; `waits` are their dependences, if already known. Raises InvalidArgument
     for rendezvous or requested orders that contradict the streams, and for what is neither stream nor reading.
     """
-    if not isinstance(reading, Reading):
-        raise InvalidArgument(
-            "NKW-TIMING-READING", f"{reading!r:.60} is no reading; there are {', '.join(map(str, Reading))}"
-        )
+    check_reading(reading)
     streams = as_streams(streams)
     if reading is not Reading.scheduled:
         waits = waits or dependences(streams)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import simulate.profile
+import simulate
 from simulate.cli import main
 from simulate.errors import InvalidArgument
 from simulate.profile import Profile, profile
@@ -255,7 +255,7 @@ def test_the_timeline_zooms_about_the_pointer_and_explains_what_is_under_it(tmp_
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine")
 def test_the_heading_of_a_run_says_what_it_counts() -> None:
-    folder = Path(simulate.profile.__file__).parent / "page"
+    folder = Path(simulate.__file__).parent / "profile" / "page"
     code = "".join((folder / name).read_text(encoding="utf-8") for name in ("tools.js", "charts.js"))
     data = "const document = { getElementById: () => ({ textContent: '{}' }) };"
     calls = "[runTitle('prompt of 5 tokens', 38, 431000), runTitle('', 1, 2000)]"

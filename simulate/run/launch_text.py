@@ -1,0 +1,48 @@
+"""A launch as a short report: what ran, what it returned, its instructions and its memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from simulate.memory import MemoryRegion
+from simulate.run.arguments import leaves
+from simulate.run.launch import Launch
+from simulate.run.machine import capacity_bytes
+from simulate.terminal import Hanging, Name, Part, table
+
+_ROWS = 12
+
+
+def report(launch: Launch) -> list[Part]:
+    """The parts of the report of one launch, for a terminal."""
+    out: list[Part] = [Hanging(launch.title, style="bold")]
+    results = [
+        (f"{rank}", f"{number}", f"{value.shape} {value.dtype}")
+        for rank, outputs in enumerate(launch.outputs)
+        for number, value in enumerate(map(np.asarray, leaves(outputs)))
+    ]
+    if results:
+        out += ["", table("rank|result|shape and dtype", results[:_ROWS], left=(2,))]
+        out += _rest(len(results))
+    counts = Counter(event.op for stream in launch.streams for event in stream).most_common()
+    out += ["", table("instruction|count", [(Name(op), f"{count:,}") for op, count in counts[:_ROWS]])]
+    out += _rest(len(counts))
+    memories = [
+        (
+            region.value.upper(),
+            f"{launch.high_water_bytes(region):,}",
+            f"{capacity_bytes(launch.hardware, region):,}",
+        )
+        for region in (MemoryRegion.sbuf, MemoryRegion.psum)
+    ]
+    out += ["", table("memory|high-water mark|usable bytes per partition", memories)]
+    return [*out, *(Hanging(f"warning: {text}") for text in launch.warnings)]
+
+
+Launch.report = report
+
+
+def _rest(count: int) -> list[Part]:
+    return [f"and {count - _ROWS} more"] if count > _ROWS else []

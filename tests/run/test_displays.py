@@ -1,0 +1,253 @@
+"""Launches, profiles, occupancies and tiles as `print` and a notebook show them, and the functions of kernels."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from typing import Any
+
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+
+import nki_kernels
+import simulate
+from simulate.errors import InvalidArgument, NkwError, RuleViolation
+from simulate.isa.book import CallError
+from simulate.memory import MemoryRegion
+from simulate.occupancy import Occupancy, occupancies, verdict
+from simulate.occupancy import text as memory_text
+from simulate.profile import Profile
+from simulate.profile import profile as profile_of_streams
+from simulate.profile import text as profile_text
+from simulate.terminal import Hanging, as_html, rendered
+from simulate.timing import Reading
+
+X = np.ones((128, 512), np.float32)
+WEIGHT = np.ones((1, 512), np.float32)
+NORM = (nki_kernels.rmsnorm, X, WEIGHT, 1e-5)
+
+
+def words_of(page: str) -> str:
+    """The text that a browser shows of HTML without tables: tags gone, escapes resolved, ends of lines cut."""
+    text = html.unescape(re.sub(r"<[^>]*>", "", page))
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def tall(x: Any, columns: int) -> Any:
+    """Two tiles that live together, of `columns` float32 columns in all; both are filled, then stored."""
+    out = nl.ndarray((128, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+    left = nl.ndarray((128, 128), dtype=nl.float32, buffer=nl.sbuf)
+    right = nl.ndarray((128, columns - 128), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=left, value=1.0)
+    nisa.memset(dst=right, value=1.0)
+    nisa.dma_copy(dst=out[:, 0:128], src=left)
+    nisa.dma_copy(dst=out[:, 128:columns], src=right)
+    return out
+
+
+def test_profile_of_a_kernel_is_that_of_its_dry_launch() -> None:
+    found = simulate.profile(*NORM, target="trn1", reading=Reading.serial)
+    launch = simulate.World("trn1").launch(NORM[0], [(NORM[1:], {})], simulate.Mode.dry)
+    other = profile_of_streams(launch.streams, launch.hardware, "rmsnorm on trn1", Reading.serial)
+    assert isinstance(found, Profile)
+    assert (found.title, found.length_ns, found.traffic) == (other.title, other.length_ns, other.traffic)
+    assert found.calling_lines and not other.calling_lines  # callers are kept without asking
+
+
+def test_profile_and_occupancy_take_keywords_of_the_kernel_and_trip_counts() -> None:
+    by_name = simulate.profile(nki_kernels.rmsnorm, X, weight=WEIGHT, eps=1e-5)
+    assert by_name.length_ns == simulate.profile(*NORM).length_ns
+    assert simulate.occupancy(nki_kernels.rmsnorm, X, weight=WEIGHT, eps=1e-5) == simulate.occupancy(*NORM)
+    with pytest.raises(InvalidArgument, match="NKW-TRIPS"):
+        simulate.profile(*NORM, trips=-1)
+
+
+def test_the_target_is_that_of_the_environment_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
+    assert (simulate.profile(*NORM).hardware.name, simulate.occupancy(*NORM).chip) == ("trn1", "trn1")
+    assert simulate.profile(*NORM, target="trn3").hardware.name == "trn3"
+
+
+def test_occupancy_of_a_kernel_is_that_of_its_launch_with_callers() -> None:
+    found = simulate.occupancy(*NORM, target="trn1")
+    with simulate.recorded(calls=True):
+        launch = simulate.World("trn1").launch(NORM[0], [(NORM[1:], {})], simulate.Mode.dry)
+    assert isinstance(found, Occupancy)
+    assert (found,) == occupancies(launch)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_occupancy_shows_also_what_does_not_fit(more: int) -> None:
+    usable = simulate.occupancy(*NORM).sbuf.usable_bytes
+    found = simulate.occupancy(tall, X, usable // 4 + more)
+    assert found.sbuf.peak_bytes == usable + 4 * more
+    assert ("does not fit" in str(found)) == (more > 0)
+    if more > 0:
+        with pytest.raises(RuleViolation, match="NKW-CAPACITY"):
+            simulate.profile(tall, X, usable // 4 + more)
+
+
+def test_occupancy_of_a_kernel_that_is_refused_on_its_way_is_that_refusal() -> None:
+    def unwritten(x: Any) -> Any:
+        return nl.ndarray((128, 4), dtype=nl.float32, buffer=nl.sbuf)
+
+    with pytest.raises(RuleViolation, match="NKW-OUTPUT-MEMORY"):
+        simulate.occupancy(unwritten, X)
+
+
+def test_occupancy_of_two_cores_is_that_of_the_fuller_one() -> None:
+    def uneven(x: Any) -> Any:
+        out = nl.ndarray((2, 128, 128), dtype=nl.float32, buffer=nl.shared_hbm)
+        columns = 64 * (1 + nl.program_id(0))
+        tile = nl.ndarray((128, columns), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=x[:, 0:columns])
+        nisa.dma_copy(dst=out[nl.program_id(0), :, 0:columns], src=tile)
+        return out
+
+    found = simulate.occupancy(uneven, X, cores=2)
+    assert (found.core, found.sbuf.peak_bytes) == (1, 4 * 128)
+
+
+REFUSED: list[tuple[Callable[[], object], type[NkwError], str]] = [
+    (
+        lambda: simulate.profile(3),
+        InvalidArgument,
+        "[NKW-KERNEL] simulate.profile got int as its first argument; ",
+    ),  # type: ignore[arg-type]
+    (
+        lambda: simulate.occupancy([X]),
+        InvalidArgument,
+        "[NKW-KERNEL] simulate.occupancy got list as its first ",
+    ),
+    (
+        lambda: simulate.profile(*NORM, target="trn9"),
+        InvalidArgument,
+        "[NKW-TARGET] 'trn9' is no known target; ",
+    ),
+    (
+        lambda: simulate.occupancy(*NORM, target="trn9"),
+        InvalidArgument,
+        "[NKW-TARGET] 'trn9' is no known target; ",
+    ),
+    (lambda: simulate.profile(*NORM, cores=3), InvalidArgument, "[NKW-LNC]"),
+    (
+        lambda: simulate.profile(*NORM, reading="program"),
+        InvalidArgument,
+        "[NKW-TIMING-READING] 'program' is no",
+    ),  # type: ignore[arg-type]
+    (
+        lambda: simulate.profile(nki_kernels.rmsnorm, X),
+        CallError,
+        "[NKW-KERNEL-CALL] rmsnorm() missing 2 required",
+    ),
+    (
+        lambda: simulate.occupancy(nki_kernels.rmsnorm),
+        CallError,
+        "[NKW-KERNEL-CALL] rmsnorm() missing 3 required",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"), REFUSED, ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_bad_input_is_a_typed_error(call: Callable[[], object], kind: type[NkwError], words: str) -> None:
+    with pytest.raises(kind) as refusal:
+        call()
+    assert str(refusal.value).startswith(words)
+
+
+def test_a_package_and_the_function_of_its_name_are_both_there() -> None:
+    import simulate.occupancy
+    import simulate.profile
+    from simulate.profile import text
+
+    assert callable(simulate.profile) and callable(simulate.occupancy) and callable(text)
+
+
+def test_html_has_the_lines_of_the_text_and_escapes_them() -> None:
+    parts = [Hanging("<b> & 'c'", style="bold"), "", "a < b"]
+    page = as_html(parts)
+    assert words_of(page) == rendered(parts)
+    assert "<b>" not in page and "&lt;b&gt; &amp;" in page and "font-weight: bold" in page
+    assert "<script" not in page
+
+
+def test_a_profile_shows_its_report() -> None:
+    found = simulate.profile(*NORM)
+    assert repr(found) == f"<profile of rmsnorm on trn2: {found.length_ns / 1000:.3f} us (program reading)>"
+    assert f"{found}\n" == profile_text(found)
+    assert words_of(found._repr_html_()) == profile_text(found)
+
+
+def test_an_occupancy_shows_its_picture_and_its_report() -> None:
+    found = simulate.occupancy(*NORM, target="trn1")
+    peak, usable = found.sbuf.peak_bytes, found.sbuf.usable_bytes
+    assert f"SBUF {peak:,} of {usable:,}, PSUM 0 of" in repr(found)
+    assert f"{found}\n" == memory_text(found)
+    picture, report = found._repr_html_().split("<details>")
+    assert "<svg" in picture and f"SBUF: {verdict(found.sbuf)}" in picture
+    assert words_of(report.replace("<summary>as text</summary>", "")) == memory_text(found)
+
+
+def test_a_launch_shows_what_ran() -> None:
+    world = simulate.World("trn1", ranks=2)
+    launch = world.launch(NORM[0], [(NORM[1:], {})] * 2)
+    total = sum(map(len, launch.streams))
+    assert repr(launch) == f"<launch of rmsnorm on trn1: eager, 2 ranks, 2 cores, {total} instructions>"
+    shown = str(launch)
+    copies = sum(event.op == "dma_copy" for stream in launch.streams for event in stream)
+    assert f"\ndma_copy                  {copies}\n" in shown
+    assert "   1       0  (128, 512) float32\n" in shown
+    assert f"{launch.high_water_bytes(MemoryRegion.sbuf):,}" in shown
+    assert words_of(launch._repr_html_()) == f"{shown}\n"
+
+
+def test_the_warnings_of_a_launch_are_shown_escaped() -> None:
+    def partly(x: Any) -> Any:
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm, name="a<b")
+        nisa.dma_copy(dst=out[0:64, :], src=x[0:64, :])
+        return out
+
+    launch = simulate.World().launch(partly, [((X,), {})])
+    assert len(launch.warnings) == 1
+    assert "warning: " in str(launch) and "a<b" in str(launch)
+    assert "a<b" not in launch._repr_html_() and "a&lt;b" in launch._repr_html_()
+
+
+def test_a_launch_of_many_results_and_instructions_keeps_to_some_rows() -> None:
+    for count in (11, 12, 13):
+        launch = simulate.World().launch(many, [((X, count), {})])
+        assert (f"and {count - 12} more" in str(launch)) == (count > 12)
+
+
+def many(x: Any, count: int) -> Any:
+    """`count` copies of an array."""
+    outs = [nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm) for _ in range(count)]
+    for out in outs:
+        nisa.dma_copy(dst=out, src=x)
+    return tuple(outs)
+
+
+@pytest.mark.parametrize("mode", [simulate.Mode.eager, simulate.Mode.dry])
+def test_a_tile_shows_its_values_where_it_has_any(mode: simulate.Mode) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def looked_at(x: Any) -> Any:
+        out = nl.ndarray((2, 3), dtype=x.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray((2, 3), dtype=x.dtype, buffer=nl.sbuf, name="a<b")
+        seen.append((repr(tile), tile._repr_html_()))
+        nisa.dma_copy(dst=tile, src=x[0:2, 0:3])
+        seen.append((repr(tile), tile._repr_html_()))
+        nisa.dma_copy(dst=out, src=tile)
+        return out
+
+    simulate.World().launch(looked_at, [((X * 7.5,), {})], mode)
+    for text, page in seen:
+        assert words_of(page) == f"{text}\n"
+        assert "a<b" not in page
+    assert ("not fully written" in seen[0][1]) == (mode is simulate.Mode.eager)
+    assert ("7.5" in seen[1][1]) == (mode is simulate.Mode.eager)
