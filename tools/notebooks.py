@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
 _CELL_SECONDS = 600
+_CELL_FILE = re.compile(r"[^\s<>]*/ipykernel_\d+/")
+"""The folder of a cell's source, which has the number of the process in its name."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,6 +65,10 @@ def executed(path: Path) -> nbformat.NotebookNode:
         cell.metadata = {}
         if cell.cell_type == "code":
             cell.outputs = _joined(cell.outputs)
+            for output in cell.outputs:
+                for kind in ("text/html", "text/plain"):
+                    if kind in output.get("data", {}):
+                        output.data[kind] = _CELL_FILE.sub("", output.data[kind])
     notebook.metadata.pop("language_info", None)
     return notebook
 
