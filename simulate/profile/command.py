@@ -21,9 +21,10 @@ from simulate.profile.compare_text import report as comparison_report
 from simulate.profile.compare_text import verdict
 from simulate.profile.document import document as profile_document
 from simulate.profile.measured import Measured, measured
+from simulate.profile.numbers import us
 from simulate.profile.page import PageLaunch, PageStep, write_page
 from simulate.profile.profile import Profile, profile
-from simulate.profile.text import report, us
+from simulate.profile.text import report
 from simulate.run import Launch, recorded
 from simulate.run.launch import summary
 from simulate.run.stream import Stream
@@ -41,6 +42,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--trace", metavar="FILE", help="write a trace that opens in Perfetto")
     command.add_argument("--html", metavar="FILE", help="write the profile as a page for a browser")
+    command.add_argument("--advice", action="store_true", help="print all advice, and the vendor's bounds")
     command.add_argument(
         "--text", action="store_true", help="print the text also beside a page or a comparison"
     )
@@ -73,7 +75,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
             for each in profiles:
                 if (page is None and before is None) or options.text:
                     with working(partial("{}: critical path and what-if".format, each.title)):
-                        parts = report(each)
+                        parts = report(each, all_advice=options.advice)
                     show([*parts, ""])
                 elif page is not None:
                     print(f"{each.title}: {us(each.length_ns)} us ({each.reading.value} reading)")

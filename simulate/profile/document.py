@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simulate.lines import location
+from simulate.profile.advice.text import records
 from simulate.profile.moments import source
 from simulate.profile.profile import Profile
 from simulate.timing.timeline import core_label
@@ -59,6 +60,7 @@ def document(profile: Profile) -> dict[str, Any]:
             {"halved": each.what, "at": each.line, "length_ns": float(each.length_ns)}
             for each in profile.what_if
         ],
+        **records(profile),
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from simulate.hardware import Hardware
+from simulate.profile.advice import Advice, Bound, advice, bounds
 from simulate.profile.basis import Basis, basis
 from simulate.profile.critical_path import Stretch, critical_path
 from simulate.profile.gaps import Gap, GapGroup, gaps, grouped
@@ -101,6 +102,18 @@ class Profile(Displayed):
         if self.reading is Reading.scheduled:
             waits = dependences(self.streams, every_read=True)
         return what_if(self.streams, self.hardware, self.reading, waits, self.length_ns, self.lines)
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """Changes of the kernel that would shorten the launch, each timed, the largest gain first."""
+        return advice(self.streams, self.hardware, self.reading, self.length_ns)
+
+    @cached_property
+    def bounds(self) -> tuple[Bound, ...]:
+        """The vendor's bounds; none for several cores, for which the vendor states none."""
+        if len(self.streams) > 1:
+            return ()
+        return bounds(self.streams[0], self.hardware, self.timeline, self.traffic)
 
     def __repr__(self) -> str:
         return f"<profile of {self.title}: {self.length_ns / 1e3:.3f} us ({self.reading.value} reading)>"

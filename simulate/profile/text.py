@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from simulate.profile.advice.text import advice_parts
 from simulate.profile.basis import CALLED
 from simulate.profile.critical_path import Phase, Stretch
 from simulate.profile.gaps import DONE, FIRST_BYTE, GapGroup
 from simulate.profile.lines import LineTime
 from simulate.profile.moments import Moments, named, source
+from simulate.profile.numbers import share, us
 from simulate.profile.profile import Profile
 from simulate.terminal import Hanging, Name, Noted, Part, rendered, shortened, table
 from simulate.timing import Reading
@@ -26,13 +28,13 @@ _IN_SENTENCE = 34  # columns of a name in a sentence
 _BUSY = 0.02  # tracks that are busy for less of the length are there to trigger others: their idle time says nothing
 
 
-def text(profile: Profile, rows: int = 8) -> str:
+def text(profile: Profile, rows: int = 8, all_advice: bool = False) -> str:
     """The whole profile as text, with at most `rows` rows in each table: times in us, shares of the length."""
-    return rendered(report(profile, rows))
+    return rendered(report(profile, rows, all_advice))
 
 
-def report(profile: Profile, rows: int = 8) -> list[Part]:
-    """The parts of a profile's text, for a terminal."""
+def report(profile: Profile, rows: int = 8, all_advice: bool = False) -> list[Part]:
+    """The parts of a profile's text, for a terminal; of the advice the first three pieces, or all with the bounds."""
     blocks: list[list[Part]] = [_head(profile), _tracks(profile), _rates(profile)]
     if profile.length_ns:
         blocks += [_path(profile, rows), _gaps(profile)]
@@ -40,6 +42,7 @@ def report(profile: Profile, rows: int = 8) -> list[Part]:
         blocks.append([traffic_table(profile, rows), *_more_traffic(profile, rows)])
     if profile.lines:
         blocks += [_lines(profile, rows), _what_if(profile, rows)]
+        blocks += advice_parts(profile, all_advice)
     return [*blocks[0], *(part for block in blocks[1:] for part in ("", *block))]
 
 
@@ -278,16 +281,6 @@ def _what_if(profile: Profile, rows: int) -> list[Part]:
     if rest:
         out.append(Hanging(f"no gain: {', '.join(each.what for each in rest)}"))
     return out
-
-
-def us(nanoseconds: float) -> str:
-    """Nanoseconds as microseconds."""
-    return f"{nanoseconds / 1000:.3f}"
-
-
-def share(part: float, whole: float) -> str:
-    """A part in per cent."""
-    return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def _counted(number: int, thing: str) -> str:

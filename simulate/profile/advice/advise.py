@@ -1,0 +1,97 @@
+"""Advice on a launch: changes of the kernel, each timed as a changed stream, the largest gain first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import zip_longest
+
+from simulate.hardware import Hardware
+from simulate.profile.advice.edits import Edit
+from simulate.profile.advice.overlap import deeper_rotation, other_engines, wider_tiles
+from simulate.profile.advice.products import narrow_products, transposes_by_dma
+from simulate.profile.advice.transfers import larger_dmas, loads_once
+from simulate.profile.moments import named
+from simulate.run.stream import Stream, TensorRecord
+from simulate.timing import Reading, schedule
+
+LEAST_GAIN = 0.02
+"""Advice that would shorten the launch by a smaller part of its length is not given."""
+
+
+class Kind(Enum):
+    """What a piece of advice is about; the value is the sentence that a report prints."""
+
+    float32 = "give the Tensor engine 16-bit operands: it takes float32 at a quarter of the rate"
+    reloads = "keep in SBUF what is loaded again"
+    small_dmas = "merge DMAs that are below the efficient size"
+    transposes = "transpose by DMA, and not on the Tensor engine"
+    small_tiles = "give one instruction the work of several: tiles are too small"
+    rotation = "give each iteration a tile of its own: rotation is too shallow"
+    engines = "move copies to another engine: one is full while another idles"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One change of the kernel: what it is, the lines it is about, and the length that the launch has with it."""
+
+    kind: Kind
+    lines: tuple[str, ...]
+    length_ns: float
+    before_ns: float
+
+    @property
+    def gain(self) -> float:
+        """The part of the length that is saved."""
+        return 1.0 - self.length_ns / self.before_ns
+
+
+_CHANGES: dict[Kind, Callable[[Stream, Hardware], Iterator[Edit]]] = {
+    Kind.float32: narrow_products,
+    Kind.reloads: loads_once,
+    Kind.small_dmas: larger_dmas,
+    Kind.transposes: transposes_by_dma,
+    Kind.small_tiles: wider_tiles,
+    Kind.rotation: deeper_rotation,
+    Kind.engines: other_engines,
+}
+
+
+def advice(
+    streams: Sequence[Stream], hardware: Hardware, reading: Reading, before_ns: float
+) -> tuple[Advice, ...]:
+    """Everything that gains at least LEAST_GAIN of the length, the largest gain first."""
+    found = []
+    for kind, changes in _CHANGES.items():
+        timed = [
+            (_length(edits, streams, hardware, reading), edits)
+            for edits in zip_longest(*(changes(stream, hardware) for stream in streams))
+        ]
+        if timed:
+            length, edits = min(timed, key=lambda each: each[0])
+            piece = Advice(kind, _lines(edits), length, before_ns)
+            if piece.gain >= LEAST_GAIN:
+                found.append(piece)
+    return tuple(sorted(found, key=lambda each: (each.length_ns, each.kind.value)))
+
+
+def _length(
+    edits: Sequence[Edit | None], streams: Sequence[Stream], hardware: Hardware, reading: Reading
+) -> float:
+    """The length of the launch with these changes of its streams."""
+    changed, tensors = [], list[TensorRecord]()
+    for edit, stream in zip(edits, streams):
+        changed.append(stream if edit is None else edit.done(tensors))
+        tensors += [] if edit is None else edit.tensors
+    return schedule(changed, hardware, reading).length_ns
+
+
+def _lines(edits: Sequence[Edit | None]) -> tuple[str, ...]:
+    """The lines of the kernel that the changes are about, those with most events first."""
+    counts: Counter[str] = Counter()
+    for edit in edits:
+        if edit is not None:
+            counts.update(named(edit.stream.lines[edit.stream.line_ids[event]]) for event in edit.events)
+    return tuple(name for name, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0])))

@@ -1,0 +1,158 @@
+"""Every kind of advice is given to a kernel that needs it and not to its healed twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulate.nki import isa as nisa
+from simulate.nki import language as nl
+from simulate.profile import Profile, profile, text
+from simulate.profile.advice import Kind
+from simulate.profile.advice.text import records
+from tests.advice.ladders import matmul, pairs, rmsnorm_swiglu, softmax
+from tests.timing import kernels
+
+SWIGLU = (
+    kernels.zeros(128, 1024),
+    kernels.zeros(1, 1024),
+    kernels.zeros(1024, 2048, kernels.BF16),
+    kernels.zeros(1024, 2048, kernels.BF16),
+)
+SQUARE = kernels.zeros(1024, 1024, kernels.BF16)
+ROWS = kernels.zeros(1024, 512)
+TILE = kernels.zeros(128, 512, kernels.BF16)
+
+PAIRS: dict[Kind, tuple[tuple[np.ndarray, ...], Callable[..., Any], Callable[..., Any]]] = {
+    Kind.float32: (SWIGLU, rmsnorm_swiglu.wide, rmsnorm_swiglu.narrow),
+    Kind.reloads: ((SQUARE, SQUARE), matmul.rotated, matmul.resident),
+    Kind.small_dmas: ((ROWS,), softmax.whole, softmax.merged),
+    Kind.transposes: ((SQUARE,), pairs.turned_on_tensor, pairs.turned_by_dma),
+    Kind.small_tiles: ((ROWS,), softmax.rotated, softmax.whole),
+    Kind.rotation: ((ROWS,), softmax.piecewise, softmax.rotated),
+    Kind.engines: ((TILE,), pairs.copies_on_vector, pairs.copies_on_two_engines),
+}
+
+
+def _profile(kernel: Callable[..., Any], *arguments: np.ndarray, **others: Any) -> Profile:
+    launch = kernels.dry(kernel, *arguments, **others)
+    return profile(launch.streams, launch.hardware)
+
+
+def test_every_kind_has_a_pair() -> None:
+    assert set(PAIRS) == set(Kind)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_sick_kernel_gets_the_advice_and_the_healed_one_does_not(kind: Kind) -> None:
+    arguments, sick, healed = PAIRS[kind]
+    assert kind in {each.kind for each in _profile(sick, *arguments).advice}
+    assert kind not in {each.kind for each in _profile(healed, *arguments).advice}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_predicted_length_is_near_that_of_the_healed_kernel(kind: Kind) -> None:
+    """What the change gains differs by a factor of 1.5 at most from what the twin brings."""
+    arguments, sick, healed = PAIRS[kind]
+    done = _profile(sick, *arguments)
+    piece = next(each for each in done.advice if each.kind is kind)
+    brought = done.length_ns - _profile(healed, *arguments).length_ns
+    assert brought / 1.5 <= piece.before_ns - piece.length_ns <= brought * 1.5
+
+
+def test_the_streams_are_left_as_they_were() -> None:
+    for arguments, sick, _ in PAIRS.values():
+        launch = kernels.dry(sick, *arguments)
+        before = [(each.text(), list(each.tensors), len(each.templates)) for each in launch.streams]
+        assert profile(launch.streams, launch.hardware).advice
+        assert before == [(each.text(), list(each.tensors), len(each.templates)) for each in launch.streams]
+
+
+def overwritten(a):
+    """A tensor in HBM that is read, changed and read again: the second load is no repetition."""
+    scratch = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=scratch, src=nl.load(a))
+    for _ in range(8):
+        tile = nl.load(scratch)
+        nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)
+        nisa.dma_copy(dst=scratch, src=tile)
+    nisa.dma_copy(dst=out, src=nl.load(scratch))
+    return out
+
+
+def test_loads_of_what_was_written_in_between_are_no_repetition() -> None:
+    assert Kind.reloads not in {each.kind for each in _profile(overwritten, TILE).advice}
+
+
+def kept_beyond_room(a):
+    """Two passes over the rows of a, of which one column counts, so that the loads take the time."""
+    out = nl.ndarray((128, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+    total = nl.ndarray((128, 1), dtype=nl.float32)
+    nisa.memset(dst=total, value=0.0)
+    for _ in range(2):
+        for first in range(0, a.shape[0], 128):
+            tile = nl.load(a[first : first + 128])
+            nisa.tensor_tensor(dst=total, data1=total, data2=tile[:, 0:1], op=nl.add)
+    nisa.dma_copy(dst=out, src=total)
+    return out
+
+
+@pytest.mark.parametrize(("tiles", "given"), [(207, True), (208, False)])
+def test_loads_are_kept_only_where_they_have_room(tiles: int, given: bool) -> None:
+    """A tile takes 1 KiB of the 212,984 bytes that a partition of trn2 has for tiles; the sums take 4 bytes."""
+    done = _profile(kept_beyond_room, kernels.zeros(128 * tiles, 512, kernels.BF16))
+    assert (Kind.reloads in {each.kind for each in done.advice}) == given
+
+
+def accumulated(a):
+    """A running sum in one tile: it is read before it is written, so no iteration can have its own."""
+    out = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+    total = nl.ndarray((128, 512), dtype=nl.float32)
+    nisa.memset(dst=total, value=0.0)
+    for first in range(0, a.shape[0], 128):
+        nisa.tensor_tensor(dst=total, data1=total, data2=nl.load(a[first : first + 128]), op=nl.add)
+    nisa.dma_copy(dst=out, src=total)
+    return out
+
+
+def test_a_tile_that_carries_a_value_keeps_its_bytes() -> None:
+    assert Kind.rotation not in {each.kind for each in _profile(accumulated, ROWS).advice}
+
+
+def test_two_cores_of_a_rank_get_tiles_of_their_own() -> None:
+    def on_two_cores(x):
+        return softmax.piecewise(x)
+
+    one = _profile(softmax.piecewise, ROWS)
+    two = _profile(on_two_cores, ROWS, cores=2)
+    assert one.advice[0].kind is two.advice[0].kind is Kind.rotation
+    assert two.advice[0].gain > 0.3
+
+
+def test_a_report_has_the_first_pieces_and_all_on_request() -> None:
+    done = _profile(rmsnorm_swiglu.wide, *SWIGLU)
+    short, whole = text(done), text(done, all_advice=True)
+    assert f"1. {done.advice[0].length_ns / 1000:.3f} us (-" in short
+    assert "16-bit operands" in short
+    assert "vendor's bounds" not in short
+    for each in done.bounds:
+        assert f"{each.name} " in whole
+    assert max(map(len, whole.splitlines())) <= 80
+
+
+def test_a_report_without_advice_says_so_on_request_only() -> None:
+    done = _profile(rmsnorm_swiglu.narrow, *SWIGLU)
+    assert not done.advice
+    assert "each piece timed" not in text(done)
+    assert "advice: no change gains 2 %" in text(done, all_advice=True)
+
+
+def test_records_are_those_of_the_profile() -> None:
+    done = _profile(rmsnorm_swiglu.wide, *SWIGLU)
+    found = records(done)
+    assert [each["gain"] for each in found["advice"]] == [each.gain for each in done.advice]
+    assert [each["time_ns"] for each in found["bounds"]] == [each.time_ns for each in done.bounds]
