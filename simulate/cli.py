@@ -122,7 +122,7 @@ def _run(options: argparse.Namespace) -> int:
     from simulate.replay.options import EXACT_VARIABLE, VERIFY_VARIABLE
     from simulate.run import Launch, recorded
     from simulate.run.environment import REPLAY_VARIABLE
-    from simulate.run.launch import summary
+    from simulate.run.launch_text import summary
 
     replays = options.replay or options.exact or options.verify_replay
     asked = {REPLAY_VARIABLE: replays, EXACT_VARIABLE: options.exact, VERIFY_VARIABLE: options.verify_replay}

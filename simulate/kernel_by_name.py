@@ -25,8 +25,9 @@ from simulate.isa.replica_group import ReplicaGroup
 from simulate.level import Level
 from simulate.memory.storage import Storage
 from simulate.run.environment import cores_of_call, ranks_of_call
-from simulate.run.launch import Launch, LaunchRequest, Observer, plain
+from simulate.run.launch import Launch, LaunchRequest, plain
 from simulate.run.machine import Mode, NeuronCore
+from simulate.run.observers import Observer
 from simulate.run.stream import Stream
 from simulate.world import launch
 

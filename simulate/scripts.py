@@ -48,8 +48,8 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
     """
     from simulate.errors import InvalidArgument, NkwError
     from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_kernel
-    from simulate.run.launch import observing
     from simulate.run.machine import Mode
+    from simulate.run.observers import observing
 
     if not names_a_kernel(options.script):
         return run_script(options, raises)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import StringIO
 from threading import Event, Thread
-from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeVar, Union
+from typing import IO, TYPE_CHECKING, TypeVar, Union
 
 from simulate.errors import LONGEST_MESSAGE, shown
 
@@ -176,12 +176,11 @@ def as_html(parts: Iterable[Part]) -> str:
 
 
 class Displayed:
-    """A record that `print` shows as the text of its report, and a notebook as HTML.
+    """A record that `print` shows as the text of its report, and a notebook as HTML."""
 
-    `report` is set by the module that draws the record and imports the record's own module.
-    """
-
-    report: ClassVar[Callable[[Any], list[Part]]]
+    def report(self) -> list[Part]:
+        """The parts of the report."""
+        raise NotImplementedError
 
     def __str__(self) -> str:
         return rendered(self.report()).rstrip("\n")

@@ -12,9 +12,10 @@ from simulate.errors import InvalidArgument, NkwError
 from simulate.hardware import Hardware
 from simulate.level import Level, Rules
 from simulate.run.environment import check_logical_core, started_by_torchrun, target_hardware
-from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, execute_launch, observers, plain
+from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, execute_launch, plain
 from simulate.run.location import here
 from simulate.run.machine import Mode
+from simulate.run.observers import observers
 from simulate.run.processes import Processes
 from simulate.run.scheduler import check_world
 

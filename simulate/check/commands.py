@@ -25,7 +25,7 @@ from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.level import Level, Rules
 from simulate.process import reopen_streams
 from simulate.run import target_hardware
-from simulate.run.launch import summary
+from simulate.run.launch_text import summary
 from simulate.targets import DEFAULT_TARGET
 from simulate.terminal import Hanging, error, progress, show, show_lines, table
 from simulate.tracebacks import print_of_the_user

@@ -12,8 +12,9 @@ from simulate.check.reorder import ReorderedLaunch, Snapshot
 from simulate.errors import InvalidArgument, NkwError
 from simulate.memory import Storage
 from simulate.run import Launch
-from simulate.run.launch import LaunchRequest, Observer, observing
+from simulate.run.launch import LaunchRequest
 from simulate.run.machine import Issue, NeuronCore
+from simulate.run.observers import Observer, observing
 
 
 class Gatherer(Observer):

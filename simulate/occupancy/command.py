@@ -17,7 +17,7 @@ from simulate.occupancy.svg import svg
 from simulate.occupancy.text import place_of, report, verdict
 from simulate.occupancy.uses import Occupancy, occupancies
 from simulate.run import Launch, recorded
-from simulate.run.launch import summary
+from simulate.run.launch_text import summary
 from simulate.terminal import Hanging, error, show, verbatim, working
 
 

@@ -42,9 +42,6 @@ def svg(occupancies: Sequence[tuple[str, Occupancy]]) -> str:
     )
 
 
-Occupancy.picture = lambda occupancy: svg([(f"{occupancy.kernel} on {occupancy.chip}", occupancy)])
-
-
 def _core(title: str, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
     out = [text(20, top + 14, title, "title")]
     words = f"rank {occupancy.rank} core {occupancy.core}, {occupancy.events:,} instructions; time is program order"

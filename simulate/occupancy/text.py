@@ -31,9 +31,6 @@ def report(occupancy: Occupancy, title: str = "") -> list[Part]:
     return out
 
 
-Occupancy.report = report
-
-
 def _memory(memory: Memory, events: int) -> list[Part]:
     name = memory.region.value.upper()
     if not memory.uses:

@@ -8,11 +8,10 @@ number of live bytes stays.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from simulate.memory.placement import Placement, largest_fit, least_bytes
 from simulate.occupancy.loops import Loop, loops_of
 from simulate.run import Launch, Stream
 from simulate.run.machine import capacity_bytes
-from simulate.terminal import Displayed
+from simulate.terminal import Displayed, Part
 
 MEMORIES = (MemoryRegion.sbuf, MemoryRegion.psum)
 
@@ -186,9 +185,6 @@ class Occupancy(Displayed):
     `print` shows the report of `text`; a notebook shows the picture of `svg`, with the report below it.
     """
 
-    picture: ClassVar[Callable[[Occupancy], str]]
-    """This core as SVG; the module that draws it sets it."""
-
     kernel: str
     chip: str
     rank: int
@@ -210,9 +206,18 @@ class Occupancy(Displayed):
         )
         return f"<occupancy of {self.kernel} on {self.chip}: {sizes} bytes per partition live at most>"
 
+    def report(self) -> list[Part]:
+        """The parts of the text of `text`."""
+        from simulate.occupancy.text import report
+
+        return report(self)
+
     def _repr_html_(self) -> str:
+        from simulate.occupancy.svg import svg
+
         words = f"<details><summary>as text</summary>{super()._repr_html_()}</details>"
-        return f'<div style="overflow-x: auto">{self.picture()}</div>{words}'
+        picture = svg([(f"{self.kernel} on {self.chip}", self)])
+        return f'<div style="overflow-x: auto">{picture}</div>{words}'
 
 
 def occupancies(launch: Launch) -> tuple[Occupancy, ...]:

@@ -26,7 +26,7 @@ from simulate.profile.page import PageLaunch, PageStep, write_page
 from simulate.profile.profile import Profile, profile
 from simulate.profile.text import report
 from simulate.run import Launch, recorded
-from simulate.run.launch import summary
+from simulate.run.launch_text import summary
 from simulate.run.stream import Stream
 from simulate.terminal import error, progress, show, working
 from simulate.timing import Reading, write_trace

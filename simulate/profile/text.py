@@ -46,9 +46,6 @@ def report(profile: Profile, rows: int = 8, all_advice: bool = False) -> list[Pa
     return [*blocks[0], *(part for block in blocks[1:] for part in ("", *block))]
 
 
-Profile.report = report
-
-
 def _head(profile: Profile) -> list[Part]:
     lengths = profile.timelines
     order = (Reading.dataflow, Reading.scheduled, Reading.program, Reading.serial)

@@ -1,12 +1,11 @@
-"""One launch of a kernel on all its ranks, eager or dry; its record; observers of launches."""
+"""One launch of a kernel on all its ranks, eager or dry, and its record."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -17,7 +16,7 @@ from simulate.errors import Location, NkwError, RuleViolation
 from simulate.hardware import Hardware
 from simulate.isa.book import CallError
 from simulate.level import NEWEST, RULES_VARIABLE, Level, Rules
-from simulate.memory import MemoryRegion, NkiTensor, Storage
+from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.layout import Layout
 from simulate.memory.objects import VALUE_READS
 from simulate.memory.placement import Placement, Tile, live_tiles_fit, place, to_blame
@@ -26,11 +25,12 @@ from simulate.run.call_stacks import Calls, TracedTable
 from simulate.run.dry_scheduler import DryScheduler
 from simulate.run.environment import PRECISE_VARIABLE, check_logical_core
 from simulate.run.location import blame_traceback
-from simulate.run.machine import InstructionObserver, Mode, NeuronCore, Rank, capacity_bytes, enter
+from simulate.run.machine import Mode, NeuronCore, Rank, capacity_bytes, enter
+from simulate.run.observers import Observer
 from simulate.run.processes import Processes
 from simulate.run.scheduler import CoreScheduler
 from simulate.run.stream import Stream, TensorTable
-from simulate.terminal import Displayed
+from simulate.terminal import Displayed, Part
 
 ArgumentsOfRanks = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 """One (args, kwargs) per rank of this process."""
@@ -107,108 +107,11 @@ class Launch(Displayed):
     def __repr__(self) -> str:
         return f"<launch of {self.title}>"
 
+    def report(self) -> list[Part]:
+        """The parts of the short report."""
+        from simulate.run.launch_text import report
 
-def summary(launch: Launch) -> dict[str, Any]:
-    """What a launch was, for the documents of commands."""
-    ranks = len({stream.rank for stream in launch.streams})
-    return {
-        "kernel": launch.kernel,
-        "target": launch.hardware.name,
-        "mode": launch.mode.value,
-        "ranks": ranks,
-        "cores": len(launch.streams),
-        "instructions": sum(map(len, launch.streams)),
-        "warnings": list(launch.warnings),
-    }
-
-
-class Observer(InstructionObserver):
-    """An object that is told of launches, instructions and operands while kernels run; by default it does nothing.
-
-    Values and run-time indices are gone after a launch; a detector that needs them sets `sees_instructions`. With
-    `keeps_calls` the stream records the callers' lines of instructions and allocations. Launches with either are never
-    replayed. Without an observer an instruction costs two loops over nothing.
-    """
-
-    sees_instructions = False
-    keeps_calls = False
-
-    def began(
-        self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
-    ) -> None:
-        """The cores of a launch are about to run; `inputs` has the storages of each rank's array arguments."""
-
-    def ran(self, launch: Launch) -> None:
-        """The kernel has run to its end; the launch may still be refused because its tiles do not fit."""
-
-    def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """A launch is over. `returned` has each rank's return value, with tensors; a replay has none."""
-
-    def refused(self, error: NkwError) -> None:
-        """A launch was ended by an error, which the caller may catch."""
-
-    def stopped(self, launch: Launch) -> None:
-        """The streams of a launch up to the instruction that was refused; it has no outputs."""
-
-
-_observers: list[Observer] = []
-
-
-def observers() -> tuple[Observer, ...]:
-    """The observers of a launch that begins now."""
-    return tuple(_observers)
-
-
-@contextmanager
-def observing(observer: Observer) -> Iterator[None]:
-    """Let `observer` see every launch made inside a `with` block."""
-    _observers.append(observer)
-    try:
-        yield
-    finally:
-        _observers.remove(observer)
-
-
-class _Collector(Observer):
-    """Collects launches; see `recorded`."""
-
-    def __init__(self, calls: bool, refused: bool, outputs: bool, stopped: bool) -> None:
-        self.launches: list[Launch] = []
-        self.keeps_calls = calls
-        self._refused = refused
-        self._outputs = outputs
-        self._stopped = stopped
-
-    def ran(self, launch: Launch) -> None:
-        if self._refused:
-            self._keep(launch)
-
-    def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        if not self._refused or launch.mode is Mode.replay:
-            self._keep(launch)
-
-    def stopped(self, launch: Launch) -> None:
-        if self._stopped:
-            self._keep(launch)
-
-    def _keep(self, launch: Launch) -> None:
-        self.launches.append(launch if self._outputs else replace(launch, outputs=[]))
-
-
-@contextmanager
-def recorded(
-    calls: bool = False, refused: bool = False, outputs: bool = True, stopped: bool = False
-) -> Iterator[list[Launch]]:
-    """Collect the launches made inside a `with` block, for instance to time a kernel that was called plainly.
-
-    calls: record the callers' lines of every instruction and allocation (`Stream.chains`), which costs some time; such
-    launches are never replayed. refused: collect also launches that ran to their end and are refused because their
-    tiles do not fit into SBUF or PSUM. outputs: keep the outputs of launches, which take most of the memory. stopped:
-    collect also launches that a refused instruction ended, with their streams up to there.
-    """
-    collector = _Collector(calls, refused, outputs, stopped)
-    with observing(collector):
-        yield collector.launches
+        return report(self)
 
 
 @dataclass(frozen=True)
@@ -261,9 +164,10 @@ def execute_launch(request: LaunchRequest) -> Launch:
         interrupt.args = (_interrupted(request, cores),)
         raise
     except NkwError:
-        stopped = _launch(request, cores, rank_runs, [], False)
-        for observer in request.observers:
-            observer.stopped(stopped)
+        if request.observers:
+            stopped = _launch(request, cores, rank_runs, [], False)
+            for observer in request.observers:
+                observer.stopped(stopped)
         raise
     outputs = [each.arguments.to_arrays(each.returned) for each in rank_runs]
     for each in rank_runs:

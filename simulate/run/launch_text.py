@@ -1,8 +1,9 @@
-"""A launch as a short report: what ran, what it returned, its instructions and its memory."""
+"""A launch in words: a short report of what ran, what it returned, its instructions and memory; a summary as JSON."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,18 @@ def report(launch: Launch) -> list[Part]:
     return [*out, *(Hanging(f"warning: {text}") for text in launch.warnings)]
 
 
-Launch.report = report
+def summary(launch: Launch) -> dict[str, Any]:
+    """What a launch was, for the documents of commands."""
+    ranks = len({stream.rank for stream in launch.streams})
+    return {
+        "kernel": launch.kernel,
+        "target": launch.hardware.name,
+        "mode": launch.mode.value,
+        "ranks": ranks,
+        "cores": len(launch.streams),
+        "instructions": sum(map(len, launch.streams)),
+        "warnings": list(launch.warnings),
+    }
 
 
 def _rest(count: int) -> list[Part]:

@@ -19,7 +19,7 @@ from simulate.kernel_by_name import (
     importing_from,
     names_a_kernel,
 )
-from simulate.run.launch import observing
+from simulate.run.observers import observing
 from simulate.scripts import bound
 from simulate.terminal import error, show, working
 from simulate.tracebacks import print_of_the_user

@@ -18,7 +18,7 @@ from simulate.check.precedence import draw, predecessors
 from simulate.check.reorder import ReorderedLaunch, Snapshot
 from simulate.errors import InvalidArgument
 from simulate.run import Launch
-from simulate.run.launch import Observer, observing
+from simulate.run.observers import Observer, observing
 from simulate.timing import dependences
 from tests.faults.data import ramp
 from tools.timelines import Case, cases

@@ -17,7 +17,8 @@ from unicodedata import east_asian_width
 import pytest
 
 from simulate.kernel_by_name import InstructionCount, launch_by_name
-from simulate.run.launch import Launch, Observer, observing
+from simulate.run.launch import Launch
+from simulate.run.observers import Observer, observing
 from simulate.terminal import Hanging, Name, Noted, progress, rendered, shortened, table, working
 
 SCRIPT = """
