@@ -25,8 +25,7 @@ from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
 from model.weights import RankWeights, check_ranks, shard_weights, weights_of_all
 from simulate.errors import shown
-from simulate.files import OutputFile, Outputs
-from simulate.files import document as json_document
+from simulate.files import OutputFile, Outputs, json_document
 from simulate.terminal import EVERY_SECONDS, progress, show, show_lines
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator

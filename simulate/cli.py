@@ -16,7 +16,7 @@ from simulate import terminal
 from simulate.check import commands as checks
 from simulate.errors import InvalidArgument
 from simulate.explain.command import explain
-from simulate.files import Outputs, document
+from simulate.files import Outputs, json_document
 from simulate.hardware.command import targets
 from simulate.occupancy import command as occupancy
 from simulate.options import add_command, add_json, add_level, add_ranks, add_running, add_trips, take_words
@@ -134,7 +134,7 @@ def _run(options: argparse.Namespace) -> int:
     )
     try:
         with (
-            document(options.json, Outputs(lambda: files_read(options)), "run") as contents,
+            json_document(options.json, Outputs(lambda: files_read(options)), "run") as contents,
             kept as launches,
         ):
             try:

@@ -80,7 +80,7 @@ class Outputs:
 
 
 @contextmanager
-def document(
+def json_document(
     path: Named | None, outputs: Outputs, command: str, code: str = "NKW-JSON-PATH", what: str = "document"
 ) -> Iterator[dict[str, Any]]:
     """A dict that becomes the JSON document of a command when the block ends, unless nothing was put into it.

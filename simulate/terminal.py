@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import singledispatch
 from io import StringIO
 from threading import Event, Thread
 from typing import IO, TYPE_CHECKING, TypeVar, Union
@@ -176,17 +177,28 @@ def as_html(parts: Iterable[Part]) -> str:
 
 
 class Displayed:
-    """A record that `print` shows as the text of its report, and a notebook as HTML."""
+    """A record that `print` shows as the text of its report, and a notebook as HTML.
 
-    def report(self) -> list[Part]:
-        """The parts of the report."""
-        raise NotImplementedError
+    The modules that draw a kind of record register themselves at `report_of` and `html_of`.
+    """
 
     def __str__(self) -> str:
-        return rendered(self.report()).rstrip("\n")
+        return rendered(report_of(self)).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return as_html(self.report())
+        return html_of(self)
+
+
+@singledispatch
+def report_of(record: Displayed) -> list[Part]:
+    """The parts of the report of a record."""
+    raise NotImplementedError(f"nothing draws {type(record).__name__}")
+
+
+@singledispatch
+def html_of(record: Displayed) -> str:
+    """A record as HTML: its report, unless something draws it otherwise."""
+    return as_html(report_of(record))
 
 
 def show(parts: Iterable[Part]) -> None:

@@ -12,7 +12,8 @@ from simulate.errors import InvalidArgument, NkwError
 from simulate.hardware import Hardware
 from simulate.level import Level, Rules
 from simulate.run.environment import check_logical_core, started_by_torchrun, target_hardware
-from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, execute_launch, plain
+from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, plain
+from simulate.run.launcher import execute_launch
 from simulate.run.location import here
 from simulate.run.machine import Mode
 from simulate.run.observers import observers

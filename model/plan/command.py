@@ -9,8 +9,7 @@ from model.plan.document import document
 from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan
 from model.plan.text import parts
-from simulate.files import Outputs
-from simulate.files import document as json_document
+from simulate.files import Outputs, json_document
 from simulate.terminal import show, show_lines, working
 
 

@@ -20,7 +20,7 @@ from simulate.check.findings import from_error
 from simulate.check.formats import plain
 from simulate.check.lint import calls_of, lint_file, lint_launched
 from simulate.errors import InvalidArgument, NkwError
-from simulate.files import Outputs, document, imported_files
+from simulate.files import Outputs, imported_files, json_document
 from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.level import Level, Rules
 from simulate.process import reopen_streams
@@ -82,7 +82,7 @@ def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace]
     """
     outputs = Outputs(lambda: files_read(options))
     try:
-        with document(options.json, outputs, "check") as contents:
+        with json_document(options.json, outputs, "check") as contents:
             return _checked(options, run_script, contents)
     except InvalidArgument as refused:
         error(refused)
@@ -145,7 +145,7 @@ def lint(options: argparse.Namespace) -> int:
     path = Path(options.path)
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     try:
-        with document(options.json, Outputs(lambda: [*files, *imported_files()]), "lint") as contents:
+        with json_document(options.json, Outputs(lambda: [*files, *imported_files()]), "lint") as contents:
             return _linted(options, path, files, contents)
     except InvalidArgument as refused:
         error(refused)
@@ -231,7 +231,7 @@ def doctor(options: argparse.Namespace, backend: Callable[[], str]) -> int:
         found["simulator"] = f"a small kernel failed: {type(failed).__name__}: {failed}"
         works = False
     try:
-        with document(options.json, Outputs(imported_files), "doctor") as contents:
+        with json_document(options.json, Outputs(imported_files), "doctor") as contents:
             rows = [(label, Hanging(value, 0)) for label, value in found.items()]
             show([table("", rows, left=(0, 1), firm=(0,))])
             contents["found"] = found

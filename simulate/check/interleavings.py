@@ -20,7 +20,8 @@ from simulate.check.footprint import Footprint, footprint
 from simulate.errors import InvalidArgument, Location, NkwError
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
-from simulate.run.launch import LaunchRequest, execute_launch
+from simulate.run.launch import LaunchRequest
+from simulate.run.launcher import execute_launch
 from simulate.run.machine import Issue, NeuronCore
 from simulate.run.observers import Observer
 from simulate.run.stream import READ, Stream

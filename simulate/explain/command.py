@@ -7,14 +7,14 @@ from typing import Any
 
 from simulate.errors import InvalidArgument
 from simulate.explain import Explanation, VendorCode, close_matches, explained, explanations, vendor_codes
-from simulate.files import Outputs, document, imported_files
+from simulate.files import Outputs, imported_files, json_document
 from simulate.terminal import error, show_lines
 
 
 def explain(options: argparse.Namespace) -> int:
     """Print what stands behind a code, or all codes; returns 0, or 2 for an unknown code."""
     try:
-        with document(options.json, Outputs(imported_files), "explain") as contents:
+        with json_document(options.json, Outputs(imported_files), "explain") as contents:
             return _explained(options.code, contents)
     except InvalidArgument as refused:
         error(refused)

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from simulate.errors import InvalidArgument
-from simulate.files import Outputs, document, imported_files
+from simulate.files import Outputs, imported_files, json_document
 from simulate.hardware import hardware
 from simulate.targets import TARGETS
 from simulate.terminal import error, show, table
@@ -34,7 +34,7 @@ def targets(options: argparse.Namespace) -> int:
     chips = [hardware(target) for target in TARGETS]
     rows = [(label, *(str(value(chip)) for chip in chips)) for label, value in _FACTS]
     try:
-        with document(options.json, Outputs(imported_files), "targets") as contents:
+        with json_document(options.json, Outputs(imported_files), "targets") as contents:
             show([table("|".join(["", *(chip.name for chip in chips)]), rows, firm=(0,), gap=1)])
             contents["targets"] = [
                 {"name": chip.name, "facts": {label: value(chip) for label, value in _FACTS}}

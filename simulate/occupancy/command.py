@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from simulate.errors import NkwError
-from simulate.files import Outputs, document
+from simulate.files import Outputs, json_document
 from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.occupancy import sweep
 from simulate.occupancy.bars import drawn
@@ -36,7 +36,7 @@ def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
     try:
         outputs = Outputs(lambda: files_read(options))
         picture = outputs.claim(options.svg, "picture", "NKW-PICTURE-PATH")
-        with document(options.json, outputs, "memory") as contents:
+        with json_document(options.json, outputs, "memory") as contents:
             with recorded(calls=True, refused=True, outputs=False) as launches:
                 status = run(options)
             if not launches:
@@ -70,7 +70,7 @@ def memory_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespac
         sweep.check(options)
         outputs = Outputs(lambda: files_read(options))
         picture = outputs.claim(options.svg, "picture", "NKW-PICTURE-PATH")
-        with document(options.json, outputs, "memory") as contents:
+        with json_document(options.json, outputs, "memory") as contents:
             if not bound(options):
                 return 2
             tried = sweep.trials(options)

@@ -13,8 +13,9 @@ from simulate.occupancy.loops import Loop
 from simulate.occupancy.marks import letters, place_of
 from simulate.occupancy.plot import Plot, box, line, text
 from simulate.occupancy.style import COLOURS, STYLE
-from simulate.occupancy.text import verdict
+from simulate.occupancy.text import report, verdict
 from simulate.occupancy.uses import Memory, Occupancy, Use
+from simulate.terminal import as_html, html_of
 
 _WIDTH = 1160
 _LEFT, _PLOT, _GAP, _PEAK = 88, 700, 40, 300
@@ -40,6 +41,14 @@ def svg(occupancies: Sequence[tuple[str, Occupancy]]) -> str:
         f"<style>{STYLE}</style>\n"
         f'<rect class="page" width="{_WIDTH}" height="{top}"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
+
+
+@html_of.register(Occupancy)
+def _html(occupancy: Occupancy) -> str:
+    """What a notebook shows of one core: the picture, with the report below it."""
+    words = f"<details><summary>as text</summary>{as_html(report(occupancy))}</details>"
+    picture = svg([(f"{occupancy.kernel} on {occupancy.chip}", occupancy)])
+    return f'<div style="overflow-x: auto">{picture}</div>{words}'
 
 
 def _core(title: str, occupancy: Occupancy, top: int) -> tuple[list[str], int]:

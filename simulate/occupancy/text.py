@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from simulate.occupancy.grid import grid
 from simulate.occupancy.marks import letters, place_of, short
 from simulate.occupancy.uses import Level, Memory, Occupancy
-from simulate.terminal import Hanging, Name, Part, rendered, table, verbatim
+from simulate.terminal import Hanging, Name, Part, rendered, report_of, table, verbatim
 
 _MAP_COLUMNS = 70
 _ROWS = 16
@@ -21,6 +21,7 @@ def text(occupancy: Occupancy, title: str = "") -> str:
     return rendered(report(occupancy, title))
 
 
+@report_of.register(Occupancy)
 def report(occupancy: Occupancy, title: str = "") -> list[Part]:
     """The parts of the text of one core's memory, for a terminal."""
     where = f"rank {occupancy.rank} core {occupancy.core}, {_n(occupancy.events)} instructions"

@@ -23,7 +23,7 @@ from simulate.memory.placement import Placement, largest_fit, least_bytes
 from simulate.occupancy.loops import Loop, loops_of
 from simulate.run import Launch, Stream
 from simulate.run.machine import capacity_bytes
-from simulate.terminal import Displayed, Part
+from simulate.terminal import Displayed
 
 MEMORIES = (MemoryRegion.sbuf, MemoryRegion.psum)
 
@@ -205,19 +205,6 @@ class Occupancy(Displayed):
             for each in self.memories
         )
         return f"<occupancy of {self.kernel} on {self.chip}: {sizes} bytes per partition live at most>"
-
-    def report(self) -> list[Part]:
-        """The parts of the text of `text`."""
-        from simulate.occupancy.text import report
-
-        return report(self)
-
-    def _repr_html_(self) -> str:
-        from simulate.occupancy.svg import svg
-
-        words = f"<details><summary>as text</summary>{super()._repr_html_()}</details>"
-        picture = svg([(f"{self.kernel} on {self.chip}", self)])
-        return f'<div style="overflow-x: auto">{picture}</div>{words}'
 
 
 def occupancies(launch: Launch) -> tuple[Occupancy, ...]:

@@ -10,17 +10,17 @@ from functools import partial
 from pathlib import Path
 
 from simulate.errors import NkwError
-from simulate.files import OutputFile, Outputs, document
+from simulate.files import OutputFile, Outputs, json_document
 from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.occupancy import svg, sweep
 from simulate.occupancy.command import distinct as cores
-from simulate.profile import against
-from simulate.profile.compare import Comparison
-from simulate.profile.compare_text import contents as comparison_contents
-from simulate.profile.compare_text import report as comparison_report
-from simulate.profile.compare_text import verdict
-from simulate.profile.document import document as profile_document
-from simulate.profile.measured import Measured, measured
+from simulate.profile.comparison import options as against
+from simulate.profile.comparison.compare import Comparison
+from simulate.profile.comparison.measured import Measured, measured
+from simulate.profile.comparison.text import contents as comparison_contents
+from simulate.profile.comparison.text import report as comparison_report
+from simulate.profile.comparison.text import verdict
+from simulate.profile.document import document
 from simulate.profile.numbers import us
 from simulate.profile.page import PageLaunch, PageStep, write_page
 from simulate.profile.profile import Profile, profile
@@ -57,7 +57,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
         outputs = Outputs(lambda: [*files_read(options), *options.against])
         trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
         page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
-        with document(options.json, outputs, "time") as contents:
+        with json_document(options.json, outputs, "time") as contents:
             with recorded(calls=True, outputs=False) as launches:
                 status = run(options)
             if not launches:
@@ -90,7 +90,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
                 contents["launches"] = [
                     {**summary(launch), "profile": number} for launch, number in zip(launches, numbers)
                 ]
-                contents["profiles"] = [profile_document(each) for each in progress(profiles, "documents")]
+                contents["profiles"] = [document(each) for each in progress(profiles, "documents")]
             if before is not None:
                 found = Comparison(measured(profiles, numbers), before)
                 if options.json is not None:

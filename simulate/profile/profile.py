@@ -18,7 +18,7 @@ from simulate.profile.traffic import TensorTraffic, traffic
 from simulate.profile.what_if import WhatIf, what_if
 from simulate.run.run_order import as_streams
 from simulate.run.stream import Stream
-from simulate.terminal import Displayed, Part
+from simulate.terminal import Displayed
 from simulate.timing import Dependences, Reading, Timeline, check_reading, dependences, schedule
 
 
@@ -34,12 +34,6 @@ class Profile(Displayed):
     hardware: Hardware
     reading: Reading
     waits: Dependences
-
-    def report(self) -> list[Part]:
-        """The parts of the text of `text`."""
-        from simulate.profile.text import report
-
-        return report(self)
 
     @cached_property
     def timelines(self) -> dict[Reading, Timeline]:

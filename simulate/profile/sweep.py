@@ -8,15 +8,15 @@ from html import escape
 from typing import Any
 
 from simulate.errors import NkwError
-from simulate.files import Outputs, document
+from simulate.files import Outputs, json_document
 from simulate.kernel_by_name import files_read
 from simulate.memory import MemoryRegion
 from simulate.occupancy import sweep
 from simulate.occupancy.bars import Bar, Bars, drawn
 from simulate.occupancy.bars import svg as bars_svg
 from simulate.occupancy.sweep import CapacityEnd, Trial, word
+from simulate.profile.numbers import share, us
 from simulate.profile.profile import Profile, profile
-from simulate.profile.text import share, us
 from simulate.terminal import Hanging, Part, error, progress, rendered, show, table, verbatim
 from simulate.timing import Reading
 
@@ -30,7 +30,7 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
         sweep.check(options, "--trace", "--against", "--fail-above")
         outputs = Outputs(lambda: files_read(options))
         page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
-        with document(options.json, outputs, "time") as contents:
+        with json_document(options.json, outputs, "time") as contents:
             if not bound(options):
                 return 2
             tried = sweep.trials(options)

@@ -15,7 +15,7 @@ from simulate.profile.lines import LineTime
 from simulate.profile.moments import Moments, named, source
 from simulate.profile.numbers import share, us
 from simulate.profile.profile import Profile
-from simulate.terminal import Hanging, Name, Noted, Part, rendered, shortened, table
+from simulate.terminal import Hanging, Name, Noted, Part, rendered, report_of, shortened, table
 from simulate.timing import Reading
 from simulate.timing.timeline import core_label
 
@@ -33,6 +33,7 @@ def text(profile: Profile, rows: int = 8, all_advice: bool = False) -> str:
     return rendered(report(profile, rows, all_advice))
 
 
+@report_of.register(Profile)
 def report(profile: Profile, rows: int = 8, all_advice: bool = False) -> list[Part]:
     """The parts of a profile's text, for a terminal; of the advice the first three pieces, or all with the bounds."""
     blocks: list[list[Part]] = [_head(profile), _tracks(profile), _rates(profile)]

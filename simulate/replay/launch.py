@@ -22,7 +22,8 @@ from simulate.replay.verify import (
     in_place_of,
 )
 from simulate.run.environment import PRECISE_VARIABLE
-from simulate.run.launch import Launch, LaunchRequest, execute_launch
+from simulate.run.launch import Launch, LaunchRequest
+from simulate.run.launcher import execute_launch
 from simulate.run.machine import Mode
 
 

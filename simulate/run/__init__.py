@@ -2,6 +2,7 @@
 
 from simulate.run.environment import target_hardware
 from simulate.run.launch import Launch
+from simulate.run.launch_text import report as report_of_launch
 from simulate.run.machine import Mode, current_core, running_level
 from simulate.run.observers import recorded
 from simulate.run.stream import Event, NkiInstruction, Stream
@@ -14,6 +15,7 @@ __all__ = [
     "Stream",
     "current_core",
     "recorded",
+    "report_of_launch",
     "running_level",
     "target_hardware",
 ]

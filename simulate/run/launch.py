@@ -1,36 +1,23 @@
-"""One launch of a kernel on all its ranks, eager or dry, and its record."""
+"""A launch of a kernel: its request, its record, and the interface of its observers."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-
-from simulate.errors import Location, NkwError, RuleViolation
+from simulate.errors import NkwError, RuleViolation
 from simulate.hardware import Hardware
-from simulate.isa.book import CallError
-from simulate.level import NEWEST, RULES_VARIABLE, Level, Rules
-from simulate.memory import MemoryRegion, NkiTensor
+from simulate.level import NEWEST, Level, Rules
+from simulate.memory import MemoryRegion, Storage
 from simulate.memory.layout import Layout
-from simulate.memory.objects import VALUE_READS
-from simulate.memory.placement import Placement, Tile, live_tiles_fit, place, to_blame
-from simulate.run.arguments import Arguments, leaves, mapped
-from simulate.run.call_stacks import Calls, TracedTable
-from simulate.run.dry_scheduler import DryScheduler
-from simulate.run.environment import PRECISE_VARIABLE, check_logical_core
-from simulate.run.location import blame_traceback
-from simulate.run.machine import Mode, NeuronCore, Rank, capacity_bytes, enter
-from simulate.run.observers import Observer
+from simulate.memory.placement import Placement, Tile, place
+from simulate.run.arguments import leaves
+from simulate.run.machine import InstructionObserver, Mode, NeuronCore
 from simulate.run.processes import Processes
-from simulate.run.scheduler import CoreScheduler
-from simulate.run.stream import Stream, TensorTable
-from simulate.terminal import Displayed, Part
+from simulate.run.stream import Stream
+from simulate.terminal import Displayed
 
 ArgumentsOfRanks = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 """One (args, kwargs) per rank of this process."""
@@ -107,11 +94,34 @@ class Launch(Displayed):
     def __repr__(self) -> str:
         return f"<launch of {self.title}>"
 
-    def report(self) -> list[Part]:
-        """The parts of the short report."""
-        from simulate.run.launch_text import report
 
-        return report(self)
+class Observer(InstructionObserver):
+    """An object that is told of launches, instructions and operands while kernels run; by default it does nothing.
+
+    Values and run-time indices are gone after a launch; a detector that needs them sets `sees_instructions`. With
+    `keeps_calls` the stream records the callers' lines of instructions and allocations. Launches with either are never
+    replayed. Without an observer an instruction costs two loops over nothing.
+    """
+
+    sees_instructions = False
+    keeps_calls = False
+
+    def began(
+        self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
+    ) -> None:
+        """The cores of a launch are about to run; `inputs` has the storages of each rank's array arguments."""
+
+    def ran(self, launch: Launch) -> None:
+        """The kernel has run to its end; the launch may still be refused because its tiles do not fit."""
+
+    def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
+        """A launch is over. `returned` has each rank's return value, with tensors; a replay has none."""
+
+    def refused(self, error: NkwError) -> None:
+        """A launch was ended by an error, which the caller may catch."""
+
+    def stopped(self, launch: Launch) -> None:
+        """The streams of a launch up to the instruction that was refused; it has no outputs."""
 
 
 @dataclass(frozen=True)
@@ -141,210 +151,10 @@ class LaunchRequest:
     trips: tuple[int, ...] = ()
 
 
-def execute_launch(request: LaunchRequest) -> Launch:
-    """Run the kernel's Python on every core of the request, and check that its tiles fit.
-
-    Raises what the kernel raises, RuleViolation for a broken rule, Deadlock and RendezvousMismatch. A KeyboardInterrupt
-    says which line was issued last.
-    """
-    check_logical_core(request.chip, request.logical_core_size)
-    cores = _cores(request)
-    rank_runs = [_RankRun(request, core) for core in cores if core.number == 0]
-    for observer in request.observers:
-        observer.began(request, cores, [each.arguments.storages() for each in rank_runs])
-    values_read = VALUE_READS.count
-    try:
-        cores[0].scheduler.run(
-            [
-                partial(_run, core, request.kernel, rank_runs[core.index // request.logical_core_size])
-                for core in cores
-            ]
-        )
-    except KeyboardInterrupt as interrupt:
-        interrupt.args = (_interrupted(request, cores),)
-        raise
-    except NkwError:
-        if request.observers:
-            stopped = _launch(request, cores, rank_runs, [], False)
-            for observer in request.observers:
-                observer.stopped(stopped)
-        raise
-    outputs = [each.arguments.to_arrays(each.returned) for each in rank_runs]
-    for each in rank_runs:
-        each.arguments.write_back()
-    done = _launch(request, cores, rank_runs, outputs, VALUE_READS.count != values_read)
-    for observer in request.observers:
-        observer.ran(done)
-    done = _with_capacity(done, rank_runs)
-    done = _with_tolerated(done, rank_runs)
-    for observer in request.observers:
-        observer.ended(done, [each.returned for each in rank_runs])
-    return done
-
-
-def _launch(
-    request: LaunchRequest,
-    cores: Sequence[NeuronCore],
-    rank_runs: Sequence[_RankRun],
-    outputs: list[Any],
-    reads_values: bool,
-) -> Launch:
-    return Launch(
-        kernel=getattr(request.kernel, "__name__", "kernel"),
-        hardware=request.chip,
-        mode=request.mode,
-        outputs=outputs,
-        streams=tuple(core.stream for core in cores),
-        warnings=tuple(text for each in rank_runs for text in each.rank.warnings),
-        interfaces=tuple(each.interface() for each in rank_runs),
-        reads_values=reads_values,
-        rules=request.rules,
-    )
-
-
-def _interrupted(request: LaunchRequest, cores: Sequence[NeuronCore]) -> str:
-    """Where the core that ran last was."""
-    stream = max((core.stream for core in cores), key=lambda stream: stream.resumed[-1:])
-    name = getattr(request.kernel, "__name__", "kernel")
-    if not len(stream):
-        return f"{name} has issued nothing"
-    event = stream.event(len(stream) - 1)
-    who = f" on rank {stream.rank}, core {stream.core}," if len(cores) > 1 else ""
-    return f"{name}{who} has issued {len(stream):,} instructions, the last is {event.op} at {event.where}"
-
-
-class _RankRun:
-    """One rank of a launch: its arguments as tensors, and the kernel's return value."""
-
-    def __init__(self, request: LaunchRequest, core: NeuronCore) -> None:
-        self.rank = core.rank
-        self.arguments = converter = Arguments(core.rank, core.stored, request.mode is Mode.dry)
-        args, kwargs = request.arguments[core.index // request.logical_core_size]
-        names = _parameter_names(request.kernel)
-        self.args = tuple(
-            converter.to_tensors(each, names[i] if i < len(names) else f"arg{i}")
-            for i, each in enumerate(args)
-        )
-        self.kwargs = {key: converter.to_tensors(each, key) for key, each in kwargs.items()}
-        self.returned: Any = None
-
-    def interface(self) -> Interface:
-        inputs = tuple(storage.serial for storage in self.arguments.storages())
-        return Interface(inputs, mapped(_result, self.returned), self.arguments.converts)
-
-
-def _cores(request: LaunchRequest) -> list[NeuronCore]:
-    """The cores of all ranks of this process, rank by rank, ready to run."""
-    precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
-    instruction_observers = (
-        () if request.mode is Mode.dry else tuple(o for o in request.observers if o.sees_instructions)
-    )
-    keeps_calls = any(observer.keeps_calls for observer in request.observers)
-    cores: list[NeuronCore] = []
-    streams: list[Stream] = []
-    size = request.logical_core_size
-    scheduler = _scheduler(request, len(request.arguments) * size, streams)
-    first = 0 if request.peers is None else request.peers.rank
-    for number in range(first, first + len(request.arguments)):
-        table = TracedTable(Calls()) if keeps_calls else TensorTable()
-        rank = Rank(number, request.chip, size, table, level=request.level, rules=request.rules)
-        rank.config, rank.trips = request.config, request.trips
-        for part in range(size):
-            core = NeuronCore(rank, part, len(cores), scheduler, request.mode, precise)
-            core.has_grid = request.has_grid
-            core.observers = instruction_observers
-            cores.append(core)
-            streams.append(core.stream)
-    return cores
-
-
-def _scheduler(request: LaunchRequest, count: int, streams: Sequence[Stream]) -> CoreScheduler:
-    """What runs the cores of a launch; `streams` are theirs, once there are any."""
-    one_core_each = request.logical_core_size == 1 and request.peers is None
-    if count > 1 and one_core_each and request.mode is Mode.dry and request.seed is None:
-        return DryScheduler(count, streams)
-    schedule_numbers = itertools.count()
-
-    def on_resume(core: int) -> None:
-        streams[core].resumed.append((next(schedule_numbers), len(streams[core])))
-
-    return CoreScheduler(count, request.peers, request.seed, on_resume, request.logical_core_size)
-
-
-def _run(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> None:
-    """Run the kernel on one core, as the calling thread."""
-    before = enter(core)
-    try:
-        with np.errstate(all="ignore"):
-            result = kernel(*rank_run.args, **rank_run.kwargs)
-    except NkwError as error:
-        blame_traceback(error)
-        raise
-    except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-            raise CallError("NKW-KERNEL-CALL", str(error)) from None  # the kernel was not entered
-        raise
-    finally:
-        enter(before)
-    if core.number == 0:
-        rank_run.returned = result
-
-
-def _result(value: Any) -> Any:
-    """A Result for a tensor, any other value unchanged."""
-    return Result(value.storage.serial, value.layout) if isinstance(value, NkiTensor) else value
-
-
-def _with_tolerated(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
-    """The launch with the broken rules that it tolerates; each also gives a Python warning."""
-    tolerated = tuple(error for each in rank_runs for error in each.rank.tolerated)
-    if not tolerated:
-        return done
-    texts = tuple(f"{error}\n  tolerated: {RULES_VARIABLE} is {Rules.simulator.value}" for error in tolerated)
-    for text, error in zip(texts, tolerated):
-        where = error.where or Location("", 0, "")
-        warnings.warn_explicit(text, ToleratedRule, where.file, where.line)
-    return replace(done, warnings=(*done.warnings, *texts), tolerated=tolerated)
-
-
-class ToleratedRule(UserWarning):
-    """A rule of the chip that a kernel breaks and that the vendor's simulator does not have."""
-
-
-def _with_capacity(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
-    """The launch, with a warning where too many tiles live in PSUM in program order and the compiler changes it.
-
-    Raises RuleViolation, at the line of an allocation, where live tiles exceed SBUF, or PSUM otherwise.
-    """
-    found: list[str] = []
-    cores = len(done.streams) // len(rank_runs)
-    for number, (stream, placements) in enumerate(zip(done.streams, done.placements)):
-        for buffer, placement in placements.items():
-            limit = capacity_bytes(done.hardware, buffer)
-            try:
-                live_tiles_fit(placement, buffer, limit, done.hardware.name, stream.label, stream.elements)
-            except RuleViolation as error:
-                error.where = stream.tensors[to_blame(placement).serial].where
-                rank = rank_runs[number // cores].rank
-                if buffer is not MemoryRegion.psum or not rank.reorders_loops:
-                    rank.broken(error)
-                    continue
-                found.append(
-                    f"[{error.code}] {error.seen}; so in program order, which this dialect's compiler changes, "
-                    f"at {error.where}"
-                )
-    return replace(done, warnings=(*done.warnings, *found)) if found else done
-
-
 def plain(kernel: Any) -> Callable[..., Any]:
     """The function under `nki.jit`; a kernel that is not jitted, unchanged."""
     jitted = hasattr(kernel, "func") and not isinstance(kernel, partial)
     return kernel.func if jitted else kernel  # type: ignore[no-any-return]
-
-
-def _parameter_names(kernel: Callable[..., Any]) -> tuple[str, ...]:
-    code = getattr(kernel, "__code__", None)
-    return code.co_varnames[: code.co_argcount] if code is not None else ()
 
 
 def _placements(stream: Stream, chip: Hardware) -> dict[MemoryRegion, Placement]:

@@ -11,11 +11,12 @@ from simulate.memory import MemoryRegion
 from simulate.run.arguments import leaves
 from simulate.run.launch import Launch
 from simulate.run.machine import capacity_bytes
-from simulate.terminal import Hanging, Name, Part, table
+from simulate.terminal import Hanging, Name, Part, report_of, table
 
 _ROWS = 12
 
 
+@report_of.register(Launch)
 def report(launch: Launch) -> list[Part]:
     """The parts of the report of one launch, for a terminal."""
     out: list[Part] = [Hanging(launch.title, style="bold")]

@@ -1,48 +1,14 @@
-"""Observers of launches: what detectors, profiles and memory maps see of the kernels that run."""
+"""Who watches launches: observers of the launches in a `with` block, and the collector of their records."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from simulate.errors import NkwError
-from simulate.memory import Storage
-from simulate.run.machine import InstructionObserver, Mode, NeuronCore
-
-if TYPE_CHECKING:
-    from simulate.run.launch import Launch, LaunchRequest
-
-
-class Observer(InstructionObserver):
-    """An object that is told of launches, instructions and operands while kernels run; by default it does nothing.
-
-    Values and run-time indices are gone after a launch; a detector that needs them sets `sees_instructions`. With
-    `keeps_calls` the stream records the callers' lines of instructions and allocations. Launches with either are never
-    replayed. Without an observer an instruction costs two loops over nothing.
-    """
-
-    sees_instructions = False
-    keeps_calls = False
-
-    def began(
-        self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
-    ) -> None:
-        """The cores of a launch are about to run; `inputs` has the storages of each rank's array arguments."""
-
-    def ran(self, launch: Launch) -> None:
-        """The kernel has run to its end; the launch may still be refused because its tiles do not fit."""
-
-    def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """A launch is over. `returned` has each rank's return value, with tensors; a replay has none."""
-
-    def refused(self, error: NkwError) -> None:
-        """A launch was ended by an error, which the caller may catch."""
-
-    def stopped(self, launch: Launch) -> None:
-        """The streams of a launch up to the instruction that was refused; it has no outputs."""
-
+from simulate.run.launch import Launch, Observer
+from simulate.run.machine import Mode
 
 _observers: list[Observer] = []
 

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from simulate.errors import InvalidArgument, NkwError
-from simulate.files import Outputs, document
+from simulate.files import Outputs, json_document
 from simulate.kernel_by_name import (
     InstructionCount,
     call_of,
@@ -45,7 +45,7 @@ def verify_command(options: argparse.Namespace) -> int:
     reference = options.reference or options.script
     outputs = Outputs(lambda: [*files_read(options), reference.rpartition(":")[0]])
     try:
-        with document(options.json, outputs, "verify") as contents:
+        with json_document(options.json, outputs, "verify") as contents:
             if not bound(options):
                 return 2
             verdict = _judged(options, reference)

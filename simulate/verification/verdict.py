@@ -10,7 +10,7 @@ from simulate.check import Finding
 from simulate.check.formats import plain
 from simulate.errors import shown
 from simulate.profile import Profile
-from simulate.profile.text import share, us
+from simulate.profile.numbers import share, us
 from simulate.run import Launch
 from simulate.terminal import Hanging, Part, rendered, table
 from simulate.timing import Reading

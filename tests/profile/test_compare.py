@@ -12,10 +12,10 @@ import pytest
 
 from simulate.hardware import TARGETS, hardware
 from simulate.profile import profile
-from simulate.profile.compare import Comparison, matched
-from simulate.profile.compare_text import report, verdict
+from simulate.profile.comparison.compare import Comparison, matched
+from simulate.profile.comparison.measured import Measured, PathPart, Place, measured
+from simulate.profile.comparison.text import report, verdict
 from simulate.profile.document import document
-from simulate.profile.measured import Measured, PathPart, Place, measured
 from simulate.run import Mode
 from simulate.terminal import rendered
 from simulate.timing import Reading

@@ -12,7 +12,7 @@ from simulate.level import CHIP_ONLY, Rules
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.run import Mode, recorded
-from simulate.run.launch import ToleratedRule
+from simulate.run.launcher import ToleratedRule
 from simulate.world import World
 
 X = np.arange(128 * 4, dtype=np.float32).reshape(128, 4)

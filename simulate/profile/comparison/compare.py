@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TypeVar
 
-from simulate.profile.measured import Measured, PathPart, Place
+from simulate.profile.comparison.measured import Measured, PathPart, Place
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from simulate.errors import InvalidArgument
 from simulate.kernel_by_name import names_a_kernel
-from simulate.profile.measured import Measured, read_measured
+from simulate.profile.comparison.measured import Measured, read_measured
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
