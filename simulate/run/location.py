@@ -9,7 +9,7 @@ from types import CodeType
 from simulate.errors import Location, NkwError
 from simulate.lines import PACKAGE, location
 
-_LAUNCH = PACKAGE + "run/launch.py"
+_LAUNCHER = PACKAGE + "run/launcher.py"
 
 _ours: dict[int, tuple[CodeType, bool]] = {}
 """By id of a code object: the object, which keeps the id its own, and whether it is ours. Hashing a code is slow."""
@@ -40,7 +40,7 @@ def running_lines() -> tuple[tuple[CodeType, int], ...]:
         known = _ours.get(id(code)) or _judged(code)
         if not known[1]:
             found.append((code, frame.f_lineno))
-        elif code.co_filename == _LAUNCH:
+        elif code.co_filename == _LAUNCHER:
             break
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(reversed(found))
