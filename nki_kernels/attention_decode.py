@@ -9,8 +9,8 @@ Dimensions
 Arguments
     q             [1, Hq * D] @ HBM, float32 or bfloat16
     k, v          [1, Hk * D] @ HBM, q's dtype
-    k_cache       [Hk, D, S] @ HBM, any float dtype; finite everywhere; position `position` is written
-    v_cache       [Hk, S, D] @ HBM, any float dtype; finite everywhere; position `position` is written
+    k_cache       [1, Hk, D, S] @ HBM, any float dtype; finite everywhere; position `position` is written
+    v_cache       [1, Hk, S, D] @ HBM, any float dtype; finite everywhere; position `position` is written
     position      [1, 1] @ HBM, int32, 0 <= position < S
     scale         compile-time float > 0, usually D ** -0.5
     num_kv_heads  compile-time int or None; Hk, as the caches have it
@@ -72,7 +72,7 @@ def attention_decode(
 ):
     """Attention of one new token with the caches, to which its key and value are written first."""
     check_heads(q, k, v, k_cache, v_cache, scale, num_kv_heads)
-    kv_heads, depth, capacity = k_cache.shape
+    _, kv_heads, depth, capacity = k_cache.shape
     assert q.shape[0] == 1, f"attention_decode takes one token, not {q.shape[0]}"
     assert position.shape == (1, 1), f"position is [1, 1], not {position.shape}"
     assert capacity <= MAX_POSITIONS, (
@@ -82,11 +82,11 @@ def attention_decode(
     assert heads <= PARTITIONS, f"attention_decode takes at most {PARTITIONS} query heads, not {heads}"
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
 
-    write_row(k, v, k_cache, v_cache, load(position, nl.int32))
+    write_row(k, v, k_cache[0], v_cache[0], load(position, nl.int32))
     mask = later_positions(position, heads, capacity)
     queries, height = block_diagonal_queries(q.reshape((heads, depth)), kv_heads)
     scores = nl.ndarray((heads, capacity), dtype=nl.float32, buffer=nl.sbuf)
-    keys = k_cache.reshape((kv_heads * depth, capacity))
+    keys = k_cache[0].reshape((kv_heads * depth, capacity))
     step = columns_at_once(heads)
     for first in range(0, capacity, step):
         last = min(capacity, first + step)
@@ -95,7 +95,7 @@ def attention_decode(
 
     weights, inverse = softmax(scores, scale, q.dtype)
     weights_by_key = transposed(weights)
-    values = v_cache.permute((1, 0, 2))
+    values = v_cache[0].permute((1, 0, 2))
     together = max(1, BANK * ACCUMULATOR_BANKS // depth)
     group = heads // kv_heads
     for first in range(0, kv_heads, together):
@@ -226,15 +226,15 @@ def attention_decode_reference(
     num_kv_heads: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Softmax over the positions up to the new one, head by head, in float32; the caches are updated in place."""
-    kv_heads, depth, _ = k_cache.shape
+    _, kv_heads, depth, _ = k_cache.shape
     here = int(position[0, 0])
-    k_cache[:, :, here] = k.reshape(kv_heads, depth)
-    v_cache[:, here, :] = v.reshape(kv_heads, depth)
+    k_cache[0, :, :, here] = k.reshape(kv_heads, depth)
+    v_cache[0, :, here, :] = v.reshape(kv_heads, depth)
     queries = widened(q).reshape(kv_heads, -1, depth)
     outputs = []
     for head in range(kv_heads):
-        scores = queries[head] @ widened(k_cache[head, :, : here + 1]) * queries.dtype.type(scale)
+        scores = queries[head] @ widened(k_cache[0, head, :, : here + 1]) * queries.dtype.type(scale)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        outputs.append(weights @ widened(v_cache[head, : here + 1]))
+        outputs.append(weights @ widened(v_cache[0, head, : here + 1]))
     return np.stack(outputs).reshape(q.shape).astype(q.dtype), k_cache, v_cache

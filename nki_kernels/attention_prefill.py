@@ -9,8 +9,8 @@ Dimensions
 Arguments
     q             [T, Hq * D] @ HBM, float32 or bfloat16
     k, v          [T, Hk * D] @ HBM, q's dtype
-    k_cache       [Hk, D, S] @ HBM, any float dtype; positions 0 … T-1 are written
-    v_cache       [Hk, S, D] @ HBM, any float dtype; positions 0 … T-1 are written
+    k_cache       [1, Hk, D, S] @ HBM, any float dtype; positions 0 … T-1 are written
+    v_cache       [1, Hk, S, D] @ HBM, any float dtype; positions 0 … T-1 are written
     scale         compile-time float > 0, usually D ** -0.5
     num_kv_heads  compile-time int or None; Hk, as the caches have it
     returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches
@@ -58,16 +58,16 @@ def attention_prefill(
     """Causal attention of a prompt with itself; its keys and values are written to the caches."""
     check_heads(q, k, v, k_cache, v_cache, scale, num_kv_heads)
     tokens, width = q.shape
-    kv_heads, depth, capacity = k_cache.shape
+    _, kv_heads, depth, capacity = k_cache.shape
     assert tokens <= capacity, f"a prompt of {tokens} tokens does not fit into caches of {capacity} positions"
     assert tokens <= MAX_TOKENS, f"attention_prefill takes at most {MAX_TOKENS} tokens, not {tokens}"
     group = width // (kv_heads * depth)
     o = nl.ndarray((tokens, width), dtype=q.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=v_cache[:, 0:tokens, :], src=v.reshape((tokens, kv_heads, depth)).permute((1, 0, 2)))
+    nisa.dma_copy(dst=v_cache[0, :, 0:tokens, :], src=v.reshape((tokens, kv_heads, depth)).permute((1, 0, 2)))
     mask = causal_mask(min(tokens, PARTITIONS))
     for head in range(kv_heads):
         keys = transposed_keys(k[:, head * depth : (head + 1) * depth])
-        nisa.dma_copy(dst=k_cache[head, :, 0:tokens], src=keys)
+        nisa.dma_copy(dst=k_cache[0, head, :, 0:tokens], src=keys)
         values = load_blocks(v[:, head * depth : (head + 1) * depth], v.dtype)
         start = head * group * depth
         end = start + group * depth
@@ -93,14 +93,15 @@ def check_heads(q, k, v, k_cache, v_cache, scale, num_kv_heads):
     """Refuse queries, keys, values and caches whose shapes do not fit each other."""
     expect_dims(2, q, "q [T, Hq * D]")
     expect_dims(2, k, "k [T, Hk * D]")
-    expect_dims(3, k_cache, "k_cache [Hk, D, S]")
-    kv_heads, depth, capacity = k_cache.shape
+    expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
+    sequences, kv_heads, depth, capacity = k_cache.shape
+    assert sequences == 1, f"attention takes the caches of one sequence, not of {sequences}"
     assert num_kv_heads is None or num_kv_heads == kv_heads, (
         f"{num_kv_heads} key/value heads, caches for {kv_heads}"
     )
     assert depth <= PARTITIONS, f"attention takes a head size of at most {PARTITIONS}, not {depth}"
-    assert v_cache.shape == (kv_heads, capacity, depth), (
-        f"v_cache is [{kv_heads}, {capacity}, {depth}] beside k_cache {k_cache.shape}, not {v_cache.shape}"
+    assert v_cache.shape == (sequences, kv_heads, capacity, depth), (
+        f"v_cache is [{sequences}, {kv_heads}, {capacity}, {depth}] beside k_cache {k_cache.shape}, not {v_cache.shape}"
     )
     assert k.shape == (q.shape[0], kv_heads * depth), (
         f"k is [{q.shape[0]}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
@@ -216,10 +217,10 @@ def attention_prefill_reference(
     num_kv_heads: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Softmax of the whole masked score matrix in float32; the caches are updated in place."""
-    kv_heads, depth, _ = k_cache.shape
+    _, kv_heads, depth, _ = k_cache.shape
     tokens = q.shape[0]
-    k_cache[:, :, :tokens] = k.reshape(tokens, kv_heads, depth).transpose(1, 2, 0)
-    v_cache[:, :tokens, :] = v.reshape(tokens, kv_heads, depth).transpose(1, 0, 2)
+    k_cache[0, :, :, :tokens] = k.reshape(tokens, kv_heads, depth).transpose(1, 2, 0)
+    v_cache[0, :, :tokens, :] = v.reshape(tokens, kv_heads, depth).transpose(1, 0, 2)
     queries = widened(q).reshape(tokens, kv_heads, -1, depth)
     keys = widened(k).reshape(tokens, kv_heads, depth)
     values = widened(v).reshape(tokens, kv_heads, depth)

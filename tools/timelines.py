@@ -49,7 +49,7 @@ def cases() -> tuple[Case, ...]:
 
     x, norm = _wide(4, 256), _wide(1, 256)
     q, k, v = _wide(130, 128), _wide(130, 64), _wide(130, 64)
-    caches = _wide(1, 64, 256), _wide(1, 256, 64)
+    caches = _wide(1, 1, 64, 256), _wide(1, 1, 256, 64)
     angles, places = _wide(256, 32), np.zeros((130, 1), np.int32)
     one = np.zeros((1, 1), np.int32)
     return (

@@ -52,8 +52,8 @@ def layer() -> list[tuple[str, tuple[Any, ...]]]:
     angles = _floats(length, size // 2)
     q, k, v = _floats(tokens, q_width), _floats(tokens, kv_width), _floats(tokens, kv_width)
     keys, values = (
-        np.zeros((kv_heads, size, length), np.float32),
-        np.zeros((kv_heads, length, size), np.float32),
+        np.zeros((1, kv_heads, size, length), np.float32),
+        np.zeros((1, kv_heads, length, size), np.float32),
     )
     last, first_id = np.array([[tokens]], np.int32), np.zeros((1, 1), np.int32)
     return [

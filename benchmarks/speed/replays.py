@@ -42,7 +42,7 @@ def rows() -> Iterator[Row]:
     )
     yield from _ways("softmax (4096, 2048)", "careful numpy", softmax, (x,), lambda: _softmax(x))
     q, k, v = (_floats(2048, 128) for _ in range(3))
-    caches = np.zeros((1, 128, 2048), np.float32), np.zeros((1, 2048, 128), np.float32)
+    caches = np.zeros((1, 1, 128, 2048), np.float32), np.zeros((1, 1, 2048, 128), np.float32)
     yield from _ways(
         "attention_prefill, 1 head, 2048 x 128, causal",
         "numpy over the whole score matrix",

@@ -104,11 +104,11 @@ class Attention:
         return (*(each.weight for each in norms), self.w_qkv, self.w_o)
 
     def states(self, step: StepShape) -> Sequence[Value]:
-        """Keys and values of a rank's heads."""
+        """Keys and values of a rank's heads, by sequence."""
         heads, dim = self.heads.kv_heads_of_rank(step.ranks), self.heads.head_dim
         return (
-            Value(f"{self.name}.keys", (heads, dim, step.cache_length), step.activations),
-            Value(f"{self.name}.values", (heads, step.cache_length, dim), step.activations),
+            Value(f"{self.name}.keys", (1, heads, dim, step.cache_length), step.activations),
+            Value(f"{self.name}.values", (1, heads, step.cache_length, dim), step.activations),
         )
 
     def _tables(self, step: StepShape) -> tuple[Value, Value]:

@@ -221,7 +221,7 @@ def shipped(tokens: int) -> dict[str, tuple[Any, ...]]:
     x, norm = normal(1, tokens, HIDDEN), normal(2, 1, HIDDEN)
     q, k, v = normal(3, tokens, Q), normal(4, tokens, KV), normal(5, tokens, KV)
     positions = np.arange(tokens, dtype=np.int32)[:, None]
-    cache = normal(8, KV_HEADS, DEPTH, POSITIONS), normal(9, KV_HEADS, POSITIONS, DEPTH)
+    cache = normal(8, 1, KV_HEADS, DEPTH, POSITIONS), normal(9, 1, KV_HEADS, POSITIONS, DEPTH)
     wide = normal(10, HIDDEN, INNER), normal(11, HIDDEN, INNER), normal(12, INNER, HIDDEN)
     angles = normal(6, POSITIONS, DEPTH // 2)
     one = np.array([[tokens]], np.int32)

@@ -19,7 +19,9 @@ DECODE = (kernels.attention_decode, kernels.attention_decode_reference)
 
 
 def caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
-    return normal(8, heads, depth, positions, dtype=dtype), normal(9, heads, positions, depth, dtype=dtype)
+    return normal(8, 1, heads, depth, positions, dtype=dtype), normal(
+        9, 1, heads, positions, depth, dtype=dtype
+    )
 
 
 def prompt(
@@ -122,10 +124,10 @@ def test_prefill_writes_the_prompt_into_the_caches_and_nothing_else() -> None:
     assert new_v is v_cache
     for head in range(2):
         columns = slice(head * 16, (head + 1) * 16)
-        assert np.array_equal(k_cache[head, :, :129], k[:, columns].T)
-        assert np.array_equal(v_cache[head, :129], v[:, columns])
-    assert np.array_equal(k_cache[:, :, 129:], before[0][:, :, 129:])
-    assert np.array_equal(v_cache[:, 129:], before[1][:, 129:])
+        assert np.array_equal(k_cache[0, head, :, :129], k[:, columns].T)
+        assert np.array_equal(v_cache[0, head, :129], v[:, columns])
+    assert np.array_equal(k_cache[..., 129:], before[0][..., 129:])
+    assert np.array_equal(v_cache[:, :, 129:], before[1][:, :, 129:])
 
 
 def test_later_tokens_do_not_change_earlier_outputs() -> None:
@@ -144,8 +146,8 @@ def test_later_tokens_do_not_change_earlier_outputs() -> None:
 def test_positions_after_the_new_one_do_not_count() -> None:
     q, k, v, k_cache, v_cache, position, scale = decode_arguments(70, 4, 2, 16, 172)
     first = run(kernels.attention_decode, (q, k, v, k_cache, v_cache, position, scale))[0]
-    k_cache[:, :, 71:] = 1e6
-    v_cache[:, 71:] = -1e6
+    k_cache[..., 71:] = 1e6
+    v_cache[:, :, 71:] = -1e6
     assert np.array_equal(
         first, run(kernels.attention_decode, (q, k, v, k_cache, v_cache, position, scale))[0]
     )
@@ -250,13 +252,13 @@ def test_refuses_operands_that_do_not_fit() -> None:
         ((q, k[:, 1:].copy(), v, k_cache, v_cache, scale), r"k is \[4, 16\] for 2 heads of 8, not \(4, 15\)"),
         ((q, k, v[1:], k_cache, v_cache, scale), r"k is \(4, 16\), v is \(3, 16\)"),
         ((q[:, 1:].copy(), k, v, k_cache, v_cache, scale), "q has rows of 31, no multiple of k's 16"),
-        ((q, k, v, k_cache, v_cache[:, 1:].copy(), scale), r"v_cache is \[2, 16, 8\] beside k_cache"),
+        ((q, k, v, k_cache, v_cache[:, :, 1:].copy(), scale), r"v_cache is \[1, 2, 16, 8\] beside k_cache"),
         ((q, k.astype(BF16), v, k_cache, v_cache, scale), "q, k and v are float32, bfloat16 and float32"),
         ((q, k, v, k_cache, v_cache, 0.0), "scale is 0.0; the running maximum needs a positive one"),
         ((q, k, v, k_cache, v_cache, scale, 4), "4 key/value heads, caches for 2"),
         (
             (q, k, v, k_cache[0], v_cache, scale),
-            r"expected k_cache \[Hk, D, S\], not a tensor of shape \(8, 16\)",
+            r"expected k_cache \[B, Hk, D, S\], not a tensor of shape \(2, 8, 16\)",
         ),
     ):
         with pytest.raises(AssertionError, match=sentence):
@@ -289,10 +291,10 @@ def test_the_largest_sizes_fit_on_the_smallest_chip(dtype: type) -> None:
     position = np.zeros((1, 1), np.int32)
     for heads, kv_heads in ((128, 8), (32, 32)):
         q, k, v = (np.empty((1, count * 128), dtype) for count in (heads, kv_heads, kv_heads))
-        cache = np.empty((kv_heads, 128, 8192), BF16), np.empty((kv_heads, 8192, 128), BF16)
+        cache = np.empty((1, kv_heads, 128, 8192), BF16), np.empty((1, kv_heads, 8192, 128), BF16)
         world.launch(
             kernels.attention_decode, [((q, k, v, *cache, position, 0.1), {})], mode=simulate.Mode.dry
         )
     q, k, v = (np.empty((8192, 128), dtype) for _ in range(3))
-    cache = np.empty((1, 128, 8192), BF16), np.empty((1, 8192, 128), BF16)
+    cache = np.empty((1, 1, 128, 8192), BF16), np.empty((1, 1, 8192, 128), BF16)
     world.launch(kernels.attention_prefill, [((q, k, v, *cache, 0.1), {})], mode=simulate.Mode.dry)

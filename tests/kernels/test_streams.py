@@ -22,7 +22,7 @@ def layer(tokens: int) -> dict[str, tuple[Any, ...]]:
     q, k, v = normal(3, tokens, Q), normal(4, tokens, KV), normal(5, tokens, KV)
     cos, sin = normal(6, POSITIONS, DEPTH // 2), normal(7, POSITIONS, DEPTH // 2)
     positions = np.arange(tokens, dtype=np.int32)[:, None]
-    cache = normal(8, KV_HEADS, DEPTH, POSITIONS), normal(9, KV_HEADS, POSITIONS, DEPTH)
+    cache = normal(8, 1, KV_HEADS, DEPTH, POSITIONS), normal(9, 1, KV_HEADS, POSITIONS, DEPTH)
     wide = normal(10, HIDDEN, INNER), normal(11, HIDDEN, INNER), normal(12, INNER, HIDDEN)
     calls = {
         "qkv_projection": (x, norm, normal(13, HIDDEN, Q + 2 * KV), EPS, Q, KV),

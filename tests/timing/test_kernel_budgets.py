@@ -114,7 +114,7 @@ def rope(tokens: int, heads: int, size: int, positions: int, predicted_us: float
 def attention_prefill(tokens: int, heads: int, kv: int, length: int, predicted_us: float = 0.0) -> Work:
     size = 128
     q, k, v = narrow(tokens, heads * size), narrow(tokens, kv * size), narrow(tokens, kv * size)
-    arguments = (q, k, v, narrow(kv, size, length), narrow(kv, length, size), size**-0.5)
+    arguments = (q, k, v, narrow(1, kv, size, length), narrow(1, kv, length, size), size**-0.5)
     return Work(
         kernels.attention_prefill,
         arguments,
@@ -127,7 +127,7 @@ def attention_prefill(tokens: int, heads: int, kv: int, length: int, predicted_u
 def attention_decode(heads: int, kv: int, length: int, predicted_us: float = 0.0) -> Work:
     size = 128
     q, k, v = narrow(1, heads * size), narrow(1, kv * size), narrow(1, kv * size)
-    arguments = (q, k, v, narrow(kv, size, length), narrow(kv, length, size), ids(1), size**-0.5)
+    arguments = (q, k, v, narrow(1, kv, size, length), narrow(1, kv, length, size), ids(1), size**-0.5)
     reads = {"q": 1, "k": 1, "v": 1, "k_cache": 1, "v_cache": 1, "position": heads + 1}
     return Work(kernels.attention_decode, arguments, reads, q.nbytes + k.nbytes + v.nbytes, predicted_us)
 

@@ -244,7 +244,9 @@ def _heads() -> list[Case]:
 
 
 def _caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
-    return normal(8, heads, depth, positions, dtype=dtype), normal(9, heads, positions, depth, dtype=dtype)
+    return normal(8, 1, heads, depth, positions, dtype=dtype), normal(
+        9, 1, heads, positions, depth, dtype=dtype
+    )
 
 
 def _prompt(
