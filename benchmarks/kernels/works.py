@@ -1,0 +1,218 @@
+"""The works of one rank's decoder layer and head, with the least that each has to compute and to move.
+
+Shapes are one rank's: Llama-3.1-8B over 8 ranks, 70B over 32 and over 64. A work is what a step needs done, however
+many kernels do it: its launches are those of the model's launch list, so a kernel that takes over another one's part
+changes the rows of the table, not this file. Activations, weights and caches are bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+
+from model.config import ModelConfig
+from model.config.parts import Block, GroupedAttention, Mlp, Norms, Positions
+from model.families import compose
+from model.layers.launch import Launch, LeastWork, Phase, StepShape, Value
+from model.rope import RopeParameters
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+HEAD_SIZE = 128
+TOKENS = (2048, 4096, 8192)
+SEQUENCES = (1, 4, 16, 64)
+POSITIONS = (1024, 4096, 8192)
+
+
+@dataclass(frozen=True)
+class RankShape:
+    """What one rank holds of a model: sizes of its parts of the projections, of the heads and of the vocabulary."""
+
+    name: str
+    hidden: int
+    width: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+
+    @property
+    def config(self) -> ModelConfig:
+        """A model of one layer with these sizes, for one rank."""
+        attention = GroupedAttention(self.heads, self.kv_heads, HEAD_SIZE)
+        block = Block(attention, Mlp(self.width), Norms(1e-5))
+        longest = max(POSITIONS)
+        rope = Positions(RopeParameters(500000.0), longest)
+        return ModelConfig(
+            self.vocabulary, self.hidden, (block,), longest, False, positions=rope, model_type="llama"
+        )
+
+
+SHAPES = (
+    RankShape("8B tp8", 4096, 1792, 4, 1, 16032),
+    RankShape("70B tp32", 8192, 896, 2, 1, 4008),
+    RankShape("70B tp64", 8192, 448, 1, 1, 2004),
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A work on one rank: `least` of the operations and bytes of HBM that it takes, and the launches that do it."""
+
+    name: str
+    shape: str
+    size: str
+    least: LeastWork
+    launches: tuple[Launch, ...]
+
+    @property
+    def title(self) -> str:
+        """Phase and work, shape, size."""
+        return ", ".join(filter(None, (self.name, self.shape, self.size)))
+
+
+def works() -> Iterator[Work]:
+    """Every work of the table, in its order."""
+    for transposed in (True, False):
+        for size in (2048, 4096):
+            yield _matmul(size, transposed)
+    for shape in SHAPES:
+        for tokens in TOKENS:
+            yield from _prefill(shape, tokens)
+    for shape in SHAPES:
+        for sequences in SEQUENCES:
+            yield from _decode(shape, sequences)
+    for shape in SHAPES:
+        for sequences in SEQUENCES:
+            for positions in POSITIONS:
+                yield from _decode_attention(shape, sequences, positions)
+
+
+def _matmul(size: int, transposed: bool) -> Work:
+    a, b = (Value(name, (size, size), BFLOAT16) for name in "ab")
+    least = LeastWork(2.0 * size**3, 3.0 * size * size * BFLOAT16.itemsize)
+    launch = Launch("matmul", (a, b, int(transposed)), ("c",), least, size)
+    return Work("matmul aT.b" if transposed else "matmul a.b", "", f"{size}^3", least, (launch,))
+
+
+def _moved(*counts: float) -> float:
+    return BFLOAT16.itemsize * sum(counts)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The least work of each part of a layer for `rows` tokens, of which a part reads and writes its activations."""
+
+    shape: RankShape
+    rows: int
+
+    @property
+    def _queries(self) -> int:
+        return self.shape.heads * HEAD_SIZE
+
+    @property
+    def _keys(self) -> int:
+        return self.shape.kv_heads * HEAD_SIZE
+
+    def product(self, weights: int, *activations: int) -> LeastWork:
+        """Rows times weights, read once, with the activations that go in and out."""
+        return LeastWork(
+            2.0 * self.rows * weights, _moved(weights, *(self.rows * each for each in activations))
+        )
+
+    def qkv(self) -> LeastWork:
+        width = self._queries + 2 * self._keys
+        return self.product(self.shape.hidden * width, self.shape.hidden, width)
+
+    def output(self) -> LeastWork:
+        hidden = self.shape.hidden
+        return self.product(self._queries * hidden, self._queries, 2 * hidden)
+
+    def mlp(self) -> LeastWork:
+        hidden = self.shape.hidden
+        return self.product(3 * hidden * self.shape.width, 2 * hidden)
+
+    def head(self) -> LeastWork:
+        """The logits need not be stored: a step returns ids."""
+        return self.product(self.shape.hidden * self.shape.vocabulary, self.shape.hidden)
+
+    def prompt(self) -> LeastWork:
+        """Attention of a prompt with itself; keys and values are read, and written to the caches."""
+        pairs = self.rows * (self.rows + 1) / 2
+        activations = self.rows * (2 * self._queries + 4 * self._keys)
+        return LeastWork(4.0 * pairs * self._queries, _moved(activations))
+
+    def step(self, positions: int) -> LeastWork:
+        """Attention of one token of every sequence with its cache."""
+        cached = self.rows * positions
+        activations = self.rows * (2 * self._queries + 4 * self._keys)
+        return LeastWork(4.0 * cached * self._queries, _moved(2 * cached * self._keys, activations))
+
+    def block(self, positions: int) -> LeastWork:
+        """Norm to output projection of a decode step: what passes between its parts need not go through HBM."""
+        hidden = self.shape.hidden
+        weights = hidden * (2 * self._queries + 2 * self._keys)
+        step = self.step(positions)
+        moved = _moved(weights, 2 * self.rows * hidden, 2 * self.rows * (positions + 1) * self._keys)
+        return LeastWork(2.0 * self.rows * weights + step.operations, moved)
+
+    def layer(self, positions: int) -> LeastWork:
+        """A block and its MLP."""
+        block, mlp = self.block(positions), 3 * self.shape.hidden * self.shape.width
+        return LeastWork(block.operations + 2.0 * self.rows * mlp, block.bytes + _moved(mlp))
+
+
+def _step(phase: Phase, rows: int, positions: int, candidates: int = 1) -> StepShape:
+    sequences = 1 if phase is Phase.prefill else rows
+    return StepShape(phase, rows, sequences, positions, positions, 1, BFLOAT16, BFLOAT16, candidates)
+
+
+def _launches(shape: RankShape, step: StepShape) -> tuple[Launch, ...]:
+    """The launches of one decoder layer."""
+    (layers,) = compose(shape.config).blocks
+    return tuple(launch for layer in layers for launch in layer.launches(step))
+
+
+def _named(launches: tuple[Launch, ...], *kernels: str) -> tuple[Launch, ...]:
+    return tuple(launch for launch in launches if launch.kernel in kernels)
+
+
+def _prefill(shape: RankShape, tokens: int) -> Iterator[Work]:
+    all_of_layer = _launches(shape, _step(Phase.prefill, tokens, tokens))
+    parts, size = _Parts(shape, tokens), f"T={tokens}"
+    for name, least, kernels in (
+        ("prefill norm + qkv + rope", parts.qkv(), ("qkv_projection", "rope")),
+        ("prefill attention", parts.prompt(), ("attention_prefill",)),
+        ("prefill output projection", parts.output(), ("output_projection",)),
+        ("prefill norm + MLP", parts.mlp(), ("mlp",)),
+    ):
+        yield Work(name, shape.name, size, least, _named(all_of_layer, *kernels))
+
+
+def _decode(shape: RankShape, sequences: int) -> Iterator[Work]:
+    step = _step(Phase.decode, sequences, POSITIONS[0])
+    all_of_layer = _launches(shape, step)
+    parts, size = _Parts(shape, sequences), f"B={sequences}"
+    for name, least, kernel in (
+        ("decode norm + qkv", parts.qkv(), "qkv_projection"),
+        ("decode output projection", parts.output(), "output_projection"),
+        ("decode norm + MLP", parts.mlp(), "mlp"),
+    ):
+        yield Work(name, shape.name, size, least, _named(all_of_layer, kernel))
+    head = compose(shape.config).head
+    for candidates in (8, 64):
+        launches = tuple(head.launches(replace(step, candidates=candidates)))
+        yield Work(f"decode head, top {candidates}", shape.name, size, parts.head(), launches)
+
+
+def _decode_attention(shape: RankShape, sequences: int, positions: int) -> Iterator[Work]:
+    layer = _launches(shape, _step(Phase.decode, sequences, positions))
+    parts, size = _Parts(shape, sequences), f"B={sequences} S={positions}"
+    block = tuple(launch for launch in layer if launch.kernel != "mlp")
+    for name, least, launches in (
+        ("decode rope + attention", parts.step(positions), _named(layer, "rope", "attention_decode")),
+        ("decode attention block", parts.block(positions), block),
+        ("decode layer", parts.layer(positions), layer),
+    ):
+        yield Work(name, shape.name, size, least, launches)
