@@ -231,7 +231,9 @@ _KERNEL = {
     "kernel_start_ns": derived(13700.0, TRN2_TRACES),
     "kernel_end_ns": derived(2500.0, TRN2_TRACES),
     "kernel_handover_ns": guessed(
-        1550.0, MEGAKERNEL, "from one kernel to the next in a graph; geometric middle of 1 to 2.4 us"
+        1550.0,
+        "no published trace",
+        "from one to the next in a graph: geometric middle of 1 to 2.4 us, seen in chains",
     ),
     "benchmark_overhead_ns": derived(
         9100.0,
