@@ -92,13 +92,20 @@ class Bench:
             *((each.shape, str(each.dtype)) if isinstance(each, np.ndarray) else each for each in arguments),
         )
         if key not in self._known:
-            kernel = getattr(nki_kernels, launch.kernel)
-            done = simulate.launch(kernel, [(arguments, {})], self._chip, mode=simulate.Mode.dry)
-            waits = dependences(done.streams)
-            lines = {each: schedule(done.streams, done.hardware, each, waits) for each in READINGS}
-            busy = Counter({name: time_ns / 1e3 for name, time_ns in lines[Reading.program].busy_ns.items()})
-            self._known[key] = LaunchTimes({each: line.length_ns / 1e3 for each, line in lines.items()}, busy)
+            self._known[key] = launch_times(
+                simulate.launch(
+                    getattr(nki_kernels, launch.kernel), [(arguments, {})], self._chip, mode=simulate.Mode.dry
+                )
+            )
         return self._known[key]
+
+
+def launch_times(done: simulate.Launch) -> LaunchTimes:
+    """The times of a dry launch."""
+    waits = dependences(done.streams)
+    lines = {each: schedule(done.streams, done.hardware, each, waits) for each in READINGS}
+    busy = Counter({name: time_ns / 1e3 for name, time_ns in lines[Reading.program].busy_ns.items()})
+    return LaunchTimes({each: line.length_ns / 1e3 for each, line in lines.items()}, busy)
 
 
 def _stand_in(argument: Argument) -> Any:

@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from benchmarks.kernels.measure import Measured
-from simulate.timing import Reading
+from benchmarks.kernels.measure import READINGS, Measured
 
 STORED = Path(__file__).parent / "stored"
 GOOD_SHARE = 0.8
 """The share of its floor from which on a row counts as near the limit, in the slower reading."""
 
-_HEAD = f"{'work':<50} {'floor':>9} {'program':>9} {'scheduled':>9} {'share':>6}  {'busiest':<14} bound"
+_HEAD = f"{'work':<45} {'floor':>7} {'program':>8} {'scheduled':>9} {'share':>5}  {'busiest':<15} bound"
+_PUBLIC_HEAD = f"{_HEAD:<108} {'public: program':>16} {'scheduled':>9}"
+
+Public = Mapping[str, float] | str
+"""Times in us of a public kernel by reading, or why there are none."""
 
 
 def line(measured: Measured) -> str:
     """One row: times in us, the floor's share of the slower reading, the busiest engine or queue with its share."""
-    times = " ".join(f"{measured.times_us[each]:>9.1f}" for each in (Reading.program, Reading.scheduled))
+    program, scheduled = (measured.times_us[each] for each in READINGS)
     busiest = f"{measured.busiest} {measured.busy_share:.0%}"
     return (
-        f"{measured.work.title:<50} {measured.floor_us:>9.1f} {times} {measured.least_share:>6.0%}  "
-        f"{busiest:<14} {measured.bound.value}"
+        f"{measured.work.title:<45} {measured.floor_us:>7.1f} {program:>8.1f} {scheduled:>9.1f} "
+        f"{measured.least_share:>5.0%}  {busiest:<15} {measured.bound.value}"
     )
 
 
-def text(target: str, rows: Iterable[Measured]) -> str:
-    """The whole table of a chip, with the number of rows near the limit."""
+def with_public(measured: Measured, public: Public) -> str:
+    """One row with the times of a public kernel."""
+    if isinstance(public, str):
+        return f"{line(measured):<108} {public}"
+    program, scheduled = (public[each.value] for each in READINGS)
+    return f"{line(measured):<108} {program:>16.1f} {scheduled:>9.1f}"
+
+
+def text(target: str, rows: Iterable[Measured], public: Mapping[str, Public] | None = None) -> str:
+    """The whole table of a chip, with the number of rows near the limit; `public` is by title."""
     known = list(rows)
     near = sum(row.least_share >= GOOD_SHARE for row in known)
     return "\n".join(
         [
             f"# {target}: {near} of {len(known)} rows reach {GOOD_SHARE:.0%} of their floor; times in us",
-            _HEAD,
-            *map(line, known),
+            _HEAD if public is None else _PUBLIC_HEAD,
+            *(line(row) if public is None else with_public(row, public[row.work.title]) for row in known),
             "",
         ]
     )

@@ -58,18 +58,26 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Work:
-    """A work on one rank: `least` of the operations and bytes of HBM that it takes, and the launches that do it."""
+    """A work on one rank: `least` of the operations and bytes of HBM that it takes, and the launches that do it.
+
+    `rows` are the tokens of a prompt, or the sequences of a decode step, whose caches have `positions`; of a matmul
+    without a `shape` the size.
+    """
 
     name: str
-    shape: str
-    size: str
+    shape: RankShape | None
+    rows: int
     least: LeastWork
     launches: tuple[Launch, ...]
+    positions: int = 0
 
     @property
     def title(self) -> str:
         """Phase and work, shape, size."""
-        return ", ".join(filter(None, (self.name, self.shape, self.size)))
+        if self.shape is None:
+            return f"{self.name}, {self.rows}^3"
+        rows = f"{'T' if self.name.startswith('prefill') else 'B'}={self.rows}"
+        return f"{self.name}, {self.shape.name}, {rows}" + (f" S={self.positions}" if self.positions else "")
 
 
 def works() -> Iterator[Work]:
@@ -93,7 +101,7 @@ def _matmul(size: int, transposed: bool) -> Work:
     a, b = (Value(name, (size, size), BFLOAT16) for name in "ab")
     least = LeastWork(2.0 * size**3, 3.0 * size * size * BFLOAT16.itemsize)
     launch = Launch("matmul", (a, b, int(transposed)), ("c",), least, size)
-    return Work("matmul aT.b" if transposed else "matmul a.b", "", f"{size}^3", least, (launch,))
+    return Work("matmul aT.b" if transposed else "matmul a.b", None, size, least, (launch,))
 
 
 def _moved(*counts: float) -> float:
@@ -180,39 +188,39 @@ def _named(launches: tuple[Launch, ...], *kernels: str) -> tuple[Launch, ...]:
 
 def _prefill(shape: RankShape, tokens: int) -> Iterator[Work]:
     all_of_layer = _launches(shape, _step(Phase.prefill, tokens, tokens))
-    parts, size = _Parts(shape, tokens), f"T={tokens}"
+    parts = _Parts(shape, tokens)
     for name, least, kernels in (
         ("prefill norm + qkv + rope", parts.qkv(), ("qkv_projection", "rope")),
         ("prefill attention", parts.prompt(), ("attention_prefill",)),
         ("prefill output projection", parts.output(), ("output_projection",)),
         ("prefill norm + MLP", parts.mlp(), ("mlp",)),
     ):
-        yield Work(name, shape.name, size, least, _named(all_of_layer, *kernels))
+        yield Work(name, shape, tokens, least, _named(all_of_layer, *kernels))
 
 
 def _decode(shape: RankShape, sequences: int) -> Iterator[Work]:
     step = _step(Phase.decode, sequences, POSITIONS[0])
     all_of_layer = _launches(shape, step)
-    parts, size = _Parts(shape, sequences), f"B={sequences}"
+    parts = _Parts(shape, sequences)
     for name, least, kernel in (
         ("decode norm + qkv", parts.qkv(), "qkv_projection"),
         ("decode output projection", parts.output(), "output_projection"),
         ("decode norm + MLP", parts.mlp(), "mlp"),
     ):
-        yield Work(name, shape.name, size, least, _named(all_of_layer, kernel))
+        yield Work(name, shape, sequences, least, _named(all_of_layer, kernel))
     head = compose(shape.config).head
     for candidates in (8, 64):
         launches = tuple(head.launches(replace(step, candidates=candidates)))
-        yield Work(f"decode head, top {candidates}", shape.name, size, parts.head(), launches)
+        yield Work(f"decode head, top {candidates}", shape, sequences, parts.head(), launches)
 
 
 def _decode_attention(shape: RankShape, sequences: int, positions: int) -> Iterator[Work]:
     layer = _launches(shape, _step(Phase.decode, sequences, positions))
-    parts, size = _Parts(shape, sequences), f"B={sequences} S={positions}"
+    parts = _Parts(shape, sequences)
     block = tuple(launch for launch in layer if launch.kernel != "mlp")
     for name, least, launches in (
         ("decode rope + attention", parts.step(positions), _named(layer, "rope", "attention_decode")),
         ("decode attention block", parts.block(positions), block),
         ("decode layer", parts.layer(positions), layer),
     ):
-        yield Work(name, shape.name, size, least, launches)
+        yield Work(name, shape, sequences, least, launches, positions)

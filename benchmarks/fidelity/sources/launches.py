@@ -104,7 +104,7 @@ def _attention(folder: Path, kernel: str, fields: Fields) -> Call:
     heads, keys, queries = fields.size("heads"), fields.size("kv_len"), fields.size("q_len")
     width, dtype = fields.size("head_dim"), fields.word("dtype", _DTYPES)
     transposed = fields.flag("tp_q", True)
-    return _library(folder, "attention.attention_cte").attention_cte, {
+    return library_module(folder, "attention.attention_cte").attention_cte, {
         "q": array((heads, queries, width) if transposed else (heads, width, queries), dtype),
         "k": array((heads, width, keys), dtype),
         "v": array((heads, keys, width), dtype),
@@ -119,7 +119,7 @@ def _mlp(folder: Path, kernel: str, fields: Fields) -> Call:
 
     The tests store the sum of a fused addition in all decode kernels whose entries have one, and say so nowhere.
     """
-    types = _library(folder, "utils.common_types")
+    types = library_module(folder, "utils.common_types")
     batch, seq = fields.size("batch"), fields.size("seq")
     hidden, inner = fields.size("hidden"), fields.size("intermediate")
     dtype = fields.word("dtype", _DTYPES)
@@ -146,7 +146,7 @@ def _mlp(folder: Path, kernel: str, fields: Fields) -> Call:
             "up_w_scale": array((_PARTITIONS, inner)),
             "down_w_scale": array((_PARTITIONS, hidden)),
         }
-    return _library(folder, "mlp.mlp").mlp, arguments
+    return library_module(folder, "mlp.mlp").mlp, arguments
 
 
 def _matmul(folder: Path, kernel: str, fields: Fields) -> Call:
@@ -155,7 +155,7 @@ def _matmul(folder: Path, kernel: str, fields: Fields) -> Call:
     first, inner = fields.word(
         "lhs", {"K x M": ("lhs_T", "matmul/lhsT_rhs"), "M x K": ("lhs", "matmul/lhs_rhs")}
     )
-    call = _defined(
+    call = defined_in(
         folder / "kernel_library" / inner, "kernel_hand*.py", f"matmul_{inner.split('/')[1]}_nkigym"
     )
     return call, {first: array((2048, 2048), dtype), "rhs": array((2048, 2048), dtype)}
@@ -168,7 +168,7 @@ def _rmsnorm_matmul(folder: Path, kernel: str, fields: Fields) -> Call:
     autotune/src/autotune/runner/types.py), and without flags the compiler schedules.
     """
     dtype = fields.word("dtype", _DTYPES)
-    call = _defined(
+    call = defined_in(
         folder / "kernel_library" / "rmsnorm_matmul", "kernel_hand_online.py", "rmsnorm_matmul_online"
     )
     return call, {"lhs": array((2048, 2048), dtype), "rhs": array((2048, 2048), dtype)}
@@ -195,16 +195,16 @@ _BUILDERS: Mapping[str, Mapping[str, _Builder]] = MappingProxyType(
 docstring of the builder."""
 
 
-def _library(folder: Path, name: str) -> Any:
-    """A module of the vendor's library, below nkilib/core."""
+def library_module(folder: Path, name: str, package: str = "core") -> Any:
+    """A module of the vendor's library, below nkilib/core or nkilib/experimental."""
     place = str(folder / "src")
     if place not in sys.path:
         sys.path.insert(0, place)
         repairs.install(repairs.LIBRARY)
-    return importlib.import_module(f"nkilib_src.nkilib.core.{name}")
+    return importlib.import_module(f"nkilib_src.nkilib.{package}.{name}")
 
 
-def _defined(folder: Path, pattern: str, function: str) -> Callable[..., Any]:
+def defined_in(folder: Path, pattern: str, function: str) -> Callable[..., Any]:
     """A function of the one file in a folder whose name fits; the names of the files hold figures that change."""
     files = sorted(folder.glob(pattern))
     if len(files) != 1:
