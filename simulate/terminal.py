@@ -107,6 +107,18 @@ class Noted:
                 yield Text(f"  {note}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Lines that `lines` draws for a number of columns, such as bars; what is wider is cut there."""
+
+    lines: Callable[[int], Iterable[str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        yield Text("\n".join(self.lines(options.max_width)), no_wrap=True, overflow="crop")
+
+
 def table(
     heads: str,
     rows: Iterable[Sequence[Part]],
@@ -142,9 +154,7 @@ def table(
 
 def verbatim(lines: Iterable[str]) -> RenderableType:
     """Lines that are drawn already, such as a map made of characters; cut where the terminal ends."""
-    from rich.text import Text
-
-    return Text("\n".join(lines), no_wrap=True, overflow="crop")
+    return Drawn(lambda columns: lines)
 
 
 def shortened(name: str, columns: int) -> str:

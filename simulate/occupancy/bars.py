@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from simulate.occupancy.plot import box, line, text
 from simulate.occupancy.style import COLOURS, STYLE
 
-_COLUMNS = 46  # of the longest bar; with label and note, a line takes at most 80 columns
+_COLUMNS = 46  # of the longest bar
+_LEAST_COLUMNS = 8
 _MARKS = "#-"
 _WIDTH, _LEFT, _PLOT, _ROW, _HEAD = 900, 90, 560, 22, 60  # pixels
 
@@ -37,28 +38,31 @@ class Bars:
         return max([sum(bar.parts) for bar in self.bars] + [self.limit or 0.0]) or 1.0
 
 
-def drawn(chart: Bars) -> list[str]:
-    """Lines of characters; a bar passes the limit, which is drawn as |, only where it is longer."""
+def drawn(chart: Bars, columns: int) -> list[str]:
+    """Lines of so many characters; a bar passes the limit, which is drawn as |, only where it is longer."""
     legend = ", ".join(f"{mark} {name}" for mark, name in zip(_MARKS, chart.names))
     out = [f"{chart.title}: {legend}" + ("" if chart.limit is None else f", | limit {chart.limit:,.0f}")]
-    width = max((len(bar.label) for bar in chart.bars), default=0)
+    width, notes = (
+        max((len(words) for words in each), default=0)
+        for each in ([bar.label for bar in chart.bars], [bar.note for bar in chart.bars])
+    )
+    limits = chart.limit is not None
+    most = min(_COLUMNS, max(columns - width - notes - 2 - limits, _LEAST_COLUMNS))
     for bar in chart.bars:
         cells, done = "", 0.0
         for mark, part in zip(_MARKS, bar.parts):
             done += part
-            cells += mark * (_cells(done, chart.end) - len(cells))
+            cells += mark * (_cells(done, chart.end, most) - len(cells))
         if chart.limit is not None:
-            at = _cells(chart.limit, chart.end)
+            at = _cells(chart.limit, chart.end, most)
             cells = f"{cells[:at]:<{at}}|{cells[at:]}"
-        out.append(
-            f"{bar.label:>{width}} {cells:<{_COLUMNS + (chart.limit is not None)}} {bar.note}".rstrip()
-        )
+        out.append(f"{bar.label:>{width}} {cells:<{most + limits}} {bar.note}".rstrip())
     return out
 
 
-def _cells(length: float, end: float) -> int:
-    """Columns of a length: at least one for more than nothing."""
-    return max(round(_COLUMNS * length / end), length > 0)
+def _cells(length: float, end: float, most: int) -> int:
+    """Columns of a length, `most` for `end`: at least one for more than nothing."""
+    return max(round(most * length / end), length > 0)
 
 
 def svg(charts: Sequence[Bars]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from simulate.errors import NkwError
@@ -18,7 +19,7 @@ from simulate.occupancy.text import place_of, report, verdict
 from simulate.occupancy.uses import Occupancy, occupancies
 from simulate.run import Launch, recorded
 from simulate.run.launch_text import summary
-from simulate.terminal import Hanging, error, show, verbatim, working
+from simulate.terminal import Drawn, Hanging, error, show, working
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -73,13 +74,14 @@ def memory_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespac
         with json_document(options.json, outputs, "memory") as contents:
             if not bound(options):
                 return 2
-            tried = sweep.trials(options)
-            end, sentences = sweep.ending(options, tried)
+            tried, end = sweep.searched(options)
             charts = sweep.memory_bars(options.sweep.name, tried)
             if options.text or picture is None:
                 head = Hanging(sweep.title(options, tried), style="bold")
-                drawings = [part for each in charts for part in ("", verbatim(drawn(each)))]
-                show([head, "", sweep.memory_table(options.sweep.name, tried), "", *sentences, *drawings])
+                rows = sweep.memory_table(options.sweep.name, tried)
+                sentences = [*sweep.usable(tried), *sweep.sentences(options.sweep.name, tried, end)]
+                drawings = [part for each in charts for part in ("", Drawn(partial(drawn, each)))]
+                show([head, "", rows, "", *sentences, *drawings])
             if picture is not None:
                 with picture.writing() as file:
                     file.write(bars_svg(charts))

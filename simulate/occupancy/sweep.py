@@ -10,13 +10,14 @@ from math import gcd
 from typing import Any
 
 from simulate.errors import InvalidArgument, NkwError, code_of
-from simulate.kernel_by_name import launch_by_name, names_a_kernel, with_size
+from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_kernel, with_size
 from simulate.memory import MemoryRegion
 from simulate.memory.placement import live_tiles_fit
 from simulate.occupancy.bars import Bar, Bars
 from simulate.run import Launch, recorded
 from simulate.run.machine import capacity_bytes, tile_fits
-from simulate.terminal import Hanging, Part, progress, table
+from simulate.run.observers import observing
+from simulate.terminal import Hanging, Part, table, working
 
 _CAPACITY, _ONE_TILE = code_of(live_tiles_fit), code_of(tile_fits)
 _MOST_SIZES = 64
@@ -98,12 +99,25 @@ def check(options: argparse.Namespace, *alone: str) -> None:
     with_size(options.arguments, options.sweep.name, 1)
 
 
-def trials(options: argparse.Namespace) -> list[Trial]:
-    """One launch for every size of the sweep."""
-    return [attempt(options, size) for size in progress(options.sweep.sizes, "sizes")]
+def searched(options: argparse.Namespace) -> tuple[list[Trial], CapacityEnd | None]:
+    """One launch for every size of the sweep, and where capacity ends; stderr shows how far the search is."""
+    count, at = InstructionCount(), ""
+    name, sizes = options.sweep.name, options.sweep.sizes
+
+    def launched(size: int, why: str) -> Trial:
+        nonlocal at
+        at = f"{name}={size:,}, {why}"
+        return _attempt(options, size)
+
+    with observing(count), working(lambda: f"{at}: {count.instructions:,} instructions"):
+        tried = [
+            launched(size, f"size {number} of {len(sizes)}") for number, size in enumerate(sizes, start=1)
+        ]
+        end = capacity_end(tried, lambda size: launched(size, "search for the end of capacity"))
+    return tried, end
 
 
-def attempt(options: argparse.Namespace, size: int) -> Trial:
+def _attempt(options: argparse.Namespace, size: int) -> Trial:
     """The launch with one size, dry."""
     arguments = with_size(options.arguments, options.sweep.name, size)
     with recorded(refused=True, outputs=False) as launches:
@@ -140,10 +154,8 @@ def capacity_end(tried: Sequence[Trial], launched: Callable[[int], Trial]) -> Ca
     return CapacityEnd(last, first, step)
 
 
-def ending(options: argparse.Namespace, tried: Sequence[Trial]) -> tuple[CapacityEnd | None, list[Part]]:
-    """Where capacity ends, and sentences on it and on every size that is refused."""
-    name = options.sweep.name
-    end = capacity_end(tried, lambda size: attempt(options, size))
+def sentences(name: str, tried: Sequence[Trial], end: CapacityEnd | None) -> list[Part]:
+    """A sentence on every size that is refused, and one on where capacity ends."""
     refused = [trial for trial in tried if not trial.fits]
     out: list[Part] = [
         Hanging(f"{name}={each.size:,}: {each.why or 'live tiles do not fit'}") for each in refused
@@ -155,7 +167,7 @@ def ending(options: argparse.Namespace, tried: Sequence[Trial]) -> tuple[Capacit
             if fitting
             else "no size could be launched"
         )
-        return end, [*out, Hanging(most, style="bold")]
+        return [*out, Hanging(most, style="bold")]
     said = f"capacity ends: {name}={end.misfits:,} does not fit"
     if end.fits is None:
         said += ", nor was a smaller size tried that fits"
@@ -164,7 +176,7 @@ def ending(options: argparse.Namespace, tried: Sequence[Trial]) -> tuple[Capacit
         said += f" (in steps of {end.step:,})"
     if end.between is not None:
         said += f"; {name}={end.between.size:,}, between them, is refused: {end.between.why}"
-    return end, [*out, Hanging(said, style="bold")]
+    return [*out, Hanging(said, style="bold")]
 
 
 def contents(name: str, tried: Sequence[Trial], end: CapacityEnd | None) -> dict[str, Any]:
@@ -199,14 +211,26 @@ def live_bytes(launch: Launch, region: MemoryRegion) -> int:
 def memory_table(name: str, tried: Sequence[Trial]) -> Part:
     """The bytes of every size in SBUF and PSUM."""
     rows = [(f"{each.size:,}", *_in_memories(each), word(each)) for each in tried]
-    heads = "SBUF live|high water|usable|PSUM live|high water|usable|"
-    return table(f"{name}|{heads}", rows, left=(7,), gap=1)
+    return table(f"{name}|SBUF live|high water|PSUM live|high water|", rows, left=(5,), gap=1)
+
+
+def usable(tried: Sequence[Trial]) -> list[Part]:
+    """The bytes that tiles may take on the chip of a sweep; nothing where no size could be launched."""
+    chip = next((each.launch.hardware for each in tried if each.launch), None)
+    if chip is None:
+        return []
+    sbuf, psum = (capacity_bytes(chip, region) for region in (MemoryRegion.sbuf, MemoryRegion.psum))
+    return [Hanging(f"usable: {sbuf:,} bytes per partition in SBUF, {psum:,} in PSUM")]
 
 
 def title(options: argparse.Namespace, tried: Sequence[Trial]) -> str:
-    """The kernel with its arguments, and the chip."""
-    chips = [each.launch.hardware.name for each in tried if each.launch]
-    return " ".join([options.script, *options.arguments, *(["on", chips[0]] if chips else [])])
+    """The kernel with its arguments, the chip, and the ranks where there are several."""
+    launch = next((each.launch for each in tried if each.launch), None)
+    if launch is None:
+        return " ".join([options.script, *options.arguments])
+    ranks = len({stream.rank for stream in launch.streams})
+    chip = f"on {launch.hardware.name}" + (f", {ranks} ranks" if ranks > 1 else "")
+    return " ".join([options.script, *options.arguments, chip])
 
 
 def word(trial: Trial) -> str:
@@ -217,15 +241,11 @@ def word(trial: Trial) -> str:
 def _in_memories(trial: Trial) -> list[str]:
     launch = trial.launch
     if launch is None:
-        return ["-"] * 6
+        return ["-"] * 4
     return [
         f"{number:,}"
         for region in (MemoryRegion.sbuf, MemoryRegion.psum)
-        for number in (
-            live_bytes(launch, region),
-            launch.high_water_bytes(region),
-            capacity_bytes(launch.hardware, region),
-        )
+        for number in (live_bytes(launch, region), launch.high_water_bytes(region))
     ]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from simulate.occupancy.grid import grid
 from simulate.occupancy.marks import letters, place_of, short
 from simulate.occupancy.uses import Level, Memory, Occupancy
-from simulate.terminal import Hanging, Name, Part, rendered, report_of, table, verbatim
+from simulate.terminal import Drawn, Hanging, Name, Part, rendered, report_of, table
 
-_MAP_COLUMNS = 70
+_MAP_COLUMNS = 70  # at most
+_SCALE_COLUMNS = 10  # beside a map
 _ROWS = 16
 _SOURCES = 16
 _MISFITS = 4
@@ -36,7 +38,13 @@ def _memory(memory: Memory, events: int) -> list[Part]:
     name = memory.region.value.upper()
     if not memory.uses:
         return [f"{name}: not used; {_n(memory.usable_bytes)} bytes per partition are usable"]
-    out = [*_summary(memory), "", verbatim(_over_time(memory, events)), "", verbatim(_at_peak(memory))]
+    out = [
+        *_summary(memory),
+        "",
+        Drawn(partial(_over_time, memory, events)),
+        "",
+        Drawn(partial(_at_peak, memory)),
+    ]
     out += ["", *_sources(memory), "", _levels(memory.levels, memory.usable_bytes)]
     return [*out, "", _banks(memory, events)] if memory.banks else out
 
@@ -75,13 +83,13 @@ def _summary(memory: Memory) -> list[Part]:
     return out
 
 
-def _over_time(memory: Memory, events: int) -> list[str]:
+def _over_time(memory: Memory, events: int, width: int) -> list[str]:
     marks = letters(memory)
     top = _top(memory)
     rectangles = [
         (marks[use.source], use.first_use, use.last_use + 1, use.offset, use.end) for use in memory.uses
     ]
-    columns = min(_MAP_COLUMNS, max(events, 1))
+    columns = min(_MAP_COLUMNS, width - _SCALE_COLUMNS, max(events, 1))
     rows = _rows(memory, top)
     picture = grid(rectangles, max(events, 1), top, columns, rows)
     out = ["bytes (up) over instructions (across)"]
@@ -90,7 +98,8 @@ def _over_time(memory: Memory, events: int) -> list[str]:
     return [*out, f"{'0':>8s} +{'-' * columns}", f"{'':10s}0{_n(events - 1):>{max(columns - 1, 1)}s}"]
 
 
-def _at_peak(memory: Memory) -> list[str]:
+def _at_peak(memory: Memory, width: int) -> list[str]:
+    columns = min(_MAP_COLUMNS, width - _SCALE_COLUMNS)
     marks = letters(memory)
     live = memory.live_at(memory.peak_event)
     top = _top(memory)
@@ -106,11 +115,11 @@ def _at_peak(memory: Memory) -> list[str]:
         )
         for use in live
     ]
-    picture = grid(rectangles, top, partitions, _MAP_COLUMNS, rows)
+    picture = grid(rectangles, top, partitions, columns, rows)
     out = [f"partitions (down) by bytes (across) at instruction {_n(memory.peak_event)}"]
     for number, row in enumerate(picture):
         out.append(f"{partitions * number // rows:>8d} |{row}")
-    return [*out, f"{'':8s} +{'-' * _MAP_COLUMNS}", f"{'':10s}0{_n(top):>{_MAP_COLUMNS - 1}s}"]
+    return [*out, f"{'':8s} +{'-' * columns}", f"{'':10s}0{_n(top):>{columns - 1}s}"]
 
 
 def _sources(memory: Memory) -> list[Part]:

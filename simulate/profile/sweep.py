@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -17,7 +18,7 @@ from simulate.occupancy.bars import svg as bars_svg
 from simulate.occupancy.sweep import CapacityEnd, Trial, word
 from simulate.profile.numbers import share, us
 from simulate.profile.profile import Profile, profile
-from simulate.terminal import Hanging, Part, error, progress, rendered, show, table, verbatim
+from simulate.terminal import Drawn, Hanging, Part, error, progress, rendered, show, table
 from simulate.timing import Reading
 
 
@@ -33,8 +34,7 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
         with json_document(options.json, outputs, "time") as contents:
             if not bound(options):
                 return 2
-            tried = sweep.trials(options)
-            end, sentences = sweep.ending(options, tried)
+            tried, end = sweep.searched(options)
             reading = Reading(options.reading)
             profiles = [_profile(each, reading) for each in progress(tried, "profiles")]
             title = f"{sweep.title(options, tried)} ({reading.value} reading)"
@@ -47,10 +47,10 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
                 "",
                 _table(options.sweep.name, tried, profiles),
                 "",
-                *sentences,
+                *sweep.sentences(options.sweep.name, tried, end),
             ]
             if page is None or options.text:
-                show([*parts, "", verbatim(drawn(charts[0]))])
+                show([*parts, "", Drawn(partial(drawn, charts[0]))])
             if page is not None:
                 with page.writing() as file:
                     file.write(_page(title, rendered(parts), bars_svg(charts)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,8 +13,11 @@ import pytest
 
 from simulate.cli import main
 from simulate.hardware import hardware
+from simulate.occupancy import sweep
 from simulate.occupancy.bars import Bar, Bars, drawn, svg
 from simulate.occupancy.sweep import CapacityEnd, Trial, capacity_end
+from simulate.run.launch import Launch
+from simulate.run.observers import Observer, observing
 from tests.timing import kernels
 
 Capture = pytest.CaptureFixture[str]
@@ -142,6 +146,41 @@ def test_a_size_has_its_place_in_every_shape_and_argument(capsys: Capture) -> No
     assert [*rows(capsys.readouterr().out)] == [64, 128]
 
 
+def test_ranks_take_part_in_a_sweep(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKW_RANKS", "1")
+    words = ["nki_kernels:all_reduce", "group", "--ranks", "2"]
+    assert main(["memory", *words[:1], "f32[N,512]", *words[1:], "--sweep", "N=128"]) == 0
+    assert "group on trn2, 2 ranks\n" in capsys.readouterr().out
+    assert main(["time", *words[:1], "f32[N,512]", *words[1:], "--sweep", "N=128"]) == 0
+    length = rows(capsys.readouterr().out)[128][0]
+    assert main(["time", *words[:1], "f32[128,512]", *words[1:]]) == 0
+    assert f": {length} us (program reading)" in capsys.readouterr().out
+
+
+def test_progress_names_the_size_also_while_the_end_of_capacity_is_sought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = []
+
+    @contextmanager
+    def working(said: Callable[[], str]) -> Iterator[None]:
+        class Told(Observer):
+            def ran(self, launch: Launch) -> None:
+                told.append(said())
+
+        with observing(Told()):
+            yield
+
+    monkeypatch.setattr(sweep, "working", working)
+    assert swept("memory", f"{MOST - 2},{MOST + 1}") == 0
+    assert told == [
+        f"N={MOST - 2:,}, size 1 of 2: 3 instructions",
+        f"N={MOST + 1:,}, size 2 of 2: 3 instructions",
+        f"N={MOST - 1:,}, search for the end of capacity: 3 instructions",
+        f"N={MOST:,}, search for the end of capacity: 3 instructions",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -200,18 +239,19 @@ def test_a_sweep_writes_a_page_a_picture_and_a_document(capsys: Capture) -> None
 
 def test_bars_are_as_long_as_what_they_show() -> None:
     bars = (Bar("1", (0.0, 0.0), "none"), Bar("16", (23.0, 0.0), "half"), Bar("256", (0.001, 45.999), "all"))
-    assert drawn(Bars("time", ("floor", "rest"), bars)) == [
+    assert drawn(Bars("time", ("floor", "rest"), bars), 80) == [
         "time: # floor, - rest",
         "  1" + 48 * " " + "none",
         " 16 " + 23 * "#" + 24 * " " + "half",
         "256 #" + 45 * "-" + " all",
     ]
     limited = Bars("SBUF", ("live",), (Bar("1", (11.5,), "fits"), Bar("2", (46.0,), "no")), 23.0)
-    assert drawn(limited) == [
-        "SBUF: # live, | limit 23",
-        "1 " + 12 * "#" + 11 * " " + "|" + 24 * " " + "fits",
-        "2 " + 23 * "#" + "|" + 23 * "#" + " no",
-    ]
+    for columns, half in ((80, 23), (55, 23), (20, 6)):
+        assert drawn(limited, columns) == [
+            "SBUF: # live, | limit 23",
+            "1 " + (half + 1) // 2 * "#" + half // 2 * " " + "|" + (half + 1) * " " + "fits",
+            "2 " + half * "#" + "|" + half * "#" + " no",
+        ]
 
 
 def test_bars_of_the_picture_have_the_same_scale() -> None:

@@ -19,7 +19,22 @@ from tests.terminal.test_terminal import ESCAPE, environment, on_a_terminal, wid
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 EXAMPLES = {verb: shlex.split(each.example) for verb, each in VERBS.items() if verb != "fidelity"}
 EXAMPLES["plan"] = ["plan", str(ROOT / "model" / "pretrained"), "--tp", "2"]
+EXAMPLES["time --sweep"] = ["time", "script.py:doubled", "f32[128,N]", "--sweep", "N=64,60000"]
+EXAMPLES["memory --sweep"] = ["memory", *EXAMPLES["time --sweep"][1:]]
 EXAMPLES["generate"] = ["generate", "--max-new-tokens", "2", "--backend", "numpy"]
+
+WAITS = """import os, time
+import nki, nki.isa as nisa, nki.language as nl
+
+@nki.jit
+def kernel(x):
+    if x.shape[1] == 2:
+        os.write(1, b"ready\\n")
+        time.sleep(600)
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=x)
+    return out
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +71,20 @@ def test_a_closed_pipe_ends_a_verb_quietly(verb: str) -> None:
     err = running.communicate()[1].decode()
     assert running.returncode in (0, 1)
     assert "Traceback" not in err and "Exception" not in err and "error" not in err
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize(("verb", "picture"), [("time", "--html"), ("memory", "--svg")])
+def test_an_interrupted_sweep_leaves_one_line_and_no_file(
+    verb: str, picture: str, ranks: str, tmp_path: Path
+) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    before = set(tmp_path.iterdir())
+    outputs = ["--json", str(tmp_path / "sweep.json"), picture, str(tmp_path / "sweep")]
+    words = [verb, "--target", "trn2", "--ranks", ranks, f"{tmp_path}/waits.py:kernel", "f32[128,N]"]
+    status, err = stopped(started("-m", "nkw", *words, "--sweep", "N=1,2,3", *outputs))
+    assert (status, err) == (130, "target trn2\n\nnkw: interrupted: kernel has issued nothing\n")
+    assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("verb", ["run", "time", "memory", "check", "verify"])
