@@ -177,9 +177,9 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from simulate.bind import install
+    from simulate.doctor import doctor  # what it looks packages up with takes long to import
 
-    return checks.doctor(options, install)
+    return doctor(options)
 
 
 def _fidelity(options: argparse.Namespace) -> int:

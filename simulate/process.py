@@ -16,6 +16,10 @@ from typing import NoReturn
 INTERRUPTED, TERMINATED = 130, 143
 """Exit statuses, as shells count them: 128 and the number of SIGINT or SIGTERM."""
 
+# OpenBLAS, which numpy multiplies with, lets idle threads spin for 2**26 cycles: on busy cores, or between the small
+# products of a simulated kernel, they take the time of the thread that works. It reads the variable when it is loaded.
+_SPIN_VARIABLE, _LEAST_SPIN = "OPENBLAS_THREAD_TIMEOUT", "4"
+
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, on the way out of what is being done: an unfinished file is removed, as at an interrupt."""
@@ -29,6 +33,7 @@ def begin(prefix: str = "") -> None:
     Closed standard streams become empty ones, so that no file the command opens takes their numbers. Exits with status
     2 where stdout is closed.
     """
+    os.environ.setdefault(_SPIN_VARIABLE, _LEAST_SPIN)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda number, frame: leave(KeyboardInterrupt(), prefix))
     stdout_is_closed = sys.stdout is None

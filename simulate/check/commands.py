@@ -1,4 +1,4 @@
-"""The commands `check`, `lint` and `doctor`. Each returns 0, 1 (findings) or 2 (could not run).
+"""The commands `check` and `lint`. Each returns 0, 1 (findings) or 2 (could not run).
 
 `check` returns 3 where the script itself failed; launches before that are reported.
 """
@@ -6,34 +6,25 @@
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from simulate.check import Finding, Format, Gatherer, Severity, findings_of, gathered, in_order, render
 from simulate.check.findings import from_error
 from simulate.check.formats import plain
-from simulate.check.lint import calls_of, lint_file, lint_launched
+from simulate.check.lint import findings_in, lint_launched, source_of
 from simulate.errors import InvalidArgument, NkwError
 from simulate.files import Outputs, imported_files, json_document
 from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.level import Level, Rules
 from simulate.process import reopen_streams
-from simulate.run import target_hardware
 from simulate.run.launch_text import summary
-from simulate.targets import DEFAULT_TARGET
-from simulate.terminal import Hanging, error, progress, show, show_lines, table
+from simulate.terminal import error, progress, show_lines
 from simulate.tracebacks import print_of_the_user
-
-_DEVICES = "neuron*"
-_PACKAGES = {"nki": (0, 2), "neuronx-cc": (2, 20), "torch-neuronx": (2, 7), "libneuronxla": (2, 2)}
-"""The vendor's packages, each with a version that lies above every placeholder of the public index."""
-_PLACEHOLDER_FILES = 3  # a placeholder is a module or two that raise ImportError
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -162,10 +153,12 @@ def _linted(options: argparse.Namespace, path: Path, files: Sequence[Path], cont
     called = frozenset[str]()
     for file in files:
         with suppress(NkwError):
-            called |= calls_of(file)
+            called |= source_of(file, level).own_calls
     for file in progress(files, "files"):
         try:
-            findings += lint_file(file, level, called)
+            source = source_of(file, level)  # again: syntax trees of a large folder would not fit into memory
+            source.called = called
+            findings += findings_in(source, str(file))
         except NkwError as unreadable:
             if not path.is_dir():
                 error(unreadable)
@@ -202,92 +195,3 @@ def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Fi
         error(f"the report cannot be written: {unwritten}")
         return None
     return kept
-
-
-def doctor(options: argparse.Namespace, backend: Callable[[], str]) -> int:
-    """Say what is installed, what `import nki` and the target would be here, and whether a small kernel runs.
-
-    `backend` decides what `nki` means, and raises NkwError where it cannot be what was asked for.
-    """
-    works = True
-    devices = sorted(path.name for path in Path("/dev").glob(_DEVICES))
-    found = {
-        "Python": platform.python_version(),
-        **{name: _version(name) or "not installed" for name in ("numpy", "ml_dtypes", "torch")},
-        **{name: _vendor_package(name) for name in _PACKAGES},
-        "chip": ", ".join(devices) or "no Neuron device files",
-    }
-    for label, asked in (("import nki", backend), ("target", lambda: target_hardware().name)):
-        try:
-            found[label] = asked()
-        except NkwError as refused:
-            found[label] = str(refused)
-            works = False
-    try:
-        right = _trial()
-        found["simulator"] = f"a small kernel ran and returned {'the right' if right else 'a wrong'} answer"
-        works = works and right
-    except Exception as failed:
-        found["simulator"] = f"a small kernel failed: {type(failed).__name__}: {failed}"
-        works = False
-    try:
-        with json_document(options.json, Outputs(imported_files), "doctor") as contents:
-            rows = [(label, Hanging(value, 0)) for label, value in found.items()]
-            show([table("", rows, left=(0, 1), firm=(0,))])
-            contents["found"] = found
-            contents["works"] = works
-    except InvalidArgument as refused:
-        error(refused)
-        return 2
-    return 0 if works else 1
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _vendor_package(name: str) -> str:
-    """Whether a package is the vendor's or a placeholder of the public index; nothing of it is executed."""
-    version = _version(name)
-    if version is None:
-        return "not installed"
-    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
-    code = [file for file in metadata.files(name) or [] if file.suffix in (".py", ".so")]
-    if numbers < _PACKAGES[name] and len(code) <= _PLACEHOLDER_FILES:
-        return f"{version}, a placeholder that cannot be imported; uninstall it"
-    return version
-
-
-def _trial() -> bool:
-    """Run one matmul and compare it with numpy; small integers, so that both are exact."""
-    import numpy as np
-
-    from simulate.hardware import hardware
-    from simulate.isa import INSTRUCTIONS
-    from simulate.memory import MemoryRegion, NkiTensor
-    from simulate.numerics import as_dtype
-    from simulate.run import current_core
-    from simulate.run.issue import call
-    from simulate.world import launch
-
-    def kernel(stationary: NkiTensor, moving: NkiTensor) -> NkiTensor:
-        core = current_core()
-        float32 = as_dtype("float32")
-        tiles = [core.allocate(each.shape, float32) for each in (stationary, moving)]
-        sums = core.allocate((4, 3), float32, MemoryRegion.psum)
-        copied = core.allocate((4, 3), float32)
-        out = core.allocate((4, 3), float32, MemoryRegion.shared_hbm)
-        for tile, source in zip(tiles, (stationary, moving)):
-            call(INSTRUCTIONS["dma_copy"], (), {"dst": tile, "src": source})
-        call(INSTRUCTIONS["nc_matmul"], (), {"dst": sums, "stationary": tiles[0], "moving": tiles[1]})
-        call(INSTRUCTIONS["tensor_copy"], (), {"dst": copied, "src": sums})
-        call(INSTRUCTIONS["dma_copy"], (), {"dst": out, "src": copied})
-        return out
-
-    a = np.arange(20, dtype=np.float32).reshape(5, 4)
-    b = np.arange(15, dtype=np.float32).reshape(5, 3)
-    result = launch(kernel, [((a, b), {})], hardware(DEFAULT_TARGET)).outputs[0]
-    return bool(np.array_equal(result, a.T @ b))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xml.sax.saxutils import escape
+from html import escape
 
 
 class Plot:
@@ -46,4 +46,4 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 def text(x: float, y: float, words: str, kind: str) -> str:
     """Words of one of the classes in STYLE."""
-    return f'<text class="{kind.strip()}" x="{x:.2f}" y="{y:.2f}">{escape(words)}</text>'
+    return f'<text class="{kind.strip()}" x="{x:.2f}" y="{y:.2f}">{escape(words, quote=False)}</text>'

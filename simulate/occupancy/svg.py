@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from itertools import groupby, pairwise
-from xml.sax.saxutils import escape
 
 import numpy as np
 
@@ -180,7 +180,7 @@ def _tooltip(memory: Memory, use: Use, first: int, last: int, count: int, mark: 
         "at its address=" if source.addressed else "placed first fit",
     ]
     lines += [f"in {loop.header}" for loop in source.loops]
-    return escape("\n".join(lines))
+    return escape("\n".join(lines), quote=False)
 
 
 def _live_curve(memory: Memory, plot: Plot) -> list[str]:
@@ -210,7 +210,9 @@ def _loops(occupancy: Occupancy, top: float, plot: Plot) -> tuple[list[str], int
         y = top + depth * _LOOP_ROW
         for number, (loop, start, end) in enumerate(_open_at(occupancy, depth, narrow)):
             where = box(plot.x(start), y, plot.x(end) - plot.x(start), _LOOP_ROW - 2)
-            title = escape(f"{loop.header}\nat {loop.where}\ninstructions {start:,} to {end - 1:,}")
+            title = escape(
+                f"{loop.header}\nat {loop.where}\ninstructions {start:,} to {end - 1:,}", quote=False
+            )
             out.append(f'<rect class="loop{" odd" * (number % 2)}" {where}><title>{title}</title></rect>')
     if deepest:
         out.append(text(plot.left - 8, top + 9, "loops", "axis end"))

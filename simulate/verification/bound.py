@@ -72,8 +72,13 @@ def _magnitudes(reference: Reference, call: Call, arrays: Sequence[np.ndarray]) 
     for number, truth in enumerate(arrays):
         with np.errstate(invalid="ignore"):
             steps = [np.abs(each[number].astype(np.float64) - truth) / _NUDGE for each in moved]
-        found.append(max(_largest(truth), _largest(np.median(steps, axis=0))))
+        found.append(max(_largest(truth), _largest(_median(*steps))))
     return found
+
+
+def _median(one: np.ndarray, two: np.ndarray, three: np.ndarray) -> np.ndarray:
+    """The middle one of three values, NaN where one of them is; np.median sorts and takes 20 times as long."""
+    return np.maximum(np.minimum(one, two), np.minimum(np.maximum(one, two), three))
 
 
 def _largest(array: np.ndarray) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulate.verification.bound import answer, contractions_of, truth_of
+from simulate.verification.bound import _median, answer, contractions_of, truth_of
 from simulate.verification.inputs import Call, half_zeros, large, ragged, random, with_nan, zeros
 
 
@@ -60,3 +60,9 @@ def test_the_magnitude_is_the_condition_of_the_task() -> None:
 def test_a_comparison_that_tips_over_is_no_condition() -> None:
     x = np.zeros((64, 64), np.float32)
     assert terms(lambda x: np.where(x > 0, 1.0, -1.0), x)[0] == 1.0
+
+
+def test_the_median_of_three_is_numpys_also_with_nan_and_infinity() -> None:
+    values = np.array([-np.inf, -1.0, 0.0, 2.0, np.inf, np.nan])
+    three = np.array(np.meshgrid(values, values, values)).reshape(3, -1)
+    assert np.array_equal(_median(*three), np.median(three, axis=0), equal_nan=True)

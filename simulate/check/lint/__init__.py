@@ -8,6 +8,6 @@ looked at; references and test code are plain Python.
 from __future__ import annotations
 
 from simulate.check.lint.launched import lint_launched
-from simulate.check.lint.rules import calls_of, lint_file, lint_source, load_rules
+from simulate.check.lint.rules import findings_in, lint_file, lint_source, load_rules, source_of
 
-__all__ = ["calls_of", "lint_file", "lint_launched", "lint_source", "load_rules"]
+__all__ = ["findings_in", "lint_file", "lint_launched", "lint_source", "load_rules", "source_of"]

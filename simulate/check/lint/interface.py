@@ -124,7 +124,7 @@ def _rendezvous(source: Source, statements: list[ast.stmt]) -> Iterator[tuple[as
 @lint_rule("NKI042", Severity.warning, until=TRACER)
 def grid_of_cores(source: Source, scope: Scope) -> Iterator[Spot]:
     """A kernel is launched on a grid of 1 or 2, the number of physical cores of a logical core."""
-    for node in ast.walk(source.tree):
+    for node in source.parts:
         if (
             source.scopes[0] is scope
             and isinstance(node, ast.Subscript)

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from simulate.check.findings import Finding
-from simulate.check.lint.rules import calls_of, lint_file
+from simulate.check.lint.rules import findings_in, source_of
+from simulate.check.lint.source import Source
 from simulate.errors import InvalidArgument
 from simulate.lines import location
 from simulate.run import Launch
@@ -26,13 +27,17 @@ def lint_launched(launches: Sequence[Launch]) -> list[Finding]:
                 where = location(line)
                 functions[where.file].add(where.function)
     files = {file: names for file, names in functions.items() if Path(file).is_file()}
-    called = frozenset[str]()
+    sources: dict[str, Source] = {}
     for file in files:
-        with suppress(InvalidArgument):
-            called |= calls_of(Path(file))
-    findings: list[Finding] = []
-    for file, names in files.items():
         with suppress(InvalidArgument):  # a file that has changed since it was imported
-            own = lint_file(Path(file), called=called)
-            findings += [each for each in own if each.where is not None and each.where.function in names]
+            sources[file] = source_of(Path(file))
+    called = frozenset[str]().union(*(each.own_calls for each in sources.values()))
+    findings: list[Finding] = []
+    for file, source in sources.items():
+        source.called = called
+        with suppress(InvalidArgument):
+            own = findings_in(source, file)
+            findings += [
+                each for each in own if each.where is not None and each.where.function in files[file]
+            ]
     return findings

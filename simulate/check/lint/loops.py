@@ -20,9 +20,7 @@ def _is_register(scope: Scope, node: ast.expr | None) -> bool:
 
 def _functions(scope: Scope, source: Source) -> dict[str, Function]:
     named = {n.name: n for n in source.statements if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
-    inner = {
-        n.name: n for n in ast.walk(scope.node) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
-    }
+    inner = {n.name: n for n in scope.parts if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
     return {**named, **inner}
 
 
@@ -74,7 +72,7 @@ def _old_loops(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI012", Severity.error)
 def register_control(source: Source, scope: Scope) -> Iterator[Spot]:
     """A register has a value on the device only: no `if`, int() or range() on it."""
-    for node in ast.walk(scope.node):
+    for node in scope.parts:
         if isinstance(node, ast.If) and _is_register(scope, node.test):
             yield Spot(node, f"if {ast.unparse(node.test)}:", "nl.while_loop, or a predicate tile")
         elif (

@@ -38,7 +38,7 @@ _LIBRARY_BASES = frozenset({"NKIObject", "Enum", "IntEnum"})
 @lint_rule("NKI001", Severity.error, until=TRACER)
 def identity(source: Source, scope: Scope) -> Iterator[Spot]:
     """`is` and `is not` are not supported; public kernels that compile use them against None only."""
-    for node in ast.walk(scope.node):
+    for node in scope.parts:
         if not isinstance(node, ast.Compare):
             continue
         for operator, right in zip(node.ops, node.comparators):
@@ -69,7 +69,7 @@ def list_arguments(source: Source, scope: Scope) -> Iterator[Spot]:
     for default in [*scope.node.args.defaults, *filter(None, scope.node.args.kw_defaults)]:
         if isinstance(default, ast.List):
             yield Spot(default, f"the default {ast.unparse(default)}", f"({ast.unparse(default)[1:-1]},)")
-    for call in ast.walk(source.tree):
+    for call in source.parts:
         if not isinstance(call, ast.Call):
             continue
         called = call.func.value if isinstance(call.func, ast.Subscript) else call.func
@@ -130,7 +130,7 @@ def dict_keys(source: Source, scope: Scope) -> Iterator[Spot]:
 def full_python(source: Source, scope: Scope) -> Iterator[Spot]:
     """Constructs that no public kernel uses, of undocumented support in the parser, need the tracer of 0.7."""
     decorators = {id(part) for each in scope.node.decorator_list for part in ast.walk(each)}
-    for node in ast.walk(scope.node):
+    for node in scope.parts:
         if id(node) in decorators:
             continue
         if type(node) in _CONSTRUCTS:

@@ -84,13 +84,28 @@ def lint_source(
     A file of the older dialect compiles with the compiler it was written for: what it has to change is a warning.
     Raises InvalidArgument for a text that is no Python, and for one that is nested too deeply to be looked at.
     """
+    source = _source(text, file, level)
+    source.called |= called
+    return findings_in(source, file)
+
+
+def lint_file(path: Path, level: Level | None = None) -> list[Finding]:
+    """The findings in one file."""
+    return findings_in(source_of(path, level), str(path))
+
+
+def source_of(path: Path, level: Level | None = None) -> Source:
+    """A file for `findings_in`. Raises InvalidArgument for what is no Python."""
+    return _source(_text(path), str(path), level)
+
+
+def findings_in(source: Source, file: str) -> list[Finding]:
+    """The findings in a file that was read."""
     load_rules()
-    level = Level.of(level)
     findings = []
     with _readable(file):
-        source = Source(_parsed(text, file), called, level)
         for rule in RULES:
-            if not rule.holds(level):
+            if not rule.holds(source.level):
                 continue
             for scope in source.scopes:
                 for spot in rule.look(source, scope):
@@ -101,16 +116,10 @@ def lint_source(
     return in_order(findings)
 
 
-def lint_file(path: Path, level: Level | None = None, called: frozenset[str] = frozenset()) -> list[Finding]:
-    """The findings in one file; `called` names functions that other files call."""
-    return lint_source(_text(path), str(path), level, called)
-
-
-def calls_of(path: Path) -> frozenset[str]:
-    """The names of the functions that the kernels of a file call. Raises InvalidArgument for what is no Python."""
-    text = _text(path)
-    with _readable(str(path)):
-        return Source(_parsed(text, str(path))).own_calls
+def _source(text: str, file: str, level: Level | None) -> Source:
+    level = Level.of(level)
+    with _readable(file):
+        return Source(_parsed(text, file), level)
 
 
 def _parsed(text: str, file: str) -> ast.Module:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import TypeVar
 
 from simulate.level import NEWEST, Level
@@ -47,9 +48,14 @@ class Scope:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     bodies: set[str] = field(default_factory=set)  # functions handed to fori_loop or while_loop
 
+    @cached_property
+    def parts(self) -> tuple[ast.AST, ...]:
+        """All nodes of the function, as `ast.walk` orders them."""
+        return tuple(ast.walk(self.node))
+
     def nodes(self, kind: type[Node]) -> Iterator[Node]:
         """The nodes of one kind in the function."""
-        return (node for node in ast.walk(self.node) if isinstance(node, kind))
+        return (node for node in self.parts if isinstance(node, kind))
 
     def has(self, what: Holds, node: ast.expr | None) -> bool:
         """Whether an expression is a variable that holds this."""
@@ -63,9 +69,9 @@ class Scope:
 class Source:
     """One parsed file."""
 
-    def __init__(self, tree: ast.Module, called: frozenset[str] = frozenset(), level: Level = NEWEST) -> None:
-        """`called` names functions that other files call; `level` is the release that the file is written for."""
-        self.tree = tree
+    def __init__(self, tree: ast.Module, level: Level = NEWEST) -> None:
+        """`level` is the release that the file is written for."""
+        self.parts = tuple(ast.walk(tree))
         self.level = level
         self.aliases: dict[str, str] = {}
         self.old_imports: list[ast.stmt] = []
@@ -86,18 +92,17 @@ class Source:
         ]
         for scope in self.scopes:
             _Variables(self, scope).visit(scope.node)
-        functions = [
-            node.func for scope in self.scopes for node in ast.walk(scope.node) if isinstance(node, ast.Call)
-        ]
+        functions = [node.func for scope in self.scopes for node in scope.nodes(ast.Call)]
         self.own_calls = frozenset(
             function.id if isinstance(function, ast.Name) else function.attr
             for function in functions
             if isinstance(function, (ast.Name, ast.Attribute))
         )
-        self.called = self.own_calls | called
+        self.called = self.own_calls
+        """Functions that kernels call, those of other files too once `lint` knows them."""
 
     def _imports(self) -> None:
-        for node in ast.walk(self.tree):
+        for node in self.parts:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     self._bind(

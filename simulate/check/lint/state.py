@@ -94,9 +94,7 @@ def _keeps(source: Source, function: Function) -> Iterator[Spot]:
 
 def _changed(source: Source, kernel_line: int) -> set[str]:
     """Names whose value is changed in place by some function, or by the file itself below the kernel."""
-    functions = [
-        node for node in ast.walk(source.tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
+    functions = [node for node in source.parts if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     below = [node for node in source.statements if node.lineno > kernel_line]
     names = set()
     for node in (part for top in (*functions, *below) for part in ast.walk(top)):

@@ -59,7 +59,7 @@ def one_dynamic_index(source: Source, scope: Scope) -> Iterator[Spot]:
             return views[node.id][1] if node.id in views else None
         return _dynamic(scope, node)
 
-    for node in ast.walk(scope.node):
+    for node in scope.parts:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             dim = dynamic_of(node.func.value)
             if dim is None:
@@ -95,8 +95,8 @@ def _sliced(node: ast.expr, seen: str, dim: int) -> Spot:
 @lint_rule("NKI040", Severity.warning)
 def tiles_are_filled_first(source: Source, scope: Scope) -> Iterator[Spot]:
     """A tile from nl.ndarray is written before it is read; on chip it holds earlier data."""
-    loops = [n for n in ast.walk(scope.node) if isinstance(n, (ast.For, ast.While))]
-    nested = [n for n in ast.walk(scope.node) if isinstance(n, ast.FunctionDef) and n is not scope.node]
+    loops = [n for n in scope.parts if isinstance(n, (ast.For, ast.While))]
+    nested = [n for n in scope.parts if isinstance(n, ast.FunctionDef) and n is not scope.node]
     places: dict[int, tuple[int, int]] = {}
     for name, tensor in scope.tensors.items():
         if tensor.buffer not in ("nl.sbuf", "nl.psum") or not _allocated_once(source, scope, name):
@@ -151,7 +151,7 @@ def _statements(scope: Scope) -> dict[int, tuple[int, int]]:
     """Where the statement around an expression begins, by the expression's id."""
     return {
         id(part): (statement.lineno, statement.col_offset)
-        for statement in ast.walk(scope.node)
+        for statement in scope.parts
         if isinstance(statement, (ast.Expr, ast.Assign, ast.Return))
         for part in ast.walk(statement)
     }

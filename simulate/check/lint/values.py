@@ -30,7 +30,7 @@ def _is_tensor(scope: Scope, node: ast.expr | None) -> bool:
 @lint_rule("NKI019", Severity.error)
 def no_operators(source: Source, scope: Scope) -> Iterator[Spot]:
     """There are no Python operators on tensors, and only tensors are assigned to a part of one."""
-    for node in ast.walk(scope.node):
+    for node in scope.parts:
         if isinstance(node, ast.BinOp) and (_is_tensor(scope, node.left) or _is_tensor(scope, node.right)):
             op = _OPERATORS.get(type(node.op), "…")
             yield Spot(node, ast.unparse(node), f"nisa.tensor_tensor or nisa.tensor_scalar with op={op}")
@@ -61,7 +61,7 @@ def _may_be_tensor(source: Source, scope: Scope, node: ast.expr) -> bool:
 @lint_rule("NKI020", Severity.error)
 def no_values_into_python(source: Source, scope: Scope) -> Iterator[Spot]:
     """Python code does not read the values of a tensor."""
-    for node in ast.walk(scope.node):
+    for node in scope.parts:
         if isinstance(node, (ast.If, ast.While, ast.IfExp)):
             parts = [node.test, *(node.test.values if isinstance(node.test, ast.BoolOp) else [])]
             for part in parts:
