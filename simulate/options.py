@@ -104,7 +104,7 @@ def add_ranks(command: argparse.ArgumentParser) -> None:
     """The option --ranks."""
     command.add_argument(
         "--ranks",
-        type=_ranks,
+        type=rank_count,
         metavar="N",
         help="launch every kernel that is called like a function on N ranks, with equal arguments (default: 1)",
     )
@@ -146,7 +146,8 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _ranks(text: str) -> int:
+def rank_count(text: str) -> int:
+    """A number of ranks on a command line. Raises ArgumentTypeError for none."""
     if not (text.isascii() and text.isdecimal() and len(text) < 4 and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r:.40} is no number of ranks; give 1 to 999")
     return int(text)

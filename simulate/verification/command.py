@@ -19,17 +19,19 @@ from simulate.kernel_by_name import (
     importing_from,
     names_a_kernel,
 )
+from simulate.options import rank_count
 from simulate.run.observers import observing
 from simulate.scripts import bound
 from simulate.terminal import error, show, working
 from simulate.tracebacks import print_of_the_user
-from simulate.verification.judging import verify
+from simulate.verification.judging import ONE_RANK, SEVERAL_RANKS, verify
+from simulate.verification.trial import refusal
 from simulate.verification.verdict import Verdict
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The option --reference."""
-    command.set_defaults(ranks=None)  # a verdict is of one rank, so there is no --ranks
+    """The options --reference and --ranks; more than one rank is refused, with what takes it."""
+    command.add_argument("--ranks", type=rank_count, metavar="1", help="the kernel runs on one rank")
     command.add_argument(
         "--reference",
         metavar="MODULE:NAME",
@@ -45,6 +47,8 @@ def verify_command(options: argparse.Namespace) -> int:
     reference = options.reference or options.script
     outputs = Outputs(lambda: [*files_read(options), reference.rpartition(":")[0]])
     try:
+        if (options.ranks or 1) > 1:
+            raise refusal(f"{ONE_RANK}; {SEVERAL_RANKS}")
         with json_document(options.json, outputs, "verify") as contents:
             if not bound(options):
                 return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,10 @@ from simulate.verification.trial import Outcome, Trial, nan_trial, refusal, shor
 from simulate.verification.verdict import Speed, Verdict
 from simulate.world import launch
 
+ONE_RANK = "verify runs a kernel on one rank, as a reference takes the arguments of one"
+SEVERAL_RANKS = (
+    "check_kernel.ranks (docs/testing.md) compares several, and nkw check --ranks looks for faults"
+)
 _Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
@@ -54,7 +59,7 @@ def verify(
     the sizes given without breaking a rule.
     """
     if ranks_of_call() > 1:
-        raise refusal(f"verify runs a kernel on one rank, and {RANKS_VARIABLE} asks for more: unset it")
+        raise refusal(f"{ONE_RANK}, and {RANKS_VARIABLE} asks for more: unset it; {SEVERAL_RANKS}")
     function = plain(kernel)
     name = getattr(function, "__name__", "kernel")
     reference = reference or beside(function, name)
@@ -67,13 +72,20 @@ def verify(
     with gathered() as seen:
         trial = tried("random", run, reference, first, contractions, given=True)
     advice = lint_launched([each for each, _ in seen.launches])
-    findings = _counted([*findings_of(seen), *advice])
+    found = findings_of(seen)
+    findings = _counted([*found, *advice])
     trials = [trial]
     if trial.launch is not None:
-        trials += [each() for each in progress(_others(run, reference, call, second, contractions), "trials")]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the first trial gave them
+            trials += [
+                each() for each in progress(_others(run, reference, call, second, contractions), "trials")
+            ]
         trials[1] = _not_constant(trials[0], trials[1])
-    warnings = sum(each.severity is Severity.warning for each in advice)
-    return Verdict(name, chip.name, tuple(trials), findings, warnings, _speed(trial.launch), trial.launch)
+    remarks = sum(each.severity is Severity.warning for each in advice)
+    tolerated = tuple(sorted({each.code for each in found} - {each.code for each in findings}))
+    speed = _speed(trial.launch)
+    return Verdict(name, chip.name, tuple(trials), findings, tolerated, remarks, speed, trial.launch)
 
 
 def _others(

@@ -10,6 +10,7 @@ from simulate.check import Finding
 from simulate.check.formats import plain
 from simulate.errors import shown
 from simulate.profile import Profile
+from simulate.profile.advice import Bound
 from simulate.profile.numbers import share, us
 from simulate.run import Launch
 from simulate.terminal import Hanging, Part, rendered, table
@@ -17,6 +18,7 @@ from simulate.timing import Reading
 from simulate.verification.trial import Outcome, Trial
 
 _FINDINGS_SHOWN, _REASONS_SHOWN = 2, 2
+_BOUNDS_SHOWN = 2
 _UNDECIDED = (Outcome.not_taken, Outcome.open)
 _LONGEST_REASON = 150  # characters; two lines of a terminal
 _RESOURCES = {"memory": "HBM", "compute": "Tensor engine"}
@@ -29,6 +31,7 @@ class Speed:
     time_ns: under the program reading. bracket_ns: the shortest and the longest of all readings. floor_ns: the least
     time at peak rates for the work and for the bytes that have to be moved; floor_bound: which of them takes it, "HBM"
     or "Tensor engine". busiest: the engine or DMA queue that is busy longest; busiest_share: its part of the time.
+    bounds: the two largest of the vendor's bounds that differ, none for several cores.
     """
 
     time_ns: float
@@ -37,6 +40,7 @@ class Speed:
     floor_bound: str
     busiest: str
     busiest_share: float
+    bounds: tuple[Bound, ...]
 
     @classmethod
     def of(cls, seen: Profile) -> Speed:
@@ -50,6 +54,7 @@ class Speed:
             _RESOURCES[seen.roofline.bound],
             line.busiest,
             line.busy_ns[line.busiest] / line.length_ns if line.length_ns else 0.0,
+            _largest(seen.bounds),
         )
 
     @property
@@ -60,12 +65,16 @@ class Speed:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `verify` found; `speed` is None where the kernel did not run to its end at the sizes given."""
+    """What `verify` found; `speed` is None where the kernel did not run to its end at the sizes given.
+
+    tolerated: codes of rules of the chip that were broken and that the rules asked for do not hold against a kernel.
+    """
 
     kernel: str
     target: str
     trials: tuple[Trial, ...]
     findings: tuple[Finding, ...]
+    tolerated: tuple[str, ...]
     advice: int
     speed: Speed | None
     launch: Launch | None = field(default=None, compare=False, repr=False)
@@ -136,6 +145,8 @@ class Verdict:
         more = len(self.findings) - _FINDINGS_SHOWN
         if more > 0:
             out.append(f"and {more} more; `nkw check` prints all")
+        if self.tolerated:
+            out.append(Hanging(f"tolerated by the vendor's simulator: {', '.join(self.tolerated)}"))
         return out
 
     def _speed(self) -> list[Part]:
@@ -145,9 +156,11 @@ class Verdict:
         low, high = (us(each) for each in seen.bracket_ns)
         part = share(seen.floor_ns, seen.time_ns)
         floor = f"floor {us(seen.floor_ns)} us ({seen.floor_bound}), {part} of the time"
+        bounds = ", ".join(f"{each.name} {us(each.time_ns)} us" for each in seen.bounds)
         return [
             Hanging(f"predicted {us(seen.time_ns)} us (program reading), {low} to {high} over all readings"),
             Hanging(f"{floor}; busiest: {seen.busiest}, {share(seen.busiest_share, 1)}"),
+            *([Hanging(f"vendor's largest bounds: {bounds}")] if bounds else []),
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -174,6 +187,7 @@ class Verdict:
                 for each in self.trials
             ],
             "findings": plain(self.findings),
+            "tolerated": list(self.tolerated),
             "lint_warnings": self.advice,
             "speed": seen
             and {
@@ -185,8 +199,15 @@ class Verdict:
                 "floor_bound": seen.floor_bound,
                 "busiest": seen.busiest,
                 "busiest_share": seen.busiest_share,
+                "bounds": [{"name": each.name, "time_ns": each.time_ns} for each in seen.bounds],
             },
         }
+
+
+def _largest(bounds: Sequence[Bound]) -> tuple[Bound, ...]:
+    """The two largest of the bounds; of equal ones the first."""
+    differing = {each.time_ns: each for each in reversed(bounds)}
+    return tuple(differing[time_ns] for time_ns in sorted(differing, reverse=True)[:_BOUNDS_SHOWN])
 
 
 def _row(name: str, trial: Trial) -> tuple[str, ...]:

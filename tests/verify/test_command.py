@@ -11,6 +11,7 @@ import pytest
 
 import simulate
 from simulate.cli import main
+from simulate.run.launcher import ToleratedRule
 
 FOLDER = Path(__file__).parent / "tasks"
 PAGE = (Path(simulate.__file__).parents[1] / "docs" / "verify.md").read_text(encoding="utf-8")
@@ -34,7 +35,8 @@ def test_the_command_prints_a_verdict_of_at_most_20_lines(command: Any) -> None:
     lines = out.splitlines()
     assert len(lines) <= 20 and max(map(len, lines)) <= 80
     assert lines[0].startswith("add on trn1: right, clean, ")
-    assert lines[-1].startswith("floor ") and "(HBM)" in lines[-1]
+    assert lines[-2].startswith("floor ") and "(HBM)" in lines[-2]
+    assert re.fullmatch(r"vendor's largest bounds: (\w+ [\d.]+ us(, |$)){2}", lines[-1])
 
 
 def test_a_reference_of_another_file_is_taken(command: Any) -> None:
@@ -49,6 +51,8 @@ def test_json_is_the_verdict(command: Any) -> None:
     told = json.loads(out)
     assert status == told["status"] == 0 and told["right"] and told["clean"] and told["reason"] == ""
     assert told["findings"] == [] and told["speed"]["floor_bound"] == "HBM"
+    larger, smaller = told["speed"]["bounds"]
+    assert told["speed"]["time_ns"] >= larger["time_ns"] > smaller["time_ns"] > 0
     assert "add on trn2: right, clean, " in err
 
 
@@ -82,11 +86,59 @@ def test_more_than_one_rank_is_refused(command: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NKW_RANKS", "2")
     status, out, err = command("add.py:add", *sizes)
     assert (status, out) == (2, "")
-    assert err.endswith(
-        "error: [NKW-VERIFY] verify runs a kernel on one rank, and NKW_RANKS asks for more: unset it\n"
-    )
+    one = "error: [NKW-VERIFY] verify runs a kernel on one rank, as a reference takes the arguments of one"
+    several = "check_kernel.ranks (docs/testing.md) compares several, and nkw check --ranks looks for faults"
+    assert err.endswith(f"{one}, and NKW_RANKS asks for more: unset it; {several}\n")
+    assert command("add.py:add", *sizes, "--ranks", "2") == (2, "", f"{one}; {several}\n")
+    assert command("add.py:add", *sizes, "--ranks", "1")[0] == 0
     monkeypatch.setenv("NKW_RANKS", "1")
     assert command("add.py:add", *sizes)[0] == 0
+
+
+KERNELS = """import nki, nki.isa as nisa, nki.language as nl
+
+def moved(x, tile):
+    nisa.dma_copy(dst=tile, src=x)
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+@nki.jit
+def larger_than_sbuf(x):
+    tile = nl.ndarray((128, 60000), dtype=x.dtype, buffer=nl.sbuf)
+    return moved(x, tile[0 : x.shape[0], 0 : x.shape[1]])
+
+@nki.jit
+def of_level_0_7(x):
+    nl.tiles(x, tile_shape=x.shape)
+    return moved(x, nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf))
+
+def larger_than_sbuf_reference(x):
+    return x
+
+of_level_0_7_reference = larger_than_sbuf_reference
+"""
+
+
+def test_rules_of_the_vendors_simulator_are_named_where_they_tolerate(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "k.py").write_text(KERNELS)
+    words = (f"{tmp_path}/k.py:larger_than_sbuf", "f32[64,32]")
+    status, out, _ = command(*words)
+    assert status == 1 and "error[NKW-TILE-SIZE]" in out
+    with pytest.warns(ToleratedRule) as given:
+        status, out, _ = command(*words, "--rules", "simulator")
+    assert status == 0
+    assert "tolerated by the vendor's simulator: NKW-CAPACITY, NKW-TILE-SIZE\n" in out
+    assert len(given) == 2  # and not once for each trial
+    assert "tolerated" not in command(f"{tmp_path}/k.py:of_level_0_7", "f32[64,32]")[1]
+
+
+@pytest.mark.parametrize(("level", "status"), [("0.6", 1), ("0.7", 0)])
+def test_the_level_decides_what_exists(command: Any, tmp_path: Path, level: str, status: int) -> None:
+    (tmp_path / "k.py").write_text(KERNELS)
+    found = command(f"{tmp_path}/k.py:of_level_0_7", "f32[64,32]", "--level", level)
+    assert found[0] == status
+    assert ("[NKW-LEVEL] nl.tiles exists from level 0.7 on" in " ".join(found[1].split())) == bool(status)
 
 
 def test_modules_beside_kernel_and_reference_are_imported(command: Any, tmp_path: Path) -> None:
