@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nki_kernels.ladder import tile_by_tile
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.profile import Profile, profile, text
@@ -156,3 +157,16 @@ def test_records_are_those_of_the_profile() -> None:
     found = records(done)
     assert [each["gain"] for each in found["advice"]] == [each.gain for each in done.advice]
     assert [each["time_ns"] for each in found["bounds"]] == [each.time_ns for each in done.bounds]
+
+
+def test_each_tensor_that_is_loaded_again_is_advised_on_alone_and_all_where_that_gains_more() -> None:
+    deep = [kernels.zeros(1024, columns, kernels.BF16) for columns in (1024, 2048)]
+    done = _profile(tile_by_tile.func, *deep)
+    assert [each.tensors for each in done.advice] == [("b", "a_t"), ("b",), ("a_t",)]
+    assert done.advice[0].sentence == "keep in SBUF what is loaded again: b, a_t"
+    short = text(done)
+    assert "what is loaded again: b, a_t" in short and short.count("what is loaded again") == 1
+    assert "2 more with --advice" in short
+    assert text(done, all_advice=True).count("what is loaded again") == 3
+    both, b, a = (each.before_ns - each.length_ns for each in done.advice)
+    assert both >= b + 0.02 * done.length_ns > a

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels.ladder import blocked, tile_by_tile
+from nki_kernels.ladder import blocked, hoisted, tile_by_tile
+from simulate.hardware import hardware
 from simulate.profile import Profile, profile
-from simulate.profile.advice import Kind
+from simulate.profile.advice import Advice, Kind
+from simulate.timing import Reading
 from tests.advice.ladders import matmul, rmsnorm_swiglu, softmax
 from tests.timing import kernels
 
@@ -38,8 +40,8 @@ LADDERS: dict[str, tuple[Sequence[np.ndarray], Sequence[Kernel], Sequence[Kind]]
     ),
     "matmul of the kernel library": (
         (kernels.zeros(1024, 1024, kernels.BF16), kernels.zeros(1024, 1024, kernels.BF16)),
-        (tile_by_tile.func, blocked.func),
-        (Kind.reloads,),
+        (tile_by_tile.func, hoisted.func, blocked.func),
+        (Kind.reloads, Kind.reloads),
     ),
     "softmax": (
         (kernels.zeros(1024, 512),),
@@ -47,6 +49,9 @@ LADDERS: dict[str, tuple[Sequence[np.ndarray], Sequence[Kernel], Sequence[Kind]]
         (Kind.rotation, Kind.small_tiles, Kind.small_dmas),
     ),
 }
+
+TENSORS = {("matmul of the kernel library", 0): ("a_t",), ("matmul of the kernel library", 1): ("b",)}
+"""What the next variant keeps in SBUF, by ladder and step, where that is a part of what could be kept."""
 
 
 def _profiles(name: str) -> list[Profile]:
@@ -61,19 +66,37 @@ def test_the_first_advice_is_the_change_of_the_next_variant(name: str) -> None:
     assert [each.advice[0].kind for each in _profiles(name)[:-1]] == list(kinds)
 
 
+def _of_step(name: str, step: int, pieces: Sequence[Advice]) -> Advice | None:
+    """The piece of advice that the next variant follows: the first of its kind, or that on its tensors."""
+    kind, tensors = LADDERS[name][2][step], TENSORS.get((name, step))
+    found = [each for each in pieces if each.kind is kind and tensors in (None, each.tensors)]
+    return found[0] if found else None
+
+
 @pytest.mark.parametrize("name", LADDERS)
 def test_predicted_gains_are_what_the_next_variant_brings(name: str) -> None:
-    done = _profiles(name)
-    for here, following in pairwise(done):
-        first = here.advice[0]
+    for step, (here, following) in enumerate(pairwise(_profiles(name))):
+        piece = _of_step(name, step, here.advice)
+        assert piece is not None
         brought = here.length_ns - following.length_ns
-        assert brought / FACTOR <= first.before_ns - first.length_ns <= brought * FACTOR, first.kind
+        assert brought / FACTOR <= piece.before_ns - piece.length_ns <= brought * FACTOR, piece.kind
 
 
 @pytest.mark.parametrize("name", LADDERS)
 def test_advice_that_was_followed_is_not_given_again(name: str) -> None:
-    for kind, following in zip(LADDERS[name][2], _profiles(name)[1:]):
-        assert kind not in {each.kind for each in following.advice}
+    for step, following in enumerate(_profiles(name)[1:]):
+        assert _of_step(name, step, following.advice) is None
+
+
+def test_swiglu_goes_from_the_bound_of_float32_products_to_that_of_its_bytes() -> None:
+    """27.8 us: x, weight, gate, up and the float32 result at the rate of HBM while both cores of a stack work."""
+    _, wide, narrow = _profiles("rmsnorm and swiglu")
+    assert [round(each.length_ns / 1000, 1) for each in (wide, narrow)] == [76.9, 31.1]
+    assert round(wide.timelines[Reading.scheduled].length_ns / 1000, 1) == 72.0
+    assert (round(wide.roofline.least_ns / 1000, 1), wide.roofline.bound) == (54.6, "compute")
+    assert (round(narrow.roofline.least_ns / 1000, 1), narrow.roofline.bound) == (22.9, "memory")
+    shared = narrow.roofline.needed_bytes / hardware("trn2").hbm_gb_per_s_per_core
+    assert round(shared / 1000, 1) == 27.8
 
 
 @pytest.mark.parametrize("name", LADDERS)

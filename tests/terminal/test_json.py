@@ -85,6 +85,7 @@ def test_a_document_has_the_keys_and_types_of_the_page(verb: str, capsys: Captur
         runs += [[verb, f"wrong.py:{name}", "f32[128,64]"] for name in ("halved", "unread")]
     if verb == "time":
         runs.append([*words, "--against", *words[1:]])
+        runs.append(["time", "nki_kernels.ladder:tile_by_tile", "bf16[512,512]", "bf16[512,1024]"])
     if verb in ("time", "memory"):
         swept = [verb, "script.py:doubled", "f32[128,N]", "--sweep"]
         runs += [[*swept, sizes] for sizes in ("N=64", "N=16384,65536", "N=64,65536")]

@@ -35,9 +35,13 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One change of the kernel: what it is, the lines it is about, and the length that the launch has with it."""
+    """One change of the kernel: what it is, the lines it is about, and the length that the launch has with it.
+
+    tensors: which tensors in HBM it is about, where it could be made for each of several.
+    """
 
     kind: Kind
+    tensors: tuple[str, ...]
     lines: tuple[str, ...]
     length_ns: float
     before_ns: float
@@ -46,6 +50,11 @@ class Advice:
     def gain(self) -> float:
         """The part of the length that is saved."""
         return 1.0 - self.length_ns / self.before_ns
+
+    @property
+    def sentence(self) -> str:
+        """What to change."""
+        return self.kind.value + (f": {', '.join(self.tensors)}" if self.tensors else "")
 
 
 _CHANGES: dict[Kind, Callable[[Stream, Hardware], Iterator[Edit]]] = {
@@ -62,19 +71,22 @@ _CHANGES: dict[Kind, Callable[[Stream, Hardware], Iterator[Edit]]] = {
 def advice(
     streams: Sequence[Stream], hardware: Hardware, reading: Reading, before_ns: float
 ) -> tuple[Advice, ...]:
-    """Everything that gains at least LEAST_GAIN of the length, the largest gain first."""
+    """Everything that gains at least LEAST_GAIN of the length, the largest gain first.
+
+    A change for several tensors has to gain LEAST_GAIN more than that for one of them.
+    """
     found = []
     for kind, changes in _CHANGES.items():
-        timed = [
-            (_length(edits, streams, hardware, reading), edits)
-            for edits in zip_longest(*(changes(stream, hardware) for stream in streams))
-        ]
-        if timed:
-            length, edits = min(timed, key=lambda each: each[0])
-            piece = Advice(kind, _lines(edits), length, before_ns)
-            if piece.gain >= LEAST_GAIN:
-                found.append(piece)
-    return tuple(sorted(found, key=lambda each: (each.length_ns, each.kind.value)))
+        best: dict[tuple[str, ...], Advice] = {}
+        for edits in zip_longest(*(changes(stream, hardware) for stream in streams)):
+            about = next(edit.about for edit in edits if edit is not None)
+            piece = Advice(kind, about, _lines(edits), _length(edits, streams, hardware, reading), before_ns)
+            known = best.get(about)
+            if known is None or piece.length_ns < known.length_ns:
+                best[about] = piece
+        alone = max((each.gain for each in best.values() if len(each.tensors) < 2), default=0.0)
+        found += [each for each in best.values() if each.gain >= LEAST_GAIN + alone * (len(each.tensors) > 1)]
+    return tuple(sorted(found, key=lambda each: (each.length_ns, each.kind.value, each.tensors)))
 
 
 def _length(

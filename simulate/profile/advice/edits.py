@@ -21,9 +21,13 @@ Uses = Mapping[int, Sequence[tuple[int, bool]]]
 
 @dataclass(slots=True)
 class Edit:
-    """Changes of one stream: by event its new template and the tensors of its operands, and further tensors."""
+    """Changes of one stream: by event its new template and the tensors of its operands, and further tensors.
+
+    `about` names tensors of the kernel where the change is about some of several.
+    """
 
     stream: Stream
+    about: tuple[str, ...] = ()
     events: dict[int, tuple[Template, Sequence[int]]] = field(default_factory=dict)
     tensors: list[TensorRecord] = field(default_factory=list)
     _made: dict[tuple[object, ...], Template] = field(default_factory=dict)

@@ -17,13 +17,16 @@ _LINES = 3  # lines of the kernel that a piece of advice names
 def advice_parts(profile: Profile, all_advice: bool) -> list[list[Part]]:
     """The section of the advice, and with `all_advice` that of the bounds; none where there is nothing to say."""
     blocks: list[list[Part]] = []
-    pieces = profile.advice if all_advice else profile.advice[:_FIRST]
+    pieces = profile.advice
+    if not all_advice:  # the first of each kind
+        kinds = {each.kind: each for each in reversed(pieces)}
+        pieces = tuple(each for each in pieces if kinds[each.kind] is each)[:_FIRST]
     if pieces or all_advice:
         blocks.append(["advice, each piece timed alone" if pieces else "advice: no change gains 2 %"])
     for number, each in enumerate(pieces, 1):
         blocks[0].append(
             Hanging(
-                f"{number}. {us(each.length_ns)} us ({-100 * each.gain:.1f} %): {each.kind.value}", indent=3
+                f"{number}. {us(each.length_ns)} us ({-100 * each.gain:.1f} %): {each.sentence}", indent=3
             )
         )
         more = len(each.lines) - _LINES
@@ -47,7 +50,8 @@ def records(profile: Profile) -> dict[str, list[dict[str, object]]]:
         "advice": [
             {
                 "kind": each.kind.name,
-                "sentence": each.kind.value,
+                "sentence": each.sentence,
+                "tensors": list(each.tensors),
                 "lines": list(each.lines),
                 "length_ns": each.length_ns,
                 "gain": each.gain,

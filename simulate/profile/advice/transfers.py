@@ -23,10 +23,19 @@ _SIZES = tuple(1 << power for power in (16, 18, 20, 22))
 _MOST = 64
 """DMAs that are merged into one at most, so that the time of the search stays in proportion to the stream."""
 
+_MOST_TENSORS = 4
+"""Tensors that are tried one by one."""
+
 
 def loads_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Loads that bring the same elements into an equal tile: the first one stays, as far as SBUF has room."""
-    edit, used = Edit(stream), uses(stream)
+    """Loads that bring the same elements into an equal tile: the first one stays, as far as SBUF has room.
+
+    One edit for each tensor of which most is loaded again, and one for all tensors.
+    """
+    used = uses(stream)
+    again: dict[
+        int, list[tuple[int, int, int]]
+    ] = {}  # by tensor in HBM: event, its tile, the tile that has the same
     first: dict[tuple[object, ...], int] = {}
     for event in range(len(stream)):
         loaded = load_of(stream, event)
@@ -37,14 +46,20 @@ def loads_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
             continue
         key = (source, stream.template_ids[event])
         kept = first.setdefault(key, tile)
-        if kept == tile:
-            continue
-        edit.leave_out(event)
-        for other, writes in used[tile]:
-            if not writes:
-                edit.rename(other, tile, kept)
-    if edit.events and _fits(edit, hardware):
-        yield edit
+        if kept != tile:
+            again.setdefault(source, []).append((event, tile, kept))
+    saved = {source: sum(_dma(stream, each[0]).bytes for each in loads) for source, loads in again.items()}
+    order = sorted(again, key=lambda source: -saved[source])
+    for sources in [*([order] if len(order) > 1 else []), *([source] for source in order[:_MOST_TENSORS])]:
+        edit = Edit(stream, tuple(stream.tensors[source].name for source in sources))
+        for source in sources:
+            for event, tile, kept in again[source]:
+                edit.leave_out(event)
+                for other, writes in used[tile]:
+                    if not writes:
+                        edit.rename(other, tile, kept)
+        if _fits(edit, hardware):
+            yield edit
 
 
 def larger_dmas(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
