@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from simulate.terminal import Hanging, Part, rendered, table
+from simulate.parts import Hanging, Part, table
+from simulate.terminal import rendered
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import KernelTime, Pass

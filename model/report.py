@@ -12,7 +12,7 @@ import numpy as np
 from model.generate import Difference, Generation
 from model.sampling import SamplingOptions
 from model.version import DISTRIBUTION, version
-from simulate.terminal import Hanging, Part, table
+from simulate.parts import Hanging, Part, table
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import Prediction

@@ -16,10 +16,11 @@ from simulate.hardware import hardware
 from simulate.isa import INSTRUCTIONS
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import as_dtype
+from simulate.parts import Hanging, table
 from simulate.run import current_core, target_hardware
 from simulate.run.issue import call
 from simulate.targets import DEFAULT_TARGET
-from simulate.terminal import Hanging, error, show, table
+from simulate.terminal import error, show
 from simulate.world import launch
 
 _DEVICES = "neuron*"

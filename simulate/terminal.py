@@ -1,4 +1,4 @@
-"""What commands print: tables, sentences, errors and progress, drawn by rich.
+"""What commands print: parts of reports, errors and progress, drawn by rich.
 
 A terminal gets its own width between 60 and 120 columns, and colour unless NO_COLOR is set. A file, a pipe and a string
 get 80 columns and no escape codes, so that the same report is the same text everywhere.
@@ -13,19 +13,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import singledispatch
 from io import StringIO
 from threading import Event, Thread
-from typing import IO, TYPE_CHECKING, TypeVar, Union
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from simulate.errors import LONGEST_MESSAGE, shown
+from simulate.parts import Hanging, Part, as_html
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.measure import Measurement
-    from rich.table import Table
-    from rich.text import Text
+    from rich.console import Console
 
 COLUMNS = 80
 """The width where the output is no terminal."""
@@ -34,156 +31,15 @@ _PATIENCE_SECONDS = 0.5  # before progress is shown
 _AGAIN_SECONDS = 0.2  # until it is shown again on a terminal
 EVERY_SECONDS = 10.0
 """Between two lines of progress where stderr is no terminal."""
-_SHORTEST_NAME = 10  # columns; a narrower name says nothing
 _STYLES = {r"^error\b(\[.*?\])?": "bold red", r"^warning\b(\[.*?\])?": "bold yellow"}
 _LONGEST_LINE, _MOST_LINES = 2 * LONGEST_MESSAGE, 200  # of an error; a deadlock has a line for each core
 
-Part = Union["RenderableType", str]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Name:
-    """`lead` and a name whose end says most, such as a path with a line: a narrow column cuts the front of the name."""
-
-    words: str
-    lead: str = ""
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        from rich.cells import cell_len
-        from rich.measure import Measurement
-
-        columns = cell_len(self.lead + self.words)
-        return Measurement(min(columns, cell_len(self.lead) + _SHORTEST_NAME), columns)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.cells import cell_len
-        from rich.text import Text
-
-        words = shortened(self.words, options.max_width - cell_len(self.lead))
-        yield Text(self.lead + words, no_wrap=True, overflow="ellipsis")
-
-
-@dataclass(frozen=True)
-class Hanging:
-    """A sentence; its lines after the first are indented by `indent` columns."""
-
-    words: str | Text
-    indent: int = 2
-    style: str = ""
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        from rich.cells import cell_len
-        from rich.measure import Measurement
-
-        columns = cell_len(str(self.words)) + self.indent
-        return Measurement(min(columns, 2 * _SHORTEST_NAME), columns)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text
-
-        words = Text(self.words, self.style) if isinstance(self.words, str) else self.words
-        for number, line in enumerate(words.wrap(console, options.max_width - self.indent)):
-            line.rstrip()
-            yield Text(" " * self.indent) + line if number else line
-
-
-@dataclass(frozen=True)
-class Noted:
-    """A table of rows of one line each; below each row stands its note, at most as wide as the terminal."""
-
-    table: Table
-    notes: Sequence[str]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.segment import Segment
-        from rich.text import Text
-
-        head, *rows = console.render_lines(self.table, options, pad=False)
-        yield from (*head, Segment.line())
-        for row, note in zip(rows, self.notes, strict=True):
-            yield from (*row, Segment.line())
-            if note:
-                yield Text(f"  {note}", style="dim", no_wrap=True, overflow="ellipsis")
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Lines that `lines` draws for a number of columns, such as bars; what is wider is cut there."""
-
-    lines: Callable[[int], Iterable[str]]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text
-
-        yield Text("\n".join(self.lines(options.max_width)), no_wrap=True, overflow="crop")
-
-
-def table(
-    heads: str,
-    rows: Iterable[Sequence[Part]],
-    left: Sequence[int] = (0,),
-    firm: Sequence[int] = (),
-    indent: int = 0,
-    gap: int = 2,
-) -> Table:
-    """A table without rules; columns are flush right but those of `left`. `heads` are separated by |, "" for none.
-
-    Words keep to one line: where the table is too wide, the `left` columns lose width, but those of `firm` do not.
-    """
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    listed = [tuple(row) for row in rows]
-    made = Table(
-        box=None, pad_edge=False, padding=(0, gap, 0, 0), show_header=bool(heads), header_style="bold"
-    )
-    for number, head in enumerate(heads.split("|") if heads else [""] * max(map(len, listed), default=0)):
-        to_left = number in left
-        made.add_column(head, justify="left" if to_left else "right", no_wrap=not to_left or number in firm)
-    for row in listed:
-        made.add_row(
-            *(
-                Text(each, no_wrap=True, overflow="ellipsis") if isinstance(each, str) else each
-                for each in row
-            )
-        )
-    return Padding(made, (0, 0, 0, indent)) if indent else made  # type: ignore[return-value]
-
-
-def verbatim(lines: Iterable[str]) -> RenderableType:
-    """Lines that are drawn already, such as a map made of characters; cut where the terminal ends."""
-    return Drawn(lambda columns: lines)
-
-
-def shortened(name: str, columns: int) -> str:
-    """A name in at most so many columns of a terminal: cut at the front, whole path components first."""
-    from rich.cells import cell_len
-
-    if cell_len(name) <= columns:
-        return name
-    last = name.replace("\\", "/").rpartition("/")[2]
-    if cell_len(last) <= columns:
-        return last
-    while last and cell_len(last) > columns - 1:
-        last = last[1:]
-    return "…" + last
 
 
 def rendered(parts: Iterable[Part]) -> str:
     """Parts of a report as text: 80 columns, no colour, no spaces at the ends of lines."""
     return _text(_console(StringIO()), parts)
-
-
-def as_html(parts: Iterable[Part]) -> str:
-    """Parts of a report as HTML for a notebook: the lines of `rendered`, escaped, with bold headings; no script."""
-    console = _console(StringIO())
-    console.record = True
-    for part in parts:
-        console.print(part)
-    page = '<pre style="line-height: 1.25; overflow-x: auto; white-space: pre">{code}</pre>'
-    return console.export_html(inline_styles=True, code_format=page)
 
 
 class Displayed:

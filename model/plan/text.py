@@ -10,8 +10,8 @@ from model.plan.dry import Time
 from model.plan.memory import DTYPE_BYTES
 from model.plan.plan import Plan
 from model.plan.predict import PassTime
+from simulate.parts import Hanging, Part, table
 from simulate.targets import TARGETS
-from simulate.terminal import Hanging, Part, table
 
 
 def parts(plan: Plan) -> list[Part]:

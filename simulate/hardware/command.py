@@ -8,8 +8,9 @@ from typing import Any
 from simulate.errors import InvalidArgument
 from simulate.files import Outputs, imported_files, json_document
 from simulate.hardware import hardware
+from simulate.parts import table
 from simulate.targets import TARGETS
-from simulate.terminal import error, show, table
+from simulate.terminal import error, show
 
 _FACTS: list[tuple[str, Any]] = [
     ("core", lambda h: h.core),

@@ -9,13 +9,13 @@ import numpy as np
 from simulate.errors import OutOfBounds, RuleViolation, Unsupported
 from simulate.lines import location, named
 from simulate.memory import views
+from simulate.memory.display import html, html_of_values
 from simulate.memory.layout import ByteView, Layout, layout_of
 from simulate.memory.objects import VALUE_READS, NKIObject
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
 from simulate.memory.view_rules import no_python_on_tensors, view_within_storage
 from simulate.numerics import DType, as_dtype, float32, tfloat32, to_float32
-from simulate.terminal import Hanging, as_html, verbatim
 
 _FLOAT32 = float32.storage
 _Tensor = TypeVar("_Tensor", bound="TensorBytes")
@@ -230,8 +230,14 @@ class TensorBytes(NKIObject):
         return f"<{self.summary()}>\n{np.array2string(values, threshold=200)}"
 
     def _repr_html_(self) -> str:
-        head, *values = repr(self).split("\n")
-        return as_html([Hanging(head, style="bold"), *([verbatim(values)] if values else [])])
+        if self.dynamic is not None:
+            return html(self.describe(), "its address is read at run time")
+        VALUE_READS.count += 1
+        if self.storage.array.nbytes < self.storage.nbytes:
+            return html(self.describe(), "no values: the launch is dry")
+        states = self.storage.validity.states(*self.byte_view()[1:])
+        first_dim = "partition" if self.buffer.on_chip else "row"
+        return html_of_values(self.describe(), self.array, states, self.dtype, first_dim)
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise RuleViolation(

@@ -17,9 +17,10 @@ from simulate.occupancy.bars import svg as bars_svg
 from simulate.occupancy.svg import svg
 from simulate.occupancy.text import place_of, report, verdict
 from simulate.occupancy.uses import Occupancy, occupancies
+from simulate.parts import Drawn, Hanging
 from simulate.run import Launch, recorded
 from simulate.run.launch_text import summary
-from simulate.terminal import Drawn, Hanging, error, show, working
+from simulate.terminal import error, show, working
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

@@ -18,7 +18,9 @@ COLOURS = (
 )
 
 STYLE = """
-.nkw-memory { --page: #fdfcfa; --field: #f3f1ec; --grid: #dcd8cf; --ink: #2e2c28; --soft: #7a766c;
+.nkw-memory.map { min-width: 720px; }
+.nkw-memory { max-width: 100%; height: auto;
+  --page: #fdfcfa; --field: #f3f1ec; --grid: #dcd8cf; --ink: #2e2c28; --soft: #7a766c;
   --limit: #b3432f; --loop: #cfcabd; --odd: #b4ae9f;
   font-family: ui-sans-serif, system-ui, -apple-system, "Segoe UI", sans-serif; font-size: 12px; }
 @media (prefers-color-scheme: dark) { .nkw-memory { --page: #1b1c1e; --field: #242629; --grid: #373a3f;

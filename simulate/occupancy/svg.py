@@ -15,7 +15,8 @@ from simulate.occupancy.plot import Plot, box, line, text
 from simulate.occupancy.style import COLOURS, STYLE
 from simulate.occupancy.text import report, verdict
 from simulate.occupancy.uses import Memory, Occupancy, Use
-from simulate.terminal import as_html, html_of
+from simulate.parts import as_html
+from simulate.terminal import html_of
 
 _WIDTH = 1160
 _LEFT, _PLOT, _GAP, _PEAK = 88, 700, 40, 300
@@ -37,7 +38,7 @@ def svg(occupancies: Sequence[tuple[str, Occupancy]]) -> str:
         top += height
     size = f'width="{_WIDTH}" height="{top}" viewBox="0 0 {_WIDTH} {top}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="nkw-memory" {size} role="img">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="nkw-memory map" {size} role="img">\n'
         f"<style>{STYLE}</style>\n"
         f'<rect class="page" width="{_WIDTH}" height="{top}"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )

@@ -14,10 +14,11 @@ from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_ke
 from simulate.memory import MemoryRegion
 from simulate.memory.placement import live_tiles_fit
 from simulate.occupancy.bars import Bar, Bars
+from simulate.parts import Hanging, Part, table
 from simulate.run import Launch, recorded
 from simulate.run.machine import capacity_bytes, tile_fits
 from simulate.run.observers import observing
-from simulate.terminal import Hanging, Part, table, working
+from simulate.terminal import working
 
 _CAPACITY, _ONE_TILE = code_of(live_tiles_fit), code_of(tile_fits)
 _MOST_SIZES = 64

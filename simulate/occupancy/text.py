@@ -8,7 +8,8 @@ from functools import partial
 from simulate.occupancy.grid import grid
 from simulate.occupancy.marks import letters, place_of, short
 from simulate.occupancy.uses import Level, Memory, Occupancy
-from simulate.terminal import Drawn, Hanging, Name, Part, rendered, report_of, table
+from simulate.parts import Drawn, Hanging, Name, Part, table
+from simulate.terminal import rendered, report_of
 
 _MAP_COLUMNS = 70  # at most
 _SCALE_COLUMNS = 10  # beside a map

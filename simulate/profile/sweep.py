@@ -16,9 +16,10 @@ from simulate.occupancy import sweep
 from simulate.occupancy.bars import Bar, Bars, drawn
 from simulate.occupancy.bars import svg as bars_svg
 from simulate.occupancy.sweep import CapacityEnd, Trial, word
+from simulate.parts import Drawn, Hanging, Part, as_html, table
 from simulate.profile.numbers import share, us
 from simulate.profile.profile import Profile, profile
-from simulate.terminal import Drawn, Hanging, Part, error, progress, rendered, show, table
+from simulate.terminal import error, progress, show
 from simulate.timing import Reading
 
 
@@ -53,7 +54,7 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
                 show([*parts, "", Drawn(partial(drawn, charts[0]))])
             if page is not None:
                 with page.writing() as file:
-                    file.write(_page(title, rendered(parts), bars_svg(charts)))
+                    file.write(_page(title, as_html(parts), bars_svg(charts)))
                 print(f"page: {options.html}")
             if any(each.launch for each in tried):
                 contents["sweep"] = _contents(options.sweep.name, tried, profiles, end)
@@ -97,11 +98,12 @@ def _bars(name: str, tried: Sequence[Trial], profiles: Sequence[Profile | None])
     return Bars(f"time by {name}", ("floor", "above the floor"), tuple(bars))
 
 
-def _page(title: str, text: str, picture: str) -> str:
+def _page(title: str, report: str, picture: str) -> str:
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
-        "<style>:root { color-scheme: light dark } body { margin: 1rem } pre { overflow-x: auto }</style>\n"
-        f"<pre>{escape(text)}</pre>\n{picture}</html>\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<style>:root { color-scheme: light dark } body { margin: 1rem; font-family: ui-sans-serif, system-ui, "
+        f"-apple-system, 'Segoe UI', sans-serif }}</style>\n{report}\n{picture}</html>\n"
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from simulate.parts import Hanging, Name, Noted, Part, Table, shortened, table
 from simulate.profile.advice.text import advice_parts
 from simulate.profile.basis import CALLED
 from simulate.profile.critical_path import Phase, Stretch
@@ -15,12 +15,9 @@ from simulate.profile.lines import LineTime
 from simulate.profile.moments import Moments, named, source
 from simulate.profile.numbers import share, us
 from simulate.profile.profile import Profile
-from simulate.terminal import Hanging, Name, Noted, Part, rendered, report_of, shortened, table
+from simulate.terminal import rendered, report_of
 from simulate.timing import Reading
 from simulate.timing.timeline import core_label
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _CHAIN = 10  # stretches of the critical path that are spelled out
 _GAPS = 3  # groups of gaps per track

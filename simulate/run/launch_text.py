@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from simulate.memory import MemoryRegion
+from simulate.parts import Hanging, Name, Part, table
 from simulate.run.arguments import leaves
 from simulate.run.launch import Launch
 from simulate.run.machine import capacity_bytes
-from simulate.terminal import Hanging, Name, Part, report_of, table
+from simulate.terminal import report_of
 
 _ROWS = 12
 

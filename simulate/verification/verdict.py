@@ -9,11 +9,12 @@ from typing import Any
 from simulate.check import Finding
 from simulate.check.formats import plain
 from simulate.errors import shown
+from simulate.parts import Hanging, Part, table
 from simulate.profile import Profile
 from simulate.profile.advice import Bound
 from simulate.profile.numbers import share, us
 from simulate.run import Launch
-from simulate.terminal import Hanging, Part, rendered, table
+from simulate.terminal import rendered
 from simulate.timing import Reading
 from simulate.verification.trial import Outcome, Trial
 

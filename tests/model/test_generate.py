@@ -15,7 +15,8 @@ from model.generate import Difference, Generation, StopReason, encode_prompt, ge
 from model.report import Run, document, summary
 from model.sampling import SamplingOptions, StepOutput
 from model.tokenizer import Tokenizer
-from simulate.terminal import Part, rendered
+from simulate.parts import Part
+from simulate.terminal import rendered
 
 GREEDY = SamplingOptions()
 

@@ -162,7 +162,7 @@ def test_time_writes_a_page_and_prints_the_text_only_if_asked(
     found = data(html.read_text())
     assert found["title"] == "script.py"
     assert [part for _, part in found["steps"]] == [0, 0, 1]
-    assert html.read_text().count('<svg xmlns="http://www.w3.org/2000/svg" class="nkw-memory"') == 2
+    assert html.read_text().count('<svg xmlns="http://www.w3.org/2000/svg" class="nkw-memory map"') == 2
     before = html.read_bytes()
     assert main([*arguments, "--text", str(script)]) == 0
     assert "critical path, by line" in capsys.readouterr().out

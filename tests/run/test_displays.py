@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Callable
+from html.parser import HTMLParser
 from typing import Any
 
 import nki.isa as nisa
@@ -19,21 +18,59 @@ from simulate.isa.book import CallError
 from simulate.memory import MemoryRegion
 from simulate.occupancy import Occupancy, occupancies, verdict
 from simulate.occupancy import text as memory_text
+from simulate.parts import Hanging, Name, Noted, as_html, table, verbatim
 from simulate.profile import Profile
 from simulate.profile import profile as profile_of_streams
 from simulate.profile import text as profile_text
-from simulate.terminal import Hanging, as_html, rendered
+from simulate.terminal import rendered
 from simulate.timing import Reading
 
 X = np.ones((128, 512), np.float32)
 WEIGHT = np.ones((1, 512), np.float32)
 NORM = (nki_kernels.rmsnorm, X, WEIGHT, 1e-5)
 
+TRACKS = "track", "busy us", "busy", "idle us", "slices"
 
-def words_of(page: str) -> str:
-    """The text that a browser shows of HTML without tables: tags gone, escapes resolved, ends of lines cut."""
-    text = html.unescape(re.sub(r"<[^>]*>", "", page))
-    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+class Cells(HTMLParser):
+    """The words of HTML that a browser shows; those of the cells of its tables as well, row by row."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert not self._open  # every element is closed
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self._open:
+            return
+        self.words += data.split()
+        if {"td", "th"} & {*self._open}:
+            self.rows[-1][-1] += data
+
+
+def words_of(page: str) -> list[str]:
+    """The words that a browser shows of HTML."""
+    return Cells(page).words
+
+
+def wide(record: object, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words of a report in which nothing is cut."""
+    monkeypatch.setattr("simulate.terminal.COLUMNS", 1000)
+    return str(record).split()
 
 
 def tall(x: Any, columns: int) -> Any:
@@ -168,32 +205,41 @@ def test_a_package_and_the_function_of_its_name_are_both_there() -> None:
     assert callable(simulate.profile) and callable(simulate.occupancy) and callable(text)
 
 
-def test_html_has_the_lines_of_the_text_and_escapes_them() -> None:
-    parts = [Hanging("<b> & 'c'", style="bold"), "", "a < b"]
+def test_html_has_the_words_of_the_text_and_escapes_them() -> None:
+    rows = [(Name("<i>/a.py:7", "op "), "1 < 2"), ("b & c", "3")]
+    noted = Noted(table("na<me|number", rows), ["x < y", ""])
+    parts = [Hanging("<b> & 'c'", style="bold"), "", "a < b", noted, verbatim(["+-> ", "  |<"])]
     page = as_html(parts)
-    assert words_of(page) == rendered(parts)
-    assert "<b>" not in page and "&lt;b&gt; &amp;" in page and "font-weight: bold" in page
-    assert "<script" not in page
+    assert words_of(page) == rendered(parts).split()
+    assert Cells(page).rows == [["na<me", "number"], ["op <i>/a.py:7", "1 < 2"], ["x < y"], ["b & c", "3"]]
+    assert page.count("<table>") == 1 and '<p class="bold">&lt;b&gt;' in page
+    assert "<script" not in page and "http" not in page
+    assert "<pre>+-&gt; \n  |&lt;</pre>" in page  # as it was drawn
 
 
-def test_a_profile_shows_its_report() -> None:
+def test_a_profile_shows_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
     found = simulate.profile(*NORM)
     assert repr(found) == f"<profile of rmsnorm on trn2: {found.length_ns / 1000:.3f} us (program reading)>"
     assert f"{found}\n" == profile_text(found)
-    assert words_of(found._repr_html_()) == profile_text(found)
+    page = found._repr_html_()
+    assert words_of(page) == wide(found, monkeypatch)
+    rows = Cells(page).rows
+    busy = f"{found.timeline.busy_ns['Vector'] / 1000:.3f}"
+    assert ["Vector", busy] in [row[:2] for row in rows[rows.index([*TRACKS]) :]]
 
 
-def test_an_occupancy_shows_its_picture_and_its_report() -> None:
+def test_an_occupancy_shows_its_picture_and_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
     found = simulate.occupancy(*NORM, target="trn1")
     peak, usable = found.sbuf.peak_bytes, found.sbuf.usable_bytes
     assert f"SBUF {peak:,} of {usable:,}, PSUM 0 of" in repr(found)
     assert f"{found}\n" == memory_text(found)
     picture, report = found._repr_html_().split("<details>")
     assert "<svg" in picture and f"SBUF: {verdict(found.sbuf)}" in picture
-    assert words_of(report.replace("<summary>as text</summary>", "")) == memory_text(found)
+    report = report.replace("<summary>as text</summary>", "").replace("</details>", "")
+    assert words_of(report) == wide(found, monkeypatch)
 
 
-def test_a_launch_shows_what_ran() -> None:
+def test_a_launch_shows_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     world = simulate.World("trn1", ranks=2)
     launch = world.launch(NORM[0], [(NORM[1:], {})] * 2)
     total = sum(map(len, launch.streams))
@@ -203,7 +249,9 @@ def test_a_launch_shows_what_ran() -> None:
     assert f"\ndma_copy                  {copies}\n" in shown
     assert "   1       0  (128, 512) float32\n" in shown
     assert f"{launch.high_water_bytes(MemoryRegion.sbuf):,}" in shown
-    assert words_of(launch._repr_html_()) == f"{shown}\n"
+    page = launch._repr_html_()
+    assert words_of(page) == wide(launch, monkeypatch)
+    assert ["dma_copy", f"{copies}"] in Cells(page).rows
 
 
 def test_the_warnings_of_a_launch_are_shown_escaped() -> None:
@@ -239,6 +287,7 @@ def test_a_tile_shows_its_values_where_it_has_any(mode: simulate.Mode) -> None:
     def looked_at(x: Any) -> Any:
         out = nl.ndarray((2, 3), dtype=x.dtype, buffer=nl.shared_hbm)
         tile = nl.ndarray((2, 3), dtype=x.dtype, buffer=nl.sbuf, name="a<b")
+        nisa.dma_copy(dst=tile[:, 0:2], src=x[0:2, 0:2])
         seen.append((repr(tile), tile._repr_html_()))
         nisa.dma_copy(dst=tile, src=x[0:2, 0:3])
         seen.append((repr(tile), tile._repr_html_()))
@@ -246,8 +295,36 @@ def test_a_tile_shows_its_values_where_it_has_any(mode: simulate.Mode) -> None:
         return out
 
     simulate.World().launch(looked_at, [((X * 7.5,), {})], mode)
-    for text, page in seen:
-        assert words_of(page) == f"{text}\n"
-        assert "a<b" not in page
-    assert ("not fully written" in seen[0][1]) == (mode is simulate.Mode.eager)
-    assert ("7.5" in seen[1][1]) == (mode is simulate.Mode.eager)
+    for (text, page), last in zip(seen, ("undefined", "7.5")):
+        assert "a&lt;b (2, 3) float32 in sbuf (allocated at " in page
+        if mode is simulate.Mode.dry:
+            assert "dry run: no values" in text and "no values: the launch is dry" in page
+            assert Cells(page).rows == []
+        else:
+            assert ("not fully written" in text) == (last == "undefined")
+            head, *values = Cells(page).rows
+            assert head == ["partition", "0", "1", "2"]
+            assert values == [["0", "7.5", "7.5", last], ["1", "7.5", "7.5", last]]
+
+
+@pytest.mark.parametrize(("columns", "cut"), [(7, False), (8, False), (9, True)])
+def test_of_many_values_the_first_and_the_last_are_shown(columns: int, cut: bool) -> None:
+    seen: list[list[list[str]]] = []
+
+    def looked_at(x: Any) -> Any:
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=x)
+        seen.extend(Cells(each._repr_html_()).rows for each in (tile, x, tile[100:104]))
+        nisa.dma_copy(dst=out, src=tile)
+        return out
+
+    values = np.arange(128 * columns, dtype=np.int32).reshape(128, columns)
+    simulate.World().launch(looked_at, [((values,), {})])
+    tile, argument, part = seen
+    shown = [*range(4), None, *range(columns - 4, columns)] if cut else [*range(columns)]
+    assert tile[0] == ["partition", *("…" if each is None else str(each) for each in shown)]
+    assert argument[0][0] == "row" and tile[1:] == argument[1:]
+    assert [row[0] for row in tile[1:]] == ["0", "1", "2", "3", "…", "124", "125", "126", "127"]
+    assert tile[-1][1:] == ["…" if each is None else str(values[127, each]) for each in shown]
+    assert part[1][1] == str(values[100, 0]) and len(part) == 5

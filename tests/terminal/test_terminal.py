@@ -17,9 +17,10 @@ from unicodedata import east_asian_width
 import pytest
 
 from simulate.kernel_by_name import InstructionCount, launch_by_name
+from simulate.parts import Hanging, Name, Noted, shortened, table
 from simulate.run.launch import Launch
 from simulate.run.observers import Observer, observing
-from simulate.terminal import Hanging, Name, Noted, progress, rendered, shortened, table, working
+from simulate.terminal import progress, rendered, working
 
 SCRIPT = """
 import numpy as np

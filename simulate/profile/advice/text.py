@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simulate.parts import Hanging, Part, table
 from simulate.profile.numbers import share, us
-from simulate.terminal import Hanging, Part, table
 
 if TYPE_CHECKING:
     from simulate.profile.profile import Profile

@@ -1,0 +1,253 @@
+"""Parts of reports: sentences, names, tables and drawings. Each is drawn on a terminal by rich, and as HTML.
+
+rich takes some 35 ms to load; what draws on a terminal loads it when it draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Protocol, Union, runtime_checkable
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.measure import Measurement
+    from rich.text import Text
+
+_SHORTEST_NAME = 10  # columns; a narrower name says nothing
+_DRAWN_COLUMNS = 80  # of a drawing in HTML
+
+Part = Union["RenderableType", str]
+
+_STYLE = """
+.nkw-report { overflow-x: auto; font-size: 13px; line-height: 1.4; }
+.nkw-report table { border-collapse: collapse; margin: 0.8em 0; font-variant-numeric: tabular-nums; }
+.nkw-report tr, .nkw-report tbody tr:nth-child(odd) { background: none; }
+.nkw-report th, .nkw-report td { padding: 0.15em 1.1em 0.15em 0; border: none; text-align: right;
+  vertical-align: top; white-space: nowrap; color: inherit; }
+.nkw-report thead th { border-bottom: 1px solid rgba(128, 128, 128, 0.6); }
+.nkw-report tbody tr:not(.note) td { border-top: 1px solid rgba(128, 128, 128, 0.18); }
+.nkw-report .left { text-align: left; }
+.nkw-report table.indented { margin: 0.2em 0 0.5em 1.2em; }
+.nkw-report .note td { opacity: 0.65; padding-left: 1.2em; text-align: left; white-space: normal;
+  font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 12px; }
+.nkw-report p { margin: 0; padding-left: 1.2em; text-indent: -1.2em; }
+.nkw-report td p { padding: 0; text-indent: 0; white-space: normal; min-width: 16em; }
+.nkw-report p.bold { font-weight: 600; }
+.nkw-report p.apart { margin-top: 0.8em; }
+.nkw-report pre { margin: 0.8em 0; background: none; color: inherit; line-height: 1.2; font-size: 12px;
+  font-family: ui-monospace, Menlo, Consolas, monospace; }
+"""
+
+
+@runtime_checkable
+class Shown(Protocol):
+    """A part that draws itself as HTML."""
+
+    def html(self) -> str:
+        """The part as HTML; its words are escaped."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """`lead` and a name whose end says most, such as a path with a line: a narrow column cuts the front of the name."""
+
+    words: str
+    lead: str = ""
+
+    def html(self) -> str:
+        """Lead and name, whole."""
+        return escape(self.lead + self.words)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.cells import cell_len
+        from rich.measure import Measurement
+
+        columns = cell_len(self.lead + self.words)
+        return Measurement(min(columns, cell_len(self.lead) + _SHORTEST_NAME), columns)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        words = shortened(self.words, options.max_width - cell_len(self.lead))
+        yield Text(self.lead + words, no_wrap=True, overflow="ellipsis")
+
+
+@dataclass(frozen=True)
+class Hanging:
+    """A sentence; its lines after the first are indented by `indent` columns."""
+
+    words: str | Text
+    indent: int = 2
+    style: str = ""
+
+    def html(self) -> str:
+        """A paragraph, of the style as its class."""
+        kind = f' class="{self.style}"' if self.style else ""
+        return f"<p{kind}>{escape(str(self.words))}</p>"
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.cells import cell_len
+        from rich.measure import Measurement
+
+        columns = cell_len(str(self.words)) + self.indent
+        return Measurement(min(columns, 2 * _SHORTEST_NAME), columns)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        words = Text(self.words, self.style) if isinstance(self.words, str) else self.words
+        for number, line in enumerate(words.wrap(console, options.max_width - self.indent)):
+            line.rstrip()
+            yield Text(" " * self.indent) + line if number else line
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table without rules, see `table`."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Part]]
+    left: Sequence[int]
+    firm: Sequence[int]
+    indent: int
+    gap: int
+
+    def html(self, notes: Sequence[str] = ()) -> str:
+        """A table of HTML; below a row stands its note, if it has one."""
+        heads = "".join(self._cell("th", number, escape(head)) for number, head in enumerate(self.heads))
+        out = [f"<thead><tr>{heads}</tr></thead>"] if any(self.heads) else []
+        for place, row in enumerate(self.rows):
+            cells = (self._cell("td", number, _inside(each)) for number, each in enumerate(row))
+            out.append(f"<tr>{''.join(cells)}</tr>")
+            if place < len(notes) and notes[place]:
+                out.append(
+                    f'<tr class="note"><td colspan="{len(self.heads)}">{escape(notes[place])}</td></tr>'
+                )
+        return "\n".join(['<table class="indented">' if self.indent else "<table>", *out, "</table>"])
+
+    def _cell(self, tag: str, column: int, inside: str) -> str:
+        return f'<{tag} class="left">{inside}</{tag}>' if column in self.left else f"<{tag}>{inside}</{tag}>"
+
+    def __rich__(self) -> RenderableType:
+        from rich.padding import Padding
+        from rich.table import Table
+        from rich.text import Text
+
+        made = Table(
+            box=None,
+            pad_edge=False,
+            padding=(0, self.gap, 0, 0),
+            show_header=any(self.heads),
+            header_style="bold",
+        )
+        for number, head in enumerate(self.heads):
+            to_left = number in self.left
+            whole = not to_left or number in self.firm
+            made.add_column(head, justify="left" if to_left else "right", no_wrap=whole)
+        for row in self.rows:
+            made.add_row(
+                *(
+                    Text(each, no_wrap=True, overflow="ellipsis") if isinstance(each, str) else each
+                    for each in row
+                )
+            )
+        return Padding(made, (0, 0, 0, self.indent)) if self.indent else made
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A table of rows of one line each; below each row stands its note, at most as wide as the terminal."""
+
+    table: Table
+    notes: Sequence[str]
+
+    def html(self) -> str:
+        """The table with its notes."""
+        return self.table.html(self.notes)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+        from rich.text import Text
+
+        head, *rows = console.render_lines(self.table, options, pad=False)
+        yield from (*head, Segment.line())
+        for row, note in zip(rows, self.notes, strict=True):
+            yield from (*row, Segment.line())
+            if note:
+                yield Text(f"  {note}", style="dim", no_wrap=True, overflow="ellipsis")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Lines that `lines` draws for a number of columns, such as bars; what is wider is cut there."""
+
+    lines: Callable[[int], Iterable[str]]
+
+    def html(self) -> str:
+        """The lines as they are."""
+        return f"<pre>{escape(chr(10).join(self.lines(_DRAWN_COLUMNS)))}</pre>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        yield Text("\n".join(self.lines(options.max_width)), no_wrap=True, overflow="crop")
+
+
+def table(
+    heads: str,
+    rows: Iterable[Sequence[Part]],
+    left: Sequence[int] = (0,),
+    firm: Sequence[int] = (),
+    indent: int = 0,
+    gap: int = 2,
+) -> Table:
+    """A table without rules; columns are flush right but those of `left`. `heads` are separated by |, "" for none.
+
+    Words keep to one line: where the table is too wide, the `left` columns lose width, but those of `firm` do not.
+    """
+    listed = [tuple(row) for row in rows]
+    names = heads.split("|") if heads else [""] * max(map(len, listed), default=0)
+    return Table(names, listed, left, firm, indent, gap)
+
+
+def verbatim(lines: Iterable[str]) -> Drawn:
+    """Lines that are drawn already, such as a map made of characters; cut where the terminal ends."""
+    return Drawn(lambda columns: lines)
+
+
+def shortened(name: str, columns: int) -> str:
+    """A name in at most so many columns of a terminal: cut at the front, whole path components first."""
+    from rich.cells import cell_len
+
+    if cell_len(name) <= columns:
+        return name
+    last = name.replace("\\", "/").rpartition("/")[2]
+    if cell_len(last) <= columns:
+        return last
+    while last and cell_len(last) > columns - 1:
+        last = last[1:]
+    return "…" + last
+
+
+def as_html(parts: Iterable[Part]) -> str:
+    """Parts of a report as HTML for a notebook, in the colours of the page around it; it needs nothing from outside."""
+    out, apart = [], False
+    for part in parts:
+        inside = _inside(part)
+        if isinstance(part, str) and inside:
+            inside = f"<p>{inside}</p>"
+        if apart and inside.startswith("<p"):
+            inside = inside.replace("<p>", '<p class="apart">', 1).replace(
+                'class="bold"', 'class="bold apart"', 1
+            )
+        if inside:
+            out.append(inside)
+        apart = not inside
+    return "\n".join(['<div class="nkw-report">', f"<style>{_STYLE}</style>", *out, "</div>"])
+
+
+def _inside(part: Part) -> str:
+    return part.html() if isinstance(part, Shown) else escape(str(part))
