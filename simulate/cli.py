@@ -22,7 +22,7 @@ from simulate.occupancy import command as occupancy
 from simulate.options import add_command, add_json, add_level, add_ranks, add_running, add_trips, take_words
 from simulate.profile import command as profiles
 from simulate.profile.sweep import time_sweep
-from simulate.scripts import bound, run_script, run_script_or_kernel, run_to_its_end
+from simulate.scripts import bound, run_script_or_kernel, run_to_its_end
 from simulate.verification import command as verification
 
 _REPLAY_OPTIONS = {
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m simulate") ->
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if options.command == "run" or error.filename is not None:
+        if (options.command == "run" and Path(options.script).is_file()) or error.filename is not None:
             raise  # from the script; errors of report files are typed
         terminal.error(f"the report cannot be written: {error.strerror or error}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
@@ -118,19 +118,18 @@ def _take_words(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
 
 
 def _run(options: argparse.Namespace) -> int:
-    from simulate.kernel_by_name import files_read
-    from simulate.replay.options import EXACT_VARIABLE, VERIFY_VARIABLE
+    from simulate.kernel_by_name import files_read, names_a_kernel
     from simulate.run import Launch, recorded
-    from simulate.run.environment import REPLAY_VARIABLE
-    from simulate.run.launch_text import summary
+    from simulate.run.launch_text import report, summary
 
-    replays = options.replay or options.exact or options.verify_replay
-    asked = {REPLAY_VARIABLE: replays, EXACT_VARIABLE: options.exact, VERIFY_VARIABLE: options.verify_replay}
-    for variable, wanted in asked.items():
-        if wanted:
-            os.environ[variable] = "1"
+    by_name = names_a_kernel(options.script)
+    try:
+        _take_replay_options(options, by_name)
+    except InvalidArgument as useless:
+        terminal.error(useless)
+        return 2
     kept: AbstractContextManager[list[Launch]] = (
-        nullcontext([]) if options.json is None else recorded(outputs=False)
+        recorded(outputs=by_name) if by_name or options.json is not None else nullcontext([])
     )
     try:
         with (
@@ -138,9 +137,12 @@ def _run(options: argparse.Namespace) -> int:
             kept as launches,
         ):
             try:
-                status = run_script(options)
+                status = run_script_or_kernel(options, computes=True)
             finally:
                 contents["launches"] = [summary(each) for each in launches]
+            if by_name and status == 0:
+                _question_marks_for_what_cannot_be_printed()
+                terminal.show(report(launches[-1]))
     except InvalidArgument as unwritten:  # run_script prints what it refuses
         if unwritten.code != "NKW-JSON-PATH":
             raise
@@ -153,11 +155,35 @@ def _run(options: argparse.Namespace) -> int:
     return status
 
 
+def _take_replay_options(options: argparse.Namespace, by_name: bool) -> None:
+    """Put the options of replay into the environment. Raises InvalidArgument for one beside a kernel by name."""
+    from simulate.replay.options import EXACT_VARIABLE, VERIFY_VARIABLE
+    from simulate.run.environment import REPLAY_VARIABLE
+
+    given = [each for each in _REPLAY_OPTIONS if getattr(options, each.lstrip("-").replace("-", "_"))]
+    if by_name and given:
+        raise InvalidArgument(
+            "NKW-REPLAY-OPTION",
+            f"{given[0]} is about launches that a script repeats, and {options.script:.60} is launched once: leave it "
+            "out, or give a script",
+        )
+    replays = options.replay or options.exact or options.verify_replay
+    asked = {REPLAY_VARIABLE: replays, EXACT_VARIABLE: options.exact, VERIFY_VARIABLE: options.verify_replay}
+    for variable, wanted in asked.items():
+        if wanted:
+            os.environ[variable] = "1"
+
+
 def _reported(command: Run, options: argparse.Namespace) -> int:
-    """The status of a command that prints a report; characters that the encoding lacks become `?`."""
+    """The status of a command that prints a report."""
+    _question_marks_for_what_cannot_be_printed()
+    return command(options)
+
+
+def _question_marks_for_what_cannot_be_printed() -> None:
+    """Print `?` for characters that the encoding of stdout lacks, from now on."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    return command(options)
 
 
 def _once_or_swept(

@@ -16,7 +16,6 @@ from simulate.verbs import VERBS
 _SCRIPT = "a Python file, and the arguments that it gets"
 _KERNEL = "a kernel, FILE.py:NAME or MODULE:NAME, and its arguments: f32[128,512], literals"
 _SCRIPT_OR_KERNEL = f"{_SCRIPT}; or {_KERNEL}, or `group` for the replica group of all ranks"
-_WORDS = {"run": _SCRIPT, "verify": _KERNEL}  # of the other commands: _SCRIPT_OR_KERNEL
 _COLUMNS = 78  # of the parts of the help that argparse does not wrap
 
 Add = Callable[[argparse.ArgumentParser], None]
@@ -84,7 +83,7 @@ def add_running(
         "words",
         nargs=argparse.PARSER,
         metavar="kernel" if name == "verify" else "script",
-        help=_WORDS.get(name, _SCRIPT_OR_KERNEL),
+        help=_KERNEL if name == "verify" else _SCRIPT_OR_KERNEL,
     )
     command.set_defaults(act=act, own=own)
 
@@ -163,7 +162,7 @@ def take_words(options: argparse.Namespace, prog: str, names_a_kernel: Callable[
     own: OwnOptions = options.own
     words = options.words[options.words[0] == "--" :]
     options.script, options.arguments = words[0], words[1:]
-    if options.command == "verify" or (options.command != "run" and names_a_kernel(options.script)):
+    if options.command == "verify" or names_a_kernel(options.script):
         _, options.arguments = own.parse_known_args(options.arguments, options)
         return
     if options.arguments[:1] == ["--"]:

@@ -22,7 +22,9 @@ class Verb(NamedTuple):
 
 VERBS = {
     "run": Verb(
-        "run a script whose `import nki` is the simulator", "run --target trn1 script.py --size 3", _RUN_ENDS
+        "run a script, or a kernel by name, with `import nki` bound to the simulator",
+        "run --target trn1 script.py --size 3",
+        _RUN_ENDS,
     ),
     "time": Verb(
         "run a script and print the predicted time of every kernel launch", f"time {_KERNEL}", _TIME_ENDS

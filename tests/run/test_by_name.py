@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simulate.cli import main
 from simulate.errors import InvalidArgument, RuleViolation
 from simulate.kernel_by_name import DTYPES, launch_by_name, names_a_kernel
 from simulate.run import Mode
 
+Capture = pytest.CaptureFixture[str]
 KERNEL = """
 import nki
 import nki.isa as nisa
@@ -170,3 +172,25 @@ def test_a_broken_rule_keeps_its_type(file: str) -> None:
     """129 rows pass the kernel's own check and break the rule of the partitions."""
     with pytest.raises(RuleViolation):
         launch_by_name(f"{file}:scaled", ["f32[129,4]", "1.0"])
+
+
+def test_run_computes_a_kernel_by_name_and_prints_its_launch(file: str, capsys: Capture) -> None:
+    assert main(["run", f"{file}:scaled", "f32[128,64]", "2.0", "--target", "trn1"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("scaled on trn1: eager, 1 rank, 1 core, 3 instructions\n\n")
+    assert "   0       0  (128, 64) float32\n" in out and "dma_copy           2\n" in out
+    assert err == "target trn1\n"
+    assert main(["run", f"{file}:scaled", "f32[257,64]", "2.0"]) == 2
+    assert "at most 256 rows, not 257" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--replay", "--exact", "--verify-replay", "--replay-report"])
+def test_options_of_replay_are_refused_beside_a_kernel_by_name(
+    file: str, option: str, capsys: Capture
+) -> None:
+    assert main(["run", f"{file}:scaled", "f32[128,64]", "2.0", option]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(
+        f"error: [NKW-REPLAY-OPTION] {option} is about launches that a script repeats, and "
+    )

@@ -268,8 +268,6 @@ def test_a_script_and_a_kernel_by_name_run_on_several_ranks(
     status, document, err = written(capsys, command, "--ranks", "2", "script.py")
     assert (status, document["launches"][0]["ranks"]) == (0, 2)
     assert "\n2.0\n" in err
-    if command == "run":
-        return
     late = ["nki_kernels:all_reduce", "f32[128,64]", "group", "--ranks", "2"]
     status, document, _ = written(capsys, command, *late)
     assert (status, document["launches"][0]["ranks"], document["launches"][0]["cores"]) == (0, 2, 2)
