@@ -183,7 +183,7 @@ _DMA = {
     "dma_piece_ns": derived(
         6.5,
         CS149_TRACES,
-        "the middle of 5 to 8 ns: runs inside a descriptor follow no faster than descriptors do",
+        "the middle of 5 to 8 ns: pieces inside a descriptor follow no faster than descriptors do",
     ),
     "dma_piece_bytes_per_ns": documented(27.2, DMA_GUIDE, "the engine's peak"),
     "dma_descriptor_latency_ns": derived(270.0, CS149_TRACES, "beyond the interval"),

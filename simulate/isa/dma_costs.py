@@ -12,7 +12,7 @@ from simulate.isa.costs import CACHE, clock_ghz
 from simulate.isa.enums import DgeMode, Engine
 from simulate.isa.plan import Cost, DmaCost, Phase, Term
 
-_PIECES_MAX = 8  # rows of 512 bytes in one descriptor, traces of 64 tiles of 128 x 128
+_PIECES_MAX = 8  # pieces of 512 bytes in one descriptor, traces of 64 tiles of 128 x 128
 
 
 @lru_cache(CACHE)
@@ -34,13 +34,14 @@ def dma(
     """One DMA: triggered on `engine`'s stream, cut into descriptors, spread over the core's DMA engines.
 
     `mode` tells who writes the descriptors: nobody (a static ring prepared at load time), the hardware, or GpSimd.
-    `piece_bytes` is the length of contiguous runs. Runs are cut at the descriptor limit; up to eight short runs share a
-    descriptor within it: traces show it for prepared rings, counts of packets for those that software writes. Every run
-    but the first takes at least the time of a piece, which runs of 256 bytes exceed; runs that lie `apart` in HBM take
-    it on top of their bytes at the engine's peak. Hardware writes one for every run, and so does GpSimd for rows that
-    lie anywhere (`by_row`). GpSimd works out addresses for the next descriptors meanwhile, which takes longer where
-    they follow from data (`at_run_time`). The longer of the two counts: a scatter of 128 rows of 4 bytes takes 2 us on
-    gen2, 15 ns each, and no further microsecond.
+    `piece_bytes` is the length of a piece: bytes that lie together on both sides. A piece is cut at the descriptor
+    limit; up to eight short pieces share a descriptor within it: traces show it for prepared rings, counts of packets
+    for those that software writes. Every piece but the first of a descriptor takes at least `dma_piece_ns`, which
+    pieces of 256 bytes exceed. Pieces that lie `apart` in HBM take `dma_piece_ns` on top of their bytes at the engine's
+    peak. Hardware writes a descriptor for every piece, and so does GpSimd for rows that lie anywhere (`by_row`). GpSimd
+    works out addresses for the next descriptors meanwhile, which takes longer where they follow from data
+    (`at_run_time`). The longer of the two counts: a scatter of 128 rows of 4 bytes takes 2 us on gen2, 15 ns each, and
+    no further microsecond.
 
     `total_bytes` pass through the engines: of source and destination the longer one. `hbm_bytes` are read from HBM and
     written to it (default: the bytes of one side). However many engines move them, DMAs of one core take their bytes
@@ -62,10 +63,10 @@ def dma(
             rate, at, data_ns = "dma_engine_bytes_per_ns", (fraction,), result_ns
     pieces = min(shared, ceil(total_bytes / piece))
     piece_ns = data_ns / descriptors / pieces
-    run_ns = piece / hardware.dma_piece_bytes_per_ns if apart else 0.0
-    short = pieces > 1 and piece_ns < hardware.dma_piece_ns + run_ns and not fraction
+    apart_ns = piece / hardware.dma_piece_bytes_per_ns if apart else 0.0
+    short = pieces > 1 and piece_ns < hardware.dma_piece_ns + apart_ns and not fraction
     if short:
-        data_ns = descriptors * (piece_ns + (pieces - 1) * (hardware.dma_piece_ns + run_ns))
+        data_ns = descriptors * (piece_ns + (pieces - 1) * (hardware.dma_piece_ns + apart_ns))
     each_ns = hardware.dma_descriptor_ns + data_ns / descriptors  # from one queued descriptor to the next
     gpsimd_ns = 0.0
     if mode is DgeMode.swdge:
@@ -83,11 +84,11 @@ def dma(
     used = min(descriptors, hardware.dma_engines)
     moving_ns = ceil(descriptors / hardware.dma_engines) * each_ns
     skew_ns = min(hardware.dma_load_skew_ns if load else hardware.dma_store_skew_ns, moving_ns)
-    apart_ns = skew_ns * (used - 1) / hardware.dma_engines
+    last_start_ns = skew_ns * (used - 1) / hardware.dma_engines
     hbm_ns = (total_bytes if hbm_bytes is None else hbm_bytes) / hardware.hbm_gb_per_s_per_core
     engines_ns = descriptors * each_ns / hardware.dma_engines
     busy_ns = max(engines_ns, hbm_ns)
-    transfer_ns = max(apart_ns + moving_ns + hardware.dma_descriptor_latency_ns, hbm_ns)
+    transfer_ns = max(last_start_ns + moving_ns + hardware.dma_descriptor_latency_ns, hbm_ns)
     clock = clock_ghz(hardware, engine)
     issue_ns = trigger_ns + gpsimd_ns
     latency = (issue_ns + first_ns + transfer_ns + hardware.dma_completion_ns) * clock
@@ -107,15 +108,15 @@ def dma(
         queued_ns = ceil(descriptors / hardware.dma_engines) * hardware.dma_descriptor_ns
         data: list[tuple[tuple[str, ...], float, bool]] = [
             (("dma_descriptor_latency_ns",), hardware.dma_descriptor_latency_ns, False),
-            (("dma_load_skew_ns" if load else "dma_store_skew_ns",), apart_ns, False),
+            (("dma_load_skew_ns" if load else "dma_store_skew_ns",), last_start_ns, False),
             (("dma_descriptor_ns",), queued_ns, True),
         ]
-        if short:  # every run but the first of a descriptor takes its own time
+        if short:  # every piece but the first of a descriptor takes its own time
             more = ceil(descriptors / hardware.dma_engines) * (pieces - 1)
             data.append((("dma_piece_ns",), more * hardware.dma_piece_ns, True))
             if apart:
-                data.append((("dma_piece_bytes_per_ns",), more * run_ns, True))
-            queued_ns += more * (hardware.dma_piece_ns + run_ns)
+                data.append((("dma_piece_bytes_per_ns",), more * apart_ns, True))
+            queued_ns += more * (hardware.dma_piece_ns + apart_ns)
         data.append(((rate, *at), moving_ns - queued_ns, True))
         if sum(ns for _, ns, _ in data) < hbm_ns:
             data = [(("hbm_gb_per_s_per_core",), hbm_ns, True)]

@@ -118,9 +118,9 @@ class Cost:
     no time of its own. `fast_mode`: the Vector engine handles several elements per cycle. `stationary` tells how a
     stationary tile is read and where in the array it lies; None where that is not known before the run, and for
     transposes, whose tile is data. `kept_cycles` is how much shorter the interval is where the array holds it already.
-    `clears`: writes zeros and nothing else. `cells`: the cells of the array, of 32 rows and 32 columns, that a matmul
-    in a tile of the array takes; none for the whole array. `explain` gives the terms, which no launch needs and a
-    profile asks for.
+    `clears`: writes zeros and nothing else. `cells`: the cells of the array that a matmul in a tile of it takes; none
+    for the whole array. A cell is as large as the smallest tile that the chip has: 64 rows and columns on gen2, 32 on
+    later ones. `explain` gives the terms, which no launch needs and a profile asks for.
     """
 
     interval_cycles: float

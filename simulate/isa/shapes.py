@@ -23,11 +23,11 @@ def unchanged(values: np.ndarray) -> tuple[np.ndarray]:
 
 
 def contiguous_bytes(view: NkiTensor) -> int:
-    """Length of the contiguous runs of a view; on chip a run ends with its partition."""
-    run = 1
+    """The bytes of a view that lie together, a piece; on chip a piece ends with its partition."""
+    piece = 1
     first = 1 if view.buffer.on_chip else 0
     for extent, stride in zip(reversed(view.shape[first:]), reversed(view.strides[first:])):
-        if extent != 1 and stride != run:
+        if extent != 1 and stride != piece:
             break
-        run *= extent
-    return run * view.dtype.itemsize
+        piece *= extent
+    return piece * view.dtype.itemsize

@@ -50,9 +50,9 @@ class Facts:
         self.ports = shared_ports(stream, hardware)
         special = [each.transfers or each.table is not None for each in self.distinct]
         self.special = np.array(special, bool)[numbers].tolist()
+        """By event, whether more than the engine and the operands decides when it may start."""
         for event in omitted:
             self.special[event] = True
-        """Whether more than the engine and the operands decides when an event may start."""
         if self.ports:
             self.special = [each or bool(ports) for each, ports in zip(self.special, self.ports)]
         self._stream = stream

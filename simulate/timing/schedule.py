@@ -14,6 +14,8 @@ as `Cost` states them, in the clock of the engine. Policies where the documentat
   generation of GpSimd. After it come the first-byte time, the data phase on the DMA engines (`DmaEngines`) and the
   completion. At most `dma_outstanding_per_queue` DMAs of a queue are under way. Slots are freed in order, and the
   stream stalls at the trigger until one is free.
+- A load that casts is triggered on the Sync stream although GpSimd writes its descriptors; then GpSimd's time for the
+  descriptors is part of the trigger.
 - The DMA engines move the DMAs of one queue in order. The DMAs of several queues that an event or the end of the launch
   waits for take as long as all of them together (`sharing`).
 - Members of a rendezvous start together and are ready together.
@@ -27,6 +29,10 @@ as `Cost` states them, in the clock of the engine. Policies where the documentat
 - The activity throttle (gen3, gen4) lets the array run at its full clock only while the array is busy enough. What the
   array has done since the kernel began decides (`Throttle`): a window that grows replaces the limiter's windows, so
   that a lower cost never lengthens a schedule by the throttle.
+- A memset of zero in PSUM that matmuls take over is omitted (`cleared`): it takes no time and no engine.
+- Matmuls in tiles of the array that share no cell run side by side. The Tensor engine issues the next one after the
+  minimum interval; a matmul waits for the cells that it takes.
+- What follows the step that begins an iteration of a device loop waits for that step, on every engine of the core.
 - Memory ports that engines share (`ports`) are granted in program order, for the issue interval.
 - The serial reading adds one rule: an event of a core starts when all earlier events of that core are finished, and a
   semaphore later where the engine changes. So no modelled delay (shared DMA engines, full queues) makes the program

@@ -54,7 +54,10 @@ def answer(reference: Reference, call: Call) -> Sequence[np.ndarray]:
 
 
 def own_precision(reference: Reference, call: Call) -> list[Any]:
-    """For each result, the dtype that the reference returns for the arguments as they are; None where it fails."""
+    """The dtype of each result of the reference, called with the arguments in their own dtypes.
+
+    None stands for a result that is no float. The list is empty where the reference refuses these dtypes.
+    """
     try:
         return [each.dtype if is_float(each) else None for each in _quietly(reference, call.copied())]
     except Exception:  # numpy has no bfloat16 of its own; many of its functions refuse it
@@ -118,9 +121,10 @@ def _new_nan(tried: np.ndarray, truth: np.ndarray) -> int:
 
 
 def longest_chain(streams: Iterable[Stream], into: Any = None) -> int:
-    """The most instructions of a launch of which each works on a result of the one before.
+    """The length of the longest chain of instructions in a launch.
 
-    With a dtype, those that round into it: DMAs between tensors of it move bits and do not count.
+    In a chain each instruction reads a tensor that the instruction before it wrote. With `into`, only instructions
+    that round into this dtype count. A DMA between two tensors of the dtype moves bits and rounds nothing.
     """
     chains: dict[tuple[int, int], int] = defaultdict(int)
     for stream in streams:

@@ -1,7 +1,8 @@
-"""What a kernel is tried on: random, large and zero values, NaN, and sizes around those that are given.
+"""The arguments of the trials: random, large and zero values, NaN, and sizes one less and one more.
 
-Of float arrays only shape and dtype matter. Integers are indices more often than numbers: the values of an integer
-array are kept, and every trial orders them differently, so that a kernel that ignores them is seen.
+Float arrays are filled anew for each trial; only their shapes and dtypes are taken from the caller. Integers are often
+indices, so a trial keeps the values of an integer array and changes their order. A kernel that ignores an index then
+gives wrong results.
 """
 
 from __future__ import annotations

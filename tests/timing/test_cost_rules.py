@@ -120,19 +120,19 @@ def test_hardware_writes_so_many_descriptors_for_free(rows: int, beyond: int) ->
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(
-    ("run", "runs"), [(16, 8), (256, 8), (512, 8), (513, 7), (2048, 2), (2049, 1), (4096, 1)]
+    ("piece", "pieces"), [(16, 8), (256, 8), (512, 8), (513, 7), (2048, 2), (2049, 1), (4096, 1)]
 )
-def test_runs_inside_a_descriptor_follow_no_faster_than_descriptors_do(
-    target: str, run: int, runs: int, apart: bool
+def test_pieces_inside_a_descriptor_follow_no_faster_than_descriptors_do(
+    target: str, piece: int, pieces: int, apart: bool
 ) -> None:
     chip = hardware(target)
     for count in (1, 16):  # descriptors, one for each DMA engine at most
-        size = count * runs * run
-        dma = dma_costs.dma(chip, Engine.sync, DgeMode.none, size, run, True, 0, apart=apart).dma
+        size = count * pieces * piece
+        dma = dma_costs.dma(chip, Engine.sync, DgeMode.none, size, piece, True, 0, apart=apart).dma
         assert dma is not None and dma.descriptors == count
-        each = run / chip.dma_engine_bytes_per_ns
-        later = max(each, chip.dma_piece_ns + apart * run / chip.dma_piece_bytes_per_ns)
-        expected = count * (chip.dma_descriptor_ns + each + (runs - 1) * later) / chip.dma_engines
+        each = piece / chip.dma_engine_bytes_per_ns
+        later = max(each, chip.dma_piece_ns + apart * piece / chip.dma_piece_bytes_per_ns)
+        expected = count * (chip.dma_descriptor_ns + each + (pieces - 1) * later) / chip.dma_engines
         assert dma.busy_ns == pytest.approx(expected, rel=1e-12)
 
 

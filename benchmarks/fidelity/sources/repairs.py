@@ -17,11 +17,11 @@ LIBRARY: Mapping[str, Repair] = {
         "        - Standard matrix multiplication layouts\n\n        TKG mode supports:",
     ),
 }
-"""By module of aws-neuron/nki-library: text of the published file, and its replacement."""
+"""Repairs of aws-neuron/nki-library. The key is a module; the value is text of its published file and the new text."""
 
 
 class Repairing(importlib.abc.MetaPathFinder):
-    """Finds modules with their repairs; a file that no longer has the text of its repair is taken as it is."""
+    """Imports a module with its repair. A file without the text that the repair replaces is imported unchanged."""
 
     def __init__(self, repairs: Mapping[str, Repair]) -> None:
         self._repairs = repairs

@@ -76,7 +76,11 @@ def _source(number: int, item: Any, repo: str, target: str) -> Source:
 
 
 def told_apart(sources: Sequence[Source]) -> tuple[list[str], list[str]]:
-    """The names of the fields that differ among sources, and `name value` of those that do not."""
+    """Which fields of several sources differ, and which are equal.
+
+    Returns two lists: the names of the fields that differ; for each field that is equal in all sources, the words
+    `name value`.
+    """
     names = list(dict.fromkeys(name for source in sources for name in source.fields()))
     values = {name: [one_line(source.fields().get(name, "")) for source in sources] for name in names}
     varied = [name for name in names if len(set(values[name])) > 1]

@@ -79,7 +79,7 @@ def _launches(kernel: str, members: Sequence[Outcome]) -> str:
 
 
 def _told(outcome: Outcome, names: Sequence[str]) -> str:
-    """Values of fields; of flags, which are last, the names of those that are set."""
+    """The values of fields, then the names of the flags that are set; a field that is no flag shows its value."""
     fields = outcome.source.fields()
     values = [one_line(fields.get(name, "-")) for name in names if _is_word(outcome, name)]
     return ", ".join(values + [one_line(name) for name in names if fields.get(name) is True]) or "-"

@@ -39,6 +39,8 @@ def dma_copy(
     dge_mode unknown is decided as the compiler does: GpSimd writes the descriptors for row numbers in a tile and for
     casts, otherwise they are static. Loads are triggered on the Sync stream and stores on GpSimd's, so that
     a store that waits for a result does not hold up the loads behind it [our choice; the compiler's is not stated].
+    A load that casts is triggered on the Sync stream too, with descriptors that GpSimd writes; row numbers in a tile
+    put the trigger on GpSimd's stream.
 
     Raises RuleViolation, OutOfBounds. Cost: dma_costs.dma.
     """

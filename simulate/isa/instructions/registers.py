@@ -76,13 +76,10 @@ def _to_register(dtype: DType) -> Callable[[np.ndarray], tuple[np.ndarray]]:
     """How an element of a dtype becomes a word of a register."""
     if dtype == "int64":
         return unchanged
-    bits, width = (
-        as_dtype(str(dtype)).storage,
-        dtype.itemsize,
-    )  # as the chip has it, where the host keeps float32
-    if width == 4:
+    bits, word = _bits(dtype)
+    if dtype.itemsize == 4:
         return lambda value: (value.view(np.int32),)
-    number = bits if dtype.is_integer else np.dtype(f"u{width}")
+    number = bits if dtype.is_integer else word
     return lambda value: (value.astype(bits).view(number).astype(np.int32),)
 
 
@@ -90,13 +87,15 @@ def _from_register(dtype: DType) -> Callable[[np.ndarray], tuple[np.ndarray]]:
     """How a word of a register becomes an element of a dtype."""
     if dtype == "int64":
         return unchanged
-    bits, width = (
-        as_dtype(str(dtype)).storage,
-        dtype.itemsize,
-    )  # as the chip has it, where the host keeps float32
-    if width == 4:
+    bits, word = _bits(dtype)
+    if dtype.itemsize == 4:
         return lambda value: (value.view(bits),)
-    return lambda value: (value.astype(f"u{width}").view(bits).astype(dtype.storage),)
+    return lambda value: (value.astype(word).view(bits).astype(dtype.storage),)
+
+
+def _bits(dtype: DType) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """An element as the chip has it, where the host may keep float32; and the unsigned integer of its width."""
+    return as_dtype(str(dtype)).storage, np.dtype(f"u{dtype.itemsize}")
 
 
 def immediate(value: Any, bits: int = 32) -> int:

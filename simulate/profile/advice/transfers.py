@@ -103,19 +103,19 @@ def _merge(edit: Edit, group: Sequence[int], size: int, used: Uses, hardware: Ha
 
 
 def _whole(stream: Stream, hardware: Hardware, members: Sequence[int], loads: bool) -> Cost:
-    """The cost of one DMA for several. Parts of the same rows of HBM make longer runs, other parts as long ones."""
+    """The cost of one DMA for several. Parts of the same rows of HBM make longer pieces, other parts as long ones."""
     template, place = stream.template(members[0]), 0 if loads else 1
-    cost, runs = template.plan.cost, [min(map(contiguous_bytes, template.operands))]
+    cost, pieces = template.plan.cost, [min(map(contiguous_bytes, template.operands))]
     boxes = [stream.template(event).boxes[place] for event in members]
     if not _is_static(hardware, cost):
         return replace(cost, dma=joined([_dma(stream, event) for event in members]))
     if all(one[1:3] == two[1:3] and one[4] == two[3] for one, two in pairwise(boxes)):
-        runs = [min(map(contiguous_bytes, stream.template(event).operands)) for event in members]
+        pieces = [min(map(contiguous_bytes, stream.template(event).operands)) for event in members]
     row = stream.tensors[stream.tensors_of(members[0])[place]].row_bytes
     total = sum(_dma(stream, event).bytes for event in members)
     trigger = triggered_on(stream, members[0])
     return dma_costs.dma(
-        hardware, trigger, DgeMode.none, total, sum(runs), loads, total, apart=sum(runs) < row
+        hardware, trigger, DgeMode.none, total, sum(pieces), loads, total, apart=sum(pieces) < row
     )
 
 
