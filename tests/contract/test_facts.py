@@ -11,7 +11,6 @@ from simulate.isa import COLLECTIVES, INSTRUCTIONS
 ROOT = Path(simulate.__file__).parent
 READERS = ("check", "profile", "timing", "occupancy", "replay")
 EXCEPTIONS = {
-    "check/commands.py",  # its self-test issues instructions
     "profile/advice/overlap.py",  # proposes another engine for copies, and for no other instruction
     "profile/advice/products.py",  # leaves out the copies that casts and transposes need
 }
