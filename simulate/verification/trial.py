@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -87,7 +88,7 @@ def tried(
         launch = run(call.copied())
     except Exception as error:
         return _refused(name, call, error, given)
-    return judged(name, call, launch, truth, own_precision(reference, call))
+    return judged(name, call, launch, truth, partial(own_precision, reference, call))
 
 
 def _refused(name: str, call: Call, error: Exception, given: bool) -> Trial:
@@ -102,8 +103,8 @@ def _refused(name: str, call: Call, error: Exception, given: bool) -> Trial:
     return Trial(name, str(call), Outcome.not_taken, short(error))
 
 
-def judged(name: str, call: Call, launch: Launch, truth: Truth, own: Sequence[Any]) -> Trial:
-    """Hold the outputs of a launch against the truth."""
+def judged(name: str, call: Call, launch: Launch, truth: Truth, own: Callable[[], Sequence[Any]]) -> Trial:
+    """Hold the outputs of a launch against the truth; `own` returns the dtypes that the reference has of its own."""
     outputs = results(launch.outputs[0])
     trial = Trial(name, str(call), Outcome.right, launch=launch, outputs=outputs)
     if len(outputs) != len(truth.arrays):
@@ -116,7 +117,7 @@ def judged(name: str, call: Call, launch: Launch, truth: Truth, own: Sequence[An
     compared = []
     for number, (output, exact) in enumerate(zip(outputs, truth.arrays)):
         which = f"output {number}: " if len(outputs) > 1 else ""
-        fault = _kind_of(output, exact, call, own[number] if number < len(own) else None)
+        fault = _kind_of(number, output, exact, call, own)
         if fault:
             return replace(trial, outcome=Outcome.wrong, reason=which + fault)
         terms = truth.magnitudes[number], truth.contractions[number] + chain
@@ -136,12 +137,15 @@ def judged(name: str, call: Call, launch: Launch, truth: Truth, own: Sequence[An
     return replace(trial, error=closest.error, allowed=closest.bound, largest=closest.largest)
 
 
-def _kind_of(output: np.ndarray, exact: np.ndarray, call: Call, own: Any) -> str:
+def _kind_of(
+    number: int, output: np.ndarray, exact: np.ndarray, call: Call, own: Callable[[], Sequence[Any]]
+) -> str:
     """What is wrong with shape or dtype of an output; empty if nothing is."""
     if output.shape != exact.shape:
         return f"the output has shape {output.shape}, the reference {exact.shape}"
-    if is_float(output):
-        expected = narrowest([each.dtype for each in call.floats] + ([] if own is None else [own]))
+    given = [each.dtype for each in call.floats]
+    if is_float(output) and narrower(output.dtype, narrowest(given)):
+        expected = narrowest([*given, *(each for each in own()[number : number + 1] if each is not None)])
         if narrower(output.dtype, expected):
             return f"the output is {output.dtype}, arguments and reference are {expected} or wider"
     return ""
