@@ -84,14 +84,23 @@ def test_the_largest_contraction_fits_on_the_smallest_chip(rows: int, dtype: typ
     simulate.World("trn1").launch(kernels.matmul, [(arguments, {})], mode=simulate.Mode.dry)
 
 
-def test_a_loaded_weight_tile_serves_all_rows() -> None:
-    """512 rows read the weights as often as one row does."""
-    loads = []
-    for rows in (1, 512):
-        launch = simulate.World("trn1").launch(
-            kernels.matmul, [((normal(1, rows, 256), normal(2, 256, 512)), {})]
-        )
-        stream = launch.streams[0]
-        weights = next(t.serial for t in stream.tensors if t.name == "b")
-        loads.append(sum(event.op == "dma_copy" and event.accesses[0].tensor == weights for event in stream))
-    assert loads == [1, 1]
+@pytest.mark.parametrize("rows", [1, 512, 1400])
+def test_loaded_columns_serve_all_rows(rows: int) -> None:
+    arguments = np.empty((rows, 256), BF16), np.empty((256, 1100), BF16)
+    traffic = simulate.profile(kernels.matmul, *arguments, target="trn1").traffic
+    assert {each.name: each.reads for each in traffic if each.argument} == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(769, 513), (1030, 30)])
+def test_row_tiles_after_those_that_accumulate_together(rows: int, columns: int) -> None:
+    check(*CASE, (normal(1, rows, 130), normal(2, 130, columns)))
+    check(*CASE, (normal(1, 130, rows), normal(2, 130, columns), True))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_undefined_row_reaches_no_other_row(target: str) -> None:
+    a, b = whole_numbers(1, 130, 40), whole_numbers(2, 40, 24)
+    a[129] = np.nan
+    a[7] = np.inf
+    others = np.delete(np.arange(130), (7, 129))
+    assert np.array_equal(run(kernels.matmul, (a, b), target)[others], (a[others] @ b))

@@ -78,7 +78,7 @@ def group(ranks: int) -> ReplicaGroup:
 
 def matmul(rows: int, depth: int, columns: int, predicted_us: float = 0.0) -> Work:
     arguments = (narrow(rows, depth), narrow(depth, columns))
-    reads = {"a": 1, "b": passes(rows, depth)}
+    reads = {"a": 1, "b": -(-rows // max(128, 32768 // -(-depth // 128) // 128 * 128))}
     return Work(kernels.matmul, arguments, reads, rows * columns * 2, predicted_us)
 
 
@@ -178,7 +178,7 @@ def rung(kernel: Callable[..., Any], a: int, b: int, predicted_us: float = 0.0) 
 
 
 REALISTIC = (
-    matmul(1024, 4096, 1792, 232.2),
+    matmul(1024, 4096, 1792, 218.0),
     embedding(1024, 128256, 4096, 205.8),
     rmsnorm(1024, 4096, 58.0),
     qkv_projection(1024, 4096, 512, 128, 187.5),
@@ -194,7 +194,7 @@ REALISTIC = (
 
 RAGGED = (
     *(matmul(rows, 300, 700) for rows in (1, 127, 128, 129, 511, 512, 513)),
-    *(matmul(1025, depth, 520) for depth in (4096, 4097, 8192, 8193)),
+    *(matmul(1025, depth, 520) for depth in (4096, 4224, 4225, 8192, 8193)),
     *(embedding(tokens, 1000, 260) for tokens in (1, 127, 128, 129)),
     *(embedding(tokens, 1000, 260, dtype=nl.bfloat16) for tokens in (1, 127, 128, 129)),
     *(rmsnorm(tokens, 260) for tokens in (1, 127, 128, 129)),

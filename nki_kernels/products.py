@@ -1,0 +1,120 @@
+"""Products of blocks in SBUF, arranged so that neither loads nor results keep the Tensor engine waiting.
+
+Both operands of a product lie in blocks, [k in block, block, column], as in `tiles`, and are loaded in *parts* of some
+blocks each. While the first parts arrive, several row tiles accumulate together, block by block, so that a loaded block
+gives more work than its load takes. Once the moving operand is in SBUF, one row tile after the other takes all its
+blocks, and its sums are read out of PSUM while the next row tile accumulates.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.tiles import PARTITIONS
+
+PART_ELEMENTS = 4096
+"""Elements per partition that one DMA brings: 1 MiB in bfloat16, which moves at the full rate."""
+
+
+def parts(count, columns, first, most=PART_ELEMENTS):
+    """Ranges (start, end) that cover `count` blocks of so many columns.
+
+    The first one has `first` blocks, each further one twice as many, up to `most` elements per partition.
+    """
+    ranges = []
+    start = 0
+    size = first
+    while start < count:
+        end = min(count, start + size)
+        ranges.append((start, end))
+        start = end
+        size = max(1, min(most // columns, 2 * size))
+    return ranges
+
+
+def block_tile(depth, count, columns, dtype):
+    """An empty tile for `count` blocks of a matrix [depth, columns]."""
+    return nl.ndarray((min(depth, PARTITIONS), count, columns), dtype=dtype, buffer=nl.sbuf)
+
+
+def load_part(result, matrix, start):
+    """Blocks of a matrix [K, columns] of HBM, from block `start` on, into all blocks of `result`; cast if need be."""
+    depth = matrix.shape[0]
+    end = start + result.shape[1]
+    raw = result
+    if matrix.dtype != result.dtype:
+        raw = nl.ndarray(result.shape, dtype=matrix.dtype, buffer=nl.sbuf)
+    full = min(end, depth // PARTITIONS)
+    if full > start:
+        rows = matrix[start * PARTITIONS : full * PARTITIONS, :]
+        source = rows.reshape_dim(0, (full - start, PARTITIONS)).permute((1, 0, 2))
+        nisa.dma_copy(dst=raw[:, 0 : full - start, :], src=source)
+        if matrix.dtype != result.dtype:
+            nisa.tensor_copy(dst=result[:, 0 : full - start, :], src=raw[:, 0 : full - start, :])
+    if end > full:
+        short = depth - full * PARTITIONS
+        nisa.dma_copy(dst=raw[0:short, full - start, :], src=matrix[full * PARTITIONS : depth, :])
+        if matrix.dtype != result.dtype:
+            nisa.tensor_copy(dst=result[0:short, full - start, :], src=raw[0:short, full - start, :])
+
+
+def transpose_part(result, x, start):
+    """Blocks of the transpose of x [rows, K] of HBM, from block `start` on, into all blocks of `result`, by DMA."""
+    depth = x.shape[1]
+    end = start + result.shape[1]
+    full = min(end, depth // PARTITIONS)
+    if full > start:
+        source = x[:, start * PARTITIONS : full * PARTITIONS].reshape_dim(1, (full - start, PARTITIONS))
+        nisa.dma_transpose(dst=result[:, 0 : full - start, :], src=source)
+    if end > full:
+        short = depth - full * PARTITIONS
+        nisa.dma_transpose(dst=result[0:short, full - start, :], src=x[:, full * PARTITIONS : depth])
+
+
+def ranges(first, end, size=PARTITIONS):
+    """Ranges (start, end) of at most `size` that cover first … end."""
+    result = []
+    for start in range(first, end, size):
+        result.append((start, min(end, start + size)))
+    return result
+
+
+def empty_sums(tiles, panels):
+    """For each row tile a list of one float32 PSUM tile for each panel; both are ranges."""
+    sums = []
+    for start, end in tiles:
+        row = []
+        for left, right in panels:
+            row.append(nl.ndarray((end - start, right - left), dtype=nl.float32, buffer=nl.psum))
+        sums.append(row)
+    return sums
+
+
+def add_products(sums, stationary, tiles, part, panels, first, depth):
+    """Add what the blocks of `part`, from block `first` on, contribute to the sums of row tiles and panels.
+
+    stationary: all blocks, of which row tiles are ranges of columns; part: [k in block, block, column], of which panels
+    are ranges of columns; depth: the length of the whole contraction.
+    """
+    for within in range(part.shape[1]):
+        block = first + within
+        used = min(PARTITIONS, depth - block * PARTITIONS)
+        for tile in range(len(tiles)):
+            start, end = tiles[tile]
+            for panel in range(len(panels)):
+                left, right = panels[panel]
+                nisa.nc_matmul(
+                    dst=sums[tile][panel],
+                    stationary=stationary[0:used, block, start:end],
+                    moving=part[0:used, within, left:right],
+                    accumulate=block > 0,
+                )
+
+
+def read_out(result, sums, by_scalar):
+    """Copy a PSUM tile to SBUF in the result's dtype, on the Scalar engine or else on the Vector engine."""
+    if by_scalar:
+        nisa.activation(dst=result, op=nl.copy, data=sums)
+    else:
+        nisa.tensor_copy(dst=result, src=sums)
