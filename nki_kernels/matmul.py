@@ -47,11 +47,18 @@ from nki_kernels.products import (
     empty_sums,
     load_part,
     parts,
-    ranges,
     read_out,
     transpose_part,
 )
-from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, columns_at_once, expect_dims
+from nki_kernels.tiles import (
+    ACCUMULATOR_BANKS,
+    BANK,
+    PARTITIONS,
+    blocks,
+    columns_at_once,
+    expect_dims,
+    ranges,
+)
 
 MAX_CONTRACTION = 16384
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.rows import in_block
 from nki_kernels.tiles import PARTITIONS
 
 PART_ELEMENTS = 4096
@@ -26,7 +27,7 @@ def parts(count, columns, first, most=PART_ELEMENTS):
     start = 0
     size = first
     while start < count:
-        end = min(count, start + size)
+        end = start + min(size, (count - start + 1) // 2)
         ranges.append((start, end))
         start = end
         size = max(1, min(most // columns, 2 * size))
@@ -72,14 +73,6 @@ def transpose_part(result, x, start):
         nisa.dma_transpose(dst=result[0:short, full - start, :], src=x[:, full * PARTITIONS : depth])
 
 
-def ranges(first, end, size=PARTITIONS):
-    """Ranges (start, end) of at most `size` that cover first … end."""
-    result = []
-    for start in range(first, end, size):
-        result.append((start, min(end, start + size)))
-    return result
-
-
 def empty_sums(tiles, panels):
     """For each row tile a list of one float32 PSUM tile for each panel; both are ranges."""
     sums = []
@@ -91,15 +84,15 @@ def empty_sums(tiles, panels):
     return sums
 
 
-def add_products(sums, stationary, tiles, part, panels, first, depth):
+def add_products(sums, stationary, tiles, part, panels, first, depth, runs=False):
     """Add what the blocks of `part`, from block `first` on, contribute to the sums of row tiles and panels.
 
     stationary: all blocks, of which row tiles are ranges of columns; part: [k in block, block, column], of which panels
-    are ranges of columns; depth: the length of the whole contraction.
+    are ranges of columns; depth: the length of the whole contraction; runs: whether operands lie in runs (see `rows`).
     """
     for within in range(part.shape[1]):
         block = first + within
-        used = min(PARTITIONS, depth - block * PARTITIONS)
+        used = in_block(depth, block, runs)
         for tile in range(len(tiles)):
             start, end = tiles[tile]
             for panel in range(len(panels)):

@@ -58,32 +58,53 @@ def rope(x, positions, cos, sin, heads):
     y = nl.ndarray((tokens, width), dtype=x.dtype, buffer=nl.shared_hbm)
     for first in range(0, tokens, PARTITIONS):
         last = min(tokens, first + PARTITIONS)
-        rows = last - first
         row_numbers = load(positions[first:last, :], nl.int32)
-        shape = (rows, heads, 2, half)
-        tile = load(x[first:last, :], x.dtype).reshape(shape)
-        with_cos = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_tensor(dst=with_cos, data1=tile, data2=gather(cos, row_numbers, heads), op=nl.multiply)
-        with_sin = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_tensor(dst=with_sin, data1=tile, data2=gather(sin, row_numbers, heads), op=nl.multiply)
-        result = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
-        nisa.tensor_tensor(
-            dst=result[:, :, 0, :], data1=with_cos[:, :, 0, :], data2=with_sin[:, :, 1, :], op=nl.subtract
-        )
-        nisa.tensor_tensor(
-            dst=result[:, :, 1, :], data1=with_cos[:, :, 1, :], data2=with_sin[:, :, 0, :], op=nl.add
-        )
+        tile = load(x[first:last, :], x.dtype)
+        result = nl.ndarray(tile.shape, dtype=x.dtype, buffer=nl.sbuf)
+        rotate(result, tile, gather(cos, row_numbers), gather(sin, row_numbers), 2 * half)
         nisa.dma_copy(dst=y[first:last, :], src=result)
     return y
 
 
-def gather(table, row_numbers, heads):
-    """Rows of a table [S, half] by number, seen as [rows, heads, 2, half]: the same for every head and both halves."""
+def gather(table, row_numbers):
+    """Rows of a table [S, half] in HBM by number: [rows, half]."""
     rows = row_numbers.shape[0]
     half = table.shape[1]
     tile = nl.ndarray((rows, half), dtype=table.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=table.ap(pattern=[[half, rows], [1, half]], vector_offset=row_numbers))
-    return tile.reshape((rows, 1, 1, half)).broadcast(1, heads).broadcast(2, 2)
+    return tile
+
+
+def rotate(result, tile, cosines, sines, head):
+    """Turn the first R elements of each head of a row tile [rows, heads * D] by angles; the others are copied.
+
+    cosines, sines: [rows, R/2], the same for every head.
+    """
+    rows, width = tile.shape
+    heads = width // head
+    half = cosines.shape[1]
+    shape = (rows, heads, 2, half)
+    source = tile.reshape((rows, heads, head))
+    target = result.reshape((rows, heads, head))
+    halves = source[:, :, 0 : 2 * half].reshape_dim(2, (2, half))
+    with_cos = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=with_cos, data1=halves, data2=for_heads(cosines, heads), op=nl.multiply)
+    with_sin = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=with_sin, data1=halves, data2=for_heads(sines, heads), op=nl.multiply)
+    nisa.tensor_tensor(
+        dst=target[:, :, 0:half], data1=with_cos[:, :, 0, :], data2=with_sin[:, :, 1, :], op=nl.subtract
+    )
+    nisa.tensor_tensor(
+        dst=target[:, :, half : 2 * half], data1=with_cos[:, :, 1, :], data2=with_sin[:, :, 0, :], op=nl.add
+    )
+    if 2 * half < head:
+        nisa.tensor_copy(dst=target[:, :, 2 * half : head], src=source[:, :, 2 * half : head])
+
+
+def for_heads(angles, heads):
+    """[rows, half] seen as [rows, heads, 2, half]: the same for every head and both halves."""
+    rows, half = angles.shape
+    return angles.reshape((rows, 1, 1, half)).broadcast(1, heads).broadcast(2, 2)
 
 
 def rope_reference(

@@ -39,6 +39,14 @@ def blocks(size, height=PARTITIONS):
     return (size + height - 1) // height
 
 
+def ranges(first, end, size=PARTITIONS):
+    """Ranges (start, end) of at most `size` that cover first … end."""
+    result = []
+    for start in range(first, end, size):
+        result.append((start, min(end, start + size)))
+    return result
+
+
 def rows_at_once(depth):
     """Rows that share one pass over the weights: at most 512, fewer if [depth] x rows outgrows its share of SBUF."""
     tiles = min(ACCUMULATOR_BANKS, RESIDENT_ELEMENTS // (blocks(depth) * PARTITIONS))

@@ -100,7 +100,8 @@ def rmsnorm(tokens: int, hidden: int, predicted_us: float = 0.0) -> Work:
 def qkv_projection(tokens: int, hidden: int, q: int, kv: int, predicted_us: float = 0.0) -> Work:
     width = q + 2 * kv
     arguments = (narrow(tokens, hidden), narrow(1, hidden), narrow(hidden, width), EPS, q, kv)
-    reads = {"x": 1, "norm_weight": min(tokens, 128), "w_qkv": passes(tokens, hidden)}
+    columns = 65536 // 2 // -(-hidden // 128) // 512 * 512  # that stay in SBUF, for more than 128 rows
+    reads = {"x": -(-width // columns) if tokens > 128 else 1, "norm_weight": 1, "w_qkv": 1}
     return Work(kernels.qkv_projection, arguments, reads, tokens * width * 2, predicted_us)
 
 
@@ -181,7 +182,7 @@ REALISTIC = (
     matmul(1024, 4096, 1792, 218.0),
     embedding(1024, 128256, 4096, 205.8),
     rmsnorm(1024, 4096, 58.0),
-    qkv_projection(1024, 4096, 512, 128, 187.5),
+    qkv_projection(1024, 4096, 512, 128, 111.3),
     rope(1024, 4, 128, 8192, 48.8),
     attention_prefill(1024, 4, 1, 2048, 205.8),
     attention_decode(4, 1, 8192, 57.8),
@@ -200,6 +201,7 @@ RAGGED = (
     *(rmsnorm(tokens, 260) for tokens in (1, 127, 128, 129)),
     *(qkv_projection(tokens, 260, 256, 64) for tokens in (1, 129, 512, 513)),
     *(qkv_projection(513, hidden, 256, 64) for hidden in (4096, 4097, 5376, 5377)),
+    *(qkv_projection(129, 8192, q, 64) for q in (384, 385, 1408)),
     *(rope(tokens, 2, 64, 1024) for tokens in (1, 127, 128, 129)),
     *(attention_prefill(tokens, 4, 2, 600) for tokens in (1, 127, 128, 129, 600)),
     *(attention_decode(heads, 2, length) for heads, length in ((2, 129), (16, 2500))),

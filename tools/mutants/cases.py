@@ -117,6 +117,29 @@ def _qkv(
     return _alone("qkv_projection", target, *arguments, _weights(3, hidden, q + 2 * kv, w), EPS, q, kv)
 
 
+def _qkv_heads(target: str, tokens: int, hidden: int, *options: str, dtype: Any = np.float32) -> Case:
+    """qkv_projection with 3 heads and 1 of 8 elements, and what `options` name of bias, norms and rotation."""
+    given: dict[str, Any] = {"head_dim": 8, "norm_offset": 1.0 if "offset" in options else 0.0}
+    for seed, (name, columns) in enumerate(
+        {"bias": 40, "q_norm": 8, "k_norm": 8, "norm_bias": hidden}.items()
+    ):
+        given[name] = normal(20 + seed, 1, columns, dtype=dtype) if name in options else None
+    angles = np.arange(60)[:, None] / 100 ** (np.arange(3) / 3)
+    turn = (
+        np.random.default_rng(6).integers(0, 60, (tokens, 1)).astype(np.int32),
+        np.cos(angles),
+        np.sin(angles),
+    )
+    for name, each in zip(("positions", "cos", "sin"), turn):
+        given[name] = each if name == "positions" else each.astype(np.float32)
+        given[name] = given[name] if "rope" in options else None
+    names = "bias positions cos sin head_dim q_norm k_norm norm_bias norm_offset".split()
+    x, norm = normal(1, tokens, hidden, dtype=dtype), normal(2, 1, hidden, dtype=dtype)
+    weight = _weights(3, hidden, 40, dtype)
+    first = (x, None if "no norm" in options else norm, weight, EPS, 24, 8)
+    return _alone("qkv_projection", target, *first, *(given[name] for name in names))
+
+
 def _output(target: str, tokens: int, depth: int, hidden: int, ranks: int = 1, w: Any = np.float32) -> Case:
     o, weight, residual = normal(1, tokens, depth), _weights(2, depth, hidden, w), normal(3, tokens, hidden)
     if ranks == 1:
@@ -154,6 +177,13 @@ def _projections() -> list[Case]:
         _qkv("trn2", 3, 8, 2032, 8),
         _qkv("trn2", 3, 8, 2048, 8),
         _qkv("trn3", 3, 8, 2047, 1),
+        _qkv_heads("trn2", 5, 173, "rope", "q_norm", "k_norm", "offset"),
+        _qkv_heads("trn3", 130, 1418, "rope", "bias"),
+        _qkv_heads("trn2", 130, 172, "rope", "bias", "norm_bias"),
+        _qkv_heads("trn1", 130, 300, "rope", "bias", "norm_bias", dtype=BF16),
+        _qkv_heads("trn2", 5, 300, "bias", "norm_bias", "k_norm"),
+        _qkv_heads("trn3", 130, 520, "bias", "no norm"),
+        _qkv_heads("trn2", 5, 24, "no norm"),
         _output("trn2", 130, 72, 172),
         _output("trn1", 5, 72, 40, ranks=2),
         _output("trn1", 520, 24, 530, w=BF16),
@@ -344,7 +374,7 @@ def _largest() -> list[Case]:
             64,
         ),
         dry("embedding", empty(129, 1, dtype=np.int32), empty(100, 8192, dtype=np.float32)),
-        dry("qkv_projection", rows, norm, empty(8192, 12), EPS, 4, 4),
+        dry("qkv_projection", rows, norm, empty(8192, 1536), EPS, 1024, 256),
         dry("qkv_projection", rows[:3, :8].copy(), empty(1, 8), empty(8, 6144), EPS, 4096, 1024),
         dry("qkv_projection", empty(1100, 8), empty(1, 8), empty(8, 12), EPS, 4, 4),
         dry("output_projection", deep, empty(16384, 600), empty(129, 600, dtype=np.float32)),

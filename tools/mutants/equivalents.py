@@ -11,10 +11,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "attention_decode.attention_decode bound: range(0, capacity, step): step - 1",
         "attention_decode.attention_decode bound: range(0, kv_heads, together): together - 1",
         "lm_head.project_logits bound: range(0, columns, step): step - 1",
-        "matmul.matmul bound: range(0, total_*): step - 1",
-        "matmul.matmul bound: range(0, total_*): width - 1",
         "output_projection.project bound: range(0, hidden, width): width - 1",
-        "qkv_projection.qkv_projection bound: range(0, width, span): span - 1",
         "tiles.load_transposed bound: range(0, rows, PARTITIONS): PARTITIONS - 1",
         "tiles.transpose_into bound: range(0, full, per_bank): per_bank - 1",
         "top_k.merge bound: range(0, rows * keep, PARTITIONS): PARTITIONS - 1",
@@ -69,7 +66,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "attention_decode.attention_decode duplicate: write_row(*",
         "attention_prefill.attention_prefill duplicate: attend(*",
         "rmsnorm.rmsnorm duplicate: nisa.dma_copy(dst=y[first:last, :], src=rms_normalised(*",
-        "rope.rope duplicate: nisa.tensor_tensor(dst=with_*",
+        "rope.rotate duplicate: nisa.tensor_tensor(dst=with_*",
         "softmax.exponentials duplicate: nisa.activation(*",
         "tiles.rms_normalised duplicate: nisa.activation(dst=result*",
     ),
@@ -83,7 +80,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "attention_prefill.causal_mask dtype: (rows, rows) dtype=nl.float32 -> nl.bfloat16*",
     ),
     "two instructions that write two halves of a tile and read neither": (
-        "rope.rope swap: nisa.tensor_tensor(dst=result*",
+        "rope.rotate swap: nisa.tensor_tensor(dst=target*",
     ),
     "the PSUM tile is fresh, so None overwrites with the first product and adds the others, as the flag said": (
         "attention_prefill.attend accumulate: accumulate=False -> None",

@@ -1,0 +1,70 @@
+"""What is done to the heads of queries and keys when they leave PSUM: scale, bias, norm per head, rotation.
+
+A row tile [rows, heads * D] has tokens on the partitions and heads along the free dim; q, k and v are column ranges of
+one wide matrix [q | k | v].
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.rope import rotate
+from nki_kernels.rows import inverse_root
+
+
+def finish(result, sums, panels, scale, bias, turned, norms, tables, head, eps):
+    """Columns of a row tile from PSUM into `result` [rows, columns], scaled, biased, normalised and rotated.
+
+    sums: PSUM tiles that hold `panels`, ranges of columns. scale: [rows, 1] or None. bias: [rows, columns] or None.
+    turned: the number of leading columns, whole heads of `head` elements, that are normalised or rotated.
+    norms: (start, end, weight [rows, head]) of column ranges. tables: cosines and sines [rows, R/2], or None.
+    """
+    rows = result.shape[0]
+    wide = result
+    if turned > 0:
+        wide = nl.ndarray((rows, turned), dtype=nl.float32, buffer=nl.sbuf)
+    for panel in range(len(panels)):
+        start, end = panels[panel]
+        middle = max(start, min(end, turned))
+        if middle > start:
+            scaled(wide, start, middle, sums[panel][:, 0 : middle - start], scale, bias)
+        if end > middle:
+            scaled(result, middle, end, sums[panel][:, middle - start : end - start], scale, bias)
+    for start, end, weight in norms:
+        normalise_heads(wide[:, start:end], weight, head, eps)
+    if turned > 0 and tables is not None:
+        rotate(result[:, 0:turned], wide, tables[0], tables[1], head)
+    elif turned > 0:
+        nisa.tensor_copy(dst=result[:, 0:turned], src=wide)
+
+
+def scaled(target, start, end, source, scale, bias):
+    """Columns start … end of `target` from PSUM, times one number for each row, plus the bias of each column."""
+    part = target[:, start:end]
+    if bias is None and scale is None:
+        nisa.activation(dst=part, op=nl.copy, data=source)
+    elif bias is None:
+        nisa.activation(dst=part, op=nl.copy, data=source, scale=scale)
+    elif scale is None:
+        nisa.tensor_tensor(dst=part, data1=source, data2=bias[:, start:end], op=nl.add)
+    else:
+        nisa.scalar_tensor_tensor(
+            dst=part, data=source, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=bias[:, start:end]
+        )
+
+
+def normalise_heads(tile, weight, head, eps):
+    """RMSNorm of each head of a float32 tile [rows, heads * D], in place; weight: [rows, D]."""
+    rows, width = tile.shape
+    count = width // head
+    heads = tile.reshape((rows, count, head))
+    squared = nl.ndarray(heads.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=squared, data1=heads, data2=heads, op=nl.multiply)
+    squares = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=squares, op=nl.add, data=squared, axis=2)
+    scale = inverse_root(squares, 1.0 / head, eps)
+    each = scale.reshape((rows, count, 1)).broadcast(2, head)
+    nisa.tensor_tensor(dst=squared, data1=heads, data2=each, op=nl.multiply)
+    repeated = weight.reshape((rows, 1, head)).broadcast(1, count)
+    nisa.tensor_tensor(dst=heads, data1=squared, data2=repeated, op=nl.multiply)

@@ -1,0 +1,210 @@
+"""Products of normalised rows with a weight: [norm(x)] @ w, for few rows and for many.
+
+RMSNorm's weight is multiplied into the smaller operand, w or x^T; 1 / rms of a row is applied to its row of the
+product by whoever takes it out of PSUM. So no product waits for a norm. LayerNorm comes before the transpose.
+
+`deliver(context, row, left, right, sums, panels, scale)` is called for each row tile and group of columns left … right:
+sums are PSUM tiles of the columns left + start … left + end of w for each (start, end) of panels; row is the first row
+of the tile; scale is a float32 column by which its rows are to be multiplied, or None.
+
+norm is (norm_weight [1, H], norm_bias [1, H], offset, eps) with tensors in HBM: norm_bias is None for RMSNorm,
+norm_weight too for no norm; offset is added to norm_weight; eps is a float32 column in SBUF.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.products import add_products, block_tile, empty_sums, load_part, parts, transpose_part
+from nki_kernels.rows import (
+    add_squares,
+    column_of,
+    in_block,
+    inverse_rms,
+    inverse_root,
+    load_runs_part,
+    spread,
+    squared,
+    standardise,
+    weighted,
+)
+from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, load, ranges
+
+RESIDENT_BYTES = 65536
+"""Bytes per partition of the weight that stay in SBUF."""
+
+LEAD_BANKS = 6
+"""At most so many PSUM banks of the row tiles that accumulate side by side while the weight arrives."""
+
+OPERAND_BYTES = 163840
+"""Bytes per partition of the weight and of rows: those that accumulate side by side, the next ones, squares."""
+
+LEAD_ELEMENTS = 1024
+"""Elements per partition of the weight that one DMA brings then: little, so that the Tensor engine starts early."""
+
+
+def project(x, norm, w, head, deliver, context):
+    """Deliver norm(x) @ w; columns of a panel are whole heads of `head` columns, if that is not 0."""
+    if x.shape[0] > PARTITIONS or transposes_multiply():
+        project_many(x, norm, w, head, deliver, context)
+    else:
+        project_few(x, norm, w, head, deliver, context)
+
+
+def transposes_multiply():
+    """Whether the Tensor engine transposes by a product, in which an undefined row would reach the other rows."""
+    return nisa.get_nc_version() == nisa.nc_version.gen2
+
+
+def column_groups(width, head, most):
+    """Ranges of at most `most` columns and ACCUMULATOR_BANKS PSUM banks, with the columns of a bank: whole heads."""
+    bank = min(BANK, most)
+    if head > 0:
+        bank = max(head, bank // head * head)
+    at_once = min(ACCUMULATOR_BANKS, most // bank)
+    if width <= min(most, ACCUMULATOR_BANKS * bank):
+        at_once = ACCUMULATOR_BANKS
+    return ranges(0, width, at_once * bank), bank
+
+
+def project_few(x, norm, w, head, deliver, context):
+    """The product of at most 128 rows, past which the weights stream."""
+    norm_weight, norm_bias, offset, eps = norm
+    tokens, hidden = x.shape
+    rows = load(x, x.dtype)
+    weight = bias = scale = None
+    if norm_weight is not None:
+        weight = column_of(norm_weight, offset, True)
+    if norm_bias is not None:
+        bias = column_of(norm_bias, 0.0, True)
+        standardise(rows, eps)
+    elif norm_weight is not None:
+        scale = inverse_rms(rows, eps)
+    stationary = spread(rows, True, weight, bias)
+    tiles = [(0, tokens)]
+    groups, bank = column_groups(w.shape[1], head, w.shape[1])
+    for left, right in groups:
+        panels = ranges(0, right - left, bank)
+        sums = empty_sums(tiles, panels)
+        for start, end in parts(blocks(hidden), right - left, 1):
+            part = block_tile(hidden, end - start, right - left, x.dtype)
+            load_runs_part(part, w[:, left:right], start)
+            add_products(sums, stationary, tiles, part, panels, start, hidden, True)
+        deliver(context, 0, left, right, sums[0], panels, scale)
+
+
+def project_many(x, norm, w, head, deliver, context):
+    """The product of any number of rows with weights that stay in SBUF."""
+    norm_weight, norm_bias, offset, eps = norm
+    tokens, hidden = x.shape
+    block_bytes = blocks(hidden) * (4 if x.dtype == nl.float32 else 2)
+    weight = column_of(norm_weight, offset, False) if norm_weight is not None else None
+    bias = column_of(norm_bias, 0.0, False) if norm_bias is not None else None
+    groups, bank = column_groups(w.shape[1], head, RESIDENT_BYTES // block_bytes)
+    ones = nl.ndarray((min(hidden, PARTITIONS), 1), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    scales = []
+    for left, right in groups:
+        columns = w[:, left:right]
+        panels = ranges(0, right - left, bank)
+        together = 1
+        if bias is None:
+            spare = OPERAND_BYTES - block_bytes * (right - left)
+            together = max(1, min(LEAD_BANKS // len(panels), spare // (block_bytes * PARTITIONS) - 3))
+        lead = min(tokens, together * PARTITIONS)
+        turns = [(0, lead)] + ranges(lead, tokens)
+        measured = weight is not None and bias is None and left == 0
+        loaded = []
+        stationary = squares = None
+        for number in range(len(turns)):
+            first, last = turns[number]
+            tiles = ranges(0, last - first)
+            sums = empty_sums(tiles, panels)
+            totals = empty_sums(tiles, [(0, 1)]) if measured else None
+            if number == 0:
+                loaded = first_products(
+                    sums, totals, x[first:last, :], columns, panels, weight, bias, ones, eps
+                )
+            else:
+                block = 0
+                for part in loaded:
+                    add_products(sums, stationary, tiles, part, panels, block, hidden)
+                    block += part.shape[1]
+                if measured:
+                    add_squares(totals, squares, ones, tiles, 0, block, hidden)
+            if number + 1 < len(turns):
+                start, end = turns[number + 1]
+                stationary = transposed_rows(x[start:end, :], weight, bias, eps)
+                squares = squared(stationary, 0, hidden) if measured else None
+            for tile in range(len(tiles)):
+                row, end = first + tiles[tile][0], first + tiles[tile][1]
+                if measured:
+                    scales.append(inverse_root(totals[tile][0], 1.0 / hidden, eps))
+                scale = scales[row // PARTITIONS] if len(scales) > 0 else None
+                deliver(context, row, left, right, sums[tile], panels, scale)
+
+
+def first_products(sums, totals, x, columns, panels, weight, bias, ones, eps):
+    """Add up the products of rows of x with columns of the weight, and the squares of the rows, while both arrive.
+
+    Returns the parts of the weight.
+    """
+    rows, depth = x.shape
+    tiles = ranges(0, rows)
+    if bias is None:
+        stationary = block_tile(depth, blocks(depth), rows, x.dtype)
+    else:
+        stationary = transposed_rows(x, weight, bias, eps)
+    loaded = []
+    for start, end in parts(blocks(depth), columns.shape[1], 1, LEAD_ELEMENTS):
+        if bias is None:
+            transpose_part(stationary[:, start:end, :], x, start)
+        part = load_weights(columns, start, end, x.dtype, weight if bias is None else None)
+        loaded.append(part)
+        add_products(sums, stationary, tiles, part, panels, start, depth)
+        if totals is not None:
+            squares = squared(stationary[:, start:end, :], start, depth)
+            add_squares(totals, squares, ones, tiles, start, end, depth)
+    return loaded
+
+
+def transposed_rows(x, weight, bias, eps):
+    """Rows of x in HBM transposed in blocks, by DMA; with a bias they are standardised, weighted and shifted before."""
+    if bias is None:
+        result = block_tile(x.shape[1], blocks(x.shape[1]), x.shape[0], x.dtype)
+        transpose_part(result, x, 0)
+        return result
+    rows = load(x, x.dtype)
+    standardise(rows, eps)
+    if not transposes_multiply():
+        return spread(rows, False, weight, bias)
+    depth = x.shape[1]
+    result = block_tile(depth, blocks(depth), x.shape[0], x.dtype)
+    transpose_part(result, rows, 0)
+    full = blocks(depth) if depth <= PARTITIONS else depth // PARTITIONS
+    for start, end in ranges(0, full, full) + ranges(full, blocks(depth)):
+        part = result[0 : in_block(depth, start, False), start:end, :]
+        weighted(part, part, weight, bias, start)
+    return result
+
+
+def load_weights(matrix, start, end, dtype, weight):
+    """Blocks start … end of a weight, each row times the norm's weight of its element, in `dtype`."""
+    depth, columns = matrix.shape
+    if weight is None:
+        part = block_tile(depth, end - start, columns, dtype)
+        load_part(part, matrix, start)
+        return part
+    raw = block_tile(depth, end - start, columns, matrix.dtype)
+    load_part(raw, matrix, start)
+    part = raw if matrix.dtype == dtype else block_tile(depth, end - start, columns, dtype)
+    for block in range(start, end):
+        used = in_block(depth, block, False)
+        nisa.tensor_scalar(
+            dst=part[0:used, block - start, :],
+            data=raw[0:used, block - start, :],
+            op0=nl.multiply,
+            operand0=weight[0:used, block : block + 1],
+        )
+    return part
