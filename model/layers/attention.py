@@ -2,7 +2,7 @@
 
     q, k, v = qkv_projection(x)          RMSNorm fused in; heads divided over the ranks
     q, k    = rmsnorm(q), rmsnorm(k)     head by head, where the model has such norms
-    q, k    = rope(q), rope(k)
+    q, k    = rope(q), rope(k)           for a prompt, both in the launch of qkv_projection
     o       = attention_prefill(q, k, v) for a prompt, attention_decode(q, k, v) for one token; fills the cache
     x       = output_projection(o, x)    all-reduced over the ranks, plus x
 
@@ -23,6 +23,7 @@ from model.config.parts import GroupedAttention, Positions
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import (
     INT32,
+    Argument,
     Axis,
     Growth,
     Launch,
@@ -131,11 +132,17 @@ class Attention:
         q = Value("q", (rows, heads * dim), step.activations)
         k, v = (Value(name, (rows, kv_heads * dim), step.activations) for name in "kv")
         w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
-        sizes = (q.shape[1], k.shape[1])
-        arguments = (x, self.norm.weight.value(step), w_qkv, self.norm.eps, *sizes)
-        launches = [Launch("qkv_projection", arguments, ("q", "k", "v"), product(rows, w_qkv), rows)]
         at = Value("positions", (rows, 1), INT32)
+        arguments: tuple[Argument, ...] = (x, self.norm.weight.value(step), w_qkv, self.norm.eps)
+        arguments += (q.shape[1], k.shape[1])
+        turned = step.phase is Phase.prefill
+        if turned:
+            norms = [norm.weight.value(step) for norm in self.head_norms] if self.head_norms else [None, None]
+            arguments += (None, at, *self._tables(step), dim, *norms)
+        launches = [Launch("qkv_projection", arguments, ("q", "k", "v"), product(rows, w_qkv), rows)]
         for place, (label, each, count) in enumerate((("queries", q, heads), ("keys", k, kv_heads))):
+            if turned:
+                continue
             if self.head_norms is not None:
                 launches.append(self.head_norms[place].launch(each, step, label))
                 each = each.reshaped(*each.shape)

@@ -1,9 +1,8 @@
-"""bfloat16 activations: the kernels round where the reference does, and both are as near to float32 as transformers.
+"""bfloat16 activations: the kernels are as far from the reference as bfloat16 costs, and as near to float32.
 
-Two runs whose float32 sums are ordered differently agree to those sums' noise until some value lies so close to a
-boundary of bfloat16 that it is rounded to the other side; from there on they differ by what bfloat16 costs. With a tiny
-model that is rare, so there the yardstick of the float32 tests holds, and a rounding too many or too few is seen: it
-changes logits by some 10,000 times as much. With a trained one only the cost of bfloat16 bounds the difference.
+Kernels need not round where the reference does: the weight of a norm is multiplied into other weights, say, and heads
+are rotated before they are rounded. So what bfloat16 costs the reference bounds the difference, for each side once. That
+a kernel rounds no more often than numpy would is what the tests of its accuracy see.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from model.kernel_model import KernelModel
 from model.reference import ReferenceModel
 from model.tokenizer import Tokenizer
 from model.weights import shard_weights
-from tests.model.reordering import reordered
 from tests.model.shapes import SHARDED
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -67,24 +65,21 @@ def story(config: ModelConfig, weights: Weights, folder: Path, count: int) -> li
 
 
 @pytest.mark.parametrize(("changes", "ranks"), SHARDED)
-def test_kernels_round_where_the_reference_does(write_model, changes, ranks) -> None:
-    """Medians over several texts, because on one of them a value may be rounded to the other side."""
+def test_kernels_and_the_reference_differ_by_what_bfloat16_costs_each(write_model, changes, ranks) -> None:
+    """Medians over several texts, because single differences scatter."""
     config, weights = load(write_model(**changes))
     plain, model = (
         ReferenceModel(config, weights, "bfloat16"),
         kernel_model(config, weights, cores(ranks), 12),
     )
-    differences, noises, costs = [], [], []
+    differences, costs = [], []
     for seed in range(9):
         ids = np.random.default_rng(seed).integers(3, 300, 8).tolist()
         wanted = logits_of(plain, ids, 6)
-        other = ReferenceModel(config, reordered(config, weights, seed), "bfloat16")
         differences.append(np.abs(logits_of(model, ids, 6) - wanted).max())
-        noises.append(np.abs(logits_of(other, ids, 6) - wanted).max())
         costs.append(np.abs(logits_of(ReferenceModel(config, weights), ids, 6) - wanted).max())
-    assert np.median(differences) <= 4 * np.median(noises)
+    assert np.median(differences) <= 2 * np.median(costs)
     assert max(differences) <= 4 * max(costs)
-    assert np.median(costs) > 1000 * np.median(noises)  # so that the first line would notice a rounding
 
 
 def test_products_of_another_library_round_there_too(write_model, monkeypatch) -> None:

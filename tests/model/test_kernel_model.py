@@ -88,17 +88,11 @@ def test_a_pass_is_predicted_without_computing(write_model, target) -> None:
     prompt = device.take_pass()
     model.decode(5, len(IDS))
     token = device.take_pass()
-    layers = [
-        "qkv_projection",
-        "rope",
-        "rope",
-        "attention_{}",
-        "output_projection",
-        "mlp",
-    ] * len(config.blocks)
+    turns = {"prefill": [], "decode": ["rope", "rope"]}
     for done, kind in ((prompt, "prefill"), (token, "decode")):
         kernels = [each.launch.kernel for each in done.launches]
-        assert kernels == ["embedding", *(name.format(kind) for name in layers), "lm_head"]
+        layer = ["qkv_projection", *turns[kind], f"attention_{kind}", "output_projection", "mlp"]
+        assert kernels == ["embedding", *layer * len(config.blocks), "lm_head"]
         prediction = done.prediction()
         assert prediction.target == target
         assert 0 < prediction.dataflow_ns <= prediction.program_ns <= prediction.serial_ns
@@ -114,9 +108,9 @@ def test_equal_launches_are_planned_once(write_model) -> None:
     device = DryDevice("trn1", 1)
     KernelModel(config, shard_weights(config, weights, 1), device, 128).prefill(IDS)
     done = device.take_pass()
-    assert len(done.launches) == 2 + 6 * 3
-    # embedding, lm_head, and of each layer the projection, two ropes (4 and 2 heads), attention, output, mlp
-    assert len({id(each) for each in done.launches}) == 2 + 6
+    assert len(done.launches) == 2 + 4 * 3
+    # embedding, lm_head, and of each layer the projection, attention, output, mlp
+    assert len({id(each) for each in done.launches}) == 2 + 4
 
 
 def test_time_of_a_pass_is_the_sum_of_its_kernels_and_one_start(write_model) -> None:
