@@ -28,9 +28,11 @@ def finish(result, sums, panels, scale, bias, turned, norms, tables, head, eps):
         start, end = panels[panel]
         middle = max(start, min(end, turned))
         if middle > start:
-            scaled(wide, start, middle, sums[panel][:, 0 : middle - start], scale, bias)
+            scaled(wide, start, middle, sums[panel][:, 0 : middle - start], scale, bias, panel % 2 == 0)
         if end > middle:
-            scaled(result, middle, end, sums[panel][:, middle - start : end - start], scale, bias)
+            scaled(
+                result, middle, end, sums[panel][:, middle - start : end - start], scale, bias, panel % 2 == 0
+            )
     for start, end, weight in norms:
         normalise_heads(wide[:, start:end], weight, head, eps)
     if turned > 0 and tables is not None:
@@ -39,13 +41,18 @@ def finish(result, sums, panels, scale, bias, turned, norms, tables, head, eps):
         nisa.tensor_copy(dst=result[:, 0:turned], src=wide)
 
 
-def scaled(target, start, end, source, scale, bias):
-    """Columns start … end of `target` from PSUM, times one number for each row, plus the bias of each column."""
+def scaled(target, start, end, source, scale, bias, by_scalar):
+    """Columns start … end of `target` from PSUM, times one number for each row, plus the bias of each column.
+
+    Without a bias the Scalar engine can do it as well as the Vector engine.
+    """
     part = target[:, start:end]
-    if bias is None and scale is None:
-        nisa.activation(dst=part, op=nl.copy, data=source)
+    if bias is None and by_scalar:
+        nisa.activation(dst=part, op=nl.copy, data=source, scale=scale if scale is not None else 1.0)
+    elif bias is None and scale is None:
+        nisa.tensor_copy(dst=part, src=source)
     elif bias is None:
-        nisa.activation(dst=part, op=nl.copy, data=source, scale=scale)
+        nisa.tensor_scalar(dst=part, data=source, op0=nl.multiply, operand0=scale)
     elif scale is None:
         nisa.tensor_tensor(dst=part, data1=source, data2=bias[:, start:end], op=nl.add)
     else:

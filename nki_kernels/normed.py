@@ -43,6 +43,9 @@ OPERAND_BYTES = 163840
 LEAD_ELEMENTS = 1024
 """Elements per partition of the weight that one DMA brings then: little, so that the Tensor engine starts early."""
 
+ROUNDS = 3
+"""Panels of few rows: the last one that leaves PSUM holds up the end of the launch, more matmuls take longer."""
+
 
 def project(x, norm, w, head, deliver, context):
     """Deliver norm(x) @ w; columns of a panel are whole heads of `head` columns, if that is not 0."""
@@ -68,11 +71,20 @@ def column_groups(width, head, most):
     return ranges(0, width, at_once * bank), bank
 
 
+def even_panels(width, head, bank):
+    """Panels of about equal width, ROUNDS or a multiple: two engines take them out of PSUM, the last one soon."""
+    unit = head if head > 0 else 1
+    units = blocks(width, unit)
+    number = min(units, ROUNDS * blocks(width, ROUNDS * bank))
+    return ranges(0, width, blocks(units, number) * unit)
+
+
 def project_few(x, norm, w, head, deliver, context):
     """The product of at most 128 rows, past which the weights stream."""
     norm_weight, norm_bias, offset, eps = norm
     tokens, hidden = x.shape
-    rows = load(x, x.dtype)
+    rows = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=rows, src=x, engine=nisa.engine.scalar)  # so that the weights come first in their queue
     weight = bias = scale = None
     if norm_weight is not None:
         weight = column_of(norm_weight, offset, True)
@@ -85,7 +97,7 @@ def project_few(x, norm, w, head, deliver, context):
     tiles = [(0, tokens)]
     groups, bank = column_groups(w.shape[1], head, w.shape[1])
     for left, right in groups:
-        panels = ranges(0, right - left, bank)
+        panels = even_panels(right - left, head, bank)
         sums = empty_sums(tiles, panels)
         for start, end in parts(blocks(hidden), right - left, 1):
             part = block_tile(hidden, end - start, right - left, x.dtype)

@@ -39,7 +39,7 @@ Tiling
         multiplies. The first row tiles accumulate side by side while w_qkv arrives.
 
 Limits
-    H up to 8192. D up to 512, and even where heads are rotated.
+    H up to 8192 in float32, 16384 in bfloat16. D up to 512, and even where heads are rotated.
 
 Cost
     HBM: w_qkv and the outputs once; x once for each group of columns that stays in SBUF, with T <= 128 once. Bound:
@@ -57,10 +57,13 @@ import numpy as np
 from nki_kernels.heads import finish
 from nki_kernels.normed import project
 from nki_kernels.precision import widened
-from nki_kernels.rmsnorm import MAX_HIDDEN, rmsnorm_reference
+from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import gather, rope_reference
 from nki_kernels.rows import constant, repeated_row
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load
+
+MAX_ROW_BYTES = 32768
+"""Of x: some transposed rows and columns of w_qkv have to fit into SBUF."""
 
 
 @nki.jit
@@ -85,7 +88,8 @@ def qkv_projection(
     expect_dims(2, x, "x [T, H]")
     tokens, hidden = x.shape
     width = q_size + 2 * kv_size
-    assert hidden <= MAX_HIDDEN, f"qkv_projection takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
+    most = MAX_ROW_BYTES // (4 if x.dtype == nl.float32 else 2)
+    assert hidden <= most, f"qkv_projection takes a hidden size of at most {most}, not {hidden}"
     for name, row, columns in (
         ("norm_weight", norm_weight, hidden),
         ("norm_bias", norm_bias, hidden),
@@ -150,7 +154,14 @@ def head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_
 def deliver_heads(context, row, left, right, sums, panels, scale):
     """Columns left … right of [q | k | v] of a row tile: out of PSUM, finished, and stored from row `row` on."""
     outputs, turned, head, norms, biases, turn, eps = context
-    rows = sums[0].shape[0]
+    tokens, rows = outputs[0].shape[0], sums[0].shape[0]
+    queues = (nisa.engine.gpsimd, nisa.engine.gpsimd, nisa.engine.gpsimd)
+    if row + rows == tokens and right == outputs[0].shape[1] + 2 * outputs[1].shape[1]:
+        queues = (
+            nisa.engine.gpsimd,
+            nisa.engine.sync,
+            nisa.engine.scalar,
+        )  # nothing comes after the last stores
     result = nl.ndarray((rows, right - left), dtype=outputs[0].dtype, buffer=nl.sbuf)
     here = []
     for start, end, weight in norms:
@@ -163,12 +174,12 @@ def deliver_heads(context, row, left, right, sums, panels, scale):
         tables = (gather(turn[1], row_numbers), gather(turn[2], row_numbers))
     finish(result, sums, panels, scale, bias, max(0, min(turned, right) - left), here, tables, head, eps)
     column = 0
-    for output in outputs:
-        store_columns(output, column, row, result, left)
-        column += output.shape[1]
+    for number in range(3):
+        store_columns(outputs[number], column, row, result, left, queues[number])
+        column += outputs[number].shape[1]
 
 
-def store_columns(output, output_column, row, tile, tile_column):
+def store_columns(output, output_column, row, tile, tile_column, queue):
     """Store the columns that a tile shares with an output, both placed in one wide matrix by their first column."""
     rows, columns = tile.shape
     start = max(output_column, tile_column)
@@ -177,6 +188,7 @@ def store_columns(output, output_column, row, tile, tile_column):
         nisa.dma_copy(
             dst=output[row : row + rows, start - output_column : end - output_column],
             src=tile[:, start - tile_column : end - tile_column],
+            engine=queue,
         )
 
 

@@ -64,7 +64,8 @@ def load_runs(result, row):
     if full < result.shape[0]:
         nisa.memset(dst=result, value=0.0)
         nisa.dma_copy(dst=result[full : full + 1, 0 : depth - full * count], src=row[:, full * count : depth])
-    nisa.dma_copy(dst=result[0:full, :], src=row[:, 0 : full * count].reshape((full, count)))
+    source = row[:, 0 : full * count].reshape((full, count))
+    nisa.dma_copy(dst=result[0:full, :], src=source, engine=nisa.engine.scalar)
 
 
 def load_runs_part(result, matrix, start):

@@ -137,3 +137,28 @@ def test_x_and_the_weight_are_read_once(tokens: int) -> None:
         "norm_weight": 1,
         "w_qkv": 1,
     }
+
+
+@pytest.mark.parametrize(("dtype", "hidden"), [(np.float32, 8192), (BF16, 16384)])
+@pytest.mark.parametrize("options", [{"rotated": 128}, {"norm_bias": True, "bias": True}, {"norm": False}])
+@pytest.mark.parametrize("tokens", [128, 1100])
+def test_the_widest_rows_fit_on_every_chip(
+    dtype: Any, hidden: int, options: dict[str, Any], tokens: int
+) -> None:
+    """Planned and placed without computing numbers; the weight has a wider dtype than rows in bfloat16."""
+    _, norm, w_qkv, *rest = arguments(1, 8, 10, 2, 128, dtype=dtype, **options)
+    wide = np.empty((hidden, w_qkv.shape[1]), np.float32)
+    rows = [None if each is None else np.empty((1, hidden), dtype) for each in (norm, rest[-2])]
+    rest[-2] = rows[1]
+    if "rotated" in options:
+        rest[NAMES.index("positions") + 3] = np.empty((tokens, 1), np.int32)
+    given = np.empty((tokens, hidden), dtype), rows[0], wide, *rest
+    for target in TARGETS:
+        simulate.World(target).launch(kernels.qkv_projection, [(given, {})], mode=simulate.Mode.dry)
+
+
+def test_refuses_rows_that_are_too_wide() -> None:
+    with pytest.raises(
+        AssertionError, match="qkv_projection takes a hidden size of at most 16384, not 16385"
+    ):
+        run(kernels.qkv_projection, arguments(1, 16385, dtype=BF16))

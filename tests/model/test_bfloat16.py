@@ -1,8 +1,8 @@
 """bfloat16 activations: the kernels are as far from the reference as bfloat16 costs, and as near to float32.
 
 Kernels need not round where the reference does: the weight of a norm is multiplied into other weights, say, and heads
-are rotated before they are rounded. So what bfloat16 costs the reference bounds the difference, for each side once. That
-a kernel rounds no more often than numpy would is what the tests of its accuracy see.
+are rotated before they are rounded. So what bfloat16 costs the reference bounds the difference, for each side once.
+That a kernel rounds no more often than numpy would is what the tests of its accuracy see.
 """
 
 from __future__ import annotations
