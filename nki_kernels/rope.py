@@ -37,7 +37,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.precision import widened
-from nki_kernels.tiles import PARTITIONS, expect_dims, load
+from nki_kernels.tiles import expect_dims, load, ranges
 
 MAX_WIDTH = 8192
 
@@ -56,14 +56,24 @@ def rope(x, positions, cos, sin, heads):
     assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}"
     assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
     y = nl.ndarray((tokens, width), dtype=x.dtype, buffer=nl.shared_hbm)
-    for first in range(0, tokens, PARTITIONS):
-        last = min(tokens, first + PARTITIONS)
-        row_numbers = load(positions[first:last, :], nl.int32)
-        tile = load(x[first:last, :], x.dtype)
+    starts = ranges(0, tokens)
+    ahead = operands(x, positions, cos, sin, starts[0])
+    for number in range(len(starts)):
+        first, last = starts[number]
+        tile, cosines, sines = ahead
+        if number + 1 < len(starts):
+            ahead = operands(x, positions, cos, sin, starts[number + 1])
         result = nl.ndarray(tile.shape, dtype=x.dtype, buffer=nl.sbuf)
-        rotate(result, tile, gather(cos, row_numbers), gather(sin, row_numbers), 2 * half)
+        rotate(result, tile, cosines, sines, 2 * half)
         nisa.dma_copy(dst=y[first:last, :], src=result)
     return y
+
+
+def operands(x, positions, cos, sin, rows):
+    """A row tile of x with its cosines and sines, loaded before the result of the row tile before it is stored."""
+    first, last = rows
+    row_numbers = load(positions[first:last, :], nl.int32)
+    return load(x[first:last, :], x.dtype), gather(cos, row_numbers), gather(sin, row_numbers)
 
 
 def gather(table, row_numbers):

@@ -179,11 +179,11 @@ def rung(kernel: Callable[..., Any], a: int, b: int, predicted_us: float = 0.0) 
 
 
 REALISTIC = (
-    matmul(1024, 4096, 1792, 218.0),
+    matmul(1024, 4096, 1792, 201.7),
     embedding(1024, 128256, 4096, 205.8),
     rmsnorm(1024, 4096, 58.0),
-    qkv_projection(1024, 4096, 512, 128, 111.3),
-    rope(1024, 4, 128, 8192, 48.8),
+    qkv_projection(1024, 4096, 512, 128, 95.0),
+    rope(1024, 4, 128, 8192, 28.9),
     attention_prefill(1024, 4, 1, 2048, 205.8),
     attention_decode(4, 1, 8192, 57.8),
     output_projection(1024, 512, 4096, 78.1),
