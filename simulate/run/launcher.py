@@ -15,6 +15,7 @@ import numpy as np
 from simulate.errors import Location, NkwError, RuleViolation
 from simulate.isa.book import CallError
 from simulate.level import RULES_VARIABLE, Rules
+from simulate.lines import location
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.objects import VALUE_READS
 from simulate.memory.placement import live_tiles_fit, to_blame
@@ -94,11 +95,12 @@ def _interrupted(request: LaunchRequest, cores: Sequence[NeuronCore]) -> str:
     """Where the core that ran last was."""
     stream = max((core.stream for core in cores), key=lambda stream: stream.resumed[-1:])
     name = getattr(request.kernel, "__name__", "kernel")
-    if not len(stream):
+    issued = len(stream.line_ids)  # the event that was being recorded may lack what is recorded after its line
+    if not issued:
         return f"{name} has issued nothing"
-    event = stream.event(len(stream) - 1)
+    op, where = stream.template(issued - 1).op, location(stream.lines[stream.line_ids[issued - 1]])
     who = f" on rank {stream.rank}, core {stream.core}," if len(cores) > 1 else ""
-    return f"{name}{who} has issued {len(stream):,} instructions, the last is {event.op} at {event.where}"
+    return f"{name}{who} has issued {issued:,} instructions, the last is {op} at {where}"
 
 
 class _RankRun:

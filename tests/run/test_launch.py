@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import re
+import sys
 import threading
 import weakref
+from itertools import count
 from pathlib import Path
 
 import ml_dtypes
@@ -15,6 +18,7 @@ import simulate
 from simulate.errors import InvalidArgument, NkwError, RuleViolation, Unsupported
 from simulate.memory import MemoryRegion
 from simulate.nki.missing import NOT_YET
+from simulate.run.stream import Stream
 
 simulate.install("simulate")
 
@@ -461,3 +465,46 @@ def test_a_call_runs_on_the_ranks_of_the_environment(beta1: bool, monkeypatch: p
             InvalidArgument, match=f"NKW_RANKS is '{text}'; set it to a number of ranks from 1 to 999"
         ):
             kernel(given)
+
+
+def test_an_interrupt_while_an_instruction_is_recorded_stays_one_and_says_where() -> None:
+    """At every line of Stream.append."""
+
+    @nki.jit
+    def twice(x):
+        tile = nl.load(x)
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=tile)
+        nisa.dma_copy(dst=out, src=tile)
+        return out
+
+    append, left = Stream.append.__code__, 0
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code is not append:
+            return None
+        if event == "line":
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+        return trace
+
+    said = []
+    for lines in count(1):
+        left = lines
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            simulate.World("trn2").launch(
+                twice, [((np.zeros((8, 8), np.float32),), {})], mode=simulate.Mode.dry
+            )
+            break
+        except KeyboardInterrupt as stopped:
+            said.append(str(stopped))
+        finally:
+            sys.settrace(before)
+    assert len(said) > 30
+    sentence = r"twice has issued (nothing|\d instructions, the last is dma_copy at .+ in twice)"
+    assert all(re.fullmatch(sentence, each) for each in said)
+    assert {"nothing", "1", "2", "3"} == {each.split()[3] for each in said}
