@@ -7,6 +7,7 @@ Arguments
     a             [M, K] @ HBM, float32 or bfloat16; [K, M] with a_transposed
     b             [K, N] @ HBM, float32 or bfloat16; read in a's dtype
     a_transposed  compile-time bool: a is given with the contraction first, which saves its transposes
+    tuning        values of PARAMETERS by name; None takes those of the table (see `tuning`)
     returns c     [M, N] @ HBM, a's dtype
 
 Layout
@@ -14,13 +15,13 @@ Layout
     comes that way from HBM, a is transposed by the DMA that loads it. c has rows on the partitions, as it lies in HBM.
 
 Tiling
-    for R rows of a, which stay in SBUF as [128, K/128, rows]: all within 64 KiB per partition, 2048 for K = 2048
+    for R rows of a, which stay in SBUF as [128, K/128, rows]: all within `resident_bytes`, 2048 for K = 2048
         for 512 columns of b, which are loaded in parts of some blocks and stay in SBUF for these rows
             for 128 rows, which accumulate in one PSUM bank
                 for K: one nc_matmul for each block, 128 rows and 512 columns
-    The first columns meet the first rows while both arrive: six row tiles accumulate side by side, block by block, so
-    that a loaded block gives more work than its load takes. Up to 512 rows always do, with up to 2048 columns of b in
-    4 PSUM banks, and the parts of b need not stay.
+    The first columns meet the first rows while both arrive: `lead_tiles` row tiles accumulate side by side, block by
+    block, so that a loaded block gives more work than its load takes. Up to 512 rows always do, with up to 2048 columns
+    of b in 4 PSUM banks, and the parts of b need not stay.
 
 Limits
     K up to 16384: 128 rows [128, K/128, 128] and columns of b must fit into SBUF.
@@ -41,7 +42,6 @@ import numpy as np
 
 from nki_kernels.precision import widened
 from nki_kernels.products import (
-    PART_ELEMENTS,
     add_products,
     block_tile,
     empty_sums,
@@ -57,29 +57,38 @@ from nki_kernels.tiles import (
     blocks,
     columns_at_once,
     expect_dims,
+    load,
     ranges,
+    transpose_into,
 )
+from nki_kernels.tuning import bucket, parameters_of
 
 MAX_CONTRACTION = 16384
 
-RESIDENT_BYTES = 65536
-"""Bytes per partition of rows of a that stay in SBUF."""
+PARAMETERS = (
+    ("resident_bytes", 65536, (32768, 65536, 98304, 131072)),  # per partition, of rows of a that stay in SBUF
+    (
+        "moving_bytes",
+        32768,
+        (8192, 16384, 32768, 65536),
+    ),  # per partition, of columns of b in SBUF
+    ("lead_tiles", 6, (1, 2, 3, 4, 5, 6, 7, 8)),  # row tiles, a PSUM bank each, that share the first operands
+    ("lead_elements", 1024, (512, 1024, 2048, 4096)),  # of b per partition in one DMA then: few start early
+    ("part_elements", 4096, (1024, 2048, 4096, 8192)),  # in one DMA later
+    ("group_tiles", 2, (1, 2, 4, 8)),  # row tiles of a that are loaded together later
+    ("eviction", "both", ("vector", "scalar", "both")),  # engines that read PSUM out
+    ("transposes", "dma", ("dma", "tensor")),  # what transposes a
+)
 
-MOVING_BYTES = 32768
-"""Bytes per partition of columns of b that stay in SBUF for several row tiles; the next ones are loaded meanwhile."""
 
-LEAD_TILES = 6
-"""Row tiles that accumulate side by side while the first operands arrive: 6 of 8 PSUM banks."""
-
-LEAD_ELEMENTS = 1024
-"""Elements per partition of b that one DMA brings then: little, so that the Tensor engine starts early."""
-
-GROUP_TILES = 2
-"""Row tiles of a that are loaded together after those."""
+def matmul_bucket(a, b, a_transposed=False, tuning=None):
+    """The launches that share an entry of the table."""
+    rows = a.shape[1] if a_transposed else a.shape[0]
+    return bucket(a.dtype, (rows, b.shape[0], b.shape[1]), "aT" if a_transposed else "")
 
 
 @nki.jit
-def matmul(a, b, a_transposed=False):
+def matmul(a, b, a_transposed=False, tuning=None):
     """c = a @ b, for matrices of any size."""
     expect_dims(2, a, "a [M, K]")
     expect_dims(2, b, "b [K, N]")
@@ -88,20 +97,26 @@ def matmul(a, b, a_transposed=False):
     total_columns = b.shape[1]
     assert b.shape[0] == depth, f"matmul contracts {depth} columns of a with {b.shape[0]} rows of b"
     assert depth <= MAX_CONTRACTION, f"matmul contracts at most {MAX_CONTRACTION}, not {depth}"
+    chosen = parameters_of("matmul", PARAMETERS, matmul_bucket(a, b, a_transposed), tuning)
     c = nl.ndarray((total_rows, total_columns), dtype=a.dtype, buffer=nl.shared_hbm)
-    resident = fitting(RESIDENT_BYTES, depth, a.dtype, PARTITIONS)
+    resident = fitting(chosen["resident_bytes"], depth, a.dtype, PARTITIONS)
     for first in range(0, total_rows, resident):
         end = min(total_rows, first + resident)
         few = blocks(end - first) <= ACCUMULATOR_BANKS
-        groups = [(first, end)] if few else row_groups(first, end)
-        width = columns_at_once(end - first) if few else min(BANK, fitting(MOVING_BYTES, depth, a.dtype, 1))
+        groups = [(first, end)] if few else row_groups(first, end, chosen)
+        width = (
+            columns_at_once(end - first)
+            if few
+            else min(BANK, fitting(chosen["moving_bytes"], depth, a.dtype, 1))
+        )
         rows_of_a = []
         for start, last in groups:
             rows_of_a.append(block_tile(depth, blocks(depth), last - start, a.dtype))
         for column in range(0, total_columns, width):
             moving = b[:, column : min(total_columns, column + width)]
             begins = first == 0 and column == 0
-            pieces = parts(blocks(depth), moving.shape[1], 1, LEAD_ELEMENTS if begins else PART_ELEMENTS)
+            most = chosen["lead_elements"] if begins else chosen["part_elements"]
+            pieces = parts(blocks(depth), moving.shape[1], 1, most)
             loaded = []
             for number in range(len(groups)):
                 start, last = groups[number]
@@ -118,11 +133,12 @@ def matmul(a, b, a_transposed=False):
                     moving,
                     pieces,
                     together,
+                    chosen,
                 )
     return c
 
 
-def multiply_group(result, stationary, side, a_transposed, loaded, moving, pieces, together):
+def multiply_group(result, stationary, side, a_transposed, loaded, moving, pieces, together, chosen):
     """Store stationary.T @ moving; `side`, if given, is what is loaded into stationary; `loaded` are moving's parts.
 
     Parts are loaded by the first group that needs them. Row tiles accumulate together or one after the other.
@@ -138,15 +154,25 @@ def multiply_group(result, stationary, side, a_transposed, loaded, moving, piece
             if side is not None and row == 0:
                 if a_transposed:
                     load_part(stationary[:, start:end, :], side, start)
-                else:
+                elif chosen["transposes"] == "dma":
                     transpose_part(stationary[:, start:end, :], side, start)
+                else:
+                    turn_part(stationary[:, start:end, :], side, start)
             if number == len(loaded):
                 loaded.append(block_tile(depth, end - start, columns, stationary.dtype))
                 load_part(loaded[number], moving, start)
             add_products(sums, stationary, tiles, loaded[number], panels, start, depth)
         for tile in range(len(tiles)):
             first, last = tiles[tile]
-            store(result[first:last, :], sums[tile], tile % 2 == 1)
+            by_scalar = chosen["eviction"] == "scalar" or (chosen["eviction"] == "both" and tile % 2 == 1)
+            store(result[first:last, :], sums[tile], by_scalar)
+
+
+def turn_part(result, x, start):
+    """Blocks of the transpose of x [rows, K] of HBM, from block `start` on, into all blocks of `result`, by matmuls."""
+    end = min(x.shape[1], (start + result.shape[1]) * PARTITIONS)
+    for first, last in ranges(0, x.shape[0]):
+        transpose_into(result, 0, first, load(x[first:last, start * PARTITIONS : end], x.dtype))
 
 
 def store(target, sums, by_scalar):
@@ -165,13 +191,15 @@ def fitting(limit, depth, dtype, step):
     return max(step, limit // each // step * step)
 
 
-def row_groups(first, end):
-    """Ranges of rows that are loaded together, the first one of LEAD_TILES row tiles."""
-    lead = min(end, first + LEAD_TILES * PARTITIONS)
-    return [(first, lead)] + ranges(lead, end, GROUP_TILES * PARTITIONS)
+def row_groups(first, end, chosen):
+    """Ranges of rows that are loaded together, the first one of `lead_tiles` row tiles."""
+    lead = min(end, first + chosen["lead_tiles"] * PARTITIONS)
+    return [(first, lead)] + ranges(lead, end, chosen["group_tiles"] * PARTITIONS)
 
 
-def matmul_reference(a: np.ndarray, b: np.ndarray, a_transposed: bool = False) -> np.ndarray:
+def matmul_reference(
+    a: np.ndarray, b: np.ndarray, a_transposed: bool = False, tuning: dict | None = None
+) -> np.ndarray:
     """numpy's product in float32."""
     left = widened(a).T if a_transposed else widened(a)
     return (left @ widened(b)).astype(a.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ import pytest
 import nki_kernels as kernels
 import simulate
 from simulate.testing import KernelChecker
-from tests.kernels.accuracy import ODD_SIZES, TARGETS, check, normal, run, whole_numbers
+from tests.kernels.accuracy import ODD_SIZES, TARGETS, check, compare_all, normal, run, whole_numbers
 
+matmul = importlib.import_module("nki_kernels.matmul")  # the package's own `matmul` is the kernel
 BF16 = ml_dtypes.bfloat16
 CASE = (kernels.matmul, kernels.matmul_reference)
 
@@ -61,6 +64,23 @@ def test_target_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
         with simulate.recorded() as launches:
             assert np.array_equal(kernels.matmul(a, b), a @ b)
         assert launches[0].hardware.name == target
+
+
+@pytest.mark.parametrize(("name", "domain"), [(name, domain) for name, _, domain in matmul.PARAMETERS])
+def test_parameters_do_not_change_a_result(name: str, domain: tuple[object, ...]) -> None:
+    arguments = (normal(1, 660, 200), normal(2, 200, 520), False)
+    results = [run(kernels.matmul, (*arguments, {name: value}), "trn2") for value in domain]
+    assert len({result.tobytes() for result in results}) == 1
+    compare_all((results[0],), kernels.matmul_reference, arguments)
+
+
+def test_refuses_a_parameter_and_a_value_that_are_not_declared() -> None:
+    ones = np.ones((8, 8), np.float32)
+    assert run(kernels.matmul, (ones, ones, False, {"group_tiles": 4}))[0, 0] == 8
+    with pytest.raises(AssertionError, match=r"matmul has no parameter tiles; it has \['resident_bytes', "):
+        run(kernels.matmul, (ones, ones, False, {"tiles": 4}))
+    with pytest.raises(AssertionError, match=r"group_tiles of matmul is one of \(1, .*\), not 3"):
+        run(kernels.matmul, (ones, ones, False, {"group_tiles": 3}))
 
 
 def test_refuses_contractions_that_differ() -> None:
