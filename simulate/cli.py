@@ -23,6 +23,7 @@ from simulate.options import add_command, add_json, add_level, add_ranks, add_ru
 from simulate.profile import command as profiles
 from simulate.profile.sweep import time_sweep
 from simulate.scripts import bound, run_script_or_kernel, run_to_its_end
+from simulate.tune import command as tuning
 from simulate.verification import command as verification
 
 _REPLAY_OPTIONS = {
@@ -72,6 +73,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add_running(commands, prog, "memory", memory, occupancy.add_arguments, add_trips, add_ranks)
     add_running(commands, prog, "check", _check, checks.add_arguments, checks.add_variations, add_ranks)
     add_running(commands, prog, "verify", verify, verification.add_arguments)
+    add_running(commands, prog, "tune", partial(_reported, tuning.tune), tuning.add_arguments, add_ranks)
 
     lint = add_command(commands, prog, "lint")
     lint.add_argument("path", help="a Python file or a folder")

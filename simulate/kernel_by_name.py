@@ -11,7 +11,7 @@ import importlib
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def launch_by_name(
     not take these; otherwise what the launch raises.
     """
     with importing_from(folder_of(words)):
-        return _launched(words, arguments, mode, trips)
+        return launch_named(plain(callable_named(words)), words, arguments, mode, trips)
 
 
 def folder_of(words: str) -> Path:
@@ -143,10 +143,19 @@ def importing_from(folder: Path) -> Iterator[None]:
         sys.path[:] = before
 
 
-def _launched(words: str, arguments: Sequence[str], mode: Mode, trips: Sequence[int]) -> Launch:
-    kernel = plain(callable_named(words))
+def launch_named(
+    kernel: Callable[..., Any],
+    words: str,
+    arguments: Sequence[str],
+    mode: Mode = Mode.dry,
+    trips: Sequence[int] = (),
+    keywords: Mapping[str, Any] | None = None,
+) -> Launch:
+    """Launch the plain function that `words` name, as `launch_by_name` does; `keywords` are further arguments."""
     ranks = ranks_of_call()
     given = [call_of(arguments, mode, rank, ranks) for rank in range(ranks)]
+    for _, named in given:
+        named.update(keywords or {})
     try:
         level = Level.of()
         cores = cores_of_call(getattr(kernel, "__name__", "kernel"), None, level)

@@ -16,6 +16,8 @@ from simulate.verbs import VERBS
 _SCRIPT = "a Python file, and the arguments that it gets"
 _KERNEL = "a kernel, FILE.py:NAME or MODULE:NAME, and its arguments: f32[128,512], literals"
 _SCRIPT_OR_KERNEL = f"{_SCRIPT}; or {_KERNEL}, or `group` for the replica group of all ranks"
+_KERNEL_ONLY = ("verify", "tune")
+"""Commands whose first word is a kernel, never a script."""
 _COLUMNS = 78  # of the parts of the help that argparse does not wrap
 
 Add = Callable[[argparse.ArgumentParser], None]
@@ -82,8 +84,8 @@ def add_running(
     command.add_argument(
         "words",
         nargs=argparse.PARSER,
-        metavar="kernel" if name == "verify" else "script",
-        help=_KERNEL if name == "verify" else _SCRIPT_OR_KERNEL,
+        metavar="kernel" if name in _KERNEL_ONLY else "script",
+        help=_KERNEL if name in _KERNEL_ONLY else _SCRIPT_OR_KERNEL,
     )
     command.set_defaults(act=act, own=own)
 
@@ -155,14 +157,14 @@ def rank_count(text: str) -> int:
 def take_words(options: argparse.Namespace, prog: str, names_a_kernel: Callable[[str], bool]) -> None:
     """Split the words of the command line into script or kernel, its arguments, and late options of the command.
 
-    Options after a kernel's name, and all options of `verify`, belong to the command, words after a script's name to
-    the script. Raises InvalidArgument where such a word is also an option of the command, with the order that would be
-    taken; after `--` every word belongs to the script. Raises ArgumentError for a wrong value of an option.
+    Options after a kernel's name, and all options of `verify` and `tune`, belong to the command, words after a script's
+    name to the script. Raises InvalidArgument where such a word is also an option of the command, with the order that
+    would be taken; after `--` every word belongs to the script. Raises ArgumentError for a wrong value of an option.
     """
     own: OwnOptions = options.own
     words = options.words[options.words[0] == "--" :]
     options.script, options.arguments = words[0], words[1:]
-    if options.command == "verify" or names_a_kernel(options.script):
+    if options.command in _KERNEL_ONLY or names_a_kernel(options.script):
         _, options.arguments = own.parse_known_args(options.arguments, options)
         return
     if options.arguments[:1] == ["--"]:

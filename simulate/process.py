@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -68,6 +69,35 @@ def imported() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
+
+
+@contextmanager
+def remembering_interrupts() -> Iterator[Callable[[], None]]:
+    """A block that is given a function which raises an interrupt that came in the block and was lost.
+
+    numpy drops one that comes while it looks up an attribute. Signals of which Python is not told stay as they are.
+    """
+    came: list[KeyboardInterrupt] = []
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        came.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
+        raise came[-1]
+
+    def check() -> None:
+        if came:
+            raise came[-1]
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in before:
+        signal.signal(number, interrupted)
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def leave(stopped: KeyboardInterrupt, prefix: str = "") -> NoReturn:

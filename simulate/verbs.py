@@ -43,6 +43,12 @@ VERBS = {
         "verify nki_kernels:rmsnorm 'f32[128,512]' 'f32[1,512]' 1e-5",
         "0 right and clean, 1 wrong or with findings, 2 nothing could be judged",
     ),
+    "tune": Verb(
+        "search the values of a kernel's parameters with which it is predicted to be fastest",
+        "tune nki_kernels:matmul 'f32[8,64]' 'f32[64,8]' --trials 9",
+        "0 done, 1 the kernel failed with its defaults, 2 the command could not run; an interrupt ends the search with "
+        "the best so far",
+    ),
     "lint": Verb(
         "look for Python that the NKI compiler refuses, without running it",
         "lint script.py",

@@ -95,7 +95,9 @@ def _interrupted(request: LaunchRequest, cores: Sequence[NeuronCore]) -> str:
     """Where the core that ran last was."""
     stream = max((core.stream for core in cores), key=lambda stream: stream.resumed[-1:])
     name = getattr(request.kernel, "__name__", "kernel")
-    issued = len(stream.line_ids)  # the event that was being recorded may lack what is recorded after its line
+    issued = len(
+        stream.line_ids
+    )  # the event that was being recorded may lack what is recorded after its line
     if not issued:
         return f"{name} has issued nothing"
     op, where = stream.template(issued - 1).op, location(stream.lines[stream.line_ids[issued - 1]])

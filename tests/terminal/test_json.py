@@ -86,6 +86,9 @@ def test_a_document_has_the_keys_and_types_of_the_page(verb: str, capsys: Captur
     if verb == "time":
         runs.append([*words, "--against", *words[1:]])
         runs.append(["time", "nki_kernels.ladder:tile_by_tile", "bf16[512,512]", "bf16[512,1024]"])
+    if verb == "tune":  # without buckets
+        (tmp_path / "tunable.py").write_text(TUNABLE)
+        runs.append([verb, "tunable.py:copied", "f32[128,64]", "--jobs", "1", "--reading", "program"])
     if verb in ("time", "memory"):
         swept = [verb, "script.py:doubled", "f32[128,N]", "--sweep"]
         runs += [[*swept, sizes] for sizes in ("N=64", "N=16384,65536", "N=64,65536")]
@@ -98,6 +101,9 @@ def test_a_document_has_the_keys_and_types_of_the_page(verb: str, capsys: Captur
     unknown = seen.keys() - known.keys()
     assert not unknown
     for key, kinds in seen.items():
+        if known[key] == {"value"}:
+            assert kinds <= {"string", "boolean", "integer", "number"}
+            continue
         assert all(kind in known[key] or (kind == "integer" and "number" in known[key]) for kind in kinds), (
             key
         )
@@ -156,6 +162,24 @@ def halved_reference(a):
 
 
 unread_reference = halved_reference
+"""
+
+
+TUNABLE = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+PARAMETERS = (("columns", 64, (64, 32)),)
+
+
+@nki.jit
+def copied(a, tuning=None):
+    out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    for first in range(0, 64, tuning["columns"]):
+        end = first + tuning["columns"]
+        nisa.dma_copy(dst=out[:, first:end], src=nl.load(a[:, first:end]))
+    return out
 """
 
 

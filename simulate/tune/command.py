@@ -1,0 +1,216 @@
+"""`nkw tune`: the options of the command, and what it prints and writes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+
+from simulate.errors import InvalidArgument, NkwError
+from simulate.files import Outputs, json_document
+from simulate.kernel_by_name import files_read, names_a_kernel
+from simulate.process import remembering_interrupts
+from simulate.profile.numbers import us
+from simulate.profile.profile import profile
+from simulate.run.launch import Launch
+from simulate.scripts import bound
+from simulate.terminal import error, show, working
+from simulate.tracebacks import print_of_the_user
+from simulate.tune.cluster import LOCAL, Cluster
+from simulate.tune.measuring import READINGS, WORSE, Bench, Subject
+from simulate.tune.page import page
+from simulate.tune.parameters import ARGUMENT, tunable
+from simulate.tune.report import Report
+from simulate.tune.search import BATCH, Found, search
+from simulate.tune.table import Table, entry_name
+from simulate.tune.workers import Here, Processes, Workers
+
+_TRIALS = 200
+_LEAST_GAIN = 0.01  # of an entry of the table: less is not worth a line to review
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The options of the search and of what it writes."""
+    command.add_argument(
+        "--reading",
+        choices=READINGS,
+        default=WORSE,
+        help="the time that is minimised: of one reading, or the worse of both (default)",
+    )
+    command.add_argument(
+        "--trials",
+        type=_count,
+        metavar="N",
+        help=f"candidates to try (default: {_TRIALS}; with --seconds as many as it takes)",
+    )
+    command.add_argument("--seconds", type=_seconds, metavar="N", help="end the search after so many seconds")
+    command.add_argument(
+        "--jobs", type=_count, metavar="N", help="processes that measure (default: one per processor)"
+    )
+    command.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help=f"measure on a Ray cluster: its address, auto, or {LOCAL} to start one here",
+    )
+    command.add_argument(
+        "--seed", type=_number, default=0, metavar="N", help="of the search's random choices (default: 0)"
+    )
+    command.add_argument("--html", metavar="FILE", help="write the report with its curve as a page")
+    command.add_argument(
+        "--write",
+        action="store_true",
+        help="put the best values into the table tuned.py beside the kernel's file; where they save less than 1 %%, "
+        "take the entry out",
+    )
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Search, print the report and write what was asked for; returns the exit status.
+
+    An interrupt during the search ends it: the report is printed and written, and the interrupt passed on.
+    """
+    found: Found | None = None
+    try:
+        outputs = Outputs(lambda: files_read(options))
+        target = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
+        with json_document(options.json, outputs, "tune") as contents:
+            _check(options)
+            if not bound(options):
+                return 2
+            report, table = _searched(options)
+            found = report.found
+            show(report.parts())
+            contents.update(report.as_json())
+            if target is not None:
+                with target.writing() as file:
+                    file.write(page(report))
+                print(f"page: {options.html}")
+            if table is not None:
+                _write(report, table, options)
+    except InvalidArgument as refused:
+        error(refused)
+        return 2
+    except NkwError as refused:  # by the chip, with the default
+        error(refused)
+        return 1
+    except Exception as failed:  # of the kernel's file, or of the kernel with the default
+        if isinstance(failed, OSError):
+            raise
+        print_of_the_user(failed)
+        return 1
+    if found.stopped is not None:
+        raise found.stopped
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises InvalidArgument unless the words name a kernel whose parameters are left to the search."""
+    if not names_a_kernel(options.script):
+        why = f"{options.script:.60} names no kernel; give FILE.py:NAME or MODULE:NAME"
+    elif any(each.startswith(f"{ARGUMENT}=") for each in options.arguments):
+        why = f"{ARGUMENT}= is what the search chooses; leave it out"
+    else:
+        return
+    raise InvalidArgument("NKW-TUNE-ARGUMENTS", why)
+
+
+def _searched(options: argparse.Namespace) -> tuple[Report, Table | None]:
+    """The report of the search, and the table it is for."""
+    subject = Subject.of(options.script, options.arguments, options.reading)
+    with redirect_stdout(sys.stderr):  # what the kernel's file and the kernel print
+        bench = Bench(subject)
+        kernel = tunable(bench.kernel)
+        launch = bench.launch(kernel.default)  # raises for arguments that the kernel does not take
+    default = bench.times(launch)
+    table = Table(kernel) if options.write else None
+    entry = None
+    if options.write or kernel.bucket is not None:
+        entry = entry_name(kernel, subject.arguments, launch.hardware.generation)
+    also = []
+    if table is not None and entry is not None:
+        also = [each for each in [{**kernel.default, **table.values(entry)}] if kernel.takes(each)]
+    trials = options.trials or (None if options.seconds else _TRIALS)
+    with _workers(options, subject, bench) as (workers, batch), _progress(options.script) as said:
+        found = search(kernel, default, workers, also, batch, trials, options.seconds, options.seed, said)
+    title = " ".join([options.script, *options.arguments, "on", launch.hardware.name])
+    return Report(title, kernel, options.reading, _floor_ns(launch), found, entry), table
+
+
+def _floor_ns(launch: Launch) -> float:
+    return profile(launch.streams, launch.hardware).roofline.least_ns
+
+
+@contextmanager
+def _workers(options: argparse.Namespace, subject: Subject, bench: Bench) -> Iterator[tuple[Workers, int]]:
+    """Where candidates are measured, and how many are proposed at a time."""
+    workers: Workers
+    processes = options.jobs or _processors()
+    if options.cluster:
+        workers = Cluster(subject, options.cluster, options.jobs)
+        processes = workers.processors
+    elif processes == 1:
+        workers = Here(bench)
+    else:
+        workers = Processes(subject, processes)
+    try:
+        yield workers, max(BATCH, processes)
+    finally:
+        workers.close()
+
+
+@contextmanager
+def _progress(words: str) -> Iterator[Callable[[Found], None]]:
+    """A block that shows how far the search has come; its function is told what was found, and raises interrupts."""
+    said = f"{words}: the first candidate"
+
+    def tell(found: Found) -> None:
+        nonlocal said
+        raise_lost()
+        best = found.tried[0].outcome.length_ns or 0.0
+        best = min((each.outcome.length_ns or best for each in found.tried), default=best)
+        said = f"{words}: {len(found.tried):,} candidates, best {us(best)} us"
+
+    with working(lambda: said), remembering_interrupts() as raise_lost:
+        yield tell
+
+
+def _processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _write(report: Report, table: Table, options: argparse.Namespace) -> None:
+    """Put what was found into the table, and say so; half a search changes nothing there."""
+    assert report.entry is not None
+    best = report.found.best
+    if report.found.stopped is not None:
+        print(f"{table.path} stays as it is, because the search was interrupted")
+        return
+    gains = report.gain >= _LEAST_GAIN
+    table.put(report.entry, " ".join(options.arguments), best.candidate if gains else None)
+    said = "is in" if gains else f"saves less than {_LEAST_GAIN:.0%} and is not in".replace("%", " %")
+    print(f"{report.entry} {said} {table.path}")
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 8 and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is no count; give 1 or more")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is no seed; give 0 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is no number of seconds; give more than 0")
+    return seconds

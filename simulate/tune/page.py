@@ -1,0 +1,69 @@
+"""The page of a search: its report, and the best time over the candidates tried, in one file without scripts."""
+
+from __future__ import annotations
+
+from html import escape
+from math import inf
+
+from simulate.profile.numbers import us
+from simulate.terminal import rendered
+from simulate.tune.report import Report
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 320, 90, 20, 30, 40  # pixels
+_STYLE = """
+:root { color-scheme: light dark; --ink: #2e2c28; --soft: #9a978f; --best: #5b8db8 }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e2dc } }
+body { margin: 1rem } pre { overflow-x: auto } svg { max-width: 100%; font: 12px system-ui, sans-serif }
+text { fill: var(--ink) } .axis { stroke: var(--soft) } circle { fill: var(--soft) }
+.floor { stroke: var(--soft); stroke-dasharray: 6 3 } .best { stroke: var(--best); stroke-width: 2; fill: none }
+"""
+
+
+def page(report: Report) -> str:
+    """The page as HTML."""
+    return (
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(report.title)}</title>\n'
+        f"<style>{_STYLE}</style>\n<pre>{escape(rendered(report.parts()))}</pre>\n{_curve(report)}\n</html>\n"
+    )
+
+
+def _curve(report: Report) -> str:
+    """Dots for the candidates, a line for the best time so far, a broken one for the floor."""
+    tried = report.found.tried
+    times = [(each.number, each.outcome.length_ns) for each in tried if each.outcome.length_ns is not None]
+    low = min(report.floor_ns, *(time for _, time in times))
+    high = 2 * max(time for number, time in times if not number)  # slower candidates lie on the upper edge
+    last = max(1, tried[-1].number)
+
+    def at(number: int, time: float) -> tuple[float, float]:
+        x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * number / last
+        share = (min(time, high) - low) / (high - low or 1.0)
+        return round(x, 1), round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share, 1)
+
+    best = inf
+    dots: list[str] = []
+    steps: list[str] = []
+    for number, time in times:
+        x, y = at(number, time)
+        dots.append(f'<circle cx="{x}" cy="{y}" r="2"><title>{number}: {us(time)} us</title></circle>')
+        best = min(best, time)
+        steps.append(f"{'H' if steps else 'M'}{x}{' V' if steps else ' '}{at(number, best)[1]}")
+    right = _WIDTH - _RIGHT
+    marks = [
+        f'<text x="{_LEFT - 8}" y="{at(0, time)[1] + 4}" text-anchor="end">{us(time)}</text>'
+        for time in dict.fromkeys((high, best, report.floor_ns))
+    ]
+    floor = at(0, report.floor_ns)[1]
+    return "\n".join(
+        [
+            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img">',
+            f'<text x="{_LEFT}" y="16">us of the candidates, the best so far, and the floor</text>',
+            f'<path class="axis" fill="none" d="M{_LEFT} {_TOP} V{_HEIGHT - _BOTTOM} H{right}"/>',
+            *marks,
+            *dots,
+            f'<path class="floor" d="M{_LEFT} {floor} H{right}"/>',
+            f'<path class="best" d="{" ".join(steps)} H{right}"/>',
+            f'<text x="{right}" y="{_HEIGHT - 16}" text-anchor="end">candidate {last:,}</text>',
+            "</svg>",
+        ]
+    )
