@@ -165,7 +165,7 @@ class _Job:
 
     def reference(self) -> ReferenceModel:
         """The same model in plain numpy."""
-        return ReferenceModel(self.config, self.weights, self.options.dtype)
+        return ReferenceModel(self.config, self.weights, self.options.dtype, ranks=self.options.tp)
 
     def dry_model(self, device: Device, progress: Progress) -> KernelModel:
         """The model on a device that only plans; ranks of other processes are planned here as well."""

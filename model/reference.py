@@ -2,7 +2,8 @@
 
 Arithmetic is float32 throughout. With bfloat16 activations its results are rounded to bfloat16 where a device stores
 them between engines: every norm, q, k and v before and after their rotation, the exponentials of a softmax, attention's
-output, the gated product, and both sums with the residual. Logits stay float32.
+output, the gated product, and both sums with the residual; over ranks also the partial products and their sum. Logits
+stay float32.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class ReferenceModel:
     """One sequence at a time, with a key/value cache; `dtype` is that of the activations: float32, bfloat16 or auto.
 
     Weights of two bytes are widened once, when it is made, if that takes at most `widened_bytes`, else at every use.
+    Activations are rounded as on a device of `ranks` ranks.
     """
 
     def __init__(
@@ -31,10 +33,11 @@ class ReferenceModel:
         weights: Mapping[str, np.ndarray],
         dtype: str = "float32",
         widened_bytes: int = 2**30,
+        ranks: int = 1,
     ) -> None:
         activations = activation_dtype(dtype, config, weights)
         self._decoder = compose(config)
-        self._numpy = Arithmetic(StoredWeights(weights, activations), activations, widened_bytes)
+        self._numpy = Arithmetic(StoredWeights(weights, activations), activations, widened_bytes, ranks)
         self._states: States = {}
         self._length = 0
 

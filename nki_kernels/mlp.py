@@ -1,124 +1,304 @@
-"""mlp: the gated feed-forward block of a Llama layer, with its RMSNorm, its residual and the sum over ranks.
+"""mlp: the feed-forward block of a layer, with its norm, its residual and the sum over ranks.
 
-    n = rmsnorm(x, norm_weight, eps);   y = x + sum over ranks of (silu(n @ w_gate) * (n @ w_up)) @ w_down
+    n = norm(x);   y = x + sum over ranks of (activation(n @ w_gate + b_gate) * (n @ w_up + b_up)) @ w_down + b_down
+
+Without w_gate the block is plain: activation(n @ w_up + b_up) @ w_down. The norm is RMSNorm, or LayerNorm if norm_bias
+is given; norm_offset is added to its weight (1.0 for Gemma).
 
 Dimensions
     T   tokens; H hidden size; F this rank's part of the intermediate size.
 
 Arguments
-    x              [T, H] @ HBM, float32 or bfloat16, the same on every rank
-    norm_weight    [1, H] @ HBM, float32 or bfloat16
-    w_gate, w_up   [H, F] @ HBM, float32 or bfloat16: this rank's columns; read in x's dtype
-    w_down         [F, H] @ HBM, float32 or bfloat16: this rank's rows; read in x's dtype
-    eps            compile-time float
-    replica_group  nki.collectives.ReplicaGroup, or None for one rank
-    returns y      [T, H] @ HBM, x's dtype, the same on every rank
+    x                [T, H] @ HBM, float32 or bfloat16, the same on every rank
+    norm_weight      [1, H] @ HBM, float32 or bfloat16; norm_bias the same, or None
+    w_gate, w_up     [H, F] @ HBM, float32 or bfloat16: this rank's columns; read in x's dtype; w_gate may be None
+    w_down           [F, H] @ HBM, float32 or bfloat16: this rank's rows; read in x's dtype
+    eps, norm_offset compile-time floats
+    replica_group    nki.collectives.ReplicaGroup, or None for one rank
+    activation       "silu", "gelu" (by the error function), "gelu_tanh" or "relu"
+    b_gate, b_up     [1, F] @ HBM, float32 or bfloat16: this rank's columns, or None
+    b_down           [1, H] @ HBM, float32 or bfloat16, the same on every rank, or None
+    returns y        [T, H] @ HBM, x's dtype, the same on every rank
 
 Layout
-    On the partitions lie rows for the norm, H for the first two products, rows for silu and the gate, and F for the
-    last product. The intermediate never goes to HBM.
+    Rows lie on the partitions for the norm, H for the first two products. Their weights are stationary and the rows
+    move. So F lies on the partitions of the results, as the last product takes it. The intermediate never goes to HBM.
 
 Tiling
-    for up to 512 rows, fewer if [H/128, rows] or [F/128, rows] outgrows 16384 elements
-        normalise and transpose the rows
-        for 512 to 2048 columns of F: gate product, silu; up product, gated as it leaves PSUM; transpose into blocks
-        the product with w_down as in output_projection
+    for each group of up to 512 rows, fewer if its rows, their transposes and the intermediate outgrow SBUF
+        chunks of columns of the product of the group before with w_down, see `residual_product`
+        between them units of F (256 columns for 512 rows): gate and up product, activation and gate from PSUM
+        rows of the next group are loaded and normalised meanwhile, and transposed after the last unit
+    A last block of 64 columns of F shares the array: gate beside up, and in the last product two row tiles.
 
 Limits
     H up to 8192, F up to 16384.
 
 Cost
-    HBM: the three weights once for each row group, x twice, y once, min(T, 128) times the norm's weight; over ranks
-    also the partial product, float32, four times. Bound: reading the weights, up to some hundred rows; for few rows
-    over several ranks also the latency of the all-reduce.
+    HBM: the three weights once for each group, the norm's weight and the biases once, x twice (once up to 128 rows), y
+    once. Over ranks: one all-reduce of x's size in x's dtype, from SBUF to SBUF in chunks. Rounding to x's dtype: the
+    normalised rows, the intermediate, over ranks the partial product and the sum, and y.
+    Predicted on trn2 in bfloat16, of the floor: 95 % for T = 8192 (H = 4096, F = 1792), 85 % (H = 8192, F = 448);
+    95 % for T = 1 and 91 % in decode. Bound: the Tensor engine from some hundred rows on, below it reading the weights.
 """
 
 from __future__ import annotations
 
 import nki
-import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.all_reduce import sum_over_ranks
+from nki_kernels.gated_product import bias_columns, columns_at_once, gated_columns, in_both_halves
 from nki_kernels.matmul import MAX_CONTRACTION
-from nki_kernels.output_projection import add_residual, partial_sums, project
-from nki_kernels.precision import widened
-from nki_kernels.rmsnorm import MAX_HIDDEN, rmsnorm_reference
-from nki_kernels.tiles import (
-    PARTITIONS,
-    blocks,
-    columns_at_once,
-    expect_dims,
-    load_repeated,
-    load_transposed,
-    multiply,
-    rows_at_once,
-    transpose_into,
+from nki_kernels.normalised_rows import SCRATCH_ELEMENTS, load_norm, on_every_row
+from nki_kernels.precision import erf_reference, widened, widened_or_zero
+from nki_kernels.residual_product import (
+    chunk_width,
+    load_engine,
+    product_chunk,
+    residual_product,
+    store_last_sums,
 )
+from nki_kernels.rmsnorm import MAX_HIDDEN
+from nki_kernels.row_groups import (
+    blocks_tile,
+    bytes_of,
+    item_bytes,
+    load_all,
+    loads_of,
+    normalise_tiles,
+    row_groups,
+    row_tiles,
+    share_of,
+    starts,
+    transpose_tiles,
+)
+from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
+
+GROUP_TILES = 4
+"""Row tiles of the largest group: 512 rows, the columns of the widest moving tile that every chip takes."""
+
+STREAM_BYTES = 48 * 1024
+"""Bytes per partition that a group leaves to weights, residuals and results on their way."""
 
 
 @nki.jit
-def mlp(x, norm_weight, w_gate, w_up, w_down, eps, replica_group=None):
-    """The gated feed-forward block with its norm, its residual and the sum over ranks."""
-    expect_dims(2, x, "x [T, H]")
-    expect_dims(2, w_gate, "w_gate [H, F]")
+def mlp(
+    x,
+    norm_weight,
+    w_gate,
+    w_up,
+    w_down,
+    eps,
+    replica_group=None,
+    activation="silu",
+    b_gate=None,
+    b_up=None,
+    b_down=None,
+    norm_bias=None,
+    norm_offset=0.0,
+):
+    """The feed-forward block with its norm, its residual and the sum over ranks."""
+    check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, norm_bias)
     tokens, hidden = x.shape
-    inner = w_gate.shape[1]
+    y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
+    rows = min(tokens, PARTITIONS)
+    stage = {
+        "x": x,
+        "norm": load_norm(norm_weight, norm_bias, norm_offset, eps, rows, x.dtype),
+        "scratch": nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf),
+        "weights": [w_up] if w_gate is None else [w_gate, w_up],
+        "biases": [bias_columns(b_gate), bias_columns(b_up)],
+        "function": activation_function(activation),
+        "engine": load_engine(replica_group),
+    }
+    after = None if b_down is None else on_every_row(b_down, rows, x.dtype, 0.0)
+    paired = in_both_halves(stage["weights"]) and tokens > PARTITIONS
+    job = residual_product(y, x, w_down, after, replica_group, None, paired)
+    held = bytes_of(stage["norm"][0]) + bytes_of(stage["norm"][1]) + bytes_of(after)
+    tiles = tiles_at_once(hidden, w_up.shape[1], x.dtype, held)
+    if tiles > 0:
+        pipeline(stage, job, row_groups(tokens, min(tiles, blocks(tokens))))
+    else:
+        groups = row_groups(tokens, 1)
+        for number in range(len(groups)):
+            pipeline(stage, job, groups[number : number + 1])
+    store_last_sums(job)
+    return y
+
+
+def pipeline(stage, job, groups):
+    """The block for groups of rows: each is loaded, normalised and transposed while those before it are multiplied."""
+    x = stage["x"]
+    hidden = x.shape[1]
+    most = groups[0][1]
+    places = []
+    for _ in range(blocks(most)):
+        places.append(nl.ndarray((min(most, PARTITIONS), hidden), dtype=x.dtype, buffer=nl.sbuf))
+    stage["blocks"] = blocks_tile(hidden, most, x.dtype)
+    loaded = row_tiles(places, groups[0])
+    load_all(loads_of(loaded, x, groups[0]), stage["engine"])
+    normalised = loaded
+    if keeps_rows(x, stage["weights"][0].shape[1]):
+        normalised = [nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)]
+        job["kept"] = loaded[0].reshape((x.shape[0], 1, hidden))
+    normalise_tiles(normalised, loaded, stage["norm"], stage["scratch"])
+    transpose_tiles(stage["blocks"], normalised, 0)
+    inner_blocks = None
+    for step in range(len(groups) + 1):
+        group = groups[step] if step < len(groups) else None
+        before = groups[step - 1] if step > 0 else None
+        following = groups[step + 1] if step + 1 < len(groups) else None
+        waiting = [] if following is None else row_tiles(places, following)
+        loads = [] if following is None else loads_of(waiting, x, following)
+        inner_blocks = overlap(stage, job, group, before, inner_blocks, waiting, loads)
+
+
+def overlap(stage, job, group, before, before_blocks, waiting, loads):
+    """Multiply one group with w_gate and w_up, and the one before it with w_down, in turns; returns the intermediate.
+
+    So loads, stores and the engines beside the Tensor engine have work all the time. waiting: the row tiles of the next
+    group, which are loaded by `loads` and normalised meanwhile, and transposed after the last use of the blocks.
+    """
+    result = None
+    columns = []
+    chunks = [] if before is None else starts(job["weight"].shape[1], chunk_width(before[1]))
+    if group is not None:
+        rows = group[1]
+        inner = stage["weights"][0].shape[1]
+        result = blocks_tile(inner, rows, stage["blocks"].dtype)
+        columns = starts(inner, columns_at_once(stage["weights"], rows))
+    loading = max(1, len(columns) // 2)
+    done = 0
+    transposed = 0
+    for chunk in range(len(chunks) + 1):
+        while done < len(columns) and done * len(chunks) <= chunk * len(columns):
+            normalise_share(stage, waiting, done - loading, len(columns) - loading)
+            passing = share_of(loads, done, loading)
+            gated_columns(
+                result,
+                stage["blocks"][:, :, 0:rows],
+                stage["weights"],
+                stage["biases"],
+                stage["function"],
+                columns[done],
+                stage["engine"],
+                passing,
+            )
+            done += 1
+        if done == len(columns) and chunk == 0 and loading == len(columns):
+            normalise_share(stage, waiting, 0, 1)
+        if done == len(columns) and transposed < len(waiting):
+            transpose_tiles(stage["blocks"], waiting[transposed : transposed + 1], transposed)
+            transposed += 1
+        if chunk < len(chunks):
+            product_chunk(job, before_blocks, before[0], chunks[chunk])
+    transpose_tiles(stage["blocks"], waiting[transposed:], transposed)
+    return result
+
+
+def normalise_share(stage, tiles, number, count):
+    """Normalise share `number` of `count` of row tiles; there is none below 0."""
+    if number >= 0:
+        own = share_of(tiles, number, count)
+        normalise_tiles(own, own, stage["norm"], stage["scratch"])
+
+
+def tiles_at_once(hidden, inner, dtype, held):
+    """Row tiles of a group: its rows, their transposes and two intermediates fit in SBUF beside `held` bytes.
+
+    0 if those of one row tile do not fit: then there is room for one intermediate, and no group overlaps another.
+    """
+    each = item_bytes(dtype) * 2 * (blocks(hidden) + blocks(inner)) * PARTITIONS
+    room = nl.tile_size.sbuf_fmax_bytes - STREAM_BYTES - held
+    return min(GROUP_TILES, room // each)
+
+
+def keeps_rows(x, inner):
+    """Whether the rows stay in SBUF for the residual beside the normalised rows: those of one row tile, if they fit."""
+    tokens, hidden = x.shape
+    needed = item_bytes(x.dtype) * (3 * hidden + (blocks(hidden) + blocks(inner)) * tokens)
+    return tokens <= PARTITIONS and needed + STREAM_BYTES <= nl.tile_size.sbuf_fmax_bytes
+
+
+def check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, norm_bias):
+    """Refuse shapes that do not fit together, and sizes beyond the limits."""
+    expect_dims(2, x, "x [T, H]")
+    expect_dims(2, w_up, "w_up [H, F]")
+    hidden = x.shape[1]
+    inner = w_up.shape[1]
     assert hidden <= MAX_HIDDEN, f"mlp takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
     assert inner <= MAX_CONTRACTION, (
         f"mlp takes an intermediate size of at most {MAX_CONTRACTION}, not {inner}"
     )
     assert norm_weight.shape == (1, hidden), f"norm_weight is [1, {hidden}], not {norm_weight.shape}"
-    assert w_gate.shape[0] == hidden, f"w_gate has {w_gate.shape[0]} rows for a hidden size of {hidden}"
-    assert w_up.shape == w_gate.shape, f"w_gate is {w_gate.shape}, w_up is {w_up.shape}"
+    if w_gate is not None:
+        assert w_gate.shape[0] == hidden, f"w_gate has {w_gate.shape[0]} rows for a hidden size of {hidden}"
+        assert w_gate.shape == w_up.shape, f"w_gate is {w_gate.shape}, w_up is {w_up.shape}"
+    assert w_up.shape[0] == hidden, f"w_up has {w_up.shape[0]} rows for a hidden size of {hidden}"
     assert w_down.shape == (inner, hidden), f"w_down is [{inner}, {hidden}], not {w_down.shape}"
-    y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
-    partial = partial_sums(y, replica_group, "mlp_partial")
-    weights = load_repeated(norm_weight, min(tokens, PARTITIONS))
-    step = min(rows_at_once(hidden), rows_at_once(inner))
-    for first in range(0, tokens, step):
-        x_blocks = load_transposed(x, first, min(step, tokens - first), weights, eps)
-        project(gated(x_blocks, w_gate, w_up), w_down, first, x, y, partial)
-    if replica_group is not None:
-        add_residual(sum_over_ranks(partial, replica_group, "mlp_total"), x, y)
-    return y
+    assert w_gate is not None or b_gate is None, "b_gate is given without w_gate"
+    expect_row(b_gate, inner, "b_gate")
+    expect_row(b_up, inner, "b_up")
+    expect_row(b_down, hidden, "b_down")
+    expect_row(norm_bias, hidden, "norm_bias")
 
 
-def gated(x, w_gate, w_up):
-    """silu(n @ w_gate) * (n @ w_up), for n as blocks [h in block, block, row]: blocks [f in block, block, row]."""
-    rows = x.shape[2]
-    inner = w_gate.shape[1]
-    result = nl.ndarray((min(PARTITIONS, inner), blocks(inner), rows), dtype=x.dtype, buffer=nl.sbuf)
-    width = columns_at_once(rows)
-    for column in range(0, inner, width):
-        last = min(inner, column + width)
-        gate_sums = multiply(x, w_gate[:, column:last])
-        gates = []
-        for tile in range(len(gate_sums)):
-            gate = nl.ndarray(gate_sums[tile].shape, dtype=nl.float32, buffer=nl.sbuf)
-            nisa.activation(dst=gate, op=nl.silu, data=gate_sums[tile])
-            gates.append(gate)
-        up_sums = multiply(x, w_up[:, column:last])
-        for tile in range(len(up_sums)):
-            product = nl.ndarray(up_sums[tile].shape, dtype=x.dtype, buffer=nl.sbuf)
-            nisa.tensor_tensor(dst=product, data1=up_sums[tile], data2=gates[tile], op=nl.multiply)
-            transpose_into(result, column // PARTITIONS, tile * PARTITIONS, product)
-    return result
+def expect_row(row, columns, name):
+    """Refuse a row that is given and has not the shape [1, columns]."""
+    if row is not None:
+        assert row.shape == (1, columns), f"{name} is [1, {columns}], not {row.shape}"
+
+
+def activation_function(name):
+    """The function of the Scalar engine by its name."""
+    assert name in ("silu", "gelu", "gelu_tanh", "relu"), (
+        f"activation is silu, gelu, gelu_tanh or relu, not {name}"
+    )
+    if name == "silu":
+        return nl.silu
+    if name == "relu":
+        return nl.relu
+    return nl.gelu if name == "gelu" else nl.gelu_apprx_tanh
 
 
 def mlp_reference(
     x: np.ndarray,
     norm_weight: np.ndarray,
-    w_gate: np.ndarray,
+    w_gate: np.ndarray | None,
     w_up: np.ndarray,
     w_down: np.ndarray,
     eps: float,
     replica_group: object = None,
+    activation: str = "silu",
+    b_gate: np.ndarray | None = None,
+    b_up: np.ndarray | None = None,
+    b_down: np.ndarray | None = None,
+    norm_bias: np.ndarray | None = None,
+    norm_offset: float = 0.0,
 ) -> np.ndarray:
     """The formula in float32. For several ranks pass the whole weights: the sum over ranks is their product."""
     wide = widened(x)
-    normalised = rmsnorm_reference(wide, norm_weight, eps)
-    gate = normalised @ widened(w_gate)
-    inner = gate / (1 + np.exp(-gate)) * (normalised @ widened(w_up))
-    return (wide + inner @ widened(w_down)).astype(x.dtype)
+    if norm_bias is not None:
+        wide = wide - wide.mean(axis=-1, keepdims=True)
+    normalised = wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
+    normalised = normalised * (widened(norm_weight) + norm_offset) + widened_or_zero(norm_bias)
+    inner = normalised @ widened(w_up) + widened_or_zero(b_up)
+    if w_gate is None:
+        inner = activation_reference(inner, activation)
+    else:
+        gate = normalised @ widened(w_gate) + widened_or_zero(b_gate)
+        inner = activation_reference(gate, activation) * inner
+    return (widened(x) + inner @ widened(w_down) + widened_or_zero(b_down)).astype(x.dtype)
+
+
+def activation_reference(values: np.ndarray, name: str) -> np.ndarray:
+    """silu, gelu by the error function, gelu by tanh, or relu."""
+    if name == "silu":
+        return values / (1 + np.exp(-values))
+    if name == "gelu":
+        return values / 2 * (1 + erf_reference(values / np.sqrt(2.0).astype(values.dtype)))
+    if name == "gelu_tanh":
+        cubic = values + 0.044715 * values * values * values
+        return values / 2 * (1 + np.tanh(np.sqrt(2 / np.pi).astype(values.dtype) * cubic))
+    return np.maximum(values, 0)

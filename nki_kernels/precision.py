@@ -8,3 +8,22 @@ import numpy as np
 def widened(array: np.ndarray) -> np.ndarray:
     """An array in float32, as the engines compute; float64 stays, so that a reference can be run in float64."""
     return array.astype(np.result_type(array.dtype, np.float32), copy=False)
+
+
+def widened_or_zero(array: np.ndarray | None) -> np.ndarray | float:
+    """The array as `widened`, or 0 for an operand that is not given."""
+    return 0.0 if array is None else widened(array)
+
+
+def erf_reference(values: np.ndarray) -> np.ndarray:
+    """The error function: 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to the value, by Gauss and Legendre.
+
+    Beyond 6 it is 1 in float64. Up to there 48 nodes leave an error below 1e-13.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(48)
+    wide = np.clip(values.astype(np.float64), -6.0, 6.0)
+    total = np.zeros_like(wide)
+    for node, weight in zip(nodes, weights):
+        reached = wide * (node + 1) / 2
+        total += weight * np.exp(-reached * reached)
+    return (total * wide / np.sqrt(np.pi)).astype(values.dtype)

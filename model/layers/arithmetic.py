@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from model import rope
+from model.layers.shard import Shard, even_span
 from model.precision import FLOAT32
 from model.rope import RopeParameters
 
@@ -28,12 +29,16 @@ class Arithmetic:
     """Products and roundings of one model: `weights` whole and by their checkpoint names, activations of `dtype`.
 
     Weights of two bytes are widened once, when it is made, if all take at most `widened_bytes`, else at every use.
+    `ranks` are those over which sums are taken.
     """
 
-    def __init__(self, weights: Mapping[str, np.ndarray], dtype: np.dtype, widened_bytes: int) -> None:
+    def __init__(
+        self, weights: Mapping[str, np.ndarray], dtype: np.dtype, widened_bytes: int, ranks: int = 1
+    ) -> None:
         small = sum(tensor.size for tensor in weights.values()) * FLOAT32.itemsize <= widened_bytes
         self._weights = {name: widened(each) for name, each in weights.items()} if small else weights
         self._dtype = dtype
+        self._ranks = ranks
         self._tables: dict[tuple[RopeParameters, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def rounded(self, x: np.ndarray) -> np.ndarray:
@@ -47,6 +52,15 @@ class Arithmetic:
     def product(self, x: np.ndarray, name: str) -> np.ndarray:
         """x [rows, in] times a projection [out, in]."""
         return x @ widened(self._weights[name]).T
+
+    def summed_product(self, x: np.ndarray, name: str) -> np.ndarray:
+        """As `product`, where every rank holds a part of the inputs: partial products and their sum are rounded."""
+        if self._ranks == 1:
+            return self.product(x, name)
+        weight = widened(self._weights[name])
+        parts = [even_span(x.shape[-1], Shard(rank, self._ranks)) for rank in range(self._ranks)]
+        partial = [self.rounded(x[:, own] @ weight[:, own].T) for own in parts]
+        return self.rounded(np.sum(partial, axis=0))
 
     def norm(self, x: np.ndarray, name: str, eps: float) -> np.ndarray:
         """RMSNorm over the last axis, rounded."""

@@ -35,7 +35,6 @@ from model.layers.launch import (
     Weight,
     copied,
     product,
-    summed,
 )
 from model.layers.layer import Constant, States
 from model.layers.norm import RmsNorm
@@ -150,7 +149,7 @@ class Attention:
             launches.append(Launch("rope", turn, (each.name,), copied(each), rows, label))
         launches.append(self._attend(step, q, k, v))
         o = Value("o", q.shape, step.activations)
-        work = product(rows, w_o, moved_bytes=summed(x, step))
+        work = product(rows, w_o)
         launches.append(Launch("output_projection", (o, w_o, x, Axis.tensor), ("x",), work, rows))
         return launches
 
@@ -214,4 +213,4 @@ class Attention:
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         mixed = numpy.rounded(scores) @ np.repeat(values, group, axis=0)
         mixed = numpy.rounded(mixed / scores.sum(axis=-1, keepdims=True)).swapaxes(0, 1).reshape(tokens, -1)
-        return numpy.rounded(x + numpy.product(mixed, names.output))
+        return numpy.rounded(x + numpy.summed_product(mixed, names.output))

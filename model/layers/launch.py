@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from model.layers.shard import Cut, Row, Shape, Shard, Whole
-from model.precision import FLOAT32
 
 INT32 = np.dtype(np.int32)
 
@@ -191,8 +190,3 @@ def product(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:
 def copied(value: Value) -> LeastWork:
     """An array read and written."""
     return LeastWork(0.0, 2.0 * value.nbytes)
-
-
-def summed(value: Value, step: StepShape) -> float:
-    """Bytes of the float32 sum of an array over the ranks: each reads its part and writes the sum."""
-    return 0.0 if step.ranks == 1 else 2.0 * prod(value.shape) * FLOAT32.itemsize

@@ -17,7 +17,6 @@ from model.layers.launch import (
     Value,
     Weight,
     product,
-    summed,
 )
 from model.layers.layer import Stateless, States
 from model.layers.norm import RmsNorm
@@ -60,7 +59,7 @@ class GatedMlp(Stateless):
         """One kernel; partial sums are all-reduced over the ranks."""
         x = Value("x", (step.tokens, self.hidden), step.activations)
         norm, projections = self.norm.weight.value(step), [each.value(step) for each in self._projections()]
-        work = product(step.tokens, *projections, moved_bytes=summed(x, step))
+        work = product(step.tokens, *projections)
         arguments: tuple[Argument, ...] = (x, norm, *projections, self.norm.eps, Axis.tensor)
         return (Launch("mlp", arguments, ("x",), work, step.tokens),)
 
@@ -72,4 +71,4 @@ class GatedMlp(Stateless):
             over="ignore"
         ):  # exp of a large negative gate is inf, and the quotient 0 as it should be
             gate = gate / (1 + np.exp(-gate))
-        return numpy.rounded(x + numpy.product(numpy.rounded(gate * up), self.tensors.down))
+        return numpy.rounded(x + numpy.summed_product(numpy.rounded(gate * up), self.tensors.down))

@@ -5,12 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from model.config import ModelConfig
+from model.layers.shard import Shard, even_span
 
 
-def reordered(config: ModelConfig, weights: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """The same function with the hidden and the MLP dimensions in another order, so every sum is taken differently."""
+def reordered(
+    config: ModelConfig, weights: dict[str, np.ndarray], seed: int, ranks: int = 1
+) -> dict[str, np.ndarray]:
+    """The same function with the hidden and the MLP dimensions in another order, so every sum is taken differently.
+
+    What one of `ranks` ranks holds of the MLP dimension stays there: partial sums over it are rounded.
+    """
     generator = np.random.default_rng(seed)
-    hidden, width = (generator.permutation(size) for size in (config.hidden_size, config.blocks[0].mlp.width))
+    hidden = generator.permutation(config.hidden_size)
+    size = config.blocks[0].mlp.width
+    parts = [np.arange(size)[even_span(size, Shard(rank, ranks))] for rank in range(ranks)]
+    width = np.concatenate([generator.permutation(part) for part in parts])
     out = {}
     for name, tensor in weights.items():
         if name.endswith(("norm.weight", "o_proj.weight")):

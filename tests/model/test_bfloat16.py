@@ -69,7 +69,7 @@ def test_kernels_and_the_reference_differ_by_what_bfloat16_costs_each(write_mode
     """Medians over several texts, because single differences scatter."""
     config, weights = load(write_model(**changes))
     plain, model = (
-        ReferenceModel(config, weights, "bfloat16"),
+        ReferenceModel(config, weights, "bfloat16", ranks=ranks),
         kernel_model(config, weights, cores(ranks), 12),
     )
     differences, costs = [], []
@@ -153,7 +153,7 @@ def trained(name: str, request: pytest.FixtureRequest) -> tuple[Path, ModelConfi
 def cost_and_difference(config: ModelConfig, weights: Weights, ids: list[int], prompt: int, ranks: int):
     """What bfloat16 costs the reference, the kernels' difference from it, its margins, and where choices differ."""
     wide = logits_of(ReferenceModel(config, weights), ids, prompt)
-    plain = logits_of(ReferenceModel(config, weights, "bfloat16"), ids, prompt)
+    plain = logits_of(ReferenceModel(config, weights, "bfloat16", ranks=ranks), ids, prompt)
     own = logits_of(kernel_model(config, weights, cores(ranks), len(ids)), ids, prompt)
     second, first = np.sort(plain, axis=1)[:, -2:].T
     unequal = own.argmax(axis=1) != plain.argmax(axis=1)

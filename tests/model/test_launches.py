@@ -116,14 +116,14 @@ def test_the_least_work_of_a_product_is_every_weight_once(write_model) -> None:
     assert sum(work.operations for work in products) == 2 * sum(shapes.values())
 
 
-@pytest.mark.parametrize(("ranks", "sums"), [(1, 0), (2, 2), (4, 2)])
-def test_sums_over_ranks_are_work_where_there_are_ranks(write_model, ranks, sums) -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_share_the_work_and_sums_over_them_move_nothing_through_hbm(write_model, ranks) -> None:
     one, many = (loaded(write_model(name=f"model{place}"), each) for place, each in enumerate((1, ranks)))
     for name in ("mlp", "output_projection"):
         (alone, *_), (shared, *_) = (
             [each.work for each in case.launches[Phase.decode] if each.kernel == name] for case in (one, many)
         )
-        assert shared.bytes == alone.bytes / ranks + sums * 4 * 32
+        assert shared.bytes == alone.bytes / ranks
         assert shared.operations == alone.operations / ranks
 
 

@@ -138,20 +138,18 @@ def output_projection(
 ) -> Work:
     y = narrow(tokens, hidden)
     arguments: tuple[Any, ...] = (narrow(tokens, depth), narrow(depth, hidden), y)
-    reads = {"o": 1, "w_o": passes(tokens, depth), "residual": 1}
-    other = y.nbytes + (4 * tokens * hidden * 4 if ranks > 1 else 0)
+    reads = {"o": 1, "w_o": 1, "residual": 1}
     arguments += (group(ranks),) if ranks > 1 else ()
-    return Work(kernels.output_projection, arguments, reads, other, predicted_us, ranks)
+    return Work(kernels.output_projection, arguments, reads, y.nbytes, predicted_us, ranks)
 
 
 def mlp(tokens: int, hidden: int, inner: int, predicted_us: float = 0.0, ranks: int = 1) -> Work:
     x, down = narrow(tokens, hidden), narrow(inner, hidden)
     arguments: tuple[Any, ...] = (x, narrow(1, hidden), down.T.copy(), down.T.copy(), down, EPS)
-    times = passes(tokens, max(hidden, inner))
-    reads = {"x": 2, "norm_weight": min(tokens, 128), "w_gate": times, "w_up": times, "w_down": times}
-    other = x.nbytes + (4 * tokens * hidden * 4 if ranks > 1 else 0)
+    times = -(-tokens // 512)
+    reads = {"x": 1 + (tokens > 128), "norm_weight": 1, "w_gate": times, "w_up": times, "w_down": times}
     arguments += (group(ranks),) if ranks > 1 else ()
-    return Work(kernels.mlp, arguments, reads, other, predicted_us, ranks)
+    return Work(kernels.mlp, arguments, reads, x.nbytes, predicted_us, ranks)
 
 
 def lm_head(rows: int, hidden: int, columns: int, top: int, predicted_us: float = 0.0) -> Work:
@@ -186,8 +184,8 @@ REALISTIC = (
     rope(1024, 4, 128, 8192, 28.9),
     attention_prefill(1024, 4, 1, 2048, 205.8),
     attention_decode(4, 1, 8192, 57.8),
-    output_projection(1024, 512, 4096, 78.1),
-    mlp(1024, 4096, 1792, 729.9),
+    output_projection(1024, 512, 4096, 71.6),
+    mlp(1024, 4096, 1792, 625.4),
     lm_head(1, 4096, 16032, 8, 408.9),
     all_reduce(1024, 4096, 8, 172.7),
     rung(ladder.tile_by_tile, a=4, b=8, predicted_us=74.5),

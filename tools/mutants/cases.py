@@ -166,6 +166,46 @@ def _mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int = 1, w: A
     return _alone("mlp", target, whole=whole, ranks=shards)
 
 
+def _forms() -> list[Case]:
+    """The forms of the two that no Llama has, in groups of rows and with a last block that shares the array."""
+
+    def form(
+        target: str, tokens: int, hidden: int, inner: int, gated: bool, function: str, ranks: int = 1
+    ) -> Case:
+        x, norm = normal(1, tokens, hidden, dtype=BF16), normal(2, 1, hidden)
+        gate, up = _weights(3, hidden, inner), _weights(4, hidden, inner)
+        b_gate, b_up = normal(6, 1, inner), normal(7, 1, inner)
+        down, b_down, norm_bias = _weights(5, inner, hidden), normal(8, 1, hidden), normal(9, 1, hidden)
+        rest = (b_down, norm_bias, 0.5)
+        first = (gate, up) if gated else (None, up)
+        biases = (b_gate, b_up) if gated else (None, b_up)
+        whole = (x, norm, *first, down, EPS, None, function, *biases, *rest)
+        if ranks == 1:
+            return _alone("mlp", target, *whole)
+        group = ReplicaGroup([list(range(ranks))])
+        shards = tuple(
+            (x, norm, gate[:, p].copy(), up[:, p].copy(), down[p], EPS, group, function)
+            + (b_gate[:, p].copy(), b_up[:, p].copy(), *rest)
+            for p in np.split(np.arange(inner), ranks)
+        )
+        return _alone("mlp", target, whole=whole, ranks=shards)
+
+    o, weight, residual = normal(1, 300, 72), _weights(2, 72, 40), normal(3, 300, 40)
+    return [
+        form("trn2", 260, 40, 192, True, "gelu"),
+        form("trn1", 5, 40, 160, False, "gelu_tanh"),
+        form("trn3", 1100, 24, 72, False, "relu"),
+        form("trn2", 520, 24, 320, True, "silu", ranks=2),
+        _mlp("trn2", 1100, 24, 320),
+        _mlp("trn2", 1, 24, 72),
+        _alone("output_projection", "trn2", o, weight, residual, None, normal(4, 1, 40)),
+        _output("trn2", 300, 8, 5000, ranks=2),
+        _output("trn2", 600, 1300, 2000, w=BF16),
+        _mlp("trn1", 130, 8, 16384),
+        _output("trn1", 3, 16384, 136),
+    ]
+
+
 def _projections() -> list[Case]:
     return [
         _qkv("trn2", 5, 172, 96, 24, w=BF16),
@@ -409,6 +449,7 @@ def cases() -> tuple[Case, ...]:
         *_rows(),
         *_matmul(),
         *_projections(),
+        *_forms(),
         *_attention(),
         *_heads(),
         *_largest(),

@@ -11,7 +11,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "attention_decode.attention_decode bound: range(0, capacity, step): step - 1",
         "attention_decode.attention_decode bound: range(0, kv_heads, together): together - 1",
         "lm_head.project_logits bound: range(0, columns, step): step - 1",
-        "output_projection.project bound: range(0, hidden, width): width - 1",
         "tiles.load_transposed bound: range(0, rows, PARTITIONS): PARTITIONS - 1",
         "tiles.transpose_into bound: range(0, full, per_bank): per_bank - 1",
         "top_k.merge bound: range(0, rows * keep, PARTITIONS): PARTITIONS - 1",
@@ -23,8 +22,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "the tile has partitions, or a block, that nobody touches; every operand is sliced to what was written": (
         "*.* clamp: min(tokens, PARTITIONS) -> PARTITIONS",
         "attention_decode.block_diagonal_queries clamp: min(kv_heads, PARTITIONS // depth) -> PARTITIONS // depth",
-        "mlp.gated clamp: min(PARTITIONS, inner) -> PARTITIONS",
-        "mlp.gated tile size: (min(PARTITIONS, inner), blocks(inner), rows): blocks(inner) + 1",
         "tiles.load_blocks clamp: min(height, depth) -> height",
         "tiles.load_transposed clamp: min(depth, PARTITIONS) -> PARTITIONS",
         "tiles.transposed clamp: min(width, columns) -> width",
@@ -60,8 +57,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "tiles.rows_at_once clamp: max(1, tiles) -> tiles",
     ),
     "what is done again reads nothing that it writes, and sums begin anew, so it writes the same bytes": (
-        "*.* duplicate: add_residual(sum_over_ranks(*",
-        "*.* duplicate: project(*",
         "*.* duplicate: transpose_into(*",
         "attention_decode.attention_decode duplicate: write_row(*",
         "attention_prefill.attention_prefill duplicate: attend(*",

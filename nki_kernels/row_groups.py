@@ -1,0 +1,103 @@
+"""Groups of rows on their way to a product: loaded, normalised and transposed while the product before is under way.
+
+A group has up to four row tiles of 128 rows. Its tiles take the places of those of the group before in SBUF, and so do
+their transposes, once those of the group before were multiplied.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.normalised_rows import normalise, statistics, transpose_rows
+from nki_kernels.tiles import PARTITIONS, blocks
+
+LOAD_COLUMNS = 2048
+"""Columns of one load of a row tile: 512 KiB in bfloat16."""
+
+VECTOR_SHARE = 2
+"""The Vector engine copies one of so many PSUM banks of transposes to SBUF, the Scalar engine the others."""
+
+
+def row_groups(tokens, tiles):
+    """(first row, rows) of each group of up to `tiles` row tiles."""
+    groups = []
+    step = tiles * PARTITIONS
+    for first in range(0, tokens, step):
+        groups.append((first, min(step, tokens - first)))
+    return groups
+
+
+def row_tiles(places, group):
+    """The tiles of `places` cut to the rows of a group."""
+    rows = group[1]
+    tiles = []
+    for number in range(blocks(rows)):
+        tiles.append(places[number][0 : min(PARTITIONS, rows - number * PARTITIONS), :])
+    return tiles
+
+
+def loads_of(tiles, x, group):
+    """(part of a tile, its source) for the rows of a group of x, in parts of up to LOAD_COLUMNS columns."""
+    hidden = x.shape[1]
+    loads = []
+    for number in range(len(tiles)):
+        row = group[0] + number * PARTITIONS
+        end = row + tiles[number].shape[0]
+        for first in range(0, hidden, LOAD_COLUMNS):
+            last = min(hidden, first + LOAD_COLUMNS)
+            loads.append((tiles[number][:, first:last], x[row:end, first:last]))
+    return loads
+
+
+def load_all(loads, engine):
+    """Trigger loads on the stream of an engine."""
+    for number in range(len(loads)):
+        tile, source = loads[number]
+        nisa.dma_copy(dst=tile, src=source, engine=engine)
+
+
+def share_of(items, number, count):
+    """Share `number` of `count` about equal shares of a list; nothing from share `count` on."""
+    return items[len(items) * number // count : len(items) * (number + 1) // count]
+
+
+def normalise_tiles(results, tiles, norm, scratch):
+    """Normalise row tiles; the Scalar engine squares one tile while the Vector engine scales the one before."""
+    found = []
+    for number in range(len(tiles)):
+        found.append(statistics(tiles[number], norm, scratch))
+        if number > 0:
+            normalise(results[number - 1], tiles[number - 1], found[number - 1], norm)
+    if len(tiles) > 0:
+        last = len(tiles) - 1
+        normalise(results[last], tiles[last], found[last], norm)
+
+
+def transpose_tiles(x_blocks, tiles, first_tile):
+    """Row tiles first_tile, first_tile + 1 … of a group into its blocks [k in block, block, row]."""
+    for number in range(len(tiles)):
+        transpose_rows(x_blocks, (first_tile + number) * PARTITIONS, tiles[number], VECTOR_SHARE)
+
+
+def blocks_tile(columns, rows, dtype):
+    """A tile for `rows` transposed rows of so many columns: [k in block, block, row]."""
+    return nl.ndarray((min(columns, PARTITIONS), blocks(columns), rows), dtype=dtype, buffer=nl.sbuf)
+
+
+def starts(size, width):
+    """0, width, 2 * width … below `size`."""
+    found = []
+    for start in range(0, size, width):
+        found.append(start)
+    return found
+
+
+def item_bytes(dtype):
+    """Bytes of an element."""
+    return 4 if dtype == nl.float32 else 2
+
+
+def bytes_of(tile):
+    """Bytes per partition of a tile [rows, columns], 0 for None."""
+    return 0 if tile is None else tile.shape[1] * item_bytes(tile.dtype)
