@@ -1,6 +1,7 @@
-"""lm_head: logits of the vocabulary, with the final RMSNorm fused in, and the largest of them over all ranks.
+"""lm_head: logits of the vocabulary, with the final norm fused in, and the largest of them over all ranks.
 
-    logits = rmsnorm(x, norm_weight, eps) @ w_head
+    logits = norm(x) @ w_head, then softcap * tanh(logits / softcap) if asked
+    norm   RMSNorm with weights norm_offset + norm_weight; LayerNorm with norm_weight and norm_bias if that is given
 
 Dimensions
     T   rows, one per sequence, up to 128; H hidden size; V this rank's part of the vocabulary;
@@ -9,66 +10,137 @@ Dimensions
 Arguments
     x                [T, H] @ HBM, float32 or bfloat16, the same on every rank
     norm_weight      [1, H] @ HBM, float32 or bfloat16
-    w_head           [H, V] @ HBM, float32 or bfloat16: this rank's columns; read in x's dtype
+    w_head           [H, V] @ HBM, float32 or bfloat16, finite: this rank's columns; read in x's dtype
     eps              compile-time float
     top_k            compile-time int, 1 or more
     vocab_offset     [1, 1] @ HBM, int32: the id of this rank's first column
     replica_group    nki.collectives.ReplicaGroup with the ranks in the order of their columns, or None for one rank
     num_ranks        compile-time int: R, the length of this rank's list; a ReplicaGroup has no documented length
+    softcap          compile-time float, or None
+    norm_bias        [1, H] @ HBM, or None
+    norm_offset      compile-time float
     returns logits   [T, V] @ HBM, float32: this rank's
             values   [T, K] @ HBM, float32, descending: the largest logits of all ranks
             ids      [T, K] @ HBM, int32: their ids; of equal logits the lower id comes first
 
-    Every column counts as a real id. Ranks may differ in V if each part has at least K columns and needs the same
-    number of searches. So a vocabulary that does not divide by R needs no padding: the last part is smaller.
+    Every column counts as a real id. Ranks may differ in V if each part has at least K columns. So a vocabulary that
+    does not divide by R needs no padding: the last part is smaller.
 
 Layout
-    As qkv_projection; logits have rows on the partitions, so that the search runs along the free dim.
+    x as in hidden_rows.py, with H on the partitions. Logits as in spread_product.py: row and chunk on the partitions,
+    the columns of a chunk along the free dim.
 
 Tiling
-    for up to 16384 columns of V, the most one search covers
-        logits for 2048 columns at a time; stored
-        K/8 rounds of: eight largest, their places, remove them
-    with several searches or ranks: all candidates (gathered), in the order of their ids, are searched in the same way;
-    an indirect DMA fetches the ids of the largest
+    for each piece of min(CHUNKS, 128 // T) chunks of up to CHUNK_COLUMNS columns
+        logits of all chunks in one PSUM bank; stored
+        search of the chunks, K/8 rounds; merge with the largest so far, K/8 rounds, after the next search
+    with several ranks: the gathered candidates of all ranks are merged as well
 
 Limits
-    T up to 128, H up to 8192, K up to V; K times searches times R up to 1024, which lie in SBUF beside the logits
-    of a search; ids below 2^24, because they are added in float32.
+    T up to 128, H up to 8192, K up to V and 1024, R times K up to 16384, which one instruction searches; ids below
+    2^24, because they are added in float32.
 
 Cost
-    HBM: w_head once, logits once, x once, T times the norm's weight, the candidates. 3 K/8 - 1 passes of the Vector
-    engine over the logits. Bound: reading w_head.
+    HBM: w_head once, logits once, x once, the norm's weight once, the candidates. Vector: K/4 passes over V / CHUNKS
+    columns and over the candidates of each piece. Bound: reading w_head, at 96 % and more of its floor for the top 64
+    of 16032 columns (H = 4096, bfloat16, trn2); the search of the last piece and the last merge remain, some 25 us.
 """
 
 from __future__ import annotations
 
 import nki
-import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
 from nki_kernels.precision import widened
-from nki_kernels.rmsnorm import MAX_HIDDEN, rmsnorm_reference
-from nki_kernels.tiles import (
-    PARTITIONS,
-    blocks,
-    cast,
-    columns_at_once,
-    expect_dims,
-    load_repeated,
-    load_transposed,
-    multiply,
+from nki_kernels.rmsnorm import MAX_HIDDEN
+from nki_kernels.spread_product import padding_operands, project_piece, spread_rows
+from nki_kernels.tiles import BANK, PARTITIONS, cast, expect_dims, load_repeated
+from nki_kernels.top_k import (
+    LEAST,
+    MAX_SEARCHED,
+    chunks_of_a_row,
+    gather_ranks,
+    merge,
+    multiple_of_eight,
+    new_candidates,
+    pieces,
+    search_piece,
 )
-from nki_kernels.top_k import MAX_SEARCHED, merge, multiple_of_eight, take_largest
 
-MAX_CANDIDATES = 1024
+CHUNKS = 4
+"""Most chunks of a piece: with more of them, one lane for each row has too many candidates to merge."""
+
+CHUNK_COLUMNS = BANK
+"""Columns of a chunk: what one matmul makes."""
+
+MAX_TOP_K = 1024
+"""Candidates of a row lie in SBUF beside the weights."""
 
 
 @nki.jit
-def lm_head(x, norm_weight, w_head, eps, top_k, vocab_offset, replica_group=None, num_ranks=1):
+def lm_head(
+    x,
+    norm_weight,
+    w_head,
+    eps,
+    top_k,
+    vocab_offset,
+    replica_group=None,
+    num_ranks=1,
+    softcap=None,
+    norm_bias=None,
+    norm_offset=0.0,
+):
     """Logits of this rank's part of the vocabulary, and the largest of all ranks with their ids."""
+    check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, num_ranks, norm_bias)
+    rows = x.shape[0]
+    columns = w_head.shape[1]
+    keep = multiple_of_eight(top_k)
+    logits = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+    values = nl.ndarray((rows, keep), dtype=nl.float32, buffer=nl.shared_hbm)
+    ids = nl.ndarray((rows, keep), dtype=nl.int32, buffer=nl.shared_hbm)
+
+    chunks = chunks_of_a_row(rows, CHUNKS)
+    spread = spread_rows(x, norm_weight, eps, norm_bias, norm_offset, chunks)
+    padding = padding_operands(rows, chunks)
+    offset = cast(load_repeated(vocab_offset, rows), nl.float32)
+    cuts = pieces(columns, chunks, CHUNK_COLUMNS, keep)
+    room = keep + chunks * min(keep, CHUNK_COLUMNS)
+    waiting = None
+    for i in range(len(cuts)):
+        first, size = cuts[i]
+        last = i == len(cuts) - 1
+        weights = w_head[:, first : min(columns, first + chunks * size)]
+        sums = project_piece(spread, padding, rows, chunks, weights, size)
+        candidates = new_candidates(rows, room)
+        # The merge of a piece waits for a DMA: it comes after the next search, except that nothing delays the last.
+        if waiting is not None and last:
+            merge(candidates, waiting, keep)
+        scores = finish_logits(logits[:, first : first + weights.shape[1]], sums, chunks, softcap)
+        work = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+        found = search_piece(candidates, waiting is not None, first, scores, work, keep)
+        if waiting is not None and not last:
+            merge(candidates, waiting, keep)
+        waiting = found
+    largest = new_candidates(rows, keep)
+    merge(largest, waiting, keep)
+    best = largest[0]
+    best_ids = with_offset(largest[1], offset)
+    if replica_group is not None:
+        everyone = gather_ranks((best, best_ids), replica_group, num_ranks)
+        largest = new_candidates(rows, keep)
+        merge(largest, everyone, keep)
+        best = largest[0]
+        best_ids = largest[1]
+    nisa.dma_copy(dst=values, src=best)
+    nisa.dma_copy(dst=ids, src=cast(best_ids, nl.int32))
+    return logits, values, ids
+
+
+def check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, num_ranks, norm_bias):
+    """Refuse what lm_head does not take."""
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_head, "w_head [H, V]")
     rows, hidden = x.shape
@@ -77,90 +149,60 @@ def lm_head(x, norm_weight, w_head, eps, top_k, vocab_offset, replica_group=None
     assert rows <= PARTITIONS, f"lm_head takes at most {PARTITIONS} rows, not {rows}"
     assert hidden <= MAX_HIDDEN, f"lm_head takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
     assert norm_weight.shape == (1, hidden), f"norm_weight is [1, {hidden}], not {norm_weight.shape}"
+    if norm_bias is not None:
+        assert norm_bias.shape == (1, hidden), f"norm_bias is [1, {hidden}], not {norm_bias.shape}"
     assert w_head.shape[0] == hidden, f"w_head has {w_head.shape[0]} rows for a hidden size of {hidden}"
     assert vocab_offset.shape == (1, 1), f"vocab_offset is [1, 1], not {vocab_offset.shape}"
     assert top_k >= 1, f"top_k is {top_k}; at least 1 is wanted"
-    searches = blocks(columns, MAX_SEARCHED)
-    width = blocks(columns, searches)
     assert keep <= columns, f"the largest {keep} (top_k {top_k}, a multiple of 8) of {columns} columns"
+    assert keep <= MAX_TOP_K, f"lm_head finds at most the largest {MAX_TOP_K}, not {keep}"
     assert num_ranks >= 1, f"num_ranks is {num_ranks}; the group's list has at least this rank"
     assert replica_group is not None or num_ranks == 1, f"{num_ranks} ranks, but no replica_group"
-    assert searches * num_ranks * keep <= MAX_CANDIDATES, (
-        f"the largest {keep} of {searches} searches on {num_ranks} ranks are more than {MAX_CANDIDATES} candidates"
+    assert num_ranks * keep <= MAX_SEARCHED, (
+        f"the largest {keep} of {num_ranks} ranks are more than {MAX_SEARCHED} candidates"
     )
-    logits = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
-    values = nl.ndarray((rows, keep), dtype=nl.float32, buffer=nl.shared_hbm)
-    ids = nl.ndarray((rows, keep), dtype=nl.int32, buffer=nl.shared_hbm)
-
-    x_blocks = load_transposed(x, 0, rows, load_repeated(norm_weight, rows), eps)
-    offset = cast(load_repeated(vocab_offset, rows), nl.float32)
-    candidates = nl.ndarray((rows, searches * keep), dtype=nl.float32, buffer=nl.sbuf)
-    candidate_ids = nl.ndarray((rows, searches * keep), dtype=nl.int32, buffer=nl.sbuf)
-    for search in range(searches):
-        start = search * width
-        end = min(columns, start + width)
-        scores = project_logits(x_blocks, w_head[:, start:end])
-        nisa.dma_copy(dst=logits[:, start:end], src=scores)
-        places = nl.ndarray((rows, keep), dtype=nl.uint32, buffer=nl.sbuf)
-        own = slice(search * keep, (search + 1) * keep)
-        take_largest(candidates[:, own], places, scores)
-        nisa.tensor_scalar(
-            dst=candidate_ids[:, own],
-            data=places,
-            op0=nl.add,
-            operand0=offset,
-            op1=nl.add,
-            operand1=float(start),
-        )
-    if replica_group is None and searches == 1:
-        nisa.dma_copy(dst=values, src=candidates)
-        nisa.dma_copy(dst=ids, src=candidate_ids)
-    else:
-        if replica_group is not None:
-            candidates, candidate_ids = gather_candidates(candidates, candidate_ids, replica_group, num_ranks)
-        merge(values, ids, candidates, candidate_ids)
-    return logits, values, ids
 
 
-def project_logits(x, weight):
-    """x [h in block, block, row] @ weight [H, n] in SBUF, [rows, n] float32."""
-    rows = x.shape[2]
-    columns = weight.shape[1]
-    scores = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
-    step = columns_at_once(rows)
-    for first in range(0, columns, step):
-        last = min(columns, first + step)
-        sums = multiply(x, weight[:, first:last])
-        nisa.tensor_copy(dst=scores[:, first:last], src=sums[0])
-    return scores
+def finish_logits(logits, sums, chunks, softcap):
+    """Store a piece of the logits [T, n] @ HBM from sums [row * chunk, column], capped if asked; return what to search.
 
-
-def gather_candidates(values, ids, replica_group, ranks):
-    """Candidates [rows, n] of all ranks beside each other, [rows, ranks * n], in the order of the group's list.
-
-    all_gather puts the ranks' rows below each other; loading them puts a row's candidates into one partition.
+    The search goes on in PSUM where it can, so that it does not wait until the logits are stored.
     """
-    rows, count = values.shape
-    own_values = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.private_hbm, name="own_values")
-    own_ids = nl.ndarray((rows, count), dtype=nl.int32, buffer=nl.private_hbm, name="own_ids")
-    nisa.dma_copy(dst=own_values, src=values)
-    nisa.dma_copy(dst=own_ids, src=ids)
-    all_values = nl.ndarray((ranks * rows, count), dtype=nl.float32, buffer=nl.private_hbm, name="all_values")
-    all_ids = nl.ndarray((ranks * rows, count), dtype=nl.int32, buffer=nl.private_hbm, name="all_ids")
-    ncc.all_gather(
-        srcs=[own_values, own_ids], dsts=[all_values, all_ids], replica_group=replica_group, collective_dim=0
+    scores = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+    if softcap is None:
+        nisa.activation(dst=scores, op=nl.copy, data=sums)
+    else:
+        bounded = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=bounded, op=nl.tanh, data=sums, scale=1.0 / softcap)
+        nisa.activation(dst=scores, op=nl.copy, data=bounded, scale=softcap)
+    lanes, size = sums.shape
+    columns = logits.shape[1]
+    if columns == chunks * size:
+        nisa.dma_copy(dst=logits, src=scores)
+    else:
+        for chunk in range(chunks):
+            end = min(columns, (chunk + 1) * size)
+            if chunk * size < end:
+                source = scores[chunk:lanes:chunks, 0 : end - chunk * size]
+                nisa.dma_copy(dst=logits[:, chunk * size : end], src=source)
+    if softcap is None:
+        return sums
+    if columns == chunks * size:
+        return scores
+    padding = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+    padded = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=padding, data=sums, op0=nl.less, operand0=LEAST / 2, op1=nl.multiply, operand1=LEAST
     )
-    gathered_values = nl.ndarray((rows, ranks * count), dtype=nl.float32, buffer=nl.sbuf)
-    gathered_ids = nl.ndarray((rows, ranks * count), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=gathered_values, src=by_row(all_values, ranks))
-    nisa.dma_copy(dst=gathered_ids, src=by_row(all_ids, ranks))
-    return gathered_values, gathered_ids
+    nisa.tensor_tensor(dst=padded, data1=scores, data2=padding, op=nl.add)
+    return padded
 
 
-def by_row(gathered, ranks):
-    """[ranks * rows, n] seen as [rows, ranks, n]."""
-    rows = gathered.shape[0] // ranks
-    return gathered.reshape_dim(0, (ranks, rows)).permute((1, 0, 2))
+def with_offset(columns, offset):
+    """Ids of columns [T, n], both in float32: the offset of each row is added."""
+    ids = nl.ndarray(columns.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=ids, data=columns, op0=nl.add, operand0=offset)
+    return ids
 
 
 def lm_head_reference(
@@ -172,9 +214,21 @@ def lm_head_reference(
     vocab_offset: np.ndarray,
     replica_group: object = None,
     num_ranks: int = 1,
+    softcap: float | None = None,
+    norm_bias: np.ndarray | None = None,
+    norm_offset: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Product in float32 and a stable sort. For several ranks pass the whole w_head and the offset 0."""
-    logits = rmsnorm_reference(widened(x), norm_weight, eps) @ widened(w_head)
+    wide = widened(x)
+    if norm_bias is not None:
+        wide = wide - np.mean(wide, axis=1, keepdims=True)
+    scale = 1 / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + wide.dtype.type(eps))
+    normalised = wide * scale * (widened(norm_weight) + wide.dtype.type(norm_offset))
+    if norm_bias is not None:
+        normalised = normalised + widened(norm_bias)
+    logits = widened(normalised.astype(x.dtype)) @ widened(w_head)
+    if softcap is not None:
+        logits = logits.dtype.type(softcap) * np.tanh(logits / logits.dtype.type(softcap))
     places = np.argsort(-logits, axis=1, kind="stable")[:, : -(-top_k // 8) * 8]
     values = np.take_along_axis(logits, places, axis=1)
     return logits, values, (places + vocab_offset[0, 0]).astype(np.int32)

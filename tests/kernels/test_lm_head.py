@@ -1,4 +1,4 @@
-"""lm_head: logits, and the largest of them with their ids, over searches and ranks, with ties in the order of ids."""
+"""lm_head: logits, and the largest of them with their ids, over pieces and ranks, with ties in the order of ids."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_rows_in_bfloat16() -> None:
     assert np.array_equal(ids, largest(logits, 8)[1])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 127, 128])
+@pytest.mark.parametrize("rows", [1, 2, 31, 33, 42, 43, 64, 65, 127, 128])
 def test_rows_up_to_a_tile(rows: int) -> None:
     check(arguments(rows, 40, 50, 8))
 
@@ -95,9 +95,14 @@ def test_top_k_of_the_whole_vocabulary() -> None:
     check(arguments(2, 24, 64, 64))
 
 
-@pytest.mark.parametrize("columns", [16384, 16385, 40000])
-def test_vocabularies_around_and_beyond_one_search(columns: int) -> None:
+@pytest.mark.parametrize("columns", [2047, 2048, 2049, 2063, 40000])
+def test_vocabularies_around_and_beyond_one_piece(columns: int) -> None:
+    """Two rows have four chunks of 512 columns in a piece."""
     check(arguments(2, 8, columns, 16, first_id=5))
+
+
+def test_top_k_beyond_the_columns_of_a_chunk() -> None:
+    check(arguments(2, 8, 4100, 600))
 
 
 def test_ids_begin_at_the_offset() -> None:
@@ -111,7 +116,7 @@ def tied(columns: int, distinct: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 @pytest.mark.parametrize("top_k", [8, 24, 64])
-@pytest.mark.parametrize("columns", [100, 16384, 33000])
+@pytest.mark.parametrize("columns", [100, 2048, 5001])
 def test_equal_logits_come_lowest_id_first(columns: int, top_k: int) -> None:
     x, norm, head = tied(columns, 3)
     _, values, ids = run(kernels.lm_head, (x, norm, head, 0.0, top_k, np.int32([[0]])))
@@ -172,6 +177,41 @@ def test_the_number_of_ranks_is_that_of_the_group() -> None:
     assert np.array_equal(run(kernels.lm_head, (*given, 1))[2], run(kernels.lm_head, given[:-1])[2])
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_layer_norm_with_an_offset_and_capped_logits(target: str, dtype: type) -> None:
+    """The cap is so low that it bends most logits; 1001 columns leave padding, which a cap must not lift."""
+    given = arguments(3, 172, 1001, 16, dtype, dtype)
+    options = {"softcap": 0.5, "norm_bias": normal(5, 1, 172, dtype=dtype), "norm_offset": 1.0}
+    launch = simulate.World(target).launch(kernels.lm_head, [(given, options)])
+    logits, values, ids = launch.outputs[0]
+    wide = {name: in_float64(option) for name, option in options.items()}
+    exact = kernels.lm_head_reference(*(in_float64(each) for each in given), **wide)[0]
+    compare(logits, exact, kernels.lm_head_reference(*given, **options)[0])
+    assert 0.4 < np.abs(logits).max() <= 0.5
+    assert np.array_equal(values, largest(logits, 16)[0])
+    assert np.array_equal(ids, largest(logits, 16)[1])
+
+
+def test_padding_stays_below_the_lowest_logits() -> None:
+    """All logits are far below zero, where padding of zeros would win."""
+    columns = 2050
+    head = -np.random.default_rng(6).uniform(1e30, 1e38, (1, columns)).astype(np.float32)
+    one = np.ones((1, 1), np.float32)
+    _, values, ids = run(kernels.lm_head, (one, one, head, 0.0, 16, np.int32([[0]])))
+    assert np.array_equal(values, largest(head, 16)[0])
+    assert np.array_equal(ids, largest(head, 16)[1])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_leaves_the_others_alone(bad: float) -> None:
+    x, norm, head, eps, top_k, offset = arguments(3, 172, 600, 8)
+    alone = run(kernels.lm_head, (x, norm, head, eps, top_k, offset))
+    x[1, 5] = bad
+    for one, other in zip(alone, run(kernels.lm_head, (x, norm, head, eps, top_k, offset))):
+        assert np.array_equal(one[[0, 2]], other[[0, 2]])
+
+
 def test_refuses_what_does_not_fit() -> None:
     x, norm, head, eps, top_k, offset = arguments(3, 16, 24, 8)
     for given, sentence in (
@@ -190,12 +230,21 @@ def test_takes_as_many_as_there_are_and_refuses_more() -> None:
         run(kernels.lm_head, arguments(1, 16, 24, 25))
 
 
-@pytest.mark.parametrize(("columns", "top_k", "searches"), [(2000, 1024, 1), (16385, 512, 2)])
-def test_takes_1024_candidates_and_refuses_more(columns: int, top_k: int, searches: int) -> None:
-    check(arguments(1, 4, columns, top_k))
-    sentence = f"the largest {top_k + 8} of {searches} searches on 1 ranks are more than 1024 candidates"
-    with pytest.raises(AssertionError, match=sentence):
-        run(kernels.lm_head, arguments(1, 4, columns, top_k + 8))
+def test_takes_1024_of_one_rank_and_refuses_more() -> None:
+    check(arguments(1, 4, 2000, 1024))
+    with pytest.raises(AssertionError, match="lm_head finds at most the largest 1024, not 1032"):
+        run(kernels.lm_head, arguments(1, 4, 2000, 1025))
+
+
+def test_takes_16384_candidates_of_all_ranks_and_refuses_more() -> None:
+    """All ranks but this one are absent; the refusal comes before they meet."""
+    given = arguments(1, 4, 2000, 1024)
+    for ranks, sentence in (
+        (16, "all_gather over 1 ranks"),
+        (17, "1024 of 17 ranks are more than 16384 candidates"),
+    ):
+        with pytest.raises((AssertionError, RuleViolation), match=sentence):
+            run(kernels.lm_head, (*given, ReplicaGroup([[0]]), ranks))
 
 
 def test_takes_128_rows_and_refuses_129() -> None:

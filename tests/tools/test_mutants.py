@@ -47,7 +47,7 @@ def test_the_sources_themselves_stay_as_they_are() -> None:
 def test_references_and_guards_are_left_alone() -> None:
     touched = {mutant.function for mutant in EVERYTHING}
     assert not [name for name in touched if name.endswith("_reference")]
-    assert touched.isdisjoint({"check_heads", "expect_dims"})
+    assert touched.isdisjoint({"check_heads", "check_arguments", "expect_dims"})
 
 
 @pytest.mark.slow
@@ -68,8 +68,8 @@ def test_a_sample_dies_and_what_breaks_a_rule_is_caught_without_numbers() -> Non
 def test_each_fate_has_its_mutant() -> None:
     known = fates(
         "embedding.embedding bound: range(0, tokens, PARTITIONS): tokens - 1",
-        "lm_head.gather_candidates group: all_gather replica_group: the order reversed",
-        "lm_head.gather_candidates rank: not on rank 0",
+        "top_k.gather_ranks group: all_gather replica_group: the order reversed",
+        "top_k.gather_ranks rank: not on rank 0",
         "all_reduce.all_reduce drop: nisa.dma_copy(dst=total",
         "all_reduce.all_reduce duplicate: nisa.dma_copy(dst=total",
         "softmax.running_bias value: negate=True -> False",
@@ -132,7 +132,11 @@ def test_every_pattern_of_an_equivalent_speaks_of_a_mutant() -> None:
 
 
 def test_an_equivalent_is_shown_or_argued_and_nothing_else() -> None:
-    argued = next(m for m in EVERYTHING if m.key == "top_k.merge pattern: [[0, 1]]: 0 + 1")
+    argued = next(
+        m
+        for m in EVERYTHING
+        if m.key == "embedding.embedding pattern: [[width, rows], [1, width]]: width + 1"
+    )
     swap = next(m for m in EVERYTHING if m.operator == "swap")
     bound = next(
         m

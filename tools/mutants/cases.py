@@ -262,16 +262,20 @@ def _reduced(target: str, group: ReplicaGroup) -> Case:
     return Case("all_reduce", target, tuple((part, group) for part in parts), judge)
 
 
-def _searched(target: str, *arguments: Any, ranks: int = 1) -> Case:
-    """lm_head: logits as near as numpy's, then exactly the largest of these logits, the lowest id first."""
+def _searched(target: str, *arguments: Any, ranks: int = 1, options: tuple[Any, ...] = ()) -> Case:
+    """lm_head: logits as near as numpy's, then exactly the largest of these logits, the lowest id first.
+
+    options: softcap, norm_bias and norm_offset, or the first of them.
+    """
     x, norm, head, eps, top_k, offset = arguments
-    exact = nki_kernels.lm_head_reference(*(in_float64(a) for a in arguments))[0]
-    plain = nki_kernels.lm_head_reference(*arguments)[0]
+    whole = (*arguments, None, 1, *options)
+    exact = nki_kernels.lm_head_reference(*(in_float64(a) for a in whole))[0]
+    plain = nki_kernels.lm_head_reference(*whole)[0]
     keep = -(-top_k // 8) * 8
     parts = np.split(np.arange(head.shape[1]), ranks)
-    group = (ReplicaGroup([list(range(ranks))]), ranks)
+    group = (ReplicaGroup([list(range(ranks))]), ranks) if ranks > 1 else (None, 1)
     shards = tuple(
-        (x, norm, head[:, part].copy(), eps, top_k, offset + np.int32(part[0]), *(group if ranks > 1 else ()))
+        (x, norm, head[:, part].copy(), eps, top_k, offset + np.int32(part[0]), *group, *options)
         for part in parts
     )
 
@@ -310,6 +314,8 @@ def _heads() -> list[Case]:
         _searched("trn1", *given(3, 8, 2048, 8)),
         _searched("trn1", *given(3, 8, 2049, 8)),
         _searched("trn1", *given(128, 8, 400, 130), ranks=2),
+        _searched("trn1", *given(3, 172, 601, 9, 5), options=(2.0, normal(5, 1, 172), 1.0)),
+        _searched("trn2", *given(3, 40, 64, 9), options=(0.5,)),
     ]
 
 

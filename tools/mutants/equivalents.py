@@ -10,14 +10,8 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "*.* bound: range(0, tokens, step): step - 1",
         "attention_decode.attention_decode bound: range(0, capacity, step): step - 1",
         "attention_decode.attention_decode bound: range(0, kv_heads, together): together - 1",
-        "lm_head.project_logits bound: range(0, columns, step): step - 1",
         "tiles.load_transposed bound: range(0, rows, PARTITIONS): PARTITIONS - 1",
         "tiles.transpose_into bound: range(0, full, per_bank): per_bank - 1",
-        "top_k.merge bound: range(0, rows * keep, PARTITIONS): PARTITIONS - 1",
-    ),
-    "the end is a multiple of eight, so the loop has the same iterations": (
-        "top_k.merge bound: range(0, rows * keep, PARTITIONS): rows * keep - 1",
-        "top_k.take_largest bound: range(0, values.shape[1], _EIGHT): values.shape[1] - 1",
     ),
     "the tile has partitions, or a block, that nobody touches; every operand is sliced to what was written": (
         "*.* clamp: min(tokens, PARTITIONS) -> PARTITIONS",
@@ -40,8 +34,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "tiles.multiply clamp: max(1, WEIGHT_ELEMENTS // columns) -> 1",
         "tiles.rows_at_once arithmetic: PARTITIONS * max(1, tiles) -> (PARTITIONS) + (max(1, tiles))",
         "tiles.rows_at_once clamp: max(1, tiles) -> 1",
-        "top_k.constants tile size: MAX_SEARCHED = 16384 - 1",
-        "top_k.constants tile size: MAX_SEARCHED = 16384 // 2",
     ),
     "another tile size that fits as well, at the largest sizes too (the dry cases); only time differs": (
         "tiles.constants tile size: ACCUMULATOR_BANKS = 4 + 1",
@@ -84,7 +76,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "the other branch is the general one; this one only saves its instructions": (
         "attention_decode.block_diagonal_queries condition: if kv_heads == 1 -> False",
-        "lm_head.lm_head condition: if replica_group is None and searches == 1 -> False",
     ),
     "a copy more, of the same values": (
         "attention_prefill.attend arithmetic: stop < end -> stop <= end",
@@ -92,24 +83,9 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "tiles.cast condition: if tile.dtype == dtype -> False",
         "tiles.load_blocks condition: if matrix.dtype != dtype -> True*",
     ),
-    "removes the last eight from `scores`, which take_largest does not preserve": (
-        "top_k.take_largest arithmetic: first + _EIGHT -> (first) - (_EIGHT) #3",
-        "top_k.take_largest arithmetic: first + _EIGHT < values.shape[1] -> first + _EIGHT <= values.shape[1]",
-        "top_k.take_largest condition: if first + _EIGHT < values.shape[1] -> True",
-    ),
-    "ids and places stay below 2**24, where float32 holds every integer; they were computed in float32": (
-        "lm_head.* dtype: * dtype=nl.int32 -> nl.float32",
-        "top_k.merge dtype: * dtype=nl.int32 -> nl.float32",
-    ),
-    "places within one search, or among the candidates, stay below 2**16": (
-        "lm_head.lm_head dtype: (rows, keep) dtype=nl.uint32 -> nl.uint16",
-        "top_k.merge dtype: (rows, keep) dtype=nl.uint32 -> nl.uint16",
-    ),
     "the step of a dim of size 1, or the leading step beside a vector_offset, which NKI ignores": (
         "embedding.embedding pattern: [[width, rows], [1, width]]: width *",
         "rope.gather pattern: [[half, rows], [1, half]]: half *",
-        "top_k.merge pattern: [[0, 1]]: 0 *",
-        "top_k.merge pattern: [[1, last - first], [1, 1]]: 1 *",
     ),
     "a sum over ranks promises no order of its terms": (
         "all_reduce.sum_over_ranks group: all_reduce replica_group: the order reversed",

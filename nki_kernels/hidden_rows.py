@@ -1,0 +1,123 @@
+"""Rows of a decode step with the hidden dim on the partitions, normalised and ready for a product.
+
+A row on one partition leaves 127 lanes idle; spread over the partitions it takes 128 times fewer cycles, and it has
+the form of a stationary operand at once. Element h of a row lies on partition h // n, in block h % n, of the n blocks
+that all full blocks of 128 make: so a partition reads n neighbouring elements. A *part* is (first, height, count):
+`count` blocks of `height` elements from element `first` on. What does not fill a block is a second part, of one block.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.tiles import PARTITIONS
+
+
+def hidden_parts(hidden):
+    """The parts of a row of `hidden` elements."""
+    parts = []
+    full = hidden // PARTITIONS
+    if full > 0:
+        parts.append((0, PARTITIONS, full))
+    if hidden > full * PARTITIONS:
+        parts.append((full * PARTITIONS, hidden - full * PARTITIONS, 1))
+    return parts
+
+
+def load_part(rows, part):
+    """A part of each row of HBM [T, H], as [height, T, count]."""
+    first, height, count = part
+    number = rows.shape[0]
+    tile = nl.ndarray((height, number, count), dtype=rows.dtype, buffer=nl.sbuf)
+    source = rows[:, first : first + height * count].reshape_dim(1, (height, count)).permute((1, 0, 2))
+    nisa.dma_copy(dst=tile, src=source)
+    return tile
+
+
+def over_blocks(column, count):
+    """[height, T] seen as [height, T, count]."""
+    return column.expand_dim(2).broadcast(2, count)
+
+
+def over_rows(weight, rows):
+    """[height, 1, count] seen as [height, rows, count]."""
+    return weight.broadcast(1, rows)
+
+
+def sums_over_hidden(tiles):
+    """The sum of each row over all parts [height, T, count] float32, on each of 128 partitions: [128, T] @ PSUM."""
+    rows = tiles[0].shape[1]
+    ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    total = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.psum)
+    for i in range(len(tiles)):
+        height = tiles[i].shape[0]
+        partial = nl.ndarray((height, rows), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=partial, op=nl.add, data=tiles[i], axis=2)
+        nisa.nc_matmul(dst=total, stationary=ones[0:height, :], moving=partial, accumulate=i > 0)
+    return total
+
+
+def without_mean(tiles, hidden):
+    """Parts minus the mean of each row, in float32."""
+    sums = sums_over_hidden(tiles)
+    mean = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=mean, data=sums, op0=nl.multiply, operand0=1.0 / hidden)
+    results = []
+    for i in range(len(tiles)):
+        height, _, count = tiles[i].shape
+        result = nl.ndarray(tiles[i].shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(
+            dst=result, data1=tiles[i], data2=over_blocks(mean[0:height, :], count), op=nl.subtract
+        )
+        results.append(result)
+    return results
+
+
+def reciprocal_rms(tiles, hidden, eps):
+    """1 / sqrt(mean square + eps) of each row of parts, on each of 128 partitions: [128, T]."""
+    squares = []
+    for i in range(len(tiles)):
+        square = nl.ndarray(tiles[i].shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=square, op=nl.square, data=tiles[i])
+        squares.append(square)
+    sums = sums_over_hidden(squares)
+    bias = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=bias, value=eps)
+    scale = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=scale, op=nl.rsqrt, data=sums, scale=1.0 / hidden, bias=bias)
+    return scale
+
+
+def load_normalised(results, x, norm_weight, eps, norm_bias, norm_offset):
+    """Rows of x [T, H], normalised, to results: for each part a view [height, T, count] of any dtype.
+
+    RMSNorm with weights norm_offset + norm_weight [1, H]; with norm_bias [1, H] LayerNorm.
+    """
+    rows, hidden = x.shape
+    parts = hidden_parts(hidden)
+    tiles = []
+    for i in range(len(parts)):
+        tiles.append(load_part(x, parts[i]))
+    if norm_bias is not None:
+        tiles = without_mean(tiles, hidden)
+    scale = reciprocal_rms(tiles, hidden, eps)
+    for i in range(len(parts)):
+        _, height, count = parts[i]
+        weight = load_part(norm_weight, parts[i])
+        if norm_offset != 0.0:
+            raised = nl.ndarray(weight.shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_scalar(dst=raised, data=weight, op0=nl.add, operand0=norm_offset)
+            weight = raised
+        scaled = nl.ndarray((height, rows, count), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(
+            dst=scaled, data1=tiles[i], data2=over_blocks(scale[0:height, :], count), op=nl.multiply
+        )
+        if norm_bias is None:
+            nisa.tensor_tensor(dst=results[i], data1=scaled, data2=over_rows(weight, rows), op=nl.multiply)
+        else:
+            weighted = nl.ndarray((height, rows, count), dtype=nl.float32, buffer=nl.sbuf)
+            bias = load_part(norm_bias, parts[i])
+            nisa.tensor_tensor(dst=weighted, data1=scaled, data2=over_rows(weight, rows), op=nl.multiply)
+            nisa.tensor_tensor(dst=results[i], data1=weighted, data2=over_rows(bias, rows), op=nl.add)

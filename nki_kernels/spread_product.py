@@ -1,0 +1,105 @@
+"""A product of few rows with a wide matrix whose columns lie on different partitions, chunk by chunk.
+
+Rows alone would leave most partitions of a result empty, and what searches the result would run on as few lanes. Here
+the columns of a piece are cut into chunks, and the result of row t and chunk c lies on partition t * chunks + c. No
+data moves for that: the stationary operand of chunk c has row t in column t * chunks + c and zeros in all others, so
+every chunk adds its products to its own partitions and zero to those of the others. A matmul takes no longer for it.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.hidden_rows import hidden_parts, load_normalised
+from nki_kernels.tiles import BANK, WEIGHT_ELEMENTS, cast
+from nki_kernels.top_k import LEAST
+
+
+def window(tile, rows, chunks, chunk):
+    """The stationary operand of a chunk: T * chunks columns of a tile [height, chunks - 1 + T * chunks].
+
+    The tile holds row t at column chunks - 1 + t * chunks, and zeros elsewhere.
+    """
+    start = chunks - 1 - chunk
+    return tile[:, start : start + rows * chunks]
+
+
+def spread_rows(x, norm_weight, eps, norm_bias, norm_offset, chunks):
+    """Normalised rows x [T, H] for `window`: of each part of the hidden dim [height, block, chunks - 1 + T chunks]."""
+    rows, hidden = x.shape
+    parts = hidden_parts(hidden)
+    width = chunks - 1 + rows * chunks
+    tiles = []
+    views = []
+    for i in range(len(parts)):
+        _, height, count = parts[i]
+        tile = nl.ndarray((height, count, width), dtype=x.dtype, buffer=nl.sbuf)
+        if chunks > 1:
+            nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
+        pattern = [[count * width, height], [chunks, rows], [width, count]]
+        views.append(tile.ap(pattern=pattern, offset=chunks - 1))
+        tiles.append(tile)
+    load_normalised(views, x, norm_weight, eps, norm_bias, norm_offset)
+    return tiles
+
+
+def padding_operands(rows, chunks):
+    """Operands of the matmul that pads: a one for `window` in place of each row, and zeros followed by LEAST."""
+    width = chunks - 1 + rows * chunks
+    ones = nl.ndarray((1, width), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=0.0)
+    nisa.memset(dst=ones[:, chunks - 1 : width : chunks], value=1.0)
+    line = nl.ndarray((1, 2 * BANK), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.memset(dst=line[:, 0:BANK], value=0.0)
+    nisa.memset(dst=line[:, BANK : 2 * BANK], value=LEAST)
+    return ones, line
+
+
+def pad(sums, padding, rows, chunks, columns):
+    """LEAST in sums [row * chunk, n] beyond the `columns` of the piece, zero elsewhere; says whether any are beyond."""
+    size = sums.shape[1]
+    padded = False
+    for chunk in range(chunks):
+        there = max(0, min(size, columns - chunk * size))
+        if there < size:
+            nisa.nc_matmul(
+                dst=sums,
+                stationary=window(padding[0], rows, chunks, chunk),
+                moving=padding[1][:, BANK - there : BANK - there + size],
+                accumulate=padded,
+            )
+            padded = True
+    return padded
+
+
+def project_piece(tiles, padding, rows, chunks, matrix, size):
+    """Rows times a matrix [H, n], n at most chunks * size: [row * chunk, size] float32 @ PSUM, LEAST beyond n.
+
+    The matrix is read once, cast to the rows' dtype.
+    """
+    hidden, columns = matrix.shape
+    parts = hidden_parts(hidden)
+    sums = nl.ndarray((rows * chunks, size), dtype=nl.float32, buffer=nl.psum)
+    begun = pad(sums, padding, rows, chunks, columns)
+    per_load = max(1, WEIGHT_ELEMENTS // columns)
+    for i in range(len(parts)):
+        start, height, count = parts[i]
+        part = matrix[start : start + height * count].reshape_dim(0, (height, count))
+        for first in range(0, count, per_load):
+            last = min(count, first + per_load)
+            weights = nl.ndarray((height, last - first, columns), dtype=matrix.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(dst=weights, src=part[:, first:last])
+            weights = cast(weights, tiles[i].dtype)
+            for block in range(first, last):
+                for chunk in range(chunks):
+                    end = min(columns, (chunk + 1) * size)
+                    if chunk * size < end:
+                        nisa.nc_matmul(
+                            dst=sums[:, 0 : end - chunk * size],
+                            stationary=window(tiles[i][:, block, :], rows, chunks, chunk),
+                            moving=weights[:, block - first, chunk * size : end],
+                            accumulate=begun,
+                        )
+                        begun = True
+    return sums
