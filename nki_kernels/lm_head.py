@@ -31,19 +31,19 @@ Layout
     the columns of a chunk along the free dim.
 
 Tiling
-    for each piece of min(CHUNKS, 128 // T) chunks of up to CHUNK_COLUMNS columns
+    for each piece of min(MERGED_CHUNKS, 128 // T) chunks of up to CHUNK_COLUMNS columns
         logits of all chunks in one PSUM bank; stored
         search of the chunks, K/8 rounds; merge with the largest so far, K/8 rounds, after the next search
     with several ranks: the gathered candidates of all ranks are merged as well
 
 Limits
-    T up to 128, H up to 8192, K up to V and 1024, R times K up to 16384, which one instruction searches; ids below
+    T up to 128, H up to 8192, K up to V and 1024, R times K up to 8192, which lie in SBUF; ids below
     2^24, because they are added in float32.
 
 Cost
-    HBM: w_head once, logits once, x once, the norm's weight once, the candidates. Vector: K/4 passes over V / CHUNKS
-    columns and over the candidates of each piece. Bound: reading w_head, at 96 % and more of its floor for the top 64
-    of 16032 columns (H = 4096, bfloat16, trn2); the search of the last piece and the last merge remain, some 25 us.
+    HBM: w_head once, logits once, x once, the norm's weight once, the candidates. Vector: K/4 passes over the columns
+    of a chunk and over the candidates of a row, for each piece. Bound: reading w_head, at full rate:
+    for V = 16032 and K = 64, 99 to 106 % of the floor (bfloat16, trn2). The last search and merge are some 25 us.
 """
 
 from __future__ import annotations
@@ -58,19 +58,18 @@ from nki_kernels.rmsnorm import MAX_HIDDEN
 from nki_kernels.spread_product import padding_operands, project_piece, spread_rows
 from nki_kernels.tiles import BANK, PARTITIONS, cast, expect_dims, load_repeated
 from nki_kernels.top_k import (
-    LEAST,
-    MAX_SEARCHED,
+    MAX_GATHERED,
+    MERGED_CHUNKS,
+    MISSING,
     chunks_of_a_row,
+    collect,
     gather_ranks,
     merge,
     multiple_of_eight,
     new_candidates,
     pieces,
-    search_piece,
+    search,
 )
-
-CHUNKS = 4
-"""Most chunks of a piece: with more of them, one lane for each row has too many candidates to merge."""
 
 CHUNK_COLUMNS = BANK
 """Columns of a chunk: what one matmul makes."""
@@ -102,7 +101,7 @@ def lm_head(
     values = nl.ndarray((rows, keep), dtype=nl.float32, buffer=nl.shared_hbm)
     ids = nl.ndarray((rows, keep), dtype=nl.int32, buffer=nl.shared_hbm)
 
-    chunks = chunks_of_a_row(rows, CHUNKS)
+    chunks = chunks_of_a_row(rows, MERGED_CHUNKS)
     spread = spread_rows(x, norm_weight, eps, norm_bias, norm_offset, chunks)
     padding = padding_operands(rows, chunks)
     offset = cast(load_repeated(vocab_offset, rows), nl.float32)
@@ -120,16 +119,17 @@ def lm_head(
             merge(candidates, waiting, keep)
         scores = finish_logits(logits[:, first : first + weights.shape[1]], sums, chunks, softcap)
         work = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-        found = search_piece(candidates, waiting is not None, first, scores, work, keep)
+        found, places = search(scores, work, keep)
+        collected = collect(candidates, waiting is not None, first, found, places, size, keep)
         if waiting is not None and not last:
             merge(candidates, waiting, keep)
-        waiting = found
+        waiting = collected
     largest = new_candidates(rows, keep)
     merge(largest, waiting, keep)
     best = largest[0]
     best_ids = with_offset(largest[1], offset)
     if replica_group is not None:
-        everyone = gather_ranks((best, best_ids), replica_group, num_ranks)
+        everyone = gather_ranks((best, best_ids), ("values", "ids"), replica_group, num_ranks)
         largest = new_candidates(rows, keep)
         merge(largest, everyone, keep)
         best = largest[0]
@@ -158,8 +158,8 @@ def check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, 
     assert keep <= MAX_TOP_K, f"lm_head finds at most the largest {MAX_TOP_K}, not {keep}"
     assert num_ranks >= 1, f"num_ranks is {num_ranks}; the group's list has at least this rank"
     assert replica_group is not None or num_ranks == 1, f"{num_ranks} ranks, but no replica_group"
-    assert num_ranks * keep <= MAX_SEARCHED, (
-        f"the largest {keep} of {num_ranks} ranks are more than {MAX_SEARCHED} candidates"
+    assert num_ranks * keep <= MAX_GATHERED, (
+        f"the largest {keep} of {num_ranks} ranks are more than {MAX_GATHERED} candidates"
     )
 
 
@@ -192,7 +192,7 @@ def finish_logits(logits, sums, chunks, softcap):
     padding = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
     padded = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
-        dst=padding, data=sums, op0=nl.less, operand0=LEAST / 2, op1=nl.multiply, operand1=LEAST
+        dst=padding, data=sums, op0=nl.less, operand0=MISSING / 2, op1=nl.multiply, operand1=MISSING
     )
     nisa.tensor_tensor(dst=padded, data1=scores, data2=padding, op=nl.add)
     return padded

@@ -13,7 +13,7 @@ import nki.language as nl
 
 from nki_kernels.hidden_rows import hidden_parts, load_normalised
 from nki_kernels.tiles import BANK, WEIGHT_ELEMENTS, cast
-from nki_kernels.top_k import LEAST
+from nki_kernels.top_k import MISSING
 
 
 def window(tile, rows, chunks, chunk):
@@ -45,19 +45,19 @@ def spread_rows(x, norm_weight, eps, norm_bias, norm_offset, chunks):
 
 
 def padding_operands(rows, chunks):
-    """Operands of the matmul that pads: a one for `window` in place of each row, and zeros followed by LEAST."""
+    """Operands of the matmul that pads: a one for `window` in place of each row, and zeros followed by MISSING."""
     width = chunks - 1 + rows * chunks
     ones = nl.ndarray((1, width), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=0.0)
     nisa.memset(dst=ones[:, chunks - 1 : width : chunks], value=1.0)
     line = nl.ndarray((1, 2 * BANK), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.memset(dst=line[:, 0:BANK], value=0.0)
-    nisa.memset(dst=line[:, BANK : 2 * BANK], value=LEAST)
+    nisa.memset(dst=line[:, BANK : 2 * BANK], value=MISSING)
     return ones, line
 
 
 def pad(sums, padding, rows, chunks, columns):
-    """LEAST in sums [row * chunk, n] beyond the `columns` of the piece, zero elsewhere; says whether any are beyond."""
+    """MISSING in sums [row * chunk, n] beyond the `columns` of the piece, zero elsewhere; says whether any are."""
     size = sums.shape[1]
     padded = False
     for chunk in range(chunks):
@@ -74,7 +74,7 @@ def pad(sums, padding, rows, chunks, columns):
 
 
 def project_piece(tiles, padding, rows, chunks, matrix, size):
-    """Rows times a matrix [H, n], n at most chunks * size: [row * chunk, size] float32 @ PSUM, LEAST beyond n.
+    """Rows times a matrix [H, n], n at most chunks * size: [row * chunk, size] float32 @ PSUM, MISSING beyond n.
 
     The matrix is read once, cast to the rows' dtype.
     """

@@ -2,7 +2,7 @@
 
 A row of n columns is cut into pieces of up to `chunks` times `width` columns. The chunks of a piece lie on partitions
 of their own, [row, chunk] behind one another, so few rows fill the lanes as well as many. The first stage searches the
-chunks; the second one merges what it found with the largest of the pieces before. A row's candidates always lie in
+chunks; the second one merges what it found, and the largest of the pieces before. A row's candidates always lie in
 the order of their columns, so equal values come lowest column first, as from a stable sort of the negated row.
 """
 
@@ -14,11 +14,26 @@ import nki.language as nl
 
 from nki_kernels.tiles import PARTITIONS, blocks
 
-MAX_SEARCHED = 16384
-"""Elements per partition that max8 searches in one instruction."""
+GROUPED_COLUMNS = 1024
+"""Columns of a chunk, and more than a PSUM bank holds, from which on groups of eight may take less time."""
+
+GROUPED_PER_VALUE = 32
+"""Columns for each value wanted, from which on they do."""
+
+MAX_GATHERED = 8192
+"""Candidates of all ranks on one partition: 64 KiB with their ids. One instruction could search twice as many."""
+
+MERGED_CHUNKS = 4
+"""Chunks of a row whose candidates are merged with those of earlier pieces; more are first searched in groups."""
+
+GROUP = 8
+"""Most chunks of a group."""
+
+MISSING = -2.0e38
+"""The value of padding and of what is no number: below any score."""
 
 LEAST = -3.0e38
-"""Stands for no value: in padded columns and in place of values that were found."""
+"""Replaces the values that were found: below MISSING, so that no place is found twice."""
 
 _EIGHT = 8
 """Values that the Vector engine finds at a time."""
@@ -52,20 +67,24 @@ def take_largest(values, places, scores, work):
 
 
 def chunks_of_a_row(rows, most):
-    """Partitions over which the columns of each of `rows` rows are spread, at most `most`."""
-    return max(1, min(most, PARTITIONS // rows))
+    """Partitions over which the columns of each of `rows` rows are spread: a power of two, at most `most`."""
+    chunks = 1
+    while 2 * chunks <= most and 2 * chunks * rows <= PARTITIONS:
+        chunks = 2 * chunks
+    return chunks
 
 
 def pieces(columns, chunks, width, keep):
     """The pieces of a row, as (first column, columns of a chunk); the end of the last piece may be padding.
 
-    A chunk with less than `keep` columns gets a multiple of eight of them, all of which are candidates.
+    A chunk with less than `keep` columns gets a multiple of eight of them, all of which are candidates. So does one
+    that is searched in groups.
     """
     found = []
     first = 0
     while first < columns:
         size = min(width, blocks(columns - first, chunks))
-        if size < keep:
+        if size < keep or is_grouped(size, keep):
             size = multiple_of_eight(size)
         found.append((first, size))
         first = first + chunks * size
@@ -79,29 +98,95 @@ def new_candidates(rows, count):
     return values, columns
 
 
-def search_piece(candidates, begun, first, scores, work, keep):
-    """First stage: the `keep` largest of each chunk of scores [row * chunk, column], a piece from column `first` on.
+def search(scores, work, keep):
+    """First stage: the `keep` largest of each chunk of scores [row * chunk, column], descending, and their places."""
+    lanes, size = scores.shape
+    each = min(keep, size)
+    found = nl.ndarray((lanes, each), dtype=nl.float32, buffer=nl.sbuf)
+    places = nl.ndarray((lanes, each), dtype=nl.uint32, buffer=nl.sbuf)
+    if is_grouped(size, keep):
+        search_groups(found, places, scores)
+    else:
+        take_largest(found, places, scores, work)
+    return found, places
 
-    They go to the candidates from place `keep` on, behind the largest of earlier pieces if those have `begun`. Returns
-    the candidates that are there. They travel on GpSimd's queue: the queue that loads must not wait for a search.
+
+def is_grouped(size, keep):
+    """Whether a chunk is so long that its columns are searched in groups of eight."""
+    return size >= max(GROUPED_COLUMNS, GROUPED_PER_VALUE * keep) and keep > _EIGHT
+
+
+def search_groups(found, places, scores):
+    """As take_largest, for scores [P, n] @ SBUF that are kept: first the groups of eight neighbours with the largest
+    maxima, then all of their elements.
+
+    The k largest lie in k groups: an element of any other group has k elements before it, one of each group chosen.
+    The groups are put into the order of their places before they are searched, for the sake of equal values.
+    """
+    lanes, size = scores.shape
+    keep = places.shape[1]
+    count = size // _EIGHT
+    maxima = nl.ndarray((lanes, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=maxima, op=nl.maximum, data=scores.reshape_dim(1, (count, _EIGHT)), axis=2)
+    best = nl.ndarray((lanes, keep), dtype=nl.float32, buffer=nl.sbuf)
+    groups = nl.ndarray((lanes, keep), dtype=nl.uint32, buffer=nl.sbuf)
+    take_largest(best, groups, maxima, maxima)
+    starts = nl.ndarray((lanes, keep), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=starts, data=groups, op0=nl.multiply, operand0=-float(_EIGHT))
+    ordered = nl.ndarray((lanes, keep), dtype=nl.float32, buffer=nl.sbuf)
+    take_largest(ordered, groups, starts, starts)
+    in_group = nl.ndarray((lanes, keep, _EIGHT), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=in_group, pattern=[[0, keep], [1, _EIGHT]])
+    elements = nl.ndarray((lanes, keep, _EIGHT), dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_tensor(
+        dst=elements, data1=in_group, data2=ordered.expand_dim(2).broadcast(2, _EIGHT), op=nl.subtract
+    )
+    values = nl.ndarray((lanes, keep * _EIGHT), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.nc_n_gather(dst=values, data=scores, indices=elements)
+    at = nl.ndarray((lanes, keep), dtype=nl.uint32, buffer=nl.sbuf)
+    take_largest(found, at, values, values)
+    nisa.nc_n_gather(dst=places, data=elements, indices=at)
+
+
+def join(values, columns, found, places, span, first):
+    """What is found in neighbouring chunks of `span` columns, beside each other; columns count from `first` on.
+
+    found, places: [row * chunk, n], into values, columns: [row * group, n * chunks of a group], for any number of
+    groups of a row. They travel on GpSimd's queue: the queue that loads must not wait for a search.
+    """
+    lanes, count = values.shape
+    each = found.shape[1]
+    offsets = nl.ndarray((lanes, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=offsets, pattern=[[span, count // each], [0, each]], offset=first)
+    moved = nl.ndarray((lanes, count), dtype=places.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=values, src=found, engine=nisa.engine.gpsimd)
+    nisa.dma_copy(dst=moved, src=places, engine=nisa.engine.gpsimd)
+    nisa.tensor_tensor(dst=columns, data1=moved, data2=offsets, op=nl.add, engine=nisa.engine.gpsimd)
+
+
+def collect(candidates, begun, first, found, places, size, keep):
+    """What `search` found in a piece from column `first` on, in chunks of `size`, to the candidates of each row.
+
+    They lie from place `keep` on, behind the largest of earlier pieces if those have `begun`. More chunks than
+    MERGED_CHUNKS are first searched in groups. Returns the candidates that are there.
     """
     values, columns = candidates
     rows = values.shape[0]
-    lanes, size = scores.shape
-    chunks = lanes // rows
-    each = min(keep, size)
-    end = keep + chunks * each
-    found = nl.ndarray((lanes, each), dtype=nl.float32, buffer=nl.sbuf)
-    places = nl.ndarray((lanes, each), dtype=nl.uint32, buffer=nl.sbuf)
-    take_largest(found, places, scores, work)
-    chunk_start = nl.ndarray((rows, chunks * each), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=chunk_start, pattern=[[size, chunks], [0, each]], offset=first)
-    in_chunk = nl.ndarray((rows, chunks * each), dtype=nl.uint32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=values[:, keep:end], src=found, engine=nisa.engine.gpsimd)
-    nisa.dma_copy(dst=in_chunk, src=places, engine=nisa.engine.gpsimd)
-    nisa.tensor_tensor(
-        dst=columns[:, keep:end], data1=in_chunk, data2=chunk_start, op=nl.add, engine=nisa.engine.gpsimd
-    )
+    chunks = found.shape[0] // rows
+    span = size
+    while chunks > MERGED_CHUNKS:
+        together = min(GROUP, chunks // MERGED_CHUNKS)
+        chunks = chunks // together
+        each = found.shape[1]
+        group = new_candidates(rows * chunks, together * each)
+        join(group[0], group[1], found, places, span, 0)
+        span = span * together
+        best = new_candidates(rows * chunks, min(keep, together * each))
+        merge(best, group, min(keep, together * each))
+        found = best[0]
+        places = best[1]
+    end = keep + chunks * found.shape[1]
+    join(values[:, keep:end], columns[:, keep:end], found, places, span, first)
     start = 0 if begun else keep
     return values[:, start:end], columns[:, start:end]
 
@@ -120,25 +205,27 @@ def merge(largest, candidates, keep):
     nisa.nc_n_gather(dst=largest[1][:, 0:keep], data=columns, indices=valid)
 
 
-def gather_ranks(candidates, replica_group, ranks):
-    """Candidates of all ranks beside each other, [rows, ranks * n], in the order of the group's list.
+def gather_ranks(tiles, names, replica_group, ranks):
+    """float32 tiles [rows, n] of all ranks beside each other, [rows, ranks * n], in the order of the group's list.
 
-    all_gather puts the ranks' rows below each other; loading them puts a row's candidates into one partition.
+    all_gather puts the ranks' rows below each other; loading them puts those of one row into one partition.
     """
-    rows, count = candidates[0].shape
-    results = new_candidates(rows, ranks * count)
     own = []
     everyone = []
-    names = ("values", "ids")
-    for i in range(2):
+    for i in range(len(tiles)):
+        rows, count = tiles[i].shape
         one = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.private_hbm, name=f"own_{names[i]}")
         every = nl.ndarray(
             (ranks * rows, count), dtype=nl.float32, buffer=nl.private_hbm, name=f"all_{names[i]}"
         )
-        nisa.dma_copy(dst=one, src=candidates[i])
+        nisa.dma_copy(dst=one, src=tiles[i])
         own.append(one)
         everyone.append(every)
     ncc.all_gather(srcs=own, dsts=everyone, replica_group=replica_group, collective_dim=0)
-    for i in range(2):
-        nisa.dma_copy(dst=results[i], src=everyone[i].reshape_dim(0, (ranks, rows)).permute((1, 0, 2)))
+    results = []
+    for i in range(len(tiles)):
+        rows, count = tiles[i].shape
+        result = nl.ndarray((rows, ranks * count), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=result, src=everyone[i].reshape_dim(0, (ranks, rows)).permute((1, 0, 2)))
+        results.append(result)
     return results

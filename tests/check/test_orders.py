@@ -236,6 +236,11 @@ def shipped(tokens: int) -> dict[str, tuple[Any, ...]]:
         "output_projection": (q, normal(14, Q, HIDDEN), x, None),
         "mlp": (x, norm, *wide, 1e-5, None),
         "lm_head": (x[:1], norm, normal(15, HIDDEN, 640), 1e-5, 8, np.zeros((1, 1), np.int32), None),
+        "sample": (
+            normal(16, tokens % 128, 700),
+            *(abs(normal(i, tokens % 128, 1)) for i in range(17, 22)),
+            8,
+        ),
     }
 
 

@@ -236,15 +236,16 @@ def test_takes_1024_of_one_rank_and_refuses_more() -> None:
         run(kernels.lm_head, arguments(1, 4, 2000, 1025))
 
 
-def test_takes_16384_candidates_of_all_ranks_and_refuses_more() -> None:
-    """All ranks but this one are absent; the refusal comes before they meet."""
-    given = arguments(1, 4, 2000, 1024)
-    for ranks, sentence in (
-        (16, "all_gather over 1 ranks"),
-        (17, "1024 of 17 ranks are more than 16384 candidates"),
-    ):
-        with pytest.raises((AssertionError, RuleViolation), match=sentence):
-            run(kernels.lm_head, (*given, ReplicaGroup([[0]]), ranks))
+def test_takes_8192_candidates_of_all_ranks_and_refuses_more() -> None:
+    for ranks in (8, 9):
+        group = ReplicaGroup([list(range(ranks))])
+        given = [((*arguments(128, 4, 2000, 1024), group, ranks), {})] * ranks
+        world = simulate.World("trn1", ranks=ranks)
+        if ranks == 8:
+            world.launch(kernels.lm_head, given, mode=simulate.Mode.dry)
+        else:
+            with pytest.raises(AssertionError, match="1024 of 9 ranks are more than 8192 candidates"):
+                world.launch(kernels.lm_head, given, mode=simulate.Mode.dry)
 
 
 def test_takes_128_rows_and_refuses_129() -> None:

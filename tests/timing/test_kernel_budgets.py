@@ -160,6 +160,14 @@ def lm_head(rows: int, hidden: int, columns: int, top: int, predicted_us: float 
     return Work(kernels.lm_head, arguments, reads, other, predicted_us)
 
 
+def sample(rows: int, columns: int, predicted_us: float = 0.0, given: bool = False) -> Work:
+    column = tuple(wide(rows, 1) for _ in range(5))
+    arguments = (wide(rows, columns), *column, 64, *((np.zeros((rows, columns), np.int32),) if given else ()))
+    names = ("logits", "uniform", "temperature", "top_k", "top_p", "min_p")
+    reads = dict.fromkeys((*names, "ids") if given else names, 1)
+    return Work(kernels.sample, arguments, reads, rows * 8 + rows * 64 * 8, predicted_us)
+
+
 def all_reduce(rows: int, columns: int, ranks: int, predicted_us: float = 0.0) -> Work:
     x = narrow(rows, columns)
     return Work(kernels.all_reduce, (x, group(ranks)), {"x": 1}, 5 * x.nbytes, predicted_us, ranks)
@@ -184,6 +192,9 @@ REALISTIC = (
     lm_head(1, 4096, 16032, 8, 345.2),
     lm_head(1, 4096, 16032, 64, 362.8),
     lm_head(64, 4096, 16032, 64, 398.3),
+    sample(64, 64, 33.0, given=True),
+    sample(1, 128256, 91.7),
+    sample(64, 16032, 142.6),
     all_reduce(1024, 4096, 8, 172.7),
     rung(ladder.tile_by_tile, a=4, b=8, predicted_us=74.5),
 )
@@ -207,6 +218,7 @@ RAGGED = (
     mlp(129, 260, 300, ranks=3),
     lm_head(3, 260, 700, 9),
     lm_head(2, 260, 20000, 8),
+    sample(3, 700),
     all_reduce(129, 300, 3),
     rung(ladder.hoisted, a=1, b=8),
     rung(ladder.blocked, a=1, b=2),

@@ -319,6 +319,56 @@ def _heads() -> list[Case]:
     ]
 
 
+def _drawn(
+    target: str,
+    rows: int,
+    columns: int,
+    candidates: int,
+    adjusted: str = "",
+    ranks: int = 1,
+    given: bool = False,
+) -> Case:
+    """sample with parameters of every kind, and as `adjusted` names bias, prompt counts and output counts."""
+    rng = np.random.default_rng(rows + columns)
+
+    def column(*choices: float) -> np.ndarray:
+        return rng.choice(choices, (rows, 1)).astype(np.float32)
+
+    logits = normal(21, rows, columns, scale=3.0)
+    limits = column(0.0, 0.5, 1.5), column(1, 5, 99), column(0.5, 0.9, 1.0), column(0.0, 0.1)
+    plain = (logits, rng.random((rows, 1)).astype(np.float32), *limits, candidates)
+    ids = rng.permuted(np.tile(np.arange(0, 3 * columns, 3, dtype=np.int32), (rows, 1)), axis=1)
+    counts = rng.choice((0, 0, 1, 2), (2, rows, columns)).astype(np.float32)
+    bias = normal(22, rows, columns) if "bias" in adjusted else None
+    prompt, output = (counts[i] if word in adjusted else None for i, word in enumerate(("prompt", "output")))
+    penalties = (None,) * 3 if output is None else (column(0.8, 1.3), column(0.0, 0.7), column(0.1, 0.4))
+    extra = (ids if given else None, bias, prompt, output, *penalties)
+    if given and not adjusted:
+        plain = (-np.sort(-logits, axis=1), *plain[1:])
+    if ranks == 1:
+        offset = np.int32([[1000]]) if adjusted and not given else None
+        return _alone("sample", target, *plain, *extra, offset)
+    group, width = ReplicaGroup([list(range(ranks))]), columns // ranks
+    shards = tuple(
+        (logits[:, i : i + width].copy(), *plain[1:], *extra, np.int32([[i]]), group, ranks)
+        for i in range(0, columns, width)
+    )
+    return _alone("sample", target, whole=(*plain, *extra), ranks=shards)
+
+
+def _samples() -> list[Case]:
+    return [
+        _drawn("trn1", 5, 41, 9),
+        _drawn("trn2", 6, 700, 16, "bias prompt output"),
+        _drawn("trn3", 6, 600, 16, "output"),
+        _drawn("trn2", 7, 24, 24, given=True),
+        _drawn("trn1", 7, 50, 24, "output", given=True),
+        _drawn("trn2", 3, 6001, 24),
+        _drawn("trn1", 66, 5000, 16),
+        _drawn("trn2", 4, 600, 8, ranks=2),
+    ]
+
+
 def _caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
     return normal(8, 1, heads, depth, positions, dtype=dtype), normal(
         9, 1, heads, positions, depth, dtype=dtype
@@ -458,5 +508,6 @@ def cases() -> tuple[Case, ...]:
         *_forms(),
         *_attention(),
         *_heads(),
+        *_samples(),
         *_largest(),
     )

@@ -1,0 +1,117 @@
+"""The largest adjusted logits of each row, and the sum of the exponentials of all, for log-probabilities.
+
+The sum is of exp(logit - best), where the best logit is known last: every chunk of a piece sums exp(logit - its own
+maximum), and these sums are scaled in the end.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.draw import LEAST_EXPONENT, column
+from nki_kernels.penalties import bounded, load_adjusted, load_parameters
+from nki_kernels.tiles import blocks, load
+from nki_kernels.top_k import (
+    MERGED_CHUNKS,
+    MISSING,
+    chunks_of_a_row,
+    collect,
+    gather_ranks,
+    merge,
+    new_candidates,
+    pieces,
+    search,
+)
+
+CHUNK_COLUMNS = 4096
+"""Columns of a chunk: with the penalties of 128 rows they still fit into SBUF of every chip."""
+
+LEAST_COLUMNS = 512
+"""Columns of a chunk below which more chunks cost more merges than they save."""
+
+
+def given_candidates(logits, keep):
+    """The first `keep` of given candidates, best first, and the sum of exp(logit - best) of all of them."""
+    values, missing = bounded(load(logits, logits.dtype))
+    nisa.tensor_copy_predicated(dst=values, src=MISSING, predicate=missing)
+    ones = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    return values[:, 0:keep], total_exponentials(values, ones, values[:, 0:1])
+
+
+def find_candidates(sources, penalties, keep):
+    """The `keep` largest adjusted logits, their columns, and the sum of exp(logit - best) of all."""
+    logits, _, _, output_counts = sources
+    rows, total_columns = logits.shape
+    chunks = chunks_of_a_row(rows, blocks(total_columns, LEAST_COLUMNS))
+    parameters = None
+    if output_counts is not None:
+        parameters = load_parameters(penalties[0], penalties[1], penalties[2], chunks)
+    cuts = pieces(total_columns, chunks, CHUNK_COLUMNS, keep)
+    lanes = rows * chunks
+    maxima = nl.ndarray((lanes, len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
+    sums = nl.ndarray((lanes, len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
+    room = keep + MERGED_CHUNKS * keep
+    waiting = None
+    for i in range(len(cuts)):
+        first, size = cuts[i]
+        scores = load_adjusted(sources, parameters, first, size, chunks)
+        work = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+        found, places = search(scores, work, keep)
+        nisa.tensor_copy(dst=maxima[:, i : i + 1], src=found[:, 0:1])
+        add_exponentials(sums[:, i : i + 1], scores, maxima[:, i : i + 1])
+        candidates = new_candidates(rows, room)
+        if waiting is not None:
+            merge(candidates, waiting, keep)
+        waiting = collect(candidates, i > 0, first, found, places, size, keep)
+    largest = new_candidates(rows, keep)
+    merge(largest, waiting, keep)
+    all_maxima = nl.ndarray((rows, chunks * len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
+    all_sums = nl.ndarray((rows, chunks * len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=all_maxima, src=maxima)
+    nisa.dma_copy(dst=all_sums, src=sums)
+    return largest[0], largest[1], total_exponentials(all_maxima, all_sums, largest[0][:, 0:1])
+
+
+def add_exponentials(total, scores, largest):
+    """The sum of exp(score - largest) of each partition, in `total` [P, 1]."""
+    bias = column(scores.shape[0])
+    nisa.tensor_scalar(dst=bias, data=largest, op0=nl.multiply, operand0=-1.0)
+    terms = nl.ndarray(scores.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.activation(
+        dst=terms,
+        op=nl.exp,
+        data=scores,
+        bias=bias,
+        reduce_op=nl.add,
+        reduce_res=total,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
+
+
+def over_ranks(values, ids, total, replica_group, ranks):
+    """The largest candidates of all ranks, their ids, and the sum of exp(logit - best) over all ranks."""
+    rows, keep = values.shape
+    names = ("values", "ids", "totals")
+    every_value, every_id, totals = gather_ranks((values, ids, total), names, replica_group, ranks)
+    maxima = nl.ndarray((rows, ranks), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=maxima, src=every_value[:, 0 : ranks * keep : keep])
+    largest = new_candidates(rows, keep)
+    merge(largest, (every_value, every_id), keep)
+    return largest[0], largest[1], total_exponentials(maxima, totals, largest[0][:, 0:1])
+
+
+def total_exponentials(maxima, sums, best):
+    """The sum of exp(x - best) of each row, [rows, 1], from those of its parts: sums [rows, n] of exp(x - maximum)."""
+    exponents = nl.ndarray(maxima.shape, dtype=nl.float32, buffer=nl.sbuf)
+    factors = nl.ndarray(maxima.shape, dtype=nl.float32, buffer=nl.sbuf)
+    products = nl.ndarray(maxima.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=exponents, data=maxima, op0=nl.subtract, operand0=best, op1=nl.maximum, operand1=LEAST_EXPONENT
+    )
+    nisa.activation(dst=factors, op=nl.exp, data=exponents)
+    nisa.tensor_tensor(dst=products, data1=factors, data2=sums, op=nl.multiply)
+    total = column(maxima.shape[0])
+    nisa.tensor_reduce(dst=total, op=nl.add, data=products, axis=1)
+    return total

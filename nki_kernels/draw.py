@@ -1,0 +1,147 @@
+"""Drawing one of a row's candidates: temperature, top-k, top-p and min-p as data, then the inverse cumulative sum.
+
+Candidates [rows, K] lie one row per partition, best first. All parameters are tiles [rows, 1], so the instructions are
+the same whatever they hold. Masked candidates, below MASKED, have no weight. The first candidate always keeps its own.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.tiles import MASKED
+from nki_kernels.top_k import take_largest
+
+LEAST_TEMPERATURE = 1.0e-6
+"""Lower temperatures draw as this one does; 0 takes the first candidate."""
+
+LARGEST_UNIFORM = 1.0 - 2.0**-24
+"""The largest float32 below 1: times any sum it is below that sum, so a draw never passes the last candidate."""
+
+BEYOND_IDS = 2.0**25
+"""Moves an id, which is below 2^24, behind all others."""
+
+LEAST_EXPONENT = -200.0
+"""exp of it is 0 in float32; lower arguments need not be asked of a table."""
+
+
+def column(rows):
+    """A tile [rows, 1] float32."""
+    return nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+
+
+def prepared(temperature, top_k, top_p):
+    """1 / temperature; top_k, 1 where the temperature is 0; top_p, beyond any sum where it is 1 or more."""
+    rows = temperature.shape[0]
+    floored = column(rows)
+    inverse = column(rows)
+    positive = column(rows)
+    beyond_one = column(rows)
+    places = column(rows)
+    share = column(rows)
+    nisa.tensor_scalar(dst=floored, data=temperature, op0=nl.maximum, operand0=LEAST_TEMPERATURE)
+    nisa.reciprocal(dst=inverse, data=floored)
+    nisa.tensor_scalar(dst=positive, data=temperature, op0=nl.greater, operand0=0.0)
+    nisa.scalar_tensor_tensor(
+        dst=beyond_one, data=top_k, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=positive
+    )
+    nisa.tensor_scalar(dst=places, data=beyond_one, op0=nl.add, operand0=1.0)
+    nisa.scalar_tensor_tensor(
+        dst=share, data=top_p, op0=nl.greater_equal, operand0=1.0, op1=nl.add, operand1=top_p
+    )
+    return inverse, places, share
+
+
+def cumulative(weights):
+    """Sums of weights [rows, K] up to and with each place, added one after the other in float32."""
+    rows, count = weights.shape
+    ones = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    sums = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor_scan(dst=sums, data0=ones, data1=weights, initial=0.0, op0=nl.multiply, op1=nl.add)
+    return sums
+
+
+def keep_where(weights, data, operator, bound):
+    """Weights of a row times 1 where operator(data, bound) holds, times 0 elsewhere; bound: [rows, 1] or a number."""
+    kept = nl.ndarray(weights.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=kept, data=data, op0=operator, operand0=bound, op1=nl.multiply, operand1=weights
+    )
+    return kept
+
+
+def candidate_weights(values, parameters, min_p):
+    """exp((value - best) / temperature) of each candidate that top-k, top-p and min-p keep, in this order; else 0."""
+    rows, count = values.shape
+    inverse, places, share = parameters
+    below_best = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    exponents = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    weights = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=below_best,
+        data=values,
+        op0=nl.subtract,
+        operand0=values[:, 0:1],
+        op1=nl.multiply,
+        operand1=inverse,
+    )
+    nisa.tensor_scalar(dst=exponents, data=below_best, op0=nl.maximum, operand0=LEAST_EXPONENT)
+    nisa.activation(dst=weights, op=nl.exp, data=exponents)
+    place = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=place, pattern=[[1, count]])
+    weights = keep_where(weights, values, nl.greater, MASKED)
+    weights = keep_where(weights, place, nl.less, places)
+    nisa.memset(dst=weights[:, 0:1], value=1.0)
+    sums = cumulative(weights)
+    limit = column(rows)
+    nisa.tensor_tensor(dst=limit, data1=sums[:, count - 1 : count], data2=share, op=nl.multiply)
+    ahead = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ahead[:, 0:1], value=0.0)
+    nisa.tensor_copy(dst=ahead[:, 1:count], src=sums[:, 0 : count - 1])
+    weights = keep_where(weights, ahead, nl.less, limit)
+    return keep_where(weights, weights, nl.greater_equal, min_p)
+
+
+def draw(weights, ids, uniform):
+    """The id of one candidate of each row, [rows, 1]: the first in the order of ids whose cumulative sum is above
+    uniform times the sum of all weights. ids: [rows, K], whole numbers in float32.
+    """
+    rows, count = ids.shape
+    backwards = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=backwards, data=ids, op0=nl.multiply, operand0=-1.0)
+    in_order = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    places = nl.ndarray((rows, count), dtype=nl.uint32, buffer=nl.sbuf)
+    take_largest(in_order, places, backwards, backwards)
+    ordered = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.nc_n_gather(dst=ordered, data=weights, indices=places)
+    sums = cumulative(ordered)
+    drawn = column(rows)
+    nisa.scalar_tensor_tensor(
+        dst=drawn,
+        data=uniform,
+        op0=nl.minimum,
+        operand0=LARGEST_UNIFORM,
+        op1=nl.multiply,
+        operand1=sums[:, count - 1 : count],
+    )
+    behind = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=behind, data=sums, op0=nl.less_equal, operand0=drawn, op1=nl.multiply, operand1=-BEYOND_IDS
+    )
+    negated = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=negated, data1=behind, data2=in_order, op=nl.add)
+    chosen = column(rows)
+    nisa.tensor_reduce(dst=chosen, op=nl.maximum, data=negated, axis=1, negate=True)
+    return chosen
+
+
+def value_of(chosen, ids, values):
+    """The value of the candidate with the chosen id of each row, [rows, 1]."""
+    only = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=only, data=ids, op0=nl.equal, operand0=chosen, op1=nl.multiply, operand1=values
+    )
+    value = column(values.shape[0])
+    nisa.tensor_reduce(dst=value, op=nl.add, data=only, axis=1)
+    return value

@@ -1,0 +1,116 @@
+"""Logits before the choice of a token: bias, penalties for tokens that occurred, and no logit that is not a number.
+
+Tiles are [row * chunk, column], as in top_k.py. Every parameter of a row is a tile [row * chunk, 1].
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.top_k import MISSING
+
+BOUND = 1.0e37
+"""Logits are moved into ± this; a masked one, minus infinity, stays far below MASKED under any penalty."""
+
+
+def load_for_chunks(parameter, chunks):
+    """A parameter [T, 1] of HBM on the partitions of all chunks of its row: [T * chunks, 1]."""
+    rows = parameter.shape[0]
+    tile = nl.ndarray((rows * chunks, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=parameter.ap(pattern=[[1, rows], [0, chunks], [1, 1]]))
+    return tile
+
+
+def load_piece(source, first, size, chunks, padding):
+    """Columns from `first` on of HBM [T, V] as [row * chunk, size] in their dtype; `padding` beyond the last column."""
+    rows, total = source.shape
+    columns = min(total - first, chunks * size)
+    tile = nl.ndarray((rows * chunks, size), dtype=source.dtype, buffer=nl.sbuf)
+    if columns == chunks * size:
+        nisa.dma_copy(dst=tile, src=source[:, first : first + columns])
+    else:
+        nisa.memset(dst=tile, value=padding)
+        for chunk in range(chunks):
+            end = min(columns, (chunk + 1) * size)
+            if chunk * size < end:
+                nisa.dma_copy(
+                    dst=tile[chunk : rows * chunks : chunks, 0 : end - chunk * size],
+                    src=source[:, first + chunk * size : first + end],
+                )
+    return tile
+
+
+def load_parameters(repetition, presence, frequency, chunks):
+    """Parameters of `penalise` for the chunks of each row."""
+    divisor = load_for_chunks(repetition, chunks)
+    factor = nl.ndarray(divisor.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=factor, data=divisor)
+    return divisor, factor, load_for_chunks(presence, chunks), load_for_chunks(frequency, chunks)
+
+
+def bounded(raw):
+    """Logits in float32 within ± BOUND, and where they are not numbers (uint8), which a bound may hide."""
+    logits = nl.ndarray(raw.shape, dtype=nl.float32, buffer=nl.sbuf)
+    missing = nl.ndarray(raw.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=missing, data1=raw, data2=raw, op=nl.not_equal)
+    nisa.tensor_scalar(dst=logits, data=raw, op0=nl.maximum, operand0=-BOUND, op1=nl.minimum, operand1=BOUND)
+    return logits, missing
+
+
+def load_adjusted(sources, parameters, first, size, chunks):
+    """A piece of the adjusted logits, [row * chunk, size]; MISSING where they are no numbers and beyond the last one.
+
+    sources: logits, bias or None, prompt_counts or None, output_counts; parameters: of load_parameters, or None.
+    """
+    logits, bias, prompt_counts, output_counts = sources
+    raw = load_piece(logits, first, size, chunks, float("nan"))
+    if bias is not None:
+        added = nl.ndarray(raw.shape, dtype=nl.float32, buffer=nl.sbuf)
+        extra = load_piece(bias, first, size, chunks, 0.0)
+        nisa.tensor_tensor(dst=added, data1=raw, data2=extra, op=nl.add)
+        raw = added
+    adjusted, missing = bounded(raw)
+    if parameters is not None:
+        counts = load_piece(output_counts, first, size, chunks, 0.0)
+        seen = nl.ndarray(raw.shape, dtype=nl.uint8, buffer=nl.sbuf)
+        if prompt_counts is None:
+            nisa.tensor_scalar(dst=seen, data=counts, op0=nl.greater, operand0=0.0)
+        else:
+            prompt = load_piece(prompt_counts, first, size, chunks, 0.0)
+            nisa.scalar_tensor_tensor(
+                dst=seen, data=prompt, op0=nl.add, operand0=0.0, op1=nl.logical_or, operand1=counts
+            )
+        adjusted = penalise(adjusted, seen, counts, parameters)
+    nisa.tensor_copy_predicated(dst=adjusted, src=MISSING, predicate=missing)
+    return adjusted
+
+
+def penalise(logits, seen, counts, parameters):
+    """Logits of seen tokens divided by the repetition penalty if positive, else multiplied; the others subtracted.
+
+    seen: uint8, 1 for tokens of the prompt and the output. counts: how often a token is in the output.
+    """
+    divisor, factor, presence, frequency = parameters
+    lowered = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
+    raised = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
+    both = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=lowered, data=logits, op0=nl.maximum, operand0=0.0, op1=nl.multiply, operand1=factor
+    )
+    nisa.tensor_scalar(
+        dst=raised, data=logits, op0=nl.minimum, operand0=0.0, op1=nl.multiply, operand1=divisor
+    )
+    nisa.tensor_tensor(dst=both, data1=lowered, data2=raised, op=nl.add)
+    nisa.tensor_copy_predicated(dst=logits, src=both, predicate=seen)
+    there = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=there, data=counts, op0=nl.greater, operand0=0.0, op1=nl.multiply, operand1=presence
+    )
+    fewer = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=fewer, data=counts, op0=nl.multiply, operand0=frequency, op1=nl.add, operand1=there
+    )
+    result = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=result, data1=logits, data2=fewer, op=nl.subtract)
+    return result

@@ -1,0 +1,272 @@
+"""sample: the next token of each row, drawn from its logits, with log-probabilities.
+
+    adjusted  logits + bias, then penalties for tokens that occurred (see Arguments)
+    drawn     from the largest K adjusted logits: the first top_k of them, of these the first whose probability ahead
+              is below top_p, of these those with at least min_p times the probability of the best
+    id        the first in the order of ids whose cumulative sum of weights exp((logit - best) / temperature) is above
+              uniform times their sum
+    log-probabilities  of the adjusted logits over the whole row, before temperature and choice
+
+Dimensions
+    T   rows, one per sequence, up to 128; V columns, this rank's part of the vocabulary, or given candidates;
+    K   candidates rounded up to a multiple of 8; R ranks.
+
+Arguments
+    logits            [T, V] @ HBM, float32 or bfloat16; minus infinity masks a token, NaN is no token
+    uniform           [T, 1] @ HBM, float32, in [0, 1)
+    temperature       [T, 1] @ HBM, float32; 0 takes the largest, of equal ones the lowest id
+    top_k             [T, 1] @ HBM, float32, whole, 1 or more; K or more: all K
+    top_p             [T, 1] @ HBM, float32, above 0; 1 or more: all
+    min_p             [T, 1] @ HBM, float32, 0 to 1; 0: all
+    candidates        compile-time int: the largest K logits of a row are what is drawn from
+    ids               [T, V] @ HBM, int32: the ids of given candidates, best first, as lm_head returns them; else None,
+                      and a column's id is its number plus vocab_offset
+    bias              [T, V] @ HBM, float32, or None: added; minus infinity masks a token
+    prompt_counts     [T, V] @ HBM, float32 or bfloat16, or None: how often each token is in the prompt
+    output_counts     [T, V] @ HBM, float32 or bfloat16, or None: how often each token is in the output
+    repetition        [T, 1] @ HBM, float32, 1/16 to 16, with output_counts: logits of tokens in the prompt or output
+                      are divided by it if positive, else multiplied
+    presence          [T, 1] @ HBM, float32, with output_counts: subtracted for tokens in the output
+    frequency         [T, 1] @ HBM, float32, with output_counts: subtracted as often as a token is in the output
+    vocab_offset      [1, 1] @ HBM, int32, or None: the id of this rank's first column
+    replica_group     nki.collectives.ReplicaGroup with the ranks in the order of their columns, or None for one rank
+    num_ranks         compile-time int: R, the length of this rank's list
+    returns chosen           [T, 1] @ HBM, int32, the same on every rank
+            log_probs        [T, 1] @ HBM, float32: of the chosen tokens
+            top_ids          [T, K] @ HBM, int32: the candidates of all ranks, best first
+            top_log_probs    [T, K] @ HBM, float32; minus infinity for masked ones
+
+Equal draws
+    All sums are taken in float32, one term after the other, best first for top_p and lowest id first for the draw,
+    as sample_reference takes them. Its exp may differ from a chip's by units in the last place. Each moves a
+    cumulative sum by at most K times as much; a uniform number nearer to an edge may draw the neighbour.
+
+Layout
+    Logits as in top_k.py, row and chunk on the partitions; candidates one row per partition.
+
+Tiling
+    for each piece of up to 128 / T chunks of up to CHUNK_COLUMNS columns
+        load, adjust, search, exp and its sum; merge with the largest so far
+    given candidates without penalties and bias are taken as they are
+    K/8 rounds bring the candidates into the order of their ids
+
+Limits
+    T up to 128, K up to V and 1024, R times K up to 8192, given candidates up to 4096; ids below 2^24, because
+    they are compared in float32. Logits beyond 1e37 count as 1e37, and below -1e30 as masked.
+
+Cost
+    HBM: logits and counts once, the results. Vector: K/4 passes over T * V / 128 columns, up to 12 more for bias
+    and penalties. Bound: the search; 20 us for 64 given candidates, most of them latency of some 60 small
+    instructions.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.candidates import find_candidates, given_candidates, over_ranks
+from nki_kernels.draw import candidate_weights, column, draw, prepared, value_of
+from nki_kernels.precision import widened
+from nki_kernels.tiles import MASKED, PARTITIONS, cast, expect_dims, load, load_repeated
+from nki_kernels.top_k import MAX_GATHERED, MISSING, multiple_of_eight
+
+MAX_CANDIDATES = 1024
+"""Candidates of a row that lie in SBUF beside a piece."""
+
+MAX_GIVEN = 4096
+"""Given candidates of a row."""
+
+
+@nki.jit
+def sample(
+    logits,
+    uniform,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    candidates=64,
+    ids=None,
+    bias=None,
+    prompt_counts=None,
+    output_counts=None,
+    repetition=None,
+    presence=None,
+    frequency=None,
+    vocab_offset=None,
+    replica_group=None,
+    num_ranks=1,
+):
+    """The next token of each row and its log-probability, and the candidates with theirs."""
+    check_arguments(logits, uniform, candidates, ids, replica_group, num_ranks)
+    check_penalties(logits, output_counts, prompt_counts, (repetition, presence, frequency))
+    rows = logits.shape[0]
+    keep = multiple_of_eight(candidates)
+    chosen_ids = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.shared_hbm)
+    log_probs = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+    top_ids = nl.ndarray((rows, keep), dtype=nl.int32, buffer=nl.shared_hbm)
+    top_log_probs = nl.ndarray((rows, keep), dtype=nl.float32, buffer=nl.shared_hbm)
+
+    parameters = prepared(load(temperature, nl.float32), load(top_k, nl.float32), load(top_p, nl.float32))
+    least_share = load(min_p, nl.float32)
+    numbers = load(uniform, nl.float32)
+    if ids is not None and bias is None and output_counts is None:
+        values, total = given_candidates(logits, keep)
+        found_ids = load(ids[:, 0:keep], nl.float32)
+    else:
+        penalties = (repetition, presence, frequency)
+        sources = (logits, bias, prompt_counts, output_counts)
+        values, columns, total = find_candidates(sources, penalties, keep)
+        found_ids = ids_of(columns, ids, vocab_offset)
+    if replica_group is not None:
+        values, found_ids, total = over_ranks(values, found_ids, total, replica_group, num_ranks)
+    weights = candidate_weights(values, parameters, least_share)
+    chosen = draw(weights, found_ids, numbers)
+    nisa.dma_copy(dst=chosen_ids, src=cast(chosen, nl.int32))
+    nisa.dma_copy(dst=top_ids, src=cast(found_ids, nl.int32))
+    log_sum = column(rows)
+    nisa.activation(dst=log_sum, op=nl.log, data=total)
+    best = values[:, 0:1]
+    nisa.dma_copy(dst=top_log_probs, src=log_probabilities(values, best, log_sum))
+    nisa.dma_copy(dst=log_probs, src=log_probabilities(value_of(chosen, found_ids, values), best, log_sum))
+    return chosen_ids, log_probs, top_ids, top_log_probs
+
+
+def check_arguments(logits, uniform, candidates, ids, replica_group, num_ranks):
+    """Refuse what sample does not take."""
+    expect_dims(2, logits, "logits [T, V]")
+    rows, columns = logits.shape
+    keep = multiple_of_eight(candidates)
+    assert rows <= PARTITIONS, f"sample takes at most {PARTITIONS} rows, not {rows}"
+    assert uniform.shape == (rows, 1), f"uniform is [{rows}, 1], not {uniform.shape}"
+    assert candidates >= 1, f"candidates is {candidates}; at least 1 is wanted"
+    assert keep <= columns, (
+        f"the largest {keep} ({candidates} candidates, a multiple of 8) of {columns} columns"
+    )
+    assert keep <= MAX_CANDIDATES, f"sample draws from at most {MAX_CANDIDATES} candidates, not {keep}"
+    if ids is not None:
+        assert ids.shape == (rows, columns), f"ids is [{rows}, {columns}], not {ids.shape}"
+        assert columns <= MAX_GIVEN, f"sample takes at most {MAX_GIVEN} given candidates, not {columns}"
+    assert replica_group is not None or num_ranks == 1, f"{num_ranks} ranks, but no replica_group"
+    assert num_ranks * keep <= MAX_GATHERED, (
+        f"{keep} candidates of {num_ranks} ranks are more than {MAX_GATHERED}"
+    )
+
+
+def check_penalties(logits, output_counts, prompt_counts, penalties):
+    """Refuse penalties without counts, counts without penalties, and counts of another shape."""
+    rows, columns = logits.shape
+    if output_counts is None:
+        given = 0 if prompt_counts is None else 1
+        for penalty in penalties:
+            given = given if penalty is None else given + 1
+        assert given == 0, "penalties and prompt_counts need output_counts"
+    else:
+        shape = (rows, columns)
+        assert output_counts.shape == shape, (
+            f"output_counts is [{rows}, {columns}], not {output_counts.shape}"
+        )
+        for penalty in penalties:
+            assert penalty is not None, "output_counts needs repetition, presence and frequency"
+
+
+def ids_of(columns, ids, vocab_offset):
+    """The ids of columns [T, K], in float32: those given, or the columns' numbers from the offset on."""
+    rows, keep = columns.shape
+    if ids is None and vocab_offset is None:
+        return columns
+    result = nl.ndarray((rows, keep), dtype=nl.float32, buffer=nl.sbuf)
+    if ids is None:
+        offset = cast(load_repeated(vocab_offset, rows), nl.float32)
+        nisa.tensor_scalar(dst=result, data=columns, op0=nl.add, operand0=offset)
+    else:
+        places = nl.ndarray((rows, keep), dtype=nl.uint32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=places, src=columns)
+        nisa.nc_n_gather(dst=result, data=load(ids, nl.float32), indices=places)
+    return result
+
+
+def log_probabilities(values, best, log_sum):
+    """Log-probabilities of values [T, n]; minus infinity for masked ones."""
+    result = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
+    masked = nl.ndarray(values.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=result, data=values, op0=nl.subtract, operand0=best, op1=nl.subtract, operand1=log_sum
+    )
+    nisa.tensor_scalar(dst=masked, data=values, op0=nl.less_equal, operand0=MASKED)
+    nisa.tensor_copy_predicated(dst=result, src=float("-inf"), predicate=masked)
+    return result
+
+
+def sample_reference(
+    logits: np.ndarray,
+    uniform: np.ndarray,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    min_p: np.ndarray,
+    candidates: int = 64,
+    ids: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    prompt_counts: np.ndarray | None = None,
+    output_counts: np.ndarray | None = None,
+    repetition: np.ndarray | None = None,
+    presence: np.ndarray | None = None,
+    frequency: np.ndarray | None = None,
+    vocab_offset: np.ndarray | None = None,
+    replica_group: object = None,
+    num_ranks: int = 1,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The same row by row. For several ranks pass the whole logits and the offset 0."""
+    wide = widened(logits) if bias is None else widened(logits) + bias
+    number = wide.dtype.type
+    missing = np.isnan(wide)
+    wide = np.clip(wide, number(-1e37), number(1e37))
+    if output_counts is not None:
+        counts = widened(output_counts)
+        seen = counts + (0 if prompt_counts is None else widened(prompt_counts)) > 0
+        factor = np.where(wide > 0, 1 / repetition, repetition)
+        wide = np.where(seen, wide * factor, wide) - (counts * frequency + (counts > 0) * presence)
+    wide = np.where(missing, number(MISSING), wide)
+    keep = -(-candidates // 8) * 8
+    order = np.argsort(-wide, axis=1, kind="stable")[:, :keep]
+    values = np.take_along_axis(wide, order, axis=1)
+    first = 0 if vocab_offset is None else vocab_offset[0, 0]
+    top_ids = order + first if ids is None else np.take_along_axis(ids, order, axis=1)
+    log_sum = np.log(np.exp(wide - values[:, :1]).sum(axis=1, keepdims=True))
+    top_log_probs = np.where(values > MASKED, values - values[:, :1] - log_sum, -np.inf).astype(wide.dtype)
+    chosen = np.empty((len(wide), 1), np.int64)
+    for row in range(len(wide)):
+        limits = temperature[row, 0], top_k[row, 0], top_p[row, 0], min_p[row, 0]
+        chosen[row] = draw_reference(values[row], top_ids[row], uniform[row, 0], *limits)
+    log_probs = np.take_along_axis(top_log_probs, np.argmax(top_ids == chosen, axis=1)[:, None], axis=1)
+    return chosen.astype(np.int32), log_probs, top_ids.astype(np.int32), top_log_probs
+
+
+def draw_reference(
+    values: np.ndarray,
+    ids: np.ndarray,
+    uniform: np.floating,
+    temperature: np.floating,
+    top_k: np.floating,
+    top_p: np.floating,
+    min_p: np.floating,
+) -> int:
+    """One draw among candidates, best first, with sums in the order of the kernel."""
+    if temperature == 0:
+        return int(ids[0])
+    inverse = 1 / np.maximum(temperature, values.dtype.type(1e-6))
+    weights = np.exp(np.maximum((values - values[0]) * inverse, values.dtype.type(-200)))
+    weights *= (values > MASKED) & (np.arange(len(values)) < top_k)
+    weights[0] = 1
+    sums = np.cumsum(weights)
+    ahead = np.concatenate([sums[:1] * 0, sums[:-1]])
+    weights *= ahead < sums[-1] * (top_p + (top_p >= 1))
+    weights *= weights >= min_p
+    by_id = np.argsort(ids)
+    bounds = np.cumsum(weights[by_id])
+    drawn = np.minimum(uniform, values.dtype.type(1 - 2**-24)) * bounds[-1]
+    return int(ids[by_id[np.searchsorted(bounds, drawn, side="right")]])

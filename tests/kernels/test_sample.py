@@ -1,0 +1,342 @@
+"""sample: the token that an oracle in float64 draws, wherever the uniform number is not too near to an edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from nki.collectives import ReplicaGroup
+
+import nki_kernels as kernels
+import simulate
+from model.sampling import Sampler, SamplingOptions, StepOutput
+from tests.kernels.accuracy import TARGETS, check, compare, in_float64, normal, run
+
+BF16 = ml_dtypes.bfloat16
+EPSILON = 2.0**-24
+"""Half the distance of neighbouring float32 around 1: the relative error of one rounding."""
+
+
+def column(values: Any, rows: int) -> np.ndarray:
+    return np.broadcast_to(np.asarray(values, np.float32).reshape(-1, 1), (rows, 1)).copy()
+
+
+def arguments(
+    logits: np.ndarray,
+    uniform: Any,
+    temperature: Any = 1.0,
+    top_k: Any = 1024,
+    top_p: Any = 1.0,
+    min_p: Any = 0.0,
+    candidates: int = 8,
+) -> tuple[Any, ...]:
+    rows = len(logits)
+    return (logits, *(column(each, rows) for each in (uniform, temperature, top_k, top_p, min_p)), candidates)
+
+
+@dataclass
+class Draw:
+    """What an oracle draws, and how near any of its decisions was, as a share of all weights."""
+
+    token: int
+    margin: float
+
+
+def draw(logits: np.ndarray, limits: tuple[float, ...], keep: int) -> Draw:
+    """One row in float64, by sorting pairs: no sum or search is shared with the kernel or its reference."""
+    uniform, temperature, top_k, top_p, min_p = limits
+    best = sorted((-float(value), token) for token, value in enumerate(logits) if value > -1e30)[:keep]
+    if temperature == 0:
+        return Draw(best[0][1], 1.0)
+    weights = [(np.exp((best[0][0] - value) / temperature), token) for value, token in best[: int(top_k)]]
+    whole, ahead, kept, margin = sum(weight for weight, _ in weights), 0.0, [], 1.0
+    for weight, token in weights:
+        if top_p < 1 and ahead:
+            margin = min(margin, abs(ahead / whole - top_p))
+        if min_p:
+            margin = min(margin, abs(weight - min_p) if weight < 1 else 1.0)
+        if (top_p >= 1 or ahead < top_p * whole) and weight >= min_p:
+            kept.append((token, weight))
+        ahead += weight
+    total, below, found = sum(weight for _, weight in kept), 0.0, -1
+    for token, weight in sorted(kept):
+        below += weight / total
+        margin = min(margin, abs(below - uniform)) if found >= 0 or below < 1 - 1e-9 else margin
+        if found < 0 and below > uniform:
+            found = token
+    return Draw(found if found >= 0 else sorted(kept)[-1][0], margin)
+
+
+def tolerance(given: tuple[Any, ...]) -> float:
+    """How far rounding moves a cumulative sum, as a share of it.
+
+    An exponent has at most 200 in size where its weight counts and three roundings; exp adds two units in the last
+    place, each of K sums one rounding, the product with the uniform number one.
+    """
+    temperature = given[2][given[2] > 0].min(initial=1.0)
+    finite = given[0][np.isfinite(given[0].astype(np.float32))].astype(np.float64)
+    exponent = min(90.0, float(np.ptp(finite)) / temperature) if len(finite) else 0.0
+    return EPSILON * (3 * exponent + 4 + 2 * given[6] + 1)
+
+
+def check_draws(given: tuple[Any, ...], target: str = "trn2") -> int:
+    """Compare every row that is away from an edge; how many there were."""
+    chosen, log_probs, top_ids, top_log_probs = run(kernels.sample, given, target)
+    logits, rows, keep = in_float64(given[0]), len(given[0]), -(-given[6] // 8) * 8
+    assert chosen.dtype == top_ids.dtype == np.int32 and chosen.shape == log_probs.shape == (rows, 1)
+    order = np.argsort(-np.where(np.isnan(logits), -np.inf, logits), axis=1, kind="stable")[:, :keep]
+    assert np.array_equal(top_ids, order)
+    compared = 0
+    for row in range(rows):
+        limits = tuple(float(each[row, 0]) for each in given[1:6])
+        expected = draw(logits[row], limits, keep)
+        if expected.margin > tolerance(given):
+            assert chosen[row, 0] == expected.token, (row, limits, expected)
+            compared += 1
+        place = top_ids[row].tolist().index(chosen[row, 0])
+        assert log_probs[row, 0] == top_log_probs[row, place]
+    return compared
+
+
+def mixed(rows: int, columns: int, dtype: Any = np.float32, candidates: int = 16) -> tuple[Any, ...]:
+    """Rows with parameters of every kind beside each other."""
+    random = np.random.default_rng(rows * columns)
+    return arguments(
+        normal(columns, rows, columns, dtype=dtype, scale=3.0),
+        random.random(rows),
+        random.choice([0.0, 0.3, 1.0, 2.5], rows),
+        random.choice([1, 3, 16, 1000], rows),
+        random.choice([0.3, 0.9, 1.0], rows),
+        random.choice([0.0, 0.05, 1.0], rows),
+        candidates,
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_draws_like_the_oracle_on_every_chip(target: str, dtype: type) -> None:
+    assert check_draws(mixed(40, 300, dtype), target) > 30
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1, 16), (127, 129), (128, 127), (2, 4100), (3, 513), (5, 40000), (64, 9000)]
+)
+def test_rows_and_columns_of_any_number(rows: int, columns: int) -> None:
+    assert check_draws(mixed(rows, columns)) > 0.6 * rows
+
+
+@pytest.mark.parametrize("candidates", [1, 8, 9, 64, 200])
+def test_any_number_of_candidates(candidates: int) -> None:
+    assert check_draws(mixed(20, 200, candidates=candidates)) > 12
+
+
+@pytest.mark.parametrize(("rows", "columns", "candidates"), [(3, 1000, 64), (128, 5000, 16), (2, 70000, 24)])
+def test_equal_logits_come_lowest_id_first(rows: int, columns: int, candidates: int) -> None:
+    """Few whole numbers, each many times; long chunks are searched in groups."""
+    logits = np.random.default_rng(4).integers(0, 5, (rows, columns)).astype(np.float32)
+    chosen, _, top_ids, _ = run(kernels.sample, arguments(logits, 0.5, 0.0, candidates=candidates))
+    order = np.argsort(-logits, axis=1, kind="stable")
+    assert np.array_equal(top_ids, order[:, :candidates])
+    assert np.array_equal(chosen, order[:, :1])
+
+
+def test_log_probabilities_are_as_near_as_those_of_numpy() -> None:
+    given = mixed(7, 3000)
+    outputs = check(kernels.sample, kernels.sample_reference, given, "trn1")
+    exact = in_float64(given[0])
+    exact = exact - np.log(np.exp(exact).sum(axis=1, keepdims=True))
+    truth = np.take_along_axis(exact, outputs[2], axis=1)
+    compare(outputs[3], truth, truth.astype(np.float32))
+
+
+def test_the_same_as_the_sampler_of_the_host() -> None:
+    """The host's numbers are rounded to float32, which moves a draw by less than the tolerance."""
+    logits = normal(9, 1, 64, scale=2.0)[0]
+    rows, compared = 128, 0
+    for options in (
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_k": 12},
+        {"temperature": 1.3, "top_k": 50, "top_p": 0.7},
+        {"temperature": 1.0},
+    ):
+        seeds = range(rows)
+        numbers = [np.random.Generator(np.random.Philox(seed)).random() for seed in seeds]
+        limits = options["temperature"], options.get("top_k", 1024), options.get("top_p", 1.0)
+        given = arguments(np.tile(logits, (rows, 1)), numbers, *limits, candidates=64)
+        chosen = run(kernels.sample, given)[0][:, 0]
+        for seed in seeds:
+            if draw(logits, (numbers[seed], *limits, 0.0), 64).margin > tolerance(given) + EPSILON:
+                token = Sampler(SamplingOptions(**options, seed=seed)).choose(StepOutput(logits))
+                assert chosen[seed] == token
+                compared += 1
+    assert compared > 480
+
+
+def test_draws_follow_the_probabilities() -> None:
+    """Pearson's statistic of 2,560 draws of eight tokens, of which 24.3 is passed once in a thousand seeds."""
+    logits, rows = normal(12, 1, 40, scale=1.5), 128
+    random, counts = np.random.default_rng(13), np.zeros(40)
+    for _ in range(20):
+        given = arguments(np.tile(logits, (rows, 1)), random.random(rows), 1.4)
+        counts += np.bincount(run(kernels.sample, given)[0][:, 0], minlength=40)
+    kept = np.argsort(-logits[0])[:8]
+    weights = np.exp(logits[0, kept].astype(np.float64) / 1.4)
+    expected = counts.sum() * weights / weights.sum()
+    assert counts[kept].sum() == 20 * rows
+    assert ((counts[kept] - expected) ** 2 / expected).sum() < 24.3
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24, 1.0])
+def test_masked_tokens_are_never_chosen(uniform: float) -> None:
+    logits = normal(14, 4, 700)
+    logits[0, 5:] = -np.inf
+    logits[1, :699] = -np.inf  # all but the last
+    logits[2, 3:] = np.nan  # padding
+    logits[3, ::2] = -1e4
+    logits[3, 1::2] = np.nan
+    given = arguments(logits, uniform, [1.0, 1.0, 50.0, 1.0], candidates=16)
+    chosen, log_probs, _, top_log_probs = run(kernels.sample, given)
+    assert chosen[0, 0] < 5 and chosen[1, 0] == 699 and chosen[2, 0] < 3 and chosen[3, 0] % 2 == 0
+    assert np.isfinite(log_probs).all() and log_probs[1, 0] == 0
+    assert np.array_equal(np.isfinite(top_log_probs).sum(axis=1), [5, 1, 3, 16])
+
+
+def test_large_and_equal_logits() -> None:
+    """A best logit of ±10,000 beside others 1 lower, and rows of one value."""
+    logits = np.concatenate([normal(15, 2, 300) * 1e4, np.full((2, 300), -1e4), np.zeros((2, 300))]).astype(
+        np.float32
+    )
+    logits[2:4, 7] += 1
+    given = arguments(logits, [0.1, 0.9, 0.2, 0.9, 0.26, 0.74], [1.0, 0.0, 1.0, 0.5, 1.0, 1e-3], candidates=8)
+    assert check_draws(given) == 6
+    assert np.isfinite(run(kernels.sample, given)[1]).all()
+
+
+def test_the_number_one_draws_the_last_token() -> None:
+    """Rounded to float32, a number below 1 can be 1."""
+    given = arguments(normal(16, 1, 64), 1.0, candidates=8)
+    assert run(kernels.sample, given)[0][0, 0] == np.argsort(-given[0][0])[:8].max()
+
+
+def penalties(rows: int, columns: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(17)
+    return {
+        "bias": random.choice([0, 0, 0, 1.5, -np.inf], (rows, columns)).astype(np.float32),
+        "prompt_counts": (random.random((rows, columns)) < 0.2).astype(BF16),
+        "output_counts": random.choice([0, 0, 1, 3], (rows, columns)).astype(np.float32),
+        "repetition": column(random.choice([0.8, 1.0, 1.3], rows), rows),
+        "presence": column(random.choice([0.0, 0.5, -0.5], rows), rows),
+        "frequency": column(random.choice([0.0, 0.2], rows), rows),
+    }
+
+
+def adjusted(logits: np.ndarray, given: dict[str, np.ndarray]) -> np.ndarray:
+    """Token by token in float64, as vLLM describes its parameters."""
+    result = np.array(logits, np.float64)
+    for (row, token), value in np.ndenumerate(result):
+        value += given["bias"][row, token] if "bias" in given else 0
+        times = given["output_counts"][row, token]
+        if times > 0 or ("prompt_counts" in given and given["prompt_counts"][row, token] > 0):
+            factor = float(given["repetition"][row, 0])
+            value = value / factor if value > 0 else value * factor
+        value -= given["presence"][row, 0] * (times > 0) + given["frequency"][row, 0] * times
+        result[row, token] = value
+    return result
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("left_out", [(), ("bias",), ("prompt_counts",)])
+def test_bias_and_penalties(target: str, left_out: tuple[str, ...]) -> None:
+    given = mixed(6, 1100)
+    options = {name: each for name, each in penalties(6, 1100).items() if name not in left_out}
+    outputs = simulate.World(target).launch(kernels.sample, [(given, options)]).outputs[0]
+    exact = adjusted(given[0], options)
+    order = np.argsort(-exact, axis=1, kind="stable")[:, :16]
+    assert np.array_equal(outputs[2], order)
+    truth = np.take_along_axis(exact - np.log(np.exp(exact).sum(axis=1, keepdims=True)), order, axis=1)
+    plain = kernels.sample_reference(*given, **options)
+    compare(outputs[3], truth, plain[3])
+    assert np.array_equal(outputs[0], plain[0])
+
+
+def test_a_step_from_the_candidates_of_lm_head() -> None:
+    x, head = normal(20, 5, 64), normal(21, 64, 900)
+    logits, values, ids = run(
+        kernels.lm_head, (x, np.ones((1, 64), np.float32), head, 1e-5, 16, np.int32([[100]]))
+    )
+    numbers = np.random.default_rng(22).random(5)
+    whole = (*arguments(logits, numbers, 0.7, candidates=16), None)
+    from_all = (
+        simulate.World("trn2")
+        .launch(kernels.sample, [(whole, {"vocab_offset": np.int32([[100]])})])
+        .outputs[0]
+    )
+    for given in ((*arguments(values, numbers, 0.7, candidates=16), ids),):
+        from_candidates = run(kernels.sample, given)
+        assert np.array_equal(from_candidates[0], from_all[0])
+        assert np.array_equal(from_candidates[2], from_all[2])
+    none = {name: each for name, each in penalties(5, 16).items() if name != "bias"}
+    none |= {"repetition": column(1.0, 5), "presence": column(0.0, 5), "frequency": column(0.0, 5)}
+    searched = simulate.World("trn2").launch(kernels.sample, [(given, none)]).outputs[0]
+    assert all(np.array_equal(one, other) for one, other in zip(searched, from_candidates))
+
+
+@pytest.mark.parametrize("cuts", [[100], [64, 300, 650]])
+def test_every_rank_draws_what_one_rank_draws(cuts: list[int]) -> None:
+    given = mixed(9, 700)
+    edges = [0, *cuts, 700]
+    ranks = len(edges) - 1
+    shards = [
+        (
+            (given[0][:, a:b].copy(), *given[1:]),
+            {
+                "vocab_offset": np.int32([[a]]),
+                "replica_group": ReplicaGroup([list(range(ranks))]),
+                "num_ranks": ranks,
+            },
+        )
+        for a, b in pairwise(edges)
+    ]
+    alone = run(kernels.sample, given)
+    place = np.spacing(np.abs(alone[3]).max())
+    for output in simulate.World("trn2", ranks=ranks).launch(kernels.sample, shards).outputs:
+        assert np.array_equal(output[0], alone[0])
+        assert np.array_equal(output[2], alone[2])
+        assert np.abs(output[3] - alone[3]).max() <= 2 * place  # the sums of exp are added in another order
+
+
+def test_refuses_what_does_not_fit() -> None:
+    given = arguments(normal(23, 2, 24), 0.5, candidates=24)
+    counts = {"output_counts": np.zeros((2, 24), np.float32)}
+    every = counts | {name: column(1.0, 2) for name in ("repetition", "presence", "frequency")}
+    launch = simulate.World("trn2").launch
+    launch(kernels.sample, [(given, every)])
+    for arguments_, options, sentence in (
+        ((*given[:6], 25), {}, r"the largest 32 \(25 candidates, a multiple of 8\) of 24 columns"),
+        ((*given[:6], 0), {}, "candidates is 0; at least 1 is wanted"),
+        ((given[0], given[1][:1], *given[2:]), {}, r"uniform is \[2, 1\], not \(1, 1\)"),
+        (given, {"ids": np.zeros((2, 8), np.int32)}, r"ids is \[2, 24\], not \(2, 8\)"),
+        (given, counts, "output_counts needs repetition, presence and frequency"),
+        (given, {"presence": column(1.0, 2)}, "penalties and prompt_counts need output_counts"),
+        (given, every | {"output_counts": np.zeros((2, 23), np.float32)}, r"output_counts is \[2, 24\]"),
+        (given, {"num_ranks": 2}, "2 ranks, but no replica_group"),
+    ):
+        with pytest.raises(AssertionError, match=sentence):
+            launch(kernels.sample, [(arguments_, options)])
+
+
+@pytest.mark.parametrize("candidates", [64, 1024])
+def test_the_largest_sizes_fit_on_the_smallest_chip(candidates: int) -> None:
+    def empty(columns: int = 1) -> np.ndarray:
+        return np.empty((128, columns), np.float32)
+
+    given = (empty(9000), *(empty() for _ in range(5)), candidates, None, *(empty(9000) for _ in range(3)))
+    launch = simulate.World("trn1").launch
+    launch(kernels.sample, [((*given, empty(), empty(), empty()), {})], mode=simulate.Mode.dry)
+    too_many = (np.empty((129, 2000), np.float32), *given[1:6], candidates)
+    with pytest.raises(AssertionError, match="sample takes at most 128 rows, not 129"):
+        launch(kernels.sample, [(too_many, {})], mode=simulate.Mode.dry)
