@@ -60,7 +60,6 @@ from nki_kernels.tiles import BANK, PARTITIONS, cast, expect_dims, load_repeated
 from nki_kernels.top_k import (
     MAX_GATHERED,
     MERGED_CHUNKS,
-    MISSING,
     chunks_of_a_row,
     collect,
     gather_ranks,
@@ -106,7 +105,7 @@ def lm_head(
     padding = padding_operands(rows, chunks)
     offset = cast(load_repeated(vocab_offset, rows), nl.float32)
     cuts = pieces(columns, chunks, CHUNK_COLUMNS, keep)
-    room = keep + chunks * min(keep, CHUNK_COLUMNS)
+    room = keep + MERGED_CHUNKS * keep
     waiting = None
     for i in range(len(cuts)):
         first, size = cuts[i]
@@ -166,7 +165,8 @@ def check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, 
 def finish_logits(logits, sums, chunks, softcap):
     """Store a piece of the logits [T, n] @ HBM from sums [row * chunk, column], capped if asked; return what to search.
 
-    The search goes on in PSUM where it can, so that it does not wait until the logits are stored.
+    The search goes on in PSUM where it can, so that it does not wait until the logits are stored. A cap lifts padding
+    to its lower bound, where equal logits come first: their columns are lower.
     """
     scores = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
     if softcap is None:
@@ -185,17 +185,7 @@ def finish_logits(logits, sums, chunks, softcap):
             if chunk * size < end:
                 source = scores[chunk:lanes:chunks, 0 : end - chunk * size]
                 nisa.dma_copy(dst=logits[:, chunk * size : end], src=source)
-    if softcap is None:
-        return sums
-    if columns == chunks * size:
-        return scores
-    padding = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-    padded = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=padding, data=sums, op0=nl.less, operand0=MISSING / 2, op1=nl.multiply, operand1=MISSING
-    )
-    nisa.tensor_tensor(dst=padded, data1=scores, data2=padding, op=nl.add)
-    return padded
+    return sums if softcap is None else scores
 
 
 def with_offset(columns, offset):

@@ -259,7 +259,9 @@ def draw_reference(
     if temperature == 0:
         return int(ids[0])
     inverse = 1 / np.maximum(temperature, values.dtype.type(1e-6))
-    weights = np.exp(np.maximum((values - values[0]) * inverse, values.dtype.type(-200)))
+    with np.errstate(over="ignore"):  # a quotient of minus infinity is a weight of 0
+        exponents = (values - values[0]) * inverse
+    weights = np.exp(np.maximum(exponents, values.dtype.type(-200)))
     weights *= (values > MASKED) & (np.arange(len(values)) < top_k)
     weights[0] = 1
     sums = np.cumsum(weights)

@@ -316,6 +316,7 @@ def _heads() -> list[Case]:
         _searched("trn1", *given(128, 8, 400, 130), ranks=2),
         _searched("trn1", *given(3, 172, 601, 9, 5), options=(2.0, normal(5, 1, 172), 1.0)),
         _searched("trn2", *given(3, 40, 64, 9), options=(0.5,)),
+        _searched("trn2", *given(2, 1000, 2300, 9)),
     ]
 
 
@@ -328,44 +329,70 @@ def _drawn(
     ranks: int = 1,
     given: bool = False,
 ) -> Case:
-    """sample with parameters of every kind, and as `adjusted` names bias, prompt counts and output counts."""
+    """sample with parameters of every kind, and as `adjusted` names bias, prompt counts and output counts.
+
+    The first rows have equal logits, where numbers lie on edges; then all are masked, all but three are missing, and
+    weights are tiny beside the best, with the number 0.
+    """
     rng = np.random.default_rng(rows + columns)
 
     def column(*choices: float) -> np.ndarray:
         return rng.choice(choices, (rows, 1)).astype(np.float32)
 
-    logits = normal(21, rows, columns, scale=3.0)
-    limits = column(0.0, 0.5, 1.5), column(1, 5, 99), column(0.5, 0.9, 1.0), column(0.0, 0.1)
-    plain = (logits, rng.random((rows, 1)).astype(np.float32), *limits, candidates)
+    logits, numbers = normal(21, rows, columns, scale=3.0), rng.random((rows, 1)).astype(np.float32)
+    limits = [column(0.0, 0.5, 1.5), column(1, 5, 99), column(0.5, 0.9, 1.0), column(0.0, 0.1)]
+    if rows > 20:
+        logits[:8], logits[8], logits[9, 3:], logits[10] = 0, -np.inf, np.nan, 5 * logits[10]
+        numbers[:11, 0] = *np.arange(5) / 4, 0.25, 0.5, 0.75, 0.5, 0.5, 0.0
+        for limit, values in zip(limits, (0, 99, 1, 0)):
+            limit[:5] = limit[10] = values
+        limits[0][1:5] = limits[0][10] = 1
     ids = rng.permuted(np.tile(np.arange(0, 3 * columns, 3, dtype=np.int32), (rows, 1)), axis=1)
     counts = rng.choice((0, 0, 1, 2), (2, rows, columns)).astype(np.float32)
     bias = normal(22, rows, columns) if "bias" in adjusted else None
     prompt, output = (counts[i] if word in adjusted else None for i, word in enumerate(("prompt", "output")))
     penalties = (None,) * 3 if output is None else (column(0.8, 1.3), column(0.0, 0.7), column(0.1, 0.4))
     extra = (ids if given else None, bias, prompt, output, *penalties)
+    offset = None if given or not adjusted else np.int32([[100001]])
     if given and not adjusted:
-        plain = (-np.sort(-logits, axis=1), *plain[1:])
-    if ranks == 1:
-        offset = np.int32([[1000]]) if adjusted and not given else None
-        return _alone("sample", target, *plain, *extra, offset)
-    group, width = ReplicaGroup([list(range(ranks))]), columns // ranks
+        logits = -np.sort(-logits, axis=1)
+    whole = (logits, numbers, *limits, candidates, *extra, offset)
+    plain = nki_kernels.sample_reference(*copied(whole))
+    exact = nki_kernels.sample_reference(*(in_float64(argument) for argument in whole))
+    group, width = (ReplicaGroup([list(range(ranks))]), ranks) if ranks > 1 else (None, 1), columns // ranks
     shards = tuple(
-        (logits[:, i : i + width].copy(), *plain[1:], *extra, np.int32([[i]]), group, ranks)
+        (logits[:, i : i + width].copy(), *whole[1:-1], np.int32([[i]]) if ranks > 1 else offset, *group)
         for i in range(0, columns, width)
     )
-    return _alone("sample", target, whole=(*plain, *extra), ranks=shards)
+
+    def judge(outputs: Outputs) -> None:
+        for output in outputs:
+            for got, truth, same_dtype in zip(output, exact, plain):
+                assert got.dtype == same_dtype.dtype
+                if got.dtype.kind == "i":
+                    assert np.array_equal(got, same_dtype)
+                else:
+                    masked = np.isinf(same_dtype)
+                    assert np.array_equal(np.isinf(got), masked)
+                    compare(
+                        *(np.where(masked, each.dtype.type(0), each) for each in (got, truth, same_dtype))
+                    )
+
+    return Case("sample", target, shards, judge)
 
 
 def _samples() -> list[Case]:
     return [
-        _drawn("trn1", 5, 41, 9),
-        _drawn("trn2", 6, 700, 16, "bias prompt output"),
+        _drawn("trn1", 64, 41, 9),
+        _drawn("trn2", 33, 700, 16, "bias prompt output"),
         _drawn("trn3", 6, 600, 16, "output"),
-        _drawn("trn2", 7, 24, 24, given=True),
-        _drawn("trn1", 7, 50, 24, "output", given=True),
+        _drawn("trn2", 64, 2000, 24, given=True),
+        _drawn("trn1", 30, 50, 24, "output", given=True),
         _drawn("trn2", 3, 6001, 24),
         _drawn("trn1", 66, 5000, 16),
-        _drawn("trn2", 4, 600, 8, ranks=2),
+        _drawn("trn2", 1, 33000, 16),
+        _drawn("trn2", 24, 600, 8, ranks=3),
+        _drawn("trn2", 128, 1000, 200),
     ]
 
 
