@@ -1,92 +1,138 @@
-"""attention_prefill: causal attention of a prompt with itself, and the caches filled with its keys and values.
+"""attention_prefill: attention of the new tokens of some sequences, and the caches filled with their keys and values.
 
-    o[t, h] = sum over s <= t of softmax over s (scale * q[t, h] . k[s, g]) * v[s, g],   g = h // (Hq / Hk)
+    o[t, h] = sum over s of softmax over s (scale * q[t, h] . k[s, g]) * v[s, g],   g = h // (Hq / Hk)
+    s runs over the tokens of t's own sequence: s <= t if `causal`, and t - s < window if there is one
 
 Dimensions
-    T   tokens of the prompt; D head size; Hq query heads; Hk key/value heads, each serving Hq/Hk query heads;
-    S   positions that the caches hold.
+    T   tokens of B sequences, L = T / B of each, one sequence behind the other; D head size; Hq query heads;
+    Hk  key/value heads, each serving Hq/Hk query heads; S positions that the caches hold.
 
 Arguments
     q             [T, Hq * D] @ HBM, float32 or bfloat16
-    k, v          [T, Hk * D] @ HBM, q's dtype
-    k_cache       [1, Hk, D, S] @ HBM, any float dtype; positions 0 … T-1 are written
-    v_cache       [1, Hk, S, D] @ HBM, any float dtype; positions 0 … T-1 are written
+    k, v          [T, Hk * D] @ HBM, q's dtype; without `causal` they may have another number of rows (cross attention)
+    k_cache       [B, Hk, D, S] @ HBM, any float dtype; positions 0 … L-1 are written
+    v_cache       [B, Hk, S, D] @ HBM, any float dtype; positions 0 … L-1 are written
     scale         compile-time float > 0, usually D ** -0.5
     num_kv_heads  compile-time int or None; Hk, as the caches have it
+    window        compile-time int or None
+    causal        compile-time bool
     returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches
 
 Layout
-    Scores are [query, key]: queries on the partitions, so that the softmax runs along the free dim. For that, queries
-    and keys are transposed to [D, t], which is also the layout of the key cache. The value cache has keys first, as
-    the second product takes them. For that product the weights of the softmax are transposed to [key, query].
+    Scores are [query, key]: their maximum is a reduction along the free dim, and exp takes it as a bias. The product
+    with the values contracts over keys, so it takes the weights as [key, query]: DMA transposes them. Queries and keys
+    are transposed to [D, t] on their way from HBM. The values have a column of ones, which makes the sum of the weights
+    a column of the product. Padded tokens may be NaN or infinite: such elements of k and v count as 0.
 
 Tiling
-    for each key/value head: its keys [D, T] and values [key, T/128, D] stay in SBUF
-        for 128 queries, for each query head of the group
-            for 512 keys up to the diagonal, with an online softmax: running maximum, sum and output are corrected
-            when the maximum grows
-    The causal mask is one tile, added to the 128 x 128 block on the diagonal; blocks above it are never computed.
+    for each sequence and key/value head: its keys and values stay in SBUF (prefill_keys)
+        for 128 queries, one head after the other, short sequences with several heads side by side (prefill_plan)
+            for a span of up to 8192 keys (4096 on gen2 and in float32): the scores go to SBUF in float32, and with them
+            the maximum. It is exact, so any finite scores are safe; only several spans take an online softmax.
+            exp, transposes, products (prefill_tiles)
+    Steps of about four tiles overlap in the order that prefill_order explains. Blocks of 128 x 128 scores that a mask
+    empties are skipped; those that it cuts get it by a matmul with an identity (prefill_masks).
+
+    In bfloat16 the DMA engines transpose seven ninths of the weights. For the rest the Tensor engine computes the
+    scores again, as [key, query], and adds minus the maximum by a matmul of three rows; their exp needs no transpose.
+    Both ways give a row the same shift, so they add up. They do while the float32 sums of the two products agree to far
+    better than the range of exp: for scores up to 1e7.
 
 Limits
-    D up to 128; T up to S and up to 8192 (keys and values of one head in SBUF).
+    D up to 128, even ones up to 256; L up to S and up to 8192.
 
 Cost
-    HBM: q, k, o once, v twice (once straight into the cache), T rows of each cache once. Tensor engine: T^2 Hq D
-    multiplications twice, half of them skipped, plus a transpose of the weights. Bound: the Tensor engine for long
-    prompts, the chain of small instructions for short ones.
+    HBM: q, k, v and o once, L rows of each cache once. Tensor engine: 2 L^2 D B Hq multiplications, half of them
+    skipped if causal, and a sixth more. Four engines are busy: of 1256 us for L = 8192 the Tensor engine works 1112,
+    the Vector engine 1193, the Scalar engine 1075 and the DMAs 1198. Predicted for D = 128, Hk = 1 in bfloat16 on
+    trn2, in microseconds in program order and scheduled: Hq = 4: L = 2048 108 and 104, 4096 335 and 329, 8192 1271 and
+    1256, which are 51 and 53, 65 and 66, 69 and 70 % of the floor; Hq = 1: L = 8192 354 and 346, 62 and 63 %.
+
+    What was tried, for L = 4096 in program order: a running maximum and rescaling for every 512 keys with transposes
+    on the Tensor engine, 2463; all transposes by DMA, 395; an eighth of them on the Tensor engine, whose results the
+    Scalar engine copies, 353.
 """
 
 from __future__ import annotations
 
 import nki
-import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
 from nki_kernels.precision import widened
-from nki_kernels.softmax import exponentials, running_bias
-from nki_kernels.tiles import BANK, MASKED, PARTITIONS, expect_dims, load, load_blocks, transposed
+from nki_kernels.prefill_keys import (
+    LOADED_BLOCKS,
+    Head,
+    allocate,
+    load_new_keys,
+    load_new_values,
+    load_queries,
+    row_range,
+    store_new,
+)
+from nki_kernels.prefill_order import Agenda, issue, note, score_span
+from nki_kernels.prefill_plan import Case, all_queries, spans_of
+from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
 MAX_TOKENS = 8192
+MAX_DEPTH = 256
 
 
 @nki.jit
 def attention_prefill(
-    q, k, v, k_cache: nt.mutable_tensor, v_cache: nt.mutable_tensor, scale, num_kv_heads=None
+    q,
+    k,
+    v,
+    k_cache: nt.mutable_tensor,
+    v_cache: nt.mutable_tensor,
+    scale,
+    num_kv_heads=None,
+    window=None,
+    causal=True,
 ):
-    """Causal attention of a prompt with itself; its keys and values are written to the caches."""
-    check_heads(q, k, v, k_cache, v_cache, scale, num_kv_heads)
-    tokens, width = q.shape
-    _, kv_heads, depth, capacity = k_cache.shape
-    assert tokens <= capacity, f"a prompt of {tokens} tokens does not fit into caches of {capacity} positions"
-    assert tokens <= MAX_TOKENS, f"attention_prefill takes at most {MAX_TOKENS} tokens, not {tokens}"
-    group = width // (kv_heads * depth)
-    o = nl.ndarray((tokens, width), dtype=q.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=v_cache[0, :, 0:tokens, :], src=v.reshape((tokens, kv_heads, depth)).permute((1, 0, 2)))
-    mask = causal_mask(min(tokens, PARTITIONS))
-    for head in range(kv_heads):
-        keys = transposed_keys(k[:, head * depth : (head + 1) * depth])
-        nisa.dma_copy(dst=k_cache[0, head, :, 0:tokens], src=keys)
-        values = load_blocks(v[:, head * depth : (head + 1) * depth], v.dtype)
-        start = head * group * depth
-        end = start + group * depth
-        for first in range(0, tokens, PARTITIONS):
-            last = min(tokens, first + PARTITIONS)
-            queries = transposed(load(q[first:last, start:end], q.dtype), depth)
-            result = nl.ndarray((last - first, group * depth), dtype=q.dtype, buffer=nl.sbuf)
-            for member in range(group):
-                attend(
-                    result[:, member * depth : (member + 1) * depth],
-                    queries[:, member, :],
-                    keys,
-                    values,
-                    first,
-                    mask,
-                    scale,
-                )
-            nisa.dma_copy(dst=o[first:last, start:end], src=result)
-    return o, k_cache, v_cache
+    """Attention of new tokens with each other; their keys and values are written to the caches."""
+    check_prefill(q, k, v, k_cache, v_cache, scale, num_kv_heads, window, causal)
+    case = Case(q, k, k_cache, v_cache, scale, causal, window)
+    work = all_queries(case)
+    agenda = Agenda()
+    head = None
+    loaded = 0
+    time = 0
+    for i in range(len(work)):
+        queries = work[i]
+        while loaded < min(len(work), i + case.tuning.queries_ahead):
+            load_queries(case, work[loaded], q)
+            loaded = loaded + 1
+        if head is None or head.sequence != queries.sequence or head.number != queries.head:
+            if not case.two_heads_fit:
+                issue(agenda, case, None)
+            head = Head(queries.sequence, queries.head)
+            load_head(case, head, k, v)
+            note_stores(case, agenda, head, time)
+        for span in spans_of(case, queries):
+            span.head = head
+            time = score_span(agenda, case, span, time)
+    issue(agenda, case, None)
+    return case.o, k_cache, v_cache
+
+
+def load_head(case, head, k, v):
+    """Load all keys and values of a head."""
+    allocate(case, head)
+    count = blocks(case.new_keys)
+    for first in range(0, count, LOADED_BLOCKS):
+        load_new_keys(case, head, k, first)
+    for first in range(0, count, LOADED_BLOCKS):
+        load_new_values(case, head, v, first)
+
+
+def note_stores(case, agenda, head, time):
+    """Note the writes to the caches: late enough not to hold up the DMAs that others wait for."""
+    for first in range(0, blocks(case.new_keys), LOADED_BLOCKS):
+        _, end = row_range(case, first)
+        time = time + case.tuning.cache_after
+        note(agenda, time, store_new, head, first, end)
 
 
 def check_heads(q, k, v, k_cache, v_cache, scale, num_kv_heads):
@@ -112,99 +158,39 @@ def check_heads(q, k, v, k_cache, v_cache, scale, num_kv_heads):
     assert scale > 0, f"scale is {scale}; the running maximum needs a positive one"
 
 
-def causal_mask(rows):
-    """A tile [rows, rows] of 0 where key <= query and MASKED where key > query."""
-    zeros = nl.ndarray((rows, rows), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=zeros, value=0.0)
-    mask = nl.ndarray((rows, rows), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.affine_select(
-        dst=mask,
-        pattern=[[-1, rows]],
-        channel_multiplier=1,
-        on_true_tile=zeros,
-        on_false_value=MASKED,
-        cmp_op=nl.greater_equal,
+def check_prefill(q, k, v, k_cache, v_cache, scale, num_kv_heads, window, causal):
+    """Refuse what this kernel does not compute."""
+    expect_dims(2, q, "q [T, Hq * D]")
+    expect_dims(2, k, "k [T, Hk * D]")
+    expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
+    sequences, kv_heads, depth, capacity = k_cache.shape
+    assert num_kv_heads is None or num_kv_heads == kv_heads, (
+        f"{num_kv_heads} key/value heads, caches for {kv_heads}"
     )
-    return mask
-
-
-def transposed_keys(k):
-    """The keys of one head, [T, D] @ HBM, as [D, T] @ SBUF."""
-    tokens, depth = k.shape
-    rows = load_blocks(k, k.dtype)
-    keys = nl.ndarray((depth, tokens), dtype=k.dtype, buffer=nl.sbuf)
-    for start in range(0, tokens, BANK):
-        end = min(tokens, start + BANK)
-        bank = nl.ndarray((depth, end - start), dtype=k.dtype, buffer=nl.psum)
-        for first in range(start, end, PARTITIONS):
-            last = min(end, first + PARTITIONS)
-            nisa.nc_transpose(
-                dst=bank[:, first - start : last - start],
-                data=rows[0 : last - first, first // PARTITIONS, :],
-            )
-        nisa.tensor_copy(dst=keys[:, start:end], src=bank)
-    return keys
-
-
-def attend(result, query, keys, values, first, mask, scale):
-    """Attention of up to 128 queries [D, rows] of one head, from token `first` on, into result [rows, D].
-
-    Online softmax over blocks of keys: when a block raises the running maximum, the sums so far are scaled down.
-    """
-    depth, rows = query.shape
-    end = first + rows
-    bias = None
-    total = None
-    output = None
-    for start in range(0, end, BANK):
-        stop = min(end, start + BANK)
-        scores = nl.ndarray((rows, stop - start), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(dst=scores, stationary=query, moving=keys[:, start:stop], accumulate=False)
-        if stop == end:
-            diagonal = scores[:, first - start : stop - start]
-            nisa.tensor_tensor(dst=diagonal, data1=diagonal, data2=mask[0:rows, 0:rows], op=nl.add)
-        new_bias = running_bias(scores, scale, bias)
-        weights, block_total = exponentials(scores, scale, new_bias, query.dtype)
-        product = weighted_values(weights, values, start // PARTITIONS)
-        if bias is None:
-            total = block_total
-            output = product
-            if stop < end:
-                # Two operands of one instruction may not both lie in PSUM.
-                output = nl.ndarray((rows, depth), dtype=nl.float32, buffer=nl.sbuf)
-                nisa.tensor_copy(dst=output, src=product)
-        else:
-            correction = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.activation(dst=correction, op=nl.exp, data=bias, bias=new_bias, scale=-1.0)
-            scale_and_add(total, correction, block_total)
-            scale_and_add(output, correction, product)
-        bias = new_bias
-    inverse = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.reciprocal(dst=inverse, data=total)
-    nisa.tensor_scalar(dst=result, data=output, op0=nl.multiply, operand0=inverse)
-
-
-def weighted_values(weights, values, first_block):
-    """weights [rows, n] times values [key in block, block, D] from a block on: [rows, D] in PSUM."""
-    rows, count = weights.shape
-    by_key = transposed(weights)
-    product = nl.ndarray((rows, values.shape[2]), dtype=nl.float32, buffer=nl.psum)
-    for block in range(by_key.shape[1]):
-        used = min(PARTITIONS, count - block * PARTITIONS)
-        nisa.nc_matmul(
-            dst=product,
-            stationary=by_key[0:used, block, :],
-            moving=values[0:used, first_block + block, :],
-            accumulate=block > 0,
-        )
-    return product
-
-
-def scale_and_add(tile, scale, addend):
-    """tile = tile * scale + addend, with scale [rows, 1]."""
-    nisa.scalar_tensor_tensor(
-        dst=tile, data=tile, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=addend
+    assert depth <= MAX_DEPTH and (depth <= PARTITIONS or depth % 2 == 0), (
+        f"attention_prefill takes head sizes up to {PARTITIONS}, and even ones up to {MAX_DEPTH}, not {depth}"
     )
+    assert v_cache.shape == (sequences, kv_heads, capacity, depth), (
+        f"v_cache is [{sequences}, {kv_heads}, {capacity}, {depth}] beside k_cache {k_cache.shape}, not {v_cache.shape}"
+    )
+    assert q.shape[0] % sequences == 0, f"{q.shape[0]} tokens do not divide into {sequences} sequences"
+    tokens = k.shape[0] // sequences
+    assert k.shape[1] == kv_heads * depth and (k.shape[0] == q.shape[0] or not causal), (
+        f"k is [{q.shape[0]}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
+    )
+    assert k.shape[0] % sequences == 0, f"{k.shape[0]} keys do not divide into {sequences} sequences"
+    assert v.shape == k.shape, f"k is {k.shape}, v is {v.shape}"
+    assert q.shape[1] % k.shape[1] == 0, f"q has rows of {q.shape[1]}, no multiple of k's {k.shape[1]}"
+    assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
+    assert q.dtype == nl.float32 or q.dtype == nl.bfloat16, (
+        f"attention_prefill takes float32 or bfloat16, not {q.dtype}"
+    )
+    assert scale > 0, f"scale is {scale}; the running maximum needs a positive one"
+    assert window is None or (causal and window > 0), (
+        f"a window of {window} tokens needs causal attention and at least 1"
+    )
+    assert tokens <= capacity, f"a prompt of {tokens} tokens does not fit into caches of {capacity} positions"
+    assert tokens <= MAX_TOKENS, f"attention_prefill takes at most {MAX_TOKENS} tokens, not {tokens}"
 
 
 def attention_prefill_reference(
@@ -215,18 +201,24 @@ def attention_prefill_reference(
     v_cache: np.ndarray,
     scale: float,
     num_kv_heads: int | None = None,
+    window: int | None = None,
+    causal: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Softmax of the whole masked score matrix in float32; the caches are updated in place."""
-    _, kv_heads, depth, _ = k_cache.shape
-    tokens = q.shape[0]
-    k_cache[0, :, :, :tokens] = k.reshape(tokens, kv_heads, depth).transpose(1, 2, 0)
-    v_cache[0, :, :tokens, :] = v.reshape(tokens, kv_heads, depth).transpose(1, 0, 2)
-    queries = widened(q).reshape(tokens, kv_heads, -1, depth)
-    keys = widened(k).reshape(tokens, kv_heads, depth)
-    values = widened(v).reshape(tokens, kv_heads, depth)
-    scores = np.einsum("thgd,shd->hgts", queries, keys) * queries.dtype.type(scale)
-    scores = np.where(np.tri(tokens, dtype=bool), scores, -np.inf)
+    """Softmax of the whole masked score matrix in float32, sequence by sequence; the caches are updated in place."""
+    sequences, kv_heads, depth, _ = k_cache.shape
+    group = q.shape[1] // (kv_heads * depth)
+    queries = widened(q).reshape(sequences, -1, kv_heads, group, depth).transpose(0, 2, 3, 1, 4)
+    keys, values = (each.reshape(sequences, -1, kv_heads, depth).transpose(0, 2, 1, 3) for each in (k, v))
+    tokens, count = queries.shape[3], keys.shape[2]
+    k_cache[..., :count] = keys.transpose(0, 1, 3, 2)
+    v_cache[:, :, :count] = values
+    scores = queries @ widened(keys)[:, :, None].swapaxes(-1, -2) * queries.dtype.type(scale)
+    distance = np.arange(tokens)[:, None] - np.arange(count)
+    hidden = distance < (0 if causal else -count)
+    if window is not None:
+        hidden |= distance >= window
+    scores = np.where(hidden, -np.inf, scores)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    o = np.einsum("hgts,shd->thgd", weights, values)
-    return o.reshape(q.shape).astype(q.dtype), k_cache, v_cache
+    o = weights @ widened(values)[:, :, None]
+    return o.transpose(0, 3, 1, 2, 4).reshape(q.shape).astype(q.dtype), k_cache, v_cache

@@ -1,4 +1,4 @@
-"""The two steps of a softmax over the free dim that both attention kernels share.
+"""The two steps of a softmax over the free dim, for decode attention.
 
 A row's maximum is subtracted before exp, which takes the form exp(scale * score + bias) of one activation
 with bias = -scale * maximum. So the maximum is kept negated and scaled: a running bias is a running minimum.

@@ -187,7 +187,7 @@ class Attention:
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Softmax over all earlier positions; exponentials relative to the largest score of all.
 
-        In a prompt of more than 512 tokens the kernel rounds exponentials relative to the largest score so far.
+        In a prompt of more than 4,096 tokens the kernel rounds exponentials relative to the largest score so far.
         """
         own, names = self.heads, self.tensors
         normed = self.norm.reference(x, numpy)

@@ -119,7 +119,7 @@ def attention_prefill(tokens: int, heads: int, kv: int, length: int, predicted_u
     return Work(
         kernels.attention_prefill,
         arguments,
-        {"q": 1, "k": 1, "v": 2},
+        {"q": 1, "k": 1, "v": 1},
         q.nbytes + k.nbytes + v.nbytes,
         predicted_us,
     )
@@ -185,7 +185,7 @@ REALISTIC = (
     rmsnorm(1024, 4096, 58.0),
     qkv_projection(1024, 4096, 512, 128, 95.0),
     rope(1024, 4, 128, 8192, 28.9),
-    attention_prefill(1024, 4, 1, 2048, 205.8),
+    attention_prefill(1024, 4, 1, 2048, 48.6),
     attention_decode(4, 1, 8192, 57.8),
     output_projection(1024, 512, 4096, 71.6),
     mlp(1024, 4096, 1792, 625.4),

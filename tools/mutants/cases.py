@@ -516,9 +516,20 @@ def _largest() -> list[Case]:
         ),
         dry("mlp", empty(1100, 8), empty(1, 8), empty(8, 520), empty(8, 520), empty(520, 8), EPS),
         dry(
-            "attention_decode", *_prompt(1, 128, 8, 128), empty(8, 128, 8192), empty(8, 8192, 128), place, 0.1
+            "attention_decode",
+            *_prompt(1, 128, 8, 128),
+            empty(1, 8, 128, 8192),
+            empty(1, 8, 8192, 128),
+            place,
+            0.1,
         ),
-        dry("attention_prefill", *_prompt(4200, 1, 1, 128), empty(1, 128, 4200), empty(1, 4200, 128), 0.1),
+        dry(
+            "attention_prefill",
+            *_prompt(4200, 1, 1, 128),
+            empty(1, 1, 128, 4200),
+            empty(1, 1, 4200, 128),
+            0.1,
+        ),
         dry("lm_head", rows[:128, :512].copy(), empty(1, 512), empty(512, 33000), EPS, 64, offset, None),
     ]
 

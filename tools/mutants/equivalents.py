@@ -51,7 +51,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "what is done again reads nothing that it writes, and sums begin anew, so it writes the same bytes": (
         "*.* duplicate: transpose_into(*",
         "attention_decode.attention_decode duplicate: write_row(*",
-        "attention_prefill.attention_prefill duplicate: attend(*",
         "rmsnorm.rmsnorm duplicate: nisa.dma_copy(dst=y[first:last, :], src=rms_normalised(*",
         "rope.rotate duplicate: nisa.tensor_tensor(dst=with_*",
         "softmax.exponentials duplicate: nisa.activation(*",
@@ -62,24 +61,16 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "attention_decode.own_part duplicate: nisa.affine_select(dst=whole*",
         "attention_decode.own_part swap: nisa.affine_select(*",
     ),
-    "MASKED twice, or rounded, is as far below any score; 0 stays 0": (
-        "attention_prefill.attend duplicate: nisa.tensor_tensor(dst=diagonal*",
-        "attention_prefill.causal_mask dtype: (rows, rows) dtype=nl.float32 -> nl.bfloat16*",
-    ),
     "two instructions that write two halves of a tile and read neither": (
         "rope.rotate swap: nisa.tensor_tensor(dst=target*",
     ),
     "the PSUM tile is fresh, so None overwrites with the first product and adds the others, as the flag said": (
-        "attention_prefill.attend accumulate: accumulate=False -> None",
-        "attention_prefill.weighted_values accumulate: * -> None",
         "tiles.multiply accumulate: * -> None",
     ),
     "the other branch is the general one; this one only saves its instructions": (
         "attention_decode.block_diagonal_queries condition: if kv_heads == 1 -> False",
     ),
     "a copy more, of the same values": (
-        "attention_prefill.attend arithmetic: stop < end -> stop <= end",
-        "attention_prefill.attend condition: if stop < end -> True",
         "tiles.cast condition: if tile.dtype == dtype -> False",
         "tiles.load_blocks condition: if matrix.dtype != dtype -> True*",
     ),

@@ -1,0 +1,138 @@
+"""Keys and values of one key/value head of one sequence in SBUF, as attention_prefill multiplies them.
+
+Keys lie [d, block, part of d, key]: a head of more than 128 dims is contracted in two parts. Values lie [key, block,
+D + 1]: the last column holds ones, so that the product with the weights of a softmax has their sum beside it. Blocks
+have 128 keys. Blocks of cached positions come first, padded to whole ones, then those of the new tokens.
+
+Keys and values of padded tokens may be NaN or infinite. Those elements become 0, since a weight of 0 does not keep
+them out of a product. The caches get what the products take.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.tiles import PARTITIONS, blocks
+
+LOADED_BLOCKS = 8
+"""Blocks of keys or values that one DMA brings: 256 KiB of a head of 128 dims in bfloat16."""
+
+
+class Head(nl.NKIObject):
+    """A key/value head of a sequence; once loaded, keys [part of D, block, part, 128], values [128, block, D + 1]."""
+
+    def __init__(self, sequence, number):
+        self.sequence = sequence
+        self.number = number
+        self.keys = None
+        self.values = None
+
+
+def allocate(case, head):
+    """Tiles for the keys and values of a head; the values' column of ones is filled."""
+    count = blocks(case.keys)
+    shape = (case.part_depth, count, case.parts, PARTITIONS)
+    head.keys = nl.ndarray(shape, dtype=case.dtype, buffer=nl.sbuf)
+    head.values = nl.ndarray((PARTITIONS, count, case.depth + 1), dtype=case.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=head.values[:, :, case.depth : case.depth + 1], value=1.0)
+
+
+def load_queries(case, queries, q):
+    """Queries as a tile [part of D, head, part, query], transposed by DMA."""
+    first = queries.sequence * case.queries + queries.first
+    width = case.group * case.depth
+    source = q[first : first + queries.count, queries.head * width : (queries.head + 1) * width]
+    shape = (case.part_depth, case.group, case.parts, queries.count)
+    queries.tile = nl.ndarray(shape, dtype=case.dtype, buffer=nl.sbuf)
+    nisa.dma_transpose(dst=queries.tile, src=source.reshape_dim(1, (case.group, case.parts, case.part_depth)))
+
+
+def load_new_keys(case, head, k, first):
+    """Load up to LOADED_BLOCKS blocks of new keys, from block `first` of them on, transposed by DMA."""
+    start, end = row_range(case, first)
+    columns = k[:, head.number * case.depth : (head.number + 1) * case.depth]
+    base = head.sequence * case.new_keys
+    at = case.prefix // PARTITIONS + first
+    full = (end - start) // PARTITIONS
+    split = start + full * PARTITIONS
+    if full > 0:
+        source = columns[base + start : base + split].reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2))
+        nisa.dma_transpose(
+            dst=head.keys[:, at : at + full], src=source.reshape_dim(2, (case.parts, case.part_depth))
+        )
+        clean(head.keys[:, at : at + full])
+    if end > split:
+        source = columns[base + split : base + end].reshape_dim(1, (1, case.parts, case.part_depth))
+        short = head.keys[:, at + full : at + full + 1, :, 0 : end - split]
+        nisa.dma_transpose(dst=short, src=source)
+        clean(short)
+
+
+def load_new_values(case, head, v, first):
+    """Load up to LOADED_BLOCKS blocks of new values, from block `first` of them on."""
+    start, end = row_range(case, first)
+    columns = v[:, head.number * case.depth : (head.number + 1) * case.depth]
+    base = head.sequence * case.new_keys
+    at = case.prefix // PARTITIONS + first
+    full = (end - start) // PARTITIONS
+    split = start + full * PARTITIONS
+    if full > 0:
+        tile = head.values[:, at : at + full, 0 : case.depth]
+        source = columns[base + start : base + split].reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2))
+        nisa.dma_copy(dst=tile, src=source)
+        clean(tile)
+    if end > split:
+        tile = head.values[0 : end - split, at + full, 0 : case.depth]
+        nisa.dma_copy(dst=tile, src=columns[base + split : base + end])
+        clean(tile)
+
+
+def row_range(case, first):
+    """First row, and the row after the last, of the blocks that one DMA brings."""
+    start = first * PARTITIONS
+    return start, min(case.new_keys, start + LOADED_BLOCKS * PARTITIONS)
+
+
+def clean(tile):
+    """Set elements that are NaN or infinite to 0.
+
+    0 * x == 0 tells finite elements. The bits of the tile, as integers, are multiplied by that 0 or 1: a product with
+    the element itself would keep a NaN. 16-bit integers are exact in the float32 of the engines, 32-bit ones on GpSimd.
+    """
+    integer = nl.int16 if tile.dtype == nl.bfloat16 else nl.int32
+    finite = nl.ndarray(tile.shape, dtype=integer, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=finite, data=tile, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0)
+    bits = tile.view(integer)
+    nisa.tensor_tensor(dst=bits, data1=bits, data2=finite, op=nl.multiply, engine=nisa.engine.gpsimd)
+
+
+def store_new(case, head, first, end):
+    """Write new keys and values, from block `first` of them up to a row, to the caches, from position 0 on."""
+    start = first * PARTITIONS
+    at = case.prefix // PARTITIONS + first
+    split = start + (end - start) // PARTITIONS * PARTITIONS
+    keys = case.k_cache[head.sequence, head.number]
+    values = case.v_cache[head.sequence, head.number]
+    full = (split - start) // PARTITIONS
+    for part in range(case.parts):
+        rows = keys[part * case.part_depth : (part + 1) * case.part_depth]
+        if full > 0:
+            nisa.dma_copy(
+                dst=rows[:, start:split], src=head.keys[:, at : at + full, part], engine=nisa.engine.sync
+            )
+        if end > split:
+            nisa.dma_copy(
+                dst=rows[:, split:end],
+                src=head.keys[:, at + full, part, 0 : end - split],
+                engine=nisa.engine.sync,
+            )
+    if full > 0:
+        rows = values[start:split].reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2))
+        nisa.dma_copy(dst=rows, src=head.values[:, at : at + full, 0 : case.depth], engine=nisa.engine.sync)
+    if end > split:
+        nisa.dma_copy(
+            dst=values[split:end],
+            src=head.values[0 : end - split, at + full, 0 : case.depth],
+            engine=nisa.engine.sync,
+        )

@@ -1,0 +1,164 @@
+"""attention_prefill: what batches, masks, head sizes, large scores and padded tokens must not change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nki_kernels as kernels
+import simulate
+from tests.kernels.accuracy import TARGETS, check, compare, copied, in_float64, normal, run
+
+BF16 = ml_dtypes.bfloat16
+PREFILL = (kernels.attention_prefill, kernels.attention_prefill_reference)
+
+
+def arguments(
+    tokens: int, heads: int, kv_heads: int, depth: int, sequences: int = 1, dtype: Any = np.float32
+) -> tuple[Any, ...]:
+    """q, k, v, caches of as many positions as a sequence has tokens, and scale."""
+    q, k, v = (
+        normal(seed, tokens, count * depth, dtype=dtype)
+        for seed, count in enumerate((heads, kv_heads, kv_heads))
+    )
+    positions = tokens // sequences
+    k_cache = normal(8, sequences, kv_heads, depth, positions, dtype=dtype)
+    v_cache = normal(9, sequences, kv_heads, positions, depth, dtype=dtype)
+    return q, k, v, k_cache, v_cache, depth**-0.5
+
+
+def options(given: tuple[Any, ...], window: int | None = None, causal: bool = True) -> tuple[Any, ...]:
+    """Arguments up to the last one."""
+    return (*given, None, window, causal)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_tiles_of_all_keys_on_every_chip(target: str, dtype: type) -> None:
+    """Longest tiles of several steps of each kind; in bfloat16 some scores are computed twice."""
+    check(*PREFILL, arguments(1300, 1, 1, 16, dtype=dtype), target)
+
+
+@pytest.mark.parametrize("tokens", [127, 128, 129, 300])
+def test_sequences_together_equal_each_alone(tokens: int) -> None:
+    given = arguments(2 * tokens, 4, 2, 32, 2)
+    together = run(kernels.attention_prefill, given, "trn2")
+    for i in range(2):
+        rows = slice(i * tokens, (i + 1) * tokens)
+        parts = [each[rows] for each in given[:3]] + [each[i : i + 1] for each in given[3:5]]
+        alone = run(kernels.attention_prefill, (*parts, given[5]), "trn2")
+        assert np.array_equal(together[0][rows], alone[0])
+        for cache, own in zip(together[1:], alone[1:]):
+            assert np.array_equal(cache[i : i + 1], own)
+
+
+@pytest.mark.parametrize("tokens", [8, 31, 33, 64])
+def test_short_sequences_with_several_heads_on_the_partitions(tokens: int) -> None:
+    check(*PREFILL, arguments(3 * tokens, 4, 1, 16, 3), "trn2")
+
+
+@pytest.mark.parametrize("window", [1, 5, 127, 128, 129, 200, 256, 300, 1000])
+def test_windows_of_any_size(window: int) -> None:
+    check(*PREFILL, options(arguments(400, 2, 1, 16), window), "trn2")
+
+
+def test_windows_with_scores_computed_twice() -> None:
+    check(*PREFILL, options(arguments(1280, 1, 1, 16, dtype=BF16), 1024), "trn2")
+
+
+@pytest.mark.parametrize("keys", [1, 127, 128, 129, 300])
+def test_every_token_sees_every_key_without_causal(keys: int) -> None:
+    q = arguments(140, 4, 2, 16, 2)[0]
+    _, k, v, *rest = arguments(2 * keys, 4, 2, 16, 2)
+    check(*PREFILL, options((q, k, v, *rest), None, False), "trn2")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("depth", [130, 192, 256])
+def test_heads_in_two_parts(depth: int, dtype: type) -> None:
+    check(*PREFILL, arguments(129, 2, 1, depth, dtype=dtype), "trn2")
+
+
+def close(given: tuple[Any, ...]) -> None:
+    """Compare one launch with the reference in float64."""
+    outputs = run(kernels.attention_prefill, given, "trn2")
+    truth = kernels.attention_prefill_reference(*(in_float64(each) for each in given))
+    plain = kernels.attention_prefill_reference(*copied(given))
+    for output, exact, same_dtype in zip(outputs, truth, plain):
+        compare(output, exact, same_dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("largest", [1e2, 1e4])
+def test_scores_of_any_size_and_sign(largest: float, dtype: type) -> None:
+    """Random ones; a single large one among very small ones, first, in the middle and last; equal ones of both signs.
+
+    Tiles of 640 keys have a block whose scores are computed twice.
+    """
+    q, k, v, *rest = arguments(640, 1, 1, 128, dtype=dtype)
+    factor = (largest * 128**0.5) ** 0.5
+    close(((q * factor).astype(dtype), (k / 3 * factor).astype(dtype), v, *rest))
+    one = np.zeros_like(q)
+    one[:, 0] = factor
+    for place in (0, 300, 639):
+        keys = -one
+        keys[place] = one[place]
+        close((one, keys, v, *rest))
+    close((one, one, v, *rest))
+    close((one, -one, v, *rest))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("padding", [np.nan, np.inf, -np.inf])
+def test_padded_tokens_do_not_reach_others(padding: float, dtype: type) -> None:
+    given = arguments(600, 2, 1, 32, 2, dtype=dtype)
+    clean = run(kernels.attention_prefill, given, "trn2")
+    padded = copied(given)
+    for each in padded[:3]:
+        each.reshape(2, 300, -1)[:, 200:] = padding
+    result = run(kernels.attention_prefill, padded, "trn2")
+    rows = [each[0].reshape(2, 300, -1)[:, :200] for each in (clean, result)]
+    assert np.array_equal(*rows)
+
+
+def test_largest_sizes_fit_on_the_smallest_chip_in_both_dtypes() -> None:
+    """Planned and placed without computing numbers; a launch refuses tiles that do not fit."""
+    for dtype in (np.float32, BF16):
+        q, k, v = (np.empty((8192, width), dtype) for width in (256, 256, 256))
+        cache = np.empty((1, 2, 128, 8192), dtype), np.empty((1, 2, 8192, 128), dtype)
+        world = simulate.World("trn1")
+        world.launch(kernels.attention_prefill, [((q, k, v, *cache, 0.1), {})], mode=simulate.Mode.dry)
+
+
+def test_refuses_what_it_does_not_compute_and_takes_the_next() -> None:
+    given = arguments(6, 2, 1, 8, 2)
+    q, k, v, *rest = given
+    for wrong, sentence in (
+        (options((q[:5], k, v, *rest)), "5 tokens do not divide into 2 sequences"),
+        (options((q[:4], k, v, *rest)), r"k is \[4, 8\] for 1 heads of 8, not \(6, 8\)"),
+        (options(given, 0), "a window of 0 tokens needs causal attention and at least 1"),
+        (options(given, 3, False), "a window of 3 tokens needs causal attention and at least 1"),
+        (options(arguments(4, 2, 1, 129)), "head sizes up to 128, and even ones up to 256, not 129"),
+        (options(arguments(4, 2, 1, 258)), "head sizes up to 128, and even ones up to 256, not 258"),
+    ):
+        with pytest.raises(AssertionError, match=sentence):
+            run(kernels.attention_prefill, wrong)
+    run(kernels.attention_prefill, options(given, 1))
+    run(kernels.attention_prefill, options((q[:4], k, v, *rest), None, False))
+
+
+def test_reference_agrees_with_torch() -> None:
+    torch = pytest.importorskip("torch", reason="torch is the independent reference of the references")
+    given = [in_float64(each) for each in arguments(74, 6, 2, 16, 2)]
+    heads = [torch.from_numpy(each.copy()).reshape(2, 37, -1, 16).transpose(1, 2) for each in given[:3]]
+    distance = np.arange(37)[:, None] - np.arange(37)
+    for window, causal in ((None, True), (5, True), (None, False)):
+        seen = (distance >= 0) & (distance < (window or 37)) if causal else np.ones((37, 37), bool)
+        truth = torch.nn.functional.scaled_dot_product_attention(
+            *heads, attn_mask=torch.from_numpy(seen), scale=given[5], enable_gqa=True
+        )
+        own = kernels.attention_prefill_reference(*copied(given), None, window, causal)[0]
+        assert np.allclose(own, truth.transpose(1, 2).reshape(74, -1).numpy(), rtol=1e-12, atol=1e-12)
