@@ -1,20 +1,30 @@
-"""attention_prefill: attention of the new tokens of some sequences, and the caches filled with their keys and values.
+"""attention_prefill: attention of the new tokens of some sequences with cached ones and each other; fills the caches.
 
-    o[t, h] = sum over s of softmax over s (scale * q[t, h] . k[s, g]) * v[s, g],   g = h // (Hq / Hk)
-    s runs over the tokens of t's own sequence: s <= t if `causal`, and t - s < window if there is one
+    o[t, h] = sum over s of softmax over s (score[t, h, s]) * v[s, g],   g = h // (Hq / Hk)
+    score[t, h, s] = scale * q[t, h] . k[s, g], with a soft cap c: c * tanh(that / c)
+    s runs over the valid cached positions and the new tokens of t's own sequence: up to t if `causal`, and less than
+    `window` before t if there is one. A sink is a logit of its head that takes part in the sum of the softmax only.
 
 Dimensions
     T   tokens of B sequences, L = T / B of each, one sequence behind the other; D head size; Hq query heads;
-    Hk  key/value heads, each serving Hq/Hk query heads; S positions that the caches hold.
+    Hk  key/value heads, each serving Hq/Hk query heads; S positions of a contiguous cache;
+    P   pages of a paged cache, of `page` positions each; N pages of a sequence.
 
 Arguments
     q             [T, Hq * D] @ HBM, float32 or bfloat16
     k, v          [T, Hk * D] @ HBM, q's dtype; without `causal` they may have another number of rows (cross attention)
-    k_cache       [B, Hk, D, S] @ HBM, any float dtype; positions 0 … L-1 are written
-    v_cache       [B, Hk, S, D] @ HBM, any float dtype; positions 0 … L-1 are written
+    k_cache       [B, Hk, D, S] or paged [P, page, Hk, D] @ HBM, any float dtype
+    v_cache       [B, Hk, S, D] or paged [P, page, Hk, D] @ HBM, any float dtype
     scale         compile-time float > 0, usually D ** -0.5
     num_kv_heads  compile-time int or None; Hk, as the caches have it
+    positions     [T, 1] int32 @ HBM; that of a sequence's first token is how many cached positions are valid
+    prefix        compile-time int, a bucket: so many cached positions are read. 0: none, and the new tokens have the
+                  positions of a contiguous cache from 0 on
+    slots         [T, 1] int32 @ HBM: number of a page * page + offset, where a paged cache takes each new token
+    block_tables  [B, N] int32 @ HBM: pages of each sequence, in order
     window        compile-time int or None
+    softcap       compile-time float or None
+    sinks         [1, Hq] float32 @ HBM or None
     causal        compile-time bool
     returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches
 
@@ -22,7 +32,8 @@ Layout
     Scores are [query, key]: their maximum is a reduction along the free dim, and exp takes it as a bias. The product
     with the values contracts over keys, so it takes the weights as [key, query]: DMA transposes them. Queries and keys
     are transposed to [D, t] on their way from HBM. The values have a column of ones, which makes the sum of the weights
-    a column of the product. Padded tokens may be NaN or infinite: such elements of k and v count as 0.
+    a column of the product. Padded tokens may be NaN or infinite: such elements of k and v count as 0. Cached positions
+    that are not valid may hold anything (prefill_cached).
 
 Tiling
     for each sequence and key/value head: its keys and values stay in SBUF (prefill_keys)
@@ -33,24 +44,27 @@ Tiling
     Steps of about four tiles overlap in the order that prefill_order explains. Blocks of 128 x 128 scores that a mask
     empties are skipped; those that it cuts get it by a matmul with an identity (prefill_masks).
 
-    In bfloat16 the DMA engines transpose seven ninths of the weights. For the rest the Tensor engine computes the
+    In bfloat16 the DMA engines transpose three quarters of the weights. For the rest the Tensor engine computes the
     scores again, as [key, query], and adds minus the maximum by a matmul of three rows; their exp needs no transpose.
     Both ways give a row the same shift, so they add up. They do while the float32 sums of the two products agree to far
     better than the range of exp: for scores up to 1e7.
 
 Limits
-    D up to 128, even ones up to 256; L up to S and up to 8192.
+    D up to 128, even ones up to 256; L up to S and up to 8192; prefix + L up to 8192, in bfloat16 16384; pages of 1, 2,
+    4 … 128 positions.
 
 Cost
     HBM: q, k, v and o once, L rows of each cache once. Tensor engine: 2 L^2 D B Hq multiplications, half of them
-    skipped if causal, and a sixth more. Four engines are busy: of 1256 us for L = 8192 the Tensor engine works 1112,
-    the Vector engine 1193, the Scalar engine 1075 and the DMAs 1198. Predicted for D = 128, Hk = 1 in bfloat16 on
-    trn2, in microseconds in program order and scheduled: Hq = 4: L = 2048 108 and 104, 4096 335 and 329, 8192 1271 and
-    1256, which are 51 and 53, 65 and 66, 69 and 70 % of the floor; Hq = 1: L = 8192 354 and 346, 62 and 63 %.
+    skipped if causal, and a sixth more; the Vector engine reads each score once, the Scalar engine takes one exp of it,
+    and DMA transposes three quarters of the weights. The four are busy at the same time; for L = 8192 the Vector engine
+    alone takes 1190 us. Predicted for D = 128, Hk = 1 in bfloat16 on trn2, in microseconds in program order and
+    scheduled, and as a share of the floor (FLOP at 78.6 TFLOP/s): Hq = 4: L = 2048 101 and 99 (54 and 55 %), 4096 329
+    and 327 (67 %), 8192 1248 and 1234 (70 and 71 %).
 
     What was tried, for L = 4096 in program order: a running maximum and rescaling for every 512 keys with transposes
     on the Tensor engine, 2463; all transposes by DMA, 395; an eighth of them on the Tensor engine, whose results the
-    Scalar engine copies, 353.
+    Scalar engine copies, 353. The share of scores on GpSimd (exp as a power) or evacuated by the Scalar engine changed
+    nothing: the DMAs and the Tensor engine are the next bounds.
 """
 
 from __future__ import annotations
@@ -61,6 +75,7 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.precision import widened
+from nki_kernels.prefill_cached import Cached, load_cached, store_new
 from nki_kernels.prefill_keys import (
     LOADED_BLOCKS,
     Head,
@@ -69,13 +84,13 @@ from nki_kernels.prefill_keys import (
     load_new_values,
     load_queries,
     row_range,
-    store_new,
 )
 from nki_kernels.prefill_order import Agenda, issue, note, score_span
-from nki_kernels.prefill_plan import Case, all_queries, spans_of
+from nki_kernels.prefill_plan import Case, all_queries, prepare, spans_of
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
 MAX_TOKENS = 8192
+MAX_KEYS = 16384
 MAX_DEPTH = 256
 
 
@@ -88,43 +103,72 @@ def attention_prefill(
     v_cache: nt.mutable_tensor,
     scale,
     num_kv_heads=None,
+    positions=None,
+    prefix=0,
+    slots=None,
+    block_tables=None,
     window=None,
+    softcap=None,
+    sinks=None,
     causal=True,
 ):
-    """Attention of new tokens with each other; their keys and values are written to the caches."""
-    check_prefill(q, k, v, k_cache, v_cache, scale, num_kv_heads, window, causal)
-    case = Case(q, k, k_cache, v_cache, scale, causal, window)
+    """Attention of new tokens with cached ones and each other; their keys and values are written to the caches."""
+    case = Case(q, k, v, k_cache, v_cache, scale, causal)
+    case.positions = positions
+    case.cached = prefix
+    case.slots = slots
+    case.block_tables = block_tables
+    case.window = window
+    case.softcap = softcap
+    case.sinks = sinks
+    check_prefill(case, num_kv_heads)
+    prepare(case)
+    attend(case)
+    return case.o, k_cache, v_cache
+
+
+def attend(case):
+    """Issue the steps of all tiles; queries and heads are loaded ahead of them."""
     work = all_queries(case)
     agenda = Agenda()
     head = None
+    cached = None
     loaded = 0
     time = 0
     for i in range(len(work)):
         queries = work[i]
-        while loaded < min(len(work), i + case.tuning.queries_ahead):
-            load_queries(case, work[loaded], q)
-            loaded = loaded + 1
+        if loaded == 0:
+            load_queries(case, queries)
+            loaded = 1
         if head is None or head.sequence != queries.sequence or head.number != queries.head:
             if not case.two_heads_fit:
                 issue(agenda, case, None)
+            if case.cached > 0 and (head is None or head.sequence != queries.sequence):
+                cached = Cached(case, queries.sequence)
             head = Head(queries.sequence, queries.head)
-            load_head(case, head, k, v)
+            load_head(case, head, cached)
             note_stores(case, agenda, head, time)
+            case.filling = False
+        while loaded < min(len(work), i + case.tuning.queries_ahead):
+            load_queries(case, work[loaded])
+            loaded = loaded + 1
+        queries.cached = cached
         for span in spans_of(case, queries):
             span.head = head
             time = score_span(agenda, case, span, time)
     issue(agenda, case, None)
-    return case.o, k_cache, v_cache
 
 
-def load_head(case, head, k, v):
-    """Load all keys and values of a head."""
+def load_head(case, head, cached):
+    """Load all keys and values of a head; the first new key takes the place of cached ones that are not valid."""
     allocate(case, head)
     count = blocks(case.new_keys)
     for first in range(0, count, LOADED_BLOCKS):
-        load_new_keys(case, head, k, first)
+        load_new_keys(case, head, first)
+    for first in range(0, case.prefix // PARTITIONS, LOADED_BLOCKS):
+        load_cached(case, head, cached, first)
     for first in range(0, count, LOADED_BLOCKS):
-        load_new_values(case, head, v, first)
+        load_new_values(case, head, first)
 
 
 def note_stores(case, agenda, head, time):
@@ -158,24 +202,35 @@ def check_heads(q, k, v, k_cache, v_cache, scale, num_kv_heads):
     assert scale > 0, f"scale is {scale}; the running maximum needs a positive one"
 
 
-def check_prefill(q, k, v, k_cache, v_cache, scale, num_kv_heads, window, causal):
+def check_prefill(case, num_kv_heads):
     """Refuse what this kernel does not compute."""
+    q, k, v, k_cache, v_cache = case.q, case.k, case.v, case.k_cache, case.v_cache
     expect_dims(2, q, "q [T, Hq * D]")
     expect_dims(2, k, "k [T, Hk * D]")
-    expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
-    sequences, kv_heads, depth, capacity = k_cache.shape
+    paged = case.slots is not None
+    assert paged == (case.block_tables is not None), "a paged cache takes both slots and block_tables"
+    expect_dims(4, k_cache, "k_cache [P, page, Hk, D]" if paged else "k_cache [B, Hk, D, S]")
+    if paged:
+        sequences = case.block_tables.shape[0]
+        page, kv_heads, depth = k_cache.shape[1:]
+        capacity = case.block_tables.shape[1] * page
+        v_shape = k_cache.shape
+        assert PARTITIONS % page == 0, f"a page has 1, 2, 4 … {PARTITIONS} positions, not {page}"
+        assert case.slots.shape == (k.shape[0], 1), f"slots is [{k.shape[0]}, 1], not {case.slots.shape}"
+    else:
+        sequences, kv_heads, depth, capacity = k_cache.shape
+        v_shape = (sequences, kv_heads, capacity, depth)
     assert num_kv_heads is None or num_kv_heads == kv_heads, (
         f"{num_kv_heads} key/value heads, caches for {kv_heads}"
+    )
+    assert v_cache.shape == v_shape, (
+        f"v_cache is {list(v_shape)} beside k_cache {k_cache.shape}, not {v_cache.shape}"
     )
     assert depth <= MAX_DEPTH and (depth <= PARTITIONS or depth % 2 == 0), (
         f"attention_prefill takes head sizes up to {PARTITIONS}, and even ones up to {MAX_DEPTH}, not {depth}"
     )
-    assert v_cache.shape == (sequences, kv_heads, capacity, depth), (
-        f"v_cache is [{sequences}, {kv_heads}, {capacity}, {depth}] beside k_cache {k_cache.shape}, not {v_cache.shape}"
-    )
     assert q.shape[0] % sequences == 0, f"{q.shape[0]} tokens do not divide into {sequences} sequences"
-    tokens = k.shape[0] // sequences
-    assert k.shape[1] == kv_heads * depth and (k.shape[0] == q.shape[0] or not causal), (
+    assert k.shape[1] == kv_heads * depth and (k.shape[0] == q.shape[0] or not case.causal), (
         f"k is [{q.shape[0]}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
     )
     assert k.shape[0] % sequences == 0, f"{k.shape[0]} keys do not divide into {sequences} sequences"
@@ -185,12 +240,34 @@ def check_prefill(q, k, v, k_cache, v_cache, scale, num_kv_heads, window, causal
     assert q.dtype == nl.float32 or q.dtype == nl.bfloat16, (
         f"attention_prefill takes float32 or bfloat16, not {q.dtype}"
     )
-    assert scale > 0, f"scale is {scale}; the running maximum needs a positive one"
-    assert window is None or (causal and window > 0), (
-        f"a window of {window} tokens needs causal attention and at least 1"
-    )
+    check_lengths(case, k.shape[0] // sequences, capacity)
+    check_options(case)
+
+
+def check_lengths(case, tokens, capacity):
+    """Refuse more keys than the caches or SBUF hold."""
     assert tokens <= capacity, f"a prompt of {tokens} tokens does not fit into caches of {capacity} positions"
+    assert case.cached == 0 or case.positions is not None, (
+        "a prefix takes positions, whose first ones tell its length"
+    )
+    assert case.cached <= capacity, f"a prefix of {case.cached} positions, caches of {capacity}"
     assert tokens <= MAX_TOKENS, f"attention_prefill takes at most {MAX_TOKENS} tokens, not {tokens}"
+    keys = case.cached + tokens
+    most = MAX_KEYS if case.q.dtype == nl.bfloat16 else MAX_TOKENS
+    assert keys <= most, f"attention_prefill takes at most {most} keys of {case.q.dtype}, not {keys}"
+
+
+def check_options(case):
+    """Refuse a scale, a window, a cap or sinks that mean nothing."""
+    assert case.scale > 0, f"scale is {case.scale}; the running maximum needs a positive one"
+    assert case.window is None or (case.causal and case.window > 0), (
+        f"a window of {case.window} tokens needs causal attention and at least 1"
+    )
+    assert case.softcap is None or case.softcap > 0, f"softcap is {case.softcap}, not above 0"
+    heads = case.q.shape[1] // case.k.shape[1] * (case.k.shape[1] // (case.v_cache.shape[3]))
+    assert case.sinks is None or case.sinks.shape == (1, heads), (
+        f"sinks is [1, {heads}], not {case.sinks.shape}"
+    )
 
 
 def attention_prefill_reference(
@@ -201,24 +278,49 @@ def attention_prefill_reference(
     v_cache: np.ndarray,
     scale: float,
     num_kv_heads: int | None = None,
+    positions: np.ndarray | None = None,
+    prefix: int = 0,
+    slots: np.ndarray | None = None,
+    block_tables: np.ndarray | None = None,
     window: int | None = None,
+    softcap: float | None = None,
+    sinks: np.ndarray | None = None,
     causal: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Softmax of the whole masked score matrix in float32, sequence by sequence; the caches are updated in place."""
-    sequences, kv_heads, depth, _ = k_cache.shape
-    group = q.shape[1] // (kv_heads * depth)
-    queries = widened(q).reshape(sequences, -1, kv_heads, group, depth).transpose(0, 2, 3, 1, 4)
-    keys, values = (each.reshape(sequences, -1, kv_heads, depth).transpose(0, 2, 1, 3) for each in (k, v))
-    tokens, count = queries.shape[3], keys.shape[2]
-    k_cache[..., :count] = keys.transpose(0, 1, 3, 2)
-    v_cache[:, :, :count] = values
-    scores = queries @ widened(keys)[:, :, None].swapaxes(-1, -2) * queries.dtype.type(scale)
-    distance = np.arange(tokens)[:, None] - np.arange(count)
-    hidden = distance < (0 if causal else -count)
-    if window is not None:
-        hidden |= distance >= window
-    scores = np.where(hidden, -np.inf, scores)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    o = weights @ widened(values)[:, :, None]
-    return o.transpose(0, 3, 1, 2, 4).reshape(q.shape).astype(q.dtype), k_cache, v_cache
+    sequences = len(k_cache if block_tables is None else block_tables)
+    depth = v_cache.shape[3]
+    heads = k.shape[1] // depth
+    results = []
+    for b in range(sequences):
+        queries = widened(np.split(q, sequences)[b]).reshape(-1, heads, q.shape[1] // k.shape[1], depth)
+        new_keys, new_values = (np.split(each, sequences)[b].reshape(-1, heads, depth) for each in (k, v))
+        valid = int(np.split(positions, sequences)[b][0, 0]) if prefix and positions is not None else 0
+        if slots is None or block_tables is None:
+            keys, values = k_cache[b].transpose(2, 0, 1), v_cache[b].transpose(1, 0, 2)
+            old_keys, old_values = keys[:valid].copy(), values[:valid].copy()
+            keys[valid : valid + len(new_keys)], values[valid : valid + len(new_keys)] = new_keys, new_values
+        else:
+            old_keys, old_values = (
+                each[block_tables[b]].reshape(-1, heads, depth)[:valid].copy() for each in (k_cache, v_cache)
+            )
+            page, place = np.divmod(np.split(slots, sequences)[b][:, 0], k_cache.shape[1])
+            k_cache[page, place], v_cache[page, place] = new_keys, new_values
+        keys = np.concatenate([widened(old_keys), widened(new_keys)]).transpose(1, 2, 0)[:, None]
+        values = np.concatenate([widened(old_values), widened(new_values)]).transpose(1, 0, 2)[:, None]
+        scores = queries.transpose(1, 2, 0, 3) @ keys * queries.dtype.type(scale)
+        if softcap is not None:
+            scores = np.tanh(scores / queries.dtype.type(softcap)) * queries.dtype.type(softcap)
+        distance = valid + np.arange(len(queries))[:, None] - np.arange(keys.shape[-1])
+        hidden = distance < (0 if causal else -keys.shape[-1])
+        if window is not None:
+            hidden |= distance >= window
+        scores = np.where(hidden, -np.inf, scores)
+        if sinks is not None:
+            logits = np.broadcast_to(widened(sinks).reshape(heads, -1, 1, 1), (*scores.shape[:3], 1))
+            scores = np.concatenate([scores, logits], axis=-1)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        o = weights[..., : keys.shape[-1]] @ values
+        results.append(o.transpose(2, 0, 1, 3).reshape(len(queries), -1))
+    return np.concatenate(results).astype(q.dtype), k_cache, v_cache

@@ -38,20 +38,20 @@ def allocate(case, head):
     nisa.memset(dst=head.values[:, :, case.depth : case.depth + 1], value=1.0)
 
 
-def load_queries(case, queries, q):
+def load_queries(case, queries):
     """Queries as a tile [part of D, head, part, query], transposed by DMA."""
     first = queries.sequence * case.queries + queries.first
     width = case.group * case.depth
-    source = q[first : first + queries.count, queries.head * width : (queries.head + 1) * width]
+    source = case.q[first : first + queries.count, queries.head * width : (queries.head + 1) * width]
     shape = (case.part_depth, case.group, case.parts, queries.count)
     queries.tile = nl.ndarray(shape, dtype=case.dtype, buffer=nl.sbuf)
     nisa.dma_transpose(dst=queries.tile, src=source.reshape_dim(1, (case.group, case.parts, case.part_depth)))
 
 
-def load_new_keys(case, head, k, first):
+def load_new_keys(case, head, first):
     """Load up to LOADED_BLOCKS blocks of new keys, from block `first` of them on, transposed by DMA."""
     start, end = row_range(case, first)
-    columns = k[:, head.number * case.depth : (head.number + 1) * case.depth]
+    columns = case.k[:, head.number * case.depth : (head.number + 1) * case.depth]
     base = head.sequence * case.new_keys
     at = case.prefix // PARTITIONS + first
     full = (end - start) // PARTITIONS
@@ -61,18 +61,18 @@ def load_new_keys(case, head, k, first):
         nisa.dma_transpose(
             dst=head.keys[:, at : at + full], src=source.reshape_dim(2, (case.parts, case.part_depth))
         )
-        clean(head.keys[:, at : at + full])
+        clean(case, head.keys[:, at : at + full])
     if end > split:
         source = columns[base + split : base + end].reshape_dim(1, (1, case.parts, case.part_depth))
         short = head.keys[:, at + full : at + full + 1, :, 0 : end - split]
         nisa.dma_transpose(dst=short, src=source)
-        clean(short)
+        clean(case, short)
 
 
-def load_new_values(case, head, v, first):
+def load_new_values(case, head, first):
     """Load up to LOADED_BLOCKS blocks of new values, from block `first` of them on."""
     start, end = row_range(case, first)
-    columns = v[:, head.number * case.depth : (head.number + 1) * case.depth]
+    columns = case.v[:, head.number * case.depth : (head.number + 1) * case.depth]
     base = head.sequence * case.new_keys
     at = case.prefix // PARTITIONS + first
     full = (end - start) // PARTITIONS
@@ -81,11 +81,11 @@ def load_new_values(case, head, v, first):
         tile = head.values[:, at : at + full, 0 : case.depth]
         source = columns[base + start : base + split].reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2))
         nisa.dma_copy(dst=tile, src=source)
-        clean(tile)
+        clean(case, tile)
     if end > split:
         tile = head.values[0 : end - split, at + full, 0 : case.depth]
         nisa.dma_copy(dst=tile, src=columns[base + split : base + end])
-        clean(tile)
+        clean(case, tile)
 
 
 def row_range(case, first):
@@ -94,7 +94,7 @@ def row_range(case, first):
     return start, min(case.new_keys, start + LOADED_BLOCKS * PARTITIONS)
 
 
-def clean(tile):
+def clean(case, tile):
     """Set elements that are NaN or infinite to 0.
 
     0 * x == 0 tells finite elements. The bits of the tile, as integers, are multiplied by that 0 or 1: a product with
@@ -104,35 +104,7 @@ def clean(tile):
     finite = nl.ndarray(tile.shape, dtype=integer, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=finite, data=tile, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0)
     bits = tile.view(integer)
-    nisa.tensor_tensor(dst=bits, data1=bits, data2=finite, op=nl.multiply, engine=nisa.engine.gpsimd)
-
-
-def store_new(case, head, first, end):
-    """Write new keys and values, from block `first` of them up to a row, to the caches, from position 0 on."""
-    start = first * PARTITIONS
-    at = case.prefix // PARTITIONS + first
-    split = start + (end - start) // PARTITIONS * PARTITIONS
-    keys = case.k_cache[head.sequence, head.number]
-    values = case.v_cache[head.sequence, head.number]
-    full = (split - start) // PARTITIONS
-    for part in range(case.parts):
-        rows = keys[part * case.part_depth : (part + 1) * case.part_depth]
-        if full > 0:
-            nisa.dma_copy(
-                dst=rows[:, start:split], src=head.keys[:, at : at + full, part], engine=nisa.engine.sync
-            )
-        if end > split:
-            nisa.dma_copy(
-                dst=rows[:, split:end],
-                src=head.keys[:, at + full, part, 0 : end - split],
-                engine=nisa.engine.sync,
-            )
-    if full > 0:
-        rows = values[start:split].reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2))
-        nisa.dma_copy(dst=rows, src=head.values[:, at : at + full, 0 : case.depth], engine=nisa.engine.sync)
-    if end > split:
-        nisa.dma_copy(
-            dst=values[split:end],
-            src=head.values[0 : end - split, at + full, 0 : case.depth],
-            engine=nisa.engine.sync,
-        )
+    engine = nisa.engine.gpsimd
+    if case.filling and integer == nl.int16:
+        engine = nisa.engine.vector
+    nisa.tensor_tensor(dst=bits, data1=bits, data2=finite, op=nl.multiply, engine=engine)

@@ -86,3 +86,24 @@ def identity(masks, queries, heads):
         )
         masks.identities[name] = tile
     return masks.identities[name]
+
+
+def cached_mask(masks, count, query, start):
+    """The mask [query, key] within a window of cached positions from `start` on, of which `count` [128, 1] are valid.
+
+    Query `query` has position `count`: a key at position c is in the window of the one i behind it if
+    c - i > count + query - window.
+    """
+    result = nl.ndarray((PARTITIONS, PARTITIONS), dtype=masks.dtype, buffer=nl.sbuf)
+    beyond = nl.ndarray((PARTITIONS, PARTITIONS), dtype=masks.dtype, buffer=nl.sbuf)
+    compared(result, nl.less_equal, -1, start - query + masks.window, count)
+    compared(beyond, nl.greater_equal, 0, start, count)
+    nisa.tensor_tensor(dst=result, data1=result, data2=beyond, op=nl.add)
+    return result
+
+
+def compared(result, op, multiplier, offset, limit):
+    """result = MASKED where offset + multiplier * query + key compares so with a limit [128, 1], else 0."""
+    numbers = nl.ndarray(result.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=numbers, pattern=[[1, PARTITIONS]], offset=offset, channel_multiplier=multiplier)
+    nisa.tensor_scalar(dst=result, data=numbers, op0=op, operand0=limit, op1=nl.multiply, operand1=MASKED)

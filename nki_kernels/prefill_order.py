@@ -51,7 +51,9 @@ def issue(agenda, case, time):
 def note_span(agenda, case, span, begin):
     """Note the steps of a span whose scores begin at time `begin`."""
     tuning = case.tuning
-    ready = begin + span.end - span.start + tuning.exponents_after
+    # While the pipeline fills, the Scalar engine waits for the first maxima anyway.
+    lag = min(tuning.exponents_after, tuning.exponents_first + begin // tuning.ramp)
+    ready = begin + span.end - span.start + lag
     passed = 0
     split = span.start + span.recomputed * PARTITIONS
     for start in range(split, span.end, tuning.exponents):

@@ -5,28 +5,49 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.prefill_masks import Masks, first_key, mask_of
+from nki_kernels.prefill_masks import Masks, cached_mask, first_key, mask_of
 from nki_kernels.tiles import PARTITIONS, blocks
 
 
 class Tuning(nl.NKIObject):
-    """Sizes and distances of the pipeline, all in keys; the largest sizes fit into the SBUF of every chip."""
+    """Sizes and distances of the pipeline, in keys, chosen by trying others on trn2.
+
+    span                   keys whose scores lie in SBUF at one time: as many as fit beside 8192 keys and values
+    scores                 keys of one PSUM tile of scores: two banks, so that three tiles fit beside the rest
+    exponents, recomputed  keys of one exp from SBUF and from PSUM
+    recomputed_share       the share of keys whose scores are computed again; spans up to `short` take a larger one, as
+                           loads and stores are a larger part of their DMAs, those up to `shortest` none
+    few                    up to so many keys the Vector engine copies the product, else the Scalar engine
+    exponents_after        from the last score of a span to its first exp: until the shift is known; `exponents_first`
+                           in the beginning, and one key later for every `ramp` keys
+    recompute_after        from there on to the scores that are computed again, and `by_key_after` to their exp
+    multiply_after         from an exp to its products: until the transposes have arrived
+    finish_after           from the last product to its copy, `store_after` to the store
+    cache_after            between the writes of 1024 keys and values to a cache
+    queries_ahead          tiles of queries that are loaded before they are needed
+    """
 
     def __init__(self, dtype, wide):
         narrow = dtype == nl.bfloat16
         self.span = 8192 if narrow and wide else 4096
         self.scores = 1024
-        self.exponents = 2048 if narrow else 1024
+        self.exponents = 1536 if narrow else 1024
         self.recomputed = 1024
         self.recomputed_share = (2, 9) if narrow else (0, 1)
+        self.recomputed_share_of_short = (5, 18) if narrow else (0, 1)
+        self.short = 2048
+        self.shortest = 1024
+        self.few = 256
+        self.exponents_first = 400
         self.exponents_after = 3000 if narrow else 1500
+        self.ramp = 16
         self.recompute_after = 4500
-        self.by_key_after = 6000
+        self.by_key_after = 5500
         self.multiply_after = 12000 if narrow else 6000
-        self.finish_after = 3000
+        self.finish_after = 2000
         self.store_after = 4096
         self.cache_after = 16384
-        self.queries_ahead = 4
+        self.queries_ahead = 6
 
 
 HEAD_BYTES = 49152
@@ -34,29 +55,55 @@ HEAD_BYTES = 49152
 
 
 class Case(nl.NKIObject):
-    """The sizes of a launch, and tiles that all of its steps use."""
+    """The arguments and sizes of a launch, and tiles that all of its steps use."""
 
-    def __init__(self, q, k, k_cache, v_cache, scale, causal, window):
+    def __init__(self, q, k, v, k_cache, v_cache, scale, causal):
+        self.q = q
+        self.k = k
+        self.v = v
+        self.k_cache = k_cache
+        self.v_cache = v_cache
         self.sequences = k_cache.shape[0]
         self.kv_heads = k_cache.shape[1]
         self.depth = k_cache.shape[2]
-        self.group = q.shape[1] // (self.kv_heads * self.depth)
-        self.queries = q.shape[0] // self.sequences
-        self.new_keys = k.shape[0] // self.sequences
-        self.prefix = 0
-        self.keys = self.prefix + self.new_keys
-        self.parts = blocks(self.depth)
-        self.part_depth = self.depth // self.parts
-        self.dtype = q.dtype
         self.scale = scale
-        self.masks = Masks(q.dtype, causal, window)
-        self.tuning = Tuning(q.dtype, nisa.get_nc_version() > nisa.nc_version.gen2)
-        self.two_heads_fit = head_bytes(self) <= HEAD_BYTES
-        self.minus_one = column(-1.0)
-        self.minus_scale = column(-scale)
-        self.k_cache = k_cache
-        self.v_cache = v_cache
-        self.o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+        self.causal = causal
+        self.positions = None
+        self.cached = 0
+        self.slots = None
+        self.block_tables = None
+        self.window = None
+        self.softcap = None
+        self.sinks = None
+        self.sinks_by_rows = {}
+
+
+def prepare(case):
+    """Work out the sizes that follow from the arguments, and fill the tiles that all steps use."""
+    if case.block_tables is not None:
+        case.sequences = case.block_tables.shape[0]
+        case.kv_heads = case.k_cache.shape[2]
+        case.depth = case.k_cache.shape[3]
+    case.dtype = case.q.dtype
+    case.filling = True
+    case.group = case.q.shape[1] // (case.kv_heads * case.depth)
+    case.queries = case.q.shape[0] // case.sequences
+    case.new_keys = case.k.shape[0] // case.sequences
+    case.prefix = blocks(case.cached) * PARTITIONS
+    case.keys = case.prefix + case.new_keys
+    case.parts = blocks(case.depth)
+    case.part_depth = case.depth // case.parts
+    case.masks = Masks(case.dtype, case.causal, case.window)
+    case.tuning = Tuning(case.dtype, nisa.get_nc_version() > nisa.nc_version.gen2)
+    case.two_heads_fit = head_bytes(case) <= HEAD_BYTES
+    case.exp_scale = case.scale
+    if case.softcap is not None:
+        case.exp_scale = case.softcap
+        case.tuning.recomputed_share = (0, 1)
+        case.tuning.recomputed_share_of_short = (0, 1)
+    case.minus_one = column(-1.0)
+    case.minus_scale = column(-case.exp_scale)
+    case.o = nl.ndarray(case.q.shape, dtype=case.dtype, buffer=nl.shared_hbm)
 
 
 def head_bytes(case):
@@ -81,6 +128,8 @@ class Queries(nl.NKIObject):
         self.first = first
         self.count = count
         self.tile = None
+        self.cached = None
+        self.masks = {}
 
 
 class Span(nl.NKIObject):
@@ -109,18 +158,46 @@ class Span(nl.NKIObject):
         self.result = None
 
 
+class Sink(nl.NKIObject):
+    """What stands before the first span of some rows where there are sinks: their logit as maximum, a sum of 1."""
+
+    def __init__(self, maximum, sums):
+        self.maximum = maximum
+        self.sums = sums
+
+
+def sink_before(case, queries, first_head, heads):
+    """The sinks of some heads of some queries, one per row; None if there are none."""
+    if case.sinks is None:
+        return None
+    name = f"{queries.head} {first_head} {queries.count}"
+    if name not in case.sinks_by_rows:
+        rows = heads * queries.count
+        logits = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        pattern = [[1, heads], [0, queries.count], [1, 1]]
+        offset = queries.head * case.group + first_head
+        nisa.dma_copy(dst=logits, src=case.sinks.ap(pattern=pattern, offset=offset))
+        maximum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=maximum, data=logits, op0=nl.multiply, operand0=1.0 / case.exp_scale)
+        sums = nl.ndarray((rows, case.depth + 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=sums[:, 0 : case.depth], value=0.0)
+        nisa.memset(dst=sums[:, case.depth : case.depth + 1], value=1.0)
+        case.sinks_by_rows[name] = Sink(maximum, sums)
+    return case.sinks_by_rows[name]
+
+
 def all_queries(case):
     """The queries of a launch, in the order of their work.
 
     The last queries of a sequence see most keys, the first ones few. They take turns: alone, the few keys of the first
-    ones would not fill the pipeline.
+    ones would not fill the pipeline. Those in the middle come first: the pipeline fills while they wait for few keys.
     """
     result = []
     count = blocks(case.queries)
     for sequence in range(case.sequences):
         for head in range(case.kv_heads):
             for i in range(count):
-                block = i // 2 if i % 2 > 0 else count - 1 - i // 2
+                block = count // 2 + i // 2 if i % 2 == 0 else count // 2 - 1 - i // 2
                 first = block * PARTITIONS
                 result.append(Queries(sequence, head, first, min(PARTITIONS, case.queries - first)))
     return result
@@ -141,11 +218,11 @@ def spans_of(case, queries):
     size = blocks(blocks(end - start), count) * PARTITIONS
     result = []
     for head in range(0, case.group, heads):
-        before = None
+        before = sink_before(case, queries, head, heads)
         for begin in range(start, end, size):
             stop = min(end, begin + size)
             recomputed = 0
-            if heads * queries.count == PARTITIONS:
+            if heads * queries.count == PARTITIONS and stop - begin > case.tuning.shortest:
                 recomputed = recomputed_blocks(case, queries, begin, stop)
             before = Span(queries, head, heads, begin, stop, recomputed, before, stop == end)
             result.append(before)
@@ -155,6 +232,8 @@ def spans_of(case, queries):
 def recomputed_blocks(case, queries, start, end):
     """How many blocks at the start of a span are computed twice: a share of it, of blocks that all queries see."""
     part, whole = case.tuning.recomputed_share
+    if end - start <= case.tuning.short:
+        part, whole = case.tuning.recomputed_share_of_short
     wanted = blocks(end - start) * part // whole
     count = 0
     while count < wanted:
@@ -167,4 +246,10 @@ def recomputed_blocks(case, queries, start, end):
 
 def mask_of_keys(case, queries, start, end):
     """The mask of one block of keys for some queries; None if each of them sees each key."""
-    return mask_of(case.masks, queries.count, case.prefix + queries.first - start, end - start)
+    distance = case.prefix + queries.first - start
+    if start >= case.prefix or case.window is None:
+        return mask_of(case.masks, queries.count, distance, end - start)
+    name = f"{start}"
+    if name not in queries.masks:
+        queries.masks[name] = cached_mask(case.masks, queries.cached.count, queries.first, start)
+    return queries.masks[name][0 : queries.count, 0 : end - start]

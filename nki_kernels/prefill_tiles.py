@@ -41,21 +41,18 @@ def score(case, span, start, end):
             last = last // PARTITIONS * PARTITIONS
         multiply_keys(case, span, bank[:, first - start : last - start], first, last)
         first = last
-    for first in range(start, end, PARTITIONS):
-        last = min(end, first + PARTITIONS)
-        mask = mask_of_keys(case, span.queries, first, last)
-        if mask is not None:
-            nisa.nc_matmul(
-                dst=bank[:, first - start : last - start],
-                stationary=identity(case.masks, span.queries.count, span.heads),
-                moving=mask,
-                accumulate=True,
-            )
     if start == span.start:
         span.scores = nl.ndarray((span.rows, span.end - span.start), dtype=nl.float32, buffer=nl.sbuf)
         span.maximum = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    scores = span.scores[:, start - span.start : end - span.start]
+    if case.softcap is None:
+        add_masks(case, span, bank, start, end)
+    else:
+        nisa.activation(dst=scores, op=nl.tanh, data=bank, scale=case.scale / case.softcap)
+        add_masks_behind(case, span, scores, start, end)
+        bank = scores
     nisa.tensor_scalar_reduce(
-        dst=span.scores[:, start - span.start : end - span.start],
+        dst=scores,
         data=bank,
         op0=nl.multiply,
         operand0=1.0,
@@ -65,6 +62,31 @@ def score(case, span, start, end):
     )
     if end == span.end:
         choose_shift(case, span)
+
+
+def add_masks(case, span, scores, start, end):
+    """Add to scores in PSUM the masks of the blocks of keys that not all queries see, repeated for each head."""
+    for first in range(start, end, PARTITIONS):
+        last = min(end, first + PARTITIONS)
+        mask = mask_of_keys(case, span.queries, first, last)
+        if mask is not None:
+            repeat = identity(case.masks, span.queries.count, span.heads)
+            nisa.nc_matmul(
+                dst=scores[:, first - start : last - start], stationary=repeat, moving=mask, accumulate=True
+            )
+
+
+def add_masks_behind(case, span, scores, start, end):
+    """Add the masks to scores in SBUF: behind tanh, which would make a masked score an ordinary one."""
+    for first in range(start, end, PARTITIONS):
+        last = min(end, first + PARTITIONS)
+        mask = mask_of_keys(case, span.queries, first, last)
+        if mask is not None:
+            repeat = identity(case.masks, span.queries.count, span.heads)
+            rows = nl.ndarray((span.rows, last - first), dtype=nl.float32, buffer=nl.psum)
+            nisa.nc_matmul(dst=rows, stationary=repeat, moving=mask, accumulate=False)
+            masked = scores[:, first - start : last - start]
+            nisa.tensor_tensor(dst=masked, data1=masked, data2=rows, op=nl.add)
 
 
 def multiply_keys(case, span, result, first, last):
@@ -121,7 +143,7 @@ def exponents(case, span, start, end):
         op=nl.exp,
         data=span.scores[:, start - span.start : end - span.start],
         bias=span.bias,
-        scale=case.scale,
+        scale=case.exp_scale,
     )
     count = blocks(end - start)
     by_key = nl.ndarray((PARTITIONS, count, span.rows), dtype=case.dtype, buffer=nl.sbuf)
@@ -175,7 +197,7 @@ def exponents_by_key(case, span, start, end):
     by_key = nl.ndarray(
         (PARTITIONS, (end - start) // PARTITIONS, PARTITIONS), dtype=case.dtype, buffer=nl.sbuf
     )
-    nisa.activation(dst=by_key, op=nl.exp, data=span.scores_by_key[f"{start}"], scale=case.scale)
+    nisa.activation(dst=by_key, op=nl.exp, data=span.scores_by_key[f"{start}"], scale=case.exp_scale)
     keep_weights(span, by_key, start)
 
 
@@ -197,11 +219,16 @@ def multiply(case, span, start, end):
 def finish(case, span, start, end):
     """Join the product to that of the span before; the last span of a tile divides by the sum and stores the rows."""
     span.sums = nl.ndarray((span.rows, case.depth + 1), dtype=nl.float32, buffer=nl.sbuf)
-    if span.before is None:
+    if span.before is None and span.end - span.start > case.tuning.few:
         nisa.activation(dst=span.sums, op=nl.copy, data=span.product)
+    elif span.before is None:
+        # For few keys the Scalar engine has more to do than the Vector engine.
+        nisa.tensor_copy(dst=span.sums, src=span.product)
     else:
         correction = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(dst=correction, op=nl.exp, data=span.before.maximum, bias=span.bias, scale=case.scale)
+        nisa.activation(
+            dst=correction, op=nl.exp, data=span.before.maximum, bias=span.bias, scale=case.exp_scale
+        )
         nisa.scalar_tensor_tensor(
             dst=span.sums,
             data=span.before.sums,

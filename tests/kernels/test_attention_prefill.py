@@ -1,4 +1,4 @@
-"""attention_prefill: what batches, masks, head sizes, large scores and padded tokens must not change."""
+"""attention_prefill: batches, cached positions, masks, head sizes, large scores and padded tokens."""
 
 from __future__ import annotations
 
@@ -30,9 +30,63 @@ def arguments(
     return q, k, v, k_cache, v_cache, depth**-0.5
 
 
-def options(given: tuple[Any, ...], window: int | None = None, causal: bool = True) -> tuple[Any, ...]:
+def options(
+    given: tuple[Any, ...],
+    positions: Any = None,
+    prefix: int = 0,
+    slots: Any = None,
+    block_tables: Any = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    causal: bool = True,
+) -> tuple[Any, ...]:
     """Arguments up to the last one."""
-    return (*given, None, window, causal)
+    return (*given, None, positions, prefix, slots, block_tables, window, softcap, sinks, causal)
+
+
+def close(given: tuple[Any, ...], target: str = "trn2") -> None:
+    """Compare one launch with the reference in float64."""
+    outputs = run(kernels.attention_prefill, given, target)
+    truth = kernels.attention_prefill_reference(*(in_float64(each) for each in given))
+    plain = kernels.attention_prefill_reference(*copied(given))
+    compare(outputs[0], truth[0], plain[0])
+    for cache, expected in zip(outputs[1:], plain[1:]):
+        assert np.array_equal(cache, expected, equal_nan=True)
+
+
+def continued(
+    tokens: int,
+    valid: tuple[int, ...],
+    prefix: int,
+    depth: int = 32,
+    page: int | None = None,
+    dtype: Any = np.float32,
+    garbage: float = np.nan,
+    **more: Any,
+) -> tuple[Any, ...]:
+    """New tokens of one sequence for each length of a cache; what is not valid in the caches is `garbage`."""
+    count, capacity = len(valid), max(prefix, *valid) + tokens
+    q, k, v, *_, scale = arguments(count * tokens, 4, 2, depth, count, dtype)
+    positions = np.concatenate([np.arange(start, start + tokens) for start in valid]).astype(np.int32)
+    k_cache = normal(8, count, 2, depth, capacity, dtype=dtype)
+    v_cache = normal(9, count, 2, capacity, depth, dtype=dtype)
+    slots = tables = None
+    if page is not None:
+        pages = -(-capacity // page)
+        tables = np.random.default_rng(7).permutation(count * pages).reshape(count, pages).astype(np.int32)
+        k_cache, v_cache = (normal(seed, count * pages, page, 2, depth, dtype=dtype) for seed in (8, 9))
+        sequence = np.arange(count).repeat(tokens)
+        slots = (tables[sequence, positions // page] * page + positions % page)[:, None].astype(np.int32)
+    for i, start in enumerate(valid):
+        if page is None or tables is None:
+            k_cache[i, :, :, start:] = v_cache[i, :, start:] = garbage
+        else:
+            for position in range(start, tables.shape[1] * page):
+                place = tables[i, position // page], position % page
+                k_cache[place] = v_cache[place] = garbage
+    given = q, k, v, k_cache, v_cache, scale
+    return options(given, positions[:, None], prefix, slots, tables, **more)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -62,33 +116,24 @@ def test_short_sequences_with_several_heads_on_the_partitions(tokens: int) -> No
 
 @pytest.mark.parametrize("window", [1, 5, 127, 128, 129, 200, 256, 300, 1000])
 def test_windows_of_any_size(window: int) -> None:
-    check(*PREFILL, options(arguments(400, 2, 1, 16), window), "trn2")
+    check(*PREFILL, options(arguments(400, 2, 1, 16), window=window), "trn2")
 
 
 def test_windows_with_scores_computed_twice() -> None:
-    check(*PREFILL, options(arguments(1280, 1, 1, 16, dtype=BF16), 1024), "trn2")
+    check(*PREFILL, options(arguments(1280, 1, 1, 16, dtype=BF16), window=1024), "trn2")
 
 
 @pytest.mark.parametrize("keys", [1, 127, 128, 129, 300])
 def test_every_token_sees_every_key_without_causal(keys: int) -> None:
     q = arguments(140, 4, 2, 16, 2)[0]
     _, k, v, *rest = arguments(2 * keys, 4, 2, 16, 2)
-    check(*PREFILL, options((q, k, v, *rest), None, False), "trn2")
+    check(*PREFILL, options((q, k, v, *rest), causal=False), "trn2")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("depth", [130, 192, 256])
 def test_heads_in_two_parts(depth: int, dtype: type) -> None:
     check(*PREFILL, arguments(129, 2, 1, depth, dtype=dtype), "trn2")
-
-
-def close(given: tuple[Any, ...]) -> None:
-    """Compare one launch with the reference in float64."""
-    outputs = run(kernels.attention_prefill, given, "trn2")
-    truth = kernels.attention_prefill_reference(*(in_float64(each) for each in given))
-    plain = kernels.attention_prefill_reference(*copied(given))
-    for output, exact, same_dtype in zip(outputs, truth, plain):
-        compare(output, exact, same_dtype)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
@@ -124,6 +169,70 @@ def test_padded_tokens_do_not_reach_others(padding: float, dtype: type) -> None:
     assert np.array_equal(*rows)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("page", [None, 16, 128])
+def test_new_tokens_after_cached_ones(target: str, page: int | None) -> None:
+    """As many valid positions as the bucket has, fewer, and none; what is behind them is NaN."""
+    close(continued(33, (128, 77, 0), 128, page=page), target)
+    close(continued(130, (100, 1), 112, page=page, dtype=BF16), target)
+
+
+@pytest.mark.parametrize("garbage", [np.inf, -np.inf, 3e38])
+def test_cached_positions_behind_the_valid_ones_do_not_count(garbage: float) -> None:
+    close(continued(40, (100,), 128, garbage=garbage))
+
+
+@pytest.mark.parametrize("tokens", [127, 128, 129])
+def test_a_prompt_in_pieces_equals_the_whole(tokens: int) -> None:
+    q, k, v, k_cache, v_cache, scale = arguments(3 * tokens, 4, 2, 32)
+    whole = run(kernels.attention_prefill, (q, k, v, k_cache.copy(), v_cache.copy(), scale), "trn2")
+    truth = kernels.attention_prefill_reference(
+        *(in_float64(each) for each in (q, k, v, k_cache, v_cache)), scale
+    )
+    results = []
+    for i in range(3):
+        rows = slice(i * tokens, (i + 1) * tokens)
+        positions = np.arange(i * tokens, (i + 1) * tokens, dtype=np.int32)[:, None]
+        given = q[rows], k[rows], v[rows], k_cache, v_cache, scale
+        o, k_cache, v_cache = run(kernels.attention_prefill, options(given, positions, i * tokens), "trn2")
+        results.append(o)
+    compare(np.concatenate(results), truth[0], whole[0])
+    assert np.array_equal(k_cache, whole[1])
+    assert np.array_equal(v_cache, whole[2])
+
+
+@pytest.mark.parametrize("window", [5, 60, 128, 200, 1000])
+def test_windows_that_reach_into_cached_positions(window: int) -> None:
+    close(continued(150, (100, 128), 128, window=window))
+
+
+@pytest.mark.parametrize("logit", [1.0, 1e4, -1e4])
+def test_sinks_take_part_in_the_sum_only(logit: float) -> None:
+    close(continued(140, (100,), 128, sinks=normal(5, 1, 4) + np.float32(logit)))
+    close(continued(20, (0,), 0, dtype=BF16, sinks=normal(5, 1, 4) + np.float32(logit)))
+
+
+@pytest.mark.parametrize("softcap", [0.5, 50.0])
+def test_scores_with_a_soft_cap(softcap: float) -> None:
+    close(continued(140, (100,), 128, softcap=softcap))
+    close(continued(20, (0,), 0, dtype=BF16, softcap=softcap, sinks=normal(5, 1, 4)))
+
+
+def test_stream_does_not_depend_on_lengths_slots_and_tables() -> None:
+    texts = set()
+    for valid in ((0, 5), (100, 128)):
+        launch = simulate.World("trn2").launch(
+            kernels.attention_prefill, [(continued(40, valid, 128, page=16)[:-1], {})]
+        )
+        texts.add(launch.streams[0].text())
+    assert len(texts) == 1
+
+
+def test_prefix_in_several_spans() -> None:
+    """Keys beyond one span: an online softmax over the spans of a tile, in float32 of 4,096 keys."""
+    close(continued(128, (4500,), 4608, depth=8))
+
+
 def test_largest_sizes_fit_on_the_smallest_chip_in_both_dtypes() -> None:
     """Planned and placed without computing numbers; a launch refuses tiles that do not fit."""
     for dtype in (np.float32, BF16):
@@ -139,15 +248,25 @@ def test_refuses_what_it_does_not_compute_and_takes_the_next() -> None:
     for wrong, sentence in (
         (options((q[:5], k, v, *rest)), "5 tokens do not divide into 2 sequences"),
         (options((q[:4], k, v, *rest)), r"k is \[4, 8\] for 1 heads of 8, not \(6, 8\)"),
-        (options(given, 0), "a window of 0 tokens needs causal attention and at least 1"),
-        (options(given, 3, False), "a window of 3 tokens needs causal attention and at least 1"),
+        (options(given, prefix=4), "a prefix takes positions, whose first ones tell its length"),
+        (options(given, np.zeros((6, 1), np.int32), 4), "a prefix of 4 positions, caches of 3"),
+        (options(given, slots=np.zeros((6, 1), np.int32)), "a paged cache takes both slots and block_tables"),
+        (options(given, softcap=0.0), "softcap is 0.0, not above 0"),
+        (options(given, sinks=np.zeros((1, 1), np.float32)), r"sinks is \[1, 2\], not \(1, 1\)"),
+        (options(given, window=0), "a window of 0 tokens needs causal attention and at least 1"),
+        (
+            options(given, window=3, causal=False),
+            "a window of 3 tokens needs causal attention and at least 1",
+        ),
         (options(arguments(4, 2, 1, 129)), "head sizes up to 128, and even ones up to 256, not 129"),
         (options(arguments(4, 2, 1, 258)), "head sizes up to 128, and even ones up to 256, not 258"),
     ):
         with pytest.raises(AssertionError, match=sentence):
             run(kernels.attention_prefill, wrong)
-    run(kernels.attention_prefill, options(given, 1))
-    run(kernels.attention_prefill, options((q[:4], k, v, *rest), None, False))
+    run(kernels.attention_prefill, options(given, window=1))
+    run(kernels.attention_prefill, options(given, np.zeros((6, 1), np.int32), 3))
+    run(kernels.attention_prefill, options(given, softcap=1.0, sinks=np.zeros((1, 2), np.float32)))
+    run(kernels.attention_prefill, options((q[:4], k, v, *rest), causal=False))
 
 
 def test_reference_agrees_with_torch() -> None:
@@ -160,5 +279,5 @@ def test_reference_agrees_with_torch() -> None:
         truth = torch.nn.functional.scaled_dot_product_attention(
             *heads, attn_mask=torch.from_numpy(seen), scale=given[5], enable_gqa=True
         )
-        own = kernels.attention_prefill_reference(*copied(given), None, window, causal)[0]
+        own = kernels.attention_prefill_reference(*copied(given), window=window, causal=causal)[0]
         assert np.allclose(own, truth.transpose(1, 2).reshape(74, -1).numpy(), rtol=1e-12, atol=1e-12)

@@ -185,7 +185,7 @@ REALISTIC = (
     rmsnorm(1024, 4096, 58.0),
     qkv_projection(1024, 4096, 512, 128, 95.0),
     rope(1024, 4, 128, 8192, 28.9),
-    attention_prefill(1024, 4, 1, 2048, 48.6),
+    attention_prefill(1024, 4, 1, 2048, 41.7),
     attention_decode(4, 1, 8192, 57.8),
     output_projection(1024, 512, 4096, 71.6),
     mlp(1024, 4096, 1792, 625.4),

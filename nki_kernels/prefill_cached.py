@@ -1,0 +1,200 @@
+"""Cached positions that the queries of attention_prefill see, and the way of new keys and values into the caches.
+
+Of `prefix` positions the first ones are valid; how many is read at run time. The others may hold anything, NaN too. A
+select, not a product, replaces them: values by 0, also in the column of ones, so they add nothing; keys by the first
+new key, so that they change no maximum.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.prefill_keys import LOADED_BLOCKS
+from nki_kernels.tiles import PARTITIONS, blocks, cast, load_repeated
+
+COUNTED = 1024
+"""Positions whose predicate one instruction computes."""
+
+
+class Cached(nl.NKIObject):
+    """The cached positions of a sequence: how many are valid [128, 1], which are, and where a paged cache has them."""
+
+    def __init__(self, case, sequence):
+        first = sequence * case.queries
+        self.count = cast(load_repeated(case.positions[first : first + 1, :], PARTITIONS), nl.float32)
+        self.keys = nl.ndarray((PARTITIONS, case.prefix), dtype=nl.uint8, buffer=nl.sbuf)
+        for start in range(0, case.prefix, COUNTED):
+            end = min(case.prefix, start + COUNTED)
+            less(self.keys[:, start:end], [[1, end - start]], start, 0, self.count)
+        count = case.prefix // PARTITIONS
+        self.values = nl.ndarray((PARTITIONS, count), dtype=nl.uint8, buffer=nl.sbuf)
+        less(self.values, [[PARTITIONS, count]], 0, 1, self.count)
+        self.rows = None
+        if case.block_tables is not None:
+            self.rows = rows_of_pages(case, case.block_tables[sequence : sequence + 1, :])
+
+
+def less(result, pattern, offset, multiplier, limit):
+    """result = 1 where the affine value of iota is below a limit [128, 1], else 0."""
+    numbers = nl.ndarray(result.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=numbers, pattern=pattern, offset=offset, channel_multiplier=multiplier)
+    nisa.tensor_scalar(dst=result, data=numbers, op0=nl.less, operand0=limit)
+
+
+def rows_of_pages(case, table):
+    """Row numbers [position in block, block] of a sequence's cached positions, in caches seen as [P * page, Hk * D]."""
+    page = case.k_cache.shape[1]
+    count = case.prefix // PARTITIONS
+    per_block = PARTITIONS // page
+    pages = nl.ndarray((PARTITIONS, count), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=pages, value=0)
+    for block in range(count):
+        first = block * per_block
+        used = min(per_block, blocks(case.cached, page) - first)
+        source = table.ap(pattern=[[1, used], [0, page], [1, 1]], offset=first)
+        nisa.dma_copy(dst=pages[0 : used * page, block : block + 1], src=source)
+    inside = nl.ndarray((PARTITIONS, count), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.iota(dst=inside, pattern=[[0, count]], channel_multiplier=1)
+    nisa.tensor_scalar(dst=inside, data=inside, op0=nl.bitwise_and, operand0=page - 1)
+    size = nl.ndarray((PARTITIONS, count), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=size, value=page)
+    # On GpSimd 32-bit integers are exact.
+    nisa.tensor_tensor(dst=pages, data1=pages, data2=size, op=nl.multiply, engine=nisa.engine.gpsimd)
+    nisa.tensor_tensor(dst=pages, data1=pages, data2=inside, op=nl.add, engine=nisa.engine.gpsimd)
+    return pages
+
+
+def load_cached(case, head, cached, first):
+    """Load up to LOADED_BLOCKS blocks of cached keys and values, from block `first` on; the first new key is there."""
+    end = min(case.cached, (first + LOADED_BLOCKS) * PARTITIONS)
+    last = blocks(end)
+    new = case.prefix // PARTITIONS
+    for part in range(case.parts):
+        key = head.keys[:, new, part, 0:1].reshape((case.part_depth, 1, 1))
+        nisa.tensor_copy(
+            dst=head.keys[:, first:last, part, :],
+            src=key.broadcast(1, last - first).broadcast(2, PARTITIONS),
+            engine=nisa.engine.gpsimd,
+        )
+    nisa.memset(dst=head.values[:, first:last, :], value=0.0)
+    nisa.tensor_copy(
+        dst=head.values[:, first:last, case.depth],
+        src=cached.values[:, first:last],
+        engine=nisa.engine.gpsimd,
+    )
+    split = end // PARTITIONS
+    if split > first:
+        load_piece(case, head, cached, first, split, PARTITIONS)
+    if last > split:
+        load_piece(case, head, cached, split, last, end - split * PARTITIONS)
+
+
+def load_piece(case, head, cached, first, last, used):
+    """Load blocks first … last of cached keys and values, `used` positions of each."""
+    count = last - first
+    shape = (case.part_depth, count, case.parts, used)
+    keys = nl.ndarray(shape, dtype=case.k_cache.dtype, buffer=nl.sbuf)
+    values = nl.ndarray((used, count, case.depth), dtype=case.v_cache.dtype, buffer=nl.sbuf)
+    if cached.rows is None:
+        copy_positions(case, head, keys, values, first * PARTITIONS)
+    else:
+        gather_pages(case, head, cached, keys, values, first)
+    keys = cast(keys, case.dtype)
+    values = cast(values, case.dtype)
+    valid = cached.keys[0 : case.part_depth, first * PARTITIONS : last * PARTITIONS]
+    valid = valid.reshape_dim(1, (count, PARTITIONS))[:, :, 0:used]
+    for part in range(case.parts):
+        nisa.tensor_copy_predicated(
+            dst=head.keys[:, first:last, part, 0:used], src=keys[:, :, part, :], predicate=valid
+        )
+    valid = cached.values[0:used, first:last].reshape((used, count, 1)).broadcast(2, case.depth)
+    nisa.tensor_copy_predicated(
+        dst=head.values[0:used, first:last, 0 : case.depth], src=values, predicate=valid
+    )
+
+
+def copy_positions(case, head, keys, values, start):
+    """Fill tiles of keys and values from a contiguous cache, from a position on."""
+    used, count, _ = values.shape
+    end = start + used * count
+    for part in range(case.parts):
+        rows = case.k_cache[head.sequence, head.number, part * case.part_depth : (part + 1) * case.part_depth]
+        nisa.dma_copy(dst=keys[:, :, part, :], src=rows[:, start:end].reshape_dim(1, (count, used)))
+    rows = case.v_cache[head.sequence, head.number, start:end]
+    nisa.dma_copy(dst=values, src=rows.reshape_dim(0, (count, used)).permute((1, 0, 2)))
+
+
+def gather_pages(case, head, cached, keys, values, first):
+    """Fill tiles of keys and values from a paged cache, block by block."""
+    used, count, _ = values.shape
+    width = case.kv_heads * case.depth
+    for i in range(count):
+        rows = cached.rows[0:used, first + i : first + i + 1]
+        pattern = [[width, used], [1, case.depth]]
+        offset = head.number * case.depth
+        by_position = nl.ndarray((used, case.depth), dtype=case.k_cache.dtype, buffer=nl.sbuf)
+        source = case.k_cache.reshape((-1, width)).ap(pattern=pattern, offset=offset, vector_offset=rows)
+        nisa.dma_copy(dst=by_position, src=source)
+        nisa.dma_transpose(
+            dst=keys[:, i : i + 1], src=by_position.reshape_dim(1, (1, case.parts, case.part_depth))
+        )
+        source = case.v_cache.reshape((-1, width)).ap(pattern=pattern, offset=offset, vector_offset=rows)
+        nisa.dma_copy(dst=values[:, i, :], src=source)
+
+
+def store_new(case, head, first, end):
+    """Write new keys and values, from block `first` of them up to a row, to the caches."""
+    start = first * PARTITIONS
+    split = end // PARTITIONS * PARTITIONS
+    if case.slots is not None:
+        for row in range(start, end, PARTITIONS):
+            scatter_rows(case, head, row, min(end, row + PARTITIONS))
+        return
+    if split > start:
+        store_piece(case, head, start, (split - start) // PARTITIONS, PARTITIONS)
+    if end > split:
+        store_piece(case, head, split, 1, end - split)
+
+
+def store_piece(case, head, start, count, used):
+    """Write `used` keys and values of each of some blocks to a contiguous cache, behind its valid positions."""
+    at = (case.prefix + start) // PARTITIONS
+    capacity = case.k_cache.shape[3]
+    row = head.sequence * case.kv_heads + head.number
+    position = None
+    if case.prefix > 0:
+        position = case.positions[head.sequence * case.queries : head.sequence * case.queries + 1, :]
+    for part in range(case.parts):
+        keys = case.k_cache.ap(
+            pattern=[[capacity, case.part_depth], [used, count], [1, used]],
+            offset=(row * case.depth + part * case.part_depth) * capacity + start,
+            scalar_offset=position,
+            indirect_dim=3,
+        )
+        nisa.dma_copy(dst=keys, src=head.keys[:, at : at + count, part, 0:used], engine=nisa.engine.sync)
+    values = case.v_cache.ap(
+        pattern=[[case.depth, used], [used * case.depth, count], [1, case.depth]],
+        offset=(row * capacity + start) * case.depth,
+        scalar_offset=position,
+        indirect_dim=2,
+    )
+    nisa.dma_copy(
+        dst=values, src=head.values[0:used, at : at + count, 0 : case.depth], engine=nisa.engine.sync
+    )
+
+
+def scatter_rows(case, head, start, end):
+    """Write new keys and values start … end of a sequence to their slots of a paged cache, from the arguments."""
+    width = case.kv_heads * case.depth
+    first = head.sequence * case.new_keys
+    slots = nl.ndarray((end - start, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=slots, src=case.slots[first + start : first + end, :])
+    columns = [head.number * case.depth, (head.number + 1) * case.depth]
+    for new, cache in ((case.k, case.k_cache), (case.v, case.v_cache)):
+        rows = nl.ndarray((end - start, case.depth), dtype=case.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=rows, src=new[first + start : first + end, columns[0] : columns[1]])
+        target = cache.reshape((-1, width)).ap(
+            pattern=[[width, end - start], [1, case.depth]], offset=columns[0], vector_offset=slots
+        )
+        nisa.dma_copy(dst=target, src=cast(rows, cache.dtype))
