@@ -1,218 +1,176 @@
-"""attention_decode: attention of one new token with the caches, to which its key and value are written first.
+"""attention_decode: attention of the new tokens of a batch with its caches; rotates them and writes them to the caches.
 
-    o[h] = sum over s <= position of softmax over s (scale * q[h] . k_cache[g, :, s]) * v_cache[g, s]
-    with g = h // (Hq / Hk)
+For token i of the n = T / B new ones of sequence b, at position p = positions[b * n + i], and query head h:
+
+    o[h] = sum over s <= p of softmax over s (scale * q[h] . k[g, s]) * v[g, s]        with g = h // (Hq / Hk)
+
+where k and v are those of the cache before the sequence's first new token, and the new ones from there on. Queries and
+new keys are RMS-normalised head by head and rotated before, where weights and tables are given (see `rmsnorm`, `rope`).
 
 Dimensions
-    D   head size; Hq query heads; Hk key/value heads; S positions that the caches hold.
+    T   new tokens of B sequences, n of each, one sequence after the other; D head size (even); Hq query heads; Hk
+    key/value heads; S positions that the caches hold; R <= D rotated elements of a head.
 
 Arguments
-    q             [1, Hq * D] @ HBM, float32 or bfloat16
-    k, v          [1, Hk * D] @ HBM, q's dtype
-    k_cache       [1, Hk, D, S] @ HBM, any float dtype; finite everywhere; position `position` is written
-    v_cache       [1, Hk, S, D] @ HBM, any float dtype; finite everywhere; position `position` is written
-    position      [1, 1] @ HBM, int32, 0 <= position < S
+    q             [T, Hq * D] @ HBM, float32 or bfloat16
+    k, v          [T, Hk * D] @ HBM, q's dtype
+    k_cache       [B, Hk, D, S] @ HBM, any float dtype; the new positions are written
+    v_cache       [B, Hk, S, D] @ HBM, any float dtype; the new positions are written
+    positions     [T, 1] @ HBM, int32, consecutive within a sequence, 0 <= position < S
     scale         compile-time float > 0, usually D ** -0.5
     num_kv_heads  compile-time int or None; Hk, as the caches have it
-    returns o     [1, Hq * D] @ HBM, q's dtype, and the two caches
+    cos, sin      [S, R/2] @ HBM, float32, or None: q and k are rotated already
+    q_norm, k_norm  [1, D] @ HBM, both or None
+    eps           compile-time float, of the norms
+    returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches
 
-    The instructions do not depend on the value of `position`: it addresses two DMAs at run time and takes part in the
-    mask, and all S positions are scored. So one compiled kernel serves every step.
+    The instructions do not depend on the positions: they address DMAs at run time and take part in the mask, and all S
+    positions are read. So one compiled kernel serves every step. What a cache holds from the first new position on is
+    never used, NaN included: such scores are replaced, and such values are set to zero.
 
 Layout
-    One token has too few rows for the engines, so all heads are computed together, heads on the partitions:
-    scores [Hq, S]. One matmul contracts over (head, D) pairs of as many kv heads as fit on 128 partitions; the
-    queries are laid out block diagonally, [(kv head, d), query head] with zeros for all other kv heads.
-    Likewise the second product gives [Hq, (kv head, d)], of which each row keeps its own kv head's part.
+    Positions lie on the partitions. A chunk of 128 keys is the stationary operand and the queries of its head move:
+    scores [128 keys, chunk, query]. So the softmax of a head over 4096 positions takes 32 columns for each query, and
+    the weights lie as the second product needs them: a chunk of values stationary, its weights moving, [D, query].
+    Partition p of a chunk c holds position p * (S // 128) + c: rows of values that follow each other in HBM.
 
 Tiling
-    for up to 2048 positions: scores of all heads from k_cache, plus the mask
-    softmax over [Hq, S]; transpose the weights to [key, S/128, Hq]
-    for kv heads that fill 2048 columns: the product with v_cache, all keys accumulating in PSUM
+    for groups of heads and sequences whose keys fill 1 MiB (a group of units, see decode_sizes), in program order:
+        the scores of group i; the maximum of group i - 1; the product with the values of group i - 2; the exponentials
+        of group i - 1. Loads run as far ahead as SBUF allows.
+    The maximum is exact: no score overflows, and the largest weight of a query is one.
+    New tokens are one chunk more, from SBUF: no load waits for the write to the cache.
 
 Limits
-    D up to 128, Hq up to 128 (of this rank), S up to 8192.
+    D up to 256, n * Hq / Hk and Hq up to 128, Hk * n up to 128, T * Hq up to 8192; two groups of keys and values fit in
+    128 KiB per partition of SBUF: S up to 32768 at D = 128 in bfloat16.
 
 Cost
-    HBM: both caches once, and one row of each written; q, k, v and o once. Tensor engine: for each 512 positions one
-    matmul per 128 (kv head, d) pairs, and S/128 * Hk D/512 for the second product. Bound: reading the caches.
+    HBM: both caches once. Tensor engine: two matmuls for 128 positions of a kv head. Vector: five passes over
+    the scores and one over the values. Predicted on trn2: 95 % of the floor for 16 sequences of 4096 positions with
+    4 heads on 1, 40 % for one sequence, where loads, products and softmax follow each other. GpSimd takes 9.5 ns to
+    address one element of a new key, 1.2 us for a head: below 2048 positions that is longer than the loads.
 """
 
 from __future__ import annotations
 
 import nki
-import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.attention_prefill import check_heads
-from nki_kernels.precision import widened
-from nki_kernels.softmax import exponentials, running_bias
-from nki_kernels.tiles import (
-    ACCUMULATOR_BANKS,
-    BANK,
-    MASKED,
-    PARTITIONS,
-    blocks,
-    cast,
-    columns_at_once,
-    load,
-    load_repeated,
-    multiply,
-    transposed,
+from nki_kernels.decode_pipeline import (
+    Work,
+    add_values,
+    find_largest,
+    score_keys,
+    start,
+    weigh,
+    write_values,
 )
+from nki_kernels.decode_sizes import Sizes
+from nki_kernels.precision import widened
+from nki_kernels.rmsnorm import rmsnorm_reference
+from nki_kernels.tiles import PARTITIONS, expect_dims
 
-MAX_POSITIONS = 8192
+MAX_DEPTH = 256
+MAX_QUERIES = 8192
 
 
 @nki.jit
 def attention_decode(
-    q, k, v, k_cache: nt.mutable_tensor, v_cache: nt.mutable_tensor, position, scale, num_kv_heads=None
+    q,
+    k,
+    v,
+    k_cache: nt.mutable_tensor,
+    v_cache: nt.mutable_tensor,
+    positions,
+    scale,
+    num_kv_heads=None,
+    cos=None,
+    sin=None,
+    q_norm=None,
+    k_norm=None,
+    eps=1e-6,
 ):
-    """Attention of one new token with the caches, to which its key and value are written first."""
-    check_heads(q, k, v, k_cache, v_cache, scale, num_kv_heads)
-    _, kv_heads, depth, capacity = k_cache.shape
-    assert q.shape[0] == 1, f"attention_decode takes one token, not {q.shape[0]}"
-    assert position.shape == (1, 1), f"position is [1, 1], not {position.shape}"
-    assert capacity <= MAX_POSITIONS, (
-        f"attention_decode takes caches of at most {MAX_POSITIONS}, not {capacity}"
-    )
-    heads = q.shape[1] // depth
-    assert heads <= PARTITIONS, f"attention_decode takes at most {PARTITIONS} query heads, not {heads}"
+    """Attention of the new tokens of a batch with its caches, to which their keys and values are written."""
+    check_shapes(q, k, v, k_cache, v_cache, positions, scale, num_kv_heads)
+    check_tables(k_cache, cos, sin, q_norm, k_norm)
+    sizes = Sizes(q, k_cache)
+    check_sizes(sizes)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-
-    write_row(k, v, k_cache[0], v_cache[0], load(position, nl.int32))
-    mask = later_positions(position, heads, capacity)
-    queries, height = block_diagonal_queries(q.reshape((heads, depth)), kv_heads)
-    scores = nl.ndarray((heads, capacity), dtype=nl.float32, buffer=nl.sbuf)
-    keys = k_cache[0].reshape((kv_heads * depth, capacity))
-    step = columns_at_once(heads)
-    for first in range(0, capacity, step):
-        last = min(capacity, first + step)
-        sums = multiply(queries, keys[:, first:last], height)
-        nisa.tensor_tensor(dst=scores[:, first:last], data1=sums[0], data2=mask[:, first:last], op=nl.add)
-
-    weights, inverse = softmax(scores, scale, q.dtype)
-    weights_by_key = transposed(weights)
-    values = v_cache[0].permute((1, 0, 2))
-    together = max(1, BANK * ACCUMULATOR_BANKS // depth)
-    group = heads // kv_heads
-    for first in range(0, kv_heads, together):
-        last = min(kv_heads, first + together)
-        sums = multiply(weights_by_key, values[:, first:last, :])
-        result = own_part(sums[0], inverse, first, last - first, group, q.dtype)
-        rows = o.reshape((heads, depth))[first * group : last * group, :]
-        nisa.dma_copy(dst=rows, src=result[first * group : last * group, :])
+    work = Work(sizes, scale, k_cache, v_cache, v, o)
+    start(work, q, k, positions, (cos, sin), (q_norm, k_norm, eps))
+    for step in range(work.items + 2):
+        if step < work.items:
+            score_keys(work, step)
+        if 1 <= step <= work.items:
+            find_largest(work, step - 1)
+        if step >= 2:
+            add_values(work, step - 2)
+        if 1 <= step <= work.items:
+            weigh(work, step - 1)
+    write_values(work)
     return o, k_cache, v_cache
 
 
-def write_row(k, v, k_cache, v_cache, position):
-    """Store the new token's keys and values at a position that is read at run time from a [1, 1] tile."""
-    kv_heads, depth, capacity = k_cache.shape
-    nisa.dma_copy(
-        dst=k_cache.ap(
-            pattern=[[depth * capacity, kv_heads], [capacity, depth]], scalar_offset=position, indirect_dim=2
-        ),
-        src=k.reshape((kv_heads, depth)),
+def check_shapes(q, k, v, k_cache, v_cache, positions, scale, num_kv_heads):
+    """Refuse queries, keys, values, positions and caches whose shapes do not fit each other."""
+    expect_dims(2, q, "q [T, Hq * D]")
+    expect_dims(2, k, "k [T, Hk * D]")
+    expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
+    sequences, kv_heads, depth, capacity = k_cache.shape
+    tokens = q.shape[0]
+    assert num_kv_heads is None or num_kv_heads == kv_heads, (
+        f"{num_kv_heads} key/value heads, caches for {kv_heads}"
     )
-    nisa.dma_copy(
-        dst=v_cache.ap(
-            pattern=[[capacity * depth, kv_heads], [1, depth]], scalar_offset=position, indirect_dim=1
-        ),
-        src=v.reshape((kv_heads, depth)),
+    assert depth <= MAX_DEPTH and depth % 2 == 0, (
+        f"attention_decode takes an even head size of at most {MAX_DEPTH}, not {depth}"
     )
-
-
-def later_positions(position, rows, capacity):
-    """A tile [rows, capacity] of 0 up to the position and MASKED after it."""
-    limit = cast(load_repeated(position, rows), nl.float32)
-    mask = nl.ndarray((rows, capacity), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=mask, pattern=[[1, capacity]])
-    nisa.tensor_scalar(dst=mask, data=mask, op0=nl.greater, operand0=limit, op1=nl.multiply, operand1=MASKED)
-    return mask
-
-
-def block_diagonal_queries(q, kv_heads):
-    """Queries [heads, D] @ HBM as blocks [(kv head, d), block, head], zero where the kv head is not the head's own.
-
-    Returns the tile and its rows per block: D times the kv heads that fit on the partitions. A transpose of the
-    queries repeated along the free dim puts a copy of q[head, :] beside every kv head. Row p of block b belongs to
-    kv head n where 0 <= p + b * height - D * n < D; two affine selections keep those.
-    """
-    heads, depth = q.shape
-    together = min(kv_heads, PARTITIONS // depth)
-    height = together * depth
-    count = blocks(kv_heads, together)
-    rows = load(q, q.dtype)
-    bank = nl.ndarray((height, heads), dtype=q.dtype, buffer=nl.psum)
-    nisa.nc_transpose(dst=bank, data=rows.reshape((heads, 1, depth)).broadcast(1, together))
-    repeated = nl.ndarray((height, 1, heads), dtype=q.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=repeated, src=bank)
-    if kv_heads == 1:
-        return repeated, height
-    pattern = [[height, count], [-depth, kv_heads], [0, heads // kv_heads]]
-    result = nl.ndarray((height, count, heads), dtype=q.dtype, buffer=nl.sbuf)
-    nisa.affine_select(
-        dst=result,
-        pattern=pattern,
-        channel_multiplier=1,
-        on_true_tile=repeated.broadcast(1, count),
-        on_false_value=0.0,
-        cmp_op=nl.greater_equal,
+    assert v_cache.shape == (sequences, kv_heads, capacity, depth), (
+        f"v_cache is [{sequences}, {kv_heads}, {capacity}, {depth}] beside k_cache {k_cache.shape}, not {v_cache.shape}"
     )
-    nisa.affine_select(
-        dst=result,
-        pattern=pattern,
-        channel_multiplier=1,
-        offset=1 - depth,
-        on_true_tile=result,
-        on_false_value=0.0,
-        cmp_op=nl.less_equal,
+    assert tokens % sequences == 0, f"{tokens} tokens for caches of {sequences} sequences; each needs as many"
+    assert k.shape == (tokens, kv_heads * depth), (
+        f"k is [{tokens}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
     )
-    return result, height
+    assert v.shape == k.shape, f"k is {k.shape}, v is {v.shape}"
+    assert q.shape[1] % k.shape[1] == 0, f"q has rows of {q.shape[1]}, no multiple of k's {k.shape[1]}"
+    assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
+    assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
+    assert scale > 0, f"scale is {scale}; the exact maximum needs a positive one"
 
 
-def softmax(scores, scale, dtype):
-    """exp(scale * (scores - their maximum)) for each row in `dtype`, and the inverse of its sum [rows, 1]."""
-    weights, total = exponentials(scores, scale, running_bias(scores, scale), dtype)
-    inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.reciprocal(dst=inverse, data=total)
-    return weights, inverse
+def check_tables(k_cache, cos, sin, q_norm, k_norm):
+    """Refuse tables and norms of which one is missing or has another shape than the heads need."""
+    depth = k_cache.shape[2]
+    assert (cos is None) == (sin is None), "cos and sin come together"
+    if cos is not None:
+        assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}"
+        assert 2 * cos.shape[1] <= depth, (
+            f"tables of width {cos.shape[1]} need heads of {2 * cos.shape[1]}, not {depth}"
+        )
+    assert (q_norm is None) == (k_norm is None), "q_norm and k_norm come together"
+    if q_norm is not None:
+        assert q_norm.shape == (1, depth) and k_norm.shape == (1, depth), (
+            f"q_norm and k_norm are [1, {depth}], not {q_norm.shape} and {k_norm.shape}"
+        )
 
 
-def own_part(product, inverse, first, count, group, dtype):
-    """Of a product [heads, (kv head, d)] over `count` kv heads from `first` on, each head's own part [heads, D].
-
-    Head h belongs to kv head n where 0 <= h - group * (first + n) < group. The others are set to zero, so
-    the sum over kv heads is the part that was kept; rows of heads with none of these kv heads become zero.
-    """
-    heads, columns = product.shape
-    depth = columns // count
-    whole = nl.ndarray((heads, count, depth), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=whole, data=product, op0=nl.multiply, operand0=inverse)
-    pattern = [[-group, count], [0, depth]]
-    nisa.affine_select(
-        dst=whole,
-        pattern=pattern,
-        channel_multiplier=1,
-        offset=-group * first,
-        on_true_tile=whole,
-        on_false_value=0.0,
-        cmp_op=nl.greater_equal,
+def check_sizes(sizes):
+    """Refuse more heads, tokens or positions than the tiles take."""
+    assert sizes.heads <= PARTITIONS, (
+        f"attention_decode takes at most {PARTITIONS} query heads, not {sizes.heads}"
     )
-    nisa.affine_select(
-        dst=whole,
-        pattern=pattern,
-        channel_multiplier=1,
-        offset=1 - group - group * first,
-        on_true_tile=whole,
-        on_false_value=0.0,
-        cmp_op=nl.less_equal,
+    assert sizes.queries <= PARTITIONS, (
+        f"attention_decode takes at most {PARTITIONS} new queries of a kv head, not {sizes.queries}"
     )
-    result = nl.ndarray((heads, depth), dtype=dtype, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=result, op=nl.add, data=whole.permute((0, 2, 1)), axis=2)
-    return result
+    assert sizes.tokens * sizes.heads <= MAX_QUERIES, (
+        f"attention_decode takes at most {MAX_QUERIES} heads of new tokens, not {sizes.tokens * sizes.heads}"
+    )
+    assert sizes.key_buffers > 0 and sizes.value_buffers > 0, (
+        f"attention_decode takes caches of at most {sizes.most_positions} positions, not {sizes.capacity}"
+    )
 
 
 def attention_decode_reference(
@@ -221,20 +179,41 @@ def attention_decode_reference(
     v: np.ndarray,
     k_cache: np.ndarray,
     v_cache: np.ndarray,
-    position: np.ndarray,
+    positions: np.ndarray,
     scale: float,
     num_kv_heads: int | None = None,
+    cos: np.ndarray | None = None,
+    sin: np.ndarray | None = None,
+    q_norm: np.ndarray | None = None,
+    k_norm: np.ndarray | None = None,
+    eps: float = 1e-6,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Softmax over the positions up to the new one, head by head, in float32; the caches are updated in place."""
-    _, kv_heads, depth, _ = k_cache.shape
-    here = int(position[0, 0])
-    k_cache[0, :, :, here] = k.reshape(kv_heads, depth)
-    v_cache[0, :, here, :] = v.reshape(kv_heads, depth)
-    queries = widened(q).reshape(kv_heads, -1, depth)
+    """Softmax over the positions up to each new one, head by head, in float32; the caches are updated in place."""
+    sequences, kv_heads, depth, _ = k_cache.shape
+    tokens = len(q)
+    heads = []
+    for rows, weight in ((q, q_norm), (k, k_norm)):
+        each = rows.reshape(-1, depth)
+        if weight is not None:
+            each = rmsnorm_reference(each, weight, eps)
+        each = widened(each).reshape(tokens, -1, depth)
+        if cos is not None and sin is not None:
+            half = cos.shape[1]
+            cosines, sines = widened(cos)[positions], widened(sin)[positions]
+            first, second, rest = np.split(each, [half, 2 * half], axis=2)
+            turned = first * cosines - second * sines, second * cosines + first * sines
+            each = np.concatenate([*turned, rest], axis=2)
+        heads.append(each.astype(q.dtype))
     outputs = []
-    for head in range(kv_heads):
-        scores = queries[head] @ widened(k_cache[0, head, :, : here + 1]) * queries.dtype.type(scale)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
-        outputs.append(weights @ widened(v_cache[0, head, : here + 1]))
+    for token in range(tokens):
+        sequence, here = token * sequences // tokens, int(positions[token, 0])
+        k_cache[sequence, :, :, here] = heads[1][token]
+        v_cache[sequence, :, here, :] = v[token].reshape(kv_heads, depth)
+        queries = widened(heads[0][token]).reshape(kv_heads, -1, depth)
+        for head in range(kv_heads):
+            scores = queries[head] @ widened(k_cache[sequence, head, :, : here + 1])
+            scores = scores * scores.dtype.type(scale)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            outputs.append(weights @ widened(v_cache[sequence, head, : here + 1]))
     return np.stack(outputs).reshape(q.shape).astype(q.dtype), k_cache, v_cache

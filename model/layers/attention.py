@@ -3,18 +3,20 @@
     q, k, v = qkv_projection(x)          RMSNorm fused in; heads divided over the ranks
     q, k    = rmsnorm(q), rmsnorm(k)     head by head, where the model has such norms
     q, k    = rope(q), rope(k)           for a prompt, both in the launch of qkv_projection
-    o       = attention_prefill(q, k, v) for a prompt, attention_decode(q, k, v) for one token; fills the cache
+    o       = attention_prefill(q, k, v) for a prompt, attention_decode(q, k, v) for one token of each sequence
     x       = output_projection(o, x)    all-reduced over the ranks, plus x
 
-State: keys [heads, head_dim, length] and values [heads, length, head_dim] of a rank's heads. Keys lie transposed,
-because a decode step contracts over head_dim, which then is the partition axis of a tile read straight from HBM; values
-contract over positions.
+Both kernels of attention fill the cache. A decode step is one launch for up to 128 sequences, norms and rope included.
+
+State: keys [sequences, heads, head_dim, length] and values [sequences, heads, length, head_dim] of a rank's heads. Keys
+lie transposed, because a decode step contracts over head_dim, which then is the partition axis of a tile read straight
+from HBM; values contract over positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,13 +35,15 @@ from model.layers.launch import (
     Tensor,
     Value,
     Weight,
-    copied,
     product,
 )
 from model.layers.layer import Constant, States
 from model.layers.norm import RmsNorm
 from model.layers.shard import ROW_PARALLEL, Shard, by_heads
 from model.precision import FLOAT32
+
+_SEQUENCES = 128
+"""Sequences that one launch of a decode step takes."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,8 @@ class Attention:
         """Keys and values of a rank's heads, by sequence."""
         heads, dim = self.heads.kv_heads_of_rank(step.ranks), self.heads.head_dim
         return (
-            Value(f"{self.name}.keys", (1, heads, dim, step.cache_length), step.activations),
-            Value(f"{self.name}.values", (1, heads, step.cache_length, dim), step.activations),
+            Value(f"{self.name}.keys", (step.sequences, heads, dim, step.cache_length), step.activations),
+            Value(f"{self.name}.values", (step.sequences, heads, step.cache_length, dim), step.activations),
         )
 
     def _tables(self, step: StepShape) -> tuple[Value, Value]:
@@ -124,7 +128,7 @@ class Attention:
         }
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Projection, rotations, attention, output."""
+        """Projection, attention, output."""
         own, dim, rows = self.heads, self.heads.head_dim, step.tokens
         heads, kv_heads = own.heads // step.ranks, own.kv_heads_of_rank(step.ranks)
         x = Value("x", (rows, self.hidden), step.activations)
@@ -134,60 +138,66 @@ class Attention:
         at = Value("positions", (rows, 1), INT32)
         arguments: tuple[Argument, ...] = (x, self.norm.weight.value(step), w_qkv, self.norm.eps)
         arguments += (q.shape[1], k.shape[1])
-        turned = step.phase is Phase.prefill
-        if turned:
+        if step.phase is Phase.prefill:
             norms = [norm.weight.value(step) for norm in self.head_norms] if self.head_norms else [None, None]
             arguments += (None, at, *self._tables(step), dim, *norms)
         launches = [Launch("qkv_projection", arguments, ("q", "k", "v"), product(rows, w_qkv), rows)]
-        for place, (label, each, count) in enumerate((("queries", q, heads), ("keys", k, kv_heads))):
-            if turned:
-                continue
-            if self.head_norms is not None:
-                launches.append(self.head_norms[place].launch(each, step, label))
-                each = each.reshaped(*each.shape)
-            turn = (each, at, *self._tables(step), count)
-            launches.append(Launch("rope", turn, (each.name,), copied(each), rows, label))
-        launches.append(self._attend(step, q, k, v))
+        attend = self._prefill if step.phase is Phase.prefill else self._decode
+        launches.extend(attend(step, q, k, v))
         o = Value("o", q.shape, step.activations)
         work = product(rows, w_o)
         launches.append(Launch("output_projection", (o, w_o, x, Axis.tensor), ("x",), work, rows))
         return launches
 
-    def _attend(self, step: StepShape, q: Value, k: Value, v: Value) -> Launch:
+    def _prefill(self, step: StepShape, q: Value, k: Value, v: Value) -> Sequence[Launch]:
+        tokens = step.tokens
         keys, values = self.states(step)
-        scale, window = self.heads.head_dim**-0.5, self.heads.window
-        results = ("o", keys.name, values.name)
-        narrow = window is not None and window < step.context
-        refusal = f"no kernel attends within a window, here of {window} tokens" if narrow else ""
-        if step.phase is Phase.prefill:
-            tokens, size = step.tokens, step.activations.itemsize
-            moved = size * tokens * (2.0 * q.shape[1] + 4.0 * k.shape[1])
-            return Launch(
-                "attention_prefill",
-                (q, k, v, keys, values, scale),
-                results,
-                LeastWork(2.0 * q.shape[1] * tokens * (tokens + 1), moved),
-                tokens,
-                growth=Growth.square,
-                refusal=refusal,
-            )
-        q, k, v = (each.last(1) for each in (q, k, v))
-        position = Value("positions", (1, 1), INT32)
+        moved = step.activations.itemsize * tokens * (2.0 * q.shape[1] + 4.0 * k.shape[1])
+        attention = Launch(
+            "attention_prefill",
+            (q, k, v, keys, values, self.heads.head_dim**-0.5),
+            ("o", keys.name, values.name),
+            LeastWork(2.0 * q.shape[1] * tokens * (tokens + 1), moved),
+            tokens,
+            growth=Growth.square,
+            refusal=self._refusal(step),
+        )
+        return [attention]
+
+    def _decode(self, step: StepShape, q: Value, k: Value, v: Value) -> Sequence[Launch]:
+        """One launch, or one for every 128 sequences."""
+        whole, rest = divmod(step.sequences, _SEQUENCES)
+        chunks = [(rows, repeat) for rows, repeat in ((_SEQUENCES, whole), (rest, 1)) if rows and repeat]
+        return [self._decode_launch(step, (q, k, v), rows, repeat) for rows, repeat in chunks]
+
+    def _decode_launch(self, step: StepShape, projected: tuple[Value, ...], rows: int, repeat: int) -> Launch:
+        q, k, v = (each.last(rows) for each in projected) if rows < step.tokens else projected
+        keys, values = self.states(replace(step, sequences=rows))
+        at = Value("positions", (rows, 1), INT32)
+        arguments = (q, k, v, keys, values, at, self.heads.head_dim**-0.5, keys.shape[1], *self._tables(step))
+        if self.head_norms is not None:
+            norms = [norm.weight.value(step) for norm in self.head_norms]
+            arguments = (*arguments, *norms, self.head_norms[0].eps)
         return Launch(
             "attention_decode",
-            (q, k, v, keys, values, position, scale),
-            results,
-            LeastWork(4.0 * q.shape[1] * step.cache_length, float(keys.nbytes + values.nbytes)),
-            1,
-            growth=Growth.fixed,
-            repeat=step.sequences,
-            refusal=refusal,
+            arguments,
+            ("o", keys.name, values.name),
+            LeastWork(4.0 * q.shape[1] * step.cache_length * rows, float(keys.nbytes + values.nbytes)),
+            rows,
+            repeat=repeat,
+            refusal=self._refusal(step),
         )
+
+    def _refusal(self, step: StepShape) -> str:
+        window = self.heads.window
+        narrow = window is not None and window < step.context
+        return f"no kernel attends within a window, here of {window} tokens" if narrow else ""
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Softmax over all earlier positions; exponentials relative to the largest score of all.
 
-        In a prompt of more than 4,096 tokens the kernel rounds exponentials relative to the largest score so far.
+        In a prompt of more than 4,096 tokens the kernel rounds exponentials relative to the largest score so far. In a
+        decode step it adds exponentials up after they were rounded.
         """
         own, names = self.heads, self.tensors
         normed = self.norm.reference(x, numpy)
@@ -211,6 +221,8 @@ class Attention:
         future = np.arange(length) > np.arange(length - tokens, length)[:, None]
         scores[:, future] = -np.inf
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        mixed = numpy.rounded(scores) @ np.repeat(values, group, axis=0)
-        mixed = numpy.rounded(mixed / scores.sum(axis=-1, keepdims=True)).swapaxes(0, 1).reshape(tokens, -1)
+        weights = numpy.rounded(scores)
+        total = (weights if span.start else scores).sum(axis=-1, keepdims=True)
+        mixed = weights @ np.repeat(values, group, axis=0) / total
+        mixed = numpy.rounded(mixed).swapaxes(0, 1).reshape(tokens, -1)
         return numpy.rounded(x + numpy.summed_product(mixed, names.output))

@@ -1,8 +1,8 @@
 """Predicted times of a model's passes: dry runs of its launch list at few sizes, added up.
 
-Equal blocks are launched once and counted as often as they are there. `attention_decode` takes one sequence, so a batch
-is as many launches; `lm_head` takes 128 rows at a time. A launch that its kernel refuses, or that no kernel computes,
-is replaced by its roofline, and the reason is kept.
+Equal blocks are launched once and counted as often as they are there. `attention_decode` and `lm_head` take up to 128
+sequences at a time. A launch that its kernel refuses, or that no kernel computes, is replaced by its roofline, and the
+reason is kept.
 
 No launch is taken as shorter than its work on the core's peaks.
 """

@@ -1,4 +1,4 @@
-"""attention_prefill and attention_decode: groups, ragged sizes, caches, and one stream for every position."""
+"""attention_prefill: groups, ragged sizes, caches, and what a decode step makes of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
-from simulate.errors import OutOfBounds
 from tests.kernels.accuracy import ODD_SIZES, TARGETS, check, compare, copied, in_float64, normal, run
+from tests.kernels.bounds import rounding_bound
 
 BF16 = ml_dtypes.bfloat16
 PREFILL = (kernels.attention_prefill, kernels.attention_prefill_reference)
-DECODE = (kernels.attention_decode, kernels.attention_decode_reference)
 
 
 def caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
@@ -50,37 +49,21 @@ def prefill_arguments(
     )
 
 
-def decode_arguments(
-    position: int,
-    heads: int,
-    kv_heads: int,
-    depth: int,
-    positions: int,
-    dtype: Any = np.float32,
-    cache: Any = np.float32,
-) -> tuple[Any, ...]:
-    q, k, v = prompt(1, heads, kv_heads, depth, dtype)
-    return q, k, v, *caches(kv_heads, depth, positions, cache), np.int32([[position]]), depth**-0.5
-
-
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("group", [1, 2, 4])
 def test_groups_and_dtypes_on_every_chip(target: str, dtype: type, group: int) -> None:
     check(*PREFILL, prefill_arguments(129, 2 * group, 2, 16, 130, dtype, dtype), target)
-    check(*DECODE, decode_arguments(60, 3 * group, 3, 48, 128, dtype, dtype), target)
 
 
 @pytest.mark.parametrize("size", [1, *ODD_SIZES])
 def test_any_number_of_tokens_and_positions(size: int) -> None:
     check(*PREFILL, prefill_arguments(size, 4, 2, 8, 172))
-    check(*DECODE, decode_arguments(size // 2, 4, 2, 8, size))
 
 
 @pytest.mark.parametrize("depth", [1, 8, 48, 64, 127, 128])
 def test_any_head_size(depth: int) -> None:
     check(*PREFILL, prefill_arguments(20, 4, 2, depth, 24))
-    check(*DECODE, decode_arguments(20, 6, 3, depth, 24))
 
 
 @pytest.mark.parametrize("tokens", [511, 512, 513, 700])
@@ -97,19 +80,8 @@ def test_maximum_that_moves_from_key_block_to_key_block(steepness: int) -> None:
     check(*PREFILL, (np.abs(q), np.abs(k) * growing[::-1], v, k_cache, v_cache, scale))
 
 
-@pytest.mark.parametrize("positions", [512, 2048, 2304])
-def test_caches_over_several_score_groups(positions: int) -> None:
-    for position in (0, positions // 2, positions - 1):
-        check(*DECODE, decode_arguments(position, 4, 2, 16, positions))
-
-
-def test_more_key_value_heads_than_one_product_takes() -> None:
-    check(*DECODE, decode_arguments(7, 20, 20, 128, 16))
-
-
 def test_caches_in_bfloat16_with_float32_activations() -> None:
     check(*PREFILL, prefill_arguments(130, 4, 2, 16, 256, np.float32, BF16))
-    check(*DECODE, decode_arguments(130, 4, 2, 16, 256, np.float32, BF16))
 
 
 def test_prefill_writes_the_prompt_into_the_caches_and_nothing_else() -> None:
@@ -143,29 +115,6 @@ def test_later_tokens_do_not_change_earlier_outputs() -> None:
     assert not np.array_equal(first[0][150:], second[0][150:])
 
 
-def test_positions_after_the_new_one_do_not_count() -> None:
-    q, k, v, k_cache, v_cache, position, scale = decode_arguments(70, 4, 2, 16, 172)
-    first = run(kernels.attention_decode, (q, k, v, k_cache, v_cache, position, scale))[0]
-    k_cache[..., 71:] = 1e6
-    v_cache[:, :, 71:] = -1e6
-    assert np.array_equal(
-        first, run(kernels.attention_decode, (q, k, v, k_cache, v_cache, position, scale))[0]
-    )
-
-
-def rounding_bound(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> float:
-    """How far two float32 evaluations of one attention output may lie apart.
-
-    A score is a sum of `depth` products, off by at most depth + 2 roundings of the sum of their magnitudes; a
-    weight is off by twice that, relatively, and by the roundings of exp, sum, correction and division; the output is
-    a mean of values with these weights.
-    """
-    unit = 2.0**-24
-    depth, keys = q.size, k.shape[0]
-    score = (depth + 2) * unit * scale * float((np.abs(q) * np.abs(k)).sum(axis=1).max())
-    return 2 * float(np.abs(v).max()) * (2 * score + (2 * keys + 16) * unit)
-
-
 @pytest.mark.parametrize("tokens", [1, 63, 127, 128, 129, 600])
 def test_decode_after_prefill_equals_prefill_of_one_token_more(tokens: int) -> None:
     q, k, v = prompt(tokens + 1, 4, 2, 16)
@@ -188,7 +137,7 @@ def test_decode_after_prefill_equals_prefill_of_one_token_more(tokens: int) -> N
         assert np.abs(step[0][0, own].astype(np.float64) - longer[0][-1, own]).max() <= bound
 
 
-def test_references_agree_with_torch() -> None:
+def test_reference_agrees_with_torch() -> None:
     torch = pytest.importorskip("torch", reason="torch is the independent reference of the references")
     q, k, v, k_cache, v_cache, scale = (in_float64(a) for a in prefill_arguments(37, 6, 2, 16, 40))
     heads = [torch.from_numpy(a.copy()).reshape(37, -1, 16).transpose(0, 1) for a in (q, k, v)]
@@ -197,34 +146,7 @@ def test_references_agree_with_torch() -> None:
         attend(*heads, is_causal=True, scale=scale, enable_gqa=True).transpose(0, 1).reshape(37, -1).numpy()
     )
     whole = kernels.attention_prefill_reference(q, k, v, *copied((k_cache, v_cache)), scale)
-    last = kernels.attention_decode_reference(
-        q[-1:], k[-1:], v[-1:], whole[1], whole[2], np.int32([[36]]), scale
-    )
     compare(whole[0].astype(np.float32), truth, truth.astype(np.float32))
-    compare(last[0].astype(np.float32), truth[-1:], truth[-1:].astype(np.float32))
-
-
-def test_stream_does_not_depend_on_the_position() -> None:
-    texts = set()
-    for position in (0, 100, 255):
-        launch = simulate.World("trn1").launch(
-            kernels.attention_decode, [(decode_arguments(position, 4, 2, 64, 256), {})]
-        )
-        texts.add(launch.streams[0].text())
-    assert len(texts) == 1
-
-
-def test_decode_takes_few_instructions() -> None:
-    launch = simulate.World("trn1").launch(
-        kernels.attention_decode, [(decode_arguments(0, 4, 2, 64, 256), {})]
-    )
-    assert len(launch.streams[0]) <= 40
-
-
-def test_takes_the_last_position_and_refuses_the_next() -> None:
-    run(kernels.attention_decode, decode_arguments(23, 4, 2, 8, 24))
-    with pytest.raises(OutOfBounds, match="index 24 is out of bounds"):
-        run(kernels.attention_decode, decode_arguments(24, 4, 2, 8, 24))
 
 
 def test_takes_a_prompt_that_fills_the_caches_and_refuses_one_more() -> None:
@@ -233,12 +155,6 @@ def test_takes_a_prompt_that_fills_the_caches_and_refuses_one_more() -> None:
         AssertionError, match="a prompt of 25 tokens does not fit into caches of 24 positions"
     ):
         run(kernels.attention_prefill, prefill_arguments(25, 4, 2, 8, 24))
-
-
-def test_takes_128_heads_and_refuses_129() -> None:
-    check(*DECODE, decode_arguments(3, 128, 2, 8, 8))
-    with pytest.raises(AssertionError, match="attention_decode takes at most 128 query heads, not 129"):
-        run(kernels.attention_decode, decode_arguments(3, 129, 3, 8, 8))
 
 
 def test_refuses_operands_that_do_not_fit() -> None:
@@ -261,35 +177,15 @@ def test_refuses_operands_that_do_not_fit() -> None:
     run(kernels.attention_prefill, (q, k, v, k_cache, v_cache, scale, 2))
 
 
-def test_refuses_two_tokens_in_a_decode_step() -> None:
-    q, k, v, k_cache, v_cache, scale = prefill_arguments(2, 4, 2, 8, 16)
-    with pytest.raises(AssertionError, match="attention_decode takes one token, not 2"):
-        run(kernels.attention_decode, (q, k, v, k_cache, v_cache, np.int32([[0]]), scale))
-    with pytest.raises(AssertionError, match=r"position is \[1, 1\], not \(1, 2\)"):
-        run(kernels.attention_decode, (q[:1], k[:1], v[:1], k_cache, v_cache, np.int32([[0, 1]]), scale))
-
-
 def test_refuses_prompts_beyond_the_longest() -> None:
     with pytest.raises(AssertionError, match="attention_prefill takes at most 8192 tokens, not 8193"):
         run(kernels.attention_prefill, prefill_arguments(8193, 1, 1, 1, 8200))
-
-
-def test_refuses_caches_beyond_the_longest() -> None:
-    with pytest.raises(AssertionError, match="attention_decode takes caches of at most 8192, not 8193"):
-        run(kernels.attention_decode, decode_arguments(0, 1, 1, 1, 8193))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_the_largest_sizes_fit_on_the_smallest_chip(dtype: type) -> None:
     """Planned and placed without computing numbers; a launch refuses tiles that do not fit."""
     world = simulate.World("trn1")
-    position = np.zeros((1, 1), np.int32)
-    for heads, kv_heads in ((128, 8), (32, 32)):
-        q, k, v = (np.empty((1, count * 128), dtype) for count in (heads, kv_heads, kv_heads))
-        cache = np.empty((1, kv_heads, 128, 8192), BF16), np.empty((1, kv_heads, 8192, 128), BF16)
-        world.launch(
-            kernels.attention_decode, [((q, k, v, *cache, position, 0.1), {})], mode=simulate.Mode.dry
-        )
     q, k, v = (np.empty((8192, 128), dtype) for _ in range(3))
     cache = np.empty((1, 1, 128, 8192), BF16), np.empty((1, 1, 8192, 128), BF16)
     world.launch(kernels.attention_prefill, [((q, k, v, *cache, 0.1), {})], mode=simulate.Mode.dry)

@@ -144,5 +144,5 @@ def test_a_step_of_many_sequences_lists_rows_and_repeats(write_model, batch, chu
     decoder = compose(load_config(write_model()))
     step = StepShape(Phase.decode, batch, batch, 128, 64, 1, FLOAT32, FLOAT32)
     attend = [each for each in launches_of(decoder.blocks[0], step) if each.kernel == "attention_decode"]
-    assert [(each.rows, each.repeat) for each in attend] == [(1, batch)]
+    assert [(each.rows, each.repeat) for each in attend] == chunks
     assert [(each.rows, each.repeat) for each in decoder.head.launches(step)] == chunks

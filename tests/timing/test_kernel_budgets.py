@@ -129,7 +129,8 @@ def attention_decode(heads: int, kv: int, length: int, predicted_us: float = 0.0
     size = 128
     q, k, v = narrow(1, heads * size), narrow(1, kv * size), narrow(1, kv * size)
     arguments = (q, k, v, narrow(1, kv, size, length), narrow(1, kv, length, size), ids(1), size**-0.5)
-    reads = {"q": 1, "k": 1, "v": 1, "k_cache": 1, "v_cache": 1, "position": heads + 1}
+    # Values go through the product and to the cache; the position to all partitions, and to each row of both caches.
+    reads = {"q": 1, "k": 1, "v": 2, "k_cache": 1, "v_cache": 1, "positions": (128 + 2) * kv}
     return Work(kernels.attention_decode, arguments, reads, q.nbytes + k.nbytes + v.nbytes, predicted_us)
 
 
@@ -186,7 +187,7 @@ REALISTIC = (
     qkv_projection(1024, 4096, 512, 128, 95.0),
     rope(1024, 4, 128, 8192, 28.9),
     attention_prefill(1024, 4, 1, 2048, 41.7),
-    attention_decode(4, 1, 8192, 57.8),
+    attention_decode(4, 1, 8192, 21.3),
     output_projection(1024, 512, 4096, 71.6),
     mlp(1024, 4096, 1792, 625.4),
     lm_head(1, 4096, 16032, 8, 345.2),

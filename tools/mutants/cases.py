@@ -38,12 +38,14 @@ class Case:
         return len(self.arguments)
 
 
-def _alone(kernel: str, target: str, *arguments: Any, whole: Any = None, ranks: Any = None) -> Case:
+def _alone(
+    kernel: str, target: str, *arguments: Any, whole: Any = None, ranks: Any = None, copies: bool = True
+) -> Case:
     """A case judged by the kernel's reference; for several ranks `whole` has the arguments of the reference.
 
-    The caches of attention hold copies, so they are compared byte by byte.
+    The caches of attention hold copies, so they are compared byte by byte, unless it rotates keys.
     """
-    stored = (1, 2) if kernel.startswith("attention") else ()
+    stored = (1, 2) if kernel.startswith("attention") and copies else ()
     reference = getattr(nki_kernels, f"{kernel}_reference")
     given = whole or arguments
     plain = as_tuple(reference(*copied(given)))
@@ -411,16 +413,27 @@ def _prompt(
 
 def _attention() -> list[Case]:
     def decode(
-        target: str, position: int, heads: int, kv: int, depth: int, positions: int, dtype: Any, cache: Any
+        target: str,
+        firsts: list[int],
+        heads: int,
+        kv: int,
+        depth: int,
+        positions: int,
+        dtype: Any,
+        cache: Any,
+        new: int = 1,
+        rotated: int = 0,
     ) -> Case:
-        stored = _caches(kv, depth, positions, cache)
-        # Later positions hold what no mask but an infinite or a very low one can hide.
-        stored[0][:, :, position + 1 :] = 3e10
-        stored[1][:, position + 1 :] = -50
-        place = np.int32([[position]])
-        return _alone(
-            "attention_decode", target, *_prompt(1, heads, kv, depth, dtype), *stored, place, depth**-0.5, kv
-        )
+        stored = [np.concatenate([each] * len(firsts)) for each in _caches(kv, depth, positions, cache)]
+        for sequence, first in enumerate(firsts):
+            # What no mask but an infinite or a very low one can hide; of rotated keys the reference has not the bytes.
+            stored[0][sequence, :, :, first:] = 50 if rotated else 3e10
+            stored[1][sequence, :, first:] = -50
+        places = (np.array(firsts)[:, None] + np.arange(new)).reshape(-1, 1).astype(np.int32)
+        tables = [normal(seed, positions, rotated) for seed in (6, 7)] if rotated else [None, None]
+        norms = [normal(seed, 1, depth) for seed in (4, 5)] if rotated else [None, None]
+        given = *_prompt(len(places), heads, kv, depth, dtype), *stored, places, depth**-0.5, kv
+        return _alone("attention_decode", target, *given, *tables, *norms, EPS, copies=not rotated)
 
     def prefill(
         target: str, tokens: int, heads: int, kv: int, depth: int, positions: int, dtype: Any, cache: Any
@@ -449,14 +462,11 @@ def _attention() -> list[Case]:
     steep = (np.abs(q), np.abs(k) * growing, v, *_caches(1, 8, 1100))
     falling = (np.abs(q), np.abs(k) * growing[::-1], v, *_caches(1, 8, 1100))
     return [
-        decode("trn2", 60, 6, 3, 48, 128, np.float32, np.float32),
-        decode("trn1", 5, 4, 1, 16, 9, BF16, BF16),
-        decode("trn1", 100, 4, 2, 16, 2304, np.float32, BF16),
-        decode("trn2", 1001, 2, 1, 8, 2048, np.float32, np.float32),
-        decode("trn1", 1001, 2, 1, 8, 2049, np.float32, np.float32),
-        decode("trn1", 3, 16, 16, 128, 5, np.float32, np.float32),
-        decode("trn2", 3, 17, 17, 128, 5, np.float32, np.float32),
-        decode("trn3", 7, 40, 40, 128, 16, np.float32, np.float32),
+        decode("trn2", [60], 6, 3, 48, 128, np.float32, np.float32, rotated=20),
+        decode("trn1", [5, 0, 8], 4, 1, 16, 9, BF16, BF16, rotated=8),
+        decode("trn1", [100, 257], 6, 2, 16, 300, np.float32, BF16, new=3, rotated=8),
+        decode("trn2", [1001], 24, 1, 4, 2304, np.float32, np.float32, new=3),
+        decode("trn3", [7, 3, 60] * 6, 80, 40, 130, 128, BF16, BF16),
         _alone("attention_prefill", "trn2", *last_key(20), 8**-0.5),
         climbing("trn2", 20, 100_003.0, 1.0),
         climbing("trn1", 20, 2.0**34, 2.0**20),

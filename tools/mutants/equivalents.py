@@ -8,21 +8,16 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "the blocks overlap: some rows or columns are computed again, from the same operands, with the same result": (
         "*.* bound: range(0, tokens, PARTITIONS): PARTITIONS - 1",
         "*.* bound: range(0, tokens, step): step - 1",
-        "attention_decode.attention_decode bound: range(0, capacity, step): step - 1",
-        "attention_decode.attention_decode bound: range(0, kv_heads, together): together - 1",
         "tiles.load_transposed bound: range(0, rows, PARTITIONS): PARTITIONS - 1",
         "tiles.transpose_into bound: range(0, full, per_bank): per_bank - 1",
     ),
     "the tile has partitions, or a block, that nobody touches; every operand is sliced to what was written": (
         "*.* clamp: min(tokens, PARTITIONS) -> PARTITIONS",
-        "attention_decode.block_diagonal_queries clamp: min(kv_heads, PARTITIONS // depth) -> PARTITIONS // depth",
         "tiles.load_blocks clamp: min(height, depth) -> height",
         "tiles.load_transposed clamp: min(depth, PARTITIONS) -> PARTITIONS",
         "tiles.transposed clamp: min(width, columns) -> width",
     ),
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
-        "attention_decode.attention_decode arithmetic: BANK * ACCUMULATOR_BANKS -> (BANK) + (ACCUMULATOR_BANKS)",
-        "attention_decode.attention_decode clamp: max(1, BANK * ACCUMULATOR_BANKS // depth) -> 1",
         "tiles.columns_at_once clamp: max(1, ACCUMULATOR_BANKS // blocks(rows)) -> 1",
         "tiles.constants tile size: ACCUMULATOR_BANKS = 4 - 1",
         "tiles.constants tile size: ACCUMULATOR_BANKS = 4 // 2",
@@ -43,32 +38,21 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "tiles.constants tile size: WEIGHT_ELEMENTS = 8192 * 2",
     ),
     "the limits that the kernels assert keep the other argument at 1 or more": (
-        "attention_decode.attention_decode clamp: max(1, BANK * ACCUMULATOR_BANKS // depth) -> BANK*",
         "tiles.columns_at_once clamp: max(1, ACCUMULATOR_BANKS // blocks(rows)) -> ACCUMULATOR_BANKS // blocks(rows)",
         "tiles.multiply clamp: max(1, WEIGHT_ELEMENTS // columns) -> WEIGHT_ELEMENTS // columns",
         "tiles.rows_at_once clamp: max(1, tiles) -> tiles",
     ),
     "what is done again reads nothing that it writes, and sums begin anew, so it writes the same bytes": (
         "*.* duplicate: transpose_into(*",
-        "attention_decode.attention_decode duplicate: write_row(*",
         "rmsnorm.rmsnorm duplicate: nisa.dma_copy(dst=y[first:last, :], src=rms_normalised(*",
         "rope.rotate duplicate: nisa.tensor_tensor(dst=with_*",
-        "softmax.exponentials duplicate: nisa.activation(*",
         "tiles.rms_normalised duplicate: nisa.activation(dst=result*",
-    ),
-    "affine_select puts zeros where its condition fails and keeps the rest: in any order, and as often as one likes": (
-        "attention_decode.block_diagonal_queries duplicate: nisa.affine_select(dst=result*",
-        "attention_decode.own_part duplicate: nisa.affine_select(dst=whole*",
-        "attention_decode.own_part swap: nisa.affine_select(*",
     ),
     "two instructions that write two halves of a tile and read neither": (
         "rope.rotate swap: nisa.tensor_tensor(dst=target*",
     ),
     "the PSUM tile is fresh, so None overwrites with the first product and adds the others, as the flag said": (
         "tiles.multiply accumulate: * -> None",
-    ),
-    "the other branch is the general one; this one only saves its instructions": (
-        "attention_decode.block_diagonal_queries condition: if kv_heads == 1 -> False",
     ),
     "a copy more, of the same values": (
         "tiles.cast condition: if tile.dtype == dtype -> False",

@@ -1,0 +1,172 @@
+"""The software pipeline of decode attention: what one launch holds, and the four stages that a group passes through.
+
+Each engine works in program order, so the stages of different groups alternate: while the Tensor engine scores one
+group, the Vector engine finds the maximum of the one before, whose exponentials the product of a third one hides. Work
+that has queries for several passes over a loaded group takes one item of the pipeline for each.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.decode_cache import (
+    buffers,
+    clear_values,
+    load_keys,
+    load_values,
+    new_value_rows,
+    places,
+    scatter,
+)
+from nki_kernels.decode_products import finish, mix, output_block, score
+from nki_kernels.decode_sizes import first_unit, groups_of_blocks, query_parts, units_in
+from nki_kernels.decode_softmax import (
+    add_up_chunks,
+    causal_among_new,
+    earlier_keys,
+    key_positions,
+    largest_by_partition,
+    largest_of_queries,
+    masked_tiles,
+    on_all_partitions,
+    select,
+    weights_relative_to,
+)
+from nki_kernels.decode_tokens import load_first_positions, load_tokens, transposed_tokens
+
+CLEARED_IN = 4
+"""Pieces in which values are cleared, so that the maximum of a group does not wait for all of them."""
+
+
+class Work(nl.NKIObject):
+    """Tiles and tensors of one launch; item i is the group i // len(parts) with the queries of part i % len(parts)."""
+
+    def __init__(self, sizes, scale, k_cache, v_cache, v, o):
+        self.sizes = sizes
+        self.scale = scale
+        self.k_cache = k_cache
+        self.v_cache = v_cache
+        self.v = v
+        self.o = o
+        self.groups = groups_of_blocks(sizes)
+        self.parts = query_parts(sizes)
+        self.items = len(self.groups) * len(self.parts)
+        self.scores = []
+        self.weights = []
+        self.block = None
+
+    def box(self, item):
+        """Sequences and kv heads of an item."""
+        return self.groups[item // len(self.parts)][0]
+
+    def part(self, item):
+        """Queries of an item."""
+        return self.parts[item % len(self.parts)]
+
+    def begins_group(self, item):
+        """Whether an item is the first one of its group."""
+        return item % len(self.parts) == 0
+
+
+def start(work, q, k, positions, tables, norms):
+    """Load what the first groups need, and bring queries and keys of the new tokens into their layouts."""
+    sizes = work.sizes
+    work.first_positions = load_first_positions(positions, sizes.sequences, sizes.kv_heads)
+    loaded = load_tokens(q, k, sizes, positions, tables)
+    work.key_tiles, work.value_tiles = buffers(sizes, work.groups)
+    for group in range(min(len(work.groups), sizes.key_buffers)):
+        load_keys(work.key_tiles[group], work.k_cache, work.groups[group][0], sizes)
+        if group < sizes.value_buffers:
+            box = work.groups[group][0]
+            load_values(work.value_tiles[group], work.v_cache, work.v, box, sizes, nisa.engine.sync)
+    work.queries, work.keys, work.key_rows = transposed_tokens(loaded, sizes, norms)
+    heights = []
+    for rows in work.key_rows:
+        heights.append(rows.shape[0])
+    work.key_places = places(positions, sizes.depth * sizes.capacity, heights, sizes)
+    work.value_places = places(positions, sizes.capacity, heights, sizes)
+    work.value_rows = new_value_rows(work.v, heights, sizes)
+    work.keys_at = key_positions(sizes)
+    work.causal = causal_among_new(sizes.new)
+    work.masked = masked_tiles(sizes)
+    if len(work.groups) <= sizes.key_buffers:
+        write_keys(work)
+
+
+def score_keys(work, item):
+    """Stage 1: the scores of an item; then its keys make room for a later group."""
+    sizes = work.sizes
+    group = item // len(work.parts)
+    tile = work.key_tiles[group % sizes.key_buffers]
+    scores = score(work.queries, work.keys, tile, work.box(item), work.part(item), sizes)
+    work.scores.append(scores)
+    later = group + sizes.key_buffers
+    if work.begins_group(item + 1) and later < len(work.groups):
+        load_keys(tile, work.k_cache, work.groups[later][0], sizes)
+        if later + 1 == len(work.groups):
+            write_keys(work)
+
+
+def find_largest(work, item):
+    """Stage 2: the scores of an item without those that are not valid, and the largest one of each query."""
+    sizes, box, part = work.sizes, work.box(item), work.part(item)
+    scores = work.scores[item]
+    if work.begins_group(item):
+        first = first_unit(box, sizes)
+        work.valid = earlier_keys(work.keys_at, work.first_positions[:, first : first + units_in(box)])
+    work.chosen = work.masked[item % 2][:, 0 : units_in(box), :, 0 : scores.shape[3]]
+    select(scores, work.valid, work.causal[:, part[0] : part[1]], work.chosen, sizes)
+    by_partition = largest_by_partition(work.chosen)
+    clear_piece(work, item, 0)
+    work.largest = largest_of_queries(by_partition)
+
+
+def weigh(work, item):
+    """Stage 3: the exponentials of an item."""
+    largest = on_all_partitions(work.largest)
+    work.weights.append(weights_relative_to(work.chosen, largest, work.scale, work.sizes.dtype))
+    for piece in range(1, CLEARED_IN):
+        clear_piece(work, item, piece)
+
+
+def clear_piece(work, item, piece):
+    """Clear a part of the chunks of a group's values, once for all of its items."""
+    sizes = work.sizes
+    if work.begins_group(item):
+        tile = work.value_tiles[item // len(work.parts) % sizes.value_buffers][0]
+        first, last = sizes.cached * piece // CLEARED_IN, sizes.cached * (piece + 1) // CLEARED_IN
+        clear_values(tile, work.valid, first, last, sizes)
+
+
+def add_values(work, item):
+    """Stage 4: the weighted values of an item; then they make room for a later group, and a full block is stored."""
+    sizes = work.sizes
+    group = item // len(work.parts)
+    inner, outer = work.groups[group]
+    row, row_end, member, member_end = work.part(item)
+    if work.block is None:
+        work.block = output_block(outer, sizes)
+    _, product, sums = work.block
+    first = first_unit(inner, sizes, outer[0], outer[2])
+    last = first + units_in(inner)
+    tiles = work.value_tiles[group % sizes.value_buffers]
+    add_up_chunks(sums[:, first:last, row:row_end, member:member_end], work.weights[item])
+    mix(product[:, :, first:last, row:row_end, member:member_end], tiles, work.weights[item], sizes)
+    if work.begins_group(item + 1):
+        if group + sizes.value_buffers < len(work.groups):
+            following = work.groups[group + sizes.value_buffers][0]
+            load_values(tiles, work.v_cache, work.v, following, sizes, nisa.engine.scalar)
+        if inner[1] == outer[1] and inner[3] == outer[3]:
+            finish(work.block, work.o, sizes)
+            work.block = None
+
+
+def write_keys(work):
+    """Store the new keys, behind the last load of keys in program order: all writes of a cache are one tensor's."""
+    scatter(work.k_cache, 1, work.sizes.capacity, work.key_rows, work.key_places)
+
+
+def write_values(work):
+    """Store the new values."""
+    scatter(work.v_cache, work.sizes.depth, 1, work.value_rows, work.value_places)

@@ -1,0 +1,117 @@
+"""The two products of decode attention: scores of a group of units, and its weights times the values.
+
+Keys and values are the stationary operands, 128 positions at once, and the few queries move: the Tensor engine takes
+the least time that a matmul has for each chunk.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.decode_sizes import first_unit, unit_of, units_in
+from nki_kernels.tiles import PARTITIONS
+
+
+def score(queries, new_keys, keys, box, part, sizes):
+    """Scores of a group of units [128 positions, unit, chunk, query] @ PSUM, for a part of its queries.
+
+    queries, new_keys: [D in part, part, token, head]. keys: [D in part, part, unit, S]. The last chunk is that of the
+    new keys; of it, and of a chunk for what is left of the capacity, only the first partitions are written.
+    """
+    row, row_end, member, member_end = part
+    count = (row_end - row) * (member_end - member)
+    shape = (PARTITIONS, sizes.units, sizes.chunks, sizes.width)
+    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)[:, 0 : units_in(box), :, 0:count]
+    whole = sizes.full * PARTITIONS
+    for unit in range(units_in(box)):
+        sequence, kv_head = unit_of(box, unit)
+        token, head = sequence * sizes.new, kv_head * sizes.share
+        for d in range(sizes.parts):
+            height = min(PARTITIONS, sizes.depth - d * PARTITIONS)
+            asking = queries[0:height, d, token + row : token + row_end, head + member : head + member_end]
+            stationary = []
+            for chunk in range(sizes.full):
+                stationary.append(keys[0:height, d, unit, chunk : whole : sizes.full])
+            if sizes.rest > 0:
+                stationary.append(keys[0:height, d, unit, whole : sizes.capacity])
+            stationary.append(new_keys[0:height, d, token : token + sizes.new, kv_head])
+            for chunk in range(sizes.chunks):
+                nisa.nc_matmul(
+                    dst=result[0 : stationary[chunk].shape[1], unit, chunk, :],
+                    stationary=stationary[chunk],
+                    moving=asking,
+                    accumulate=d > 0,
+                )
+    return result
+
+
+def output_block(box, sizes):
+    """What a block of units adds up: its box, products [D in part, part, unit, new token, head] @ PSUM, and weights."""
+    units, height = units_in(box), min(PARTITIONS, sizes.depth)
+    shape = (height, sizes.parts, units, sizes.new, sizes.share)
+    product = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    sums = nl.ndarray((PARTITIONS, units, sizes.new, sizes.share), dtype=nl.float32, buffer=nl.sbuf)
+    return box, product, sums
+
+
+def mix(product, tiles, weights, sizes):
+    """The values of a group of units, weighted, for a part of its queries.
+
+    product: [D in part, part, unit, new token, head]. tiles: values of the cache [128, unit, chunk, D], new values [new
+    token, unit, D]. weights: [128, unit, chunk, query].
+    """
+    cached, new = tiles
+    for unit in range(weights.shape[1]):
+        for d in range(sizes.parts):
+            start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
+            for chunk in range(sizes.chunks):
+                height = PARTITIONS if chunk < sizes.full else sizes.rest
+                stationary = new[:, unit, start:stop]
+                if chunk < sizes.cached:
+                    stationary = cached[0:height, unit, chunk, start:stop]
+                nisa.nc_matmul(
+                    dst=product[0 : stop - start, d, unit, :, :],
+                    stationary=stationary,
+                    moving=weights[0 : stationary.shape[0], unit, chunk, :],
+                    accumulate=chunk > 0,
+                )
+
+
+def finish(block, o, sizes):
+    """Divide a block by its sums, and store it with queries on the partitions."""
+    box, product, sums = block
+    rows = units_in(box) * sizes.queries
+    ones = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=total, stationary=sums.reshape((PARTITIONS, rows)), moving=ones)
+    inverse = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=inverse, data=total)
+    result = nl.ndarray((rows, sizes.depth), dtype=o.dtype, buffer=nl.sbuf)
+    for d in range(sizes.parts):
+        start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
+        columns = nl.ndarray((stop - start, rows), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=columns, src=product[0 : stop - start, d, :, :, :])
+        bank = nl.ndarray((rows, stop - start), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(dst=bank, data=columns)
+        nisa.tensor_scalar(dst=result[:, start:stop], data=bank, op0=nl.multiply, operand0=inverse)
+    store(result, o, box, sizes)
+
+
+def store(result, o, box, sizes):
+    """Write rows (unit, new token, head) of a block to o; with one new token they lie there in this order."""
+    if sizes.new == 1:
+        first = first_unit(box, sizes) * sizes.share
+        target = o.reshape((sizes.tokens * sizes.heads, sizes.depth))[first : first + result.shape[0], :]
+        nisa.dma_copy(dst=target, src=result, engine=nisa.engine.scalar)
+        return
+    target = o.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.share, sizes.depth))
+    height = (box[3] - box[2]) * sizes.queries
+    for sequence in range(box[0], box[1]):
+        first = (sequence - box[0]) * height
+        nisa.dma_copy(
+            dst=target[sequence, :, box[2] : box[3], :, :].permute((1, 0, 2, 3)),
+            src=result[first : first + height, :],
+            engine=nisa.engine.scalar,
+        )

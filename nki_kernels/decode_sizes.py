@@ -1,0 +1,98 @@
+"""What shapes the loops of a decode step: tile sizes, buffers, and which kv heads of which sequences go together.
+
+A *unit* is one kv head of one sequence. A *group* of units is loaded by one DMA and shares the instructions of the
+softmax; a *block* of units shares an output tile, whose rows are queries. Both are boxes of sequences by kv heads.
+"""
+
+from __future__ import annotations
+
+import nki.language as nl
+
+from nki_kernels.tiles import BANK, PARTITIONS, blocks
+
+LOAD_BYTES = 8192
+"""Bytes per partition that one DMA brings at least, of short caches those of several units: 1 MiB."""
+
+BUFFER_BYTES = 131072
+"""Bytes per partition of all loaded keys and values."""
+
+VALUE_BUFFERS = 2
+"""Groups whose values are in SBUF at most. Keys take the rest: the new ones are written when all have been read, and
+GpSimd takes long to address them."""
+
+SCORE_BANKS = 2
+"""PSUM banks of the scores of one group; those of the next one lie beside them."""
+
+
+class Sizes(nl.NKIObject):
+    """The dimensions of one launch, and the tile sizes that follow from them."""
+
+    def __init__(self, q, k_cache):
+        self.sequences, self.kv_heads, self.depth, self.capacity = k_cache.shape
+        self.tokens = q.shape[0]
+        self.heads = q.shape[1] // self.depth
+        self.dtype = q.dtype
+        self.new = self.tokens // self.sequences
+        self.share = self.heads // self.kv_heads
+        self.queries = self.new * self.share
+        self.parts = blocks(self.depth)
+        self.full = self.capacity // PARTITIONS
+        self.rest = self.capacity - self.full * PARTITIONS
+        self.cached = blocks(self.capacity)
+        self.chunks = self.cached + 1
+        # Chunks of a power of two queries do not straddle PSUM banks.
+        self.width = 1
+        while self.width < self.queries and 2 * self.width * self.chunks <= SCORE_BANKS * BANK:
+            self.width = 2 * self.width
+        position_bytes = self.parts * (4 if q.dtype == nl.float32 else 2)
+        unit_bytes = self.capacity * position_bytes
+        self.most_positions = BUFFER_BYTES // (2 * position_bytes)
+        room = min(PARTITIONS // self.width, SCORE_BANKS * BANK // (self.width * self.chunks))
+        most = min(room, LOAD_BYTES // unit_bytes, self.sequences * self.kv_heads)
+        self.units = max(1, units_in(boxes(self.sequences, self.kv_heads, max(1, most))[0]))
+        buffers = BUFFER_BYTES // (self.units * unit_bytes)
+        self.value_buffers = min(VALUE_BUFFERS, buffers // 2)
+        self.key_buffers = buffers - self.value_buffers
+
+
+def boxes(sequences, kv_heads, most):
+    """Boxes (first sequence, end, first kv head, end) of at most `most` units: whole sequences, or heads of one."""
+    result = []
+    together = max(1, most // kv_heads)
+    heads_together = min(kv_heads, most)
+    for first in range(0, sequences, together):
+        for head in range(0, kv_heads, heads_together):
+            box = (first, min(sequences, first + together), head, min(kv_heads, head + heads_together))
+            result.append(box)
+    return result
+
+
+def groups_of_blocks(sizes):
+    """The groups in order, each as (box, box of its block)."""
+    result = []
+    for outer in boxes(sizes.sequences, sizes.kv_heads, PARTITIONS // sizes.queries):
+        for inner in boxes(outer[1] - outer[0], outer[3] - outer[2], sizes.units):
+            box = (outer[0] + inner[0], outer[0] + inner[1], outer[2] + inner[2], outer[2] + inner[3])
+            result.append((box, outer))
+    return result
+
+
+def query_parts(sizes):
+    """Queries of a unit that are scored together: boxes (first new token, end, first head of the group, end)."""
+    return boxes(sizes.new, sizes.share, sizes.width)
+
+
+def units_in(box):
+    """The number of units of a box."""
+    return (box[1] - box[0]) * (box[3] - box[2])
+
+
+def unit_of(box, number):
+    """Sequence and kv head of a unit of a box."""
+    heads = box[3] - box[2]
+    return box[0] + number // heads, box[2] + number % heads
+
+
+def first_unit(box, sizes, sequence=0, kv_head=0):
+    """The number of a box's first unit, counted from that of a sequence and kv head."""
+    return (box[0] - sequence) * sizes.kv_heads + box[2] - kv_head

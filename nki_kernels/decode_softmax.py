@@ -1,0 +1,145 @@
+"""Softmax over keys that lie on the partitions, for several sequences at once, relative to the exact maximum.
+
+Scores are tiles [key on partition, unit, chunk of keys, query], where a unit is one kv head of one sequence. Along a
+partition the maximum takes one instruction; across the partitions it takes a transpose, and a second transpose of
+the repeated result brings it back to all partitions. The steps are functions of their own, so that a kernel can
+put the work of another unit between them.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.tiles import PARTITIONS
+
+LOWEST = -3.0e38
+"""What masked scores are: below any score, and finite, because gen2 transposes by multiplying with zeros."""
+
+
+def largest_by_partition(scores):
+    """The maximum over the chunks of scores [128, units, chunks, queries]: [128, units * queries]."""
+    rows, units, _, queries = scores.shape
+    result = nl.ndarray((rows, units * queries), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=result, op=nl.maximum, data=scores.permute((0, 1, 3, 2)), axis=3)
+    return result
+
+
+def largest_of_queries(by_partition):
+    """The maximum over the partitions of [128, columns]: [columns, 1]."""
+    rows, columns = by_partition.shape
+    bank = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=bank, data=by_partition)
+    result = nl.ndarray((columns, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=result, op=nl.maximum, data=bank, axis=1)
+    return result
+
+
+def on_all_partitions(column):
+    """A column [n, 1] as a row on each partition: [128, n] @ PSUM."""
+    count = column.shape[0]
+    bank = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=bank, data=column.broadcast(1, PARTITIONS))
+    return bank
+
+
+def weights_relative_to(scores, largest, scale, dtype):
+    """exp(scale * (scores - largest)) in `dtype`, of scores [128, units, chunks, queries]."""
+    rows, units, chunks, queries = scores.shape
+    shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+    repeated = largest.reshape((rows, units, 1, queries)).broadcast(2, chunks)
+    nisa.tensor_tensor(dst=shifted, data1=scores, data2=repeated, op=nl.subtract)
+    weights = nl.ndarray(scores.shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.activation(dst=weights, op=nl.exp, data=shifted, scale=scale)
+    return weights
+
+
+def add_up_chunks(total, weights):
+    """Write the sums over the chunks of weights [128, units, chunks, queries] to `total` [128, units * queries]."""
+    nisa.tensor_reduce(dst=total, op=nl.add, data=weights.permute((0, 1, 3, 2)), axis=3)
+
+
+def key_positions(sizes):
+    """The position of the key on each partition of each chunk, [128, chunks], in float32.
+
+    Partition p of the first S // 128 chunks holds so many consecutive positions, for long contiguous loads;
+    what is left of the capacity lies one position per partition in a chunk of its own.
+    """
+    full = sizes.full
+    result = nl.ndarray((PARTITIONS, sizes.cached), dtype=nl.float32, buffer=nl.sbuf)
+    if full > 0:
+        nisa.iota(dst=result[:, 0:full], pattern=[[1, full]], channel_multiplier=full)
+    if sizes.rest > 0:
+        nisa.iota(
+            dst=result[:, full : full + 1],
+            pattern=[[1, 1]],
+            offset=full * PARTITIONS,
+            channel_multiplier=1,
+        )
+    return result
+
+
+def earlier_keys(keys_at, first_positions):
+    """1 where a key [128, chunks] lies before the first new token [128, units]: [128, units, chunks], uint8."""
+    rows, chunks = keys_at.shape
+    units = first_positions.shape[1]
+    result = nl.ndarray((rows, units, chunks), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_tensor(
+        dst=result,
+        data1=keys_at.expand_dim(1).broadcast(1, units),
+        data2=first_positions.expand_dim(2).broadcast(2, chunks),
+        op=nl.less,
+    )
+    return result
+
+
+def masked_tiles(sizes):
+    """Two tiles for masked scores [128, units, chunks, queries], LOWEST all over, for what `select` does not write."""
+    result = []
+    for _ in range(2):
+        shape = (PARTITIONS, sizes.units, sizes.chunks, sizes.width)
+        tile = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=tile, value=LOWEST)
+        result.append(tile)
+    return result
+
+
+def causal_among_new(new):
+    """1 where new key j (partition) is not after new query i, else 0: [new, new], uint8."""
+    ones = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1)
+    result = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.affine_select(
+        dst=result,
+        pattern=[[1, new]],
+        channel_multiplier=-1,
+        on_true_tile=ones,
+        on_false_value=0.0,
+        cmp_op=nl.greater_equal,
+    )
+    return result
+
+
+def select(scores, valid, causal, tile, sizes):
+    """Copy scores [128, units, chunks, queries] to `tile`, LOWEST where the key is not valid for the query.
+
+    valid: [128, units, chunks of the cache]. causal: [new keys, new tokens of the queries], for the last chunk. The
+    chunk of what is left of the capacity and that of the new keys take the first partitions only.
+    """
+    units, queries = scores.shape[1], scores.shape[3]
+    new, asking = causal.shape
+    for start, stop, height in (0, sizes.full, PARTITIONS), (sizes.full, sizes.cached, sizes.rest):
+        if stop > start:
+            nisa.select_reduce(
+                dst=tile[0:height, :, start:stop, :],
+                predicate=valid[0:height, :, start:stop].expand_dim(3).broadcast(3, queries),
+                on_true=scores[0:height, :, start:stop, :],
+                on_false=LOWEST,
+            )
+    among_new = causal.expand_dim(1).broadcast(1, units).expand_dim(3).broadcast(3, queries // asking)
+    nisa.select_reduce(
+        dst=tile[0:new, :, sizes.cached, :],
+        predicate=among_new,
+        on_true=scores[0:new, :, sizes.cached, :],
+        on_false=LOWEST,
+    )

@@ -1,0 +1,173 @@
+"""The new tokens of a decode step: their queries and keys, normed, rotated, and transposed for the Tensor engine.
+
+Heads of tokens lie on the partitions, one row [D] each, so that a norm, a rotation and a transpose take the same few
+instructions for one token as for many. Queries and keys share them where all rows fit on 128 partitions.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.tiles import PARTITIONS, blocks, cast, rms_normalised
+
+BLOCKS_AHEAD = 4
+"""Blocks of rows that are loaded ahead."""
+
+
+class NewTokens(nl.NKIObject):
+    """Blocks of rows of the queries and keys of all new tokens, of which the first few are loaded."""
+
+    def __init__(self, q, k, sizes, positions, tables):
+        self.sources = q, k
+        self.positions = positions
+        self.tables = tables
+        self.segments = row_blocks(sizes.tokens, (sizes.heads, sizes.kv_heads))
+        self.loaded = []
+
+
+def load_next(tokens, sizes):
+    """Load one more block of rows, if there is one."""
+    if len(tokens.loaded) < len(tokens.segments):
+        segments = tokens.segments[len(tokens.loaded)]
+        rows = load_rows(tokens.sources, sizes.depth, segments, tokens.positions, tokens.tables)
+        tokens.loaded.append(rows)
+
+
+def load_tokens(q, k, sizes, positions, tables):
+    """Begin to load the new tokens."""
+    tokens = NewTokens(q, k, sizes, positions, tables)
+    for _ in range(BLOCKS_AHEAD):
+        load_next(tokens, sizes)
+    return tokens
+
+
+def transposed_tokens(tokens, sizes, norms):
+    """Queries and keys [D in part, part, token, head] of all tokens, normed and rotated; norms: weights and eps.
+
+    Also the rows of the keys before they were transposed, [rows, D] of at most 128 rows each.
+    """
+    q_norm, k_norm, eps = norms
+    heads, depth, dtype = (sizes.heads, sizes.kv_heads), sizes.depth, sizes.dtype
+    results, key_rows = [], []
+    for count in heads:
+        shape = (min(depth, PARTITIONS), sizes.parts, sizes.tokens, count)
+        results.append(nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf))
+    for block in range(len(tokens.segments)):
+        segments = tokens.segments[block]
+        rows, cosines, sines = tokens.loaded[block]
+        load_next(tokens, sizes)
+        if q_norm is not None:
+            rows = normed(rows, heads, segments, (q_norm, k_norm), eps)
+        if cosines is not None:
+            rows = rotated(rows, cosines, sines, dtype)
+        rows = cast(rows, dtype)
+        place_transposed(results, rows, heads, segments)
+        which, first, last, at = segments[-1]
+        if which == 1:
+            key_rows.append(rows[at : at + (last - first) * heads[1], :])
+    return results[0], results[1], key_rows
+
+
+def row_blocks(tokens, heads):
+    """The rows of one block each: segments (0: queries or 1: keys, first token, last token, first partition)."""
+    if tokens * (heads[0] + heads[1]) <= PARTITIONS:
+        return [[(0, 0, tokens, 0), (1, 0, tokens, tokens * heads[0])]]
+    result = []
+    for which in range(2):
+        together = PARTITIONS // heads[which]
+        for first in range(0, tokens, together):
+            result.append([(which, first, min(tokens, first + together), 0)])
+    return result
+
+
+def load_rows(sources, depth, segments, positions, tables):
+    """The rows of one block, and the cosines and sines of their positions, or None."""
+    tokens = sources[0].shape[0]
+    which, first, last, at = segments[-1]
+    rows = at + (last - first) * (sources[which].shape[1] // depth)
+    tile = nl.ndarray((rows, depth), dtype=sources[0].dtype, buffer=nl.sbuf)
+    numbers = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    for which, first, last, at in segments:
+        heads = sources[which].shape[1] // depth
+        end = at + (last - first) * heads
+        if tables[0] is not None:
+            repeated = positions.ap(pattern=[[1, last - first], [0, heads], [1, 1]], offset=first)
+            nisa.dma_copy(dst=numbers[at:end, :], src=repeated, engine=nisa.engine.scalar)
+        source = sources[which].reshape((tokens * heads, depth))
+        nisa.dma_copy(
+            dst=tile[at:end, :], src=source[first * heads : last * heads, :], engine=nisa.engine.scalar
+        )
+    if tables[0] is None:
+        return tile, None, None
+    found = []
+    for table in tables:
+        half = table.shape[1]
+        entries = nl.ndarray((rows, half), dtype=table.dtype, buffer=nl.sbuf)
+        if tokens == 1:
+            # One row for all partitions: hardware finds the address, GpSimd has nothing to do.
+            source = table.ap(pattern=[[0, rows], [1, half]], scalar_offset=numbers[0:1, :], indirect_dim=0)
+        else:
+            source = table.ap(pattern=[[half, rows], [1, half]], vector_offset=numbers)
+        nisa.dma_copy(dst=entries, src=source, engine=nisa.engine.scalar)
+        found.append(entries)
+    return tile, found[0], found[1]
+
+
+def normed(rows, heads, segments, weights, eps):
+    """Each row divided by its root mean square and multiplied by the weight of its kind, in the dtype of the rows."""
+    scales = nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.sbuf)
+    for which, first, last, at in segments:
+        end = at + (last - first) * heads[which]
+        nisa.dma_copy(
+            dst=scales[at:end, :],
+            src=weights[which].ap(pattern=[[0, end - at], [1, rows.shape[1]]]),
+        )
+    return rms_normalised(rows, scales, eps)
+
+
+def rotated(rows, cosines, sines, dtype):
+    """Rows [rows, D] turned by the angles of cosines and sines [rows, R/2]; what follows the first R stays."""
+    count, depth = rows.shape
+    half = cosines.shape[1]
+    shape = (count, 2, half)
+    pairs = rows[:, 0 : 2 * half].reshape(shape)
+    with_cos = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    with_sin = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    repeated = (
+        cosines.reshape((count, 1, half)).broadcast(1, 2),
+        sines.reshape((count, 1, half)).broadcast(1, 2),
+    )
+    nisa.tensor_tensor(dst=with_cos, data1=pairs, data2=repeated[0], op=nl.multiply)
+    nisa.tensor_tensor(dst=with_sin, data1=pairs, data2=repeated[1], op=nl.multiply)
+    result = nl.ndarray((count, depth), dtype=dtype, buffer=nl.sbuf)
+    first, second = result[:, 0:half], result[:, half : 2 * half]
+    nisa.tensor_tensor(dst=first, data1=with_cos[:, 0, :], data2=with_sin[:, 1, :], op=nl.subtract)
+    nisa.tensor_tensor(dst=second, data1=with_cos[:, 1, :], data2=with_sin[:, 0, :], op=nl.add)
+    if 2 * half < depth:
+        nisa.tensor_copy(dst=result[:, 2 * half : depth], src=rows[:, 2 * half : depth])
+    return result
+
+
+def place_transposed(results, rows, heads, segments):
+    """Transpose rows [rows, D] and copy their segments to the queries and keys, [D in part, part, token, head]."""
+    count, depth = rows.shape
+    for part in range(blocks(depth)):
+        start, end = part * PARTITIONS, min(depth, (part + 1) * PARTITIONS)
+        bank = nl.ndarray((end - start, count), dtype=rows.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=bank, data=rows[:, start:end])
+        for which, first, last, at in segments:
+            stop = at + (last - first) * heads[which]
+            nisa.tensor_copy(dst=results[which][0 : end - start, part, first:last, :], src=bank[:, at:stop])
+
+
+def load_first_positions(positions, sequences, kv_heads):
+    """The position of the first new token of each sequence, in float32, for each of its kv heads: [128, B * Hk]."""
+    new = positions.shape[0] // sequences
+    numbers = nl.ndarray((PARTITIONS, sequences, kv_heads), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(
+        dst=numbers,
+        src=positions.ap(pattern=[[0, PARTITIONS], [new, sequences], [0, kv_heads]]),
+        engine=nisa.engine.gpsimd,
+    )
+    return cast(numbers.reshape((PARTITIONS, sequences * kv_heads)), nl.float32)
