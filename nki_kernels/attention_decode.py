@@ -16,12 +16,16 @@ Arguments
     k, v          [T, Hk * D] @ HBM, q's dtype
     k_cache       [B, Hk, D, S] @ HBM, any float dtype; the new positions are written
     v_cache       [B, Hk, S, D] @ HBM, any float dtype; the new positions are written
+                  or, with block_tables, both [P, block, Hk, D]: P pages of `block` positions each
     positions     [T, 1] @ HBM, int32, consecutive within a sequence, 0 <= position < S
     scale         compile-time float > 0, usually D ** -0.5
     num_kv_heads  compile-time int or None; Hk, as the caches have it
     cos, sin      [S, R/2] @ HBM, float32, or None: q and k are rotated already
     q_norm, k_norm  [1, D] @ HBM, both or None
     eps           compile-time float, of the norms
+    slots         [T, 1] @ HBM, int32, page * block + offset: where keys and values of the new tokens are written
+    block_tables  [B, N] @ HBM, int32: the pages of each sequence, in the order of positions, S = N * block; pages may
+                  be shared, and what lies behind the last position may name any page
     returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches
 
     The instructions do not depend on the positions: they address DMAs at run time and take part in the mask, and all S
@@ -43,13 +47,14 @@ Tiling
 
 Limits
     D up to 256, n * Hq / Hk and Hq up to 128, Hk * n up to 128, T * Hq up to 8192; two groups of keys and values fit in
-    128 KiB per partition of SBUF: S up to 32768 at D = 128 in bfloat16.
+    128 KiB per partition of SBUF: S up to 32768 at D = 128 in bfloat16, from pages 8192 and a multiple of 128.
 
 Cost
     HBM: both caches once. Tensor engine: two matmuls for 128 positions of a kv head. Vector: five passes over
     the scores and one over the values. Predicted on trn2: 95 % of the floor for 16 sequences of 4096 positions with
     4 heads on 1, 40 % for one sequence, where loads, products and softmax follow each other. GpSimd takes 9.5 ns to
-    address one element of a new key, 1.2 us for a head: below 2048 positions that is longer than the loads.
+    address one element of a new key, 1.2 us for a head: below 2048 positions that is longer than the loads. For
+    pages it takes 9.5 ns to address 4 KiB, and Scalar copies transposed keys: 12 to 17 % more at 4096 positions.
 """
 
 from __future__ import annotations
@@ -65,6 +70,7 @@ from nki_kernels.decode_pipeline import (
     find_largest,
     score_keys,
     start,
+    transpose_next,
     weigh,
     write_values,
 )
@@ -75,6 +81,8 @@ from nki_kernels.tiles import PARTITIONS, expect_dims
 
 MAX_DEPTH = 256
 MAX_QUERIES = 8192
+MAX_ROWS = 2**24
+"""Rows of a paged cache: run-time addresses are computed in float32."""
 
 
 @nki.jit
@@ -92,45 +100,46 @@ def attention_decode(
     q_norm=None,
     k_norm=None,
     eps=1e-6,
+    slots=None,
+    block_tables=None,
 ):
     """Attention of the new tokens of a batch with its caches, to which their keys and values are written."""
-    check_shapes(q, k, v, k_cache, v_cache, positions, scale, num_kv_heads)
-    check_tables(k_cache, cos, sin, q_norm, k_norm)
-    sizes = Sizes(q, k_cache)
+    check_caches(q, k, k_cache, v_cache, slots, block_tables)
+    sizes = Sizes(q, k_cache, block_tables)
+    check_shapes(q, k, v, positions, scale, num_kv_heads, sizes)
+    check_tables(sizes.depth, cos, sin, q_norm, k_norm)
     check_sizes(sizes)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    work = Work(sizes, scale, k_cache, v_cache, v, o)
+    work = Work(sizes, scale, k_cache, v_cache, v, o, slots, block_tables)
     start(work, q, k, positions, (cos, sin), (q_norm, k_norm, eps))
     for step in range(work.items + 2):
         if step < work.items:
             score_keys(work, step)
+            transpose_next(work, step, 0)
         if 1 <= step <= work.items:
             find_largest(work, step - 1)
         if step >= 2:
             add_values(work, step - 2)
         if 1 <= step <= work.items:
             weigh(work, step - 1)
+        if step < work.items:
+            transpose_next(work, step, 1)
     write_values(work)
     return o, k_cache, v_cache
 
 
-def check_shapes(q, k, v, k_cache, v_cache, positions, scale, num_kv_heads):
-    """Refuse queries, keys, values, positions and caches whose shapes do not fit each other."""
-    expect_dims(2, q, "q [T, Hq * D]")
-    expect_dims(2, k, "k [T, Hk * D]")
-    expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
-    sequences, kv_heads, depth, capacity = k_cache.shape
-    tokens = q.shape[0]
+def check_shapes(q, k, v, positions, scale, num_kv_heads, sizes):
+    """Refuse queries, keys, values and positions whose shapes do not fit the caches."""
+    tokens, kv_heads, depth = q.shape[0], sizes.kv_heads, sizes.depth
     assert num_kv_heads is None or num_kv_heads == kv_heads, (
         f"{num_kv_heads} key/value heads, caches for {kv_heads}"
     )
     assert depth <= MAX_DEPTH and depth % 2 == 0, (
         f"attention_decode takes an even head size of at most {MAX_DEPTH}, not {depth}"
     )
-    assert v_cache.shape == (sequences, kv_heads, capacity, depth), (
-        f"v_cache is [{sequences}, {kv_heads}, {capacity}, {depth}] beside k_cache {k_cache.shape}, not {v_cache.shape}"
+    assert tokens % sizes.sequences == 0, (
+        f"{tokens} tokens for caches of {sizes.sequences} sequences; each needs as many"
     )
-    assert tokens % sequences == 0, f"{tokens} tokens for caches of {sequences} sequences; each needs as many"
     assert k.shape == (tokens, kv_heads * depth), (
         f"k is [{tokens}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
     )
@@ -141,9 +150,35 @@ def check_shapes(q, k, v, k_cache, v_cache, positions, scale, num_kv_heads):
     assert scale > 0, f"scale is {scale}; the exact maximum needs a positive one"
 
 
-def check_tables(k_cache, cos, sin, q_norm, k_norm):
-    """Refuse tables and norms of which one is missing or has another shape than the heads need."""
-    depth = k_cache.shape[2]
+def check_caches(q, k, k_cache, v_cache, slots, block_tables):
+    """Refuse caches that do not fit each other, and tables that do not fit the caches."""
+    expect_dims(2, q, "q [T, Hq * D]")
+    expect_dims(2, k, "k [T, Hk * D]")
+    assert (slots is None) == (block_tables is None), "slots and block_tables come together"
+    if block_tables is None:
+        expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
+        sequences, kv_heads, depth, capacity = k_cache.shape
+        assert v_cache.shape == (sequences, kv_heads, capacity, depth), (
+            f"v_cache is [{sequences}, {kv_heads}, {capacity}, {depth}] beside k_cache {k_cache.shape}, "
+            f"not {v_cache.shape}"
+        )
+        return
+    expect_dims(4, k_cache, "k_cache [pages, block, Hk, D]")
+    expect_dims(2, block_tables, "block_tables [B, N]")
+    assert v_cache.shape == k_cache.shape, f"k_cache is {k_cache.shape}, v_cache is {v_cache.shape}"
+    assert slots.shape == (q.shape[0], 1), f"slots are [{q.shape[0]}, 1], not {slots.shape}"
+    capacity = block_tables.shape[1] * k_cache.shape[1]
+    assert capacity % PARTITIONS == 0, (
+        f"the pages of a sequence hold a multiple of {PARTITIONS} positions, not {capacity}"
+    )
+    rows = k_cache.shape[0] * k_cache.shape[1] * k_cache.shape[2]
+    assert rows <= MAX_ROWS, (
+        f"attention_decode takes pages of at most {MAX_ROWS} rows of a kv head, not {rows}"
+    )
+
+
+def check_tables(depth, cos, sin, q_norm, k_norm):
+    """Refuse tables and norms of which one is missing or has another shape than heads of `depth` need."""
     assert (cos is None) == (sin is None), "cos and sin come together"
     if cos is not None:
         assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}"
@@ -187,10 +222,12 @@ def attention_decode_reference(
     q_norm: np.ndarray | None = None,
     k_norm: np.ndarray | None = None,
     eps: float = 1e-6,
+    slots: np.ndarray | None = None,
+    block_tables: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Softmax over the positions up to each new one, head by head, in float32; the caches are updated in place."""
-    sequences, kv_heads, depth, _ = k_cache.shape
-    tokens = len(q)
+    tokens, (kv_heads, depth) = len(q), (k_cache.shape[2:] if slots is not None else k_cache.shape[1:3])
+    sequences = len(k_cache) if block_tables is None else len(block_tables)
     heads = []
     for rows, weight in ((q, q_norm), (k, k_norm)):
         each = rows.reshape(-1, depth)
@@ -204,16 +241,34 @@ def attention_decode_reference(
             turned = first * cosines - second * sines, second * cosines + first * sines
             each = np.concatenate([*turned, rest], axis=2)
         heads.append(each.astype(q.dtype))
+    fresh = heads[1].swapaxes(0, 1), v.reshape(tokens, kv_heads, depth).swapaxes(0, 1)
     outputs = []
     for token in range(tokens):
-        sequence, here = token * sequences // tokens, int(positions[token, 0])
-        k_cache[sequence, :, :, here] = heads[1][token]
-        v_cache[sequence, :, here, :] = v[token].reshape(kv_heads, depth)
+        sequence, new = token * sequences // tokens, tokens // sequences
+        begin = sequence * new
+        before = int(positions[begin, 0])
+        if block_tables is None:
+            held = k_cache[sequence].swapaxes(1, 2), v_cache[sequence]
+        else:
+            pages = (cache[block_tables[sequence]] for cache in (k_cache, v_cache))
+            held = tuple(each.reshape(-1, kv_heads, depth).swapaxes(0, 1) for each in pages)
+        keys, values = (
+            np.concatenate([widened(old[:, :before]), widened(own[:, begin : token + 1])], axis=1)
+            for old, own in zip(held, fresh)
+        )
         queries = widened(heads[0][token]).reshape(kv_heads, -1, depth)
         for head in range(kv_heads):
-            scores = queries[head] @ widened(k_cache[sequence, head, :, : here + 1])
+            scores = queries[head] @ keys[head].T
             scores = scores * scores.dtype.type(scale)
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
-            outputs.append(weights @ widened(v_cache[sequence, head, : here + 1]))
+            outputs.append(weights @ values[head])
+    for token in range(tokens):
+        sequence, here = token * sequences // tokens, int(positions[token, 0])
+        if slots is None:
+            k_cache[sequence, :, :, here] = fresh[0][:, token]
+            v_cache[sequence, :, here, :] = fresh[1][:, token]
+        else:
+            page, offset = divmod(int(slots[token, 0]), k_cache.shape[1])
+            k_cache[page, offset], v_cache[page, offset] = fresh[0][:, token], fresh[1][:, token]
     return np.stack(outputs).reshape(q.shape).astype(q.dtype), k_cache, v_cache

@@ -18,17 +18,24 @@ def buffers(sizes, groups):
     for box, _ in groups:
         fills = fills and units_in(box) == sizes.units
     keys, values = [], []
-    for _ in range(sizes.key_buffers):
+    for _ in range(sizes.transposed_buffers if sizes.paged else sizes.key_buffers):
         shape = (min(sizes.depth, PARTITIONS), sizes.parts, sizes.units, sizes.capacity)
         keys.append(nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf))
     for _ in range(sizes.value_buffers):
-        shape = (PARTITIONS, sizes.units, sizes.cached, sizes.depth)
-        cached = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
+        cached = nl.ndarray(row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf)
         if not fills:
             nisa.memset(dst=cached, value=0.0)
         new = nl.ndarray((sizes.new, sizes.units, sizes.depth), dtype=sizes.dtype, buffer=nl.sbuf)
         values.append((cached, new))
     return keys, values
+
+
+def row_shape(sizes):
+    """The shape of a tile with positions on the partitions: by unit, or as in the pages by sequence and kv head."""
+    if sizes.paged:
+        heads = sizes.units if sizes.kv_heads > 1 else 1
+        return (PARTITIONS, sizes.units // heads, sizes.cached, heads, sizes.depth)
+    return (PARTITIONS, sizes.units, sizes.cached, sizes.depth)
 
 
 def load_keys(tile, k_cache, box, sizes):
@@ -43,12 +50,11 @@ def load_keys(tile, k_cache, box, sizes):
         )
 
 
-def load_values(tiles, v_cache, v, box, sizes, engine):
-    """Bring the cached values of a group of units, and those of its new tokens [new token, unit, D].
+def load_values(cached, v_cache, box, sizes, engine):
+    """Bring the cached values of a group of units.
 
     Partition p of the first S // 128 chunks holds as many consecutive positions, which lie side by side in HBM.
     """
-    cached, new = tiles
     units, at = units_in(box), first_unit(box, sizes)
     source = v_cache.reshape((sizes.sequences * sizes.kv_heads, sizes.capacity, sizes.depth))[at : at + units]
     whole = sizes.full * PARTITIONS
@@ -58,9 +64,13 @@ def load_values(tiles, v_cache, v, box, sizes, engine):
     if sizes.rest > 0:
         rows = source[:, whole : sizes.capacity, :].permute((1, 0, 2))
         nisa.dma_copy(dst=cached[0 : sizes.rest, 0:units, sizes.full, :], src=rows, engine=engine)
+
+
+def load_new_values(new, v, box, sizes, engine):
+    """Bring the values of the new tokens of a group of units: [new token, unit, D]."""
     rows = v.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.depth))
     rows = rows[box[0] : box[1], :, box[2] : box[3], :].permute((1, 0, 2, 3))
-    nisa.dma_copy(dst=new[:, 0:units, :], src=rows, engine=engine)
+    nisa.dma_copy(dst=new[:, 0 : units_in(box), :], src=rows, engine=engine)
 
 
 def clear_values(tile, valid, first, last, sizes):
@@ -84,7 +94,7 @@ def clear_values(tile, valid, first, last, sizes):
 def places(positions, step, heights, sizes):
     """Where the rows (token, kv head) of the new tokens begin in a cache whose kv heads lie `step` rows apart.
 
-    int32 columns of as many partitions as `heights` says. GpSimd adds integers exactly, beyond 2 ** 24 as well.
+    GpSimd adds integers exactly, beyond 2 ** 24 as well.
     """
     shape = (1, sizes.sequences, sizes.new, sizes.kv_heads)
     numbers = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
@@ -94,6 +104,31 @@ def places(positions, step, heights, sizes):
     pattern = [[sizes.kv_heads * step, sizes.sequences], [0, sizes.new], [step, sizes.kv_heads]]
     nisa.iota(dst=starts, pattern=pattern)
     nisa.tensor_tensor(dst=numbers, data1=numbers, data2=starts, op=nl.add)
+    return as_columns(numbers, heights, sizes)
+
+
+def places_in_pages(slots, heights, sizes):
+    """Where the rows (token, kv head) of the new tokens are in a paged cache, counted in its rows."""
+    shape = (1, sizes.tokens, sizes.kv_heads)
+    numbers = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
+    pattern = [[1, 1], [1, sizes.tokens], [0, sizes.kv_heads]]
+    nisa.dma_copy(dst=numbers, src=slots.ap(pattern=pattern), engine=nisa.engine.sync)
+    if sizes.kv_heads > 1:
+        heads = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.iota(dst=heads, pattern=[[0, sizes.tokens], [1, sizes.kv_heads]])
+        nisa.scalar_tensor_tensor(
+            dst=numbers,
+            data=numbers,
+            op0=nl.multiply,
+            operand0=float(sizes.kv_heads),
+            op1=nl.add,
+            operand1=heads,
+        )
+    return as_columns(numbers, heights, sizes)
+
+
+def as_columns(numbers, heights, sizes):
+    """Numbers on one partition as int32 columns of as many partitions as `heights` says."""
     flat = numbers.reshape((1, sizes.tokens * sizes.kv_heads))
     result = []
     first = 0

@@ -20,6 +20,12 @@ VALUE_BUFFERS = 2
 """Groups whose values are in SBUF at most. Keys take the rest: the new ones are written when all have been read, and
 GpSimd takes long to address them."""
 
+PAGED_BUFFERS = 3
+"""Groups whose keys, and whose values, are in SBUF from pages: GpSimd addresses them in the order of their use."""
+
+TRANSPOSED_BUFFERS = 2
+"""Groups whose keys from pages are in SBUF transposed at most."""
+
 SCORE_BANKS = 2
 """PSUM banks of the scores of one group; those of the next one lie beside them."""
 
@@ -27,8 +33,14 @@ SCORE_BANKS = 2
 class Sizes(nl.NKIObject):
     """The dimensions of one launch, and the tile sizes that follow from them."""
 
-    def __init__(self, q, k_cache):
-        self.sequences, self.kv_heads, self.depth, self.capacity = k_cache.shape
+    def __init__(self, q, k_cache, block_tables=None):
+        self.paged = block_tables is not None
+        if block_tables is None:
+            self.sequences, self.kv_heads, self.depth, self.capacity = k_cache.shape
+        else:
+            _, self.block, self.kv_heads, self.depth = k_cache.shape
+            self.sequences, self.blocks = block_tables.shape
+            self.capacity = self.blocks * self.block
         self.tokens = q.shape[0]
         self.heads = q.shape[1] // self.depth
         self.dtype = q.dtype
@@ -50,9 +62,16 @@ class Sizes(nl.NKIObject):
         room = min(PARTITIONS // self.width, SCORE_BANKS * BANK // (self.width * self.chunks))
         most = min(room, LOAD_BYTES // unit_bytes, self.sequences * self.kv_heads)
         self.units = max(1, units_in(boxes(self.sequences, self.kv_heads, max(1, most))[0]))
+        if self.paged and self.kv_heads > 1:
+            self.units = min(self.units, self.kv_heads)
         buffers = BUFFER_BYTES // (self.units * unit_bytes)
-        self.value_buffers = min(VALUE_BUFFERS, buffers // 2)
-        self.key_buffers = buffers - self.value_buffers
+        if self.paged:
+            self.transposed_buffers = min(TRANSPOSED_BUFFERS, buffers // 3)
+            self.key_buffers = min(PAGED_BUFFERS, (buffers - self.transposed_buffers) // 2)
+            self.value_buffers = self.key_buffers
+        else:
+            self.value_buffers = min(VALUE_BUFFERS, buffers // 2)
+            self.key_buffers = buffers - self.value_buffers
 
 
 def boxes(sequences, kv_heads, most):

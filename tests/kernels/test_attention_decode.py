@@ -121,6 +121,88 @@ def test_what_a_cache_holds_from_the_new_position_on_is_not_used(target: str, ga
         )
 
 
+def in_pages(arguments: tuple[Any, ...], block: int, shared: int = 0) -> tuple[Any, ...]:
+    """The same launch with caches in pages of `block`, in random order; all sequences share the first `shared`."""
+    q, k, v, k_cache, v_cache, positions, scale, *rest = arguments
+    sequences, kv_heads, depth, capacity = k_cache.shape
+    count, new = capacity // block, len(q) // sequences
+    order = np.random.default_rng(1).permutation(sequences * count + 3).astype(np.int32)
+    tables = order[: sequences * count].reshape(sequences, count)
+    tables[:, :shared] = tables[0, :shared]
+    pages = [np.zeros((len(order), block, kv_heads, depth), k_cache.dtype) for _ in "kv"]
+    for sequence in range(sequences):
+        for held, rows in zip(
+            pages, (k_cache[sequence].transpose(2, 0, 1), v_cache[sequence].swapaxes(0, 1))
+        ):
+            held[tables[sequence]] = rows.reshape(count, block, kv_heads, depth)
+    slots = [
+        [tables[token // new, place // block] * block + place % block]
+        for token, place in enumerate(positions[:, 0])
+    ]
+    kv_heads, cos, sin = rest or (None, None, None)
+    given = q, k, v, *pages, positions, scale, kv_heads, cos, sin, None, None, 1e-6
+    return *given, np.array(slots, np.int32), tables
+
+
+PAGED = [
+    # first positions, query heads, kv heads, head size, positions, new tokens, page
+    ([5, 200, 0], 4, 1, 16, 256, 1, 16),
+    ([5, 300], 4, 2, 16, 384, 2, 64),
+    ([5, 100], 4, 4, 8, 128, 1, 128),
+    ([511, 3], 2, 1, 256, 512, 1, 32),
+    ([700, 100], 6, 2, 64, 768, 3, 16),
+]
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2"])
+@pytest.mark.parametrize("case", PAGED)
+def test_caches_in_pages(target: str, case: tuple[Any, ...]) -> None:
+    *sizes, block = case
+    plain = *batch(*sizes), sizes[2], *tables(sizes[4], sizes[3] // 2)
+    check(*DECODE, in_pages(plain, block), target)
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2"])
+def test_pages_that_are_shared_and_named_twice_and_unused_ones_of_nan(target: str) -> None:
+    arguments = batch([40, 70], 4, 2, 16, 128, dtype=BF16)
+    paged = in_pages(arguments, 16, shared=2)
+    numbers = paged[-1]
+    numbers[:, 5:] = numbers[0, 0]  # beyond the positions: any page
+    numbers[1, 3] = numbers[1, 2]
+    for held in paged[3:5]:
+        held[np.setdiff1d(np.arange(len(held)), numbers)] = np.nan
+        held[numbers[0, 2], 40 - 32 :] = np.nan  # from the first sequence's new position on
+    found = run(kernels.attention_decode, paged, target)
+    wanted = kernels.attention_decode_reference(*copied(paged))
+    exact = kernels.attention_decode_reference(*(in_float64(each) for each in paged))
+    compare(found[0], exact[0], wanted[0])
+    for mine, other in zip(found[1:], wanted[1:]):
+        assert np.array_equal(mine, other, equal_nan=True)
+
+
+def test_stream_does_not_depend_on_the_pages() -> None:
+    texts = set()
+    for firsts, shared in (([0, 3], 0), ([100, 70], 2)):
+        given = in_pages(batch(firsts, 4, 2, 16, 128), 16, shared)
+        launch = simulate.World("trn1").launch(kernels.attention_decode, [(given, {})])
+        texts.add(launch.streams[0].text())
+    assert len(texts) == 1
+
+
+def test_refuses_pages_that_do_not_fit_and_takes_the_twin() -> None:
+    paged = in_pages(batch([2, 3], 4, 2, 8, 128), 16)
+    *rest, slots, numbers = paged
+    for arguments, sentence in (
+        ((*rest, slots), "slots and block_tables come together"),
+        ((*rest, slots.T.copy(), numbers), r"slots are \[2, 1\], not \(1, 2\)"),
+        ((*rest, slots, numbers[:, 1:].copy()), "hold a multiple of 128 positions, not 112"),
+        ((*rest[:4], rest[4][1:], *rest[5:], slots, numbers), r"v_cache is \(18, 16, 2, 8\)"),
+    ):
+        with pytest.raises(AssertionError, match=sentence):
+            run(kernels.attention_decode, arguments)
+    run(kernels.attention_decode, paged)
+
+
 def test_only_the_new_positions_are_written() -> None:
     arguments = batch([5, 30], 4, 2, 16, 172, new=3)
     _, k, v, k_cache, v_cache, *_ = arguments
