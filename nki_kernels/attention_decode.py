@@ -26,6 +26,9 @@ Arguments
     slots         [T, 1] @ HBM, int32, page * block + offset: where keys and values of the new tokens are written
     block_tables  [B, N] @ HBM, int32: the pages of each sequence, in the order of positions, S = N * block; pages may
                   be shared, and what lies behind the last position may name any page
+    window        compile-time int or None: a token sees so many positions up to its own
+    softcap       compile-time float or None: a score x * scale becomes softcap * tanh(x * scale / softcap)
+    sinks         [1, Hq] @ HBM, float32, or None: a score of each head that takes part in the sum only
     returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches
 
     The instructions do not depend on the positions: they address DMAs at run time and take part in the mask, and all S
@@ -46,8 +49,9 @@ Tiling
     New tokens are one chunk more, from SBUF: no load waits for the write to the cache.
 
 Limits
-    D up to 256, n * Hq / Hk and Hq up to 128, Hk * n up to 128, T * Hq up to 8192; two groups of keys and values fit in
-    128 KiB per partition of SBUF: S up to 32768 at D = 128 in bfloat16, from pages 8192 and a multiple of 128.
+    D up to 256, n * Hq / Hk and Hq up to 128, with sinks n up to 96, T * Hq up to 8192; two groups of keys and values
+    fit in 128 KiB per partition of SBUF: S up to 32768 at D = 128 in bfloat16. From pages S is a multiple of 128, and
+    fewer positions fit, because keys lie in SBUF twice.
 
 Cost
     HBM: both caches once. Tensor engine: two matmuls for 128 positions of a kv head. Vector: five passes over
@@ -81,6 +85,9 @@ from nki_kernels.tiles import PARTITIONS, expect_dims
 
 MAX_DEPTH = 256
 MAX_QUERIES = 8192
+MAX_NEW_WITH_SINKS = 96
+"""New keys leave a quadrant of the partitions to the sinks."""
+
 MAX_ROWS = 2**24
 """Rows of a paged cache: run-time addresses are computed in float32."""
 
@@ -102,6 +109,9 @@ def attention_decode(
     eps=1e-6,
     slots=None,
     block_tables=None,
+    window=None,
+    softcap=None,
+    sinks=None,
 ):
     """Attention of the new tokens of a batch with its caches, to which their keys and values are written."""
     check_caches(q, k, k_cache, v_cache, slots, block_tables)
@@ -109,8 +119,9 @@ def attention_decode(
     check_shapes(q, k, v, positions, scale, num_kv_heads, sizes)
     check_tables(sizes.depth, cos, sin, q_norm, k_norm)
     check_sizes(sizes)
+    check_options(sizes, window, softcap, sinks)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    work = Work(sizes, scale, k_cache, v_cache, v, o, slots, block_tables)
+    work = Work(sizes, scale, k_cache, v_cache, v, o, slots, block_tables, (window, softcap, sinks))
     start(work, q, k, positions, (cos, sin), (q_norm, k_norm, eps))
     for step in range(work.items + 2):
         if step < work.items:
@@ -192,6 +203,18 @@ def check_tables(depth, cos, sin, q_norm, k_norm):
         )
 
 
+def check_options(sizes, window, softcap, sinks):
+    """Refuse a window without positions, a cap that is not positive, and sinks of other heads."""
+    assert window is None or window >= 1, f"window is {window}; a token sees at least its own position"
+    assert softcap is None or softcap > 0, f"softcap is {softcap}; scores are capped at a positive number"
+    if sinks is not None:
+        assert sinks.shape == (1, sizes.heads), f"sinks are [1, {sizes.heads}], not {sinks.shape}"
+        assert sizes.new <= MAX_NEW_WITH_SINKS, (
+            f"attention_decode takes at most {MAX_NEW_WITH_SINKS} new tokens of a sequence with sinks, "
+            f"not {sizes.new}"
+        )
+
+
 def check_sizes(sizes):
     """Refuse more heads, tokens or positions than the tiles take."""
     assert sizes.heads <= PARTITIONS, (
@@ -224,6 +247,9 @@ def attention_decode_reference(
     eps: float = 1e-6,
     slots: np.ndarray | None = None,
     block_tables: np.ndarray | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Softmax over the positions up to each new one, head by head, in float32; the caches are updated in place."""
     tokens, (kv_heads, depth) = len(q), (k_cache.shape[2:] if slots is not None else k_cache.shape[1:3])
@@ -256,13 +282,19 @@ def attention_decode_reference(
             np.concatenate([widened(old[:, :before]), widened(own[:, begin : token + 1])], axis=1)
             for old, own in zip(held, fresh)
         )
+        if window is not None:
+            keys, values = keys[:, -window:], values[:, -window:]
         queries = widened(heads[0][token]).reshape(kv_heads, -1, depth)
         for head in range(kv_heads):
             scores = queries[head] @ keys[head].T
             scores = scores * scores.dtype.type(scale)
+            if softcap is not None:
+                scores = np.tanh(scores / scores.dtype.type(softcap)) * scores.dtype.type(softcap)
+            if sinks is not None:
+                scores = np.concatenate([scores, widened(sinks).reshape(kv_heads, -1, 1)[head]], axis=1)
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
-            outputs.append(weights @ values[head])
+            outputs.append(weights[:, : keys.shape[1]] @ values[head])
     for token in range(tokens):
         sequence, here = token * sequences // tokens, int(positions[token, 0])
         if slots is None:

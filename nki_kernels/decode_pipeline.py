@@ -26,6 +26,7 @@ from nki_kernels.decode_products import finish, mix, output_block, score
 from nki_kernels.decode_sizes import first_unit, groups_of_blocks, query_parts, units_in
 from nki_kernels.decode_softmax import (
     add_up_chunks,
+    capped,
     causal_among_new,
     earlier_keys,
     key_positions,
@@ -35,8 +36,13 @@ from nki_kernels.decode_softmax import (
     on_all_partitions,
     select,
     weights_relative_to,
+    within_window,
 )
 from nki_kernels.decode_tokens import load_first_positions, load_tokens, transposed_tokens
+from nki_kernels.tiles import blocks
+
+QUADRANT = 32
+"""Partitions at whose multiples a tile of few partitions begins."""
 
 CLEARED_IN = 4
 """Pieces in which values are cleared, so that the maximum of a group does not wait for all of them."""
@@ -45,9 +51,11 @@ CLEARED_IN = 4
 class Work(nl.NKIObject):
     """Tiles and tensors of one launch; item i is the group i // len(parts) with the queries of part i % len(parts)."""
 
-    def __init__(self, sizes, scale, k_cache, v_cache, v, o, slots=None, block_tables=None):
+    def __init__(self, sizes, scale, k_cache, v_cache, v, o, slots, block_tables, options):
         self.sizes = sizes
-        self.scale = scale
+        self.window, self.softcap, self.sinks = options
+        self.factor = scale if self.softcap is None else scale / self.softcap
+        self.scale = scale if self.softcap is None else self.softcap
         self.k_cache = k_cache
         self.v_cache = v_cache
         self.v = v
@@ -99,7 +107,10 @@ def start(work, q, k, positions, tables, norms):
         work.value_places = places(positions, sizes.capacity, heights, sizes)
     work.value_rows = new_value_rows(work.v, heights, sizes)
     work.keys_at = key_positions(sizes)
-    work.causal = causal_among_new(sizes.new)
+    work.causal = causal_among_new(sizes.new, work.window)
+    work.sink_logits = None
+    if work.sinks is not None:
+        work.sink_logits = load_sinks(work)
     work.masked = masked_tiles(sizes)
     if len(work.groups) <= sizes.key_buffers:
         write_keys(work)
@@ -193,11 +204,43 @@ def find_largest(work, item):
     scores = work.scores[item]
     if work.begins_group(item):
         work.valid = valid_keys(work, box)
+        work.seen = work.valid.expand_dim(3)
+        if work.window is not None:
+            first = first_unit(box, sizes)
+            firsts = work.first_positions[:, first : first + units_in(box)]
+            work.seen = within_window(work.valid, work.keys_at, firsts, sizes.new, work.window)
+    seen = work.seen if work.window is None else work.seen[:, :, :, part[0] : part[1]]
+    if work.softcap is not None:
+        scores = capped(scores, work.factor, sizes)
     work.chosen = work.masked[item % 2][:, 0 : units_in(box), :, 0 : scores.shape[3]]
-    select(scores, work.valid, work.causal[:, part[0] : part[1]], work.chosen, sizes)
+    select(scores, seen, work.causal[:, part[0] : part[1]], work.chosen, sizes)
+    if work.sink_logits is not None:
+        add_sinks(work, box, part)
     by_partition = largest_by_partition(work.chosen)
     clear_piece(work, item, 0)
     work.largest = largest_of_queries(by_partition)
+
+
+def load_sinks(work):
+    """Attention sinks as scores, in units of the scale: [1, Hq]."""
+    heads = work.sizes.heads
+    row = nl.ndarray((1, heads), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=row, src=work.sinks)
+    nisa.tensor_scalar(dst=row, data=row, op0=nl.multiply, operand0=1.0 / work.scale)
+    return row
+
+
+def add_sinks(work, box, part):
+    """Sinks as keys of the last chunk that have no value, on the first quadrant behind the new keys."""
+    sizes = work.sizes
+    row, row_end, member, member_end = part
+    shape = (1, 1, sizes.kv_heads, 1, sizes.share)
+    logits = work.sink_logits.reshape(shape)[:, :, box[2] : box[3], :, member:member_end]
+    place = blocks(sizes.new, QUADRANT) * QUADRANT
+    nisa.tensor_copy(
+        dst=work.chosen[place : place + 1, :, sizes.cached, :],
+        src=logits.broadcast(1, box[1] - box[0]).broadcast(3, row_end - row),
+    )
 
 
 def weigh(work, item):

@@ -104,8 +104,29 @@ def masked_tiles(sizes):
     return result
 
 
-def causal_among_new(new):
-    """1 where new key j (partition) is not after new query i, else 0: [new, new], uint8."""
+def within_window(earlier, keys_at, first_positions, new, window):
+    """Of the keys before the first new token, [128, units, chunks], those each new token sees in its window.
+
+    [128, units, chunks, new token], uint8. Token i sees the last `window` positions, its own included.
+    """
+    rows, units, chunks = earlier.shape
+    result = nl.ndarray((rows, units, chunks, new), dtype=nl.uint8, buffer=nl.sbuf)
+    for i in range(new):
+        nearer = nl.ndarray((rows, units, chunks), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=nearer,
+            data=keys_at.expand_dim(1).broadcast(1, units),
+            op0=nl.add,
+            operand0=float(window - i),
+            op1=nl.greater,
+            operand1=first_positions.expand_dim(2).broadcast(2, chunks),
+        )
+        nisa.tensor_tensor(dst=result[:, :, :, i], data1=nearer, data2=earlier, op=nl.multiply)
+    return result
+
+
+def causal_among_new(new, window):
+    """1 where new key j (partition) is not after new query i, nor outside its window: [new, new], uint8."""
     ones = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1)
     result = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
@@ -117,14 +138,49 @@ def causal_among_new(new):
         on_false_value=0.0,
         cmp_op=nl.greater_equal,
     )
+    if window is not None:
+        nisa.affine_select(
+            dst=result,
+            pattern=[[-1, new]],
+            channel_multiplier=1,
+            offset=window - 1,
+            on_true_tile=result,
+            on_false_value=0.0,
+            cmp_op=nl.greater_equal,
+        )
     return result
+
+
+def capped(scores, factor, sizes):
+    """tanh(factor * scores), of scores as `select` takes them."""
+    units, queries = scores.shape[1], scores.shape[3]
+    result = nl.ndarray((PARTITIONS, units, sizes.chunks, queries), dtype=nl.float32, buffer=nl.sbuf)
+    for start, stop, height in (
+        (0, sizes.full, PARTITIONS),
+        (sizes.full, sizes.cached, sizes.rest),
+        (sizes.cached, sizes.chunks, sizes.new),
+    ):
+        if stop > start:
+            nisa.activation(
+                dst=result[0:height, :, start:stop, :],
+                op=nl.tanh,
+                data=scores[0:height, :, start:stop, :],
+                scale=factor,
+            )
+    return result
+
+
+def per_query(predicate, queries):
+    """A predicate [rows, units, chunks, tokens] for each of `queries`, as many of a token."""
+    return predicate.expand_dim(4).broadcast(4, queries // predicate.shape[3])
 
 
 def select(scores, valid, causal, tile, sizes):
     """Copy scores [128, units, chunks, queries] to `tile`, LOWEST where the key is not valid for the query.
 
-    valid: [128, units, chunks of the cache]. causal: [new keys, new tokens of the queries], for the last chunk. The
-    chunk of what is left of the capacity and that of the new keys take the first partitions only.
+    valid: [128, units, chunks of the cache, 1 or new tokens of the queries]. causal: [new keys, new tokens of the
+    queries], for the last chunk. The chunk of what is left of the capacity and that of the new keys take the first
+    partitions only.
     """
     units, queries = scores.shape[1], scores.shape[3]
     new, asking = causal.shape
@@ -132,7 +188,7 @@ def select(scores, valid, causal, tile, sizes):
         if stop > start:
             nisa.select_reduce(
                 dst=tile[0:height, :, start:stop, :],
-                predicate=valid[0:height, :, start:stop].expand_dim(3).broadcast(3, queries),
+                predicate=per_query(valid[0:height, :, start:stop, :], queries),
                 on_true=scores[0:height, :, start:stop, :],
                 on_false=LOWEST,
             )

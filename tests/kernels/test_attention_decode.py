@@ -203,6 +203,31 @@ def test_refuses_pages_that_do_not_fit_and_takes_the_twin() -> None:
     run(kernels.attention_decode, paged)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("window", [None, 1, 3, 40, 400])
+def test_window_cap_and_sinks(target: str, window: int | None) -> None:
+    softcap = 2.0 if window in (None, 3, 400) else None
+    sinks = normal(12, 1, 4) * 3 if window in (None, 1, 3) else None
+    arguments = *batch([0, 70, 299 - 3], 4, 2, 16, 300, new=3), 2, *tables(300, 8)
+    given = (*arguments, None, None, 1e-6, None, None, window, softcap, sinks)
+    check(*DECODE, given, target)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ((0, None, None), "window is 0; a token sees at least its own position"),
+        ((None, 0.0, None), "softcap is 0.0; scores are capped at a positive number"),
+        ((None, None, np.zeros((1, 2), np.float32)), r"sinks are \[1, 4\], not \(1, 2\)"),
+    ],
+)
+def test_refuses_options_without_meaning(options: tuple[Any, ...], sentence: str) -> None:
+    arguments = *batch([3], 4, 2, 8, 16), 2, None, None, None, None, 1e-6, None, None
+    with pytest.raises(AssertionError, match=sentence):
+        run(kernels.attention_decode, (*arguments, *options))
+    run(kernels.attention_decode, (*arguments, 1, 0.1, np.zeros((1, 4), np.float32)))
+
+
 def test_only_the_new_positions_are_written() -> None:
     arguments = batch([5, 30], 4, 2, 16, 172, new=3)
     _, k, v, k_cache, v_cache, *_ = arguments
