@@ -226,7 +226,7 @@ def check_sizes(sizes):
     assert sizes.tokens * sizes.heads <= MAX_QUERIES, (
         f"attention_decode takes at most {MAX_QUERIES} heads of new tokens, not {sizes.tokens * sizes.heads}"
     )
-    assert sizes.key_buffers > 0 and sizes.value_buffers > 0, (
+    assert sizes.capacity <= sizes.most_positions, (
         f"attention_decode takes caches of at most {sizes.most_positions} positions, not {sizes.capacity}"
     )
 

@@ -58,7 +58,7 @@ class Sizes(nl.NKIObject):
             self.width = 2 * self.width
         position_bytes = self.parts * (4 if q.dtype == nl.float32 else 2)
         unit_bytes = self.capacity * position_bytes
-        self.most_positions = BUFFER_BYTES // (2 * position_bytes)
+        self.most_positions = BUFFER_BYTES // ((3 if self.paged else 2) * position_bytes)
         room = min(PARTITIONS // self.width, SCORE_BANKS * BANK // (self.width * self.chunks))
         most = min(room, LOAD_BYTES // unit_bytes, self.sequences * self.kv_heads)
         self.units = max(1, units_in(boxes(self.sequences, self.kv_heads, max(1, most))[0]))

@@ -374,6 +374,17 @@ def test_limits(within: tuple[Any, ...], beyond: tuple[Any, ...], sentence: str)
         planned(*beyond)
 
 
+@pytest.mark.parametrize(("blocks", "refused"), [(85, False), (86, True)])
+def test_limit_of_pages(blocks: int, refused: bool) -> None:
+    given = in_pages(batch([0], 1, 1, 2, blocks * 128), 128)
+    world = simulate.World("trn1")
+    if not refused:
+        world.launch(kernels.attention_decode, [(given, {})], mode=simulate.Mode.dry)
+        return
+    with pytest.raises(AssertionError, match="caches of at most 10922 positions, not 11008"):
+        world.launch(kernels.attention_decode, [(given, {})], mode=simulate.Mode.dry)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_the_largest_sizes_fit_on_the_smallest_chip(dtype: type) -> None:
     planned([0], 128, 8, 128, 8192, dtype=dtype, cache=BF16)
