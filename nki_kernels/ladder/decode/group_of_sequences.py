@@ -1,0 +1,60 @@
+"""group_of_sequences: decode attention with a softmax for several sequences at once. The third rung of the ladder.
+
+Dimensions, arguments and layout as in `key_per_lane`.
+
+Tiling
+    for each group of sequences that fills 1024 elements of a partition with keys, and a PSUM bank with scores at most:
+    one DMA for all keys, one for all values; their matmuls; one softmax; one store
+
+Cost
+    The chain of small instructions is walked once for a group, and DMAs of short caches are as large as those of long
+    ones. Bound: the same chain; within it the Tensor engine waits for the softmax of the group that it has just scored.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.language as nl
+
+from nki_kernels.ladder.decode.steps import (
+    BANK,
+    PARTITIONS,
+    expect_whole_tiles,
+    exponentials,
+    key_positions,
+    largest,
+    last_positions,
+    load_keys,
+    load_values,
+    masked,
+    mix,
+    score,
+    store,
+    transposed_queries,
+)
+
+GROUP_POSITIONS = 4096
+"""Positions of all sequences of a group: keys of 1 MiB in bfloat16."""
+
+
+def group_size(sequences, heads, capacity):
+    """Sequences of a group."""
+    chunks = capacity // PARTITIONS
+    return max(1, min(sequences, GROUP_POSITIONS // capacity, BANK // (chunks * heads), PARTITIONS // heads))
+
+
+@nki.jit
+def group_of_sequences(q, k_cache, v_cache, positions, scale):
+    """Decode attention, keys on the partitions, several sequences together."""
+    sequences, heads, capacity = expect_whole_tiles(q, k_cache, v_cache, positions)
+    o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    keys_at, last = key_positions(capacity), last_positions(positions)
+    together = group_size(sequences, heads, capacity)
+    for first in range(0, sequences, together):
+        end = min(sequences, first + together)
+        queries = transposed_queries(q, first, end, heads)
+        keys, values = load_keys(k_cache, first, end), load_values(v_cache, first, end)
+        scores = masked(score(keys, queries, heads), keys_at, last[:, first:end])
+        weights, sums = exponentials(scores, largest(scores), scale, q.dtype)
+        store(o, mix(values, weights), sums, first, heads)
+    return o

@@ -1,0 +1,51 @@
+"""key_per_lane: decode attention with one key on each partition. The second rung of the ladder.
+
+Dimensions and arguments as in `head_per_lane`.
+
+Layout
+    Scores are [128 keys, chunk of keys, head]: 128 lanes work, on S/128 elements of each head, and the weights lie as
+    the product with the values needs them, so that nothing is transposed. The maximum of a query crosses the partitions
+    by two small transposes. Partition p holds positions p * S/128 on: a load of values takes long runs of HBM.
+
+Tiling
+    for each sequence: load its keys and values; S/128 nc_matmuls; softmax; S/128 nc_matmuls
+
+Cost
+    Bound: the chain from scores to output, once for every sequence: each engine waits for the one before.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.language as nl
+
+from nki_kernels.ladder.decode.steps import (
+    expect_whole_tiles,
+    exponentials,
+    key_positions,
+    largest,
+    last_positions,
+    load_keys,
+    load_values,
+    masked,
+    mix,
+    score,
+    store,
+    transposed_queries,
+)
+
+
+@nki.jit
+def key_per_lane(q, k_cache, v_cache, positions, scale):
+    """Decode attention, keys on the partitions, one sequence after another."""
+    sequences, heads, capacity = expect_whole_tiles(q, k_cache, v_cache, positions)
+    o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    keys_at, last = key_positions(capacity), last_positions(positions)
+    for sequence in range(sequences):
+        end = sequence + 1
+        queries = transposed_queries(q, sequence, end, heads)
+        keys, values = load_keys(k_cache, sequence, end), load_values(v_cache, sequence, end)
+        scores = masked(score(keys, queries, heads), keys_at, last[:, sequence:end])
+        weights, sums = exponentials(scores, largest(scores), scale, q.dtype)
+        store(o, mix(values, weights), sums, sequence, heads)
+    return o

@@ -1,0 +1,177 @@
+"""Steps that the rungs of the decode ladder share. Keys lie on the partitions: scores are [128 keys, chunk, query]."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+PARTITIONS = 128
+BANK = 512  # float32 of a partition in a PSUM bank
+LOWEST = -3.0e38
+"""What masked scores are: below any score, and finite."""
+
+
+def expect_whole_tiles(q, k_cache, v_cache, positions):
+    """The sizes B, G and S of a launch, whose tiles have to be whole."""
+    sequences, depth, capacity = k_cache.shape
+    assert depth == PARTITIONS, f"the rungs take heads of {PARTITIONS}, not {depth}"
+    assert capacity % PARTITIONS == 0, f"S has to be a multiple of {PARTITIONS}, not {capacity}"
+    assert v_cache.shape == (sequences, capacity, depth), (
+        f"v_cache is {v_cache.shape} beside k_cache {k_cache.shape}"
+    )
+    assert q.shape[0] == sequences and q.shape[1] % depth == 0, (
+        f"q is [{sequences}, G * {depth}] for {sequences} sequences, not {q.shape}"
+    )
+    assert positions.shape == (sequences, 1), f"positions are [{sequences}, 1], not {positions.shape}"
+    heads = q.shape[1] // depth
+    assert heads <= PARTITIONS, f"the rungs take at most {PARTITIONS} query heads, not {heads}"
+    return sequences, heads, capacity
+
+
+def load(source):
+    """A piece of HBM in SBUF."""
+    tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=source)
+    return tile
+
+
+def transposed_queries(q, first, last, heads):
+    """The queries of sequences first … last, transposed: [D, sequence * head]."""
+    rows = (last - first) * heads
+    tile = load(q.reshape((q.shape[0] * heads, PARTITIONS))[first * heads : last * heads, :])
+    bank = nl.ndarray((PARTITIONS, rows), dtype=q.dtype, buffer=nl.psum)
+    nisa.nc_transpose(dst=bank, data=tile)
+    result = nl.ndarray((PARTITIONS, rows), dtype=q.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=bank)
+    return result
+
+
+def key_positions(capacity):
+    """The position of the key on each partition of each chunk, [128, chunks]: partition p holds S / 128 in a row."""
+    chunks = capacity // PARTITIONS
+    result = nl.ndarray((PARTITIONS, chunks), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=result, pattern=[[1, chunks]], channel_multiplier=chunks)
+    return result
+
+
+def last_positions(positions):
+    """The position of each sequence's token on every partition: [128, B], float32."""
+    sequences = positions.shape[0]
+    numbers = nl.ndarray((PARTITIONS, sequences), dtype=positions.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=numbers, src=positions.ap(pattern=[[0, PARTITIONS], [1, sequences]]))
+    result = nl.ndarray((PARTITIONS, sequences), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=numbers)
+    return result
+
+
+def load_values(v_cache, first, last):
+    """The values of sequences first … last, [128, sequence, chunk, D]; a partition's rows follow each other in HBM."""
+    capacity = v_cache.shape[1]
+    rows = v_cache[first:last].reshape_dim(1, (PARTITIONS, capacity // PARTITIONS)).permute((1, 0, 2, 3))
+    tile = nl.ndarray(rows.shape, dtype=v_cache.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=rows)
+    return tile
+
+
+def load_keys(k_cache, first, last):
+    """The keys of sequences first … last, [D, sequence, S]."""
+    rows = k_cache[first:last].permute((1, 0, 2))
+    tile = nl.ndarray(rows.shape, dtype=k_cache.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=rows)
+    return tile
+
+
+def score(keys, queries, heads):
+    """Scores [128 keys, sequence, chunk, head] @ PSUM of keys [D, sequence, S] and queries [D, sequence * head]."""
+    _, sequences, capacity = keys.shape
+    chunks = capacity // PARTITIONS
+    scores = nl.ndarray((PARTITIONS, sequences, chunks, heads), dtype=nl.float32, buffer=nl.psum)
+    for sequence in range(sequences):
+        asking = queries[:, sequence * heads : (sequence + 1) * heads]
+        for chunk in range(chunks):
+            nisa.nc_matmul(
+                dst=scores[:, sequence, chunk, :],
+                stationary=keys[:, sequence, chunk:capacity:chunks],
+                moving=asking,
+                accumulate=False,
+            )
+    return scores
+
+
+def masked(scores, keys_at, last):
+    """Scores in SBUF, LOWEST where a key lies after the sequence's position; last: [128, sequences]."""
+    rows, sequences, chunks, heads = scores.shape
+    valid = nl.ndarray((rows, sequences, chunks), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_tensor(
+        dst=valid,
+        data1=keys_at.expand_dim(1).broadcast(1, sequences),
+        data2=last.expand_dim(2).broadcast(2, chunks),
+        op=nl.less_equal,
+    )
+    result = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.select_reduce(
+        dst=result, predicate=valid.expand_dim(3).broadcast(3, heads), on_true=scores, on_false=LOWEST
+    )
+    return result
+
+
+def largest(scores):
+    """The largest score of each query on every partition, [128, sequence * head]: two transposes around a maximum."""
+    rows, sequences, _, heads = scores.shape
+    columns = sequences * heads
+    own = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=own, op=nl.maximum, data=scores.permute((0, 1, 3, 2)), axis=3)
+    bank = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=bank, data=own)
+    column = nl.ndarray((columns, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=column, op=nl.maximum, data=bank, axis=1)
+    result = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=result, data=column.broadcast(1, rows))
+    return result
+
+
+def exponentials(scores, most, scale, dtype):
+    """exp(scale * (scores - most)) in `dtype`, and the sums over chunks [128, sequence * head]."""
+    rows, sequences, chunks, heads = scores.shape
+    shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+    repeated = most.reshape((rows, sequences, 1, heads)).broadcast(2, chunks)
+    nisa.tensor_tensor(dst=shifted, data1=scores, data2=repeated, op=nl.subtract)
+    weights = nl.ndarray(scores.shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.activation(dst=weights, op=nl.exp, data=shifted, scale=scale)
+    sums = nl.ndarray((rows, sequences * heads), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=sums, op=nl.add, data=weights.permute((0, 1, 3, 2)), axis=3)
+    return weights, sums
+
+
+def mix(values, weights):
+    """The weighted values [D, sequence * head] @ PSUM of values [128, sequence, chunk, D]."""
+    _, sequences, chunks, heads = weights.shape
+    product = nl.ndarray((PARTITIONS, sequences * heads), dtype=nl.float32, buffer=nl.psum)
+    for sequence in range(sequences):
+        for chunk in range(chunks):
+            nisa.nc_matmul(
+                dst=product[:, sequence * heads : (sequence + 1) * heads],
+                stationary=values[:, sequence, chunk, :],
+                moving=weights[:, sequence, chunk, :],
+                accumulate=chunk > 0,
+            )
+    return product
+
+
+def store(o, product, sums, first, heads):
+    """Divide products [D, rows] by the sums [128, rows] over all keys, and write them as rows from sequence `first`."""
+    rows = product.shape[1]
+    ones = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=total, stationary=sums, moving=ones, accumulate=False)
+    inverse = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=inverse, data=total)
+    columns = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=columns, src=product)
+    bank = nl.ndarray((rows, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=bank, data=columns)
+    result = nl.ndarray((rows, PARTITIONS), dtype=o.dtype, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=result, data=bank, op0=nl.multiply, operand0=inverse)
+    target = o.reshape((o.shape[0] * heads, PARTITIONS))
+    nisa.dma_copy(dst=target[first * heads : first * heads + rows, :], src=result)
