@@ -70,7 +70,7 @@ def load_new_values(new, v, box, sizes, engine):
     """Bring the values of the new tokens of a group of units: [new token, unit, D]."""
     rows = v.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.depth))
     rows = rows[box[0] : box[1], :, box[2] : box[3], :].permute((1, 0, 2, 3))
-    nisa.dma_copy(dst=new[:, 0 : units_in(box), :], src=rows, engine=engine)
+    nisa.dma_copy(dst=new[:, 0 : units_in(box), :], src=rows, engine=nisa.engine.scalar)
 
 
 def clear_values(tile, valid, first, last, sizes):

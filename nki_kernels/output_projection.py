@@ -43,7 +43,6 @@ from nki_kernels.normalised_rows import on_every_row
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.residual_product import (
     chunk_width,
-    load_engine,
     product_chunk,
     residual_product,
     store_last_sums,
@@ -116,7 +115,7 @@ def load_group(o, first, rows, replica_group):
     for row in range(first, min(tokens, first + rows), PARTITIONS):
         count = min(PARTITIONS, tokens - row)
         tile = nl.ndarray((count, depth), dtype=o.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=o[row : row + count, :], engine=load_engine(replica_group))
+        nisa.dma_copy(dst=tile, src=o[row : row + count, :], engine=nisa.engine.scalar)
         tiles.append(tile)
     return tiles
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -200,18 +201,41 @@ def _prefill(shape: RankShape, tokens: int) -> Iterator[Work]:
 
 def _decode(shape: RankShape, sequences: int) -> Iterator[Work]:
     step = _step(Phase.decode, sequences, POSITIONS[0])
-    all_of_layer = _launches(shape, step)
     parts = _Parts(shape, sequences)
-    for name, least, kernel in (
-        ("decode norm + qkv", parts.qkv(), "qkv_projection"),
-        ("decode output projection", parts.output(), "output_projection"),
-        ("decode norm + MLP", parts.mlp(), "mlp"),
-    ):
-        yield Work(name, shape, sequences, least, _named(all_of_layer, kernel))
+    qkv, _, output = _alone(shape, sequences, POSITIONS[0])
+    yield Work("decode norm + qkv", shape, sequences, parts.qkv(), (qkv,))
+    yield Work("decode output projection", shape, sequences, parts.output(), (output,))
+    mlp = _named(_launches(shape, step), "mlp")
+    yield Work("decode norm + MLP", shape, sequences, parts.mlp(), mlp)
     head = compose(shape.config).head
     for candidates in (8, 64):
         launches = tuple(head.launches(replace(step, candidates=candidates)))
         yield Work(f"decode head, top {candidates}", shape, sequences, parts.head(), launches)
+
+
+def _alone(shape: RankShape, sequences: int, positions: int) -> tuple[Launch, Launch, Launch]:
+    """Launches of the parts of a decode step that the model makes inside one larger launch."""
+    hidden, queries, keys = shape.hidden, shape.heads * HEAD_SIZE, shape.kv_heads * HEAD_SIZE
+
+    def value(name: str, *sizes: int, dtype: Any = BFLOAT16) -> Value:
+        return Value(name, sizes, np.dtype(dtype))
+
+    x, norm = value("x", sequences, hidden), value("norm", 1, hidden)
+    w_qkv, w_o = value("w_qkv", hidden, queries + 2 * keys), value("w_o", queries, hidden)
+    q, k, v = (value(name, sequences, size) for name, size in (("q", queries), ("k", keys), ("v", keys)))
+    caches = (
+        value("keys", sequences, shape.kv_heads, HEAD_SIZE, positions),
+        value("values", sequences, shape.kv_heads, positions, HEAD_SIZE),
+    )
+    tables = [value(name, positions, HEAD_SIZE // 2, dtype=np.float32) for name in ("cos", "sin")]
+    at = value("positions", sequences, 1, dtype=np.int32)
+    attended = (q, k, v, *caches, at, HEAD_SIZE**-0.5, shape.kv_heads, *tables)
+    no_work = LeastWork(0.0, 0.0)
+    return (
+        Launch("qkv_projection", (x, norm, w_qkv, 1e-5, queries, keys), ("q", "k", "v"), no_work, sequences),
+        Launch("attention_decode", attended, ("o", "keys", "values"), no_work, sequences),
+        Launch("output_projection", (value("o", sequences, queries), w_o, x), ("x",), no_work, sequences),
+    )
 
 
 def _decode_attention(shape: RankShape, sequences: int, positions: int) -> Iterator[Work]:
@@ -219,7 +243,7 @@ def _decode_attention(shape: RankShape, sequences: int, positions: int) -> Itera
     parts = _Parts(shape, sequences)
     block = tuple(launch for launch in layer if launch.kernel != "mlp")
     for name, least, launches in (
-        ("decode rope + attention", parts.step(positions), _named(layer, "rope", "attention_decode")),
+        ("decode rope + attention", parts.step(positions), _alone(shape, sequences, positions)[1:2]),
         ("decode attention block", parts.block(positions), block),
         ("decode layer", parts.layer(positions), layer),
     ):

@@ -6,7 +6,7 @@
     o       = attention_prefill(q, k, v) for a prompt, attention_decode(q, k, v) for one token of each sequence
     x       = output_projection(o, x)    all-reduced over the ranks, plus x
 
-Both kernels of attention fill the cache. A decode step is one launch for up to 128 sequences, norms and rope included.
+Attention fills the cache. In a decode step all of it is one launch for up to 128 sequences, `attention_block_decode`.
 
 State: keys [sequences, heads, head_dim, length] and values [sequences, heads, length, head_dim] of a rank's heads. Keys
 lie transposed, because a decode step contracts over head_dim, which then is the partition axis of a tile read straight
@@ -25,7 +25,6 @@ from model.config.parts import GroupedAttention, Positions
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import (
     INT32,
-    Argument,
     Axis,
     Growth,
     Launch,
@@ -128,32 +127,39 @@ class Attention:
         }
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Projection, attention, output."""
-        own, dim, rows = self.heads, self.heads.head_dim, step.tokens
-        heads, kv_heads = own.heads // step.ranks, own.kv_heads_of_rank(step.ranks)
-        x = Value("x", (rows, self.hidden), step.activations)
-        q = Value("q", (rows, heads * dim), step.activations)
-        k, v = (Value(name, (rows, kv_heads * dim), step.activations) for name in "kv")
+        """Of a prompt: projection, attention, output. A decode step is one launch, or one for every 128 sequences."""
+        if step.phase is Phase.decode:
+            whole, rest = divmod(step.sequences, _SEQUENCES)
+            chunks = [(rows, repeat) for rows, repeat in ((_SEQUENCES, whole), (rest, 1)) if rows and repeat]
+            return [self._decode(step, rows, repeat) for rows, repeat in chunks]
+        q, k, v = self._projected(step)
+        x = Value("x", (step.tokens, self.hidden), step.activations)
         w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
-        at = Value("positions", (rows, 1), INT32)
-        arguments: tuple[Argument, ...] = (x, self.norm.weight.value(step), w_qkv, self.norm.eps)
-        arguments += (q.shape[1], k.shape[1])
-        if step.phase is Phase.prefill:
-            norms = [norm.weight.value(step) for norm in self.head_norms] if self.head_norms else [None, None]
-            arguments += (None, at, *self._tables(step), dim, *norms)
-        launches = [Launch("qkv_projection", arguments, ("q", "k", "v"), product(rows, w_qkv), rows)]
-        attend = self._prefill if step.phase is Phase.prefill else self._decode
-        launches.extend(attend(step, q, k, v))
+        norms = [norm.weight.value(step) for norm in self.head_norms] if self.head_norms else [None, None]
+        at = Value("positions", (step.tokens, 1), INT32)
+        norm = (self.norm.weight.value(step), w_qkv, self.norm.eps, q.shape[1], k.shape[1])
+        turn = (None, at, *self._tables(step), self.heads.head_dim, *norms)
         o = Value("o", q.shape, step.activations)
-        work = product(rows, w_o)
-        launches.append(Launch("output_projection", (o, w_o, x, Axis.tensor), ("x",), work, rows))
-        return launches
+        rows = step.tokens
+        return [
+            Launch("qkv_projection", (x, *norm, *turn), ("q", "k", "v"), product(rows, w_qkv), rows),
+            self._prefill(step, q, k, v),
+            Launch("output_projection", (o, w_o, x, Axis.tensor), ("x",), product(rows, w_o), rows),
+        ]
 
-    def _prefill(self, step: StepShape, q: Value, k: Value, v: Value) -> Sequence[Launch]:
+    def _projected(self, step: StepShape) -> tuple[Value, Value, Value]:
+        heads, kv_heads = self.heads.heads // step.ranks, self.heads.kv_heads_of_rank(step.ranks)
+        q, k, v = (
+            Value(name, (step.tokens, count * self.heads.head_dim), step.activations)
+            for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+        )
+        return q, k, v
+
+    def _prefill(self, step: StepShape, q: Value, k: Value, v: Value) -> Launch:
         tokens = step.tokens
         keys, values = self.states(step)
         moved = step.activations.itemsize * tokens * (2.0 * q.shape[1] + 4.0 * k.shape[1])
-        attention = Launch(
+        return Launch(
             "attention_prefill",
             (q, k, v, keys, values, self.heads.head_dim**-0.5),
             ("o", keys.name, values.name),
@@ -162,27 +168,27 @@ class Attention:
             growth=Growth.square,
             refusal=self._refusal(step),
         )
-        return [attention]
 
-    def _decode(self, step: StepShape, q: Value, k: Value, v: Value) -> Sequence[Launch]:
-        """One launch, or one for every 128 sequences."""
-        whole, rest = divmod(step.sequences, _SEQUENCES)
-        chunks = [(rows, repeat) for rows, repeat in ((_SEQUENCES, whole), (rest, 1)) if rows and repeat]
-        return [self._decode_launch(step, (q, k, v), rows, repeat) for rows, repeat in chunks]
-
-    def _decode_launch(self, step: StepShape, projected: tuple[Value, ...], rows: int, repeat: int) -> Launch:
-        q, k, v = (each.last(rows) for each in projected) if rows < step.tokens else projected
+    def _decode(self, step: StepShape, rows: int, repeat: int) -> Launch:
+        """The step of `rows` sequences."""
+        x = Value("x", (step.tokens, self.hidden), step.activations)
+        x = x.last(rows) if rows < step.tokens else x
+        q, k, _ = self._projected(step)
         keys, values = self.states(replace(step, sequences=rows))
         at = Value("positions", (rows, 1), INT32)
-        arguments = (q, k, v, keys, values, at, self.heads.head_dim**-0.5, keys.shape[1], *self._tables(step))
-        if self.head_norms is not None:
-            norms = [norm.weight.value(step) for norm in self.head_norms]
-            arguments = (*arguments, *norms, self.head_norms[0].eps)
+        w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
+        norms = [norm.weight.value(step) for norm in self.head_norms] if self.head_norms else [None, None]
+        scale = self.heads.head_dim**-0.5
+        products = product(rows, w_qkv, w_o, moved_bytes=float(keys.nbytes + values.nbytes))
+        attended = 4.0 * q.shape[1] * step.cache_length * rows
         return Launch(
-            "attention_decode",
-            arguments,
-            ("o", keys.name, values.name),
-            LeastWork(4.0 * q.shape[1] * step.cache_length * rows, float(keys.nbytes + values.nbytes)),
+            "attention_block_decode",
+            (
+                *(x, self.norm.weight.value(step), w_qkv, self.norm.eps, q.shape[1], k.shape[1]),
+                *(keys, values, at, scale, w_o, keys.shape[1], *self._tables(step), *norms, Axis.tensor),
+            ),
+            ("x", keys.name, values.name),
+            LeastWork(products.operations + attended, products.bytes),
             rows,
             repeat=repeat,
             refusal=self._refusal(step),

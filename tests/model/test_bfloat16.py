@@ -135,10 +135,9 @@ def test_everything_between_kernels_is_of_the_dtype_but_positions_rotations_and_
     whole, wide = np.dtype(np.int32), np.dtype(np.float32)
     assert device.seen == {
         "embedding": ([whole, activations], [activations]),
-        "qkv_projection": ([activations] * 3, [activations] * 3),
-        "rope": ([activations, whole, wide, wide], [activations]),
+        "qkv_projection": ([activations] * 3 + [whole, wide, wide], [activations] * 3),
         "attention_prefill": ([activations] * 5, [activations] * 3),
-        "attention_decode": ([activations] * 5 + [whole, wide, wide], [activations] * 3),
+        "attention_block_decode": ([activations] * 5 + [whole, activations, wide, wide], [activations] * 3),
         "output_projection": ([activations] * 3, [activations]),
         "mlp": ([activations] * 5, [activations]),
         "lm_head": ([activations] * 3 + [whole], [wide, wide, whole]),

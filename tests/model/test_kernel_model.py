@@ -88,9 +88,12 @@ def test_a_pass_is_predicted_without_computing(write_model, target) -> None:
     prompt = device.take_pass()
     model.decode(5, len(IDS))
     token = device.take_pass()
-    for done, kind in ((prompt, "prefill"), (token, "decode")):
+    for done, attention in (
+        (prompt, ["qkv_projection", "attention_prefill", "output_projection"]),
+        (token, ["attention_block_decode"]),
+    ):
         kernels = [each.launch.kernel for each in done.launches]
-        layer = ["qkv_projection", f"attention_{kind}", "output_projection", "mlp"]
+        layer = [*attention, "mlp"]
         assert kernels == ["embedding", *layer * len(config.blocks), "lm_head"]
         prediction = done.prediction()
         assert prediction.target == target
@@ -134,7 +137,12 @@ def test_trace_holds_every_kernel_of_both_passes(write_model, tmp_path) -> None:
     write_passes(tmp_path / "trace.json", [("prompt", prompt), ("token", device.take_pass())])
     text = (tmp_path / "trace.json").read_text()
     assert json.loads(text)["traceEvents"]
-    for name in ("prompt: attention_prefill", "token: attention_decode", "prompt: lm_head", "token: mlp"):
+    for name in (
+        "prompt: attention_prefill",
+        "token: attention_block_decode",
+        "prompt: lm_head",
+        "token: mlp",
+    ):
         assert name in text
 
 

@@ -101,9 +101,9 @@ def test_what_a_launch_returns_is_what_later_launches_read(write_model, changes,
 
 
 def test_the_least_work_of_a_product_is_every_weight_once(write_model) -> None:
-    """Bytes of a decode step's products are those of the weights but for norms and table; two operations a weight."""
+    """Bytes of a prompt's products are the weights but for norms and table; two operations a weight and row."""
     folder = write_model()
-    launches = loaded(folder, 1).launches[Phase.decode]
+    launches = loaded(folder, 1).launches[Phase.prefill]
     names = ("qkv_projection", "output_projection", "mlp", "lm_head")
     products = [launch.work for launch in launches if launch.kernel in names]
     shapes = {
@@ -113,7 +113,24 @@ def test_the_least_work_of_a_product_is_every_weight_once(write_model) -> None:
         if len(tensor.shape) == 2 and "embed" not in tensor.name
     }
     assert sum(work.bytes for work in products) == 4 * sum(shapes.values())
-    assert sum(work.operations for work in products) == 2 * sum(shapes.values())
+    rows = {name: 1 if name == "lm_head" else PROMPT for name in names}
+    by_rows = sum(
+        launch.work.operations / rows[launch.kernel] for launch in launches if launch.kernel in names
+    )
+    assert by_rows == 2 * sum(shapes.values())
+
+
+def test_the_least_work_of_a_decode_step_is_every_weight_and_the_cache_once(write_model) -> None:
+    """Of attention: w_qkv and w_o, both caches, and four operations for an element of a query and a position."""
+    folder = write_model()
+    decoder = compose(load_config(folder))
+    step = StepShape(Phase.decode, 3, 3, 128, 64, 1, FLOAT32, FLOAT32)
+    layer = decoder.blocks[0][0]
+    (launch,) = layer.launches(step)
+    products = [prod(weight.shape(step.shard)) for weight in (layer.w_qkv, layer.w_o)]
+    assert launch.work.bytes == 4 * sum(products) + sum(each.nbytes for each in layer.states(step))
+    queries = layer.w_o.shape(step.shard)[0]
+    assert launch.work.operations == 3 * (2 * sum(products) + 4 * queries * 128)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -121,7 +138,8 @@ def test_ranks_share_the_work_and_sums_over_them_move_nothing_through_hbm(write_
     one, many = (loaded(write_model(name=f"model{place}"), each) for place, each in enumerate((1, ranks)))
     for name in ("mlp", "output_projection"):
         (alone, *_), (shared, *_) = (
-            [each.work for each in case.launches[Phase.decode] if each.kernel == name] for case in (one, many)
+            [each.work for each in case.launches[Phase.prefill] if each.kernel == name]
+            for case in (one, many)
         )
         assert shared.bytes == alone.bytes / ranks
         assert shared.operations == alone.operations / ranks
@@ -143,6 +161,8 @@ def test_views_are_rows_from_the_end_and_other_shapes() -> None:
 def test_a_step_of_many_sequences_lists_rows_and_repeats(write_model, batch, chunks) -> None:
     decoder = compose(load_config(write_model()))
     step = StepShape(Phase.decode, batch, batch, 128, 64, 1, FLOAT32, FLOAT32)
-    attend = [each for each in launches_of(decoder.blocks[0], step) if each.kernel == "attention_decode"]
+    attend = [
+        each for each in launches_of(decoder.blocks[0], step) if each.kernel == "attention_block_decode"
+    ]
     assert [(each.rows, each.repeat) for each in attend] == chunks
     assert [(each.rows, each.repeat) for each in decoder.head.launches(step)] == chunks

@@ -60,7 +60,13 @@ def small(tmp_path, monkeypatch) -> str:
 def test_a_plan_with_kernels_says_where_the_time_goes(small, capsys) -> None:
     text = printed(capsys, small, "--tp", "2", "--price", "12.5")
     assert "trn2.48xlarge: tp 2 of 128 cores, 64 copies" in text
-    for kernel in ("qkv_projection", "attention_prefill", "attention_decode", "output_projection", "lm_head"):
+    for kernel in (
+        "qkv_projection",
+        "attention_prefill",
+        "attention_block_decode",
+        "output_projection",
+        "lm_head",
+    ):
         assert f"\n{kernel} " in text
     assert "$/million" in text
     assert "Times are dry runs of this project's kernels" in text

@@ -91,7 +91,7 @@ def test_layers_and_sequences_are_counted(tmp_path) -> None:
     plan = predictor(tiny(tmp_path, num_hidden_layers=3), tp=2)
     first, step = named(plan.first_token(10)), named(plan.step(4))
     assert (first["mlp"].launches, first["embedding"].launches, first["lm_head"].launches) == (3, 1, 1)
-    assert (first["attention_prefill"].launches, step["attention_decode"].launches) == (3, 3)
+    assert (first["attention_prefill"].launches, step["attention_block_decode"].launches) == (3, 3)
 
 
 def test_equal_layers_take_equal_times(tmp_path) -> None:
@@ -168,7 +168,7 @@ def test_a_cache_beyond_the_kernel_s_limit_is_a_roofline_in_the_kernel_s_words(
     tmp_path, context, refused
 ) -> None:
     model = tiny(tmp_path, num_hidden_layers=1, max_position_embeddings=32768)
-    part = named(predictor(model, context=context).step(1))["attention_decode"]
+    part = named(predictor(model, context=context).step(1))["attention_block_decode"]
     said = "attention_decode takes caches of at most 16384 positions, not 16512" if refused else ""
     assert part.refusal == said
 
@@ -177,10 +177,13 @@ def test_a_cache_beyond_the_kernel_s_limit_is_a_roofline_in_the_kernel_s_words(
 def test_a_hidden_size_beyond_the_kernels_limit_is_named_for_each(tmp_path, hidden, refused) -> None:
     model = tiny(tmp_path, num_hidden_layers=1, hidden_size=hidden, head_dim=16, vocab_size=64)
     parts = named(predictor(model).step(1))
-    for kernel in ("qkv_projection", "output_projection", "mlp", "lm_head"):
-        said = f"{kernel} takes a hidden size of at most 8192, not {hidden}" if refused else ""
+    for kernel, refusing in (
+        ("attention_block_decode", "qkv_projection"),
+        ("mlp", "mlp"),
+        ("lm_head", "lm_head"),
+    ):
+        said = f"{refusing} takes a hidden size of at most 8192, not {hidden}" if refused else ""
         assert parts[kernel].refusal == said
-    assert parts["attention_decode"].refusal == ""
 
 
 @pytest.mark.parametrize(("window", "refused"), [(63, True), (64, False), (65, False)])
@@ -189,7 +192,7 @@ def test_a_window_shorter_than_the_context_has_no_kernel(tmp_path, window, refus
     plan = predictor(model, context=64)
     for part in (
         named(plan.first_token(60))["attention_prefill"],
-        named(plan.step(1))["attention_decode"],
+        named(plan.step(1))["attention_block_decode"],
     ):
         assert bool(part.refusal) == refused
         assert not refused or part.refusal == "no kernel attends within a window, here of 63 tokens"

@@ -16,7 +16,7 @@ from model.profile import text
 from model.weights import shard_weights
 from simulate.hardware import hardware
 
-LAYER = ["qkv_projection", "attention_decode", "output_projection", "mlp"]
+LAYER = ["attention_block_decode", "mlp"]
 
 
 def passes(folder, ranks: int = 1) -> list[tuple[str, Pass]]:
@@ -74,7 +74,7 @@ def test_text_has_both_passes_by_kernel_and_by_layer(write_model) -> None:
             round(sum(each.length_ns for each in times if each.kernel == "mlp") / 1000, 3),
         )
     layers = [line for line in lines if line.startswith("layers 0 to 1 ")]
-    assert [line.split()[4] for line in layers] == ["4", "4"]
+    assert [line.split()[4] for line in layers] == ["4", "2"]
 
 
 def test_page_has_every_launch_in_order_and_each_distinct_one_once(write_model, tmp_path) -> None:
