@@ -44,7 +44,8 @@ Limits
 Cost
     HBM: w_qkv and the outputs once; x once for each group of columns that stays in SBUF, with T <= 128 once. Bound:
     reading w_qkv up to some hundred rows, the Tensor engine beyond. Of the floor in bfloat16 on trn2, for a rank of
-    Llama-3.1: 85 to 92 % with T = 1 … 64; 86 to 93 % with T = 2048, rotation included; 94 % with T = 8192.
+    Llama-3.1: 80 to 87 % with T = 1 … 64; 86 to 93 % with T = 2048, rotation included; 94 to 97 % with T = 8192.
+    LayerNorm keeps the Vector engine busy longer than the product takes: half of the floor with T = 2048.
 """
 
 from __future__ import annotations
