@@ -44,7 +44,7 @@ Tiling
     Steps of about four tiles overlap in the order that prefill_order explains. Blocks of 128 x 128 scores that a mask
     empties are skipped; those that it cuts get it by a matmul with an identity (prefill_masks).
 
-    In bfloat16 the DMA engines transpose three quarters of the weights. For the rest the Tensor engine computes the
+    In bfloat16 the DMA engines transpose some three quarters of them. For the rest the Tensor engine computes the
     scores again, as [key, query], and adds minus the maximum by a matmul of three rows; their exp needs no transpose.
     Both ways give a row the same shift, so they add up. They do while the float32 sums of the two products agree to far
     better than the range of exp: for scores up to 1e7.

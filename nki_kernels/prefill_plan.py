@@ -10,7 +10,7 @@ from nki_kernels.tiles import PARTITIONS, blocks
 
 
 class Tuning(nl.NKIObject):
-    """Sizes and distances of the pipeline, in keys, chosen by trying others on trn2.
+    """Sizes and distances of the pipeline, in keys, chosen by trying others; gen2, which is not `wide`, has slower DMA.
 
     span                   keys whose scores lie in SBUF at one time: as many as fit beside 8192 keys and values
     scores                 keys of one PSUM tile of scores: two banks, so that three tiles fit beside the rest
@@ -32,9 +32,12 @@ class Tuning(nl.NKIObject):
         self.span = 8192 if narrow and wide else 4096
         self.scores = 1024
         self.exponents = 1536 if narrow else 1024
-        self.recomputed = 1024
-        self.recomputed_share = (2, 9) if narrow else (0, 1)
-        self.recomputed_share_of_short = (5, 18) if narrow else (0, 1)
+        self.recomputed = 1024 if wide else 512
+        self.recomputed_share = (2, 9) if wide else (1, 3)
+        self.recomputed_share_of_short = (5, 18) if wide else (1, 3)
+        if not narrow:
+            self.recomputed_share = (0, 1)
+            self.recomputed_share_of_short = (0, 1)
         self.short = 2048
         self.shortest = 1024
         self.few = 256

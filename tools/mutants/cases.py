@@ -457,6 +457,23 @@ def _attention() -> list[Case]:
         k[-1] *= 3e10
         return q, k, v, *_caches(1, 8, tokens)
 
+    def continued(target: str, dtype: Any, *options: Any, tokens: int = 40, depth: int = 8) -> Case:
+        """Two sequences of 100 and 128 valid positions, or as many pages; options from `prefix` on."""
+        q, k, v = _prompt(2 * tokens, 2, 1, depth, dtype)
+        positions = np.concatenate([start + np.arange(tokens) for start in (100, 128)]).astype(np.int32)
+        caches = normal(8, 2, 1, depth, 200, dtype=dtype), normal(9, 2, 1, 200, depth, dtype=dtype)
+        if options[1] is not None:
+            caches = (normal(8, 26, 16, 1, depth, dtype=dtype), normal(9, 26, 16, 1, depth, dtype=dtype))
+        given = q, k, v, *caches, depth**-0.5, None, positions[:, None], *options
+        return _alone("attention_prefill", target, *given)
+
+    tables = np.random.default_rng(3).permutation(26).reshape(2, 13).astype(np.int32)
+    places = np.concatenate([start + np.arange(40) for start in (100, 128)])
+    slots = tables[np.arange(2).repeat(40), places // 16] * 16 + places % 16
+    paged = slots[:, None].astype(np.int32), tables
+    sinks = normal(6, 1, 2)
+    long_cache = normal(8, 2, 1, 128, 6300), normal(9, 2, 1, 6300, 128)
+    far = np.int32([[6200], [6100]])
     q, k, v = _prompt(1100, 1, 1, 8)
     growing = np.linspace(0, 300, 1100, dtype=np.float32)[:, None]
     steep = (np.abs(q), np.abs(k) * growing, v, *_caches(1, 8, 1100))
@@ -478,6 +495,21 @@ def _attention() -> list[Case]:
         prefill("trn3", 600, 2, 1, 8, 768, np.float32, BF16),
         _alone("attention_prefill", "trn2", *steep, 8**-0.5),
         _alone("attention_prefill", "trn1", *falling, 8**-0.5),
+        prefill("trn2", 1300, 1, 1, 8, 1300, BF16, BF16),
+        _alone(
+            "attention_prefill",
+            "trn2",
+            *_prompt(1280, 1, 1, 8, BF16),
+            *_caches(1, 8, 1280, BF16),
+            0.3,
+            *(None, None, 0, None, None, 1024),
+        ),
+        prefill("trn1", 20, 2, 1, 130, 24, BF16, BF16),
+        continued("trn2", np.float32, 128, None, None, 60),
+        continued("trn2", np.float32, 130, None, None, None, 5.0, sinks),
+        continued("trn1", BF16, 128, *paged),
+        continued("trn2", np.float32, 128, None, None, None, None, None, False),
+        _alone("attention_prefill", "trn2", *_prompt(2, 1, 1, 128), *long_cache, 0.1, None, far, 6200),
     ]
 
 
