@@ -50,8 +50,9 @@ Tiling
     better than the range of exp: for scores up to 1e7.
 
 Limits
-    D up to 128, even ones up to 256; L up to S and up to 8192; prefix + L up to 8192, in bfloat16 16384; pages of 1, 2,
-    4 … 128 positions.
+    D up to 128, even ones up to 256; L up to S and up to 8192; prefix + L up to 12288, and so many that a head's keys
+    and values take at most 64 KiB per partition: 8192 in float32, with D above 128 in bfloat16; pages of 1, 2, 4 … 128
+    positions.
 
 Cost
     HBM: q, k, v and o once, L rows of each cache once. Tensor engine: 2 L^2 D B Hq multiplications, half of them
@@ -90,7 +91,9 @@ from nki_kernels.prefill_plan import Case, all_queries, prepare, spans_of
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
 MAX_TOKENS = 8192
-MAX_KEYS = 16384
+MAX_KEYS = 12288
+MAX_HEAD_BYTES = 65792
+"""Keys and values of one head, in bytes per partition, that fit into the smallest SBUF beside all else."""
 MAX_DEPTH = 256
 
 
@@ -253,8 +256,13 @@ def check_lengths(case, tokens, capacity):
     assert case.cached <= capacity, f"a prefix of {case.cached} positions, caches of {capacity}"
     assert tokens <= MAX_TOKENS, f"attention_prefill takes at most {MAX_TOKENS} tokens, not {tokens}"
     keys = case.cached + tokens
-    most = MAX_KEYS if case.q.dtype == nl.bfloat16 else MAX_TOKENS
-    assert keys <= most, f"attention_prefill takes at most {most} keys of {case.q.dtype}, not {keys}"
+    depth = case.v_cache.shape[3]
+    size = 2 if case.q.dtype == nl.bfloat16 else 4
+    block_bytes = (blocks(depth) * PARTITIONS + depth + 1) * size
+    most = min(MAX_KEYS, MAX_HEAD_BYTES // block_bytes * PARTITIONS)
+    assert keys <= most, (
+        f"attention_prefill takes at most {most} keys for heads of {depth} in {case.q.dtype}, not {keys}"
+    )
 
 
 def check_options(case):

@@ -242,6 +242,26 @@ def test_largest_sizes_fit_on_the_smallest_chip_in_both_dtypes() -> None:
         world.launch(kernels.attention_prefill, [((q, k, v, *cache, 0.1), {})], mode=simulate.Mode.dry)
 
 
+@pytest.mark.parametrize(
+    ("keys", "depth", "dtype"),
+    [(12288, 128, BF16), (8192, 256, BF16), (8192, 128, np.float32), (4096, 256, np.float32)],
+)
+def test_takes_the_most_keys_that_fit_and_refuses_one_more(keys: int, depth: int, dtype: type) -> None:
+    """Planned and placed without computing numbers, on the chip with the smallest SBUF."""
+    for prefix in (keys - 300, keys - 299):
+        q, k, v = (np.empty((300, depth), dtype) for _ in range(3))
+        cache = np.empty((1, 1, depth, keys + 1), dtype), np.empty((1, 1, keys + 1, depth), dtype)
+        given = options((q, k, v, *cache, 0.1), np.zeros((300, 1), np.int32), prefix)
+        world = simulate.World("trn1")
+        if prefix + 300 == keys:
+            world.launch(kernels.attention_prefill, [(given, {})], mode=simulate.Mode.dry)
+            continue
+        with pytest.raises(
+            AssertionError, match=f"at most {keys} keys for heads of {depth} in .*, not {keys + 1}"
+        ):
+            world.launch(kernels.attention_prefill, [(given, {})], mode=simulate.Mode.dry)
+
+
 def test_refuses_what_it_does_not_compute_and_takes_the_next() -> None:
     given = arguments(6, 2, 1, 8, 2)
     q, k, v, *rest = given
