@@ -35,10 +35,22 @@ Cost
 from __future__ import annotations
 
 import nki
+import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.attention_decode import attention_decode, attention_decode_reference
+from nki_kernels.attention_decode import (
+    attend,
+    attention_decode_reference,
+    check_caches,
+    check_options,
+    check_shapes,
+    check_sizes,
+    check_tables,
+)
+from nki_kernels.decode_pipeline import Work
+from nki_kernels.decode_sizes import Sizes
+from nki_kernels.decode_tokens import expect_tokens
 from nki_kernels.output_projection import output_projection, output_projection_reference
 from nki_kernels.qkv_projection import qkv_projection, qkv_projection_reference
 
@@ -69,27 +81,17 @@ def attention_block_decode(
     sinks=None,
 ):
     """Norm, queries, keys and values, attention with the caches, output projection, and the residual."""
+    sizes = Sizes(x.shape[0], q_size, x.dtype, k_cache, block_tables)
+    check_tables(sizes.depth, cos, sin, q_norm, k_norm)
+    check_sizes(sizes)
+    check_options(sizes, window, softcap, sinks)
+    tokens = expect_tokens(sizes, positions, (cos, sin))
     q, k, v = qkv_projection(x, norm_weight, w_qkv, eps, q_size, kv_size)
-    o, _, _ = attention_decode(
-        q,
-        k,
-        v,
-        k_cache,
-        v_cache,
-        positions,
-        scale,
-        num_kv_heads,
-        cos,
-        sin,
-        q_norm,
-        k_norm,
-        eps,
-        slots,
-        block_tables,
-        window,
-        softcap,
-        sinks,
-    )
+    check_caches(q, k, k_cache, v_cache, slots, block_tables)
+    check_shapes(q, k, v, positions, scale, num_kv_heads, sizes)
+    o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    work = Work(sizes, scale, k_cache, v_cache, v, o, slots, block_tables, (window, softcap, sinks))
+    attend(work, q, k, tokens, (q_norm, k_norm, eps))
     return output_projection(o, w_o, x, replica_group), k_cache, v_cache
 
 

@@ -79,6 +79,7 @@ from nki_kernels.decode_pipeline import (
     write_values,
 )
 from nki_kernels.decode_sizes import Sizes
+from nki_kernels.decode_tokens import expect_tokens
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.tiles import PARTITIONS, expect_dims
@@ -115,14 +116,21 @@ def attention_decode(
 ):
     """Attention of the new tokens of a batch with its caches, to which their keys and values are written."""
     check_caches(q, k, k_cache, v_cache, slots, block_tables)
-    sizes = Sizes(q, k_cache, block_tables)
+    sizes = Sizes(q.shape[0], q.shape[1], q.dtype, k_cache, block_tables)
     check_shapes(q, k, v, positions, scale, num_kv_heads, sizes)
     check_tables(sizes.depth, cos, sin, q_norm, k_norm)
     check_sizes(sizes)
     check_options(sizes, window, softcap, sinks)
+    tokens = expect_tokens(sizes, positions, (cos, sin))
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     work = Work(sizes, scale, k_cache, v_cache, v, o, slots, block_tables, (window, softcap, sinks))
-    start(work, q, k, positions, (cos, sin), (q_norm, k_norm, eps))
+    attend(work, q, k, tokens, (q_norm, k_norm, eps))
+    return o, k_cache, v_cache
+
+
+def attend(work, q, k, tokens, norms):
+    """Attention of one launch, into its output; `tokens` has begun to load what depends on the positions alone."""
+    start(work, q, k, tokens, norms)
     for step in range(work.items + 2):
         if step < work.items:
             score_keys(work, step)
@@ -136,7 +144,6 @@ def attention_decode(
         if step < work.items:
             transpose_next(work, step, 1)
     write_values(work)
-    return o, k_cache, v_cache
 
 
 def check_shapes(q, k, v, positions, scale, num_kv_heads, sizes):

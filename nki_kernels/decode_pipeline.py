@@ -38,7 +38,7 @@ from nki_kernels.decode_softmax import (
     weights_relative_to,
     within_window,
 )
-from nki_kernels.decode_tokens import load_first_positions, load_tokens, transposed_tokens
+from nki_kernels.decode_tokens import load_tokens, transposed_tokens
 from nki_kernels.tiles import blocks
 
 QUADRANT = 32
@@ -82,11 +82,11 @@ class Work(nl.NKIObject):
         return item % len(self.parts) == 0
 
 
-def start(work, q, k, positions, tables, norms):
+def start(work, q, k, tokens, norms):
     """Load what the first groups need, and bring queries and keys of the new tokens into their layouts."""
-    sizes = work.sizes
-    work.first_positions = load_first_positions(positions, sizes.sequences, sizes.kv_heads)
-    loaded = load_tokens(q, k, sizes, positions, tables)
+    sizes, positions = work.sizes, tokens.positions
+    work.first_positions = tokens.first_positions
+    load_tokens(tokens, q, k, sizes)
     work.key_tiles, work.value_tiles = buffers(sizes, work.groups)
     if sizes.paged:
         work.runs = run_numbers(work.block_tables, sizes)
@@ -95,7 +95,7 @@ def start(work, q, k, positions, tables, norms):
         bring_keys(work, group)
         if group < sizes.value_buffers:
             bring_values(work, group, nisa.engine.sync)
-    work.queries, work.keys, work.key_rows = transposed_tokens(loaded, sizes, norms)
+    work.queries, work.keys, work.key_rows = transposed_tokens(tokens, sizes, norms)
     heights = []
     for rows in work.key_rows:
         heights.append(rows.shape[0])

@@ -13,6 +13,9 @@ from nki_kernels.tiles import BANK, PARTITIONS, blocks
 LOAD_BYTES = 8192
 """Bytes per partition that one DMA brings at least, of short caches those of several units: 1 MiB."""
 
+MANY_BYTES = 65536
+"""Bytes per partition of all keys from which on half of that is enough: with many groups, small ones overlap better."""
+
 BUFFER_BYTES = 131072
 """Bytes per partition of all loaded keys and values."""
 
@@ -33,7 +36,7 @@ SCORE_BANKS = 2
 class Sizes(nl.NKIObject):
     """The dimensions of one launch, and the tile sizes that follow from them."""
 
-    def __init__(self, q, k_cache, block_tables=None):
+    def __init__(self, tokens, width, dtype, k_cache, block_tables):
         self.paged = block_tables is not None
         if block_tables is None:
             self.sequences, self.kv_heads, self.depth, self.capacity = k_cache.shape
@@ -41,9 +44,9 @@ class Sizes(nl.NKIObject):
             _, self.block, self.kv_heads, self.depth = k_cache.shape
             self.sequences, self.blocks = block_tables.shape
             self.capacity = self.blocks * self.block
-        self.tokens = q.shape[0]
-        self.heads = q.shape[1] // self.depth
-        self.dtype = q.dtype
+        self.tokens = tokens
+        self.heads = width // self.depth
+        self.dtype = dtype
         self.new = self.tokens // self.sequences
         self.share = self.heads // self.kv_heads
         self.queries = self.new * self.share
@@ -56,11 +59,13 @@ class Sizes(nl.NKIObject):
         self.width = 1
         while self.width < self.queries and 2 * self.width * self.chunks <= SCORE_BANKS * BANK:
             self.width = 2 * self.width
-        position_bytes = self.parts * (4 if q.dtype == nl.float32 else 2)
+        position_bytes = self.parts * (4 if dtype == nl.float32 else 2)
         unit_bytes = self.capacity * position_bytes
         self.most_positions = BUFFER_BYTES // ((3 if self.paged else 2) * position_bytes)
         room = min(PARTITIONS // self.width, SCORE_BANKS * BANK // (self.width * self.chunks))
-        most = min(room, LOAD_BYTES // unit_bytes, self.sequences * self.kv_heads)
+        all_units = self.sequences * self.kv_heads
+        load_bytes = LOAD_BYTES // 2 if all_units * unit_bytes >= MANY_BYTES else LOAD_BYTES
+        most = min(room, load_bytes // unit_bytes, all_units)
         self.units = max(1, units_in(boxes(self.sequences, self.kv_heads, max(1, most))[0]))
         if self.paged and self.kv_heads > 1:
             self.units = min(self.units, self.kv_heads)

@@ -16,30 +16,48 @@ BLOCKS_AHEAD = 4
 
 
 class NewTokens(nl.NKIObject):
-    """Blocks of rows of the queries and keys of all new tokens, of which the first few are loaded."""
+    """Blocks of rows of the queries and keys of all new tokens, and their angles: the first few are loaded."""
 
-    def __init__(self, q, k, sizes, positions, tables):
-        self.sources = q, k
+    def __init__(self, sizes, positions, tables):
+        self.heads = sizes.heads, sizes.kv_heads
+        self.sources = None
         self.positions = positions
+        self.first_positions = load_first_positions(positions, sizes.sequences, sizes.kv_heads)
         self.tables = tables
-        self.segments = row_blocks(sizes.tokens, (sizes.heads, sizes.kv_heads))
+        self.segments = row_blocks(sizes.tokens, self.heads)
+        self.angles = []
         self.loaded = []
 
 
-def load_next(tokens, sizes):
-    """Load one more block of rows, if there is one."""
-    if len(tokens.loaded) < len(tokens.segments):
-        segments = tokens.segments[len(tokens.loaded)]
-        rows = load_rows(tokens.sources, sizes.depth, segments, tokens.positions, tokens.tables)
-        tokens.loaded.append(rows)
-
-
-def load_tokens(q, k, sizes, positions, tables):
-    """Begin to load the new tokens."""
-    tokens = NewTokens(q, k, sizes, positions, tables)
+def expect_tokens(sizes, positions, tables):
+    """Begin to load what depends on the positions alone, while queries and keys may still be projected."""
+    tokens = NewTokens(sizes, positions, tables)
     for _ in range(BLOCKS_AHEAD):
-        load_next(tokens, sizes)
+        load_next_angles(tokens)
     return tokens
+
+
+def load_tokens(tokens, q, k, sizes):
+    """Begin to load queries and keys."""
+    tokens.sources = q, k
+    for _ in range(BLOCKS_AHEAD):
+        load_next_rows(tokens, sizes)
+
+
+def load_next_angles(tokens):
+    """Load the angles of one more block of rows, if there is one."""
+    block = len(tokens.angles)
+    if block < len(tokens.segments):
+        tokens.angles.append(
+            load_angles(tokens.segments[block], tokens.heads, tokens.positions, tokens.tables)
+        )
+
+
+def load_next_rows(tokens, sizes):
+    """Load one more block of rows, if there is one."""
+    block = len(tokens.loaded)
+    if block < len(tokens.segments):
+        tokens.loaded.append(load_rows(tokens.sources, sizes.depth, tokens.segments[block]))
 
 
 def transposed_tokens(tokens, sizes, norms):
@@ -55,8 +73,9 @@ def transposed_tokens(tokens, sizes, norms):
         results.append(nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf))
     for block in range(len(tokens.segments)):
         segments = tokens.segments[block]
-        rows, cosines, sines = tokens.loaded[block]
-        load_next(tokens, sizes)
+        rows, (cosines, sines) = tokens.loaded[block], tokens.angles[block]
+        load_next_angles(tokens)
+        load_next_rows(tokens, sizes)
         if q_norm is not None:
             rows = normed(rows, heads, segments, (q_norm, k_norm), eps)
         if cosines is not None:
@@ -81,37 +100,43 @@ def row_blocks(tokens, heads):
     return result
 
 
-def load_rows(sources, depth, segments, positions, tables):
-    """The rows of one block, and the cosines and sines of their positions, or None."""
+def load_rows(sources, depth, segments):
+    """The rows of one block."""
     tokens = sources[0].shape[0]
     which, first, last, at = segments[-1]
     rows = at + (last - first) * (sources[which].shape[1] // depth)
     tile = nl.ndarray((rows, depth), dtype=sources[0].dtype, buffer=nl.sbuf)
-    numbers = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     for which, first, last, at in segments:
         heads = sources[which].shape[1] // depth
-        end = at + (last - first) * heads
-        if tables[0] is not None:
-            repeated = positions.ap(pattern=[[1, last - first], [0, heads], [1, 1]], offset=first)
-            nisa.dma_copy(dst=numbers[at:end, :], src=repeated, engine=nisa.engine.scalar)
-        source = sources[which].reshape((tokens * heads, depth))
-        nisa.dma_copy(
-            dst=tile[at:end, :], src=source[first * heads : last * heads, :], engine=nisa.engine.scalar
-        )
+        source = sources[which].reshape((tokens * heads, depth))[first * heads : last * heads, :]
+        nisa.dma_copy(dst=tile[at : at + (last - first) * heads, :], src=source, engine=nisa.engine.scalar)
+    return tile
+
+
+def load_angles(segments, heads, positions, tables):
+    """The cosines and sines of the positions of one block's rows, or two Nones."""
     if tables[0] is None:
-        return tile, None, None
+        return None, None
+    which, first, last, at = segments[-1]
+    rows = at + (last - first) * heads[which]
+    numbers = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    for which, first, last, at in segments:
+        repeated = positions.ap(pattern=[[1, last - first], [0, heads[which]], [1, 1]], offset=first)
+        nisa.dma_copy(
+            dst=numbers[at : at + (last - first) * heads[which], :], src=repeated, engine=nisa.engine.scalar
+        )
     found = []
     for table in tables:
         half = table.shape[1]
         entries = nl.ndarray((rows, half), dtype=table.dtype, buffer=nl.sbuf)
-        if tokens == 1:
+        if positions.shape[0] == 1:
             # One row for all partitions: hardware finds the address, GpSimd has nothing to do.
             source = table.ap(pattern=[[0, rows], [1, half]], scalar_offset=numbers[0:1, :], indirect_dim=0)
         else:
             source = table.ap(pattern=[[half, rows], [1, half]], vector_offset=numbers)
         nisa.dma_copy(dst=entries, src=source, engine=nisa.engine.scalar)
         found.append(entries)
-    return tile, found[0], found[1]
+    return found[0], found[1]
 
 
 def normed(rows, heads, segments, weights, eps):

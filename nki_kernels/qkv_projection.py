@@ -160,7 +160,7 @@ def deliver_heads(context, row, left, right, sums, panels, scale):
     if row + rows == tokens and right == outputs[0].shape[1] + 2 * outputs[1].shape[1]:
         queues = (
             nisa.engine.gpsimd,
-            nisa.engine.sync,
+            nisa.engine.scalar,
             nisa.engine.scalar,
         )  # nothing comes after the last stores
     result = nl.ndarray((rows, right - left), dtype=outputs[0].dtype, buffer=nl.sbuf)

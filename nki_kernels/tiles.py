@@ -82,31 +82,6 @@ def load_repeated(row, rows):
     return tile
 
 
-def load_blocks(matrix, dtype, height=PARTITIONS):
-    """A matrix [K, columns] (or [K, a, b], columns = a * b) of HBM as blocks [height, ceil(K / height), columns].
-
-    One DMA brings all full blocks, a second one the short block. A cast takes a further instruction.
-    """
-    depth = matrix.shape[0]
-    columns = matrix.shape[1] if len(matrix.shape) == 2 else matrix.shape[1] * matrix.shape[2]
-    shape = (min(height, depth), blocks(depth, height), columns)
-    raw = nl.ndarray(shape, dtype=matrix.dtype, buffer=nl.sbuf)
-    result = raw if matrix.dtype == dtype else nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-    full = depth // height
-    if full > 0:
-        order = (1, 0, 2) if len(matrix.shape) == 2 else (1, 0, 2, 3)
-        source = matrix[0 : full * height].reshape_dim(0, (full, height)).permute(order)
-        nisa.dma_copy(dst=raw[:, 0:full, :], src=source)
-        if matrix.dtype != dtype:
-            nisa.tensor_copy(dst=result[:, 0:full, :], src=raw[:, 0:full, :])
-    short = depth - full * height
-    if short > 0:
-        nisa.dma_copy(dst=raw[0:short, full, :], src=matrix[full * height : depth])
-        if matrix.dtype != dtype:
-            nisa.tensor_copy(dst=result[0:short, full, :], src=raw[0:short, full, :])
-    return result
-
-
 def transpose_into(result, first_block, first_row, tile):
     """Write a tile [rows, n] as blocks [width, ., rows] of `result` [width, blocks, all rows], from the given corner.
 
@@ -130,15 +105,6 @@ def transpose_into(result, first_block, first_row, tile):
         bank = nl.ndarray((short, rows), dtype=tile.dtype, buffer=nl.psum)
         nisa.nc_transpose(dst=bank, data=tile[:, full * width : columns])
         nisa.tensor_copy(dst=result[0:short, first_block + full, first_row:end_row], src=bank)
-
-
-def transposed(tile, width=PARTITIONS):
-    """A tile [rows, n] as blocks [width, ceil(n / width), rows]."""
-    rows, columns = tile.shape
-    shape = (min(width, columns), blocks(columns, width), rows)
-    result = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
-    transpose_into(result, 0, 0, tile)
-    return result
 
 
 def rms_normalised(tile, weight, eps):
@@ -165,54 +131,3 @@ def rms_normalised(tile, weight, eps):
         dst=result, data=tile, op0=nl.multiply, operand0=scale, op1=nl.multiply, operand1=weight
     )
     return result
-
-
-def load_transposed(x, first, rows, norm_weight=None, eps=0.0):
-    """Rows first … first + rows of x [T, K] as blocks [k in block, block, row], RMS-normalised if a weight is given.
-
-    norm_weight: [at least min(rows, 128), K] @ SBUF, see load_repeated.
-    """
-    depth = x.shape[1]
-    shape = (min(depth, PARTITIONS), blocks(depth), rows)
-    result = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
-    for row in range(0, rows, PARTITIONS):
-        count = min(PARTITIONS, rows - row)
-        tile = load(x[first + row : first + row + count, :], x.dtype)
-        if norm_weight is not None:
-            tile = rms_normalised(tile, norm_weight[0:count, :], eps)
-        transpose_into(result, 0, row, tile)
-    return result
-
-
-def multiply(x, matrix, height=PARTITIONS):
-    """The product of transposed rows x [k in block, block, row] and a matrix [K, columns] of HBM, in PSUM.
-
-    Returns one float32 tile [rows, columns] for each 128 rows, of at most ACCUMULATOR_BANKS banks in all. The matrix
-    is read once, cast to x's dtype; a loaded tile serves all rows, and a stationary tile all columns.
-    """
-    rows = x.shape[2]
-    depth = matrix.shape[0]
-    columns = matrix.shape[1] if len(matrix.shape) == 2 else matrix.shape[1] * matrix.shape[2]
-    sums = []
-    for row in range(0, rows, PARTITIONS):
-        count = min(PARTITIONS, rows - row)
-        sums.append(nl.ndarray((count, columns), dtype=nl.float32, buffer=nl.psum))
-    per_load = max(1, WEIGHT_ELEMENTS // columns)
-    for first in range(0, blocks(depth, height), per_load):
-        start = first * height
-        end = min(depth, start + per_load * height)
-        weights = load_blocks(matrix[start:end], x.dtype, height)
-        for block in range(blocks(end - start, height)):
-            used = min(height, end - start - block * height)
-            for tile in range(len(sums)):
-                row = tile * PARTITIONS
-                stationary = x[0:used, first + block, row : min(rows, row + PARTITIONS)]
-                for column in range(0, columns, BANK):
-                    last = min(columns, column + BANK)
-                    nisa.nc_matmul(
-                        dst=sums[tile][:, column:last],
-                        stationary=stationary,
-                        moving=weights[0:used, block, column:last],
-                        accumulate=first + block > 0,
-                    )
-    return sums

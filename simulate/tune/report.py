@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from simulate.parts import Hanging, Part, table
 from simulate.profile.numbers import share, us
-from simulate.terminal import Hanging, Part, table
 from simulate.tune.parameters import Tunable
 from simulate.tune.search import Found, Tried
 

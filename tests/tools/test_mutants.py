@@ -72,13 +72,13 @@ def test_each_fate_has_its_mutant() -> None:
         "top_k.gather_ranks rank: not on rank 0",
         "all_reduce.all_reduce drop: nisa.dma_copy(dst=total",
         "all_reduce.all_reduce duplicate: nisa.dma_copy(dst=total",
-        "softmax.running_bias value: negate=True -> False",
+        "rope.rotate operator: op=nl.subtract -> nl.add",
     )
     assert {(v.fate, v.how) for k, v in known.items() if "tokens - 1" in k} == {
         (Fate.found, "NKW-OUTPUT-PARTIAL")
     }
     assert {v.fate for k, v in known.items() if "not on rank 0" in k} == {Fate.refused}
-    assert {v.fate for k, v in known.items() if "reversed" in k or "negate" in k} == {Fate.numbers}
+    assert {v.fate for k, v in known.items() if "reversed" in k or "rope.rotate" in k} == {Fate.numbers}
     assert {(v.fate, v.how) for k, v in known.items() if "total" in k and "duplicate" in k} == {
         (Fate.equal, "repeated")
     }

@@ -68,6 +68,7 @@ def _matmul() -> list[Case]:
     return [
         _alone("matmul", "trn1", normal(1, 129, 20), normal(2, 129, 24), True),
         _alone("matmul", "trn2", normal(1, 130, 200), normal(2, 200, 600)),
+        _alone("matmul", "trn3", normal(1, 130, 200), normal(2, 200, 600), False, {"transposes": "tensor"}),
         _alone("matmul", "trn3", normal(1, 130, 200, dtype=BF16), normal(2, 200, 513, dtype=BF16)),
         _alone("matmul", "trn1", normal(1, 520, 136), normal(2, 136, 20, dtype=BF16)),
         _alone("matmul", "trn2", normal(1, 3, 700), normal(2, 700, 2050, dtype=BF16)),
@@ -198,6 +199,7 @@ def _forms() -> list[Case]:
         form("trn1", 5, 40, 160, False, "gelu_tanh"),
         form("trn3", 1100, 24, 72, False, "relu"),
         form("trn2", 520, 24, 320, True, "silu", ranks=2),
+        _mlp("trn2", 130, 513, 8),
         _mlp("trn2", 1100, 24, 320),
         _mlp("trn2", 1, 24, 72),
         _alone("output_projection", "trn2", o, weight, residual, None, normal(4, 1, 40)),
@@ -319,6 +321,9 @@ def _heads() -> list[Case]:
         _searched("trn1", *given(3, 172, 601, 9, 5), options=(2.0, normal(5, 1, 172), 1.0)),
         _searched("trn2", *given(3, 40, 64, 9), options=(0.5,)),
         _searched("trn2", *given(2, 1000, 2300, 9)),
+        _searched(
+            "trn2", normal(1, 2, 40, scale=1e-3), *given(2, 40, 64, 9)[1:]
+        ),  # squares of the size of EPS
     ]
 
 
@@ -435,6 +440,37 @@ def _attention() -> list[Case]:
         given = *_prompt(len(places), heads, kv, depth, dtype), *stored, places, depth**-0.5, kv
         return _alone("attention_decode", target, *given, *tables, *norms, EPS, copies=not rotated)
 
+    def options(target: str, dtype: Any, block: int, *choices: Any, kv: int = 2, new: int = 2) -> Case:
+        """Two sequences of 100 and 128 positions, in pages of `block` if that is not 0; window, cap, sinks."""
+        depth, held, count = 16, 256 // (block or 256), 2 * 256 // (block or 256) + 3
+        table = np.random.default_rng(3).permutation(count)[: 2 * held].reshape(2, held).astype(np.int32)
+        caches = normal(8, 2, kv, depth, 256, dtype=dtype), normal(9, 2, kv, 256, depth, dtype=dtype)
+        at = np.concatenate([start + np.arange(new) for start in (100, 128)])
+        slots = None
+        if block:
+            caches = tuple(normal(seed, count, block, kv, depth, dtype=dtype) for seed in (8, 9))
+            slots = (table[np.arange(2).repeat(new), at // block] * block + at % block)[:, None].astype(
+                np.int32
+            )
+        given = *_prompt(2 * new, 4, kv, depth, dtype), *caches, at[:, None].astype(np.int32), depth**-0.5, kv
+        paged = (slots, table if block else None)
+        return _alone("attention_decode", target, *given, *(None,) * 4, EPS, *paged, *choices)
+
+    def block(
+        target: str, firsts: list[int], heads: int, kv: int, depth: int, positions: int, dtype: Any
+    ) -> Case:
+        hidden, sequences = 130, len(firsts)
+        widths = heads * depth, kv * depth
+        stored = [np.concatenate([each] * sequences) for each in _caches(kv, depth, positions, dtype)]
+        tables = [normal(seed, positions, depth // 2) for seed in (6, 7)]
+        norms = [normal(seed, 1, depth, dtype=dtype) for seed in (4, 5)]
+        weights = (normal(11, hidden, widths[0] + 2 * widths[1]) / hidden**0.5).astype(dtype)
+        given = normal(10, sequences, hidden, dtype=dtype), normal(12, 1, hidden, dtype=dtype), weights
+        places = np.array(firsts, np.int32)[:, None]
+        output = (normal(13, widths[0], hidden) / widths[0] ** 0.5).astype(dtype)
+        rest = (*stored, places, depth**-0.5, output, kv, *tables, *norms)
+        return _alone("attention_block_decode", target, *given, EPS, *widths, *rest, copies=False)
+
     def prefill(
         target: str, tokens: int, heads: int, kv: int, depth: int, positions: int, dtype: Any, cache: Any
     ) -> Case:
@@ -479,6 +515,13 @@ def _attention() -> list[Case]:
     steep = (np.abs(q), np.abs(k) * growing, v, *_caches(1, 8, 1100))
     falling = (np.abs(q), np.abs(k) * growing[::-1], v, *_caches(1, 8, 1100))
     return [
+        options("trn2", np.float32, 16, None, None, None),
+        options("trn2", np.float32, 2, None, None, None),
+        options("trn2", BF16, 128, None, None, None),
+        options("trn1", BF16, 16, 50, None, normal(6, 1, 4), kv=1),
+        options("trn3", np.float32, 0, 70, 5.0, normal(6, 1, 4)),
+        block("trn2", [60, 3], 4, 2, 32, 128, np.float32),
+        block("trn1", [5, 0, 8], 4, 1, 16, 9, BF16),
         decode("trn2", [60], 6, 3, 48, 128, np.float32, np.float32, rotated=20),
         decode("trn1", [5, 0, 8], 4, 1, 16, 9, BF16, BF16, rotated=8),
         decode("trn1", [100, 257], 6, 2, 16, 300, np.float32, BF16, new=3, rotated=8),

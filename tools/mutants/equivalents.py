@@ -8,16 +8,13 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "the blocks overlap: some rows or columns are computed again, from the same operands, with the same result": (
         "*.* bound: range(0, tokens, PARTITIONS): PARTITIONS - 1",
         "*.* bound: range(0, tokens, step): step - 1",
-        "tiles.load_transposed bound: range(0, rows, PARTITIONS): PARTITIONS - 1",
         "tiles.transpose_into bound: range(0, full, per_bank): per_bank - 1",
     ),
     "the tile has partitions, or a block, that nobody touches; every operand is sliced to what was written": (
         "*.* clamp: min(tokens, PARTITIONS) -> PARTITIONS",
-        "tiles.load_blocks clamp: min(height, depth) -> height",
-        "tiles.load_transposed clamp: min(depth, PARTITIONS) -> PARTITIONS",
-        "tiles.transposed clamp: min(width, columns) -> width",
     ),
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
+        "residual_product.held_columns clamp: *",
         "tiles.columns_at_once clamp: max(1, ACCUMULATOR_BANKS // blocks(rows)) -> 1",
         "tiles.constants tile size: ACCUMULATOR_BANKS = 4 - 1",
         "tiles.constants tile size: ACCUMULATOR_BANKS = 4 // 2",
@@ -26,7 +23,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "tiles.constants tile size: RESIDENT_ELEMENTS = 16384 // 2",
         "tiles.constants tile size: WEIGHT_ELEMENTS = 8192 - 1",
         "tiles.constants tile size: WEIGHT_ELEMENTS = 8192 // 2",
-        "tiles.multiply clamp: max(1, WEIGHT_ELEMENTS // columns) -> 1",
         "tiles.rows_at_once arithmetic: PARTITIONS * max(1, tiles) -> (PARTITIONS) + (max(1, tiles))",
         "tiles.rows_at_once clamp: max(1, tiles) -> 1",
     ),
@@ -39,11 +35,12 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "the limits that the kernels assert keep the other argument at 1 or more": (
         "tiles.columns_at_once clamp: max(1, ACCUMULATOR_BANKS // blocks(rows)) -> ACCUMULATOR_BANKS // blocks(rows)",
-        "tiles.multiply clamp: max(1, WEIGHT_ELEMENTS // columns) -> WEIGHT_ELEMENTS // columns",
         "tiles.rows_at_once clamp: max(1, tiles) -> tiles",
     ),
     "what is done again reads nothing that it writes, and sums begin anew, so it writes the same bytes": (
         "*.* duplicate: transpose_into(*",
+        "prefill_cached.load_cached duplicate: load_piece(*",
+        "prefill_keys.load_new_keys duplicate: clean(*",
         "rmsnorm.rmsnorm duplicate: nisa.dma_copy(dst=y[first:last, :], src=rms_normalised(*",
         "rope.rotate duplicate: nisa.tensor_tensor(dst=with_*",
         "tiles.rms_normalised duplicate: nisa.activation(dst=result*",
@@ -51,15 +48,10 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "two instructions that write two halves of a tile and read neither": (
         "rope.rotate swap: nisa.tensor_tensor(dst=target*",
     ),
-    "the PSUM tile is fresh, so None overwrites with the first product and adds the others, as the flag said": (
-        "tiles.multiply accumulate: * -> None",
-    ),
-    "a copy more, of the same values": (
-        "tiles.cast condition: if tile.dtype == dtype -> False",
-        "tiles.load_blocks condition: if matrix.dtype != dtype -> True*",
-    ),
+    "a copy more, of the same values": ("tiles.cast condition: if tile.dtype == dtype -> False",),
     "the step of a dim of size 1, or the leading step beside a vector_offset, which NKI ignores": (
         "embedding.embedding pattern: [[width, rows], [1, width]]: width *",
+        "prefill_plan.sink_before pattern: [[1, heads], [0, queries.count], [1, 1]]: 1 + 1 #2",
         "rope.gather pattern: [[half, rows], [1, half]]: half *",
     ),
     "a copy of the same dtype": ("*.* dtype: * dtype=nl.bfloat16 -> nl.bfloat16",),
