@@ -182,29 +182,6 @@ def note_stores(case, agenda, head, time):
         note(agenda, time, store_new, head, first, end)
 
 
-def check_heads(q, k, v, k_cache, v_cache, scale, num_kv_heads):
-    """Refuse queries, keys, values and caches whose shapes do not fit each other."""
-    expect_dims(2, q, "q [T, Hq * D]")
-    expect_dims(2, k, "k [T, Hk * D]")
-    expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
-    sequences, kv_heads, depth, capacity = k_cache.shape
-    assert sequences == 1, f"attention takes the caches of one sequence, not of {sequences}"
-    assert num_kv_heads is None or num_kv_heads == kv_heads, (
-        f"{num_kv_heads} key/value heads, caches for {kv_heads}"
-    )
-    assert depth <= PARTITIONS, f"attention takes a head size of at most {PARTITIONS}, not {depth}"
-    assert v_cache.shape == (sequences, kv_heads, capacity, depth), (
-        f"v_cache is [{sequences}, {kv_heads}, {capacity}, {depth}] beside k_cache {k_cache.shape}, not {v_cache.shape}"
-    )
-    assert k.shape == (q.shape[0], kv_heads * depth), (
-        f"k is [{q.shape[0]}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
-    )
-    assert v.shape == k.shape, f"k is {k.shape}, v is {v.shape}"
-    assert q.shape[1] % k.shape[1] == 0, f"q has rows of {q.shape[1]}, no multiple of k's {k.shape[1]}"
-    assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
-    assert scale > 0, f"scale is {scale}; the running maximum needs a positive one"
-
-
 def check_prefill(case, num_kv_heads):
     """Refuse what this kernel does not compute."""
     q, k, v, k_cache, v_cache = case.q, case.k, case.v, case.k_cache, case.v_cache

@@ -1,4 +1,4 @@
-"""Tile helpers that the kernels share: loading, transposing, normalising and multiplying blocks of a matrix.
+"""Sizes and tile helpers that the kernels share: loads, transposes, and the norm of rows.
 
 A matrix product contracts over partitions, so both of its operands lie in SBUF as *blocks*: a matrix [K, columns] is a
 tile [row in block, block, column] of ceil(K / 128) blocks, the last of which may be short. Activations arrive row by

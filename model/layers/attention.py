@@ -197,7 +197,7 @@ class Attention:
     def _refusal(self, step: StepShape) -> str:
         window = self.heads.window
         narrow = window is not None and window < step.context
-        return f"no kernel attends within a window, here of {window} tokens" if narrow else ""
+        return f"the model gives its kernels no window yet, here of {window} tokens" if narrow else ""
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Softmax over all earlier positions; exponentials relative to the largest score of all.

@@ -34,11 +34,10 @@ class Phase(Enum):
 
 
 class Growth(Enum):
-    """How the work of a launch follows the step: with its rows, with their square, or not at all."""
+    """How the work of a launch follows the step: with its rows, or with their square."""
 
     rows = "rows"
     square = "square"
-    fixed = "fixed"
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ class View(Enum):
 
     whole = "whole"
     last_rows = "last rows"
-    reshaped = "reshaped"
 
 
 @dataclass(frozen=True)
@@ -99,15 +97,9 @@ class Value:
         """The last rows of the array."""
         return replace(self, shape=(rows, *self.shape[1:]), view=View.last_rows)
 
-    def reshaped(self, *shape: int) -> Value:
-        """The elements of the array in another shape."""
-        return replace(self, shape=shape, view=View.reshaped)
-
     def of(self, array: Any) -> Any:
         """The view of a bound array."""
-        if self.view is View.whole:
-            return array
-        return array[-self.shape[0] :] if self.view is View.last_rows else array.reshape(self.shape)
+        return array if self.view is View.whole else array[-self.shape[0] :]
 
 
 Argument = Value | np.dtype | Axis | float | int | None

@@ -1,17 +1,16 @@
 """RMSNorm: rows divided by their root mean square, times a weight.
 
-The kernels of projections carry out the norm before them; only norms within a layer are launches of their own.
+The kernels of projections carry out the norm before them, and those of heads: no norm is a launch of its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic
-from model.layers.launch import Launch, StepShape, Tensor, Value, Weight, copied
+from model.layers.launch import Tensor, Weight
 from model.layers.shard import Row
 
 
@@ -28,12 +27,6 @@ class RmsNorm:
     def weight(self) -> Weight:
         """The weight of the norm, a row [1, size] on every rank."""
         return Weight(self.name, (Tensor(self.tensor, (self.size,), Row()),))
-
-    def launch(self, x: Value, step: StepShape, label: str) -> Launch:
-        """The norm alone, over every `size` elements of an activation, in place of it."""
-        rows = prod(x.shape) // self.size
-        arguments = (x.reshaped(rows, self.size), self.weight.value(step), self.eps)
-        return Launch("rmsnorm", arguments, (x.name,), copied(x), x.shape[0], label)
 
     def reference(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """x [..., size] normalised."""

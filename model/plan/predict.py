@@ -1,8 +1,8 @@
 """Predicted times of a model's passes: dry runs of its launch list at few sizes, added up.
 
-Equal blocks are launched once and counted as often as they are there. `attention_decode` and `lm_head` take up to 128
-sequences at a time. A launch that its kernel refuses, or that no kernel computes, is replaced by its roofline, and the
-reason is kept.
+Equal blocks are launched once and counted as often as they are there. `attention_block_decode` and `lm_head` take up to
+128 sequences at a time. A launch that its kernel refuses, or that no kernel computes, is replaced by its roofline, and
+the reason is kept.
 
 No launch is taken as shorter than its work on the core's peaks.
 """
@@ -113,8 +113,6 @@ class Predictor:
             """The launch of this title in a step of `rows` rows."""
             return next(each for each in launches_of(part, step.resized(rows)) if each.title == launch.title)
 
-        if launch.growth is Growth.fixed:
-            return self._dry.launch(launch)
         if launch.growth is Growth.rows:
             return self._dry.by_rows(resized, launch.rows)
         most = kernel_limit(launch.kernel, "MAX_TOKENS")

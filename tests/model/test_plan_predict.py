@@ -200,7 +200,7 @@ def test_a_window_shorter_than_the_context_has_no_kernel(tmp_path, window, refus
         named(plan.step(1))["attention_block_decode"],
     ):
         assert bool(part.refusal) == refused
-        assert not refused or part.refusal == "no kernel attends within a window, here of 63 tokens"
+        assert not refused or part.refusal == "the model gives its kernels no window yet, here of 63 tokens"
 
 
 def test_a_rank_with_a_part_of_the_vocabulary_searches_as_often_as_the_others(tmp_path) -> None:
