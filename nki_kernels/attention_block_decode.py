@@ -48,9 +48,9 @@ from nki_kernels.attention_decode import (
     check_sizes,
     check_tables,
 )
-from nki_kernels.decode_pipeline import Work
-from nki_kernels.decode_sizes import Sizes
-from nki_kernels.decode_tokens import expect_tokens
+from nki_kernels.decode.pipeline import Work
+from nki_kernels.decode.sizes import Sizes
+from nki_kernels.decode.tokens import expect_tokens
 from nki_kernels.output_projection import output_projection, output_projection_reference
 from nki_kernels.qkv_projection import qkv_projection, qkv_projection_reference
 

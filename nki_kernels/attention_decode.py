@@ -68,7 +68,7 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.decode_pipeline import (
+from nki_kernels.decode.pipeline import (
     Work,
     add_values,
     find_largest,
@@ -78,8 +78,8 @@ from nki_kernels.decode_pipeline import (
     weigh,
     write_values,
 )
-from nki_kernels.decode_sizes import Sizes
-from nki_kernels.decode_tokens import expect_tokens
+from nki_kernels.decode.sizes import Sizes
+from nki_kernels.decode.tokens import expect_tokens
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.tiles import PARTITIONS, expect_dims

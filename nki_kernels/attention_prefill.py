@@ -76,8 +76,8 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.precision import widened
-from nki_kernels.prefill_cached import Cached, load_cached, store_new
-from nki_kernels.prefill_keys import (
+from nki_kernels.prefill.cached import Cached, load_cached, store_new
+from nki_kernels.prefill.keys import (
     LOADED_BLOCKS,
     Head,
     allocate,
@@ -86,8 +86,8 @@ from nki_kernels.prefill_keys import (
     load_queries,
     row_range,
 )
-from nki_kernels.prefill_order import Agenda, issue, note, score_span
-from nki_kernels.prefill_plan import Case, all_queries, prepare, spans_of
+from nki_kernels.prefill.order import Agenda, issue, note, score_span
+from nki_kernels.prefill.plan import Case, all_queries, prepare, spans_of
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
 MAX_TOKENS = 8192

@@ -27,7 +27,7 @@ Arguments
     does not divide by R needs no padding: the last part is smaller.
 
 Layout
-    x as in hidden_rows.py, with H on the partitions. Logits as in spread_product.py: row and chunk on the partitions,
+    x as in projection/hidden_rows.py, with H on the partitions. Logits as in projection/spread_product.py: row and chunk on the partitions,
     the columns of a chunk along the free dim.
 
 Tiling
@@ -54,10 +54,9 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.precision import widened
+from nki_kernels.projection.spread_product import padding_operands, project_piece, spread_rows
 from nki_kernels.rmsnorm import MAX_HIDDEN
-from nki_kernels.spread_product import padding_operands, project_piece, spread_rows
-from nki_kernels.tiles import BANK, PARTITIONS, cast, expect_dims, load_repeated
-from nki_kernels.top_k import (
+from nki_kernels.sampling.top_k import (
     MAX_GATHERED,
     MERGED_CHUNKS,
     chunks_of_a_row,
@@ -69,6 +68,7 @@ from nki_kernels.top_k import (
     pieces,
     search,
 )
+from nki_kernels.tiles import BANK, PARTITIONS, cast, expect_dims, load_repeated
 
 CHUNK_COLUMNS = BANK
 """Columns of a chunk: what one matmul makes."""

@@ -41,7 +41,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.precision import widened
-from nki_kernels.products import (
+from nki_kernels.projection.products import (
     add_products,
     block_tile,
     empty_sums,

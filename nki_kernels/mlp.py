@@ -48,19 +48,18 @@ import nki
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.gated_product import bias_columns, columns_at_once, gated_columns, in_both_halves
 from nki_kernels.matmul import MAX_CONTRACTION
-from nki_kernels.normalised_rows import SCRATCH_ELEMENTS, load_norm, on_every_row
 from nki_kernels.precision import erf_reference, widened, widened_or_zero
-from nki_kernels.residual_product import (
+from nki_kernels.projection.gated_product import bias_columns, columns_at_once, gated_columns, in_both_halves
+from nki_kernels.projection.normalised_rows import SCRATCH_ELEMENTS, load_norm, on_every_row
+from nki_kernels.projection.residual_product import (
     chunk_width,
     load_engine,
     product_chunk,
     residual_product,
     store_last_sums,
 )
-from nki_kernels.rmsnorm import MAX_HIDDEN
-from nki_kernels.row_groups import (
+from nki_kernels.projection.row_groups import (
     blocks_tile,
     bytes_of,
     item_bytes,
@@ -73,6 +72,7 @@ from nki_kernels.row_groups import (
     starts,
     transpose_tiles,
 )
+from nki_kernels.rmsnorm import MAX_HIDDEN
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
 GROUP_TILES = 4

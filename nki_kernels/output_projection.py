@@ -39,16 +39,16 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.matmul import MAX_CONTRACTION
-from nki_kernels.normalised_rows import on_every_row
 from nki_kernels.precision import widened, widened_or_zero
-from nki_kernels.residual_product import (
+from nki_kernels.projection.normalised_rows import on_every_row
+from nki_kernels.projection.residual_product import (
     chunk_width,
     product_chunk,
     residual_product,
     store_last_sums,
 )
+from nki_kernels.projection.row_groups import blocks_tile, item_bytes, transpose_tiles
 from nki_kernels.rmsnorm import MAX_HIDDEN
-from nki_kernels.row_groups import blocks_tile, item_bytes, transpose_tiles
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims, rows_at_once
 
 HELD_ELEMENTS = 16384

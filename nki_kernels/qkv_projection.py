@@ -55,12 +55,12 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.heads import finish
-from nki_kernels.normed import project
 from nki_kernels.precision import widened
+from nki_kernels.projection.heads import finish
+from nki_kernels.projection.normed import project
+from nki_kernels.projection.rows import constant, repeated_row
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import gather, rope_reference
-from nki_kernels.rows import constant, repeated_row
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load
 
 MAX_ROW_BYTES = 32768

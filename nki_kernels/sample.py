@@ -42,7 +42,7 @@ Equal draws
     cumulative sum by at most K times as much; a uniform number nearer to an edge may draw the neighbour.
 
 Layout
-    Logits as in top_k.py, row and chunk on the partitions; candidates one row per partition.
+    Logits as in sampling/top_k.py, row and chunk on the partitions; candidates one row per partition.
 
 Tiling
     for each piece of up to 128 / T chunks of up to CHUNK_COLUMNS columns
@@ -67,11 +67,11 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.candidates import find_candidates, given_candidates, over_ranks
-from nki_kernels.draw import candidate_weights, column, draw, prepared, value_of
 from nki_kernels.precision import widened
+from nki_kernels.sampling.candidates import find_candidates, given_candidates, over_ranks
+from nki_kernels.sampling.draw import candidate_weights, column, draw, prepared, value_of
+from nki_kernels.sampling.top_k import MAX_GATHERED, MISSING, multiple_of_eight
 from nki_kernels.tiles import MASKED, PARTITIONS, cast, expect_dims, load, load_repeated
-from nki_kernels.top_k import MAX_GATHERED, MISSING, multiple_of_eight
 
 MAX_CANDIDATES = 1024
 """Candidates of a row that lie in SBUF beside a piece."""

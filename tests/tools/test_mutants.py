@@ -18,7 +18,7 @@ from tools.mutants.equivalents import EQUIVALENTS, matches, reason
 from tools.mutants.judge import Fate, Verdict, launched
 from tools.mutants.log import Call, same_calls
 from tools.mutants.operators import mutants
-from tools.mutants.source import FOLDER, MODULES, kernels, mutated, tree
+from tools.mutants.source import FOLDER, MODULES, file_of, kernels, mutated, tree
 from tools.mutants.table import as_json, caught_without_numbers, column, equivalent, mortality, table
 
 EVERYTHING = mutants()
@@ -111,7 +111,7 @@ def test_the_cases_run_every_line_of_the_kernels() -> None:
         for module in MODULES
         for function, _ in kernels(module)
         for statement in _statements(function)
-        if (str(FOLDER / f"{module}.py"), statement.lineno) not in seen
+        if (str(file_of(module)), statement.lineno) not in seen
     ]
     assert missing == []
 

@@ -57,7 +57,7 @@ def _alone(
             for number, (got, truth, same_dtype) in enumerate(zip(output, exact, plain)):
                 if number in stored or same_dtype.dtype.kind in "iu":
                     assert got.dtype == same_dtype.dtype
-                    assert np.array_equal(got, same_dtype)
+                    assert got.shape == same_dtype.shape and got.tobytes() == same_dtype.tobytes()
                 else:
                     compare(got, truth, same_dtype)
 
@@ -377,7 +377,7 @@ def _drawn(
             for got, truth, same_dtype in zip(output, exact, plain):
                 assert got.dtype == same_dtype.dtype
                 if got.dtype.kind == "i":
-                    assert np.array_equal(got, same_dtype)
+                    assert got.shape == same_dtype.shape and got.tobytes() == same_dtype.tobytes()
                 else:
                     masked = np.isinf(same_dtype)
                     assert np.array_equal(np.isinf(got), masked)
@@ -433,7 +433,7 @@ def _attention() -> list[Case]:
         for sequence, first in enumerate(firsts):
             # What no mask but an infinite or a very low one can hide; of rotated keys the reference has not the bytes.
             stored[0][sequence, :, :, first:] = 50 if rotated else 3e10
-            stored[1][sequence, :, first:] = -50
+            stored[1][sequence, :, first:] = -50 if rotated else np.nan
         places = (np.array(firsts)[:, None] + np.arange(new)).reshape(-1, 1).astype(np.int32)
         tables = [normal(seed, positions, rotated) for seed in (6, 7)] if rotated else [None, None]
         norms = [normal(seed, 1, depth) for seed in (4, 5)] if rotated else [None, None]

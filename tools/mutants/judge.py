@@ -22,7 +22,7 @@ from simulate.memory.storage import Storage
 from tests.kernels.accuracy import as_tuple, copied
 from tools.mutants.cases import Case, Outputs
 from tools.mutants.log import Call, logged, same_calls
-from tools.mutants.source import FOLDER, Mutant, mutated
+from tools.mutants.source import FOLDER, Mutant, file_of, mutated
 
 
 class Fate(str, Enum):
@@ -87,7 +87,7 @@ def baseline(case: Case) -> Baseline:
 
     def profile(frame: Any, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(FOLDER)):
-            functions.add((frame.f_globals["__name__"].rpartition(".")[2], frame.f_code.co_name))
+            functions.add((frame.f_globals["__name__"].removeprefix("nki_kernels."), frame.f_code.co_name))
 
     with logged() as calls, _profiled(profile):
         outputs, findings = launched(case)
@@ -212,11 +212,11 @@ class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name != f"nki_kernels.{self.mutant.module}":
             return None
-        file = str(FOLDER / f"{self.mutant.module}.py")
+        file = str(file_of(self.mutant.module))
         return importlib.util.spec_from_loader(name, self, origin=file)
 
     def exec_module(self, module: ModuleType) -> None:
-        file = str(FOLDER / f"{self.mutant.module}.py")
+        file = str(file_of(self.mutant.module))
         exec(compile(mutated(self.mutant), file, "exec"), module.__dict__)
 
 

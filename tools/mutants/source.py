@@ -11,9 +11,13 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "nki_kernels"
 MODULES = tuple(
-    sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in ("__init__", "precision"))
+    sorted(
+        ".".join(file.relative_to(FOLDER).with_suffix("").parts)
+        for file in FOLDER.rglob("*.py")
+        if file.stem not in ("__init__", "precision") and file.relative_to(FOLDER).parts[0] != "ladder"
+    )
 )
-"""The files that are mutated; precision.py serves the references only."""
+"""The modules that are mutated; precision.py serves the references only, the ladder has tests of its own."""
 
 GUARDS = ("expect_dims", "check_arguments", "check_penalties")
 """Functions that refuse bad arguments and issue nothing; the tests of the kernels try them."""
@@ -54,8 +58,13 @@ def tree(module: str) -> ast.Module:
     return _parsed(module)
 
 
+def file_of(module: str) -> Path:
+    """The file of a module of nki_kernels."""
+    return FOLDER.joinpath(*module.split(".")).with_suffix(".py")
+
+
 def _parsed(module: str) -> ast.Module:
-    return ast.parse((FOLDER / f"{module}.py").read_text(encoding="utf-8"))
+    return ast.parse(file_of(module).read_text(encoding="utf-8"))
 
 
 def mutated(mutant: Mutant) -> ast.Module:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tools.mutants.campaign import Result
 from tools.mutants.equivalents import reason
 from tools.mutants.judge import Fate
+from tools.mutants.source import FOLDER, file_of
 
 WITHOUT_NUMBERS = (Fate.refused, Fate.guarded, Fate.python, Fate.raw, Fate.found)
 """Fates that need no reference."""
@@ -96,7 +97,7 @@ def as_json(results: Sequence[Result]) -> str:
             [
                 {
                     "mutant": result.mutant.key,
-                    "file": f"nki_kernels/{result.mutant.module}.py",
+                    "file": file_of(result.mutant.module).relative_to(FOLDER.parent).as_posix(),
                     "line": result.mutant.line,
                     "operator": result.mutant.operator,
                     "fate": result.verdict.fate.value,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.rows import in_block
+from nki_kernels.projection.rows import in_block
 from nki_kernels.tiles import PARTITIONS
 
 PART_ELEMENTS = 4096

@@ -9,7 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.normalised_rows import normalise, statistics, transpose_rows
+from nki_kernels.projection.normalised_rows import normalise, statistics, transpose_rows
 from nki_kernels.tiles import PARTITIONS, blocks
 
 LOAD_COLUMNS = 2048

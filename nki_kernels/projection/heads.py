@@ -9,8 +9,8 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.projection.rows import inverse_root
 from nki_kernels.rope import rotate
-from nki_kernels.rows import inverse_root
 
 
 def finish(result, sums, panels, scale, bias, turned, norms, tables, head, eps):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.sampling.top_k import take_largest
 from nki_kernels.tiles import MASKED
-from nki_kernels.top_k import take_largest
 
 LEAST_TEMPERATURE = 1.0e-6
 """Lower temperatures draw as this one does; 0 takes the first candidate."""

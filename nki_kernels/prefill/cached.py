@@ -10,7 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.prefill_keys import LOADED_BLOCKS
+from nki_kernels.prefill.keys import LOADED_BLOCKS
 from nki_kernels.tiles import PARTITIONS, blocks, cast, load_repeated
 
 COUNTED = 1024

@@ -9,10 +9,9 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.draw import LEAST_EXPONENT, column
-from nki_kernels.penalties import bounded, load_adjusted, load_parameters
-from nki_kernels.tiles import blocks, load
-from nki_kernels.top_k import (
+from nki_kernels.sampling.draw import LEAST_EXPONENT, column
+from nki_kernels.sampling.penalties import bounded, load_adjusted, load_parameters
+from nki_kernels.sampling.top_k import (
     MERGED_CHUNKS,
     MISSING,
     chunks_of_a_row,
@@ -23,6 +22,7 @@ from nki_kernels.top_k import (
     pieces,
     search,
 )
+from nki_kernels.tiles import blocks, load
 
 CHUNK_COLUMNS = 4096
 """Columns of a chunk: with the penalties of 128 rows they still fit into SBUF of every chip."""

@@ -16,8 +16,15 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.products import add_products, block_tile, empty_sums, load_part, parts, transpose_part
-from nki_kernels.rows import (
+from nki_kernels.projection.products import (
+    add_products,
+    block_tile,
+    empty_sums,
+    load_part,
+    parts,
+    transpose_part,
+)
+from nki_kernels.projection.rows import (
     add_squares,
     column_of,
     in_block,

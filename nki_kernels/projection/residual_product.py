@@ -13,7 +13,7 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.normalised_rows import to_sbuf
+from nki_kernels.projection.normalised_rows import to_sbuf
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
 
 PIECE_ELEMENTS = 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import nki.language as nl
 
-from nki_kernels.prefill_tiles import (
+from nki_kernels.prefill.tiles import (
     exponents,
     exponents_by_key,
     finish,

@@ -1,6 +1,6 @@
 """Logits before the choice of a token: bias, penalties for tokens that occurred, and no logit that is not a number.
 
-Tiles are [row * chunk, column], as in top_k.py. Every parameter of a row is a tile [row * chunk, 1].
+Tiles are [row * chunk, column], as in sampling/top_k.py. Every parameter of a row is a tile [row * chunk, 1].
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.top_k import MISSING
+from nki_kernels.sampling.top_k import MISSING
 
 BOUND = 1.0e37
 """Logits are moved into ± this; a masked one, minus infinity, stays far below MASKED under any penalty."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.prefill_masks import identity
-from nki_kernels.prefill_plan import mask_of_keys
+from nki_kernels.prefill.masks import identity
+from nki_kernels.prefill.plan import mask_of_keys
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
 
 SHIFT_PARTS = 3

@@ -11,9 +11,9 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.hidden_rows import hidden_parts, load_normalised
+from nki_kernels.projection.hidden_rows import hidden_parts, load_normalised
+from nki_kernels.sampling.top_k import MISSING
 from nki_kernels.tiles import BANK, WEIGHT_ELEMENTS, cast
-from nki_kernels.top_k import MISSING
 
 
 def window(tile, rows, chunks, chunk):

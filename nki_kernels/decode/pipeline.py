@@ -10,7 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.decode_cache import (
+from nki_kernels.decode.cache import (
     buffers,
     clear_values,
     load_keys,
@@ -21,10 +21,10 @@ from nki_kernels.decode_cache import (
     places_in_pages,
     scatter,
 )
-from nki_kernels.decode_pages import by_unit, gather, row_tiles, run_numbers, transpose_keys
-from nki_kernels.decode_products import finish, mix, output_block, score
-from nki_kernels.decode_sizes import first_unit, groups_of_blocks, query_parts, units_in
-from nki_kernels.decode_softmax import (
+from nki_kernels.decode.pages import by_unit, gather, row_tiles, run_numbers, transpose_keys
+from nki_kernels.decode.products import finish, mix, output_block, score
+from nki_kernels.decode.sizes import first_unit, groups_of_blocks, query_parts, units_in
+from nki_kernels.decode.softmax import (
     add_up_chunks,
     capped,
     causal_among_new,
@@ -38,7 +38,7 @@ from nki_kernels.decode_softmax import (
     weights_relative_to,
     within_window,
 )
-from nki_kernels.decode_tokens import load_tokens, transposed_tokens
+from nki_kernels.decode.tokens import load_tokens, transposed_tokens
 from nki_kernels.tiles import blocks
 
 QUADRANT = 32

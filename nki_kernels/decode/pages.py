@@ -11,8 +11,8 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.decode_cache import row_shape
-from nki_kernels.decode_sizes import units_in
+from nki_kernels.decode.cache import row_shape
+from nki_kernels.decode.sizes import units_in
 from nki_kernels.tiles import PARTITIONS
 
 TRANSPOSES_TOGETHER = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.prefill_masks import Masks, cached_mask, first_key, mask_of
+from nki_kernels.prefill.masks import Masks, cached_mask, first_key, mask_of
 from nki_kernels.tiles import PARTITIONS, blocks
 
 

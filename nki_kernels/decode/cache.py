@@ -5,7 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.decode_sizes import first_unit, units_in
+from nki_kernels.decode.sizes import first_unit, units_in
 from nki_kernels.tiles import PARTITIONS
 
 

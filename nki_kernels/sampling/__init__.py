@@ -1,0 +1,1 @@
+"""The parts of `sample` and of the largest logits: two-stage top-k, penalties, candidates and the draw."""
