@@ -27,8 +27,8 @@ Arguments
     does not divide by R needs no padding: the last part is smaller.
 
 Layout
-    x as in projection/hidden_rows.py, with H on the partitions. Logits as in projection/spread_product.py: row and chunk on the partitions,
-    the columns of a chunk along the free dim.
+    x as in projection/hidden_rows.py, with H on the partitions. Logits as in projection/spread_product.py: row and
+    chunk on the partitions, the columns of a chunk along the free dim.
 
 Tiling
     for each piece of min(MERGED_CHUNKS, 128 // T) chunks of up to CHUNK_COLUMNS columns
