@@ -1,10 +1,11 @@
-"""Numbers on the command line, each with the sentence that refuses another text."""
+"""Numbers on the command line, each with the sentence that refuses another text; and the prompt of no options."""
 
 from __future__ import annotations
 
 import argparse
 import math
 
+FIRST_PROMPT = "Once upon a time"
 _LOWEST_PRICE, _HIGHEST_PRICE = 1e-6, 1e9  # dollars an hour; beyond them prices of tokens leave float64
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from model.arguments import count, price, probability, seed, temperature
+from model.arguments import FIRST_PROMPT, count, price, probability, seed, temperature
 from simulate.errors import NkwError, shown
 from simulate.process import INTERRUPTED, imported, leave
 from simulate.targets import TARGETS
@@ -150,7 +150,25 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="Hugging Face folder (default: a small story writer)",
     )
     parser.add_argument(
-        "--prompt", metavar="TEXT", default="Once upon a time", help="text to continue (default: %(default)r)"
+        "--prompt",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help=f"text to continue (default: {FIRST_PROMPT!r}); repeated, the texts are computed in one batch",
+    )
+    parser.add_argument("--prompt-file", metavar="FILE", help="one text to continue on each line; - is stdin")
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="each text is a user's message, put into the model's chat template",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="the system message before it, with --chat")
+    parser.add_argument(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="end before this text; may be repeated",
     )
     parser.add_argument(
         "--max-new-tokens",
@@ -191,15 +209,13 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "--temperature",
         metavar="T",
         type=temperature,
-        default=0.0,
-        help="0 takes the most likely token (default: 0)",
+        help="0 takes the most likely token (default: 0, or that of a generation_config.json with do_sample)",
     )
     parser.add_argument("--top-k", metavar="K", type=count, help="sample from the K most likely tokens only")
     parser.add_argument(
         "--top-p",
         metavar="P",
         type=probability,
-        default=1.0,
         help="sample from the likeliest tokens of joint probability P",
     )
     parser.add_argument("--seed", metavar="S", type=seed, default=0, help="of the sampler (default: 0)")

@@ -15,17 +15,18 @@ from model.checkpoint import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.families import load_config, model_files
-from model.generate import Backend, Generation, encode_prompt, generate, positions_needed
+from model.generate import Backend, Generation, generate, positions_needed
 from model.kernel_model import Device, KernelModel
 from model.precision import activation_dtype
 from model.profile import parts as profile_parts
+from model.prompts import encoded, read_prompts, sampling_options
 from model.reference import ReferenceModel
 from model.report import Run, TargetPrediction, document, summary
 from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
 from model.weights import RankWeights, check_ranks, shard_weights, weights_of_all
 from simulate.errors import shown
-from simulate.files import OutputFile, Outputs, json_document
+from simulate.files import STDOUT, OutputFile, Outputs, json_document
 from simulate.terminal import EVERY_SECONDS, progress, show, show_lines
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
@@ -44,21 +45,18 @@ def generate_command(options: argparse.Namespace) -> int:
     for option in ("trace", "profile", "html"):
         if getattr(options, option) and options.backend != "simulate":
             raise ModelError(f"--{option} needs the simulate backend; {options.backend} predicts no timeline")
-    for option, ignored in (("--top-k", options.top_k is not None), ("--top-p", options.top_p < 1)):
-        if ignored and not options.temperature:
-            raise ModelError(
-                f"{option} chooses among candidates, and temperature 0 always takes the most likely one: give "
-                "--temperature T as well"
-            )
     config = load_config(options.model)
     check_ranks(config, options.tp)
+    sampling = sampling_options(options)
     tokenizer = Tokenizer(options.model, config.vocab_size)
-    prompt_ids = encode_prompt(options.prompt, tokenizer, config)
+    prompts = read_prompts(options)
+    ids = encoded(prompts, options, tokenizer, config)
     weights = open_checkpoint(options.model, config)
-    outputs = Outputs(lambda: [*model_files(options.model), *weights.files])
+    given = [options.prompt_file] if options.prompt_file not in (None, STDOUT) else []
+    outputs = Outputs(lambda: [*model_files(options.model), *weights.files, *given])
     trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
     page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
-    job = _Job(options, config, weights, prompt_ids)
+    job = _Job(options, config, weights, prompts, ids, sampling)
     with json_document(options.json, outputs, "generate", "NKW-GENERATE-FILE") as contents:
         contents.update(_reported(job, tokenizer, trace, page))
     return 0
@@ -69,10 +67,10 @@ def _reported(
 ) -> dict[str, Any]:
     """Generate and predict, write timelines and print the summary; returns the document."""
     options = job.options
-    generation = _generate(job, tokenizer)
+    generations = _generate(job, tokenizer)
     run = Run(
         model=str(options.model),
-        prompt=options.prompt,
+        prompts=tuple(job.prompts),
         backend=options.backend,
         target=options.target,
         ranks=options.tp,
@@ -82,9 +80,9 @@ def _reported(
     )
     predictions: list[TargetPrediction] = []
     if options.backend == "simulate":
-        predictions, passes = _predict(job, generation)
+        predictions, passes = _predict(job, generations)
         _write_timelines(job, passes, trace, page)
-    show(summary(run, generation, predictions))
+    show(summary(run, generations, predictions))
     if trace is not None:
         show_lines(f"trace: {options.trace}")
     if options.replay_report and options.backend == "simulate":
@@ -93,7 +91,7 @@ def _reported(
         show_lines(f"page: {options.html}")
     if options.profile:
         show(["", *profile_parts(options.target, passes)])
-    return document(run, generation, predictions)
+    return document(run, generations, predictions)
 
 
 def _rank() -> int | None:
@@ -110,26 +108,35 @@ def _follow(options: argparse.Namespace) -> int:
     config = load_config(options.model)
     check_ranks(config, options.tp)
     tokenizer = Tokenizer(options.model, config.vocab_size)
-    prompt_ids = encode_prompt(options.prompt, tokenizer, config)
-    job = _Job(options, config, open_checkpoint(options.model, config), prompt_ids)
+    prompts = read_prompts(options)
+    ids = encoded(prompts, options, tokenizer, config)
+    weights = open_checkpoint(options.model, config)
+    job = _Job(options, config, weights, prompts, ids, sampling_options(options))
     backend = job.backend(lambda done, layers: None)
-    generate(backend, tokenizer, config, prompt_ids, options.max_new_tokens, job.sampling)
+    generate(backend, tokenizer, config, ids, options.max_new_tokens, job.sampling, stops=options.stop)
     return 0
 
 
 class _Job:
-    """One model, cut for its ranks, and one prompt: the input of generating and of predicting."""
+    """One model, cut for its ranks, and its prompts: the input of generating and of predicting."""
 
     def __init__(
-        self, options: argparse.Namespace, config: ModelConfig, weights: Checkpoint, prompt_ids: list[int]
+        self,
+        options: argparse.Namespace,
+        config: ModelConfig,
+        weights: Checkpoint,
+        prompts: list[str],
+        prompt_ids: list[list[int]],
+        sampling: SamplingOptions,
     ) -> None:
         self.options = options
         self.config = config
         self.weights = weights
+        self.prompts = prompts
         self.prompt_ids = prompt_ids
         self.replay_report = lambda: "replay: nothing was launched"
-        self.sampling = SamplingOptions(options.temperature, options.top_k, options.top_p, options.seed)
-        needed = positions_needed(len(prompt_ids), options.max_new_tokens, config)
+        self.sampling = sampling
+        needed = positions_needed(max(map(len, prompt_ids)), options.max_new_tokens, config)
         self._cache_length = bucket_length(needed, config.context)
 
     @cached_property
@@ -179,16 +186,23 @@ class _Job:
     ) -> KernelModel:
         candidates = self.sampling.candidates_needed or 1
         return KernelModel(
-            self.config, shards or self._own_shards, device, self._cache_length, candidates, progress
+            self.config,
+            shards or self._own_shards,
+            device,
+            self._cache_length,
+            candidates,
+            progress,
+            len(self.prompt_ids),
         )
 
 
-def _generate(job: _Job, tokenizer: Tokenizer) -> Generation:
-    """Stream the prompt's continuation to stdout."""
+def _generate(job: _Job, tokenizer: Tokenizer) -> list[Generation]:
+    """Stream the continuation of one prompt to stdout; those of several are printed when all of them have ended."""
     options = job.options
     backend = job.backend(prompt_progress())
     compares = options.check and options.backend != "numpy"
-    generation = generate(
+    alone = len(job.prompts) == 1
+    generations = generate(
         backend,
         tokenizer,
         job.config,
@@ -196,11 +210,22 @@ def _generate(job: _Job, tokenizer: Tokenizer) -> Generation:
         options.max_new_tokens,
         job.sampling,
         job.reference() if compares else None,
-        emit=lambda text: print(_printed(text), end="", flush=True),
-        prompt_done=lambda: print(options.prompt, end="", flush=True),
+        emit=lambda number, text: print(_printed(text) if alone else "", end="", flush=True),
+        prompts_done=lambda: print(_before(job.prompts[0], options) if alone else "", end="", flush=True),
+        stops=options.stop,
     )
-    print("\n")
-    return generation
+    if alone:
+        print("\n")
+    else:
+        for number, (prompt, each) in enumerate(zip(job.prompts, generations), 1):
+            print(f"prompt {number} of {len(generations)}")
+            print(f"{_printed(_before(prompt, options))}{_printed(each.text)}\n")
+    return generations
+
+
+def _before(prompt: str, options: argparse.Namespace) -> str:
+    """The text before a continuation: the prompt; in a chat the answer stands alone."""
+    return "" if options.chat else prompt
 
 
 def _printed(text: str) -> str:
@@ -208,26 +233,39 @@ def _printed(text: str) -> str:
     return shown(text, len(text)) if sys.stdout.isatty() else text
 
 
-def _predict(job: _Job, generation: Generation) -> tuple[list[TargetPrediction], list[tuple[str, Pass]]]:
-    """Predicted times of the prompt and of the last decode step on each compared target; the chosen one's passes."""
+def _predict(
+    job: _Job, generations: list[Generation]
+) -> tuple[list[TargetPrediction], list[tuple[str, Pass]]]:
+    """Predicted times of the prompts and of the last decode step on each compared target; the chosen one's passes."""
     from model.device import DryDevice
 
     options = job.options
-    last_position = len(generation.prompt_ids) + max(1, len(generation.generated_ids) - 1) - 1
+    last = [len(each.prompt_ids) + max(1, len(each.generated_ids) - 1) - 1 for each in generations]
+    tokens_fed = [each.generated_ids[-1] for each in generations]
     predictions, chosen = [], []
     for target in progress(list(dict.fromkeys((*COMPARED_TARGETS, options.target))), "predictions"):
         device = DryDevice(target, options.tp)
         model = job.dry_model(device, device.layer_done)
         model.prefill(job.prompt_ids)
         prompt = device.take_pass()
-        model.decode(generation.generated_ids[-1], last_position)
+        model.decode(tokens_fed, last)
         token = device.take_pass()
         predictions.append(TargetPrediction(prompt.prediction(), token.prediction()))
         if target == options.target:
-            count = len(job.prompt_ids)
-            tokens = f"{count} token" + ("" if count == 1 else "s")
-            chosen = [(f"prompt of {tokens}", prompt), (f"token at position {last_position}", token)]
+            chosen = [(_prompt_label(job.prompt_ids), prompt), (_step_label(last), token)]
     return predictions, chosen
+
+
+def _prompt_label(prompt_ids: list[list[int]]) -> str:
+    longest = max(map(len, prompt_ids))
+    tokens = f"{longest} token" + ("" if longest == 1 else "s")
+    return f"prompt of {tokens}" if len(prompt_ids) == 1 else f"{len(prompt_ids)} prompts of up to {tokens}"
+
+
+def _step_label(positions: list[int]) -> str:
+    if len(positions) == 1:
+        return f"token at position {positions[0]}"
+    return f"{len(positions)} tokens at positions up to {max(positions)}"
 
 
 def _write_timelines(
@@ -236,7 +274,7 @@ def _write_timelines(
     from model.device import write_page, write_passes
 
     if trace is not None:
-        write_passes(trace, [(label.split()[0], done) for label, done in passes])
+        write_passes(trace, [(name, done) for name, (_, done) in zip(("prompt", "token"), passes)])
     if page is not None:
         options = job.options
         cores = "1 core" if options.tp == 1 else f"{options.tp} cores"

@@ -1,33 +1,38 @@
-"""The loop: one prompt through a backend, token after token, with the numpy reference checking each of them."""
+"""The loop: prompts through a backend, token after token, with the numpy reference checking each of them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Protocol
 
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.sampling import Sampler, SamplingOptions, StepOutput
-from model.tokenizer import Tokenizer
+from model.stop_strings import StopStrings
+from model.tokenizer import Tokenizer, TokenStream
 
 
 class Backend(Protocol):
-    """Something that computes the model for one sequence at a time."""
+    """Something that computes the model for a batch of sequences."""
 
-    def prefill(self, ids: Sequence[int]) -> StepOutput:
-        """Start a sequence with a prompt; says what follows it."""
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Sequence[StepOutput]:
+        """Start a sequence with each prompt; says what follows each."""
 
-    def decode(self, token: int, position: int) -> StepOutput:
-        """Append one token at `position`, which is the number of tokens before it; says what follows it."""
+    def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> Sequence[StepOutput]:
+        """Append a token to each sequence at its position, the number of tokens before it; says what follows each.
+
+        A sequence whose token is None has ended: nothing is appended, and what follows it means nothing.
+        """
 
 
 class StopReason(Enum):
     """Why a generation ended."""
 
     end_token = "end token"
+    stop_string = "stop string"
     length = "length"
     context = "context"
 
@@ -51,7 +56,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Generation:
-    """The result of a generation; an end token counts and has no text. Times are of this machine, not of a chip."""
+    """The result of one prompt; an end token counts and has no text, a stop string and what follows it neither."""
 
     prompt_ids: tuple[int, ...]
     generated_ids: tuple[int, ...]
@@ -59,8 +64,6 @@ class Generation:
     stopped_by: StopReason
     tokens_compared: int
     differences: tuple[Difference, ...]
-    prefill_seconds: float
-    decode_seconds: float
 
     @property
     def tokens_equal(self) -> int:
@@ -68,9 +71,14 @@ class Generation:
         return self.tokens_compared - len(self.differences)
 
 
-def encode_prompt(prompt: str, tokenizer: Tokenizer, config: ModelConfig) -> list[int]:
-    """The ids of a prompt; ModelError if there are none, or if the context has no room for another."""
-    ids = tokenizer.encode(prompt)
+def encode_prompt(
+    prompt: str, tokenizer: Tokenizer, config: ModelConfig, special_tokens: bool = True
+) -> list[int]:
+    """The ids of a prompt, with the special tokens that tokenizer.json adds unless `special_tokens` is False.
+
+    Raises ModelError if there are none, or if the context has no room for another.
+    """
+    ids = tokenizer.encode(prompt, special_tokens)
     if not ids:
         raise ModelError("the prompt has no tokens; this tokenizer adds none at the start of a text")
     room = config.context
@@ -90,72 +98,123 @@ def generate(
     backend: Backend,
     tokenizer: Tokenizer,
     config: ModelConfig,
-    prompt_ids: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     sampling: SamplingOptions,
     reference: Backend | None = None,
-    emit: Callable[[str], None] = lambda text: None,
-    prompt_done: Callable[[], None] = lambda: None,
-) -> Generation:
-    """Generate up to `max_new_tokens` tokens, giving `emit` every piece of text as its characters are complete.
+    emit: Callable[[int, str], None] = lambda number, text: None,
+    prompts_done: Callable[[], None] = lambda: None,
+    stops: Sequence[str] = (),
+) -> list[Generation]:
+    """Generate up to `max_new_tokens` tokens after each of the prompts, which are computed in one batch.
 
-    `prompt_done` is called when the backend has processed the prompt.
+    `emit` is given the number of a prompt and every piece of text that follows it, as its characters are complete and
+    no stop string can begin in it. `prompts_done` is called when the backend has processed the prompts. Each prompt
+    gets what it would get alone: its sampler has the seed of `sampling`.
 
     The reference is fed the tokens that the backend chose (so one difference does not breed others) and chooses with
-    a sampler of the same seed; choices that differ are kept.
+    samplers of the same seed; choices that differ are kept.
     """
     if max_new_tokens < 1:
         raise ModelError(f"{max_new_tokens} new tokens; at least 1 is needed")
-    stream = tokenizer.stream(prompt_ids)
-    chooser, checker = Sampler(sampling), Sampler(sampling)
-    limit = positions_needed(len(prompt_ids), max_new_tokens, config)
-    generated: list[int] = []
-    pieces: list[str] = []
-    compared = 0
-    differences: list[Difference] = []
-
-    def give(text: str) -> None:
-        if text:
-            pieces.append(text)
-            emit(text)
-
-    start = time.perf_counter()
-    step = backend.prefill(prompt_ids)
-    prefill_seconds = time.perf_counter() - start
-    prompt_done()
-    decode_seconds = 0.0
-    expected = reference.prefill(prompt_ids) if reference else None
+    sequences = [
+        _Sequence(
+            ids,
+            tokenizer.stream(ids),
+            StopStrings(stops),
+            Sampler(sampling),
+            Sampler(sampling),
+            partial(emit, number),
+        )
+        for number, ids in enumerate(prompts)
+    ]
+    steps = backend.prefill(prompts)
+    prompts_done()
+    expected: Sequence[StepOutput | None] = [None] * len(prompts)
+    if reference is not None:
+        expected = reference.prefill(prompts)
     while True:
-        token = chooser.choose(step)
-        generated.append(token)
-        if expected is not None:
-            compared += 1
-            wanted = checker.choose(expected)
-            if wanted != token:
-                texts = tokenizer.decode([token]), tokenizer.decode([wanted])
-                apart = step.apart(token, wanted), expected.apart(token, wanted)
-                differences.append(Difference(compared, token, texts[0], wanted, texts[1], *apart))
-        if token in config.eos_token_ids:
-            stopped_by = StopReason.end_token
-            break
-        give(stream.push(token))
-        position = len(prompt_ids) + len(generated) - 1
-        if position + 1 == limit:
-            stopped_by = StopReason.length if len(generated) == max_new_tokens else StopReason.context
-            break
-        start = time.perf_counter()
-        step = backend.decode(token, position)
-        decode_seconds += time.perf_counter() - start
+        for sequence, step, wanted in zip(sequences, steps, expected):
+            if sequence.stopped_by is None:
+                sequence.advance(step, wanted, max_new_tokens, config, tokenizer)
+        if all(each.stopped_by is not None for each in sequences):
+            return [each.result() for each in sequences]
+        tokens = [None if each.stopped_by is not None else each.generated[-1] for each in sequences]
+        positions = [each.position for each in sequences]
+        steps = backend.decode(tokens, positions)
         if reference is not None:
-            expected = reference.decode(token, position)
-    give(stream.finish())
-    return Generation(
-        tuple(prompt_ids),
-        tuple(generated),
-        "".join(pieces),
-        stopped_by,
-        compared,
-        tuple(differences),
-        prefill_seconds,
-        decode_seconds,
-    )
+            expected = reference.decode(tokens, positions)
+
+
+@dataclass
+class _Sequence:
+    """A prompt on its way, with what was chosen after it."""
+
+    prompt_ids: Sequence[int]
+    stream: TokenStream
+    stops: StopStrings
+    chooser: Sampler
+    checker: Sampler
+    emit: Callable[[str], None]
+    generated: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    compared: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    stopped_by: StopReason | None = None
+
+    @property
+    def position(self) -> int:
+        """The position of the newest token."""
+        return len(self.prompt_ids) + len(self.generated) - 1
+
+    def advance(
+        self,
+        step: StepOutput,
+        expected: StepOutput | None,
+        max_new_tokens: int,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+    ) -> None:
+        """Choose the next token, compare it with the reference's choice, and see whether the sequence ends."""
+        token = self.chooser.choose(step)
+        self.generated.append(token)
+        if expected is not None:
+            self._compare(token, step, expected, tokenizer)
+        if token in config.eos_token_ids:
+            self.stopped_by = StopReason.end_token
+        else:
+            self._give(self.stops.push(self.stream.push(token)))
+            limit = positions_needed(len(self.prompt_ids), max_new_tokens, config)
+            if self.stops.found:
+                self.stopped_by = StopReason.stop_string
+            elif self.position + 1 == limit:
+                full = len(self.generated) == max_new_tokens
+                self.stopped_by = StopReason.length if full else StopReason.context
+        if self.stopped_by is not None and not self.stops.found:
+            self._give(self.stops.push(self.stream.finish()))
+            self._give(self.stops.finish())
+
+    def result(self) -> Generation:
+        """What became of the prompt."""
+        assert self.stopped_by is not None
+        return Generation(
+            tuple(self.prompt_ids),
+            tuple(self.generated),
+            "".join(self.pieces),
+            self.stopped_by,
+            self.compared,
+            tuple(self.differences),
+        )
+
+    def _compare(self, token: int, step: StepOutput, expected: StepOutput, tokenizer: Tokenizer) -> None:
+        self.compared += 1
+        wanted = self.checker.choose(expected)
+        if wanted != token:
+            texts = tokenizer.decode([token]), tokenizer.decode([wanted])
+            apart = step.apart(token, wanted), expected.apart(token, wanted)
+            self.differences.append(Difference(self.compared, token, texts[0], wanted, texts[1], *apart))
+
+    def _give(self, text: str) -> None:
+        if text:
+            self.pieces.append(text)
+            self.emit(text)

@@ -43,10 +43,10 @@ class Device(Protocol):
 
 
 class KernelModel:
-    """A backend that computes the model with kernels on a device, one sequence at a time.
+    """A backend that computes the model with kernels on a device, for a batch of `sequences` sequences.
 
-    `cache_length` positions are held per layer; `candidates` is how many of the best tokens the sampler wants picked
-    out (lm_head picks a multiple of eight, and never more than a rank's part of the vocabulary holds).
+    `cache_length` positions are held per layer and sequence; `candidates` is how many of the best tokens the sampler
+    wants picked out (lm_head picks a multiple of eight, and never more than a rank's part of the vocabulary holds).
     `progress` is called with the layers done, and their number, before the first and after each one.
     """
 
@@ -58,6 +58,7 @@ class KernelModel:
         cache_length: int,
         candidates: int = 1,
         progress: Callable[[int, int], None] = lambda done, layers: None,
+        sequences: int = 1,
     ) -> None:
         assert len(weights) == len(device.own), f"weights for {len(weights)} ranks on {len(device.own)}"
         self._decoder = compose(config)
@@ -67,7 +68,7 @@ class KernelModel:
         first = weights[0]
         self._shape = partial(
             StepShape,
-            sequences=1,
+            sequences=sequences,
             cache_length=cache_length,
             context=min(cache_length, config.context),
             ranks=device.ranks,
@@ -75,14 +76,16 @@ class KernelModel:
             weights=first.arrays[next(iter(first.arrays))].dtype,
             candidates=candidates,
         )
-        shape = self._shape(Phase.prefill, 1)
+        self._sequences = sequences
+        shape = self._shape(Phase.prefill, sequences)
         makers: dict[str, Constant] = {}
         for layer in self._decoder.layers:
             for name, make in layer.constants(shape).items():
                 assert makers.setdefault(name, make) == make, f"two arrays are called {name}"
         self._states = [state for layer in self._decoder.layers for state in layer.states(shape)]
         needed = len(weights) * sum(each.nbytes for each in self._states)
-        check_memory(needed, f"a cache of {cache_length:,} positions on {len(weights)} ranks")
+        each = "" if sequences == 1 else f" for each of {sequences} sequences"
+        check_memory(needed, f"a cache of {cache_length:,} positions{each} on {len(weights)} ranks")
         self._held: list[Arrays] = [
             {**rank.arrays, **{name: make(rank.shard) for name, make in makers.items()}} for rank in weights
         ]
@@ -94,22 +97,38 @@ class KernelModel:
         for arrays in self._held:
             arrays.update({each.name: np.zeros(each.shape, each.dtype) for each in self._states})
 
-    def prefill(self, ids: Sequence[int]) -> StepOutput:
-        """Start a sequence with a prompt; says what follows it."""
-        assert 0 < len(ids) <= self._cache_length, f"{len(ids)} tokens, a cache of {self._cache_length}"
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
+        """Start a sequence with each prompt; says what follows each. Prompts are padded to the longest of them."""
+        longest = max(map(len, prompts))
+        assert len(prompts) == self._sequences and min(map(len, prompts)) > 0
+        assert longest <= self._cache_length, f"{longest} tokens, a cache of {self._cache_length}"
         self._reset()
-        return self._step(Phase.prefill, ids, np.arange(len(ids)))
+        ids = np.zeros((len(prompts), longest), np.int32)
+        for row, prompt in zip(ids, prompts):
+            row[: len(prompt)] = prompt
+        ends = np.arange(len(prompts)) * longest + [len(prompt) - 1 for prompt in prompts]
+        positions = np.tile(np.arange(longest), len(prompts))
+        return self._step(Phase.prefill, ids.reshape(-1), positions, ends)
 
-    def decode(self, token: int, position: int) -> StepOutput:
-        """Append one token at `position`; says what follows it."""
-        assert 0 < position < self._cache_length, f"position {position}, a cache of {self._cache_length}"
-        return self._step(Phase.decode, [token], np.array([position]))
+    def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
+        """Append a token to each sequence at its position; an ended one gets a token that nothing reads."""
+        assert len(tokens) == len(positions) == self._sequences
+        assert all(0 < each < self._cache_length for each in positions), f"{positions}, {self._cache_length}"
+        return self._step(Phase.decode, [each or 0 for each in tokens], np.array(positions))
 
-    def _step(self, phase: Phase, ids: Sequence[int], positions: np.ndarray) -> StepOutput:
+    def _step(
+        self,
+        phase: Phase,
+        ids: Sequence[int] | np.ndarray,
+        positions: np.ndarray,
+        ends: np.ndarray | None = None,
+    ) -> list[StepOutput]:
         given = {
             "ids": np.asarray(ids, np.int32)[:, None],
             "positions": np.asarray(positions, np.int32)[:, None],
         }
+        if ends is not None:
+            given["ends"] = ends.astype(np.int32)[:, None]
         for arrays in self._held:
             arrays.update(given)
         embedding, *blocks, head = self._launches(self._shape(phase, len(ids)))
@@ -119,11 +138,10 @@ class KernelModel:
             self._run(block)
             self._progress(done, len(blocks))
         self._run(head)
-        logits = self._device.gather([np.asarray(arrays["logits"])[0] for arrays in self._held])
-        best = self._held[0]
-        return StepOutput(
-            np.concatenate(logits), np.asarray(best["values"])[0], np.asarray(best["tokens"])[0]
-        )
+        parts = self._device.gather([np.asarray(arrays["logits"]) for arrays in self._held])
+        logits = np.concatenate(parts, axis=1)
+        values, chosen = (np.asarray(self._held[0][name]) for name in ("values", "tokens"))
+        return [StepOutput(*rows) for rows in zip(logits, values, chosen)]
 
     def _list(self, shape: StepShape) -> list[list[_Bound]]:
         """The launches of a step, by the parts of the model, with what stays the same from step to step bound."""
@@ -132,8 +150,8 @@ class KernelModel:
         for launch in launches:
             if launch.refusal:
                 raise ModelError(f"{launch.kernel}: {launch.refusal}")
-            assert launch.repeat == 1, f"{launch.kernel}: {launch.repeat} launches for one sequence"
-        changing = {"ids", "positions", *(name for launch in launches for name in launch.results)}
+            assert launch.repeat == 1, f"{launch.kernel}: {launch.repeat} launches of other sequences"
+        changing = {"ids", "positions", "ends", *(name for launch in launches for name in launch.results)}
         return [[self._bind(launch, changing) for launch in part] for part in lists]
 
     def _bind(self, launch: Launch, changing: Collection[str]) -> _Bound:

@@ -9,6 +9,7 @@ stay float32.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from model.sampling import StepOutput
 
 
 class ReferenceModel:
-    """One sequence at a time, with a key/value cache; `dtype` is that of the activations: float32, bfloat16 or auto.
+    """Sequences one after another, each with its states; `dtype` is that of the activations: float32, bfloat16 or auto.
 
     Weights of two bytes are widened once, when it is made, if that takes at most `widened_bytes`, else at every use.
     Activations are rounded as on a device of `ranks` ranks.
@@ -38,24 +39,37 @@ class ReferenceModel:
         activations = activation_dtype(dtype, config, weights)
         self._decoder = compose(config)
         self._numpy = Arithmetic(StoredWeights(weights, activations), activations, widened_bytes, ranks)
-        self._states: States = {}
-        self._length = 0
+        self._sequences: list[_Sequence] = []
 
-    def prefill(self, ids: Sequence[int]) -> StepOutput:
-        """Start a sequence: what follows `ids`."""
-        self._states, self._length = {}, 0
-        return self._step(ids)
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
+        """Start a sequence with each prompt; says what follows each."""
+        self._sequences = [_Sequence({}, 0) for _ in prompts]
+        return [self._step(sequence, ids) for sequence, ids in zip(self._sequences, prompts)]
 
-    def decode(self, token: int, position: int) -> StepOutput:
-        """Append one token at `position`, which is the number of tokens before it."""
-        assert position == self._length, f"position {position} after {self._length} tokens"
-        return self._step([token])
+    def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
+        """Append a token to each sequence that has not ended, at the position that is its length."""
+        outputs = []
+        for sequence, token, position in zip(self._sequences, tokens, positions):
+            if token is None:
+                outputs.append(StepOutput())
+                continue
+            assert position == sequence.length, f"position {position} after {sequence.length} tokens"
+            outputs.append(self._step(sequence, [token]))
+        return outputs
 
-    def _step(self, ids: Sequence[int]) -> StepOutput:
-        span = Span(self._length, len(ids))
+    def _step(self, sequence: _Sequence, ids: Sequence[int]) -> StepOutput:
+        span = Span(sequence.length, len(ids))
         x = np.asarray(ids)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the sampler looks at the logits
             for layer in self._decoder.layers:
-                x = layer.reference(x, span, self._states, self._numpy)
-        self._length += len(ids)
+                x = layer.reference(x, span, sequence.states, self._numpy)
+        sequence.length += len(ids)
         return StepOutput(x[-1])
+
+
+@dataclass
+class _Sequence:
+    """The states of a sequence and how many tokens it has."""
+
+    states: States
+    length: int

@@ -17,7 +17,7 @@ from simulate.parts import Hanging, Part, table
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import Prediction
 
-SCHEMA = 1
+SCHEMA = 2
 _DIFFERENCES = 5  # tokens that are named
 _TOKEN = 24  # columns of a token's text
 
@@ -45,7 +45,7 @@ class Run:
     """The options of a run, as the report repeats them."""
 
     model: str
-    prompt: str
+    prompts: tuple[str, ...]
     backend: str
     target: str
     ranks: int
@@ -54,22 +54,26 @@ class Run:
     trace: str | None
 
 
-def summary(run: Run, generation: Generation, predictions: Sequence[TargetPrediction]) -> list[Part]:
+def summary(
+    run: Run, generations: Sequence[Generation], predictions: Sequence[TargetPrediction]
+) -> list[Part]:
     """The parts of the summary: tokens compared, predicted times, what the chip was busy with."""
-    if generation.tokens_compared:
-        counts = f"{generation.tokens_equal} of {generation.tokens_compared}"
+    differences = [each for generation in generations for each in generation.differences]
+    tokens_compared = sum(each.tokens_compared for each in generations)
+    if tokens_compared:
+        counts = f"{tokens_compared - len(differences)} of {tokens_compared}"
         compared = f"{counts} tokens equal to the numpy reference"
         if run.dtype != "float32":
             compared += f", both with {run.dtype} activations"
     else:
-        count = len(generation.generated_ids)
+        count = sum(len(each.generated_ids) for each in generations)
         noun = "token" if count == 1 else "tokens"
         compared = f"{count} {noun} by the numpy reference; nothing was compared or predicted"
-    out: list[Part] = [Hanging(compared), *_differences(generation.differences)]
-    if generation.differences and run.sampling.temperature > 0:
+    out: list[Part] = [Hanging(compared), *_differences(differences)]
+    if differences and run.sampling.temperature > 0:
         out.append("tokens are drawn at random; rounding moves the bounds between candidates")
     if predictions:
-        out += ["", *_times(predictions, run.ranks)]
+        out += ["", *_times(predictions, run.ranks, len(run.prompts))]
         out += _use(next(each for each in predictions if each.per_token.target == run.target))
     return out
 
@@ -98,15 +102,17 @@ def _quoted(text: str) -> str:
     return said if len(said) <= _TOKEN else said[: _TOKEN - 1] + "…"
 
 
-def _times(predictions: Sequence[TargetPrediction], ranks: int) -> list[Part]:
+def _times(predictions: Sequence[TargetPrediction], ranks: int, prompts: int) -> list[Part]:
     cores = "1 core" if ranks == 1 else f"{ranks} cores"
+    batch = "" if prompts == 1 else f" for {prompts} prompts"
+    first, each_token = ("first token", "per token") if prompts == 1 else ("first tokens", "per step")
     rows = [
         (each.per_token.target, _bracketed(each.first_token), _bracketed(each.per_token))
         for each in predictions
     ]
     return [
-        f"predicted on {cores}, in ms; in brackets dataflow..serial reading",
-        table("|first token|per token", rows, gap=4),
+        f"predicted on {cores}{batch}, in ms; in brackets dataflow..serial reading",
+        table(f"|{first}|{each_token}", rows, gap=4),
     ]
 
 
@@ -133,7 +139,9 @@ def _use(prediction: TargetPrediction) -> list[Part]:
     ]
 
 
-def document(run: Run, generation: Generation, predictions: Sequence[TargetPrediction]) -> dict[str, Any]:
+def document(
+    run: Run, generations: Sequence[Generation], predictions: Sequence[TargetPrediction]
+) -> dict[str, Any]:
     """The document of `--json`; its schema is in this folder's README."""
     return {
         "schema": SCHEMA,
@@ -143,7 +151,22 @@ def document(run: Run, generation: Generation, predictions: Sequence[TargetPredi
         "tp": run.ranks,
         "dtype": run.dtype,
         "sampling": asdict(run.sampling),
-        "prompt": run.prompt,
+        "generations": [_generation(*each) for each in zip(run.prompts, generations)],
+        "predictions": {
+            each.per_token.target: {
+                "first_token": _prediction(each.first_token),
+                "per_token": _prediction(each.per_token),
+            }
+            for each in predictions
+        },
+        "trace": run.trace,
+        "versions": {DISTRIBUTION: version(), "python": platform.python_version(), "numpy": np.__version__},
+    }
+
+
+def _generation(prompt: str, generation: Generation) -> dict[str, Any]:
+    return {
+        "prompt": prompt,
         "prompt_ids": list(generation.prompt_ids),
         "generated_ids": list(generation.generated_ids),
         "text": generation.text,
@@ -154,15 +177,6 @@ def document(run: Run, generation: Generation, predictions: Sequence[TargetPredi
             "tokens_equal": generation.tokens_equal,
             "differences": [asdict(each) for each in generation.differences],
         },
-        "predictions": {
-            each.per_token.target: {
-                "first_token": _prediction(each.first_token),
-                "per_token": _prediction(each.per_token),
-            }
-            for each in predictions
-        },
-        "trace": run.trace,
-        "versions": {DISTRIBUTION: version(), "python": platform.python_version(), "numpy": np.__version__},
     }
 
 

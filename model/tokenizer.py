@@ -42,15 +42,18 @@ class Tokenizer:
         self._inner.no_truncation()
         self._inner.no_padding()
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the special tokens that tokenizer.json adds."""
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """The ids of a text, with the special tokens that tokenizer.json adds unless `special_tokens` is False."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ModelError(
                 f"the prompt is not Unicode text: {error.reason} at character {error.start}"
             ) from None
-        ids: list[int] = self._tried(lambda: self._inner.encode(text).ids, "cannot encode the prompt")
+        ids: list[int] = self._tried(
+            lambda: self._inner.encode(text, add_special_tokens=special_tokens).ids,
+            "cannot encode the prompt",
+        )
         self._check(ids)
         return ids
 

@@ -156,14 +156,14 @@ class Attention:
         return q, k, v
 
     def _prefill(self, step: StepShape, q: Value, k: Value, v: Value) -> Launch:
-        tokens = step.tokens
+        tokens, of_each = step.tokens, step.tokens // step.sequences
         keys, values = self.states(step)
         moved = step.activations.itemsize * tokens * (2.0 * q.shape[1] + 4.0 * k.shape[1])
         return Launch(
             "attention_prefill",
             (q, k, v, keys, values, self.heads.head_dim**-0.5),
             ("o", keys.name, values.name),
-            LeastWork(2.0 * q.shape[1] * tokens * (tokens + 1), moved),
+            LeastWork(2.0 * q.shape[1] * tokens * (of_each + 1), moved),
             tokens,
             growth=Growth.square,
             refusal=self._refusal(step),

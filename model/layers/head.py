@@ -8,7 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import INT32, Axis, Launch, StepShape, Tensor, Value, Weight, product
+from model.layers.launch import (
+    INT32,
+    Axis,
+    Launch,
+    Phase,
+    StepShape,
+    Tensor,
+    Value,
+    Weight,
+    copied,
+    product,
+)
 from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import RmsNorm
 from model.layers.shard import VOCABULARY_PARALLEL, Shard, even_span
@@ -59,10 +70,21 @@ class Head(Stateless):
         return max(CANDIDATES, min(-(-wanted // CANDIDATES) * CANDIDATES, most))
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """The head for up to 128 sequences at a time."""
+        """The head for up to 128 sequences at a time, after the last row of each prompt was picked."""
         whole, rest = divmod(step.sequences, _ROWS)
         chunks = [(rows, repeat) for rows, repeat in ((_ROWS, whole), (rest, 1)) if rows and repeat]
-        return [self._launch(step, rows, repeat) for rows, repeat in chunks]
+        launches = [self._launch(step, rows, repeat) for rows, repeat in chunks]
+        if step.phase is Phase.prefill and step.sequences > 1:
+            return [self._ends(step), *launches]
+        return launches
+
+    def _ends(self, step: StepShape) -> Launch:
+        """The rows of x at `ends`, [sequences, 1] int32, which the embedding's kernel gathers."""
+        rows = step.sequences
+        x = Value("x", (step.tokens, self.hidden), step.activations)
+        picked = copied(Value("x", (rows, self.hidden), step.activations))
+        arguments = (Value("ends", (rows, 1), INT32), x, step.activations)
+        return Launch("embedding", arguments, ("x",), picked, rows, label="last rows")
 
     def _launch(self, step: StepShape, rows: int, repeat: int) -> Launch:
         x = Value("x", (step.tokens, self.hidden), step.activations).last(rows)

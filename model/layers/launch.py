@@ -27,7 +27,7 @@ class Axis(Enum):
 
 
 class Phase(Enum):
-    """The kinds of steps: the prompt of one sequence, or one more token of every sequence."""
+    """The kinds of steps: the prompts of all sequences, or one more token of every sequence."""
 
     prefill = "prefill"
     decode = "decode"
@@ -80,7 +80,7 @@ class Value:
     """An array that a launch reads or returns, on one rank, by its shape as the launch sees it.
 
     A step binds it by its name: weights, states and constants of a layer, activations, and what comes with the step
-    (`ids` and `positions`, [tokens, 1] int32).
+    (`ids` and `positions`, [tokens, 1] int32, and the rows where prompts end, `ends`, [sequences, 1] int32).
     """
 
     name: str

@@ -48,8 +48,8 @@ def kernel_model(
 
 
 def logits_of(model: Any, ids: Sequence[int], prompt: int) -> np.ndarray:
-    rows = [model.prefill(ids[:prompt]).logits]
-    rows += [model.decode(ids[place], place).logits for place in range(prompt, len(ids))]
+    rows = [model.prefill([ids[:prompt]])[0].logits]
+    rows += [model.decode([ids[place]], [place])[0].logits for place in range(prompt, len(ids))]
     return np.stack(rows)
 
 
@@ -57,10 +57,10 @@ def story(config: ModelConfig, weights: Weights, folder: Path, count: int) -> li
     """`count` tokens of running text: the greedy continuation in float32."""
     ids = Tokenizer(folder, config.vocab_size).encode("Once upon a time")
     model = ReferenceModel(config, weights)
-    step = model.prefill(ids)
+    step = model.prefill([ids])[0]
     while len(ids) < count:
         ids.append(int(np.argmax(step.logits)))
-        step = model.decode(ids[-1], len(ids) - 1)
+        step = model.decode([ids[-1]], [len(ids) - 1])[0]
     return ids[:count]
 
 
@@ -87,13 +87,13 @@ def test_products_of_another_library_round_there_too(write_model, monkeypatch) -
     pytest.importorskip("torch", reason="torch is the extra of speed")
     config, weights = load(write_model(hidden_size=64, intermediate_size=128, max_position_embeddings=256))
     ids = np.random.default_rng(5).integers(3, 300, 128).tolist()
-    wanted = ReferenceModel(config, weights, "bfloat16").prefill(ids).logits
-    cost = np.abs(ReferenceModel(config, weights).prefill(ids).logits - wanted).max()
+    wanted = ReferenceModel(config, weights, "bfloat16").prefill([ids])[0].logits
+    cost = np.abs(ReferenceModel(config, weights).prefill([ids])[0].logits - wanted).max()
     monkeypatch.setenv("NKW_SPEED", "torch")
     monkeypatch.setattr("simulate.replay.fusion.speed.relative_time", lambda: 0.5)  # on any processor
     device = cores(1)
     model = kernel_model(config, weights, device, 128)
-    eager, replayed = (model.prefill(ids).logits for _ in range(2))
+    eager, replayed = (model.prefill([ids])[0].logits for _ in range(2))
     assert device.replays.report.hits > 0
     for own in (eager, replayed):
         assert np.abs(own - wanted).max() <= 4 * cost
@@ -104,9 +104,11 @@ def test_prompts_of_more_keys_than_a_bank_holds(write_model, prompt) -> None:
     """512 keys lie in one bank; beyond, exponentials are rounded relative to the largest score so far."""
     config, weights = load(write_model(max_position_embeddings=1024))
     ids = np.random.default_rng(prompt).integers(3, 300, prompt).tolist()
-    wanted = ReferenceModel(config, weights, "bfloat16").prefill(ids).logits
-    cost = np.abs(ReferenceModel(config, weights).prefill(ids).logits - wanted).max()
-    difference = np.abs(kernel_model(config, weights, cores(1), prompt).prefill(ids).logits - wanted).max()
+    wanted = ReferenceModel(config, weights, "bfloat16").prefill([ids])[0].logits
+    cost = np.abs(ReferenceModel(config, weights).prefill([ids])[0].logits - wanted).max()
+    difference = np.abs(
+        kernel_model(config, weights, cores(1), prompt).prefill([ids])[0].logits - wanted
+    ).max()
     assert difference <= 4 * cost
 
 

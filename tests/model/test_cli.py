@@ -115,11 +115,12 @@ def test_simulated_run_is_checked_predicted_and_written(tiny, tmp_path, capsys) 
     assert json.loads(trace.read_text())["traceEvents"]
 
     document = json.loads(results.read_text())
-    assert document["schema"] == 1
-    assert (document["prompt"], document["prompt_ids"][0], len(document["prompt_ids"])) == ("ab", 1, 3)
-    assert len(document["generated_ids"]) == 4
-    assert document["stopped_by"] == "length"
-    assert document["checks"] == {
+    assert document["schema"] == 2
+    (done,) = document["generations"]
+    assert (done["prompt"], done["prompt_ids"][0], len(done["prompt_ids"])) == ("ab", 1, 3)
+    assert len(done["generated_ids"]) == 4
+    assert done["stopped_by"] == "length"
+    assert done["checks"] == {
         "reference": "numpy",
         "tokens_compared": 4,
         "tokens_equal": 4,
@@ -152,7 +153,7 @@ def test_both_backends_write_the_same_and_a_seed_repeats_it(tiny, tmp_path, caps
     for number, backend in enumerate(["numpy", "simulate", "numpy"]):
         path = tmp_path / f"{number}.json"
         assert main(["generate", "--model", tiny, "--backend", backend, *sampled, "--json", str(path)]) == 0
-        texts.append(json.loads(path.read_text())["generated_ids"])
+        texts.append(json.loads(path.read_text())["generations"][0]["generated_ids"])
     capsys.readouterr()
     assert texts[0] == texts[1] == texts[2]
 

@@ -56,8 +56,8 @@ def toy(monkeypatch, tmp_path, byte_tokenizer) -> Path:
 
 
 def logits_of(model) -> np.ndarray:
-    rows = [model.prefill(IDS[:PROMPT]).logits]
-    rows += [model.decode(IDS[place], place).logits for place in range(PROMPT, len(IDS))]
+    rows = [model.prefill([IDS[:PROMPT]])[0].logits]
+    rows += [model.decode([IDS[place]], [place])[0].logits for place in range(PROMPT, len(IDS))]
     return np.stack(rows)
 
 

@@ -14,6 +14,7 @@ from model.families import load_config
 from model.generate import Difference, Generation, StopReason, encode_prompt, generate, positions_needed
 from model.report import Run, document, summary
 from model.sampling import SamplingOptions, StepOutput
+from model.stop_strings import StopStrings
 from model.tokenizer import Tokenizer
 from simulate.parts import Part
 from simulate.terminal import rendered
@@ -28,13 +29,14 @@ class Script:
         self._tokens = list(tokens)
         self.calls: list[tuple[object, ...]] = []
 
-    def prefill(self, ids: Sequence[int]) -> StepOutput:
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
+        (ids,) = prompts
         self.calls.append(("prefill", *ids))
-        return self._next()
+        return [self._next()]
 
-    def decode(self, token: int, position: int) -> StepOutput:
-        self.calls.append((token, position))
-        return self._next()
+    def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
+        self.calls.append((*tokens, *positions))
+        return [self._next()]
 
     def _next(self) -> StepOutput:
         logits = np.zeros(300, np.float32)
@@ -53,7 +55,8 @@ def run(
     model: tuple[Tokenizer, ModelConfig], backend: Script, prompt: str, new: int, **options
 ) -> Generation:
     tokenizer, config = model
-    return generate(backend, tokenizer, config, tokenizer.encode(prompt), new, GREEDY, **options)
+    (done,) = generate(backend, tokenizer, config, [tokenizer.encode(prompt)], new, GREEDY, **options)
+    return done
 
 
 def shown(parts: Sequence[Part]) -> list[str]:
@@ -98,14 +101,14 @@ def test_stops_where_the_context_ends(model, prompt_tokens, fits) -> None:
 def test_streams_whole_characters(model) -> None:
     pieces: list[str] = []
     story = ids_of(model, "é🙂!")
-    done = run(model, Script(story), "x", len(story), emit=pieces.append)
+    done = run(model, Script(story), "x", len(story), emit=lambda number, text: pieces.append(text))
     assert pieces == ["é", "🙂", "!"]
     assert done.text == "é🙂!"
 
 
 def test_unfinished_character_is_flushed_at_the_end(model) -> None:
     pieces: list[str] = []
-    run(model, Script(ids_of(model, "a🙂")), "x", 3, emit=pieces.append)
+    run(model, Script(ids_of(model, "a🙂")), "x", 3, emit=lambda number, text: pieces.append(text))
     assert pieces == ["a", "\N{REPLACEMENT CHARACTER}"]
 
 
@@ -141,10 +144,10 @@ def test_what_is_not_finite_has_no_distance() -> None:
 
 
 def test_the_report_names_the_first_tokens_that_differ_in_eighty_columns(model) -> None:
-    run_of = Run("m", "x", "simulate", "trn2", 1, "float32", GREEDY, None)
+    run_of = Run("m", ("x",), "simulate", "trn2", 1, "float32", GREEDY, None)
     story, other = ids_of(model, "abcdefgh"), ids_of(model, "aXcXXXXX")
     done = run(model, Script(story), "x", 8, reference=Script(other))
-    lines = shown(summary(run_of, done, []))
+    lines = shown(summary(run_of, [done], []))
     assert lines[:3] == [
         "2 of 8 tokens equal to the numpy reference",
         "token 2 is 'b', by the reference 'X'",
@@ -154,14 +157,14 @@ def test_the_report_names_the_first_tokens_that_differ_in_eighty_columns(model) 
     assert len(lines) == 1 + 2 * 5 + 1
     drawn = replace(run_of, sampling=SamplingOptions(temperature=1.0))
     said = "tokens are drawn at random; rounding moves the bounds between candidates"
-    assert shown(summary(drawn, done, [])) == [*lines, said]
-    assert said not in shown(summary(drawn, replace(done, differences=()), []))
+    assert shown(summary(drawn, [done], [])) == [*lines, said]
+    assert said not in shown(summary(drawn, [replace(done, differences=())], []))
     long = replace(done.differences[0], text="\x1b" * 200, reference_text="y" * 200, logits_apart=None)
-    lines = shown(summary(run_of, replace(done, differences=(long,)), []))
+    lines = shown(summary(run_of, [replace(done, differences=(long,))], []))
     assert lines[0].startswith("7 of 8")
     assert max(map(len, lines)) <= 80 and "\x1b" not in "".join(lines)
     assert lines[2] == "  their logits lie apart by 1 in the reference"
-    assert len(document(run_of, done, [])["checks"]["differences"]) == 6
+    assert len(document(run_of, [done], [])["generations"][0]["checks"]["differences"]) == 6
 
 
 def test_nothing_is_compared_without_a_reference(model) -> None:
@@ -194,3 +197,68 @@ def test_refuses_an_empty_prompt_unless_the_tokenizer_begins_one(model, byte_tok
 
 def test_positions_are_prompt_and_new_tokens_within_the_context(model) -> None:
     assert [positions_needed(5, new, model[1]) for new in (1, 10, 11, 12)] == [6, 15, 16, 16]
+
+
+def test_a_stop_string_ends_the_text_before_it(model) -> None:
+    pieces: list[str] = []
+    story = ids_of(model, "abXcXYZd")
+    options = {"stops": ["XYZ", "q"], "emit": lambda number, text: pieces.append(text)}
+    done = run(model, Script(story), "x", 8, **options)
+    assert (done.text, done.stopped_by) == ("abXc", StopReason.stop_string)
+    assert done.generated_ids == tuple(story[:7])
+    assert "".join(pieces) == "abXc"
+
+
+def test_what_only_begins_a_stop_string_is_given_out_at_the_end(model) -> None:
+    done = run(model, Script(ids_of(model, "abXY")), "x", 4, stops=["XYZ"])
+    assert (done.text, done.stopped_by) == ("abXY", StopReason.length)
+    ended = run(model, Script([*ids_of(model, "X"), 2]), "x", 4, stops=["XYZ"])
+    assert (ended.text, ended.stopped_by) == ("X", StopReason.end_token)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1, 1, 1), (2, 3, 2), (7,), (3, 4)])
+def test_the_first_stop_string_counts_however_the_text_is_cut(sizes) -> None:
+    text, at, given = "aabaabb", 0, ""
+    stops = StopStrings(["aabb", "abb"])
+    for size in sizes:
+        given += stops.push(text[at : at + size])
+        at += size
+    assert (given, stops.found) == ("aab", True)
+
+
+def test_refuses_an_empty_stop_string(model) -> None:
+    with pytest.raises(ModelError, match="a stop string is empty; every text begins with it"):
+        run(model, Script([]), "x", 1, stops=["a", ""])
+
+
+def test_each_prompt_of_a_batch_ends_by_itself_and_draws_as_alone(model) -> None:
+    """The logits depend on the token and its position only, so a sequence alone is a reference for one in a batch."""
+    tokenizer, config = model
+
+    class Drawn:
+        def __init__(self) -> None:
+            self.asked: list[Sequence[int | None]] = []
+
+        def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
+            return [self._of(ids[-1], len(ids) - 1) for ids in prompts]
+
+        def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
+            self.asked.append(tokens)
+            return [self._of(*each) for each in zip(tokens, positions)]
+
+        def _of(self, token: int | None, position: int) -> StepOutput:
+            if token is None:
+                return StepOutput()
+            logits = np.random.default_rng([token, position]).standard_normal(300).astype(np.float32)
+            return StepOutput(logits * 4)
+
+    prompts = [tokenizer.encode(text) for text in ("x", "a long one", "xyz", "12345678901234")]
+    sampling = SamplingOptions(temperature=1.0, seed=3)
+    backend = Drawn()
+    batch = generate(backend, tokenizer, config, prompts, 6, sampling, reference=Drawn())
+    assert batch == [
+        generate(Drawn(), tokenizer, config, [ids], 6, sampling, reference=Drawn())[0] for ids in prompts
+    ]
+    assert batch[3].stopped_by is StopReason.context
+    assert [None in tokens for tokens in backend.asked] == [True] * len(backend.asked)
+    assert all(each.differences == () and each.tokens_compared == len(each.generated_ids) for each in batch)

@@ -35,8 +35,8 @@ def load(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
 
 
 def logits_of(model, ids: list[int]) -> np.ndarray:
-    rows = [model.prefill(ids[:PROMPT]).logits]
-    rows += [model.decode(ids[place], place).logits for place in range(PROMPT, len(ids))]
+    rows = [model.prefill([ids[:PROMPT]])[0].logits]
+    rows += [model.decode([ids[place]], [place])[0].logits for place in range(PROMPT, len(ids))]
     return np.stack(rows)
 
 
@@ -63,7 +63,7 @@ def test_logits_equal_the_numpy_reference(write_model, simulated, changes, ranks
 def test_candidates_are_the_largest_logits_of_all_ranks(write_model, simulated, ranks) -> None:
     config, weights = load(write_model())
     model = KernelModel(config, shard_weights(config, weights, ranks), simulated("trn1", ranks), 128, 12)
-    step = model.prefill(IDS)
+    step = model.prefill([IDS])[0]
     order = np.argsort(-step.logits, kind="stable")[:16]
     assert step.ids.tolist() == order.tolist()
     assert np.array_equal(step.values, step.logits[order])
@@ -75,7 +75,9 @@ def test_stories260k_tells_the_references_story(stories260k, simulated, ranks) -
     tokenizer = Tokenizer(stories260k, config.vocab_size)
     ids = tokenizer.encode("Once upon a time")
     model = KernelModel(config, shard_weights(config, weights, ranks), simulated("trn1", ranks), 128)
-    done = generate(model, tokenizer, config, ids, 12, SamplingOptions(), ReferenceModel(config, weights))
+    (done,) = generate(
+        model, tokenizer, config, [ids], 12, SamplingOptions(), ReferenceModel(config, weights)
+    )
     assert (done.tokens_compared, done.tokens_equal) == (12, 12)
 
 
@@ -84,9 +86,9 @@ def test_a_pass_is_predicted_without_computing(write_model, target) -> None:
     config, weights = load(write_model())
     device = DryDevice(target, 2)
     model = KernelModel(config, shard_weights(config, weights, 2), device, 128)
-    assert not model.prefill(IDS).logits.any()
+    assert not model.prefill([IDS])[0].logits.any()
     prompt = device.take_pass()
-    model.decode(5, len(IDS))
+    model.decode([5], [len(IDS)])
     token = device.take_pass()
     for done, attention in (
         (prompt, ["qkv_projection", "attention_prefill", "output_projection"]),
@@ -108,7 +110,7 @@ def test_a_pass_is_predicted_without_computing(write_model, target) -> None:
 def test_equal_launches_are_planned_once(write_model) -> None:
     config, weights = load(write_model(num_hidden_layers=3))
     device = DryDevice("trn1", 1)
-    KernelModel(config, shard_weights(config, weights, 1), device, 128).prefill(IDS)
+    KernelModel(config, shard_weights(config, weights, 1), device, 128).prefill([IDS])
     done = device.take_pass()
     assert len(done.launches) == 2 + 4 * 3
     # embedding, lm_head, and of each layer the projection, attention, output, mlp
@@ -120,7 +122,7 @@ def test_time_of_a_pass_is_the_sum_of_its_kernels_and_one_start(write_model) -> 
     for layers in (1, 2, 3):
         config, weights = load(write_model(name=f"layers{layers}", num_hidden_layers=layers))
         device = DryDevice("trn1", 1)
-        KernelModel(config, shard_weights(config, weights, 1), device, 128).prefill(IDS)
+        KernelModel(config, shard_weights(config, weights, 1), device, 128).prefill([IDS])
         lengths.append(device.take_pass().prediction().program_ns)
     rounding = 3 * 20 * np.spacing(lengths[2])  # three sums of at most 20 kernels
     assert abs((lengths[2] - lengths[1]) - (lengths[1] - lengths[0])) <= rounding
@@ -131,9 +133,9 @@ def test_trace_holds_every_kernel_of_both_passes(write_model, tmp_path) -> None:
     config, weights = load(write_model())
     device = DryDevice("trn1", 1)
     model = KernelModel(config, shard_weights(config, weights, 1), device, 128)
-    model.prefill(IDS)
+    model.prefill([IDS])
     prompt = device.take_pass()
-    model.decode(5, len(IDS))
+    model.decode([5], [len(IDS)])
     write_passes(tmp_path / "trace.json", [("prompt", prompt), ("token", device.take_pass())])
     text = (tmp_path / "trace.json").read_text()
     assert json.loads(text)["traceEvents"]
@@ -152,7 +154,7 @@ def test_what_a_kernel_refuses_is_one_line_that_names_it(write_model) -> None:
     with pytest.raises(
         ModelError, match="attention_prefill takes head sizes up to 128, and even ones up to 256, not 258"
     ):
-        model.prefill(IDS)
+        model.prefill([IDS])
 
 
 def test_refuses_an_unknown_target() -> None:
@@ -166,8 +168,8 @@ def test_weights_do_not_outlive_their_model(write_model) -> None:
     shards = shard_weights(config, weights, 1)
     held = weakref.ref(shards[0].arrays["layers.0.attention.w_qkv"])
     model = KernelModel(config, shards, SimulatedDevice("trn1", 1), 128)
-    model.prefill(IDS)
-    model.prefill(IDS)
+    model.prefill([IDS])
+    model.prefill([IDS])
     del shards, model
     gc.collect()
     assert held() is None

@@ -62,8 +62,8 @@ def test_a_device_is_given_the_list_in_its_order_shapes_and_dtypes(
     write_model, changes, ranks, dtype
 ) -> None:
     case = loaded(write_model(**changes), ranks, dtype)
-    case.model.prefill(list(range(3, 3 + PROMPT)))
-    case.model.decode(5, PROMPT)
+    case.model.prefill([list(range(3, 3 + PROMPT))])
+    case.model.decode([5], [PROMPT])
     listed = [*case.launches[Phase.prefill], *case.launches[Phase.decode]]
     assert [kernel for kernel, _, _ in case.device.calls] == [launch.kernel for launch in listed]
     for launch, (_, arguments, outputs) in zip(listed, case.device.calls):

@@ -59,8 +59,8 @@ def test_a_plan_takes_the_time_that_generating_takes(write_model, target, ranks,
     kernels = KernelModel(config, weights, device, bucket_length(64, 64))
     plan = predictor(load_model(folder), target, ranks, dtype=dtype)
     for run, done in (
-        (lambda: kernels.prefill(list(range(16))), plan.first_token(16)),
-        (lambda: kernels.decode(5, 16), plan.step(1)),
+        (lambda: kernels.prefill([list(range(16))]), plan.first_token(16)),
+        (lambda: kernels.decode([5], [16]), plan.step(1)),
     ):
         run()
         launched = device.take_pass()

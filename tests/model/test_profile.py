@@ -24,9 +24,9 @@ def passes(folder, ranks: int = 1) -> list[tuple[str, Pass]]:
     device = DryDevice("trn2", ranks)
     weights = shard_weights(config, open_checkpoint(folder, config), ranks)
     model = KernelModel(config, weights, device, 64, progress=device.layer_done)
-    model.prefill([1, 2, 3])
+    model.prefill([[1, 2, 3]])
     prompt = device.take_pass()
-    model.decode(5, 3)
+    model.decode([5], [3])
     return [("prompt", prompt), ("token", device.take_pass())]
 
 

@@ -50,8 +50,8 @@ def reference(folder: Path) -> ReferenceModel:
 
 def stepwise_logits(model: ReferenceModel, ids: list[int], prompt: int) -> np.ndarray:
     """Logits after the prompt and after every later token, computed with the cache."""
-    rows = [model.prefill(ids[:prompt]).logits]
-    rows += [model.decode(ids[place], place).logits for place in range(prompt, len(ids))]
+    rows = [model.prefill([ids[:prompt]])[0].logits]
+    rows += [model.decode([ids[place]], [place])[0].logits for place in range(prompt, len(ids))]
     return np.stack(rows)
 
 
@@ -87,10 +87,10 @@ def test_prefill_and_decode_agree(write_model) -> None:
 
 def test_a_new_prompt_starts_over(write_model) -> None:
     model = reference(write_model())
-    first = model.prefill([5, 6, 7]).logits
-    model.decode(8, 3)
-    model.prefill([9] * 12)
-    assert np.array_equal(model.prefill([5, 6, 7]).logits, first)
+    first = model.prefill([[5, 6, 7]])[0].logits
+    model.decode([8], [3])
+    model.prefill([[9] * 12])
+    assert np.array_equal(model.prefill([[5, 6, 7]])[0].logits, first)
 
 
 def test_later_tokens_do_not_change_earlier_logits(write_model) -> None:
@@ -102,12 +102,12 @@ def test_later_tokens_do_not_change_earlier_logits(write_model) -> None:
 
 def test_sharded_checkpoint_gives_the_same_model(write_model, transformers_llama) -> None:
     folder = write_model()
-    wanted = reference(folder).prefill([4, 5, 6]).logits
+    wanted = reference(folder).prefill([[4, 5, 6]])[0].logits
     oracle = transformers_llama.LlamaForCausalLM.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
     oracle.save_pretrained(folder, max_shard_size="20KB")
     assert (folder / "model.safetensors.index.json").is_file()
-    assert np.array_equal(reference(folder).prefill([4, 5, 6]).logits, wanted)
+    assert np.array_equal(reference(folder).prefill([[4, 5, 6]])[0].logits, wanted)
 
 
 @cache
@@ -124,7 +124,7 @@ def greedy_agrees(folder: Path, prompt: str) -> None:
     config = load_config(folder)
     tokenizer = Tokenizer(folder, config.vocab_size)
     ids = tokenizer.encode(prompt)
-    done = generate(reference(folder), tokenizer, config, ids, NEW_TOKENS, SamplingOptions())
+    (done,) = generate(reference(folder), tokenizer, config, [ids], NEW_TOKENS, SamplingOptions())
     with torch.no_grad():
         wanted = oracle_of(folder).generate(
             torch.tensor([ids]),
@@ -154,5 +154,5 @@ def test_weights_widened_at_every_use_give_the_same_logits(write_model) -> None:
         ReferenceModel(config, open_checkpoint(folder, config), widened_bytes=limit) for limit in (2**30, 0)
     )
     for model in (kept, used):
-        model.prefill([1, 2, 3])
-    assert kept.decode(4, 3).logits.tobytes() == used.decode(4, 3).logits.tobytes()
+        model.prefill([[1, 2, 3]])
+    assert kept.decode([4], [3])[0].logits.tobytes() == used.decode([4], [3])[0].logits.tobytes()

@@ -48,8 +48,8 @@ def check_story(folder: Path, prompt: str, device: SimulatedDevice, tokens: int 
     config, weights, tokenizer = loaded(folder)
     ids = tokenizer.encode(prompt)
     model = kernel_model(folder, device, len(ids) + tokens)
-    own = generate(model, tokenizer, config, ids, tokens, SamplingOptions())
-    plain = generate(ReferenceModel(config, weights), tokenizer, config, ids, tokens, SamplingOptions())
+    (own,) = generate(model, tokenizer, config, [ids], tokens, SamplingOptions())
+    (plain,) = generate(ReferenceModel(config, weights), tokenizer, config, [ids], tokens, SamplingOptions())
     assert own.generated_ids == plain.generated_ids
     assert own.text == plain.text
 
@@ -88,10 +88,10 @@ def story_ids(folder: Path, count: int) -> list[int]:
     config, weights, tokenizer = loaded(folder)
     model = ReferenceModel(config, weights)
     ids = tokenizer.encode(PROMPTS[0])
-    step = model.prefill(ids)
+    step = model.prefill([ids])[0]
     while len(ids) < count:
         ids.append(int(np.argmax(step.logits)))
-        step = model.decode(ids[-1], len(ids) - 1)
+        step = model.decode([ids[-1]], [len(ids) - 1])[0]
     return ids[:count]
 
 
@@ -106,15 +106,15 @@ def test_prefill_and_one_step_equal_a_longer_prefill(
     """
     config, weights, _ = loaded(default_model)
     ids = story_ids(default_model, prompt_tokens + 1)
-    plain = ReferenceModel(config, weights).prefill(ids).logits
+    plain = ReferenceModel(config, weights).prefill([ids])[0].logits
     others = [
-        ReferenceModel(config, reordered(config, weights, seed)).prefill(ids).logits for seed in range(8)
+        ReferenceModel(config, reordered(config, weights, seed)).prefill([ids])[0].logits for seed in range(8)
     ]
     bound = 4 * max(float(np.abs(other - plain).max()) for other in others)
 
     model = kernel_model(default_model, simulated("trn1", 1), prompt_tokens + 1)
-    model.prefill(ids[:-1])
-    stepped = model.decode(ids[-1], prompt_tokens).logits
-    whole = kernel_model(default_model, simulated("trn1", 1), prompt_tokens + 1).prefill(ids).logits
+    model.prefill([ids[:-1]])
+    stepped = model.decode([ids[-1]], [prompt_tokens])[0].logits
+    whole = kernel_model(default_model, simulated("trn1", 1), prompt_tokens + 1).prefill([ids])[0].logits
     assert np.abs(stepped - whole).max() <= bound
     assert np.abs(whole - plain).max() <= bound
