@@ -22,6 +22,7 @@ import safetensors
 from model.config import ModelConfig, read_json
 from model.errors import ModelError
 from model.families import compose
+from model.folder import check_inside
 from simulate.files import opened
 
 SINGLE = "model.safetensors"
@@ -70,7 +71,8 @@ def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
     """Map a folder's weights and hold them against the config.
 
     Raises ModelError for a missing file, for one that the safetensors library refuses, an index that does not agree
-    with its shards, a tensor that is missing, surplus or of another shape or dtype. `lm_head.weight` may be absent, or
+    with its shards, a tensor that is missing, surplus or of another shape or dtype, and a
+    shard that is a link out of the folder. `lm_head.weight` may be absent, or
     present and ignored, where the embedding is tied.
     """
     folder = Path(folder)
@@ -124,6 +126,7 @@ def _shards(index: Path, maps: dict[Path, mmap.mmap]) -> dict[str, _Stored]:
             raise _error(f"{index}: weight_map names {file!r}, which is not a file of the same folder")
         if not os.path.lexists(folder / file):
             raise _error(f"{index}: weight_map names {file}, which is missing")
+        check_inside(folder / file)
         inside, maps[folder / file] = _tensors_of(folder / file)
         for name, tensor in inside.items():
             if where.get(name) != file:

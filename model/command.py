@@ -14,7 +14,8 @@ from model.cache import bucket_length
 from model.checkpoint import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError
-from model.families import load_config, model_files
+from model.families import load_config
+from model.folder import model_files
 from model.generate import Backend, Generation, generate, positions_needed
 from model.kernel_model import Device, KernelModel
 from model.precision import activation_dtype

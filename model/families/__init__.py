@@ -12,28 +12,27 @@ from pathlib import Path
 from model.config import Fields, ModelConfig
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read
+from model.folder import check_inside, config_file, model_files
 from model.layers import unsupported
 
 _CODE = "NKW-MODEL-CONFIG"
-_FILES = (
-    "generation_config.json tokenizer.json tokenizer_config.json special_tokens_map.json "
-    "model.safetensors.index.json"
-).split()
 
-__all__ = ["FAMILIES", "compose", "load_config", "model_files", "read_config"]
+__all__ = ["FAMILIES", "compose", "load_config", "read_config"]
 
 
 def load_config(folder: Path | str) -> ModelConfig:
     """Read a model folder's config.json, and the end tokens of generation_config.json if it is there.
 
-    Raises ModelError for a missing or damaged file, an unknown architecture, and a field that is missing, of the
-    wrong type, or describes a model this package does not compute.
+    Raises ModelError for a missing or damaged file, one that is a link out of the folder, an unknown architecture, and
+    a field that is missing, of the wrong type, or describes a model this package does not compute.
     """
     folder = Path(folder)
     if not os.path.isdir(folder):
         raise ModelError(
             f"{folder} is not a folder; a model is a Hugging Face folder with config.json in it", _CODE
         )
+    for file in model_files(folder):
+        check_inside(file)
     fields = Fields(folder / "config.json")
     config = read(_model_type(fields), fields)
     if config.refusals:
@@ -50,17 +49,6 @@ def load_config(folder: Path | str) -> ModelConfig:
         bos_token_id=next(iter(starts_in.token_ids("bos_token_id", config.vocab_size)), None),
         eos_token_ids=ends_in.token_ids("eos_token_id", config.vocab_size),
     )
-
-
-def config_file(path: Path) -> Path:
-    """The config.json that a path names itself, or by its folder."""
-    return path / "config.json" if os.path.isdir(path) else path
-
-
-def model_files(path: Path) -> list[Path]:
-    """A config.json, or that of a folder, and the files beside it that belong to a model: no output replaces them."""
-    config = config_file(path)
-    return [config, *(config.with_name(name) for name in _FILES), *config.parent.glob("*.safetensors")]
 
 
 def read_config(path: Path) -> ModelConfig:

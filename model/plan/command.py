@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from model.families import model_files
+from model.folder import model_files
 from model.plan.document import document
 from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan

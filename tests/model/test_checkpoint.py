@@ -232,9 +232,9 @@ def test_refuses_a_file_of_another_format(write_model) -> None:
 @pytest.mark.parametrize("file", [FILE, "model.safetensors.index.json"])
 def test_refuses_what_is_no_regular_file(write_model, file) -> None:
     folder = write_model()
-    for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)):
+    for make in (os.mkfifo, os.mkdir):
         path = folder / file
-        if path.is_dir() and not path.is_symlink():
+        if path.is_dir():
             path.rmdir()
         else:
             path.unlink(missing_ok=True)

@@ -208,7 +208,7 @@ def test_refuses_what_is_no_regular_file(write_model, name) -> None:
         load_config(folder)
     (folder / name).unlink()
     (folder / name).symlink_to("/dev/zero")
-    with pytest.raises(ModelError, match=f"{name} cannot be read: it is not a regular file"):
+    with pytest.raises(ModelError, match=f"{name} is a link out of the model's folder"):
         load_config(folder)
 
 
