@@ -192,6 +192,13 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="tensor-parallel ranks, one core each (default: %(default)s)",
     )
     parser.add_argument(
+        "--dp",
+        metavar="N",
+        type=count,
+        default=1,
+        help="groups of such ranks, which share the prompts (default: %(default)s)",
+    )
+    parser.add_argument(
         "--backend",
         metavar="NAME",
         choices=BACKENDS,

@@ -18,6 +18,7 @@ from model.families import load_config
 from model.folder import model_files
 from model.generate import Backend, Generation, generate, positions_needed
 from model.kernel_model import Device, KernelModel
+from model.mesh import Mesh
 from model.precision import activation_dtype
 from model.profile import parts as profile_parts
 from model.prompts import encoded, read_prompts, sampling_options
@@ -34,6 +35,8 @@ if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import Pass
 
 Progress = Callable[[int, int], None]
+MOST_RANKS = 32
+"""Of one run: they compute in turn, in one process or in one each."""
 COMPARED_TARGETS = ("trn1", "inf2", "trn2")
 
 
@@ -47,7 +50,7 @@ def generate_command(options: argparse.Namespace) -> int:
         if getattr(options, option) and options.backend != "simulate":
             raise ModelError(f"--{option} needs the simulate backend; {options.backend} predicts no timeline")
     config = load_config(options.model)
-    check_ranks(config, options.tp)
+    mesh = _mesh(options, config)
     sampling = sampling_options(options)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     prompts = read_prompts(options)
@@ -57,7 +60,7 @@ def generate_command(options: argparse.Namespace) -> int:
     outputs = Outputs(lambda: [*model_files(options.model), *weights.files, *given])
     trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
     page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
-    job = _Job(options, config, weights, prompts, ids, sampling)
+    job = _Job(options, config, weights, prompts, ids, sampling, mesh)
     with json_document(options.json, outputs, "generate", "NKW-GENERATE-FILE") as contents:
         contents.update(_reported(job, tokenizer, trace, page))
     return 0
@@ -74,7 +77,7 @@ def _reported(
         prompts=tuple(job.prompts),
         backend=options.backend,
         target=options.target,
-        ranks=options.tp,
+        mesh=job.mesh,
         dtype=activation_dtype(options.dtype, job.config, job.weights).name,
         sampling=job.sampling,
         trace=None if trace is None else str(options.trace),
@@ -107,15 +110,26 @@ def _rank() -> int | None:
 def _follow(options: argparse.Namespace) -> int:
     """Take part in a generation as a rank that prints and writes nothing; rank 0 does."""
     config = load_config(options.model)
-    check_ranks(config, options.tp)
+    mesh = _mesh(options, config)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     prompts = read_prompts(options)
     ids = encoded(prompts, options, tokenizer, config)
     weights = open_checkpoint(options.model, config)
-    job = _Job(options, config, weights, prompts, ids, sampling_options(options))
+    job = _Job(options, config, weights, prompts, ids, sampling_options(options), mesh)
     backend = job.backend(lambda done, layers: None)
     generate(backend, tokenizer, config, ids, options.max_new_tokens, job.sampling, stops=options.stop)
     return 0
+
+
+def _mesh(options: argparse.Namespace, config: ModelConfig) -> Mesh:
+    """The mesh of `--tp` and `--dp`; ModelError where it has too many ranks, or where they cannot share the model."""
+    mesh = Mesh(options.tp, options.dp)
+    if mesh.ranks > MOST_RANKS:
+        raise ModelError(
+            f"{options.dp} groups of {options.tp} ranks are {mesh.ranks} ranks; one run takes {MOST_RANKS}"
+        )
+    check_ranks(config, options.tp)
+    return mesh
 
 
 class _Job:
@@ -129,7 +143,9 @@ class _Job:
         prompts: list[str],
         prompt_ids: list[list[int]],
         sampling: SamplingOptions,
+        mesh: Mesh,
     ) -> None:
+        self.mesh = mesh
         self.options = options
         self.config = config
         self.weights = weights
@@ -144,7 +160,8 @@ class _Job:
     def _own_shards(self) -> tuple[RankWeights, ...]:
         """The weights of the ranks in this process."""
         rank = _rank()
-        own = range(self.options.tp) if rank is None else range(rank, rank + 1)
+        index = None if rank is None else self.mesh.shard(rank).rank
+        own = range(self.options.tp) if index is None else range(index, index + 1)
         return shard_weights(
             self.config, self.weights, self.options.tp, own, self.weights.let_go, self.options.dtype
         )
@@ -158,7 +175,7 @@ class _Job:
             processes = _rank() is not None
             device = SimulatedDevice(
                 options.target,
-                options.tp,
+                self.mesh.ranks,
                 processes=processes,
                 exact=options.exact,
                 verify=options.verify_replay,
@@ -168,7 +185,7 @@ class _Job:
         if options.backend == "neuron":
             from model.device.neuron import NeuronDevice
 
-            return self._model(NeuronDevice(options.tp), progress)
+            return self._model(NeuronDevice(self.mesh.ranks), progress)
         return self.reference()
 
     def reference(self) -> ReferenceModel:
@@ -194,6 +211,7 @@ class _Job:
             candidates,
             progress,
             len(self.prompt_ids),
+            self.mesh,
         )
 
 
@@ -245,7 +263,7 @@ def _predict(
     tokens_fed = [each.generated_ids[-1] for each in generations]
     predictions, chosen = [], []
     for target in progress(list(dict.fromkeys((*COMPARED_TARGETS, options.target))), "predictions"):
-        device = DryDevice(target, options.tp)
+        device = DryDevice(target, job.mesh.ranks)
         model = job.dry_model(device, device.layer_done)
         model.prefill(job.prompt_ids)
         prompt = device.take_pass()
@@ -278,7 +296,7 @@ def _write_timelines(
         write_passes(trace, [(name, done) for name, (_, done) in zip(("prompt", "token"), passes)])
     if page is not None:
         options = job.options
-        cores = "1 core" if options.tp == 1 else f"{options.tp} cores"
+        cores = "1 core" if job.mesh.ranks == 1 else f"{job.mesh.ranks} cores"
         write_page(page, f"{options.model.name} on {cores} of {options.target}", passes)
 
 

@@ -15,6 +15,7 @@ from model.errors import ModelError, check_memory
 from model.families import compose
 from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
 from model.layers.layer import Constant
+from model.mesh import Mesh
 from model.sampling import StepOutput
 from model.weights import RankWeights
 
@@ -30,10 +31,12 @@ class Device(Protocol):
 
     ranks: int
     own: range
-    replica_group: Any
 
     def dtype(self, name: str) -> Any:
         """A dtype as kernels take it for an argument, such as `nl.bfloat16`."""
+
+    def replica_group(self, groups: list[list[int]] | None) -> Any:
+        """The groups of a collective as kernels take them; None where each rank is alone."""
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Launch a kernel of `nki_kernels` with each own rank's arguments; returns each own rank's outputs."""
@@ -45,8 +48,9 @@ class Device(Protocol):
 class KernelModel:
     """A backend that computes the model with kernels on a device, for a batch of `sequences` sequences.
 
-    `cache_length` positions are held per layer and sequence; `candidates` is how many of the best tokens the sampler
-    wants picked out (lm_head picks a multiple of eight, and never more than a rank's part of the vocabulary holds).
+    `weights` are the shards of the ranks in this process, each once; the groups of `mesh` share them. `cache_length`
+    positions are held per layer and sequence; `candidates` is how many of the best tokens the sampler wants picked out
+    (lm_head picks a multiple of eight, and never more than a rank's part of the vocabulary holds).
     `progress` is called with the layers done, and their number, before the first and after each one.
     """
 
@@ -59,8 +63,11 @@ class KernelModel:
         candidates: int = 1,
         progress: Callable[[int, int], None] = lambda done, layers: None,
         sequences: int = 1,
+        mesh: Mesh | None = None,
     ) -> None:
-        assert len(weights) == len(device.own), f"weights for {len(weights)} ranks on {len(device.own)}"
+        self._mesh = mesh = mesh or Mesh(device.ranks)
+        shards = {each.shard: each for each in weights}
+        own = [shards[mesh.shard(rank)] for rank in device.own]
         self._decoder = compose(config)
         self._device = device
         self._cache_length = cache_length
@@ -68,26 +75,26 @@ class KernelModel:
         first = weights[0]
         self._shape = partial(
             StepShape,
-            sequences=sequences,
+            sequences=mesh.sequences_of_group(sequences),
             cache_length=cache_length,
             context=min(cache_length, config.context),
-            ranks=device.ranks,
+            ranks=mesh.tensor,
             activations=first.dtype,
             weights=first.arrays[next(iter(first.arrays))].dtype,
             candidates=candidates,
         )
         self._sequences = sequences
-        shape = self._shape(Phase.prefill, sequences)
+        shape = self._shape(Phase.prefill, mesh.sequences_of_group(sequences))
         makers: dict[str, Constant] = {}
         for layer in self._decoder.layers:
             for name, make in layer.constants(shape).items():
                 assert makers.setdefault(name, make) == make, f"two arrays are called {name}"
         self._states = [state for layer in self._decoder.layers for state in layer.states(shape)]
-        needed = len(weights) * sum(each.nbytes for each in self._states)
+        needed = len(own) * sum(each.nbytes for each in self._states)
         each = "" if sequences == 1 else f" for each of {sequences} sequences"
-        check_memory(needed, f"a cache of {cache_length:,} positions{each} on {len(weights)} ranks")
+        check_memory(needed, f"a cache of {cache_length:,} positions{each} on {len(own)} ranks")
         self._held: list[Arrays] = [
-            {**rank.arrays, **{name: make(rank.shard) for name, make in makers.items()}} for rank in weights
+            {**rank.arrays, **{name: make(rank.shard) for name, make in makers.items()}} for rank in own
         ]
         # Decode steps all have one shape; a prompt's is used once.
         self._launches = lru_cache(maxsize=2)(self._list)
@@ -103,45 +110,54 @@ class KernelModel:
         assert len(prompts) == self._sequences and min(map(len, prompts)) > 0
         assert longest <= self._cache_length, f"{longest} tokens, a cache of {self._cache_length}"
         self._reset()
-        ids = np.zeros((len(prompts), longest), np.int32)
+        rows = self._padded_sequences
+        ids = np.zeros((rows, longest), np.int32)
         for row, prompt in zip(ids, prompts):
             row[: len(prompt)] = prompt
-        ends = np.arange(len(prompts)) * longest + [len(prompt) - 1 for prompt in prompts]
-        positions = np.tile(np.arange(longest), len(prompts))
-        return self._step(Phase.prefill, ids.reshape(-1), positions, ends)
+        lengths = np.array([*map(len, prompts), *[1] * (rows - len(prompts))])
+        positions = np.tile(np.arange(longest), (rows, 1))
+        ends = np.arange(rows) % self._mesh.sequences_of_group(self._sequences) * longest + lengths - 1
+        return self._step(Phase.prefill, min(lengths) < longest, ids=ids, positions=positions, ends=ends)
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
         """Append a token to each sequence at its position; an ended one gets a token that nothing reads."""
         assert len(tokens) == len(positions) == self._sequences
         assert all(0 < each < self._cache_length for each in positions), f"{positions}, {self._cache_length}"
-        return self._step(Phase.decode, [each or 0 for each in tokens], np.array(positions))
+        none = self._padded_sequences - self._sequences
+        ids = np.array([*(each or 0 for each in tokens), *[0] * none])
+        return self._step(Phase.decode, ids=ids, positions=np.array([*positions, *[1] * none]))
 
-    def _step(
-        self,
-        phase: Phase,
-        ids: Sequence[int] | np.ndarray,
-        positions: np.ndarray,
-        ends: np.ndarray | None = None,
-    ) -> list[StepOutput]:
-        given = {
-            "ids": np.asarray(ids, np.int32)[:, None],
-            "positions": np.asarray(positions, np.int32)[:, None],
+    @property
+    def _padded_sequences(self) -> int:
+        """The sequences of all groups, those of no prompt included, where the groups do not divide the prompts."""
+        return self._mesh.data * self._mesh.sequences_of_group(self._sequences)
+
+    def _step(self, phase: Phase, padded: bool = False, **given: np.ndarray) -> list[StepOutput]:
+        """One step; `given` has a row for every sequence, group after group."""
+        by_group = {
+            name: each.astype(np.int32).reshape(self._mesh.data, -1, 1) for name, each in given.items()
         }
-        if ends is not None:
-            given["ends"] = ends.astype(np.int32)[:, None]
-        for arrays in self._held:
-            arrays.update(given)
-        embedding, *blocks, head = self._launches(self._shape(phase, len(ids)))
+        for rank, arrays in zip(self._device.own, self._held):
+            arrays.update({name: each[self._mesh.group_of(rank)] for name, each in by_group.items()})
+        shape = self._shape(phase, by_group["ids"].shape[1], padded=padded)
+        embedding, *blocks, head = self._launches(shape)
         self._run(embedding)
         self._progress(0, len(blocks))
         for done, block in enumerate(blocks, 1):
             self._run(block)
             self._progress(done, len(blocks))
         self._run(head)
-        parts = self._device.gather([np.asarray(arrays["logits"]) for arrays in self._held])
-        logits = np.concatenate(parts, axis=1)
-        values, chosen = (np.asarray(self._held[0][name]) for name in ("values", "tokens"))
-        return [StepOutput(*rows) for rows in zip(logits, values, chosen)]
+        logits, values, chosen = (
+            self._device.gather([np.asarray(arrays[name]) for arrays in self._held])
+            for name in ("logits", "values", "tokens")
+        )
+        outputs = []
+        for first in range(
+            0, self._mesh.ranks, self._mesh.tensor
+        ):  # all ranks of a group have its candidates
+            whole = np.concatenate(logits[first : first + self._mesh.tensor], axis=1)
+            outputs += [StepOutput(*rows) for rows in zip(whole, values[first], chosen[first])]
+        return outputs[: self._sequences]
 
     def _list(self, shape: StepShape) -> list[list[_Bound]]:
         """The launches of a step, by the parts of the model, with what stays the same from step to step bound."""
@@ -188,7 +204,7 @@ class KernelModel:
     def _bound(self, argument: Argument, arrays: Arrays) -> Any:
         if isinstance(argument, Value):
             return argument.of(arrays[argument.name])
-        return bound(argument, self._device)
+        return bound(argument, self._device, self._mesh)
 
 
 @dataclass(frozen=True)
@@ -205,10 +221,10 @@ class _Bound:
     later: list[tuple[int, str, Value | None]]
 
 
-def bound(argument: Argument, device: Device) -> Any:
+def bound(argument: Argument, device: Device, mesh: Mesh) -> Any:
     """An argument that is no array, as a device's kernels take it."""
     if isinstance(argument, Axis):
-        return device.replica_group
+        return device.replica_group(mesh.groups(argument))
     return device.dtype(argument.name) if isinstance(argument, np.dtype) else argument
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.generate import Difference, Generation
+from model.mesh import Mesh
 from model.sampling import SamplingOptions
 from model.version import DISTRIBUTION, version
 from simulate.parts import Hanging, Part, table
@@ -48,7 +49,7 @@ class Run:
     prompts: tuple[str, ...]
     backend: str
     target: str
-    ranks: int
+    mesh: Mesh
     dtype: str
     sampling: SamplingOptions
     trace: str | None
@@ -73,7 +74,7 @@ def summary(
     if differences and run.sampling.temperature > 0:
         out.append("tokens are drawn at random; rounding moves the bounds between candidates")
     if predictions:
-        out += ["", *_times(predictions, run.ranks, len(run.prompts))]
+        out += ["", *_times(predictions, run.mesh.ranks, len(run.prompts))]
         out += _use(next(each for each in predictions if each.per_token.target == run.target))
     return out
 
@@ -148,7 +149,8 @@ def document(
         "model": run.model,
         "backend": run.backend,
         "target": run.target,
-        "tp": run.ranks,
+        "tp": run.mesh.tensor,
+        "dp": run.mesh.data,
         "dtype": run.dtype,
         "sampling": asdict(run.sampling),
         "generations": [_generation(*each) for each in zip(run.prompts, generations)],

@@ -32,13 +32,13 @@ def nki_dtype(name: str) -> Any:
     return getattr(nki.language, name)
 
 
-def replica_group_of(ranks: int) -> Any:
-    """All ranks as one group of a collective; None for a single rank."""
-    if ranks == 1:
+def replica_group_of(groups: list[list[int]] | None) -> Any:
+    """The groups of a collective as kernels take them; None where each rank is alone."""
+    if groups is None:
         return None
     from nki.collectives import ReplicaGroup
 
-    return ReplicaGroup([list(range(ranks))])
+    return ReplicaGroup(groups)
 
 
 def checked(action: Callable[[], Any], kernel: str = "") -> Any:

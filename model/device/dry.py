@@ -60,7 +60,6 @@ class DryDevice:
         self.ranks = ranks
         self.own = range(1 if one_for_all else ranks)
         self._others = EqualRanks(ranks) if one_for_all and ranks > 1 else None
-        self.replica_group = replica_group_of(ranks)
         self._world = checked(lambda: simulate.World(target=target, ranks=ranks))
         self._launches: dict[tuple[Any, ...], TimedLaunch] = {}
         self._sequence: list[TimedLaunch] = []
@@ -69,6 +68,10 @@ class DryDevice:
     def dtype(self, name: str) -> Any:
         """A dtype as kernels take it for an argument."""
         return nki_dtype(name)
+
+    def replica_group(self, groups: list[list[int]] | None) -> Any:
+        """The groups of a collective as kernels take them."""
+        return replica_group_of(groups)
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Plan a kernel on all ranks; returns zeros of the shapes and dtypes that each rank would return."""

@@ -24,8 +24,6 @@ _REPOSITORY = "AWS Neuron's package repository"
 class NeuronDevice:
     """The NeuronCore that torch_xla sees."""
 
-    replica_group = None
-
     def __init__(self, ranks: int) -> None:
         missing = [] if neuron_package_installed() else ["nki"]
         missing += [name for name in ("torch", "torch_xla") if importlib.util.find_spec(name) is None]
@@ -43,6 +41,10 @@ class NeuronDevice:
     def dtype(self, name: str) -> Any:
         """A dtype as kernels take it for an argument."""
         return nki_dtype(name)
+
+    def replica_group(self, groups: list[list[int]] | None) -> None:
+        """None: the one rank meets no other."""
+        assert groups is None
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Launch a kernel on the core; numpy in, numpy out."""

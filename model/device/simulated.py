@@ -42,7 +42,6 @@ class SimulatedDevice:
         bind_simulator()
         self.ranks = ranks
         self._mode = simulate.Mode.replay if replay else simulate.Mode.eager
-        self.replica_group = replica_group_of(ranks)
         self._world = checked(
             lambda: simulate.World.of_processes(target) if processes else simulate.World(target, ranks)
         )
@@ -51,12 +50,17 @@ class SimulatedDevice:
         self.own = range(self._world.rank, self._world.rank + self._world.ranks)
         if self._world.size != ranks:
             raise ModelError(
-                f"torchrun started {self._world.size} processes for {ranks} ranks; --tp has to be equal"
+                f"torchrun started {self._world.size} processes for {ranks} ranks; "
+                "the product of --tp and --dp has to be equal"
             )
 
     def dtype(self, name: str) -> Any:
         """A dtype as kernels take it for an argument."""
         return nki_dtype(name)
+
+    def replica_group(self, groups: list[list[int]] | None) -> Any:
+        """The groups of a collective as kernels take them."""
+        return replica_group_of(groups)
 
     @property
     def replays(self) -> ReplayCache:

@@ -74,7 +74,7 @@ class Head(Stateless):
         whole, rest = divmod(step.sequences, _ROWS)
         chunks = [(rows, repeat) for rows, repeat in ((_ROWS, whole), (rest, 1)) if rows and repeat]
         launches = [self._launch(step, rows, repeat) for rows, repeat in chunks]
-        if step.phase is Phase.prefill and step.sequences > 1:
+        if step.phase is Phase.prefill and (step.sequences > 1 or step.padded):
             return [self._ends(step), *launches]
         return launches
 

@@ -46,6 +46,7 @@ class StepShape:
 
     A state has room for `cache_length` positions, of which a sequence fills at most `context`. `activations` is the
     dtype of activations and states, `weights` that of the weights. The head picks `candidates` of the likeliest tokens.
+    Prompts are `padded` where some of them, perhaps of another rank, is longer.
     """
 
     phase: Phase
@@ -57,6 +58,7 @@ class StepShape:
     activations: np.dtype
     weights: np.dtype
     candidates: int = 1
+    padded: bool = False
 
     def resized(self, rows: int) -> StepShape:
         """This step with `rows` tokens of the prompt, or `rows` sequences."""

@@ -20,6 +20,7 @@ import numpy as np
 from model.device import DryDevice
 from model.kernel_model import Device, bound
 from model.layers.launch import Argument, Launch, Value
+from model.mesh import Mesh
 
 Sized = Callable[[int], Launch]
 """A launch by the rows of its step."""
@@ -100,7 +101,7 @@ def stand_in(argument: Argument, device: Device) -> Any:
     """An argument for a dry run, which looks at shapes and dtypes only: one element seen as many."""
     if isinstance(argument, Value):
         return np.broadcast_to(np.zeros((), argument.dtype), argument.shape)
-    return bound(argument, device)
+    return bound(argument, device, Mesh(device.ranks))
 
 
 def continued(time: Callable[[int], Time], size: int, order: int) -> Time:

@@ -12,6 +12,7 @@ from model.config import ModelConfig
 from model.errors import ModelError
 from model.families import load_config
 from model.generate import Difference, Generation, StopReason, encode_prompt, generate, positions_needed
+from model.mesh import Mesh
 from model.report import Run, document, summary
 from model.sampling import SamplingOptions, StepOutput
 from model.stop_strings import StopStrings
@@ -144,7 +145,7 @@ def test_what_is_not_finite_has_no_distance() -> None:
 
 
 def test_the_report_names_the_first_tokens_that_differ_in_eighty_columns(model) -> None:
-    run_of = Run("m", ("x",), "simulate", "trn2", 1, "float32", GREEDY, None)
+    run_of = Run("m", ("x",), "simulate", "trn2", Mesh(), "float32", GREEDY, None)
     story, other = ids_of(model, "abcdefgh"), ids_of(model, "aXcXXXXX")
     done = run(model, Script(story), "x", 8, reference=Script(other))
     lines = shown(summary(run_of, [done], []))

@@ -17,7 +17,7 @@ from model.kernel_model import KernelModel
 from model.reference import ReferenceModel
 from model.weights import shard_weights
 from tests.model.test_cli import refused
-from tests.model.test_kernel_model import load, noise
+from tests.model.test_kernel_model import IDS, load, logits_of, noise
 
 TEMPLATE = (
     "{{ bos_token }}{% for each in messages %}<{{ each.role }}>{{ each.content }}{% endfor %}"
@@ -50,7 +50,7 @@ def test_a_batch_of_prompts_has_the_logits_of_each_alone(write_model, simulated,
     shards = shard_weights(config, weights, ranks)
     batch = KernelModel(config, shards, simulated("trn1", ranks), 128, sequences=3)
     reference = ReferenceModel(config, weights)
-    bound = 4 * noise(config, weights, np.zeros(()))  # as in test_kernel_model, of logits of the same size
+    bound = 4 * noise(config, weights, logits_of(reference, IDS))  # as in test_kernel_model
     steps = [(batch.prefill(prompts), reference.prefill(prompts))]
     lengths = [len(each) for each in prompts]
     for number, tokens in enumerate(following):
