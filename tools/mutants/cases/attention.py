@@ -1,0 +1,179 @@
+"""Cases of attention: decode, the block around it, and prefill."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.kernels.accuracy import normal
+from tools.mutants.cases.case import BF16, EPS, Case, by_reference
+
+
+def _caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    return normal(8, 1, heads, depth, positions, dtype=dtype), normal(
+        9, 1, heads, positions, depth, dtype=dtype
+    )
+
+
+def prompt(
+    tokens: int, heads: int, kv_heads: int, depth: int, dtype: Any = np.float32
+) -> tuple[np.ndarray, ...]:
+    """Queries, keys and values of some tokens."""
+    widths = heads * depth, kv_heads * depth, kv_heads * depth
+    return tuple(normal(seed, tokens, width, dtype=dtype) for seed, width in enumerate(widths, 1))
+
+
+def _step(
+    target: str,
+    firsts: list[int],
+    heads: int,
+    kv: int,
+    depth: int,
+    positions: int,
+    dtype: Any,
+    cache: Any,
+    new: int = 1,
+    rotated: int = 0,
+) -> Case:
+    stored = [np.concatenate([each] * len(firsts)) for each in _caches(kv, depth, positions, cache)]
+    for sequence, first in enumerate(firsts):
+        # What no mask but an infinite or a very low one can hide; of rotated keys the reference has not the bytes.
+        stored[0][sequence, :, :, first:] = 50 if rotated else 3e10
+        stored[1][sequence, :, first:] = -50 if rotated else np.nan
+    places = (np.array(firsts)[:, None] + np.arange(new)).reshape(-1, 1).astype(np.int32)
+    tables = [normal(seed, positions, rotated) for seed in (6, 7)] if rotated else [None, None]
+    norms = [normal(seed, 1, depth) for seed in (4, 5)] if rotated else [None, None]
+    given = *prompt(len(places), heads, kv, depth, dtype), *stored, places, depth**-0.5, kv
+    return by_reference("attention_decode", target, *given, *tables, *norms, EPS, copies=not rotated)
+
+
+def _step_with(target: str, dtype: Any, block: int, *choices: Any, kv: int = 2, new: int = 2) -> Case:
+    """Two sequences of 100 and 128 positions, in pages of `block` if that is not 0; window, cap, sinks."""
+    depth, held, count = 16, 256 // (block or 256), 2 * 256 // (block or 256) + 3
+    table = np.random.default_rng(3).permutation(count)[: 2 * held].reshape(2, held).astype(np.int32)
+    caches = normal(8, 2, kv, depth, 256, dtype=dtype), normal(9, 2, kv, 256, depth, dtype=dtype)
+    at = np.concatenate([start + np.arange(new) for start in (100, 128)])
+    slots = None
+    if block:
+        caches = tuple(normal(seed, count, block, kv, depth, dtype=dtype) for seed in (8, 9))
+        slots = (table[np.arange(2).repeat(new), at // block] * block + at % block)[:, None].astype(np.int32)
+    given = *prompt(2 * new, 4, kv, depth, dtype), *caches, at[:, None].astype(np.int32), depth**-0.5, kv
+    paged = (slots, table if block else None)
+    return by_reference("attention_decode", target, *given, *(None,) * 4, EPS, *paged, *choices)
+
+
+def _block(
+    target: str, firsts: list[int], heads: int, kv: int, depth: int, positions: int, dtype: Any
+) -> Case:
+    hidden, sequences = 130, len(firsts)
+    widths = heads * depth, kv * depth
+    stored = [np.concatenate([each] * sequences) for each in _caches(kv, depth, positions, dtype)]
+    tables = [normal(seed, positions, depth // 2) for seed in (6, 7)]
+    norms = [normal(seed, 1, depth, dtype=dtype) for seed in (4, 5)]
+    weights = (normal(11, hidden, widths[0] + 2 * widths[1]) / hidden**0.5).astype(dtype)
+    given = normal(10, sequences, hidden, dtype=dtype), normal(12, 1, hidden, dtype=dtype), weights
+    places = np.array(firsts, np.int32)[:, None]
+    output = (normal(13, widths[0], hidden) / widths[0] ** 0.5).astype(dtype)
+    rest = (*stored, places, depth**-0.5, output, kv, *tables, *norms)
+    return by_reference("attention_block_decode", target, *given, EPS, *widths, *rest, copies=False)
+
+
+def _decode() -> list[Case]:
+    return [
+        _step_with("trn2", np.float32, 16, None, None, None),
+        _step_with("trn2", np.float32, 2, None, None, None),
+        _step_with("trn2", BF16, 128, None, None, None),
+        _step_with("trn1", BF16, 16, 50, None, normal(6, 1, 4), kv=1),
+        _step_with("trn3", np.float32, 0, 70, 5.0, normal(6, 1, 4)),
+        _block("trn2", [60, 3], 4, 2, 32, 128, np.float32),
+        _block("trn1", [5, 0, 8], 4, 1, 16, 9, BF16),
+        _step("trn2", [60], 6, 3, 48, 128, np.float32, np.float32, rotated=20),
+        _step("trn1", [5, 0, 8], 4, 1, 16, 9, BF16, BF16, rotated=8),
+        _step("trn1", [100, 257], 6, 2, 16, 300, np.float32, BF16, new=3, rotated=8),
+        _step("trn2", [1001], 24, 1, 4, 2304, np.float32, np.float32, new=3),
+        _step("trn3", [7, 3, 60] * 6, 80, 40, 130, 128, BF16, BF16),
+    ]
+
+
+def _whole_prompt(
+    target: str, tokens: int, heads: int, kv: int, depth: int, positions: int, dtype: Any, cache: Any
+) -> Case:
+    given = *prompt(tokens, heads, kv, depth, dtype), *_caches(kv, depth, positions, cache)
+    return by_reference("attention_prefill", target, *given, depth**-0.5)
+
+
+def _climbing(target: str, tokens: int, first: float, step: float) -> Case:
+    """Scores that are whole numbers far from 0: exact in float32, and in nothing narrower."""
+    q, k, v = (
+        np.zeros((tokens, 8), np.float32),
+        np.zeros((tokens, 8), np.float32),
+        prompt(tokens, 1, 1, 8)[2],
+    )
+    q[:, 0], k[:, 0] = 1, first + step * np.arange(tokens)
+    return by_reference("attention_prefill", target, q, k, v, *_caches(1, 8, tokens), 1.0)
+
+
+def _last_key(tokens: int) -> tuple[np.ndarray, ...]:
+    """Only the last token may see its key, which a mask has to hide from all others."""
+    q, k, v = prompt(tokens, 1, 1, 8)
+    k[-1] *= 3e10
+    return q, k, v, *_caches(1, 8, tokens)
+
+
+def _continued(target: str, dtype: Any, *options: Any, tokens: int = 40, depth: int = 8) -> Case:
+    """Two sequences of 100 and 128 valid positions, or as many pages; options from `prefix` on."""
+    q, k, v = prompt(2 * tokens, 2, 1, depth, dtype)
+    positions = np.concatenate([start + np.arange(tokens) for start in (100, 128)]).astype(np.int32)
+    caches = normal(8, 2, 1, depth, 200, dtype=dtype), normal(9, 2, 1, 200, depth, dtype=dtype)
+    if options[1] is not None:
+        caches = (normal(8, 26, 16, 1, depth, dtype=dtype), normal(9, 26, 16, 1, depth, dtype=dtype))
+    given = q, k, v, *caches, depth**-0.5, None, positions[:, None], *options
+    return by_reference("attention_prefill", target, *given)
+
+
+def _prefill() -> list[Case]:
+    tables = np.random.default_rng(3).permutation(26).reshape(2, 13).astype(np.int32)
+    places = np.concatenate([start + np.arange(40) for start in (100, 128)])
+    slots = tables[np.arange(2).repeat(40), places // 16] * 16 + places % 16
+    paged = slots[:, None].astype(np.int32), tables
+    sinks = normal(6, 1, 2)
+    long_cache = normal(8, 2, 1, 128, 6300), normal(9, 2, 1, 6300, 128)
+    far = np.int32([[6200], [6100]])
+    q, k, v = prompt(1100, 1, 1, 8)
+    growing = np.linspace(0, 300, 1100, dtype=np.float32)[:, None]
+    steep = (np.abs(q), np.abs(k) * growing, v, *_caches(1, 8, 1100))
+    falling = (np.abs(q), np.abs(k) * growing[::-1], v, *_caches(1, 8, 1100))
+    return [
+        by_reference("attention_prefill", "trn2", *_last_key(20), 8**-0.5),
+        _climbing("trn2", 20, 100_003.0, 1.0),
+        _climbing("trn1", 20, 2.0**34, 2.0**20),
+        _whole_prompt("trn1", 128, 2, 1, 8, 128, np.float32, np.float32),
+        _whole_prompt("trn1", 512, 1, 1, 8, 512, np.float32, np.float32),
+        _whole_prompt("trn2", 513, 1, 1, 8, 513, np.float32, np.float32),
+        _whole_prompt("trn2", 129, 4, 2, 16, 130, np.float32, np.float32),
+        _whole_prompt("trn1", 20, 2, 2, 48, 24, BF16, BF16),
+        _whole_prompt("trn3", 600, 2, 1, 8, 768, np.float32, BF16),
+        by_reference("attention_prefill", "trn2", *steep, 8**-0.5),
+        by_reference("attention_prefill", "trn1", *falling, 8**-0.5),
+        _whole_prompt("trn2", 1300, 1, 1, 8, 1300, BF16, BF16),
+        by_reference(
+            "attention_prefill",
+            "trn2",
+            *prompt(1280, 1, 1, 8, BF16),
+            *_caches(1, 8, 1280, BF16),
+            0.3,
+            *(None, None, 0, None, None, 1024),
+        ),
+        _whole_prompt("trn1", 20, 2, 1, 130, 24, BF16, BF16),
+        _continued("trn2", np.float32, 128, None, None, 60),
+        _continued("trn2", np.float32, 130, None, None, None, 5.0, sinks),
+        _continued("trn1", BF16, 128, *paged),
+        _continued("trn2", np.float32, 128, None, None, None, None, None, False),
+        by_reference("attention_prefill", "trn2", *prompt(2, 1, 1, 128), *long_cache, 0.1, None, far, 6200),
+    ]
+
+
+def attention() -> list[Case]:
+    """A step and a prompt, contiguous and in pages, with every option."""
+    return [*_decode(), *_prefill()]

@@ -1,0 +1,67 @@
+"""One case of the mutants: a launch of a kernel on small inputs, with what it has to return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import nki_kernels
+from tests.kernels.accuracy import as_tuple, compare, copied, in_float64, normal
+
+BF16 = ml_dtypes.bfloat16
+EPS = 1e-5
+Outputs = Sequence[tuple[np.ndarray, ...]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch: a kernel, a chip, the arguments of every rank, and a judge of the outputs of every rank.
+
+    The judge raises AssertionError where numbers, shapes or dtypes are wrong. A case without one is dry: planned and
+    placed at the largest sizes, where it may only be refused.
+    """
+
+    kernel: str
+    target: str
+    arguments: tuple[tuple[Any, ...], ...]
+    judge: Callable[[Outputs], None] | None
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the world."""
+        return len(self.arguments)
+
+
+def by_reference(
+    kernel: str, target: str, *arguments: Any, whole: Any = None, ranks: Any = None, copies: bool = True
+) -> Case:
+    """A case judged by the kernel's reference; for several ranks `whole` has the arguments of the reference.
+
+    The caches of attention hold copies, so they are compared byte by byte, unless it rotates keys.
+    """
+    stored = (1, 2) if kernel.startswith("attention") and copies else ()
+    reference = getattr(nki_kernels, f"{kernel}_reference")
+    given = whole or arguments
+    plain = as_tuple(reference(*copied(given)))
+    exact = as_tuple(reference(*(in_float64(argument) for argument in given)))
+
+    def judge(outputs: Outputs) -> None:
+        for output in outputs:
+            assert len(output) == len(plain)
+            for number, (got, truth, same_dtype) in enumerate(zip(output, exact, plain)):
+                if number in stored or same_dtype.dtype.kind in "iu":
+                    assert got.dtype == same_dtype.dtype
+                    assert got.shape == same_dtype.shape and got.tobytes() == same_dtype.tobytes()
+                else:
+                    compare(got, truth, same_dtype)
+
+    return Case(kernel, target, ranks or (arguments,), judge)
+
+
+def weights(seed: int, rows: int, columns: int, dtype: Any = np.float32) -> np.ndarray:
+    """Weights whose products have the scale of their other operand."""
+    return normal(seed, rows, columns, dtype=dtype, scale=rows**-0.5)

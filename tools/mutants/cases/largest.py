@@ -1,0 +1,73 @@
+"""Dry cases of the largest sizes that the kernels promise, which may only be refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tools.mutants.cases.attention import prompt
+from tools.mutants.cases.case import BF16, EPS, Case
+
+
+def largest() -> list[Case]:
+    """The largest sizes that the kernels promise, on the chip with the least memory."""
+
+    def empty(*shape: int, dtype: Any = BF16) -> np.ndarray:
+        return np.empty(shape, dtype)
+
+    def dry(kernel: str, *arguments: Any) -> Case:
+        return Case(kernel, "trn1", (arguments,), None)
+
+    place, offset, norm = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.int32), empty(1, 8192)
+    rows = empty(512, 8192, dtype=np.float32)
+    deep = empty(129, 16384, dtype=np.float32)
+    return [
+        dry("matmul", deep, empty(16384, 2600)),
+        dry("matmul", empty(512, 4096, dtype=np.float32), empty(4096, 520)),
+        dry("matmul", empty(1100, 256, dtype=np.float32), empty(256, 520)),
+        dry("matmul", empty(3, 8, dtype=np.float32), empty(8, 4200)),
+        dry("rmsnorm", empty(129, 8192, dtype=np.float32), empty(1, 8192, dtype=np.float32), EPS),
+        dry(
+            "rope",
+            empty(129, 8192, dtype=np.float32),
+            empty(129, 1, dtype=np.int32),
+            *(empty(9, 64) for _ in "cs"),
+            64,
+        ),
+        dry("embedding", empty(129, 1, dtype=np.int32), empty(100, 8192, dtype=np.float32)),
+        dry("qkv_projection", rows, norm, empty(8192, 1536), EPS, 1024, 256),
+        dry("qkv_projection", rows[:3, :8].copy(), empty(1, 8), empty(8, 6144), EPS, 4096, 1024),
+        dry("qkv_projection", empty(1100, 8), empty(1, 8), empty(8, 12), EPS, 4, 4),
+        dry("output_projection", deep, empty(16384, 600), empty(129, 600, dtype=np.float32)),
+        dry("output_projection", empty(3, 128, dtype=np.float32), empty(128, 8192), rows[:3]),
+        dry("output_projection", empty(1100, 8), empty(8, 520), empty(1100, 520)),
+        dry("mlp", rows, norm, empty(8192, 24), empty(8192, 24), empty(24, 8192), EPS),
+        dry("mlp", empty(3, 8), empty(1, 8), empty(8, 5000), empty(8, 5000), empty(5000, 8), EPS),
+        dry(
+            "mlp",
+            empty(512, 128, dtype=np.float32),
+            empty(1, 128),
+            empty(128, 16384),
+            empty(128, 16384),
+            empty(16384, 128),
+            EPS,
+        ),
+        dry("mlp", empty(1100, 8), empty(1, 8), empty(8, 520), empty(8, 520), empty(520, 8), EPS),
+        dry(
+            "attention_decode",
+            *prompt(1, 128, 8, 128),
+            empty(1, 8, 128, 8192),
+            empty(1, 8, 8192, 128),
+            place,
+            0.1,
+        ),
+        dry(
+            "attention_prefill",
+            *prompt(4200, 1, 1, 128),
+            empty(1, 1, 128, 4200),
+            empty(1, 1, 4200, 128),
+            0.1,
+        ),
+        dry("lm_head", rows[:128, :512].copy(), empty(1, 512), empty(512, 33000), EPS, 64, offset, None),
+    ]

@@ -1,0 +1,81 @@
+"""Cases of matmul, of the kernels that take rows apart, and of the sum over ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+from nki.collectives import ReplicaGroup
+
+from tests.kernels.accuracy import normal, whole_numbers
+from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference
+
+
+def products() -> list[Case]:
+    """matmul in each order of its operands, around its tiles and banks."""
+    return [
+        by_reference("matmul", "trn1", normal(1, 129, 20), normal(2, 129, 24), True),
+        by_reference("matmul", "trn2", normal(1, 130, 200), normal(2, 200, 600)),
+        by_reference(
+            "matmul", "trn3", normal(1, 130, 200), normal(2, 200, 600), False, {"transposes": "tensor"}
+        ),
+        by_reference("matmul", "trn3", normal(1, 130, 200, dtype=BF16), normal(2, 200, 513, dtype=BF16)),
+        by_reference("matmul", "trn1", normal(1, 520, 136), normal(2, 136, 20, dtype=BF16)),
+        by_reference("matmul", "trn2", normal(1, 3, 700), normal(2, 700, 2050, dtype=BF16)),
+        by_reference("matmul", "trn1", normal(1, 129, 1290), normal(2, 1290, 8)),
+        by_reference("matmul", "trn2", normal(1, 3, 512), normal(2, 512, 2048)),
+        by_reference("matmul", "trn3", normal(1, 2, 8), normal(2, 8, 2049)),
+        by_reference("matmul", "trn1", normal(1, 512, 8), normal(2, 8, 8)),
+        by_reference("matmul", "trn2", normal(1, 513, 8), normal(2, 8, 8)),
+    ]
+
+
+def rows() -> list[Case]:
+    """embedding, rope and rmsnorm, of 128 rows, one more and two more."""
+    rng = np.random.default_rng(2)
+    table, ids = normal(1, 300, 12), rng.integers(0, 300, (130, 1)).astype(np.int32)
+    ids[[0, 129]] = [[299], [0]]
+    positions = rng.integers(0, 60, (130, 1)).astype(np.int32)
+    angles = np.arange(60)[:, None] / 10000 ** (np.arange(4) / 4)
+    tables = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    turned = normal(3, 130, 3 * 8)
+    around = [
+        case
+        for rows in (128, 129)
+        for case in (
+            by_reference("embedding", "trn2", ids[:rows], table),
+            by_reference("rope", "trn2", turned[:rows], positions[:rows], *tables, 3),
+            by_reference("rmsnorm", "trn2", normal(4, rows, 24), normal(5, 1, 24), EPS),
+        )
+    ]
+    return [
+        *around,
+        by_reference("embedding", "trn2", ids, table),
+        by_reference("embedding", "trn1", ids[:3], table.astype(BF16)),
+        by_reference("rope", "trn2", turned, positions, *tables, 3),
+        by_reference("rope", "trn1", turned[:5].astype(BF16), positions[:5], *tables, 3),
+        by_reference("rmsnorm", "trn2", normal(4, 130, 72), normal(5, 1, 72), EPS),
+        by_reference("rmsnorm", "trn3", normal(4, 130, 72, scale=1e-3), normal(5, 1, 72), EPS),
+        by_reference("rmsnorm", "trn1", normal(4, 5, 200, dtype=BF16), normal(5, 1, 200, dtype=BF16), EPS),
+    ]
+
+
+def _reduced(target: str, group: ReplicaGroup) -> Case:
+    ranks = sum(map(len, group.groups))
+    parts = [whole_numbers(rank, 129, 17, largest=100_000) for rank in range(ranks)]
+    sums = {
+        rank: np.sum([parts[one] for one in ranks_of], axis=0)
+        for ranks_of in group.groups
+        for rank in ranks_of
+    }
+
+    def judge(outputs: Outputs) -> None:
+        for rank, (output,) in enumerate(outputs):
+            assert output.dtype == np.float32
+            assert np.array_equal(output, sums[rank])
+
+    return Case("all_reduce", target, tuple((part, group) for part in parts), judge)
+
+
+def sums() -> list[Case]:
+    """all_reduce over one group, and over two whose ranks are not in order."""
+    groups = [[0, 1]], [[0, 3], [2, 1]]
+    return [_reduced(target, ReplicaGroup(group)) for target, group in zip(("trn1", "trn2"), groups)]

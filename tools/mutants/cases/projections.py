@@ -1,0 +1,149 @@
+"""Cases of qkv_projection, output_projection and mlp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from nki.collectives import ReplicaGroup
+
+from tests.kernels.accuracy import normal
+from tools.mutants.cases.case import BF16, EPS, Case, by_reference, weights
+
+
+def _qkv(
+    target: str, tokens: int, hidden: int, q: int, kv: int, x: Any = np.float32, w: Any = np.float32
+) -> Case:
+    arguments = normal(1, tokens, hidden, dtype=x), normal(2, 1, hidden, dtype=w)
+    return by_reference("qkv_projection", target, *arguments, weights(3, hidden, q + 2 * kv, w), EPS, q, kv)
+
+
+def _qkv_heads(target: str, tokens: int, hidden: int, *options: str, dtype: Any = np.float32) -> Case:
+    """qkv_projection with 3 heads and 1 of 8 elements, and what `options` name of bias, norms and rotation."""
+    given: dict[str, Any] = {"head_dim": 8, "norm_offset": 1.0 if "offset" in options else 0.0}
+    for seed, (name, columns) in enumerate(
+        {"bias": 40, "q_norm": 8, "k_norm": 8, "norm_bias": hidden}.items()
+    ):
+        given[name] = normal(20 + seed, 1, columns, dtype=dtype) if name in options else None
+    angles = np.arange(60)[:, None] / 100 ** (np.arange(3) / 3)
+    turn = (
+        np.random.default_rng(6).integers(0, 60, (tokens, 1)).astype(np.int32),
+        np.cos(angles),
+        np.sin(angles),
+    )
+    for name, each in zip(("positions", "cos", "sin"), turn):
+        given[name] = each if name == "positions" else each.astype(np.float32)
+        given[name] = given[name] if "rope" in options else None
+    names = "bias positions cos sin head_dim q_norm k_norm norm_bias norm_offset".split()
+    x, norm = normal(1, tokens, hidden, dtype=dtype), normal(2, 1, hidden, dtype=dtype)
+    weight = weights(3, hidden, 40, dtype)
+    first = (x, None if "no norm" in options else norm, weight, EPS, 24, 8)
+    return by_reference("qkv_projection", target, *first, *(given[name] for name in names))
+
+
+def _output(target: str, tokens: int, depth: int, hidden: int, ranks: int = 1, w: Any = np.float32) -> Case:
+    o, weight, residual = normal(1, tokens, depth), weights(2, depth, hidden, w), normal(3, tokens, hidden)
+    if ranks == 1:
+        return by_reference("output_projection", target, o, weight, residual)
+    group = ReplicaGroup([list(range(ranks))])
+    parts = np.split(np.arange(depth), ranks)
+    shards = tuple((o[:, part].copy(), weight[part], residual, group) for part in parts)
+    return by_reference("output_projection", target, whole=(o, weight, residual), ranks=shards)
+
+
+def _mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int = 1, w: Any = np.float32) -> Case:
+    x, norm = normal(1, tokens, hidden), normal(2, 1, hidden, dtype=w)
+    gate, up, down = (
+        weights(3, hidden, inner, w),
+        weights(4, hidden, inner, w),
+        weights(5, inner, hidden, w),
+    )
+    whole = (x, norm, gate, up, down, EPS)
+    if ranks == 1:
+        return by_reference("mlp", target, *whole)
+    group = ReplicaGroup([list(range(ranks))])
+    parts = np.split(np.arange(inner), ranks)
+    shards = tuple((x, norm, gate[:, p].copy(), up[:, p].copy(), down[p], EPS, group) for p in parts)
+    return by_reference("mlp", target, whole=whole, ranks=shards)
+
+
+def _forms() -> list[Case]:
+    """The forms of the two that no Llama has, in groups of rows and with a last block that shares the array."""
+
+    def form(
+        target: str, tokens: int, hidden: int, inner: int, gated: bool, function: str, ranks: int = 1
+    ) -> Case:
+        x, norm = normal(1, tokens, hidden, dtype=BF16), normal(2, 1, hidden)
+        gate, up = weights(3, hidden, inner), weights(4, hidden, inner)
+        b_gate, b_up = normal(6, 1, inner), normal(7, 1, inner)
+        down, b_down, norm_bias = weights(5, inner, hidden), normal(8, 1, hidden), normal(9, 1, hidden)
+        rest = (b_down, norm_bias, 0.5)
+        first = (gate, up) if gated else (None, up)
+        biases = (b_gate, b_up) if gated else (None, b_up)
+        whole = (x, norm, *first, down, EPS, None, function, *biases, *rest)
+        if ranks == 1:
+            return by_reference("mlp", target, *whole)
+        group = ReplicaGroup([list(range(ranks))])
+        shards = tuple(
+            (x, norm, gate[:, p].copy(), up[:, p].copy(), down[p], EPS, group, function)
+            + (b_gate[:, p].copy(), b_up[:, p].copy(), *rest)
+            for p in np.split(np.arange(inner), ranks)
+        )
+        return by_reference("mlp", target, whole=whole, ranks=shards)
+
+    o, weight, residual = normal(1, 300, 72), weights(2, 72, 40), normal(3, 300, 40)
+    return [
+        form("trn2", 260, 40, 192, True, "gelu"),
+        form("trn1", 5, 40, 160, False, "gelu_tanh"),
+        form("trn3", 1100, 24, 72, False, "relu"),
+        form("trn2", 520, 24, 320, True, "silu", ranks=2),
+        _mlp("trn2", 130, 513, 8),
+        _mlp("trn2", 1100, 24, 320),
+        _mlp("trn2", 1, 24, 72),
+        by_reference("output_projection", "trn2", o, weight, residual, None, normal(4, 1, 40)),
+        _output("trn2", 300, 8, 5000, ranks=2),
+        _output("trn2", 600, 1300, 2000, w=BF16),
+        _mlp("trn1", 130, 8, 16384),
+        _output("trn1", 3, 16384, 136),
+    ]
+
+
+def projections() -> list[Case]:
+    """The three kernels around their tiles and banks, on one rank and on two."""
+    return [
+        _qkv("trn2", 5, 172, 96, 24, w=BF16),
+        _qkv("trn1", 130, 72, 40, 8),
+        _qkv("trn3", 5, 40, 24, 8, BF16, BF16),
+        _qkv("trn2", 520, 24, 500, 70),
+        _qkv("trn1", 512, 8, 16, 8),
+        _qkv("trn1", 513, 8, 16, 8),
+        _qkv("trn2", 3, 8, 2032, 8),
+        _qkv("trn2", 3, 8, 2048, 8),
+        _qkv("trn3", 3, 8, 2047, 1),
+        _qkv_heads("trn2", 5, 173, "rope", "q_norm", "k_norm", "offset"),
+        _qkv_heads("trn3", 130, 1418, "rope", "bias"),
+        _qkv_heads("trn2", 130, 172, "rope", "bias", "norm_bias"),
+        _qkv_heads("trn1", 130, 300, "rope", "bias", "norm_bias", dtype=BF16),
+        _qkv_heads("trn2", 5, 300, "bias", "norm_bias", "k_norm"),
+        _qkv_heads("trn3", 130, 520, "bias", "no norm"),
+        _qkv_heads("trn2", 5, 24, "no norm"),
+        _output("trn2", 130, 72, 172),
+        _output("trn1", 5, 72, 40, ranks=2),
+        _output("trn1", 520, 24, 530, w=BF16),
+        _output("trn3", 130, 48, 40, ranks=2, w=BF16),
+        _output("trn2", 512, 8, 16),
+        _output("trn2", 513, 8, 16),
+        _output("trn1", 3, 8, 2048),
+        _output("trn1", 3, 8, 2049),
+        _output("trn2", 128, 8, 16, ranks=2),
+        _output("trn2", 129, 8, 16, ranks=2),
+        _mlp("trn1", 512, 8, 16),
+        _mlp("trn1", 513, 8, 16),
+        _mlp("trn2", 3, 8, 2048),
+        _mlp("trn2", 3, 8, 2049),
+        _mlp("trn2", 130, 72, 172, w=BF16),
+        _mlp("trn1", 5, 40, 72, ranks=2),
+        _mlp("trn2", 3, 24, 2200),
+        _mlp("trn3", 520, 24, 530),
+        *_forms(),
+    ]
