@@ -86,7 +86,7 @@ class Bench:
         return 1e6 * max(compute_s, memory_s), Bound.compute if compute_s > memory_s else Bound.bandwidth
 
     def _launched(self, launch: Launch) -> LaunchTimes:
-        arguments = tuple(map(_stand_in, launch.arguments))
+        arguments = tuple(map(stand_in, launch.arguments))
         key = (
             launch.kernel,
             *((each.shape, str(each.dtype)) if isinstance(each, np.ndarray) else each for each in arguments),
@@ -108,7 +108,7 @@ def launch_times(done: simulate.Launch) -> LaunchTimes:
     return LaunchTimes({each: line.length_ns / 1e3 for each, line in lines.items()}, busy)
 
 
-def _stand_in(argument: Argument) -> Any:
+def stand_in(argument: Argument) -> Any:
     """An argument for a dry launch, which looks at shapes and dtypes only: one element seen as many."""
     if isinstance(argument, Value):
         return np.broadcast_to(np.zeros((), argument.dtype), argument.shape)

@@ -8,11 +8,12 @@ import resource
 import selectors
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tools.mutants.cases import cases
 from tools.mutants.judge import Baseline, Fate, Verdict, baseline, judged
+from tools.mutants.rows import printed_times
 from tools.mutants.source import Mutant
 
 CPU_SECONDS = 60
@@ -41,6 +42,7 @@ def run(
 ) -> list[Result]:
     """The results in the order of the mutants, whatever finished first."""
     known = tuple(baseline(case) for case in cases())
+    times = dict(printed_times({case.kernel for case in cases()}))
     results: dict[int, Result] = {}
     waiting = list(enumerate(mutants))[::-1]
     with selectors.DefaultSelector() as selector:
@@ -48,7 +50,7 @@ def run(
         while waiting or running:
             while waiting and running < processes:
                 number, mutant = waiting.pop()
-                child, pipe = _start(mutant, known)
+                child, pipe = _start(mutant, known, times)
                 selector.register(pipe, selectors.EVENT_READ, (number, mutant, child, bytearray()))
                 running += 1
             ready = selector.select(STUCK_SECONDS)
@@ -69,7 +71,7 @@ def run(
     return [results[number] for number in sorted(results)]
 
 
-def _start(mutant: Mutant, known: Iterable[Baseline]) -> tuple[int, int]:
+def _start(mutant: Mutant, known: Sequence[Baseline], times: Mapping[str, str]) -> tuple[int, int]:
     """Fork a process that judges one mutant; returns its id and the pipe on which its verdict arrives."""
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -86,7 +88,7 @@ def _start(mutant: Mutant, known: Iterable[Baseline]) -> tuple[int, int]:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
-        verdict = judged(mutant, cases(), tuple(known))
+        verdict = judged(mutant, cases(), known, times)
         os.write(writing, pickle.dumps(verdict))
         status = 0
     finally:

@@ -7,7 +7,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +22,7 @@ from simulate.memory.storage import Storage
 from tests.kernels.accuracy import as_tuple, copied
 from tools.mutants.cases.case import Case, Outputs
 from tools.mutants.log import Call, logged, same_calls
+from tools.mutants.rows import printed_times
 from tools.mutants.source import FOLDER, Mutant, file_of, mutated
 
 
@@ -31,9 +32,10 @@ class Fate(str, Enum):
     refused: a typed error of the simulator. guarded: an assertion of the kernel. python: an exception of Python itself
     in the kernel. raw: an exception of Python or numpy inside the simulator, which is a fault of the simulator. found:
     a detector. numbers: the outputs differ from the reference. poison: the outputs depend on bytes that nobody wrote,
-    which should have been noticed without numbers. limit: it ran longer than it may. equal: nothing did, and it issues
-    the same as the original, as `how` says. same: nothing did, and the outputs have the same bytes. close: nothing
-    did, and the outputs are as near to the reference as they have to be.
+    which should have been noticed without numbers. time: a launch of benchmarks/kernels takes another time than its
+    stored table says. limit: it ran longer than it may. equal: nothing did, and it issues the same as the original, as
+    `how` says. same: nothing did, and the outputs have the same bytes. close: nothing did, and the outputs are as near
+    to the reference as they have to be.
     """
 
     refused = "refused"
@@ -43,6 +45,7 @@ class Fate(str, Enum):
     found = "found"
     numbers = "numbers"
     poison = "poison"
+    time = "time"
     limit = "limit"
     equal = "equal"
     same = "same"
@@ -111,8 +114,13 @@ def _profiled(profile: Callable[..., None]) -> Iterator[None]:
         threading.setprofile(None)  # type: ignore[arg-type]
 
 
-def judged(mutant: Mutant, cases: Sequence[Case], baselines: Sequence[Baseline]) -> Verdict:
-    """Run a mutant in this process, which cannot be used for anything else afterwards."""
+def judged(
+    mutant: Mutant, cases: Sequence[Case], baselines: Sequence[Baseline], times: Mapping[str, str]
+) -> Verdict:
+    """Run a mutant in this process, which cannot be used for anything else afterwards.
+
+    times: those of `printed_times` for the kernels as shipped.
+    """
     try:
         _install(mutant)
     except Exception as error:
@@ -145,9 +153,25 @@ def judged(mutant: Mutant, cases: Sequence[Case], baselines: Sequence[Baseline])
     for number, (case, _) in enumerate(touched):
         if case.judge is not None and _depends_on_poison(case):
             return Verdict(Fate.poison, "", f"{case.kernel} {case.target} #{number}")
+    if how & {"same", "close"} or how <= {"identical"}:
+        verdict = _of_times({case.kernel for case, _ in touched}, times)
+        if verdict is not None:
+            return verdict
     if how & {"same", "close"}:
         return Verdict(Fate.close if "close" in how else Fate.same)
     return Verdict(Fate.equal, ", ".join(sorted(how)))
+
+
+def _of_times(kernels: set[str], known: Mapping[str, str]) -> Verdict | None:
+    """What a mutant's launches of the tables say: refused, or another time."""
+    name = "the first row"
+    try:
+        for name, printed in printed_times(kernels):
+            if printed != known[name]:
+                return Verdict(Fate.time, "", name)
+    except BaseException as error:
+        return Verdict(*_of_error(error), f"after {name}")
+    return None
 
 
 def _of_error(error: BaseException) -> tuple[Fate, str]:

@@ -14,8 +14,8 @@ from tools.mutants.source import FOLDER, file_of
 WITHOUT_NUMBERS = (Fate.refused, Fate.guarded, Fate.python, Fate.raw, Fate.found)
 """Fates that need no reference."""
 
-DEAD = (*WITHOUT_NUMBERS, Fate.numbers, Fate.poison, Fate.limit)
-COLUMNS = ("mutants", "refused", "python", "found", "numbers", "limit", "equivalent", "survived")
+DEAD = (*WITHOUT_NUMBERS, Fate.numbers, Fate.poison, Fate.time, Fate.limit)
+COLUMNS = ("mutants", "refused", "python", "found", "numbers", "time", "limit", "equivalent", "survived")
 
 
 def column(result: Result) -> str:
@@ -27,7 +27,7 @@ def column(result: Result) -> str:
         return "python"
     if fate in (Fate.numbers, Fate.poison):
         return "numbers"
-    if fate in (Fate.found, Fate.limit):
+    if fate in (Fate.found, Fate.time, Fate.limit):
         return fate.value
     return "equivalent" if equivalent(result) else "survived"
 
