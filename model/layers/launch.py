@@ -47,6 +47,7 @@ class StepShape:
     A state has room for `cache_length` positions, of which a sequence fills at most `context`. `activations` is the
     dtype of activations and states, `weights` that of the weights. The head picks `candidates` of the likeliest tokens.
     Prompts are `padded` where some of them, perhaps of another rank, is longer.
+    Launches have the shapes of `rank`.
     """
 
     phase: Phase
@@ -59,6 +60,7 @@ class StepShape:
     weights: np.dtype
     candidates: int = 1
     padded: bool = False
+    rank: int = 0
 
     def resized(self, rows: int) -> StepShape:
         """This step with `rows` tokens of the prompt, or `rows` sequences."""
@@ -67,7 +69,7 @@ class StepShape:
     @property
     def shard(self) -> Shard:
         """The rank whose shapes the launches have."""
-        return Shard(0, self.ranks)
+        return Shard(self.rank, self.ranks)
 
 
 class View(Enum):

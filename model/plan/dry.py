@@ -53,9 +53,13 @@ class Time:
     def __mul__(self, factor: float) -> Time:
         return Time(self.dataflow_ns * factor, self.program_ns * factor, self.serial_ns * factor)
 
-    def at_least(self, floor_ns: float) -> Time:
-        """Every reading that is shorter than a physical floor raised to it."""
-        return Time(*(max(each, floor_ns) for each in (self.dataflow_ns, self.program_ns, self.serial_ns)))
+    def at_least(self, other: Time) -> Time:
+        """The longer of two times in every reading."""
+        return Time(
+            max(self.dataflow_ns, other.dataflow_ns),
+            max(self.program_ns, other.program_ns),
+            max(self.serial_ns, other.serial_ns),
+        )
 
     @classmethod
     def exact(cls, time_ns: float) -> Time:

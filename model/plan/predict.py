@@ -103,12 +103,24 @@ class Predictor:
         launches, time, refusal = count * launch.repeat, Time.exact(floor_ns), launch.refusal
         if not refusal:
             try:
-                time = self._measured(part, launch, step).at_least(floor_ns)
+                time = self._measured(part, launch, step).at_least(Time.exact(floor_ns))
             except ModelError as error:
                 refusal = str(error).removeprefix(f"{launch.kernel}: ")
         return LaunchTime(launch.title, launches, time * launches, floor_ns * launches, refusal)
 
     def _measured(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
+        """The time of the slowest rank in each reading.
+
+        The last rank may have a smaller part of the vocabulary, whose columns some searches divide less evenly.
+        """
+        last = replace(step, rank=step.ranks - 1)
+        last_launch = next(each for each in launches_of(part, last) if each.title == launch.title)
+        first_time = self._of_rank(part, launch, step)
+        if last_launch == launch:
+            return first_time
+        return first_time.at_least(self._of_rank(part, last_launch, last))
+
+    def _of_rank(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
         def resized(rows: int) -> Launch:
             """The launch of this title in a step of `rows` rows."""
             return next(each for each in launches_of(part, step.resized(rows)) if each.title == launch.title)
