@@ -7,12 +7,22 @@ import sys
 
 import simulate
 from benchmarks.fidelity.sources.clones import recognised
-from benchmarks.kernels.measure import Bench
+from benchmarks.kernels.behind import public_text, stored_public
+from benchmarks.kernels.measure import Bench, Measured, Refused
 from benchmarks.kernels.public import best_public
 from benchmarks.kernels.table import stored, text
-from benchmarks.kernels.works import works
+from benchmarks.kernels.works import divided_works, works
 
 TARGETS = ("trn1", "trn2", "trn3")
+TABLES = (*((target, 1) for target in TARGETS), ("trn2", 2))
+"""The stored tables: chips and physical cores of each rank."""
+
+
+def rows_of(target: str, cores: int, only: str = "") -> list[Measured | Refused]:
+    """The rows of a table whose titles contain some text."""
+    bench = Bench(target, cores)
+    measure = bench.measure if cores == 1 else bench.measure_if_divided
+    return [measure(work) for work in (works() if cores == 1 else divided_works()) if only in work.title]
 
 
 def main() -> int:
@@ -22,7 +32,9 @@ def main() -> int:
         "--target", action="append", choices=TARGETS, help="a chip; may be repeated (default: all)"
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose title contains TEXT")
-    parser.add_argument("--write", action="store_true", help="store the tables")
+    parser.add_argument(
+        "--write", action="store_true", help="store the tables; with clones, the times of their kernels"
+    )
     parser.add_argument(
         "--sources",
         action="append",
@@ -30,19 +42,29 @@ def main() -> int:
         metavar="CLONE",
         help="a clone of aws-neuron/nki-library or awslabs/nki-autotune: time its kernels beside ours; may be repeated",
     )
+    parser.add_argument(
+        "--cores",
+        type=int,
+        choices=(1, 2),
+        help="only the tables on so many physical cores of a logical core",
+    )
     options = parser.parse_args()
-    if options.write and (options.only or options.sources):
-        parser.error("--write stores whole tables of the shipped kernels; leave --only and --sources out")
+    if options.write and options.only:
+        parser.error("--write stores whole tables; leave --only out")
     clones = recognised(options.sources)
     simulate.install("simulate")
-    for target in options.target or TARGETS:
-        bench = Bench(target)
-        rows = [bench.measure(work) for work in works() if options.only in work.title]
-        public = {row.work.title: best_public(row.work, target, clones) for row in rows} if clones else None
-        found = text(target, rows, public)
-        print(found)
-        if options.write:
-            stored(target).write_text(found)
+    for target, cores in TABLES:
+        if target not in (options.target or TARGETS) or cores not in (options.cores or cores,):
+            continue
+        rows = rows_of(target, cores, options.only)
+        public = None
+        if clones and cores == 1:
+            public = {row.work.title: best_public(row.work, target, clones) for row in rows}
+        print(text(target, rows, public, cores))
+        if options.write and public is None:
+            stored(target, cores).write_text(text(target, rows, cores=cores))
+        elif options.write:
+            stored_public(target).write_text(public_text(target, public, clones.values()))
     return 0
 
 

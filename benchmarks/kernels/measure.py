@@ -1,4 +1,8 @@
-"""The predicted time of a work: its launches, dry, one after another on one core whose neighbours work too."""
+"""The predicted time of a work: its launches, dry, one after another, on one core whose neighbours work too.
+
+Or on both cores of a logical core (LNC 2). Then each has its own part of the HBM bandwidth, 358 GB/s on trn2: nothing
+is left of the stack that they share, so it does not matter whether neighbours work.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import simulate
 from benchmarks.kernels.works import Work
 from model.layers.launch import Argument, Axis, Launch, Value
 from model.plan.roofline import Bound, core
+from simulate.profile.traffic import traffic
 from simulate.timing import Reading, dependences, schedule
 
 READINGS = (Reading.program, Reading.scheduled)
@@ -27,28 +32,48 @@ class LaunchTimes:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A work on a chip: times in us by reading, its floor, and what is busy longest in the program reading.
+class Floor:
+    """The least time of a work in us.
 
-    The floor is the larger of operations over the Tensor engine's peak and bytes over the core's part of the HBM
-    bandwidth, or over what its DMA engines move where that is less; `bound` tells which.
+    The larger of operations over the Tensor engines' peak and bytes over the cores' part of the HBM bandwidth, or over
+    what their DMA engines move where that is less; `bound` tells which. On two cores it is half of that on one.
     """
+
+    time_us: float
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A work on a chip: times in us by reading, its floor, and what is busy longest in the program reading."""
 
     work: Work
     times_us: dict[Reading, float]
-    floor_us: float
-    bound: Bound
+    floor: Floor
     busiest: str
     busy_share: float
 
     def share(self, reading: Reading) -> float:
         """The floor's share of the time."""
-        return self.floor_us / self.times_us[reading]
+        return self.floor.time_us / self.times_us[reading]
 
     @property
     def least_share(self) -> float:
         """The share of the slower reading."""
         return min(map(self.share, READINGS))
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A work that one of its kernels does not do on two cores, and why."""
+
+    work: Work
+    floor: Floor
+    reason: str
+
+
+class NotDivided(Exception):
+    """Both cores of a logical core do the whole work of a launch."""
 
 
 def shared(chip: simulate.Hardware) -> simulate.Hardware:
@@ -57,10 +82,11 @@ def shared(chip: simulate.Hardware) -> simulate.Hardware:
 
 
 class Bench:
-    """Measures works on one chip. Equal launches are planned once."""
+    """Measures works on one chip, on one core or on the two of a logical core. Equal launches are planned once."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, cores: int = 1) -> None:
         self._chip = shared(simulate.hardware(target))
+        self._cores = cores
         self._known: dict[tuple[Any, ...], LaunchTimes] = {}
 
     def measure(self, work: Work) -> Measured:
@@ -74,16 +100,23 @@ class Bench:
             for engine, time_us in done.busy_us.items():
                 busy[engine] += launch.repeat * time_us
         ((busiest, busy_us),) = busy.most_common(1)
-        floor_us, bound = self._floor(work)
-        return Measured(work, times, floor_us, bound, busiest, busy_us / times[Reading.program])
+        return Measured(work, times, self._floor(work), busiest, busy_us / times[Reading.program])
 
-    def _floor(self, work: Work) -> tuple[float, Bound]:
+    def measure_if_divided(self, work: Work) -> Measured | Refused:
+        """One work, or why a kernel does not divide it."""
+        try:
+            return self.measure(work)
+        except (NotDivided, AssertionError, simulate.NkwError) as error:
+            return Refused(work, self._floor(work), str(error).splitlines()[0])
+
+    def _floor(self, work: Work) -> Floor:
         chip = self._chip
         peaks = core(chip, "bfloat16")
         engines = 1e9 * chip.dma_engine_bytes_per_ns * chip.dma_engines
         compute_s = work.least.operations / peaks.operations_per_s
         memory_s = work.least.bytes / min(peaks.bytes_per_s, engines)
-        return 1e6 * max(compute_s, memory_s), Bound.compute if compute_s > memory_s else Bound.bandwidth
+        bound = Bound.compute if compute_s > memory_s else Bound.bandwidth
+        return Floor(1e6 * max(compute_s, memory_s) / self._cores, bound)
 
     def _launched(self, launch: Launch) -> LaunchTimes:
         arguments = tuple(map(stand_in, launch.arguments))
@@ -92,19 +125,29 @@ class Bench:
             *((each.shape, str(each.dtype)) if isinstance(each, np.ndarray) else each for each in arguments),
         )
         if key not in self._known:
-            self._known[key] = launch_times(
-                simulate.launch(
-                    getattr(nki_kernels, launch.kernel), [(arguments, {})], self._chip, mode=simulate.Mode.dry
-                )
-            )
+            kernel = getattr(nki_kernels, launch.kernel)
+            done = simulate.launch(kernel, [(arguments, {})], self._chip, self._cores, mode=simulate.Mode.dry)
+            if self._cores > 1:
+                _check_divided(launch.kernel, done)
+            self._known[key] = launch_times(done)
         return self._known[key]
 
 
+def _check_divided(kernel: str, done: simulate.Launch) -> None:
+    """Raise NotDivided where a result is written more than once: by each core."""
+    for tensor in traffic(done.streams):
+        if not tensor.argument and not tensor.reads and tensor.writes > 1:
+            raise NotDivided(f"{kernel} does not divide its work: each core writes all of {tensor.name}")
+
+
 def launch_times(done: simulate.Launch) -> LaunchTimes:
-    """The times of a dry launch."""
+    """The times of a dry launch; an engine is busy as long as that of the busier core."""
     waits = dependences(done.streams)
     lines = {each: schedule(done.streams, done.hardware, each, waits) for each in READINGS}
-    busy = Counter({name: time_ns / 1e3 for name, time_ns in lines[Reading.program].busy_ns.items()})
+    busy: Counter[str] = Counter()
+    for track, time_ns in lines[Reading.program].busy_ns.items():
+        engine = track.partition("core ")[2].partition(" ")[2] or track
+        busy[engine] = max(busy[engine], time_ns / 1e3)
     return LaunchTimes({each: line.length_ns / 1e3 for each, line in lines.items()}, busy)
 
 

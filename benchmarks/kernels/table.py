@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from benchmarks.kernels.measure import READINGS, Measured
+from benchmarks.kernels.measure import READINGS, Measured, Refused
 
 STORED = Path(__file__).parent / "stored"
 GOOD_SHARE = 0.8
@@ -18,13 +18,19 @@ Public = Mapping[str, float] | str
 """Times in us of a public kernel by reading, or why there are none."""
 
 
-def line(measured: Measured) -> str:
-    """One row: times in us, the floor's share of the slower reading, the busiest engine or queue with its share."""
+def line(measured: Measured | Refused) -> str:
+    """One row: times in us, the floor's share of the slower reading, the busiest engine or queue with its share.
+
+    Of a work that is refused, the reason.
+    """
+    start = f"{measured.work.title:<45} {measured.floor.time_us:>7.1f}"
+    if isinstance(measured, Refused):
+        return f"{start} {measured.reason}"
     program, scheduled = (measured.times_us[each] for each in READINGS)
     busiest = f"{measured.busiest} {measured.busy_share:.0%}"
     return (
-        f"{measured.work.title:<45} {measured.floor_us:>7.1f} {program:>8.1f} {scheduled:>9.1f} "
-        f"{measured.least_share:>5.0%}  {busiest:<15} {measured.bound.value}"
+        f"{start} {program:>8.1f} {scheduled:>9.1f} {measured.least_share:>5.0%}  {busiest:<15} "
+        f"{measured.floor.bound.value}"
     )
 
 
@@ -36,20 +42,31 @@ def with_public(measured: Measured, public: Public) -> str:
     return f"{line(measured):<108} {program:>16.1f} {scheduled:>9.1f}"
 
 
-def text(target: str, rows: Iterable[Measured], public: Mapping[str, Public] | None = None) -> str:
+def text(
+    target: str,
+    rows: Iterable[Measured | Refused],
+    public: Mapping[str, Public] | None = None,
+    cores: int = 1,
+) -> str:
     """The whole table of a chip, with the number of rows near the limit; `public` is by title."""
     known = list(rows)
-    near = sum(row.least_share >= GOOD_SHARE for row in known)
+    near = sum(isinstance(row, Measured) and row.least_share >= GOOD_SHARE for row in known)
+    where = target if cores == 1 else f"{target} on {cores} cores"
     return "\n".join(
         [
-            f"# {target}: {near} of {len(known)} rows reach {GOOD_SHARE:.0%} of their floor; times in us",
+            f"# {where}: {near} of {len(known)} rows reach {GOOD_SHARE:.0%} of their floor; times in us",
             _HEAD if public is None else _PUBLIC_HEAD,
-            *(line(row) if public is None else with_public(row, public[row.work.title]) for row in known),
+            *(
+                with_public(row, public[row.work.title])
+                if public is not None and isinstance(row, Measured)
+                else line(row)
+                for row in known
+            ),
             "",
         ]
     )
 
 
-def stored(target: str) -> Path:
-    """The stored table of a chip."""
-    return STORED / f"{target}.txt"
+def stored(target: str, cores: int = 1) -> Path:
+    """The stored table of a chip, on one core or on the two of a logical core."""
+    return STORED / (f"{target}.txt" if cores == 1 else f"{target}-lnc{cores}.txt")

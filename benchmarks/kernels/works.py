@@ -98,6 +98,11 @@ def works() -> Iterator[Work]:
                 yield from _decode_attention(shape, sequences, positions)
 
 
+def divided_works() -> Iterator[Work]:
+    """The works that both cores of a logical core share: the matmuls and those of 70B over 32 ranks."""
+    return (work for work in works() if work.shape is None or work.shape.name == "70B tp32")
+
+
 def _matmul(size: int, transposed: bool) -> Work:
     a, b = (Value(name, (size, size), BFLOAT16) for name in "ab")
     least = LeastWork(2.0 * size**3, 3.0 * size * size * BFLOAT16.itemsize)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import nki
+import nki.isa as nisa
+import nki.language as nl
 import pytest
 
-from benchmarks.kernels.__main__ import TARGETS, main
-from benchmarks.kernels.measure import Bench
+from benchmarks.kernels.__main__ import TABLES, main, rows_of
+from benchmarks.kernels.behind import REASONS, behind
+from benchmarks.kernels.measure import Bench, Measured, Refused
 from benchmarks.kernels.public import best_public
 from benchmarks.kernels.table import stored, text
-from benchmarks.kernels.works import works
+from benchmarks.kernels.works import divided_works, works
 
 
-def test_there_are_208_works_with_titles_of_their_own() -> None:
+def test_there_are_208_works_with_titles_of_their_own_and_72_of_two_cores() -> None:
     assert len({work.title for work in works()}) == 208
+    assert len({work.title for work in divided_works()}) == 72
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_stored_table_is_what_the_kernels_take(target: str) -> None:
+@pytest.mark.parametrize(("target", "cores"), TABLES)
+def test_the_stored_table_is_what_the_kernels_take(target: str, cores: int) -> None:
     """`python -m benchmarks.kernels --write` stores it anew; the diff shows which works became slower."""
-    bench = Bench(target)
-    assert text(target, map(bench.measure, works())) == stored(target).read_text()
+    assert text(target, rows_of(target, cores), cores=cores) == stored(target, cores).read_text()
 
 
 def test_a_floor_is_the_larger_of_operations_and_bytes_on_the_peaks() -> None:
@@ -28,17 +32,84 @@ def test_a_floor_is_the_larger_of_operations_and_bytes_on_the_peaks() -> None:
     rows = {work.title: work for work in works()}
     bench = Bench("trn2")
     product = bench.measure(rows["matmul aT.b, 2048^3"])
-    assert (product.bound.value, product.floor_us) == ("compute", pytest.approx(2 * 2048**3 / 78.6432e6))
+    assert (product.floor.bound.value, product.floor.time_us) == (
+        "compute",
+        pytest.approx(2 * 2048**3 / 78.6432e6),
+    )
     decode = bench.measure(rows["decode norm + qkv, 8B tp8, B=1"])
     moved = 2 * (4096 * 768 + 4096 + 768)
-    assert (decode.bound.value, decode.floor_us) == ("bandwidth", pytest.approx(moved / 358e3))
-    assert product.least_share == product.floor_us / max(product.times_us.values())
+    assert (decode.floor.bound.value, decode.floor.time_us) == ("bandwidth", pytest.approx(moved / 358e3))
+    assert product.least_share == product.floor.time_us / max(product.times_us.values())
+
+
+@nki.jit
+def rows_of_a(a, b, transposed):
+    """The rows of `a`, of each core those of its part: all of them where there is one core."""
+    y = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    part = a.shape[0] // nl.num_programs()
+    first = nl.program_id() * part
+    nisa.dma_copy(dst=y[first : first + part, :], src=a[first : first + part, :])
+    return y
+
+
+@nki.jit
+def all_rows_of_a(a, b, transposed):
+    """The rows of `a`, all of them on each core."""
+    y = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=y[:, :], src=a[:, :])
+    return y
+
+
+@nki.jit
+def refusing(a, b, transposed):
+    """A kernel for one core."""
+    assert nl.num_programs() == 1, "this kernel takes one core"
+    return a
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (rows_of_a, None),
+        (all_rows_of_a, "matmul does not divide its work: each core writes all of y"),
+        (refusing, "this kernel takes one core"),
+    ],
+)
+def test_two_cores_have_half_of_a_floor_each_and_a_kernel_divides_its_work_or_has_no_time(
+    kernel, reason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the kernel that divides is that of half of the rows: each core has its own 358 GB/s."""
+    (work,) = (work for work in divided_works() if work.title == "matmul a.b, 4096^3")
+    monkeypatch.setattr("nki_kernels.matmul", kernel)
+    two = Bench("trn2", cores=2).measure_if_divided(work)
+    assert two.floor.time_us == pytest.approx(4096**3 / 78.6432e6)
+    assert isinstance(two, Refused if reason else Measured)
+    if isinstance(two, Refused):
+        assert two.reason == reason
+    else:
+        one = Bench("trn2").measure(work)
+        moved_us = 2 * 2 * 4096**2 / 358e3
+        for reading, time_us in one.times_us.items():
+            assert time_us - two.times_us[reading] == pytest.approx(moved_us / 2, rel=0.05)
+        assert two.busiest == one.busiest
 
 
 def test_public_kernels_need_a_clone_and_a_work_they_do() -> None:
     rows = {work.title: work for work in works()}
     assert best_public(rows["matmul a.b, 2048^3"], "trn2", {}) == "no clone of awslabs/nki-autotune"
     assert best_public(rows["decode layer, 8B tp8, B=1 S=1024"], "trn2", {}) == "no public kernel"
+
+
+def test_a_row_behind_the_best_public_kernel_has_its_reason() -> None:
+    """From the stored tables; 5 % are allowed."""
+    rows = behind("trn2")
+    assert {row.work for row in rows} == set(REASONS), [(row.title, row.times) for row in rows]
+    furthest = rows[0]
+    assert (furthest.title, furthest.public_us) == (
+        "prefill output projection, 70B tp64, T=8192",
+        pytest.approx(404.4),
+    )
+    assert furthest.times == pytest.approx(furthest.time_us / 404.4)
 
 
 def test_what_is_stored_are_whole_tables(
@@ -48,8 +119,8 @@ def test_what_is_stored_are_whole_tables(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "leave --only and --sources out" in capsys.readouterr().err
-    monkeypatch.setattr("sys.argv", ["kernels", "--target", "trn2", "--only", "matmul a.b"])
+    assert "leave --only out" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["kernels", "--target", "trn2", "--cores", "1", "--only", "matmul a.b"])
     assert main() == 0
     head, _, *rows = capsys.readouterr().out.strip().splitlines()
     assert head.startswith("# trn2: ") and head.endswith(" of 2 rows reach 80% of their floor; times in us")

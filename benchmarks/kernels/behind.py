@@ -1,0 +1,73 @@
+"""Rows whose kernel is behind the best public one, from the stored tables alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from benchmarks.fidelity.sources.clones import Clone
+from benchmarks.kernels.measure import READINGS
+from benchmarks.kernels.table import STORED, Public, stored
+
+MARGIN = 1.05
+"""How many times as long as the public kernel a row may take, in the slower reading of each."""
+
+REASONS = MappingProxyType(
+    {
+        "prefill output projection": "adds the residual, which the public kernel leaves to another launch",
+        "decode attention block": "q, k, v and o pass through HBM between the parts of the launch",
+    }
+)
+"""Why the rows of a work are behind."""
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A row that takes more than MARGIN times as long as the public kernel; times of the slower reading in us."""
+
+    title: str
+    time_us: float
+    public_us: float
+
+    @property
+    def work(self) -> str:
+        """The work without shape and size."""
+        return self.title.partition(",")[0]
+
+    @property
+    def times(self) -> float:
+        """How many times as long the shipped kernel takes."""
+        return self.time_us / self.public_us
+
+
+def stored_public(target: str) -> Path:
+    """The stored times of the public kernels of a chip."""
+    return STORED / f"{target}-public.txt"
+
+
+def public_text(target: str, found: Mapping[str, Public], clones: Iterable[Clone]) -> str:
+    """The times of the public kernels by title, of the works that one does; which commits they are from."""
+    commits = ", ".join(f"{clone.repo} at {clone.commit}" for clone in clones)
+    rows = [
+        f"{title:<46} " + " ".join(f"{times[each.value]:>9.1f}" for each in READINGS)
+        for title, times in found.items()
+        if not isinstance(times, str)
+    ]
+    return "\n".join([f"# {target}: best public kernels, us, program and scheduled; {commits}", *rows, ""])
+
+
+def behind(target: str) -> list[Behind]:
+    """The rows behind, the furthest first."""
+    ours, public = _slower(stored(target), first=1), _slower(stored_public(target), first=0)
+    rows = [Behind(title, ours[title], time_us) for title, time_us in public.items()]
+    return sorted((row for row in rows if row.times > MARGIN), key=lambda row: -row.times)
+
+
+def _slower(table: Path, first: int) -> dict[str, float]:
+    """The slower reading by title, which two spaces end; the times begin at one of the columns behind it."""
+    rows = [
+        line.partition("  ") for line in table.read_text().splitlines() if not line.startswith(("#", "work "))
+    ]
+    return {title: max(map(float, rest.split()[first : first + len(READINGS)])) for title, _, rest in rows}
