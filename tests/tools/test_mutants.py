@@ -7,6 +7,7 @@ import json
 import mmap
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from tools.mutants.__main__ import CAUGHT, MORTALITY, sampled
 from tools.mutants.campaign import Result, run
 from tools.mutants.cases import cases
+from tools.mutants.dataflow import View
 from tools.mutants.equivalents import EQUIVALENTS, matches, reason
 from tools.mutants.judge import Fate, Verdict, launched
 from tools.mutants.log import Call, same_calls
@@ -151,11 +153,23 @@ def test_an_equivalent_is_shown_or_argued_and_nothing_else() -> None:
 
 
 A, B, C = (("kernel", 1, 1), ("kernel", 2, 1), ("kernel", 3, 1))
+S, T = (("kernel", 4, 1), ("kernel", 5, 1))
+"""S and T lie in SBUF, the others in HBM, where results stay."""
 
 
-def instruction(name: str, reads: tuple[Any, ...], writes: tuple[Any, ...], memory: str = "sbuf") -> Call:
-    arguments = tuple(("tile", tile, (), memory) for tile in (*reads, *writes))
-    return Call(name, arguments, reads, writes, accumulates=name == "nc_matmul")
+def view(tile: Any, first: int = 0, columns: int = 4) -> View:
+    steps = ((0, 1, 2), (1, 1, columns))
+    return View(tile, (0, first), steps, "float32", tile in (A, B, C), is_dynamic=False)
+
+
+def instruction(name: str, reads: tuple[Any, ...], writes: tuple[View, ...], memory: str = "sbuf") -> Call:
+    stored = tuple(each.allocation for each in writes)
+    arguments = tuple(
+        ("tile", each.allocation, (each.steps, each.starts, 0, each.dtype), memory)
+        for each in (*map(view, reads), *writes)
+    )
+    accumulates = name == "nc_matmul"
+    return Call(name, arguments, reads, stored, accumulates, tuple(map(view, reads)), writes)
 
 
 @pytest.mark.parametrize(
@@ -169,16 +183,31 @@ def instruction(name: str, reads: tuple[Any, ...], writes: tuple[Any, ...], memo
         ("ac", "ca", None),  # a writes what c reads
         ("p", "a", "memory"),
         ("ab", "a", None),
+        ("stst", "st", "values"),  # all done again
+        ("sxt", "st", "values"),  # what x computes is not used
+        ("xy", "st", "values"),  # by way of another tile
+        ("slt", "lst", None),  # l and s overlap
+        ("srt", "rst", "values"),  # r writes other columns of S
+        ("svt", "st", None),  # one that t reads is overwritten by another value
+        ("ost", "st", None),  # draws random numbers, before others that do
     ],
 )
 def test_calls_are_equal_only_where_the_data_cannot_tell(ours: str, theirs: str, word: str | None) -> None:
     book = {
-        "a": instruction("tensor_copy", (B,), (A,)),
-        "b": instruction("activation", (A,), (C,)),
-        "c": instruction("reciprocal", (A,), (B,)),
-        "u": instruction("tensor_scalar", (A,), (A,)),
-        "m": instruction("nc_matmul", (B,), (A,)),
-        "p": instruction("tensor_copy", (B,), (A,), memory="psum"),
+        "a": instruction("tensor_copy", (B,), (view(A),)),
+        "b": instruction("activation", (A,), (view(C),)),
+        "c": instruction("reciprocal", (A,), (view(B),)),
+        "u": instruction("tensor_scalar", (A,), (view(A),)),
+        "m": instruction("nc_matmul", (B,), (view(A),)),
+        "p": instruction("tensor_copy", (B,), (view(A),), memory="psum"),
+        "s": instruction("tensor_copy", (B,), (view(S),)),
+        "t": instruction("activation", (S,), (view(C),)),
+        "x": instruction("tensor_copy", (B,), (view(T),)),
+        "y": instruction("activation", (T,), (view(C),)),
+        "l": instruction("memset", (), (view(S, 2),)),
+        "r": instruction("memset", (), (view(S, 4),)),
+        "v": instruction("memset", (), (view(S),)),
+        "o": replace(instruction("rng", (), (view(A),)), is_ordered=True),
     }
     assert same_calls({0: [book[x] for x in ours]}, {0: [book[x] for x in theirs]}) == word
 

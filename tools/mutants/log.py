@@ -15,19 +15,26 @@ from simulate.isa import book
 from simulate.isa.plan import Accumulate
 from simulate.memory import NkiTensor, Storage
 from simulate.run import current_core
+from tools.mutants.dataflow import View, same_values
 
 Tile = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One instruction: its name, its arguments, and the allocations it reads and writes."""
+    """One instruction: its name, its arguments, and the allocations it reads and writes.
+
+    loads and stores: the views of them. is_ordered: whether it uses state of the core, or meets other cores or ranks.
+    """
 
     name: str
     arguments: tuple[Any, ...]
     reads: tuple[Tile, ...]
     writes: tuple[Tile, ...]
     accumulates: bool
+    loads: tuple[View, ...] = ()
+    stores: tuple[View, ...] = ()
+    is_ordered: bool = False
 
     @property
     def again(self) -> bool:
@@ -76,6 +83,9 @@ def logged() -> Iterator[dict[int, list[Call]]]:
                 tuple(named(tile.storage) for tile in (*reads, *indices)),
                 tuple(named(tile.storage) for tile in writes),
                 plan.accumulate not in (None, Accumulate.overwrite) or plan.state is not None,
+                tuple(View.of(tile, named(tile.storage)) for tile in (*reads, *indices)),
+                tuple(View.of(tile, named(tile.storage)) for tile in writes),
+                any(each is not None for each in (plan.state, plan.registers, plan.rendezvous)),
             )
         )
         return template, reads, writes
@@ -92,14 +102,14 @@ def same_calls(ours: Mapping[int, list[Call]], theirs: Mapping[int, list[Call]])
 
     identical: call by call. memory: but for the memory that a tile lies in. repeated: but for instructions carried
     out a second time at once that read nothing they write. reordered: but for the order of instructions that
-    share no tile, or only read it.
+    share no tile, or only read it. values: every value stored in HBM is computed by the same instructions.
     """
     if ours.keys() != theirs.keys():
         return None
     for word, seen in _VIEWS.items():
         if all(seen(ours[rank]) == seen(theirs[rank]) for rank in ours):
             return word
-    return None
+    return "values" if same_values(ours.values(), (theirs[rank] for rank in ours)) else None
 
 
 def _identical(calls: list[Call]) -> Any:

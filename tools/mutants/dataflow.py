@@ -1,0 +1,167 @@
+"""Whether two runs store the same values in HBM whatever the inputs, told from their calls alone.
+
+A value is named by the instruction that computes it, with all of its arguments and the values that it reads. So tiles
+need no names, what is computed twice is the same value, and what no store needs does not count. Instructions that
+synchronize, draw random numbers or use accumulator registers keep their order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from simulate.memory import NkiTensor
+
+if TYPE_CHECKING:
+    from tools.mutants.log import Call
+
+NO_VALUE = ("engine", "name", "dge_mode")
+"""Arguments that change when and by whom something is done, and never a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The elements of an allocation that an operand touches.
+
+    starts: the first index in each dim of the allocation. steps: for each dim of the operand with more than one
+    element, the dim of the allocation that it goes along, its step and its size. So a larger tile around the same
+    elements gives the same view. Where an operand does not go along dims, `starts` is its offset in the allocation's
+    shape, and each step is a stride.
+    """
+
+    allocation: tuple[Any, ...]
+    starts: tuple[Any, ...]
+    steps: tuple[tuple[int, int, int], ...]
+    dtype: str
+    in_hbm: bool
+    is_dynamic: bool
+
+    @classmethod
+    def of(cls, tile: NkiTensor, allocation: tuple[Any, ...]) -> View:
+        """The view of one operand."""
+        form = tile.storage.form
+        kind = (str(tile.dtype), not tile.buffer.on_chip, tile.dynamic is not None)
+        along = _along(tile, form.shape) if str(form.dtype) == kind[0] and 0 not in form.shape else None
+        if along is not None:
+            return cls(allocation, *along, *kind)
+        raw = tuple((-1, stride, size) for stride, size in zip(tile.strides, tile.shape))
+        return cls(allocation, (form.shape, str(form.dtype), tile.offset), raw, *kind)
+
+    def overlaps(self, other: View) -> bool:
+        """Whether they may share an element: no dim of the allocation tells them apart."""
+        if self.is_dynamic or other.is_dynamic or not (self._goes_along and other._goes_along):
+            return True
+        return all(a[0] <= b[1] and b[0] <= a[1] for a, b in zip(self._ranges(), other._ranges()))
+
+    @property
+    def _goes_along(self) -> bool:
+        return all(isinstance(start, int) for start in self.starts)
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        for dim, start in enumerate(self.starts):
+            yield start, start + sum(step * (size - 1) for axis, step, size in self.steps if axis == dim)
+
+
+def _along(
+    tile: NkiTensor, shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]] | None:
+    """`starts` and `steps` of a view whose dims each go along one dim of the allocation, inside it."""
+    natural = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    rest, starts = tile.offset, []
+    for stride in natural:
+        starts.append(rest // stride)
+        rest %= stride
+    ends, steps = list(starts), []
+    for stride, size in zip(tile.strides, tile.shape):
+        if size == 1:
+            continue
+        axis = next((dim for dim, each in enumerate(natural) if 0 < each <= stride), None)
+        if axis is None or stride % natural[axis]:
+            return None
+        steps.append((axis, stride // natural[axis], size))
+        ends[axis] += stride // natural[axis] * (size - 1)
+    if any(end >= size for end, size in zip(ends, shape)):
+        return None
+    return tuple(starts), tuple(steps)
+
+
+Stores = list[tuple[View, int]]
+
+
+class _Values:
+    """The values that allocations hold, by what was stored in them and not overwritten since."""
+
+    def __init__(self, numbers: dict[Any, int]) -> None:
+        self.stored: dict[tuple[Any, ...], Stores] = {}
+        self._numbers = numbers
+        self._ordered = 0
+
+    def _number(self, what: Any) -> int:
+        return self._numbers.setdefault(what, len(self._numbers))
+
+    def read(self, view: View) -> int:
+        """The value of a view: the stores that overlap it, each with its place."""
+        found = [
+            (each.starts, each.steps, each.dtype, value)
+            for each, value in self.stored.get(view.allocation, [])
+            if each.overlaps(view)
+        ]
+        origin = view.allocation if view.in_hbm else None
+        return self._number(("read", origin, view.starts, view.steps, view.dtype, tuple(found)))
+
+    def carry_out(self, call: Call) -> None:
+        """Store what an instruction computes."""
+        before = call.stores if call.accumulates else ()
+        operands = tuple(self.read(view) for view in (*call.loads, *before))
+        order = self._ordered if call.is_ordered else None
+        self._ordered += call.is_ordered
+        made = (call.name, _without_tiles(call.arguments), operands, order)
+        for place, view in enumerate(call.stores):
+            value = self._number((made, place))
+            is_update = call.accumulates or any(each.allocation == view.allocation for each in call.loads)
+            self._store(view, value, covers=not is_update and not view.is_dynamic)
+
+    def _store(self, view: View, value: int, covers: bool) -> None:
+        stores = self.stored.setdefault(view.allocation, [])
+        for each in reversed(stores):
+            if covers and each == (view, value):
+                return
+            if each[0].overlaps(view):
+                break
+        if covers:
+            stores[:] = [each for each in stores if each[0] != view]
+        place = len(stores)
+        while place and stores[place - 1][1] > value and not stores[place - 1][0].overlaps(view):
+            place -= 1
+        stores.insert(place, (view, value))
+
+
+def _without_tiles(value: Any) -> Any:
+    """Arguments with tiles by shape, dtype and run-time index, and without those that change no value."""
+    if not isinstance(value, tuple):
+        return value
+    if len(value) == 4 and value[0] == "tile":
+        shape, _, _, dtype, *index = value[2]
+        return ("tile", shape, dtype, *map(_without_tiles, index))
+    if len(value) == 2 and value[0] in NO_VALUE:
+        return ()
+    return tuple(_without_tiles(part) for part in value)
+
+
+def same_values(ours: Iterable[list[Call]], theirs: Iterable[list[Call]]) -> bool:
+    """Whether the calls of every rank leave the same values in HBM."""
+    numbers: dict[Any, int] = {}
+    return all(_in_hbm(one, numbers) == _in_hbm(other, numbers) for one, other in zip(ours, theirs))
+
+
+def _in_hbm(calls: list[Call], numbers: dict[Any, int]) -> list[Any]:
+    values = _Values(numbers)
+    for call in calls:
+        values.carry_out(call)
+    return sorted(
+        (str(allocation), stores)
+        for allocation, stores in values.stored.items()
+        if stores and stores[0][0].in_hbm
+    )
