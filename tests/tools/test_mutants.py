@@ -20,7 +20,7 @@ from tools.mutants.equivalents import EQUIVALENTS, matches, reason
 from tools.mutants.judge import Fate, Verdict, launched
 from tools.mutants.log import Call, same_calls
 from tools.mutants.operators import mutants
-from tools.mutants.source import FOLDER, MODULES, file_of, kernels, mutated, tree
+from tools.mutants.source import FOLDER, MODULES, file_of, guards, kernels, mutated, tree
 from tools.mutants.table import as_json, caught_without_numbers, column, equivalent, mortality, table
 
 EVERYTHING = mutants()
@@ -49,7 +49,9 @@ def test_the_sources_themselves_stay_as_they_are() -> None:
 def test_references_and_guards_are_left_alone() -> None:
     touched = {mutant.function for mutant in EVERYTHING}
     assert not [name for name in touched if name.endswith("_reference")]
-    assert touched.isdisjoint({"check_arguments", "check_penalties", "expect_dims"})
+    assert guards() >= {"check_arguments", "check_penalties", "check_caches", "expect_dims"}
+    assert touched.isdisjoint(guards())
+    assert "expect_tokens" in touched  # begins loads: only its name looks like a guard's
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tools.mutants.source import GUARDS, MODULES, Mutant, Path_, kernels, tree
+from tools.mutants.source import MODULES, Mutant, Path_, guards, kernels, tree
 
 Change = tuple[str, str, Path_]
 """What is changed, the new source, and the path of the expression below the node that an operator looked at."""
@@ -152,7 +152,7 @@ def _acts(node: ast.stmt) -> bool:
     """Whether a statement is an instruction, or a helper called for what it does."""
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return False
-    return _name(node.value.func) not in GUARDS
+    return _name(node.value.func) not in guards()
 
 
 def _exchange(first: ast.stmt, second: ast.stmt) -> bool:
@@ -175,7 +175,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 def _below(module: str, function: str, node: ast.AST, path: Path_) -> Iterator[Mutant]:
     """The mutants of an expression and of everything below it; guards are left alone."""
-    if isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and _name(node.func) in GUARDS):
+    if isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and _name(node.func) in guards()):
         return
     for operator, look in _OPERATORS.items():
         for what, new, below in look(node):

@@ -19,9 +19,6 @@ MODULES = tuple(
 )
 """The modules that are mutated; precision.py serves the references only, the ladder has tests of its own."""
 
-GUARDS = ("expect_dims", "check_arguments", "check_penalties")
-"""Functions that refuse bad arguments and issue nothing; the tests of the kernels try them."""
-
 Path_ = tuple[str | int, ...]
 
 
@@ -56,6 +53,21 @@ class Mutant:
 def tree(module: str) -> ast.Module:
     """A module's tree; not to be changed."""
     return _parsed(module)
+
+
+def _refuses(node: ast.stmt) -> bool:
+    """Whether a function refuses bad arguments and does nothing else: its name says so, and it returns nothing."""
+    return (
+        isinstance(node, ast.FunctionDef)
+        and node.name.startswith(("check_", "expect_"))
+        and not any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(node))
+    )
+
+
+@cache
+def guards() -> frozenset[str]:
+    """Names of the functions that refuse bad arguments and issue nothing; the tests of the kernels try them."""
+    return frozenset(node.name for module in MODULES for node in tree(module).body if _refuses(node))  # type: ignore[attr-defined]
 
 
 def file_of(module: str) -> Path:
@@ -102,7 +114,7 @@ def _at(node: ast.AST, place: ast.AST) -> ast.AST:
 def kernels(module: str) -> Iterator[tuple[ast.FunctionDef, Path_]]:
     """The functions of a module that issue instructions or lead to them, with their paths."""
     for number, node in enumerate(tree(module).body):
-        if not isinstance(node, ast.FunctionDef) or node.name in GUARDS:
+        if not isinstance(node, ast.FunctionDef) or node.name in guards():
             continue
         if not node.name.endswith("_reference"):
             yield node, ("body", number)
