@@ -303,11 +303,14 @@ def _value(node: ast.AST) -> Iterator[Change]:
 
 
 def _pattern(node: ast.AST) -> Iterator[Change]:
-    """Steps and counts of access patterns."""
+    """Steps and counts of access patterns; the step of a dim that is written as of size 1 counts for nothing."""
     if isinstance(node, ast.List) and node.elts and isinstance(node.elts[0], ast.List):
         for pair, inner in enumerate(node.elts):
             assert isinstance(inner, ast.List)
+            is_single = ast.unparse(inner.elts[-1]) == "1"
             for number, part in enumerate(inner.elts):
+                if is_single and number == 0:
+                    continue
                 for step in ("+ 1", "- 1"):
                     yield _around(ast.unparse(node), part, step, ("elts", pair, "elts", number))
     if isinstance(node, ast.Call) and _name(node.func) == "permute":
