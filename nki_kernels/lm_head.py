@@ -31,19 +31,25 @@ Layout
     chunk on the partitions, the columns of a chunk along the free dim.
 
 Tiling
-    for each piece of min(MERGED_CHUNKS, 128 // T) chunks of up to CHUNK_COLUMNS columns
+    for each piece of min(MERGED_CHUNKS, 128 // T) chunks of up to 512 columns
         logits of all chunks in one PSUM bank; stored
         search of the chunks, K/8 rounds; merge with the largest so far, K/8 rounds, after the next search
+    where loads take longer than searches: the last 640 columns in two pieces, each searched as a row beside the
+        largest so far, K/8 rounds, while the next piece is loaded
     with several ranks: the gathered candidates of all ranks are merged as well
 
+Cores
+    Two cores of a logical core take half of the columns each, and exchange what they found; the first core merges it.
+
 Limits
-    T up to 128, H up to 8192, K up to V and 1024, R times K up to 8192, which lie in SBUF; ids below
-    2^24, because they are added in float32.
+    T up to 128, H up to 8192, K up to V, on two cores up to half of V, and up to 1024; R times K up to 8192, which lie
+    in SBUF; ids below 2^24, because they are added in float32.
 
 Cost
     HBM: w_head once, logits once, x once, the norm's weight once, the candidates. Vector: K/4 passes over the columns
-    of a chunk and over the candidates of a row, for each piece. Bound: reading w_head, at full rate:
-    for V = 16032 and K = 64, 99 to 106 % of the floor (bfloat16, trn2). The last search and merge are some 25 us.
+    of a chunk and over the candidates of a row, for each piece. Bound: reading w_head, at full rate. Predicted on
+    trn2 in bfloat16, of the floor: 93 % for V = 16032, H = 4096 and K = 64, 85 % for V = 2004 and H = 8192, where the
+    last search takes 12 us. On two cores 80 % of half of the floor for V = 4008, H = 8192 and K = 64.
 """
 
 from __future__ import annotations
@@ -54,24 +60,19 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.precision import widened
-from nki_kernels.projection.spread_product import padding_operands, project_piece, spread_rows
+from nki_kernels.projection.spread_product import padding_operands, spread_rows
 from nki_kernels.rmsnorm import MAX_HIDDEN
 from nki_kernels.sampling.top_k import (
     MAX_GATHERED,
     MERGED_CHUNKS,
     chunks_of_a_row,
-    collect,
+    gather_cores,
     gather_ranks,
-    merge,
+    merged,
     multiple_of_eight,
-    new_candidates,
-    pieces,
-    search,
 )
-from nki_kernels.tiles import BANK, PARTITIONS, cast, expect_dims, load_repeated
-
-CHUNK_COLUMNS = BANK
-"""Columns of a chunk: what one matmul makes."""
+from nki_kernels.sampling.vocabulary import largest_logits
+from nki_kernels.tiles import PARTITIONS, cast, core_range, expect_dims, load_repeated
 
 MAX_TOP_K = 1024
 """Candidates of a row lie in SBUF beside the weights."""
@@ -100,41 +101,22 @@ def lm_head(
     values = nl.ndarray((rows, keep), dtype=nl.float32, buffer=nl.shared_hbm)
     ids = nl.ndarray((rows, keep), dtype=nl.int32, buffer=nl.shared_hbm)
 
+    first, end = core_range(columns)
     chunks = chunks_of_a_row(rows, MERGED_CHUNKS)
     spread = spread_rows(x, norm_weight, eps, norm_bias, norm_offset, chunks)
-    padding = padding_operands(rows, chunks)
+    operands = (spread, padding_operands(rows, chunks), chunks)
     offset = cast(load_repeated(vocab_offset, rows), nl.float32)
-    cuts = pieces(columns, chunks, CHUNK_COLUMNS, keep)
-    room = keep + MERGED_CHUNKS * keep
-    waiting = None
-    for i in range(len(cuts)):
-        first, size = cuts[i]
-        last = i == len(cuts) - 1
-        weights = w_head[:, first : min(columns, first + chunks * size)]
-        sums = project_piece(spread, padding, rows, chunks, weights, size)
-        candidates = new_candidates(rows, room)
-        # The merge of a piece waits for a DMA: it comes after the next search, except that nothing delays the last.
-        if waiting is not None and last:
-            merge(candidates, waiting, keep)
-        scores = finish_logits(logits[:, first : first + weights.shape[1]], sums, chunks, softcap)
-        work = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-        found, places = search(scores, work, keep)
-        collected = collect(candidates, waiting is not None, first, found, places, size, keep)
-        if waiting is not None and not last:
-            merge(candidates, waiting, keep)
-        waiting = collected
-    largest = new_candidates(rows, keep)
-    merge(largest, waiting, keep)
-    best = largest[0]
-    best_ids = with_offset(largest[1], offset)
-    if replica_group is not None:
-        everyone = gather_ranks((best, best_ids), ("values", "ids"), replica_group, num_ranks)
-        largest = new_candidates(rows, keep)
-        merge(largest, everyone, keep)
-        best = largest[0]
-        best_ids = largest[1]
-    nisa.dma_copy(dst=values, src=best)
-    nisa.dma_copy(dst=ids, src=cast(best_ids, nl.int32))
+    best, best_columns = largest_logits(logits, operands, w_head, softcap, first, end, keep)
+    alone = replica_group is None and nl.num_programs() == 1
+    best_ids = with_offset(best_columns, offset, nl.int32 if alone else nl.float32)
+    if nl.num_programs() > 1:
+        best, best_ids = merged(gather_cores((best, best_ids)), keep)
+    if nl.program_id(0) == 0:
+        if replica_group is not None:
+            everyone = gather_ranks((best, best_ids), ("values", "ids"), replica_group, num_ranks)
+            best, best_ids = merged(everyone, keep)
+        nisa.dma_copy(dst=values, src=best)
+        nisa.dma_copy(dst=ids, src=cast(best_ids, nl.int32))
     return logits, values, ids
 
 
@@ -154,6 +136,10 @@ def check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, 
     assert vocab_offset.shape == (1, 1), f"vocab_offset is [1, 1], not {vocab_offset.shape}"
     assert top_k >= 1, f"top_k is {top_k}; at least 1 is wanted"
     assert keep <= columns, f"the largest {keep} (top_k {top_k}, a multiple of 8) of {columns} columns"
+    cores = nl.num_programs()
+    assert cores == 1 or 2 * keep <= columns, (
+        f"the largest {keep} (top_k {top_k}, a multiple of 8) of each half of {columns} columns"
+    )
     assert keep <= MAX_TOP_K, f"lm_head finds at most the largest {MAX_TOP_K}, not {keep}"
     assert num_ranks >= 1, f"num_ranks is {num_ranks}; the group's list has at least this rank"
     assert replica_group is not None or num_ranks == 1, f"{num_ranks} ranks, but no replica_group"
@@ -162,35 +148,9 @@ def check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, 
     )
 
 
-def finish_logits(logits, sums, chunks, softcap):
-    """Store a piece of the logits [T, n] @ HBM from sums [row * chunk, column], capped if asked; return what to search.
-
-    The search goes on in PSUM where it can, so that it does not wait until the logits are stored. A cap lifts padding
-    to its lower bound, where equal logits come first: their columns are lower.
-    """
-    scores = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-    if softcap is None:
-        nisa.activation(dst=scores, op=nl.copy, data=sums)
-    else:
-        bounded = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(dst=bounded, op=nl.tanh, data=sums, scale=1.0 / softcap)
-        nisa.activation(dst=scores, op=nl.copy, data=bounded, scale=softcap)
-    lanes, size = sums.shape
-    columns = logits.shape[1]
-    if columns == chunks * size:
-        nisa.dma_copy(dst=logits, src=scores)
-    else:
-        for chunk in range(chunks):
-            end = min(columns, (chunk + 1) * size)
-            if chunk * size < end:
-                source = scores[chunk:lanes:chunks, 0 : end - chunk * size]
-                nisa.dma_copy(dst=logits[:, chunk * size : end], src=source)
-    return sums if softcap is None else scores
-
-
-def with_offset(columns, offset):
-    """Ids of columns [T, n], both in float32: the offset of each row is added."""
-    ids = nl.ndarray(columns.shape, dtype=nl.float32, buffer=nl.sbuf)
+def with_offset(columns, offset, dtype):
+    """Ids of columns [T, n] float32, in `dtype`: the offset of each row is added."""
+    ids = nl.ndarray(columns.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=ids, data=columns, op0=nl.add, operand0=offset)
     return ids
 

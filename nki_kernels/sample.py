@@ -50,6 +50,9 @@ Tiling
     given candidates without penalties and bias are taken as they are
     K/8 rounds bring the candidates into the order of their ids
 
+Cores
+    Two cores of a logical core take half of the rows each; one row, and rows over ranks, are the first core's alone.
+
 Limits
     T up to 128, K up to V and 1024, R times K up to 8192, given candidates up to 4096; ids below 2^24, because
     they are compared in float32. Logits beyond 1e37 count as 1e37, and below -1e30 as masked.
@@ -71,7 +74,7 @@ from nki_kernels.precision import widened
 from nki_kernels.sampling.candidates import find_candidates, given_candidates, over_ranks
 from nki_kernels.sampling.draw import candidate_weights, column, draw, prepared, value_of
 from nki_kernels.sampling.top_k import MAX_GATHERED, MISSING, multiple_of_eight
-from nki_kernels.tiles import MASKED, PARTITIONS, cast, expect_dims, load, load_repeated
+from nki_kernels.tiles import MASKED, PARTITIONS, cast, core_range, expect_dims, load, load_repeated
 
 MAX_CANDIDATES = 1024
 """Candidates of a row that lie in SBUF beside a piece."""
@@ -110,29 +113,65 @@ def sample(
     top_ids = nl.ndarray((rows, keep), dtype=nl.int32, buffer=nl.shared_hbm)
     top_log_probs = nl.ndarray((rows, keep), dtype=nl.float32, buffer=nl.shared_hbm)
 
+    results = (chosen_ids, log_probs, top_ids, top_log_probs)
+    sources = (logits, bias, prompt_counts, output_counts)
+    penalties = (repetition, presence, frequency)
+    # A rank calls a collective once, so over ranks one core takes all rows.
+    first, end = core_range(rows) if replica_group is None else core_range(rows, rows)
+    if first < end:
+        limits = load_limits(own_rows((uniform, temperature, top_k, top_p, min_p), first, end))
+        values, found_ids, total = largest_adjusted(
+            own_rows(sources, first, end),
+            own_rows(penalties, first, end),
+            None if ids is None else ids[first:end, :],
+            vocab_offset,
+            keep,
+        )
+        if replica_group is not None:
+            values, found_ids, total = over_ranks(values, found_ids, total, replica_group, num_ranks)
+        draw_rows(own_rows(results, first, end), values, found_ids, total, limits)
+    return chosen_ids, log_probs, top_ids, top_log_probs
+
+
+def own_rows(tensors, first, end):
+    """Rows first … end of each tensor of HBM that there is."""
+    parts = []
+    for tensor in tensors:
+        parts.append(None if tensor is None else tensor[first:end, :])
+    return parts
+
+
+def load_limits(limits):
+    """The uniform numbers of a draw, what `prepared` makes of temperature, top_k and top_p, and min_p, in SBUF."""
+    uniform, temperature, top_k, top_p, min_p = limits
     parameters = prepared(load(temperature, nl.float32), load(top_k, nl.float32), load(top_p, nl.float32))
     least_share = load(min_p, nl.float32)
-    numbers = load(uniform, nl.float32)
+    return load(uniform, nl.float32), parameters, least_share
+
+
+def largest_adjusted(sources, penalties, ids, vocab_offset, keep):
+    """The `keep` largest adjusted logits of each row, their ids in float32, and the sum of exp(logit - best) of all."""
+    logits, bias, _, output_counts = sources
     if ids is not None and bias is None and output_counts is None:
         values, total = given_candidates(logits, keep)
-        found_ids = load(ids[:, 0:keep], nl.float32)
-    else:
-        penalties = (repetition, presence, frequency)
-        sources = (logits, bias, prompt_counts, output_counts)
-        values, columns, total = find_candidates(sources, penalties, keep)
-        found_ids = ids_of(columns, ids, vocab_offset)
-    if replica_group is not None:
-        values, found_ids, total = over_ranks(values, found_ids, total, replica_group, num_ranks)
+        return values, load(ids[:, 0:keep], nl.float32), total
+    values, columns, total = find_candidates(sources, penalties, keep)
+    return values, ids_of(columns, ids, vocab_offset), total
+
+
+def draw_rows(results, values, found_ids, total, limits):
+    """Draw one of the candidates of each row, and store its id and log-probability and those of all candidates."""
+    chosen_ids, log_probs, top_ids, top_log_probs = results
+    numbers, parameters, least_share = limits
     weights = candidate_weights(values, parameters, least_share)
     chosen = draw(weights, found_ids, numbers)
     nisa.dma_copy(dst=chosen_ids, src=cast(chosen, nl.int32))
     nisa.dma_copy(dst=top_ids, src=cast(found_ids, nl.int32))
-    log_sum = column(rows)
+    log_sum = column(values.shape[0])
     nisa.activation(dst=log_sum, op=nl.log, data=total)
     best = values[:, 0:1]
     nisa.dma_copy(dst=top_log_probs, src=log_probabilities(values, best, log_sum))
     nisa.dma_copy(dst=log_probs, src=log_probabilities(value_of(chosen, found_ids, values), best, log_sum))
-    return chosen_ids, log_probs, top_ids, top_log_probs
 
 
 def check_arguments(logits, uniform, candidates, ids, replica_group, num_ranks):

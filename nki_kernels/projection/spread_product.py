@@ -15,6 +15,9 @@ from nki_kernels.projection.hidden_rows import hidden_parts, load_normalised
 from nki_kernels.sampling.top_k import MISSING
 from nki_kernels.tiles import BANK, WEIGHT_ELEMENTS, cast
 
+LEAST_ELEMENTS = 1024
+"""Elements per partition of the smallest load: 256 KiB in bfloat16."""
+
 
 def window(tile, rows, chunks, chunk):
     """The stationary operand of a chunk: T * chunks columns of a tile [height, chunks - 1 + T * chunks].
@@ -82,12 +85,10 @@ def project_piece(tiles, padding, rows, chunks, matrix, size):
     parts = hidden_parts(hidden)
     sums = nl.ndarray((rows * chunks, size), dtype=nl.float32, buffer=nl.psum)
     begun = pad(sums, padding, rows, chunks, columns)
-    per_load = max(1, WEIGHT_ELEMENTS // columns)
     for i in range(len(parts)):
         start, height, count = parts[i]
         part = matrix[start : start + height * count].reshape_dim(0, (height, count))
-        for first in range(0, count, per_load):
-            last = min(count, first + per_load)
+        for first, last in loads(count, columns):
             weights = nl.ndarray((height, last - first, columns), dtype=matrix.dtype, buffer=nl.sbuf)
             nisa.dma_copy(dst=weights, src=part[:, first:last])
             weights = cast(weights, tiles[i].dtype)
@@ -103,3 +104,28 @@ def project_piece(tiles, padding, rows, chunks, matrix, size):
                         )
                         begun = True
     return sums
+
+
+def project_rows(tiles, rows, chunks, matrix):
+    """Rows, spread for `chunks` chunks, times a matrix [H, n] of one bank: [row, n] float32 @ PSUM."""
+    views = []
+    for tile in tiles:
+        width = tile.shape[2]
+        views.append(tile[:, :, chunks - 1 : width : chunks])
+    return project_piece(views, None, rows, 1, matrix, matrix.shape[1])
+
+
+def loads(count, columns):
+    """Ranges (first, last) of `count` blocks of so many columns that one DMA brings, each at most half of the rest.
+
+    So the products with what comes last end soon after it.
+    """
+    most = max(1, WEIGHT_ELEMENTS // columns)
+    least = max(1, LEAST_ELEMENTS // columns)
+    ranges = []
+    first = 0
+    while first < count:
+        last = min(count, first + max(least, min(most, (count - first) // 2)))
+        ranges.append((first, last))
+        first = last
+    return ranges

@@ -18,6 +18,7 @@ from nki_kernels.sampling.top_k import (
     collect,
     gather_ranks,
     merge,
+    merged,
     new_candidates,
     pieces,
     search,
@@ -65,8 +66,7 @@ def find_candidates(sources, penalties, keep):
         if waiting is not None:
             merge(candidates, waiting, keep)
         waiting = collect(candidates, i > 0, first, found, places, size, keep)
-    largest = new_candidates(rows, keep)
-    merge(largest, waiting, keep)
+    largest = merged(waiting, keep)
     all_maxima = nl.ndarray((rows, chunks * len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
     all_sums = nl.ndarray((rows, chunks * len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=all_maxima, src=maxima)
@@ -97,9 +97,8 @@ def over_ranks(values, ids, total, replica_group, ranks):
     every_value, every_id, totals = gather_ranks((values, ids, total), names, replica_group, ranks)
     maxima = nl.ndarray((rows, ranks), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=maxima, src=every_value[:, 0 : ranks * keep : keep])
-    largest = new_candidates(rows, keep)
-    merge(largest, (every_value, every_id), keep)
-    return largest[0], largest[1], total_exponentials(maxima, totals, largest[0][:, 0:1])
+    best, best_ids = merged((every_value, every_id), keep)
+    return best, best_ids, total_exponentials(maxima, totals, best[:, 0:1])
 
 
 def total_exponentials(maxima, sums, best):

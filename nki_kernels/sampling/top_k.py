@@ -35,6 +35,9 @@ MISSING = -2.0e38
 LEAST = -3.0e38
 """Replaces the values that were found: below MISSING, so that no place is found twice."""
 
+SENT_BY_GPSIMD = 256
+"""float32 values of a partition that GpSimd sends to the other core at once; it starts sooner than a DMA."""
+
 _EIGHT = 8
 """Values that the Vector engine finds at a time."""
 
@@ -191,8 +194,10 @@ def collect(candidates, begun, first, found, places, size, keep):
     return values[:, start:end], columns[:, start:end]
 
 
-def merge(largest, candidates, keep):
-    """Second stage: the `keep` largest candidates of each row, whose values are lost, to the first places of `largest`.
+def merge(largest, candidates, keep, work=None):
+    """Second stage: the `keep` largest candidates of each row to the first places of `largest`.
+
+    Their values are lost, unless there is `work`, a tile like them.
 
     A place that is none, which NaN gives, becomes the last one: a gather takes places only.
     """
@@ -200,9 +205,38 @@ def merge(largest, candidates, keep):
     rows, count = values.shape
     places = nl.ndarray((rows, keep), dtype=nl.uint32, buffer=nl.sbuf)
     valid = nl.ndarray((rows, keep), dtype=nl.uint32, buffer=nl.sbuf)
-    take_largest(largest[0], places, values, values)
+    take_largest(largest[0], places, values, values if work is None else work)
     nisa.tensor_scalar(dst=valid, data=places, op0=nl.minimum, operand0=float(count - 1))
     nisa.nc_n_gather(dst=largest[1][:, 0:keep], data=columns, indices=valid)
+
+
+def merged(candidates, keep):
+    """The `keep` largest of candidates, whose values are lost, and their columns."""
+    largest = new_candidates(candidates[0].shape[0], keep)
+    merge(largest, candidates, keep)
+    return largest
+
+
+def gather_cores(tiles):
+    """float32 tiles [rows, n] of the two cores of a logical core, in their order beside each other: [rows, 2 * n]."""
+    core = nl.program_id(0)
+    results = []
+    for i in range(len(tiles)):
+        rows, count = tiles[i].shape
+        result = nl.ndarray((rows, 2 * count), dtype=nl.float32, buffer=nl.sbuf)
+        own = core * count
+        other = count - own
+        nisa.tensor_copy(dst=result[:, own : own + count], src=tiles[i])
+        nisa.sendrecv(
+            src=tiles[i],
+            dst=result[:, other : other + count],
+            send_to_rank=1 - core,
+            recv_from_rank=1 - core,
+            pipe_id=i,
+            dma_engine=nisa.dma_engine.gpsimd_dma if count <= SENT_BY_GPSIMD else nisa.dma_engine.dma,
+        )
+        results.append(result)
+    return results
 
 
 def gather_ranks(tiles, names, replica_group, ranks):

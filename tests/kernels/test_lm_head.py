@@ -109,6 +109,21 @@ def test_ids_begin_at_the_offset() -> None:
     check(arguments(1, 24, 100, 8, first_id=128000))
 
 
+@pytest.mark.parametrize("columns", [767, 768, 769, 1151, 1152, 1153, 3000])
+@pytest.mark.parametrize("rows", [1, 65])
+def test_vocabularies_whose_last_columns_are_searched_as_rows(rows: int, columns: int) -> None:
+    """From 96 times the values wanted on, the hidden size makes loads slower than searches."""
+    check(arguments(rows, 768, columns, 8, first_id=5))
+
+
+def test_equal_logits_of_the_last_columns_come_lowest_id_first() -> None:
+    row, _, head = tied(1200, 3)
+    given = row.repeat(768, axis=1), row.repeat(768, axis=1), head.repeat(768, axis=0)
+    _, values, ids = run(kernels.lm_head, (*given, 0.0, 8, np.int32([[0]])))
+    assert np.array_equal(values, largest(768 * head, 8)[0])
+    assert np.array_equal(ids, largest(head, 8)[1])
+
+
 def tied(columns: int, distinct: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One row of one element, and a head whose logits are few whole numbers that occur many times."""
     head = np.random.default_rng(4).integers(0, distinct, (1, columns)).astype(np.float32)

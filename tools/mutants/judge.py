@@ -73,7 +73,7 @@ class Baseline:
 def launched(case: Case) -> tuple[Outputs, list[Any]]:
     """The outputs of every rank and what the detectors find; raises what the launch raises."""
     kernel = getattr(sys.modules["nki_kernels"], case.kernel)
-    world = simulate.World(case.target, case.ranks)
+    world = simulate.World(case.target, case.ranks, case.cores)
     if case.judge is None:
         world.launch(kernel, [(arguments, {}) for arguments in case.arguments], mode=simulate.Mode.dry)
         return [], []

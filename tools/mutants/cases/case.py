@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -22,18 +22,24 @@ class Case:
     """One launch: a kernel, a chip, the arguments of every rank, and a judge of the outputs of every rank.
 
     The judge raises AssertionError where numbers, shapes or dtypes are wrong. A case without one is dry: planned and
-    placed at the largest sizes, where it may only be refused.
+    placed at the largest sizes, where it may only be refused. A rank has `cores` physical cores.
     """
 
     kernel: str
     target: str
     arguments: tuple[tuple[Any, ...], ...]
     judge: Callable[[Outputs], None] | None
+    cores: int = 1
 
     @property
     def ranks(self) -> int:
         """Ranks of the world."""
         return len(self.arguments)
+
+
+def two_cores(case: Case) -> Case:
+    """The same case on logical cores of two physical ones."""
+    return replace(case, cores=2)
 
 
 def by_reference(

@@ -9,7 +9,7 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels
 from tests.kernels.accuracy import compare, copied, in_float64, normal
-from tools.mutants.cases.case import BF16, EPS, Case, Outputs
+from tools.mutants.cases.case import BF16, EPS, Case, Outputs, two_cores
 
 
 def _searched(target: str, *arguments: Any, ranks: int = 1, options: tuple[Any, ...] = ()) -> Case:
@@ -67,6 +67,9 @@ def _heads() -> list[Case]:
         _searched("trn1", *given(3, 172, 601, 9, 5), options=(2.0, normal(5, 1, 172), 1.0)),
         _searched("trn2", *given(3, 40, 64, 9), options=(0.5,)),
         _searched("trn2", *given(2, 1000, 2300, 9)),
+        _searched("trn2", *given(3, 768, 1200, 8), options=(0.5,)),
+        two_cores(_searched("trn2", *given(3, 24, 201, 24, 128000))),
+        two_cores(_searched("trn3", *given(3, 24, 1200, 264), ranks=2)),
         _searched(
             "trn2", normal(1, 2, 40, scale=1e-3), *given(2, 40, 64, 9)[1:]
         ),  # squares of the size of EPS
@@ -146,6 +149,8 @@ def _samples() -> list[Case]:
         _drawn("trn2", 1, 33000, 16),
         _drawn("trn2", 24, 600, 8, ranks=3),
         _drawn("trn2", 128, 1000, 200),
+        two_cores(_drawn("trn2", 3, 70, 16, "bias prompt output", given=True)),
+        two_cores(_drawn("trn3", 4, 60, 8, ranks=2)),
     ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from nki.collectives import ReplicaGroup
 
 from tests.kernels.accuracy import normal, whole_numbers
-from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference
+from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores
 
 
 def products() -> list[Case]:
@@ -25,6 +25,9 @@ def products() -> list[Case]:
         by_reference("matmul", "trn3", normal(1, 2, 8), normal(2, 8, 2049)),
         by_reference("matmul", "trn1", normal(1, 512, 8), normal(2, 8, 8)),
         by_reference("matmul", "trn2", normal(1, 513, 8), normal(2, 8, 8)),
+        two_cores(by_reference("matmul", "trn2", normal(1, 3, 40), normal(2, 40, 1300))),
+        two_cores(by_reference("matmul", "trn2", normal(1, 130, 20), normal(2, 20, 8))),
+        two_cores(by_reference("matmul", "trn3", normal(1, 20, 130), normal(2, 20, 8), True)),
     ]
 
 

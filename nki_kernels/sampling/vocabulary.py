@@ -1,0 +1,132 @@
+"""The largest logits of a range of the vocabulary, searched while the weights of the next columns are loaded.
+
+A *piece* of the columns is spread over the partitions in chunks, see `spread_product`: its search is short, but it is
+followed by a DMA and a merge. The last pieces, the *tail*, are searched as rows, beside the largest so far. So little
+is left to do when the last column has come.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.projection.spread_product import project_piece, project_rows
+from nki_kernels.sampling.top_k import MERGED_CHUNKS, collect, merge, new_candidates, pieces, search
+from nki_kernels.tiles import BANK
+
+CHUNK_COLUMNS = BANK
+"""Columns of a chunk: what one matmul makes."""
+
+TAIL_COLUMNS = (256, 384)
+"""Columns of the tail's pieces, the last one first: one is searched about while the next one is loaded."""
+
+TAIL_HIDDEN = 96
+"""Hidden size for each value wanted, from which on a column is searched in less time than it is loaded."""
+
+LEAST_SPREAD = 512
+"""Columns before the tail that are worth the search in chunks."""
+
+
+def largest_logits(logits, operands, w_head, softcap, first, end, keep):
+    """The `keep` largest logits of the columns first … end, and these columns, each [T, keep] float32; all are stored.
+
+    operands: the results of `spread_rows` and `padding_operands`, and the chunks for which they spread the rows.
+    """
+    tail = tail_columns(w_head.shape[0], end - first, keep)
+    spread_end = end
+    for size in tail:
+        spread_end -= size
+    delays = len(tail) > 0
+    waiting = spread_pieces(logits, operands, w_head, softcap, first, spread_end, keep, delays)
+    rows = logits.shape[0]
+    spread, _, chunks = operands
+    work = None
+    first = spread_end
+    for size in tail:
+        sums = project_rows(spread, rows, chunks, w_head[:, first : first + size])
+        candidates = new_candidates(rows, keep + size)
+        nisa.iota(dst=candidates[1][:, keep : keep + size], pattern=[[1, size]], offset=first)
+        merge(candidates, waiting, keep, work)
+        scores = candidates[0][:, keep : keep + size]
+        copy_logits(scores, sums, softcap)
+        nisa.dma_copy(dst=logits[:, first : first + size], src=scores)
+        # The logits are on their way to HBM while they are searched.
+        work = nl.ndarray(candidates[0].shape, dtype=nl.float32, buffer=nl.sbuf)
+        waiting = candidates
+        first += size
+    largest = new_candidates(rows, keep)
+    merge(largest, waiting, keep, work)
+    return largest
+
+
+def spread_pieces(logits, operands, w_head, softcap, first, end, keep, delays):
+    """Store the logits of the columns first … end; return the candidates of the last merge, which is yet to come.
+
+    The merge of a piece waits for a DMA: it comes after the search of the next piece, unless that is the last one and
+    no tail `delays` what follows.
+    """
+    rows = logits.shape[0]
+    spread, padding, chunks = operands
+    cuts = pieces(end - first, chunks, CHUNK_COLUMNS, keep)
+    waiting = None
+    for i in range(len(cuts)):
+        start, size = cuts[i]
+        start += first
+        at_once = i == len(cuts) - 1 and not delays
+        weights = w_head[:, start : min(end, start + chunks * size)]
+        sums = project_piece(spread, padding, rows, chunks, weights, size)
+        candidates = new_candidates(rows, keep + MERGED_CHUNKS * keep)
+        if waiting is not None and at_once:
+            merge(candidates, waiting, keep)
+        scores = finish_logits(logits[:, start : start + weights.shape[1]], sums, chunks, softcap)
+        work = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+        found, places = search(scores, work, keep)
+        collected = collect(candidates, waiting is not None, start, found, places, size, keep)
+        if waiting is not None and not at_once:
+            merge(candidates, waiting, keep)
+        waiting = collected
+    return waiting
+
+
+def finish_logits(logits, sums, chunks, softcap):
+    """Store a piece of the logits [T, n] @ HBM from sums [row * chunk, column], capped if asked; return what to search.
+
+    The search goes on in PSUM where it can, so that it does not wait until the logits are stored. A cap lifts padding
+    to its lower bound, where equal logits come first: their columns are lower.
+    """
+    scores = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+    copy_logits(scores, sums, softcap)
+    lanes, size = sums.shape
+    columns = logits.shape[1]
+    if columns == chunks * size:
+        nisa.dma_copy(dst=logits, src=scores)
+    else:
+        for chunk in range(chunks):
+            end = min(columns, (chunk + 1) * size)
+            if chunk * size < end:
+                source = scores[chunk:lanes:chunks, 0 : end - chunk * size]
+                nisa.dma_copy(dst=logits[:, chunk * size : end], src=source)
+    return sums if softcap is None else scores
+
+
+def copy_logits(scores, sums, softcap):
+    """The sums of a product, capped if asked, from PSUM to `scores`."""
+    if softcap is None:
+        nisa.activation(dst=scores, op=nl.copy, data=sums)
+    else:
+        bounded = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=bounded, op=nl.tanh, data=sums, scale=1.0 / softcap)
+        nisa.activation(dst=scores, op=nl.copy, data=bounded, scale=softcap)
+
+
+def tail_columns(hidden, columns, keep):
+    """The columns of each piece that is searched as a row, without chunks, in the order of the columns."""
+    sizes = []
+    if hidden < TAIL_HIDDEN * keep:
+        return sizes
+    rest = columns
+    for size in TAIL_COLUMNS:
+        if rest - size >= max(LEAST_SPREAD, keep):
+            sizes = [size] + sizes
+            rest -= size
+    return sizes
