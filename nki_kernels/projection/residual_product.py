@@ -23,7 +23,7 @@ Larger pieces are no faster where 16 of them are under way, and the products wit
 """
 
 VECTOR_SHARE = 2
-"""The Vector engine reads out one of so many PSUM banks; 0: none."""
+"""The Vector engine reads out one of so many PSUM banks from gen3 on; 0: none."""
 
 COLLECTIVES_AHEAD = 2
 """Chunks whose sums over the ranks may be under way before the first of them is stored."""
@@ -238,9 +238,10 @@ def plus_residual(sums, before, bias):
     """The banks of a chunk plus the residual and the bias, as a tile [row in block, block, column] of its dtype.
 
     The Vector engine adds one of VECTOR_SHARE banks, the last one included; the Scalar engine copies the others to SBUF
-    and GpSimd adds them.
+    and GpSimd adds them. On gen2 these engines wait for each other at their ports, so the Vector engine adds all.
     """
     result = nl.ndarray(before.shape, dtype=before.dtype, buffer=nl.sbuf)
+    share = 1 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
     for number in range(len(sums)):
         bank, tile, start = sums[number]
         count, columns = bank.shape
@@ -248,7 +249,7 @@ def plus_residual(sums, before, bias):
         into = result[0:count, tile, start : start + columns]
         if bias is not None:
             nisa.tensor_tensor(dst=own, data1=own, data2=bias[0:count, start : start + columns], op=nl.add)
-        if (len(sums) - 1 - number) % VECTOR_SHARE == 0:
+        if (len(sums) - 1 - number) % share == 0:
             nisa.tensor_tensor(dst=into, data1=bank, data2=own, op=nl.add)
         else:
             copied = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
