@@ -34,8 +34,8 @@ Tiling
     for each piece of min(MERGED_CHUNKS, 128 // T) chunks of up to 512 columns
         logits of all chunks in one PSUM bank; stored
         search of the chunks, K/8 rounds; merge with the largest so far, K/8 rounds, after the next search
-    where loads take longer than searches: the last 640 columns in two pieces, each searched as a row beside the
-        largest so far, K/8 rounds, while the next piece is loaded
+    where loads take longer than searches: the last 640 columns (gen4: 384) in pieces that are searched as rows beside
+        the largest so far, K/8 rounds, while the next piece is loaded
     with several ranks: the gathered candidates of all ranks are merged as well
 
 Cores

@@ -16,6 +16,9 @@ from benchmarks.fidelity.entry import Entry
 from simulate.timing import Reading
 
 LADDER_MIN = 4
+LADDER_TAU = 0.6
+"""Kendall's tau from which on a ladder keeps its published order."""
+
 _SAME = 1.0e-9
 """Sums of one bracket's two readings may differ in their last digits."""
 
@@ -227,11 +230,24 @@ def _figures(members: Sequence[Outcome]) -> str:
 
 
 def _ladders(outcomes: Sequence[Outcome]) -> str:
+    found = sorted(ladders(outcomes).items())
+    taus = {
+        name: kendall([(member.measured_us, member.time_us()) for member in members])
+        for name, members in found
+    }
+    if not taus:
+        return ""
     lines = [f"| ladder of {LADDER_MIN} or more | entries | Kendall |", "|---|---:|---:|"]
-    for name, members in sorted(ladders(outcomes).items()):
-        tau = kendall([(member.measured_us, member.time_us()) for member in members])
-        lines.append(f"| {name} | {len(members)} | {tau:.2f} |")
-    return "\n".join(lines) + "\n" if len(lines) > 2 else ""
+    lines += [f"| {name} | {len(members)} | {taus[name]:.2f} |" for name, members in found]
+    low = [f"{name} ({tau:.2f})" for name, tau in taus.items() if tau < LADDER_TAU]
+    equal = sum(math.isnan(tau) for tau in taus.values())
+    lines += [
+        "",
+        f"{len(low)} of {len(taus)} ladders lie below {LADDER_TAU}{': ' if low else ''}{'; '.join(low)}.",
+    ]
+    if equal:
+        lines.append(f"{equal} of them have no order, because all their predictions are equal.")
+    return "\n".join(lines) + "\n"
 
 
 def _worst(outcomes: Sequence[Outcome], count: int = 5) -> str:

@@ -18,7 +18,10 @@ CHUNK_COLUMNS = BANK
 """Columns of a chunk: what one matmul makes."""
 
 TAIL_COLUMNS = (256, 384)
-"""Columns of the tail's pieces, the last one first: one is searched about while the next one is loaded."""
+"""Columns of the tail's pieces, the last one first: one is searched about while the next one is loaded.
+
+gen4 has the second one only: HBM is so fast there that rows of 512 bytes take longer than the search they hide.
+"""
 
 TAIL_HIDDEN = 96
 """Hidden size for each value wanted, from which on a column is searched in less time than it is loaded."""
@@ -124,8 +127,9 @@ def tail_columns(hidden, columns, keep):
     sizes = []
     if hidden < TAIL_HIDDEN * keep:
         return sizes
+    wanted = TAIL_COLUMNS[1:] if nisa.get_nc_version() == nisa.nc_version.gen4 else TAIL_COLUMNS
     rest = columns
-    for size in TAIL_COLUMNS:
+    for size in wanted:
         if rest - size >= max(LEAST_SPREAD, keep):
             sizes = [size] + sizes
             rest -= size

@@ -314,7 +314,26 @@ def test_a_ladder_is_one_kernel_over_shapes() -> None:
     (members,) = ladders(found).values()
     assert len(members) == 4
     assert "| 4 | 1.00 |" in text(found, held_out=True)
+    assert "0 of 1 ladders lie below 0.6." in text(found, held_out=True)
     assert ladders(found[:3]) == {}
+
+
+def test_ladders_out_of_order_and_without_one_are_named() -> None:
+    rungs = outcomes(
+        [
+            replace(entries()["b"], id=str(m), shapes=f"M x K x N = {m}x128x512", latency_us=float(m))
+            for m in (128, 256, 384, 512)
+        ]
+    )
+    times = [each.measured_us for each in rungs]
+    backwards = [replace(each, measured_us=time) for each, time in zip(rungs, reversed(times))]
+    report = text(backwards, held_out=True)
+    assert "1 of 1 ladders lie below 0.6: " in report
+    assert "(-1.00)." in report
+    alike = [replace(each, predicted_us=rungs[0].predicted_us) for each in rungs]
+    report = text(alike, held_out=True)
+    assert "0 of 1 ladders lie below 0.6." in report
+    assert "1 of them have no order, because all their predictions are equal." in report
 
 
 def test_kendall_and_quantiles_of_small_lists() -> None:
