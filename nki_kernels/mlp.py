@@ -29,6 +29,8 @@ Tiling
         chunks of columns of the product of the group before with w_down, see `residual_product`
         between them units of F (256 columns for 512 rows): gate and up product, activation and gate from PSUM
         rows of the next group are loaded and normalised meanwhile, and transposed after the last unit
+    Two cores of a logical core take half of the rows each. Up to 128 rows they take half of F, exchange their parts of
+        the intermediate, and take half of the columns of y.
     A last block of 64 columns of F shares the array: gate beside up, and in the last product two row tiles.
 
 Limits
@@ -39,15 +41,18 @@ Cost
     once. Over ranks: one all-reduce of x's size in x's dtype, from SBUF to SBUF in chunks. Rounding to x's dtype: the
     normalised rows, the intermediate, over ranks the partial product and the sum, and y.
     Predicted on trn2 in bfloat16, of the floor: 95 % for T = 8192 (H = 4096, F = 1792), 85 % (H = 8192, F = 448);
-    95 % for T = 1 and 91 % in decode. Bound: the Tensor engine from some hundred rows on, below it reading the weights.
+    95 % for T = 1 and 91 % in decode. On two cores 86 to 92 % of half of the floor (H = 8192, F = 896). Bound: the
+    Tensor engine from some hundred rows on, below it reading the weights.
 """
 
 from __future__ import annotations
 
 import nki
+import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from nki_kernels.cores import divides_columns, from_other_core, own_columns, own_rows, part
 from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.precision import erf_reference, widened, widened_or_zero
 from nki_kernels.projection.gated_product import bias_columns, columns_at_once, gated_columns, in_both_halves
@@ -73,7 +78,10 @@ from nki_kernels.projection.row_groups import (
     transpose_tiles,
 )
 from nki_kernels.rmsnorm import MAX_HIDDEN
-from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, expect_dims
+
+INNER_UNIT = 64
+"""Two cores divide the intermediate into whole units of so many columns: halves of a block share the array."""
 
 GROUP_TILES = 4
 """Row tiles of the largest group: 512 rows, the columns of the widest moving tile that every chip takes."""
@@ -102,25 +110,45 @@ def mlp(
     check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, norm_bias)
     tokens, hidden = x.shape
     y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
+    first, last = own_rows(tokens)
+    x = x[first:last, :]
+    left, right = own_columns(tokens, w_up.shape[1], INNER_UNIT)
     rows = min(tokens, PARTITIONS)
+    weights = [w_up[:, left:right]]
+    if w_gate is not None:
+        weights = [w_gate[:, left:right], w_up[:, left:right]]
+    exchanges = divides_columns(tokens)
     stage = {
         "x": x,
         "norm": load_norm(norm_weight, norm_bias, norm_offset, eps, rows, x.dtype),
         "scratch": nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf),
-        "weights": [w_up] if w_gate is None else [w_gate, w_up],
-        "biases": [bias_columns(b_gate), bias_columns(b_up)],
+        "weights": weights,
+        "biases": [
+            bias_columns(columns_of(b_gate, left, right)),
+            bias_columns(columns_of(b_up, left, right)),
+        ],
         "function": activation_function(activation),
-        "engine": load_engine(replica_group),
+        "engine": load_engine(replica_group, exchanges),
+        "inner": w_up.shape[1],
+        "columns": own_columns(tokens, hidden, BANK),
+        "exchanges": exchanges,
     }
-    after = None if b_down is None else on_every_row(b_down, rows, x.dtype, 0.0)
-    paired = in_both_halves(stage["weights"]) and tokens > PARTITIONS
-    job = residual_product(y, x, w_down, after, replica_group, None, paired)
+    start, end = stage["columns"]
+    down = [w_down[left:right, start:end]]
+    if exchanges:
+        first_other, last_other = part(w_up.shape[1], INNER_UNIT, 1 - nl.program_id(0))
+        down.append(w_down[first_other:last_other, start:end])
+    after = None if b_down is None else on_every_row(b_down[:, start:end], rows, x.dtype, 0.0)
+    paired = in_both_halves(weights) and x.shape[0] > PARTITIONS
+    job = residual_product(
+        y[first:last, start:end], x[:, start:end], down, after, replica_group, None, paired, exchanges
+    )
     held = bytes_of(stage["norm"][0]) + bytes_of(stage["norm"][1]) + bytes_of(after)
     tiles = tiles_at_once(hidden, w_up.shape[1], x.dtype, held)
     if tiles > 0:
-        pipeline(stage, job, row_groups(tokens, min(tiles, blocks(tokens))))
+        pipeline(stage, job, row_groups(last - first, min(tiles, blocks(last - first))))
     else:
-        groups = row_groups(tokens, 1)
+        groups = row_groups(last - first, 1)
         for number in range(len(groups)):
             pipeline(stage, job, groups[number : number + 1])
     store_last_sums(job)
@@ -141,32 +169,34 @@ def pipeline(stage, job, groups):
     normalised = loaded
     if keeps_rows(x, stage["weights"][0].shape[1]):
         normalised = [nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)]
-        job["kept"] = loaded[0].reshape((x.shape[0], 1, hidden))
+        start, end = stage["columns"]
+        job["kept"] = loaded[0][:, start:end].reshape((x.shape[0], 1, end - start))
     normalise_tiles(normalised, loaded, stage["norm"], stage["scratch"])
     transpose_tiles(stage["blocks"], normalised, 0)
-    inner_blocks = None
+    inner = None
     for step in range(len(groups) + 1):
         group = groups[step] if step < len(groups) else None
         before = groups[step - 1] if step > 0 else None
         following = groups[step + 1] if step + 1 < len(groups) else None
         waiting = [] if following is None else row_tiles(places, following)
         loads = [] if following is None else loads_of(waiting, x, following)
-        inner_blocks = overlap(stage, job, group, before, inner_blocks, waiting, loads)
+        inner = overlap(stage, job, group, before, inner, waiting, loads)
 
 
-def overlap(stage, job, group, before, before_blocks, waiting, loads):
-    """Multiply one group with w_gate and w_up, and the one before it with w_down, in turns; returns the intermediate.
+def overlap(stage, job, group, before, before_parts, waiting, loads):
+    """Multiply one group with w_gate and w_up, and the one before it with w_down, in turns; returns its intermediate.
 
-    So loads, stores and the engines beside the Tensor engine have work all the time. waiting: the row tiles of the next
-    group, which are loaded by `loads` and normalised meanwhile, and transposed after the last use of the blocks.
+    The intermediate has a part for each core that computes one. So loads, stores and the engines beside the Tensor
+    engine have work all the time. waiting: the row tiles of the next group, which are loaded by `loads` and normalised
+    meanwhile, and transposed after the last use of the blocks.
     """
     result = None
     columns = []
-    chunks = [] if before is None else starts(job["weight"].shape[1], chunk_width(before[1]))
+    chunks = [] if before is None else starts(job["y"].shape[1], chunk_width(before[1]))
     if group is not None:
         rows = group[1]
         inner = stage["weights"][0].shape[1]
-        result = blocks_tile(inner, rows, stage["blocks"].dtype)
+        result = inner_tile(inner, rows, stage)
         columns = starts(inner, columns_at_once(stage["weights"], rows))
     loading = max(1, len(columns) // 2)
     done = 0
@@ -176,7 +206,7 @@ def overlap(stage, job, group, before, before_blocks, waiting, loads):
             normalise_share(stage, waiting, done - loading, len(columns) - loading)
             passing = share_of(loads, done, loading)
             gated_columns(
-                result,
+                result[:, 0 : blocks(inner), :],
                 stage["blocks"][:, :, 0:rows],
                 stage["weights"],
                 stage["biases"],
@@ -192,8 +222,22 @@ def overlap(stage, job, group, before, before_blocks, waiting, loads):
             transpose_tiles(stage["blocks"], waiting[transposed : transposed + 1], transposed)
             transposed += 1
         if chunk < len(chunks):
-            product_chunk(job, before_blocks, before[0], chunks[chunk])
+            product_chunk(job, before_parts, before[0], chunks[chunk])
     transpose_tiles(stage["blocks"], waiting[transposed:], transposed)
+    if stage["exchanges"] and group is not None:
+        return [result, from_other_core(result)]
+    return [result]
+
+
+def inner_tile(inner, rows, stage):
+    """A tile for `inner` columns of the intermediate; cores exchange tiles of the larger part, all of them defined."""
+    if not stage["exchanges"]:
+        return blocks_tile(inner, rows, stage["x"].dtype)
+    first, last = part(stage["inner"], INNER_UNIT, 0)
+    result = blocks_tile(last - first, rows, stage["x"].dtype)
+    full = inner // PARTITIONS
+    if full * PARTITIONS < last - first:
+        nisa.memset(dst=result[:, full:, :], value=0.0)
     return result
 
 
@@ -242,6 +286,11 @@ def check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, 
     expect_row(b_up, inner, "b_up")
     expect_row(b_down, hidden, "b_down")
     expect_row(norm_bias, hidden, "norm_bias")
+
+
+def columns_of(row, left, right):
+    """Columns left … right of a row, if it is given."""
+    return None if row is None else row[:, left:right]
 
 
 def expect_row(row, columns, name):

@@ -54,12 +54,12 @@ ROUNDS = 3
 """Panels of few rows: the last one that leaves PSUM holds up the end of the launch, more matmuls take longer."""
 
 
-def project(x, norm, w, head, deliver, context):
-    """Deliver norm(x) @ w; columns of a panel are whole heads of `head` columns, if that is not 0."""
+def project(x, norm, w, columns, head, deliver, context):
+    """Deliver norm(x) @ w for a range of columns; those of a panel are whole heads of `head`, if that is not 0."""
     if x.shape[0] > PARTITIONS or transposes_multiply():
-        project_many(x, norm, w, head, deliver, context)
+        project_many(x, norm, w, columns, head, deliver, context)
     else:
-        project_few(x, norm, w, head, deliver, context)
+        project_few(x, norm, w, columns, head, deliver, context)
 
 
 def transposes_multiply():
@@ -67,15 +67,19 @@ def transposes_multiply():
     return nisa.get_nc_version() == nisa.nc_version.gen2
 
 
-def column_groups(width, head, most):
-    """Ranges of at most `most` columns and ACCUMULATOR_BANKS PSUM banks, with the columns of a bank: whole heads."""
+def column_groups(columns, head, most):
+    """Ranges that cover a range of columns, with the columns of a PSUM bank: whole heads.
+
+    Each has at most `most` columns and ACCUMULATOR_BANKS banks.
+    """
     bank = min(BANK, most)
     if head > 0:
         bank = max(head, bank // head * head)
     at_once = min(ACCUMULATOR_BANKS, most // bank)
-    if width <= min(most, ACCUMULATOR_BANKS * bank):
+    first, end = columns
+    if end - first <= min(most, ACCUMULATOR_BANKS * bank):
         at_once = ACCUMULATOR_BANKS
-    return ranges(0, width, at_once * bank), bank
+    return ranges(first, end, at_once * bank), bank
 
 
 def even_panels(width, head, bank):
@@ -86,7 +90,7 @@ def even_panels(width, head, bank):
     return ranges(0, width, blocks(units, number) * unit)
 
 
-def project_few(x, norm, w, head, deliver, context):
+def project_few(x, norm, w, columns, head, deliver, context):
     """The product of at most 128 rows, past which the weights stream."""
     norm_weight, norm_bias, offset, eps = norm
     tokens, hidden = x.shape
@@ -102,7 +106,7 @@ def project_few(x, norm, w, head, deliver, context):
         scale = inverse_rms(rows, eps)
     stationary = spread(rows, True, weight, bias)
     tiles = [(0, tokens)]
-    groups, bank = column_groups(w.shape[1], head, w.shape[1])
+    groups, bank = column_groups(columns, head, columns[1] - columns[0])
     for left, right in groups:
         panels = even_panels(right - left, head, bank)
         sums = empty_sums(tiles, panels)
@@ -113,19 +117,19 @@ def project_few(x, norm, w, head, deliver, context):
         deliver(context, 0, left, right, sums[0], panels, scale)
 
 
-def project_many(x, norm, w, head, deliver, context):
+def project_many(x, norm, w, columns, head, deliver, context):
     """The product of any number of rows with weights that stay in SBUF."""
     norm_weight, norm_bias, offset, eps = norm
     tokens, hidden = x.shape
     block_bytes = blocks(hidden) * (4 if x.dtype == nl.float32 else 2)
     weight = column_of(norm_weight, offset, False) if norm_weight is not None else None
     bias = column_of(norm_bias, 0.0, False) if norm_bias is not None else None
-    groups, bank = column_groups(w.shape[1], head, RESIDENT_BYTES // block_bytes)
+    groups, bank = column_groups(columns, head, RESIDENT_BYTES // block_bytes)
     ones = nl.ndarray((min(hidden, PARTITIONS), 1), dtype=x.dtype, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     scales = []
     for left, right in groups:
-        columns = w[:, left:right]
+        here = w[:, left:right]
         panels = ranges(0, right - left, bank)
         together = 1
         if bias is None:
@@ -133,7 +137,7 @@ def project_many(x, norm, w, head, deliver, context):
             together = max(1, min(LEAD_BANKS // len(panels), spare // (block_bytes * PARTITIONS) - 3))
         lead = min(tokens, together * PARTITIONS)
         turns = [(0, lead)] + ranges(lead, tokens)
-        measured = weight is not None and bias is None and left == 0
+        measured = weight is not None and bias is None and left == columns[0]
         loaded = []
         stationary = squares = None
         for number in range(len(turns)):
@@ -142,9 +146,7 @@ def project_many(x, norm, w, head, deliver, context):
             sums = empty_sums(tiles, panels)
             totals = empty_sums(tiles, [(0, 1)]) if measured else None
             if number == 0:
-                loaded = first_products(
-                    sums, totals, x[first:last, :], columns, panels, weight, bias, ones, eps
-                )
+                loaded = first_products(sums, totals, x[first:last, :], here, panels, weight, bias, ones, eps)
             else:
                 block = 0
                 for part in loaded:

@@ -78,14 +78,14 @@ def store_rows_from(matrix, tile, engine):
         nisa.dma_copy(dst=matrix[full * PARTITIONS : depth], src=tile[0:short, full, :], engine=engine)
 
 
-def load_engine(replica_group):
-    """Who triggers loads: over ranks GpSimd, so that no load waits behind a collective, which Sync triggers."""
-    return nisa.engine.sync if replica_group is None else nisa.engine.gpsimd
+def load_engine(replica_group, exchanges=False):
+    """Who triggers loads: where Sync triggers collectives or exchanges of cores GpSimd, so that no load waits."""
+    return nisa.engine.sync if replica_group is None and not exchanges else nisa.engine.gpsimd
 
 
-def store_engine(replica_group):
+def store_engine(loads):
     """Who triggers stores: the engine that triggers no loads."""
-    return nisa.engine.gpsimd if replica_group is None else nisa.engine.sync
+    return nisa.engine.gpsimd if loads == nisa.engine.sync else nisa.engine.sync
 
 
 def chunk_width(rows):
@@ -93,18 +93,20 @@ def chunk_width(rows):
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows))
 
 
-def residual_product(y, residual, weight, bias, replica_group, held=None, paired=False):
+def residual_product(y, residual, weights, bias, replica_group, held=None, paired=False, exchanges=False):
     """What the chunks of one product share; `product_chunk` takes it.
 
-    bias: [128, H] in SBUF, or None. held: a list, empty at first, if the weight is to stay in SBUF, else None.
-    paired: see `accumulate`. The entry "kept" may be set to the residual in SBUF, as [row, 1, H].
+    weights: the parts of the weight, each some of its rows; one if it is `held`. bias: [128, H] in SBUF, or None. held:
+    a list, empty at first, if the weight is to stay in SBUF, else None. paired: see `accumulate`. exchanges: whether
+    cores exchange tiles meanwhile. The entry "kept" may be set to the residual in SBUF, as [row, 1, H].
     """
     return {
         "y": y,
         "residual": residual,
-        "weight": weight,
+        "weights": weights,
         "bias": bias,
         "replica_group": replica_group,
+        "loads": load_engine(replica_group, exchanges),
         "held": held,
         "kept": None,
         "paired": paired,
@@ -112,32 +114,36 @@ def residual_product(y, residual, weight, bias, replica_group, held=None, paired
     }
 
 
-def product_chunk(job, x, first, column):
-    """One chunk of columns, from `column` on, of rows first … of y, for x [k in block, block, row]."""
-    y, weight, replica_group = job["y"], job["weight"], job["replica_group"]
-    rows = x.shape[2]
-    depth, hidden = weight.shape
-    last = min(hidden, column + chunk_width(rows))
+def product_chunk(job, parts, first, column):
+    """One chunk of columns, from `column` on, of rows first … of y.
+
+    parts: for each part of the weight what it is multiplied with, as [k in block, block, row].
+    """
+    y, replica_group, loads = job["y"], job["replica_group"], job["loads"]
+    rows = parts[0].shape[2]
+    last = min(y.shape[1], column + chunk_width(rows))
     width = last - column
     target = y[first : first + rows, column:last]
-    loads = load_engine(replica_group)
     sums = banks_of(rows, width)
-    per_piece = blocks(depth) if job["held"] is not None else max(1, PIECE_ELEMENTS // width)
     before = None if job["kept"] is None else job["kept"][:, :, column:last]
-    for block in range(0, blocks(depth), per_piece):
-        end = min(depth, (block + per_piece) * PARTITIONS)
-        if job["held"] is None:
-            pieces = [load_piece(weight[:, column:last], block, end, x, job["paired"], loads)]
-        else:
-            pieces = held_columns(job["held"], weight, column, last, x.dtype, loads)
-        if before is None:
-            shape = (min(rows, PARTITIONS), blocks(rows), width)
-            before = nl.ndarray(shape, dtype=y.dtype, buffer=nl.sbuf)
-            load_rows_into(before, job["residual"][first : first + rows, column:last], loads)
-        accumulate(sums, x, pieces, block, end - block * PARTITIONS, job["paired"])
+    for number in range(len(parts)):
+        x, weight = parts[number], job["weights"][number]
+        depth = weight.shape[0]
+        per_piece = blocks(depth) if job["held"] is not None else max(1, PIECE_ELEMENTS // width)
+        for block in range(0, blocks(depth), per_piece):
+            end = min(depth, (block + per_piece) * PARTITIONS)
+            if job["held"] is None:
+                pieces = [load_piece(weight[:, column:last], block, end, x, job["paired"], loads)]
+            else:
+                pieces = held_columns(job["held"], weight, column, last, x.dtype, loads)
+            if before is None:
+                shape = (min(rows, PARTITIONS), blocks(rows), width)
+                before = nl.ndarray(shape, dtype=y.dtype, buffer=nl.sbuf)
+                load_rows_into(before, job["residual"][first : first + rows, column:last], loads)
+            accumulate(sums, x, pieces, block, end - block * PARTITIONS, number > 0, job["paired"])
     bias = None if job["bias"] is None else job["bias"][:, column:last]
     if replica_group is None:
-        store_rows_from(target, plus_residual(sums, before, bias), store_engine(replica_group))
+        store_rows_from(target, plus_residual(sums, before, bias, loads), store_engine(loads))
         return
     total = sum_over_ranks(sums, before, replica_group)
     job["sums"].append((total, before, bias, target))
@@ -186,11 +192,11 @@ def held_columns(held, weight, column, last, dtype, engine):
     return held[column // width : blocks(last, width)]
 
 
-def accumulate(sums, x, pieces, first_block, depth, paired):
+def accumulate(sums, x, pieces, first_block, depth, begun, paired):
     """Add the product of `depth` rows of the weight, those from `first_block` on, to all banks of a chunk.
 
-    paired: a last block of 64 rows lies in both halves of the partitions, so that the array takes it for two banks at
-    once, each in half of its rows.
+    begun: whether the banks hold the products of another part. paired: a last block of 64 rows lies in both halves of
+    the partitions, so that the array takes it for two banks at once, each in half of its rows.
     """
     each = pieces[0].shape[2]
     half = PARTITIONS // 2
@@ -207,7 +213,7 @@ def accumulate(sums, x, pieces, first_block, depth, paired):
                 dst=bank,
                 stationary=x[:, first_block + block, row : row + count],
                 moving=piece[:, block, start : start + columns],
-                accumulate=first_block + block > 0,
+                accumulate=begun or first_block + block > 0,
             )
         last_block = first_block + full
         if short > 0 and not paired:
@@ -215,7 +221,7 @@ def accumulate(sums, x, pieces, first_block, depth, paired):
                 dst=bank,
                 stationary=x[0:short, last_block, row : row + count],
                 moving=piece[0:short, full, start : start + columns],
-                accumulate=last_block > 0,
+                accumulate=begun or last_block > 0,
             )
         if short > 0 and paired and (number % 2 == 1 or number + 1 == len(sums)):
             for other in range(number - number % 2, number + 1):
@@ -228,20 +234,22 @@ def accumulate(sums, x, pieces, first_block, depth, paired):
                     dst=bank,
                     stationary=x[at : at + half, last_block, row : row + count],
                     moving=piece[at : at + half, full, start : start + columns],
-                    accumulate=last_block > 0,
+                    accumulate=begun or last_block > 0,
                     tile_position=(at, 0),
                     tile_size=(half, PARTITIONS),
                 )
 
 
-def plus_residual(sums, before, bias):
+def plus_residual(sums, before, bias, loads):
     """The banks of a chunk plus the residual and the bias, as a tile [row in block, block, column] of its dtype.
 
     The Vector engine adds one of VECTOR_SHARE banks, the last one included; the Scalar engine copies the others to SBUF
-    and GpSimd adds them. On gen2 these engines wait for each other at their ports, so the Vector engine adds all.
+    and GpSimd adds them, unless it triggers loads, which would wait. On gen2 these engines wait for each other at their
+    ports, so the Vector engine adds all.
     """
+    alone = loads != nisa.engine.sync or nisa.get_nc_version() == nisa.nc_version.gen2
+    share = 1 if alone else VECTOR_SHARE
     result = nl.ndarray(before.shape, dtype=before.dtype, buffer=nl.sbuf)
-    share = 1 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
     for number in range(len(sums)):
         bank, tile, start = sums[number]
         count, columns = bank.shape

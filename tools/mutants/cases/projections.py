@@ -8,7 +8,7 @@ import numpy as np
 from nki.collectives import ReplicaGroup
 
 from tests.kernels.accuracy import normal
-from tools.mutants.cases.case import BF16, EPS, Case, by_reference, weights
+from tools.mutants.cases.case import BF16, EPS, Case, by_reference, weights, two_cores
 
 
 def _qkv(
@@ -145,5 +145,9 @@ def projections() -> list[Case]:
         _mlp("trn1", 5, 40, 72, ranks=2),
         _mlp("trn2", 3, 24, 2200),
         _mlp("trn3", 520, 24, 530),
+        two_cores(_mlp("trn2", 3, 40, 300)),
+        two_cores(_mlp("trn3", 130, 40, 24, ranks=2)),
+        two_cores(_output("trn2", 3, 24, 520)),
+        two_cores(_qkv("trn2", 3, 24, 48, 8)),
         *_forms(),
     ]

@@ -1,0 +1,43 @@
+"""What each physical core of a logical core takes of a launch: rows of a prompt, columns of a decode step.
+
+A logical core of two physical ones (LNC2) runs a kernel on both. They share HBM, and nothing else.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.tiles import PARTITIONS, blocks
+
+
+def own_rows(tokens):
+    """(first, end) of this core's rows: its part of whole row tiles; all rows of a decode step."""
+    return part(tokens, PARTITIONS, nl.program_id(0)) if tokens > PARTITIONS else (0, tokens)
+
+
+def own_columns(tokens, columns, unit):
+    """(first, end) of this core's columns: its part of whole units in a decode step; all columns in a prompt."""
+    return part(columns, unit, nl.program_id(0)) if divides_columns(tokens) else (0, columns)
+
+
+def divides_columns(tokens):
+    """Whether two cores divide columns: those of the weights are what a decode step reads."""
+    return nl.num_programs() > 1 and tokens <= PARTITIONS
+
+
+def part(size, unit, core):
+    """(first, end) of a core's part of `size`: whole units, which are smaller where there are less than cores."""
+    cores = nl.num_programs()
+    assert size >= cores, f"{cores} cores divide at least {cores} columns, not {size}"
+    unit = min(unit, blocks(size, cores))
+    each = blocks(blocks(size, unit), cores) * unit
+    return min(size, core * each), min(size, (core + 1) * each)
+
+
+def from_other_core(tile):
+    """The other core's tile of the same shape, for this one."""
+    other = 1 - nl.program_id(0)
+    result = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
+    nisa.sendrecv(src=tile, dst=result, send_to_rank=other, recv_from_rank=other, pipe_id=0)
+    return result
