@@ -8,7 +8,7 @@ import numpy as np
 from nki.collectives import ReplicaGroup
 
 from tests.kernels.accuracy import normal
-from tools.mutants.cases.case import BF16, EPS, Case, by_reference, weights, two_cores
+from tools.mutants.cases.case import BF16, EPS, Case, by_reference, two_cores, weights
 
 
 def _qkv(
