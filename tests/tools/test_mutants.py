@@ -145,7 +145,7 @@ def test_an_equivalent_is_shown_or_argued_and_nothing_else() -> None:
     bound = next(
         m
         for m in EVERYTHING
-        if m.key.startswith("matmul.matmul bound: range(0, total_rows, resident): total_rows + 1")
+        if m.key.startswith("matmul.multiply bound: range(0, total_rows, resident): total_rows + 1")
     )
     assert equivalent(Result(argued, Verdict(Fate.same)))
     assert equivalent(Result(argued, Verdict(Fate.numbers))) is None

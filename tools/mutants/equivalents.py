@@ -60,6 +60,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "prefill.plan.sink_before pattern: [[1, heads], [0, queries.count], [1, 1]]: 1 + 1 #2",
         "rope.gather pattern: [[half, rows], [1, half]]: half *",
     ),
+    "zero is added": ("projection.rows.repeated_row condition: if offset == 0.0 -> False",),
     "a copy of the same dtype": ("*.* dtype: * dtype=nl.bfloat16 -> nl.bfloat16",),
     "the strided slice ends between two of its elements": (
         "sampling.candidates.over_ranks bound: upper of 0:ranks * keep:keep: ranks * keep - 1",
