@@ -246,7 +246,7 @@ def _ladders(outcomes: Sequence[Outcome]) -> str:
         f"{len(low)} of {len(taus)} ladders lie below {LADDER_TAU}{': ' if low else ''}{'; '.join(low)}.",
     ]
     if equal:
-        lines.append(f"{equal} of them have no order, because all their predictions are equal.")
+        lines.append(f"{equal} of the {len(taus)} have no order, because all their predictions are equal.")
     return "\n".join(lines) + "\n"
 
 

@@ -333,7 +333,7 @@ def test_ladders_out_of_order_and_without_one_are_named() -> None:
     alike = [replace(each, predicted_us=rungs[0].predicted_us) for each in rungs]
     report = text(alike, held_out=True)
     assert "0 of 1 ladders lie below 0.6." in report
-    assert "1 of them have no order, because all their predictions are equal." in report
+    assert "1 of the 1 have no order, because all their predictions are equal." in report
 
 
 def test_kendall_and_quantiles_of_small_lists() -> None:
