@@ -48,9 +48,12 @@ def ranges(first, end, size=PARTITIONS):
 
 
 def core_range(size, step=1):
-    """The range (first, end) of rows or columns that this physical core of a logical core takes, in steps of `step`."""
+    """The range (first, end) of rows or columns that this physical core of a logical core takes, in steps of `step`.
+
+    A core for which nothing is left has first >= end.
+    """
     part = blocks(size, nl.num_programs() * step) * step
-    first = min(size, nl.program_id(0) * part)
+    first = nl.program_id(0) * part
     return first, min(size, first + part)
 
 

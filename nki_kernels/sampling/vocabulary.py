@@ -27,7 +27,7 @@ TAIL_HIDDEN = 96
 """Hidden size for each value wanted, from which on a column is searched in less time than it is loaded."""
 
 LEAST_SPREAD = 512
-"""Columns before the tail that are worth the search in chunks."""
+"""Columns before the tail that are worth the search in chunks; more than the values wanted where there is a tail."""
 
 
 def largest_logits(logits, operands, w_head, softcap, first, end, keep):
@@ -130,7 +130,7 @@ def tail_columns(hidden, columns, keep):
     wanted = TAIL_COLUMNS[1:] if nisa.get_nc_version() == nisa.nc_version.gen4 else TAIL_COLUMNS
     rest = columns
     for size in wanted:
-        if rest - size >= max(LEAST_SPREAD, keep):
+        if rest - size >= LEAST_SPREAD:
             sizes = [size] + sizes
             rest -= size
     return sizes

@@ -26,6 +26,14 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "tiles.rows_at_once arithmetic: PARTITIONS * max(1, tiles) -> (PARTITIONS) + (max(1, tiles))",
         "tiles.rows_at_once clamp: max(1, tiles) -> 1",
     ),
+    "other columns are searched as rows; the largest are the same, only time differs": (
+        "sampling.vocabulary.tail_columns arithmetic: hidden*",
+        "sampling.vocabulary.tail_columns arithmetic: TAIL_HIDDEN*",
+        "sampling.vocabulary.tail_columns arithmetic: nisa*",
+        "sampling.vocabulary.tail_columns arithmetic: rest*",
+        "sampling.vocabulary.tail_columns bound: *",
+        "sampling.vocabulary.tail_columns condition: *",
+    ),
     "loads of other sizes, of the same blocks": (
         "projection.spread_product.loads clamp: max(1, LEAST_ELEMENTS // columns) -> 1",
         "projection.spread_product.loads clamp: max(1, WEIGHT_ELEMENTS // columns) -> 1",
