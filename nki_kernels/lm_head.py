@@ -59,6 +59,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from nki_kernels.cores import part
 from nki_kernels.precision import widened
 from nki_kernels.projection.spread_product import padding_operands, spread_rows
 from nki_kernels.rmsnorm import MAX_HIDDEN
@@ -72,7 +73,7 @@ from nki_kernels.sampling.top_k import (
     multiple_of_eight,
 )
 from nki_kernels.sampling.vocabulary import largest_logits
-from nki_kernels.tiles import PARTITIONS, cast, core_range, expect_dims, load_repeated
+from nki_kernels.tiles import PARTITIONS, cast, expect_dims, load_repeated
 
 MAX_TOP_K = 1024
 """Candidates of a row lie in SBUF beside the weights."""
@@ -101,7 +102,7 @@ def lm_head(
     values = nl.ndarray((rows, keep), dtype=nl.float32, buffer=nl.shared_hbm)
     ids = nl.ndarray((rows, keep), dtype=nl.int32, buffer=nl.shared_hbm)
 
-    first, end = core_range(columns)
+    first, end = part(columns, 1, nl.program_id(0))
     chunks = chunks_of_a_row(rows, MERGED_CHUNKS)
     spread = spread_rows(x, norm_weight, eps, norm_bias, norm_offset, chunks)
     operands = (spread, padding_operands(rows, chunks), chunks)

@@ -24,7 +24,8 @@ Tiling
     of b in 4 PSUM banks, and the parts of b need not stay.
 
 Cores
-    Two cores of a logical core take half of the columns each, or of the rows where the columns fill no two banks.
+    Two cores of a logical core take half of the columns each, of which there are at least two; half of the rows where
+    more than 128 rows meet columns that fill no two banks.
 
 Limits
     K up to 16384: 128 rows [128, K/128, 128] and columns of b must fit into SBUF.
@@ -44,6 +45,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from nki_kernels.cores import part
 from nki_kernels.precision import widened
 from nki_kernels.projection.products import (
     add_products,
@@ -60,7 +62,6 @@ from nki_kernels.tiles import (
     PARTITIONS,
     blocks,
     columns_at_once,
-    core_range,
     expect_dims,
     load,
     ranges,
@@ -104,10 +105,10 @@ def matmul(a, b, a_transposed=False, tuning=None):
     assert depth <= MAX_CONTRACTION, f"matmul contracts at most {MAX_CONTRACTION}, not {depth}"
     c = nl.ndarray((total_rows, total_columns), dtype=a.dtype, buffer=nl.shared_hbm)
     by_columns = total_columns >= 2 * BANK or total_rows <= PARTITIONS
-    first, end = core_range(total_columns if by_columns else total_rows, PARTITIONS)
-    if first < end and by_columns:
+    first, end = part(total_columns if by_columns else total_rows, PARTITIONS, nl.program_id(0))
+    if by_columns:
         multiply(c[:, first:end], a, b[:, first:end], a_transposed, tuning)
-    elif first < end:
+    else:
         rows = a[:, first:end] if a_transposed else a[first:end, :]
         multiply(c[first:end, :], rows, b, a_transposed, tuning)
     return c

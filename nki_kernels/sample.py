@@ -70,11 +70,12 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from nki_kernels.cores import part
 from nki_kernels.precision import widened
 from nki_kernels.sampling.candidates import find_candidates, given_candidates, over_ranks
 from nki_kernels.sampling.draw import candidate_weights, column, draw, prepared, value_of
 from nki_kernels.sampling.top_k import MAX_GATHERED, MISSING, multiple_of_eight
-from nki_kernels.tiles import MASKED, PARTITIONS, cast, core_range, expect_dims, load, load_repeated
+from nki_kernels.tiles import MASKED, PARTITIONS, cast, expect_dims, load, load_repeated
 
 MAX_CANDIDATES = 1024
 """Candidates of a row that lie in SBUF beside a piece."""
@@ -117,8 +118,9 @@ def sample(
     sources = (logits, bias, prompt_counts, output_counts)
     penalties = (repetition, presence, frequency)
     # A rank calls a collective once, so over ranks one core takes all rows.
-    first, end = core_range(rows) if replica_group is None else core_range(rows, rows)
-    if first < end:
+    divides = nl.num_programs() > 1 and rows > 1 and replica_group is None
+    first, end = part(rows, 1, nl.program_id(0)) if divides else (0, rows)
+    if divides or nl.program_id(0) == 0:
         limits = load_limits(own_rows((uniform, temperature, top_k, top_p, min_p), first, end))
         values, found_ids, total = largest_adjusted(
             own_rows(sources, first, end),

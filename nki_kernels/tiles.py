@@ -47,16 +47,6 @@ def ranges(first, end, size=PARTITIONS):
     return result
 
 
-def core_range(size, step=1):
-    """The range (first, end) of rows or columns that this physical core of a logical core takes, in steps of `step`.
-
-    A core for which nothing is left has first >= end.
-    """
-    part = blocks(size, nl.num_programs() * step) * step
-    first = nl.program_id(0) * part
-    return first, min(size, first + part)
-
-
 def rows_at_once(depth):
     """Rows that share one pass over the weights: at most 512, fewer if [depth] x rows outgrows its share of SBUF."""
     tiles = min(ACCUMULATOR_BANKS, RESIDENT_ELEMENTS // (blocks(depth) * PARTITIONS))

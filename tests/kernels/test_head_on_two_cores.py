@@ -45,6 +45,13 @@ def test_matmul_divides_columns_or_rows(rows: int, columns: int, transposed: boo
     expect_same(kernels.matmul, (a.T.copy() if transposed else a, b, transposed))
 
 
+def test_matmul_of_two_columns_is_divided_and_of_one_is_refused() -> None:
+    a, b = whole_numbers(1, 3, 40), whole_numbers(2, 40, 2)
+    expect_same(kernels.matmul, (a, b))
+    with pytest.raises(AssertionError, match="2 cores divide at least 2 columns, not 1"):
+        simulate.World("trn2", 1, 2).launch(kernels.matmul, [((a, b[:, :1].copy()), {})])
+
+
 def head(rows: int, hidden: int, columns: int, top_k: int, first: int, seed: int = 3) -> tuple[Any, ...]:
     """Rows of 1 and -1, whose root mean square is 1, and whole weights: sums are exact, and many are equal."""
     x = np.random.default_rng(1).choice((-1.0, 1.0), (rows, hidden)).astype(np.float32)
