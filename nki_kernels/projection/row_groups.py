@@ -16,7 +16,10 @@ LOAD_COLUMNS = 2048
 """Columns of one load of a row tile: 512 KiB in bfloat16."""
 
 VECTOR_SHARE = 2
-"""The Vector engine copies one of so many PSUM banks of transposes to SBUF, the Scalar engine the others."""
+"""The Vector engine copies one of so many PSUM banks of transposes to SBUF, the Scalar engine the others.
+
+On gen2 the Scalar engine copies all: the two exclude each other on PSUM there, and the Vector engine has the norm.
+"""
 
 
 def row_groups(tokens, tiles):
@@ -76,8 +79,9 @@ def normalise_tiles(results, tiles, norm, scratch):
 
 def transpose_tiles(x_blocks, tiles, first_tile):
     """Row tiles first_tile, first_tile + 1 … of a group into its blocks [k in block, block, row]."""
+    share = 0 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
     for number in range(len(tiles)):
-        transpose_rows(x_blocks, (first_tile + number) * PARTITIONS, tiles[number], VECTOR_SHARE)
+        transpose_rows(x_blocks, (first_tile + number) * PARTITIONS, tiles[number], share)
 
 
 def blocks_tile(columns, rows, dtype):
