@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.kernels.accuracy import normal
-from tools.mutants.cases.case import BF16, EPS, Case, by_reference
+import nki_kernels
+from tests.kernels.accuracy import compare, copied, in_float64, normal
+from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference
 
 
 def _caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
@@ -121,22 +122,43 @@ def _last_key(tokens: int) -> tuple[np.ndarray, ...]:
     return q, k, v, *_caches(1, 8, tokens)
 
 
-def _continued(target: str, dtype: Any, *options: Any, tokens: int = 40, depth: int = 8) -> Case:
-    """Two sequences of 100 and 128 valid positions, or as many pages; options from `prefix` on."""
+def _continued(
+    target: str, dtype: Any, *options: Any, tokens: int = 40, depth: int = 8, pages: int = 26
+) -> Case:
+    """Two sequences of 100 and 128 valid positions, or as many in pages; options from `prefix` on."""
     q, k, v = prompt(2 * tokens, 2, 1, depth, dtype)
     positions = np.concatenate([start + np.arange(tokens) for start in (100, 128)]).astype(np.int32)
     caches = normal(8, 2, 1, depth, 200, dtype=dtype), normal(9, 2, 1, 200, depth, dtype=dtype)
     if options[1] is not None:
-        caches = (normal(8, 26, 16, 1, depth, dtype=dtype), normal(9, 26, 16, 1, depth, dtype=dtype))
+        caches = (normal(8, pages, 16, 1, depth, dtype=dtype), normal(9, pages, 16, 1, depth, dtype=dtype))
     given = q, k, v, *caches, depth**-0.5, None, positions[:, None], *options
     return by_reference("attention_prefill", target, *given)
 
 
+def _padded(target: str, tokens: int, valid: int, dtype: Any) -> Case:
+    """Tokens from `valid` on are NaN or infinite, and the outputs of those before are as without them."""
+    clean = *prompt(tokens, 1, 1, 8, dtype), *_caches(1, 8, tokens, dtype), 0.3
+    padded = tuple(each.copy() for each in clean[:3])
+    for each, padding in zip(padded, (np.nan, -np.inf, np.inf)):
+        each[valid:], each[-1] = padding, np.nan
+    plain = nki_kernels.attention_prefill_reference(*copied(clean))[0][:valid]
+    exact = nki_kernels.attention_prefill_reference(*map(in_float64, clean))[0][:valid]
+
+    def judge(outputs: Outputs) -> None:
+        compare(outputs[0][0][:valid], exact, plain)
+
+    return Case("attention_prefill", target, ((*padded, *clean[3:]),), judge)
+
+
+def _pages(tokens: int, pages: int) -> tuple[np.ndarray, np.ndarray]:
+    """Slots and block tables for `tokens` new tokens of two sequences, whose pages of 16 positions lie anywhere."""
+    tables = np.random.default_rng(3).permutation(pages).reshape(2, -1).astype(np.int32)
+    places = np.concatenate([start + np.arange(tokens) for start in (100, 128)])
+    slots = tables[np.arange(2).repeat(tokens), places // 16] * 16 + places % 16
+    return slots[:, None].astype(np.int32), tables
+
+
 def _prefill() -> list[Case]:
-    tables = np.random.default_rng(3).permutation(26).reshape(2, 13).astype(np.int32)
-    places = np.concatenate([start + np.arange(40) for start in (100, 128)])
-    slots = tables[np.arange(2).repeat(40), places // 16] * 16 + places % 16
-    paged = slots[:, None].astype(np.int32), tables
     sinks = normal(6, 1, 2)
     long_cache = normal(8, 2, 1, 128, 6300), normal(9, 2, 1, 6300, 128)
     far = np.int32([[6200], [6100]])
@@ -166,9 +188,12 @@ def _prefill() -> list[Case]:
             *(None, None, 0, None, None, 1024),
         ),
         _whole_prompt("trn1", 20, 2, 1, 130, 24, BF16, BF16),
+        _padded("trn2", 300, 200, np.float32),
+        _padded("trn1", 300, 200, BF16),
         _continued("trn2", np.float32, 128, None, None, 60),
         _continued("trn2", np.float32, 130, None, None, None, 5.0, sinks),
-        _continued("trn1", BF16, 128, *paged),
+        _continued("trn1", BF16, 128, *_pages(40, 26)),
+        _continued("trn2", np.float32, 128, *_pages(200, 42), tokens=200, pages=42),
         _continued("trn2", np.float32, 128, None, None, None, None, None, False),
         by_reference("attention_prefill", "trn2", *prompt(2, 1, 1, 128), *long_cache, 0.1, None, far, 6200),
     ]

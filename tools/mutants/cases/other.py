@@ -28,6 +28,9 @@ def products() -> list[Case]:
         two_cores(by_reference("matmul", "trn2", normal(1, 3, 40), normal(2, 40, 1300))),
         two_cores(by_reference("matmul", "trn2", normal(1, 130, 20), normal(2, 20, 8))),
         two_cores(by_reference("matmul", "trn3", normal(1, 20, 130), normal(2, 20, 8), True)),
+        by_reference(
+            "matmul", "trn2", normal(1, 520, 2048), normal(2, 2048, 8), False, {"resident_bytes": 32768}
+        ),
     ]
 
 

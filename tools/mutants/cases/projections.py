@@ -71,9 +71,16 @@ def _forms() -> list[Case]:
     """The forms of the two that no Llama has, in groups of rows and with a last block that shares the array."""
 
     def form(
-        target: str, tokens: int, hidden: int, inner: int, gated: bool, function: str, ranks: int = 1
+        target: str,
+        tokens: int,
+        hidden: int,
+        inner: int,
+        gated: bool,
+        function: str,
+        ranks: int = 1,
+        dtype: Any = BF16,
     ) -> Case:
-        x, norm = normal(1, tokens, hidden, dtype=BF16), normal(2, 1, hidden)
+        x, norm = normal(1, tokens, hidden, dtype=dtype), normal(2, 1, hidden)
         gate, up = weights(3, hidden, inner), weights(4, hidden, inner)
         b_gate, b_up = normal(6, 1, inner), normal(7, 1, inner)
         down, b_down, norm_bias = weights(5, inner, hidden), normal(8, 1, hidden), normal(9, 1, hidden)
@@ -95,6 +102,7 @@ def _forms() -> list[Case]:
     return [
         form("trn2", 260, 40, 192, True, "gelu"),
         form("trn1", 5, 40, 160, False, "gelu_tanh"),
+        form("trn2", 3, 24, 40, True, "gelu_tanh", dtype=np.float32),
         form("trn3", 1100, 24, 72, False, "relu"),
         form("trn2", 520, 24, 320, True, "silu", ranks=2),
         _mlp("trn2", 130, 513, 8),
