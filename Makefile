@@ -34,7 +34,7 @@ deep: lint $(VENV)/.cluster ## lint, then all tests, a million random instructio
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.oracle --instructions 1000000
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.hostile --seconds 600
 
-mutants: $(VENV)/.dev ## break the shipped kernels in some 2,000 ways and count which checks notice
+mutants: $(VENV)/.dev ## break the shipped kernels in some 10,000 ways and count which checks notice
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.mutants --processes $(WORKERS)
 
 lint: $(VENV)/.dev ## ruff, formatting, types, import contracts

@@ -5,6 +5,12 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 EQUIVALENTS: dict[str, tuple[str, ...]] = {
+    "another entry of the table of parameters, or none: parameters change the time and never the results": (
+        "tuning.bucket condition: *",
+        "tuning.bucket bound: *",
+        "tuning.bucket arithmetic: *",
+        "tuning.generation condition: *",
+    ),
     "the blocks overlap: some rows or columns are computed again, from the same operands, with the same result": (
         "*.* bound: range(0, tokens, PARTITIONS): PARTITIONS - 1",
         "*.* bound: range(0, tokens, step): step - 1",
