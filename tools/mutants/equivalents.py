@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "another entry of the table of parameters, or none: parameters change the time and never the results": (
+        "matmul.matmul_bucket condition: *",
         "tuning.bucket condition: *",
         "tuning.bucket bound: *",
         "tuning.bucket arithmetic: *",

@@ -18,12 +18,20 @@ def _qkv(
     return by_reference("qkv_projection", target, *arguments, weights(3, hidden, q + 2 * kv, w), EPS, q, kv)
 
 
-def _qkv_heads(target: str, tokens: int, hidden: int, *options: str, dtype: Any = np.float32) -> Case:
-    """qkv_projection with 3 heads and 1 of 8 elements, and what `options` name of bias, norms and rotation."""
-    given: dict[str, Any] = {"head_dim": 8, "norm_offset": 1.0 if "offset" in options else 0.0}
-    for seed, (name, columns) in enumerate(
-        {"bias": 40, "q_norm": 8, "k_norm": 8, "norm_bias": hidden}.items()
-    ):
+def _qkv_heads(
+    target: str,
+    tokens: int,
+    hidden: int,
+    *options: str,
+    dtype: Any = np.float32,
+    heads: int = 3,
+    depth: int = 8,
+) -> Case:
+    """qkv_projection with some heads and 1 of `depth` elements, and what `options` name of bias, norms and rotation."""
+    given: dict[str, Any] = {"head_dim": depth, "norm_offset": 1.0 if "offset" in options else 0.0}
+    width = (heads + 2) * depth
+    rows = {"bias": width, "q_norm": depth, "k_norm": depth, "norm_bias": hidden}
+    for seed, (name, columns) in enumerate(rows.items()):
         given[name] = normal(20 + seed, 1, columns, dtype=dtype) if name in options else None
     angles = np.arange(60)[:, None] / 100 ** (np.arange(3) / 3)
     turn = (
@@ -36,8 +44,8 @@ def _qkv_heads(target: str, tokens: int, hidden: int, *options: str, dtype: Any 
         given[name] = given[name] if "rope" in options else None
     names = "bias positions cos sin head_dim q_norm k_norm norm_bias norm_offset".split()
     x, norm = normal(1, tokens, hidden, dtype=dtype), normal(2, 1, hidden, dtype=dtype)
-    weight = weights(3, hidden, 40, dtype)
-    first = (x, None if "no norm" in options else norm, weight, EPS, 24, 8)
+    weight = weights(3, hidden, width, dtype)
+    first = (x, None if "no norm" in options else norm, weight, EPS, heads * depth, depth)
     return by_reference("qkv_projection", target, *first, *(given[name] for name in names))
 
 
@@ -135,6 +143,7 @@ def projections() -> list[Case]:
         _qkv_heads("trn2", 5, 300, "bias", "norm_bias", "k_norm"),
         _qkv_heads("trn3", 130, 520, "bias", "no norm"),
         _qkv_heads("trn2", 5, 24, "no norm"),
+        _qkv_heads("trn2", 5, 24, "rope", "q_norm", "k_norm", heads=100, depth=24),
         _output("trn2", 130, 72, 172),
         _output("trn1", 5, 72, 40, ranks=2),
         _output("trn1", 520, 24, 530, w=BF16),
