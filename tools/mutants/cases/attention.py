@@ -189,7 +189,7 @@ def _prefill() -> list[Case]:
         ),
         _whole_prompt("trn1", 20, 2, 1, 130, 24, BF16, BF16),
         _padded("trn2", 300, 200, np.float32),
-        _padded("trn1", 300, 200, BF16),
+        _padded("trn1", 300, 280, BF16),
         _continued("trn2", np.float32, 128, None, None, 60),
         _continued("trn2", np.float32, 130, None, None, None, 5.0, sinks),
         _continued("trn1", BF16, 128, *_pages(40, 26)),
