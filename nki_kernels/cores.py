@@ -11,9 +11,13 @@ import nki.language as nl
 from nki_kernels.tiles import PARTITIONS, blocks
 
 
-def own_rows(tokens):
-    """(first, end) of this core's rows: its part of whole row tiles; all rows of a decode step."""
-    return part(tokens, PARTITIONS, nl.program_id(0)) if tokens > PARTITIONS else (0, tokens)
+def own_rows(rows, ranks=1):
+    """(first, end) of this core's rows: its part of whole row tiles; all rows of a decode step.
+
+    Of rows that are cut over ranks these are the own rows of each rank.
+    """
+    core = nl.program_id(0)
+    return part(rows, PARTITIONS // ranks, core) if rows * ranks > PARTITIONS else (0, rows)
 
 
 def own_columns(tokens, columns, unit):

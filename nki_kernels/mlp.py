@@ -9,7 +9,7 @@ Dimensions
     T   tokens; H hidden size; F this rank's part of the intermediate size.
 
 Arguments
-    x                [T, H] @ HBM, float32 or bfloat16, the same on every rank
+    x                [T, H] @ HBM, float32 or bfloat16, the same on every rank; cut over ranks this rank's T/N rows
     norm_weight      [1, H] @ HBM, float32 or bfloat16; norm_bias the same, or None
     w_gate, w_up     [H, F] @ HBM, float32 or bfloat16: this rank's columns; read in x's dtype; w_gate may be None
     w_down           [F, H] @ HBM, float32 or bfloat16: this rank's rows; read in x's dtype
@@ -18,7 +18,8 @@ Arguments
     activation       "silu", "gelu" (by the error function), "gelu_tanh" or "relu"
     b_gate, b_up     [1, F] @ HBM, float32 or bfloat16: this rank's columns, or None
     b_down           [1, H] @ HBM, float32 or bfloat16, the same on every rank, or None
-    returns y        [T, H] @ HBM, x's dtype, the same on every rank
+    sequence_ranks   compile-time int, N: the ranks of the group over which x and y are cut along the sequence; 1: none
+    returns y        [T, H] @ HBM, x's dtype, the same on every rank; of rows that are cut [T/N, H], as x
 
 Layout
     Rows lie on the partitions for the norm, H for the first two products. Their weights are stationary and the rows
@@ -29,6 +30,8 @@ Tiling
         chunks of columns of the product of the group before with w_down, see `residual_product`
         between them units of F (256 columns for 512 rows): gate and up product, activation and gate from PSUM
         rows of the next group are loaded and normalised meanwhile, and transposed after the last unit
+    Cut along the sequence, each rank normalises its rows and gathers those of all, group by group, and a reduce-scatter
+        takes the place of the all-reduce, see `sequence`.
     Two cores of a logical core take half of the rows each. Up to 128 rows they take half of F, exchange their parts of
         the intermediate, and take half of the columns of y.
     A last block of 64 columns of F shares the array: gate beside up, and in the last product two row tiles.
@@ -38,11 +41,13 @@ Limits
 
 Cost
     HBM: the three weights once for each group, the norm's weight and the biases once, x twice (once up to 128 rows), y
-    once. Over ranks: one all-reduce of x's size in x's dtype, from SBUF to SBUF in chunks. Rounding to x's dtype: the
+    once. Over ranks: one all-reduce of y's size in x's dtype, from SBUF to SBUF in chunks; of rows that are cut one
+    all-gather, of which rows are written to HBM and read, and one reduce-scatter. Rounding to x's dtype: the
     normalised rows, the intermediate, over ranks the partial product and the sum, and y.
     Predicted on trn2 in bfloat16, of the floor: 95 % for T = 8192 (H = 4096, F = 1792), 85 % (H = 8192, F = 448);
     95 % for T = 1 and 91 % in decode. On two cores 86 to 92 % of half of the floor (H = 8192, F = 896). Bound: the
-    Tensor engine from some hundred rows on, below it reading the weights.
+    Tensor engine from some hundred rows on, below it reading the weights. A sum over 2 ranks adds 4 % to T = 2048
+    (H = 8192, F = 896), over 8 ranks 23 %; with rows that are cut 4 and 6 %.
 """
 
 from __future__ import annotations
@@ -71,12 +76,15 @@ from nki_kernels.projection.row_groups import (
     load_all,
     loads_of,
     normalise_tiles,
+    of_ranks,
+    own_height,
     row_groups,
     row_tiles,
     share_of,
     starts,
     transpose_tiles,
 )
+from nki_kernels.projection.sequence import check_ranks, gathered_rows, rows_of, whole_rows
 from nki_kernels.rmsnorm import MAX_HIDDEN
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, expect_dims
 
@@ -88,6 +96,12 @@ GROUP_TILES = 4
 
 STREAM_BYTES = 48 * 1024
 """Bytes per partition that a group leaves to weights, residuals and results on their way."""
+
+SUMS_AHEAD = 2
+"""Chunks whose sums over the ranks may be under way before the first of them is stored: beside groups of rows."""
+
+FEW_SUMS_AHEAD = 8
+"""The same for up to 128 rows: a collective takes longer than a chunk."""
 
 
 @nki.jit
@@ -105,21 +119,26 @@ def mlp(
     b_down=None,
     norm_bias=None,
     norm_offset=0.0,
+    sequence_ranks=1,
 ):
     """The feed-forward block with its norm, its residual and the sum over ranks."""
     check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, norm_bias)
-    tokens, hidden = x.shape
-    y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
-    first, last = own_rows(tokens)
+    ranks = sequence_ranks
+    owned, hidden = x.shape
+    tokens = ranks * owned
+    check_ranks(ranks, replica_group, tokens)
+    y = nl.ndarray((owned, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
+    first, last = own_rows(owned, ranks)
     x = x[first:last, :]
     left, right = own_columns(tokens, w_up.shape[1], INNER_UNIT)
-    rows = min(tokens, PARTITIONS)
+    rows = min(last - first, PARTITIONS)
     weights = [w_up[:, left:right]]
     if w_gate is not None:
         weights = [w_gate[:, left:right], w_up[:, left:right]]
     exchanges = divides_columns(tokens)
     stage = {
         "x": x,
+        "ranks": ranks,
         "norm": load_norm(norm_weight, norm_bias, norm_offset, eps, rows, x.dtype),
         "scratch": nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf),
         "weights": weights,
@@ -139,16 +158,28 @@ def mlp(
         first_other, last_other = part(w_up.shape[1], INNER_UNIT, 1 - nl.program_id(0))
         down.append(w_down[first_other:last_other, start:end])
     after = None if b_down is None else on_every_row(b_down[:, start:end], rows, x.dtype, 0.0)
-    paired = in_both_halves(weights) and x.shape[0] > PARTITIONS
-    job = residual_product(
-        y[first:last, start:end], x[:, start:end], down, after, replica_group, None, paired, exchanges
-    )
+    paired = in_both_halves(weights) and ranks * x.shape[0] > PARTITIONS
     held = bytes_of(stage["norm"][0]) + bytes_of(stage["norm"][1]) + bytes_of(after)
-    tiles = tiles_at_once(hidden, w_up.shape[1], x.dtype, held)
+    tiles = tiles_at_once(hidden, w_up.shape[1], x.dtype, held, ranks)
+    most = max(1, tiles) * own_height(ranks)
+    stage["rows"] = whole_rows(x)
+    if ranks > 1:
+        stage["rows"] = gathered_rows(x, stage["norm"], stage["scratch"], ranks, replica_group, most)
+    job = residual_product(
+        y[first:last, start:end],
+        x[:, start:end],
+        down,
+        after,
+        replica_group,
+        ranks,
+        paired=paired,
+        exchanges=exchanges,
+        ahead=SUMS_AHEAD if tokens > PARTITIONS else FEW_SUMS_AHEAD,
+    )
+    groups = row_groups(last - first, most)
     if tiles > 0:
-        pipeline(stage, job, row_groups(last - first, min(tiles, blocks(last - first))))
+        pipeline(stage, job, groups)
     else:
-        groups = row_groups(last - first, 1)
         for number in range(len(groups)):
             pipeline(stage, job, groups[number : number + 1])
     store_last_sums(job)
@@ -157,30 +188,41 @@ def mlp(
 
 def pipeline(stage, job, groups):
     """The block for groups of rows: each is loaded, normalised and transposed while those before it are multiplied."""
-    x = stage["x"]
+    x, ranks = stage["x"], stage["ranks"]
     hidden = x.shape[1]
-    most = groups[0][1]
+    most = ranks * groups[0][1]
+    height = ranks * own_height(ranks)
     places = []
-    for _ in range(blocks(most)):
-        places.append(nl.ndarray((min(most, PARTITIONS), hidden), dtype=x.dtype, buffer=nl.sbuf))
+    for _ in range(blocks(most, height)):
+        places.append(nl.ndarray((min(most, height), hidden), dtype=x.dtype, buffer=nl.sbuf))
     stage["blocks"] = blocks_tile(hidden, most, x.dtype)
-    loaded = row_tiles(places, groups[0])
-    load_all(loads_of(loaded, x, groups[0]), stage["engine"])
+    loaded = row_tiles(places, most, height)
+    load_all(loads_of(loaded, rows_of_group(stage, groups[0])), stage["engine"])
     normalised = loaded
-    if keeps_rows(x, stage["weights"][0].shape[1]):
+    if ranks == 1 and keeps_rows(x, stage["weights"][0].shape[1]):
         normalised = [nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)]
         start, end = stage["columns"]
         job["kept"] = loaded[0][:, start:end].reshape((x.shape[0], 1, end - start))
-    normalise_tiles(normalised, loaded, stage["norm"], stage["scratch"])
+    if ranks == 1:
+        normalise_tiles(normalised, loaded, stage["norm"], stage["scratch"])
     transpose_tiles(stage["blocks"], normalised, 0)
     inner = None
     for step in range(len(groups) + 1):
         group = groups[step] if step < len(groups) else None
         before = groups[step - 1] if step > 0 else None
-        following = groups[step + 1] if step + 1 < len(groups) else None
-        waiting = [] if following is None else row_tiles(places, following)
-        loads = [] if following is None else loads_of(waiting, x, following)
+        waiting, loads = [], []
+        if step + 1 < len(groups):
+            following = groups[step + 1]
+            waiting = row_tiles(places, ranks * following[1], height)
+            loads = loads_of(waiting, rows_of_group(stage, following))
         inner = overlap(stage, job, group, before, inner, waiting, loads)
+
+
+def rows_of_group(stage, group):
+    """The rows of a group in HBM, [rank, row, H]."""
+    ranks = stage["ranks"]
+    first, count = group
+    return of_ranks(rows_of(stage["rows"], ranks * first, ranks * (first + count)), ranks)
 
 
 def overlap(stage, job, group, before, before_parts, waiting, loads):
@@ -192,13 +234,15 @@ def overlap(stage, job, group, before, before_parts, waiting, loads):
     """
     result = None
     columns = []
-    chunks = [] if before is None else starts(job["y"].shape[1], chunk_width(before[1]))
+    ranks = stage["ranks"]
+    chunks = [] if before is None else starts(job["y"].shape[1], chunk_width(ranks * before[1], ranks))
     if group is not None:
-        rows = group[1]
+        rows = ranks * group[1]
         inner = stage["weights"][0].shape[1]
         result = inner_tile(inner, rows, stage)
         columns = starts(inner, columns_at_once(stage["weights"], rows))
     loading = max(1, len(columns) // 2)
+    height = ranks * own_height(ranks)
     done = 0
     transposed = 0
     for chunk in range(len(chunks) + 1):
@@ -219,11 +263,11 @@ def overlap(stage, job, group, before, before_parts, waiting, loads):
         if done == len(columns) and chunk == 0 and loading == len(columns):
             normalise_share(stage, waiting, 0, 1)
         if done == len(columns) and transposed < len(waiting):
-            transpose_tiles(stage["blocks"], waiting[transposed : transposed + 1], transposed)
+            transpose_tiles(stage["blocks"], waiting[transposed : transposed + 1], transposed * height)
             transposed += 1
         if chunk < len(chunks):
             product_chunk(job, before_parts, before[0], chunks[chunk])
-    transpose_tiles(stage["blocks"], waiting[transposed:], transposed)
+    transpose_tiles(stage["blocks"], waiting[transposed:], transposed * height)
     if stage["exchanges"] and group is not None:
         return [result, from_other_core(result)]
     return [result]
@@ -242,17 +286,19 @@ def inner_tile(inner, rows, stage):
 
 
 def normalise_share(stage, tiles, number, count):
-    """Normalise share `number` of `count` of row tiles; there is none below 0."""
-    if number >= 0:
+    """Normalise share `number` of `count` of row tiles; there is none below 0, nor of rows that were gathered."""
+    if number >= 0 and stage["ranks"] == 1:
         own = share_of(tiles, number, count)
         normalise_tiles(own, own, stage["norm"], stage["scratch"])
 
 
-def tiles_at_once(hidden, inner, dtype, held):
+def tiles_at_once(hidden, inner, dtype, held, ranks):
     """Row tiles of a group: its rows, their transposes and two intermediates fit in SBUF beside `held` bytes.
 
     0 if those of one row tile do not fit: then there is room for one intermediate, and no group overlaps another.
     """
+    if ranks > 1:
+        held += 2 * item_bytes(dtype) * hidden  # own rows on their way to the others
     each = item_bytes(dtype) * 2 * (blocks(hidden) + blocks(inner)) * PARTITIONS
     room = nl.tile_size.sbuf_fmax_bytes - STREAM_BYTES - held
     return min(GROUP_TILES, room // each)
@@ -325,8 +371,9 @@ def mlp_reference(
     b_down: np.ndarray | None = None,
     norm_bias: np.ndarray | None = None,
     norm_offset: float = 0.0,
+    sequence_ranks: int = 1,
 ) -> np.ndarray:
-    """The formula in float32. For several ranks pass the whole weights: the sum over ranks is their product."""
+    """The formula in float32. For several ranks pass the whole of all: the sum over ranks is the product."""
     wide = widened(x)
     if norm_bias is not None:
         wide = wide - wide.mean(axis=-1, keepdims=True)

@@ -22,6 +22,9 @@ Arguments
     q_norm       [1, D] @ HBM, float32 or bfloat16, or None; k_norm alike
     norm_bias    [1, H] @ HBM, float32 or bfloat16, or None
     norm_offset  compile-time float that is added to the weights of norms: 1.0 for Gemma
+    replica_group, sequence_ranks
+                 nki.collectives.ReplicaGroup and the number of its ranks, N, over which x is cut: x is [T/N, H], this
+                 rank's rows, and everything else is of all rows; None and 1 where x is whole
     returns q    [T, Q] @ HBM, x's dtype
             k    [T, KV] @ HBM, x's dtype
             v    [T, KV] @ HBM, x's dtype
@@ -37,6 +40,7 @@ Tiling
     T > 128: up to 64 KiB per partition of w_qkv's columns stay in SBUF, multiplied by the norm's weight. For 128 rows,
         the DMA that loads them transposes them, the Scalar and the Vector engine square and add, the Tensor engine
         multiplies. The first row tiles accumulate side by side while w_qkv arrives.
+    Cut along the sequence, each rank normalises its rows and gathers those of all, 256 at a time, see `sequence`.
     Two cores of a logical core take half of the rows each, with T <= 128 half of the heads.
 
 Limits
@@ -60,14 +64,22 @@ import numpy as np
 from nki_kernels.cores import own_columns, own_rows
 from nki_kernels.precision import widened
 from nki_kernels.projection.heads import finish
+from nki_kernels.projection.normalised_rows import SCRATCH_ELEMENTS, load_norm
 from nki_kernels.projection.normed import project
 from nki_kernels.projection.rows import constant, repeated_row
+from nki_kernels.projection.sequence import check_ranks, gathered_rows, places, whole_rows
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import gather, rope_reference
-from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load
+from nki_kernels.tiles import BANK, PARTITIONS, expect_dims
 
 MAX_ROW_BYTES = 32768
 """Of x: some transposed rows and columns of w_qkv have to fit into SBUF."""
+
+GATHERED_ROWS = 256
+"""Rows of all ranks that are gathered at once: the fewer, the sooner the first products start."""
+
+LEAST_OWN_ROWS = 32
+"""The fewest own rows that are gathered at once: results are stored in runs of so many rows."""
 
 
 @nki.jit
@@ -87,10 +99,14 @@ def qkv_projection(
     k_norm=None,
     norm_bias=None,
     norm_offset=0.0,
+    replica_group=None,
+    sequence_ranks=1,
 ):
     """Queries, keys and values of the normalised rows."""
     expect_dims(2, x, "x [T, H]")
-    tokens, hidden = x.shape
+    owned, hidden = x.shape
+    tokens = sequence_ranks * owned
+    check_ranks(sequence_ranks, replica_group, tokens)
     width = q_size + 2 * kv_size
     most = MAX_ROW_BYTES // (4 if x.dtype == nl.float32 else 2)
     assert hidden <= most, f"qkv_projection takes a hidden size of at most {most}, not {hidden}"
@@ -114,21 +130,39 @@ def qkv_projection(
             norms.append((start, end, repeated_row(weight, rows, norm_offset)))
     biases = repeated_row(bias, rows) if bias is not None else None
     eps_column = constant(rows, eps)
-    first, last = own_rows(tokens)
+    first, last = own_rows(owned, sequence_ranks)
     columns = own_columns(tokens, width, head if head > 0 else PARTITIONS)
+    source = whole_rows(x[first:last, :])
+    norm = (norm_weight, norm_bias, norm_offset, eps_column)
+    if sequence_ranks > 1:
+        source = normalised_rows(x[first:last, :], norm, eps, sequence_ranks, replica_group)
+        norm = (None, None, 0.0, eps_column)
     context = (
-        (q[first:last, :], k[first:last, :], v[first:last, :]),
+        (q, k, v),
+        (source, owned, first),
         columns[1],
         q_size + kv_size if head > 0 else 0,
         head,
         norms,
         biases,
-        (positions if positions is None else positions[first:last, :], cos, sin),
+        (positions, cos, sin),
         eps_column,
     )
-    norm = (norm_weight, norm_bias, norm_offset, eps_column)
-    project(x[first:last, :], norm, w_qkv, columns, head, deliver_heads, context)
+    project(source, norm, w_qkv, columns, head, deliver_heads, context)
     return q, k, v
+
+
+def normalised_rows(x, norm, eps, ranks, replica_group):
+    """The rows of all ranks, of which this one has and normalises x."""
+    norm_weight, norm_bias, offset, _ = norm
+    rows, hidden = x.shape
+    height = min(rows, PARTITIONS)
+    scratch = nl.ndarray((height, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf)
+    loaded = None
+    if norm_weight is not None:
+        loaded = load_norm(norm_weight, norm_bias, offset, eps, height, x.dtype)
+    piece = max(LEAST_OWN_ROWS, GATHERED_ROWS // ranks)
+    return gathered_rows(x, loaded, scratch, ranks, replica_group, piece)
 
 
 def head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_norm):
@@ -161,10 +195,11 @@ def head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_
 
 def deliver_heads(context, row, left, right, sums, panels, scale):
     """Columns left … right of [q | k | v] of a row tile: out of PSUM, finished, and stored from row `row` on."""
-    outputs, last, turned, head, norms, biases, turn, eps = context
-    tokens, rows = outputs[0].shape[0], sums[0].shape[0]
+    outputs, (source, owned, offset), last, turned, head, norms, biases, turn, eps = context
+    rows = sums[0].shape[0]
+    where = places(source, owned, offset, row, rows)
     queues = (nisa.engine.gpsimd, nisa.engine.gpsimd, nisa.engine.gpsimd)
-    if row + rows == tokens and right == last:
+    if row + rows == source["all"].shape[0] and right == last:
         queues = (
             nisa.engine.gpsimd,
             nisa.engine.scalar,
@@ -178,12 +213,16 @@ def deliver_heads(context, row, left, right, sums, panels, scale):
     bias = biases[0:rows, left:right] if biases is not None else None
     tables = None
     if turn[1] is not None and left < turned:
-        row_numbers = load(turn[0][row : row + rows, :], nl.int32)
+        row_numbers = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+        for start, place, count in where:
+            nisa.dma_copy(dst=row_numbers[start : start + count, :], src=turn[0][place : place + count, :])
         tables = (gather(turn[1], row_numbers), gather(turn[2], row_numbers))
     finish(result, sums, panels, scale, bias, max(0, min(turned, right) - left), here, tables, head, eps)
     column = 0
     for number in range(3):
-        store_columns(outputs[number], column, row, result, left, queues[number])
+        for start, place, count in where:
+            part = result[start : start + count, :]
+            store_columns(outputs[number], column, place, part, left, queues[number])
         column += outputs[number].shape[1]
 
 
@@ -216,8 +255,10 @@ def qkv_projection_reference(
     k_norm: np.ndarray | None = None,
     norm_bias: np.ndarray | None = None,
     norm_offset: float = 0.0,
+    replica_group: object = None,
+    sequence_ranks: int = 1,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Norm, product, split, norm of heads and rotation in float32."""
+    """Norm, product, split, norm of heads and rotation in float32. For several ranks pass the rows of all."""
     wide = widened(x)
     if norm_weight is not None and norm_bias is not None:
         wide = wide - wide.mean(axis=1, keepdims=True)

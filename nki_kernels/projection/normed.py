@@ -7,8 +7,9 @@ product by whoever takes it out of PSUM. So no product waits for a norm. LayerNo
 sums are PSUM tiles of the columns left + start … left + end of w for each (start, end) of panels; row is the first row
 of the tile; scale is a float32 column by which its rows are to be multiplied, or None.
 
-norm is (norm_weight [1, H], norm_bias [1, H], offset, eps) with tensors in HBM: norm_bias is None for RMSNorm,
-norm_weight too for no norm; offset is added to norm_weight; eps is a float32 column in SBUF.
+Rows come as `whole_rows` or `gathered_rows` of `sequence` give them. norm is (norm_weight [1, H], norm_bias [1, H],
+offset, eps) with tensors in HBM: norm_bias is None for RMSNorm, norm_weight too for no norm; offset is added to
+norm_weight; eps is a float32 column in SBUF.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from nki_kernels.projection.rows import (
     standardise,
     weighted,
 )
+from nki_kernels.projection.sequence import rows_of
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, load, ranges
 
 RESIDENT_BYTES = 65536
@@ -47,6 +49,9 @@ LEAD_BANKS = 6
 OPERAND_BYTES = 163840
 """Bytes per partition of the weight and of rows: those that accumulate side by side, the next ones, squares."""
 
+GATHERED_TILES = 2
+"""Row tiles that accumulate side by side where rows are gathered: the weight is there before the third."""
+
 LEAD_ELEMENTS = 1024
 """Elements per partition of the weight that one DMA brings then: little, so that the Tensor engine starts early."""
 
@@ -54,12 +59,12 @@ ROUNDS = 3
 """Panels of few rows: the last one that leaves PSUM holds up the end of the launch, more matmuls take longer."""
 
 
-def project(x, norm, w, columns, head, deliver, context):
+def project(rows, norm, w, columns, head, deliver, context):
     """Deliver norm(x) @ w for a range of columns; those of a panel are whole heads of `head`, if that is not 0."""
-    if x.shape[0] > PARTITIONS or transposes_multiply():
-        project_many(x, norm, w, columns, head, deliver, context)
+    if rows["all"].shape[0] > PARTITIONS or transposes_multiply():
+        project_many(rows, norm, w, columns, head, deliver, context)
     else:
-        project_few(x, norm, w, columns, head, deliver, context)
+        project_few(rows, norm, w, columns, head, deliver, context)
 
 
 def transposes_multiply():
@@ -90,9 +95,10 @@ def even_panels(width, head, bank):
     return ranges(0, width, blocks(units, number) * unit)
 
 
-def project_few(x, norm, w, columns, head, deliver, context):
+def project_few(source, norm, w, columns, head, deliver, context):
     """The product of at most 128 rows, past which the weights stream."""
     norm_weight, norm_bias, offset, eps = norm
+    x = rows_of(source, 0, source["all"].shape[0])
     tokens, hidden = x.shape
     rows = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=rows, src=x, engine=nisa.engine.scalar)  # so that the weights come first in their queue
@@ -117,9 +123,10 @@ def project_few(x, norm, w, columns, head, deliver, context):
         deliver(context, 0, left, right, sums[0], panels, scale)
 
 
-def project_many(x, norm, w, columns, head, deliver, context):
+def project_many(source, norm, w, columns, head, deliver, context):
     """The product of any number of rows with weights that stay in SBUF."""
     norm_weight, norm_bias, offset, eps = norm
+    x = source["all"]
     tokens, hidden = x.shape
     block_bytes = blocks(hidden) * (4 if x.dtype == nl.float32 else 2)
     weight = column_of(norm_weight, offset, False) if norm_weight is not None else None
@@ -135,6 +142,8 @@ def project_many(x, norm, w, columns, head, deliver, context):
         if bias is None:
             spare = OPERAND_BYTES - block_bytes * (right - left)
             together = max(1, min(LEAD_BANKS // len(panels), spare // (block_bytes * PARTITIONS) - 3))
+        if source["own"] is not None:
+            together = min(together, GATHERED_TILES)
         lead = min(tokens, together * PARTITIONS)
         turns = [(0, lead)] + ranges(lead, tokens)
         measured = weight is not None and bias is None and left == columns[0]
@@ -146,7 +155,9 @@ def project_many(x, norm, w, columns, head, deliver, context):
             sums = empty_sums(tiles, panels)
             totals = empty_sums(tiles, [(0, 1)]) if measured else None
             if number == 0:
-                loaded = first_products(sums, totals, x[first:last, :], here, panels, weight, bias, ones, eps)
+                loaded = first_products(
+                    sums, totals, rows_of(source, first, last), here, panels, weight, bias, ones, eps
+                )
             else:
                 block = 0
                 for part in loaded:
@@ -156,7 +167,7 @@ def project_many(x, norm, w, columns, head, deliver, context):
                     add_squares(totals, squares, ones, tiles, 0, block, hidden)
             if number + 1 < len(turns):
                 start, end = turns[number + 1]
-                stationary = transposed_rows(x[start:end, :], weight, bias, eps)
+                stationary = transposed_rows(rows_of(source, start, end), weight, bias, eps)
                 squares = squared(stationary, 0, hidden) if measured else None
             for tile in range(len(tiles)):
                 row, end = first + tiles[tile][0], first + tiles[tile][1]

@@ -2,6 +2,9 @@
 
     y[first …] = residual[first …] + sum over ranks of x @ weight
 
+With y cut over ranks (sequence parallelism) each has its own rows of y and of the residual: a row tile of x @ weight
+holds the same own rows of every rank, [rank, row], and a reduce-scatter takes the place of the all-reduce.
+
 x lies in SBUF as blocks [k in block, block, row]; the weight streams through, or stays in SBUF. A chunk of columns
 accumulates in half of the PSUM banks, while the chunk before is read out of the others. Over several ranks a chunk is
 rounded to y's dtype and summed from SBUF to SBUF, under the products of the next chunks; then the residual is added.
@@ -14,6 +17,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.normalised_rows import to_sbuf
+from nki_kernels.projection.row_groups import own_height
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
 
 PIECE_ELEMENTS = 1024
@@ -24,9 +28,6 @@ Larger pieces are no faster where 16 of them are under way, and the products wit
 
 VECTOR_SHARE = 2
 """The Vector engine reads out one of so many PSUM banks from gen3 on; 0: none."""
-
-COLLECTIVES_AHEAD = 2
-"""Chunks whose sums over the ranks may be under way before the first of them is stored."""
 
 
 def load_cast(matrix, dtype, engine):
@@ -56,26 +57,29 @@ def load_cast_into(tile, matrix, engine):
 
 def load_rows_into(tile, matrix, engine):
     """Rows of HBM into a tile [row in block, block, columns]: one DMA for the full blocks, one for the short one."""
-    depth = matrix.shape[0]
-    full = depth // PARTITIONS
-    if full > 0:
-        source = matrix[0 : full * PARTITIONS].reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2))
-        nisa.dma_copy(dst=tile[:, 0:full, :], src=source, engine=engine)
-    short = depth - full * PARTITIONS
-    if short > 0:
-        nisa.dma_copy(dst=tile[0:short, full, :], src=matrix[full * PARTITIONS : depth], engine=engine)
+    for block, rows in full_and_short(tile, matrix):
+        nisa.dma_copy(dst=block, src=rows, engine=engine)
 
 
 def store_rows_from(matrix, tile, engine):
     """A tile [row in block, block, columns] to rows of HBM, as load_rows_into."""
+    for block, rows in full_and_short(tile, matrix):
+        nisa.dma_copy(dst=rows, src=block, engine=engine)
+
+
+def full_and_short(tile, matrix):
+    """(blocks of a tile, their rows of a matrix in the same form) for the full blocks and for the short one."""
+    height = tile.shape[0]
     depth = matrix.shape[0]
-    full = depth // PARTITIONS
+    full = depth // height
+    found = []
     if full > 0:
-        target = matrix[0 : full * PARTITIONS].reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2))
-        nisa.dma_copy(dst=target, src=tile[:, 0:full, :], engine=engine)
-    short = depth - full * PARTITIONS
+        rows = matrix[0 : full * height].reshape_dim(0, (full, height)).permute((1, 0, 2))
+        found.append((tile[:, 0:full, :], rows))
+    short = depth - full * height
     if short > 0:
-        nisa.dma_copy(dst=matrix[full * PARTITIONS : depth], src=tile[0:short, full, :], engine=engine)
+        found.append((tile[0:short, full, :], matrix[full * height : depth]))
+    return found
 
 
 def load_engine(replica_group, exchanges=False):
@@ -88,17 +92,20 @@ def store_engine(loads):
     return nisa.engine.gpsimd if loads == nisa.engine.sync else nisa.engine.sync
 
 
-def chunk_width(rows):
+def chunk_width(rows, ranks=1):
     """Columns of a chunk, so that all rows of a group accumulate in ACCUMULATOR_BANKS banks."""
-    return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows))
+    return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, ranks * own_height(ranks)))
 
 
-def residual_product(y, residual, weights, bias, replica_group, held=None, paired=False, exchanges=False):
+def residual_product(
+    y, residual, weights, bias, replica_group, ranks=1, held=None, paired=False, exchanges=False, ahead=0
+):
     """What the chunks of one product share; `product_chunk` takes it.
 
-    weights: the parts of the weight, each some of its rows; one if it is `held`. bias: [128, H] in SBUF, or None. held:
-    a list, empty at first, if the weight is to stay in SBUF, else None. paired: see `accumulate`. exchanges: whether
-    cores exchange tiles meanwhile. The entry "kept" may be set to the residual in SBUF, as [row, 1, H].
+    weights: the parts of the weight, each some of its rows; one if it is `held`. bias: [128, H] in SBUF, or None.
+    ranks: over which the rows of y are cut. held: a list, empty at first, if the weight is to stay in SBUF, else None.
+    paired: see `accumulate`. exchanges: whether cores exchange tiles meanwhile. ahead: chunks whose sums over the ranks
+    may be under way before the first is stored. The entry "kept" may be set to the residual in SBUF, as [row, 1, H].
     """
     return {
         "y": y,
@@ -106,6 +113,8 @@ def residual_product(y, residual, weights, bias, replica_group, held=None, paire
         "weights": weights,
         "bias": bias,
         "replica_group": replica_group,
+        "ranks": ranks,
+        "ahead": ahead,
         "loads": load_engine(replica_group, exchanges),
         "held": held,
         "kept": None,
@@ -115,47 +124,61 @@ def residual_product(y, residual, weights, bias, replica_group, held=None, paire
 
 
 def product_chunk(job, parts, first, column):
-    """One chunk of columns, from `column` on, of rows first … of y.
+    """One chunk of columns, from `column` on, of rows first … of y, or of these rows of every rank.
 
     parts: for each part of the weight what it is multiplied with, as [k in block, block, row].
     """
     y, replica_group, loads = job["y"], job["replica_group"], job["loads"]
     rows = parts[0].shape[2]
-    last = min(y.shape[1], column + chunk_width(rows))
+    last = min(y.shape[1], column + chunk_width(rows, job["ranks"]))
     width = last - column
-    target = y[first : first + rows, column:last]
-    sums = banks_of(rows, width)
+    ranks = job["ranks"]
+    end = first + rows // ranks
+    target = y[first:end, column:last]
+    height = ranks * own_height(ranks)
+    sums = banks_of(rows, width, height)
     before = None if job["kept"] is None else job["kept"][:, :, column:last]
     for number in range(len(parts)):
         x, weight = parts[number], job["weights"][number]
         depth = weight.shape[0]
         per_piece = blocks(depth) if job["held"] is not None else max(1, PIECE_ELEMENTS // width)
         for block in range(0, blocks(depth), per_piece):
-            end = min(depth, (block + per_piece) * PARTITIONS)
+            last_row = min(depth, (block + per_piece) * PARTITIONS)
             if job["held"] is None:
-                pieces = [load_piece(weight[:, column:last], block, end, x, job["paired"], loads)]
+                pieces = [load_piece(weight[:, column:last], block, last_row, x, job["paired"], loads)]
             else:
                 pieces = held_columns(job["held"], weight, column, last, x.dtype, loads)
-            if before is None:
-                shape = (min(rows, PARTITIONS), blocks(rows), width)
-                before = nl.ndarray(shape, dtype=y.dtype, buffer=nl.sbuf)
-                load_rows_into(before, job["residual"][first : first + rows, column:last], loads)
-            accumulate(sums, x, pieces, block, end - block * PARTITIONS, number > 0, job["paired"])
+            if before is None and replica_group is None:
+                before = load_residual(job, first, end, column, last)
+            rows_left = last_row - block * PARTITIONS
+            accumulate(sums, x, pieces, block, rows_left, number > 0, job["paired"], height)
     bias = None if job["bias"] is None else job["bias"][:, column:last]
     if replica_group is None:
         store_rows_from(target, plus_residual(sums, before, bias, loads), store_engine(loads))
         return
-    total = sum_over_ranks(sums, before, replica_group)
-    job["sums"].append((total, before, bias, target))
-    if len(job["sums"]) > COLLECTIVES_AHEAD:
-        store_sum(job["sums"][len(job["sums"]) - 1 - COLLECTIVES_AHEAD])
+    total = sum_over_ranks(sums, (height, blocks(rows, height), width), y.dtype, replica_group, ranks)
+    job["sums"].append([total, before, bias, target, (first, end, column, last)])
+    prepare_sum(job, len(job["sums"]) - job["ahead"])
+    store_sum(job, len(job["sums"]) - 1 - job["ahead"])
+
+
+def load_residual(job, first, end, column, last):
+    """A part of the residual, as [row in block, block, column]."""
+    height = min(end - first, own_height(job["ranks"]))
+    tile = nl.ndarray(
+        (height, blocks(end - first, height), last - column), dtype=job["y"].dtype, buffer=nl.sbuf
+    )
+    load_rows_into(tile, job["residual"][first:end, column:last], job["loads"])
+    return tile
 
 
 def store_last_sums(job):
     """Store the chunks whose sums over ranks are still under way."""
-    sums = job["sums"]
-    for number in range(max(0, len(sums) - COLLECTIVES_AHEAD), len(sums)):
-        store_sum(sums[number])
+    count = len(job["sums"])
+    for number in range(max(0, count - job["ahead"]), count):
+        prepare_sum(job, number)
+    for number in range(max(0, count - job["ahead"]), count):
+        store_sum(job, number)
 
 
 def load_piece(weight, block, end, x, paired, engine):
@@ -171,11 +194,11 @@ def load_piece(weight, block, end, x, paired, engine):
     return piece
 
 
-def banks_of(rows, width):
-    """(PSUM tile of up to 128 rows and 512 columns, row tile, first column) for each bank of a chunk."""
+def banks_of(rows, width, height):
+    """(PSUM tile of up to `height` rows and 512 columns, row tile, first column) for each bank of a chunk."""
     banks = []
-    for tile in range(blocks(rows)):
-        count = min(PARTITIONS, rows - tile * PARTITIONS)
+    for tile in range(blocks(rows, height)):
+        count = min(height, rows - tile * height)
         for start in range(0, width, BANK):
             shape = (count, min(BANK, width - start))
             banks.append((nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum), tile, start))
@@ -192,7 +215,7 @@ def held_columns(held, weight, column, last, dtype, engine):
     return held[column // width : blocks(last, width)]
 
 
-def accumulate(sums, x, pieces, first_block, depth, begun, paired):
+def accumulate(sums, x, pieces, first_block, depth, begun, paired, height):
     """Add the product of `depth` rows of the weight, those from `first_block` on, to all banks of a chunk.
 
     begun: whether the banks hold the products of another part. paired: a last block of 64 rows lies in both halves of
@@ -205,7 +228,7 @@ def accumulate(sums, x, pieces, first_block, depth, begun, paired):
     for number in range(len(sums)):
         bank, tile, first_column = sums[number]
         count, columns = bank.shape
-        row = tile * PARTITIONS
+        row = tile * height
         piece = pieces[first_column // each]
         start = first_column % each
         for block in range(full):
@@ -227,7 +250,7 @@ def accumulate(sums, x, pieces, first_block, depth, begun, paired):
             for other in range(number - number % 2, number + 1):
                 bank, tile, first_column = sums[other]
                 count, columns = bank.shape
-                row = tile * PARTITIONS
+                row = tile * height
                 start = first_column % each
                 at = half * (other % 2)
                 nisa.nc_matmul(
@@ -266,42 +289,56 @@ def plus_residual(sums, before, bias, loads):
     return result
 
 
-def sum_over_ranks(sums, before, replica_group):
-    """The banks of a chunk summed over the ranks, as a tile like `before`; a short row tile has its own collective."""
-    partial = nl.ndarray(before.shape, dtype=before.dtype, buffer=nl.sbuf)
-    total = nl.ndarray(before.shape, dtype=before.dtype, buffer=nl.sbuf)
+def sum_over_ranks(sums, shape, dtype, replica_group, ranks):
+    """The banks of a chunk summed over the ranks: a tile of this shape, or of this rank's rows of it.
+
+    A short row tile has its own collective.
+    """
+    height, tiles, width = shape
+    height = min(height, sums[0][0].shape[0])
+    partial = nl.ndarray((height, tiles, width), dtype=dtype, buffer=nl.sbuf)
+    total = nl.ndarray((height // ranks, tiles, width), dtype=dtype, buffer=nl.sbuf)
     full = 0
     for number in range(len(sums)):
         bank, tile, start = sums[number]
         count, columns = bank.shape
         to_sbuf(partial[0:count, tile, start : start + columns], bank, number, VECTOR_SHARE)
-        full = tile + 1 if count == PARTITIONS else full
-    tiles, width = before.shape[1], before.shape[2]
+        full = tile + 1 if count == height else full
     if full > 0:
-        flat = (PARTITIONS, full * width)
-        ncc.all_reduce(
-            srcs=[partial[:, 0:full, :].reshape(flat)],
-            dsts=[total[:, 0:full, :].reshape(flat)],
-            replica_group=replica_group,
-            op=nl.add,
-        )
+        source = partial[:, 0:full, :].reshape((height, full * width))
+        collect(total[:, 0:full, :].reshape((height // ranks, full * width)), source, replica_group, ranks)
     if full < tiles:
         count = sums[len(sums) - 1][0].shape[0]
-        ncc.all_reduce(
-            srcs=[partial[0:count, full, :]],
-            dsts=[total[0:count, full, :]],
-            replica_group=replica_group,
-            op=nl.add,
-        )
+        collect(total[0 : count // ranks, full, :], partial[0:count, full, :], replica_group, ranks)
     return total
 
 
-def store_sum(chunk):
-    """Add the residual and the bias to a chunk that was summed over the ranks, and store it."""
-    total, before, bias, target = chunk
+def collect(total, partial, replica_group, ranks):
+    """The sum of a tile over the ranks, or its rows that belong to this rank."""
+    if ranks == 1:
+        ncc.all_reduce(srcs=[partial], dsts=[total], replica_group=replica_group, op=nl.add)
+    else:
+        ncc.reduce_scatter(
+            srcs=[partial], dsts=[total], replica_group=replica_group, collective_dim=0, op=nl.add
+        )
+
+
+def prepare_sum(job, number):
+    """Load the residual of a chunk, if it is one and not in SBUF."""
+    if number >= 0 and job["sums"][number][1] is None:
+        first, end, column, last = job["sums"][number][4]
+        job["sums"][number][1] = load_residual(job, first, end, column, last)
+
+
+def store_sum(job, number):
+    """Add the residual and the bias to a chunk that was summed over the ranks, and store it; none if below 0."""
+    if number < 0:
+        return
+    total, before, bias, target, _ = job["sums"][number]
     rows = target.shape[0]
+    height = total.shape[0]
     for tile in range(total.shape[1]):
-        count = min(PARTITIONS, rows - tile * PARTITIONS)
+        count = min(height, rows - tile * height)
         own = total[0:count, tile, :]
         if bias is not None:
             nisa.tensor_tensor(dst=own, data1=own, data2=bias[0:count, :], op=nl.add)

@@ -22,34 +22,46 @@ On gen2 the Scalar engine copies all: the two exclude each other on PSUM there, 
 """
 
 
-def row_groups(tokens, tiles):
-    """(first row, rows) of each group of up to `tiles` row tiles."""
+def own_height(ranks):
+    """Own rows of each rank in a row tile: all of its rows for one."""
+    return PARTITIONS // ranks
+
+
+def of_ranks(matrix, ranks):
+    """Rows [rank * row, columns] of HBM as [rank, row, columns]."""
+    return matrix.reshape_dim(0, (ranks, matrix.shape[0] // ranks))
+
+
+def row_groups(rows, most):
+    """(first row, rows) of each group of up to `most` rows."""
     groups = []
-    step = tiles * PARTITIONS
-    for first in range(0, tokens, step):
-        groups.append((first, min(step, tokens - first)))
+    for first in range(0, rows, most):
+        groups.append((first, min(most, rows - first)))
     return groups
 
 
-def row_tiles(places, group):
-    """The tiles of `places` cut to the rows of a group."""
-    rows = group[1]
+def row_tiles(places, rows, height):
+    """The tiles of `places` cut to `rows` rows, `height` of them in each tile but the last."""
     tiles = []
-    for number in range(blocks(rows)):
-        tiles.append(places[number][0 : min(PARTITIONS, rows - number * PARTITIONS), :])
+    for number in range(blocks(rows, height)):
+        tiles.append(places[number][0 : min(height, rows - number * height), :])
     return tiles
 
 
-def loads_of(tiles, x, group):
-    """(part of a tile, its source) for the rows of a group of x, in parts of up to LOAD_COLUMNS columns."""
-    hidden = x.shape[1]
+def loads_of(tiles, rows):
+    """(part of a tile, its source) for rows [rank, row, H] of HBM, in parts of up to LOAD_COLUMNS columns.
+
+    A tile holds the same rows of every rank, [rank, row].
+    """
+    ranks, _, hidden = rows.shape
     loads = []
+    first = 0
     for number in range(len(tiles)):
-        row = group[0] + number * PARTITIONS
-        end = row + tiles[number].shape[0]
-        for first in range(0, hidden, LOAD_COLUMNS):
-            last = min(hidden, first + LOAD_COLUMNS)
-            loads.append((tiles[number][:, first:last], x[row:end, first:last]))
+        end = first + tiles[number].shape[0] // ranks
+        for left in range(0, hidden, LOAD_COLUMNS):
+            right = min(hidden, left + LOAD_COLUMNS)
+            loads.append((tiles[number][:, left:right], rows[:, first:end, left:right]))
+        first = end
     return loads
 
 
@@ -77,11 +89,13 @@ def normalise_tiles(results, tiles, norm, scratch):
         normalise(results[last], tiles[last], found[last], norm)
 
 
-def transpose_tiles(x_blocks, tiles, first_tile):
-    """Row tiles first_tile, first_tile + 1 … of a group into its blocks [k in block, block, row]."""
+def transpose_tiles(x_blocks, tiles, first_row):
+    """Row tiles of a group, whose first row is `first_row`, into its blocks [k in block, block, row]."""
     share = 0 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
-    for number in range(len(tiles)):
-        transpose_rows(x_blocks, (first_tile + number) * PARTITIONS, tiles[number], share)
+    row = first_row
+    for tile in tiles:
+        transpose_rows(x_blocks, row, tile, share)
+        row += tile.shape[0]
 
 
 def blocks_tile(columns, rows, dtype):

@@ -14,7 +14,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "the blocks overlap: some rows or columns are computed again, from the same operands, with the same result": (
         "*.* bound: range(0, tokens, PARTITIONS): PARTITIONS - 1",
-        "*.* bound: range(0, tokens, step): step - 1",
+        "projection.row_groups.row_groups bound: range(0, rows, most): most - 1",
         "tiles.transpose_into bound: range(0, full, per_bank): per_bank - 1",
     ),
     "the tile has partitions, or a block, that nobody touches; every operand is sliced to what was written": (

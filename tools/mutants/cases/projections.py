@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from nki.collectives import ReplicaGroup
 
-from tests.kernels.accuracy import normal
-from tools.mutants.cases.case import BF16, EPS, Case, by_reference, two_cores, weights
+import nki_kernels
+from tests.kernels.accuracy import compare, copied, in_float64, normal
+from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores, weights
 
 
 def _qkv(
@@ -73,6 +74,41 @@ def _mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int = 1, w: A
     parts = np.split(np.arange(inner), ranks)
     shards = tuple((x, norm, gate[:, p].copy(), up[:, p].copy(), down[p], EPS, group) for p in parts)
     return by_reference("mlp", target, whole=whole, ranks=shards)
+
+
+def _cut(kernel: str, target: str, tokens: int, hidden: int, width: int, ranks: int) -> Case:
+    """A projection whose rows are cut along the sequence over ranks, each with `width` columns or rows of weights."""
+    group, own = ReplicaGroup([list(range(ranks))]), np.split(np.arange(tokens), ranks)
+    parts = np.split(np.arange(width * ranks), ranks)
+    x, norm = normal(1, tokens, hidden), normal(2, 1, hidden)
+    down = weights(5, width * ranks, hidden)
+    gate, up = weights(3, hidden, width * ranks), weights(4, hidden, width * ranks)
+    whole: tuple[Any, ...]
+    if kernel == "qkv_projection":
+        whole = (x, norm, weights(3, hidden, 40), EPS, 24, 8)
+        shards = tuple((x[rows], *whole[1:], *(None,) * 8, 0.0, group, ranks) for rows in own)
+    elif kernel == "mlp":
+        whole = (x, norm, gate, up, down, EPS)
+        rest = (EPS, group, "silu", None, None, None, None, 0.0, ranks)
+        shards = tuple(
+            (x[rows], norm, gate[:, p].copy(), up[:, p].copy(), down[p], *rest) for rows, p in zip(own, parts)
+        )
+    else:
+        o = normal(6, tokens, width * ranks)
+        whole = (o, down, x)
+        shards = tuple((o[:, p].copy(), down[p], x[rows], group, None, ranks) for rows, p in zip(own, parts))
+    reference = getattr(nki_kernels, f"{kernel}_reference")
+    plain, exact = reference(*copied(whole)), reference(*(in_float64(argument) for argument in whole))
+
+    def judge(outputs: Outputs) -> None:
+        if kernel == "qkv_projection":
+            for output in outputs:
+                for got, truth, same_dtype in zip(output, exact, plain):
+                    compare(got, truth, same_dtype)
+        else:
+            compare(np.concatenate([output[0] for output in outputs]), exact, plain)
+
+    return Case(kernel, target, shards, judge)
 
 
 def _forms() -> list[Case]:
@@ -162,6 +198,13 @@ def projections() -> list[Case]:
         _mlp("trn1", 5, 40, 72, ranks=2),
         _mlp("trn2", 3, 24, 2200),
         _mlp("trn3", 520, 24, 530),
+        _cut("qkv_projection", "trn2", 1100, 24, 20, ranks=2),
+        _cut("qkv_projection", "trn3", 129, 24, 20, ranks=3),
+        _cut("qkv_projection", "trn2", 6, 24, 20, ranks=2),
+        _cut("mlp", "trn2", 1100, 24, 16, ranks=2),
+        _cut("mlp", "trn3", 129, 24, 16, ranks=3),
+        _cut("output_projection", "trn2", 264, 24, 16, ranks=2),
+        _cut("output_projection", "trn1", 129, 24, 16, ranks=3),
         two_cores(_mlp("trn2", 3, 40, 300)),
         two_cores(_mlp("trn3", 130, 40, 24, ranks=2)),
         two_cores(_output("trn2", 3, 24, 520)),
