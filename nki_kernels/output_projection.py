@@ -50,10 +50,10 @@ from nki_kernels.projection.residual_product import (
     chunk_width,
     product_chunk,
     residual_product,
-    store_last_sums,
 )
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes, of_ranks, own_height, transpose_tiles
 from nki_kernels.projection.sequence import check_ranks
+from nki_kernels.projection.sums import store_last_sums
 from nki_kernels.rmsnorm import MAX_HIDDEN
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, expect_dims, rows_at_once
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.residual_product import load_cast_into
+from nki_kernels.projection.block_loads import load_cast_into
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
 
 UNIT_COLUMNS = 2048

@@ -12,12 +12,12 @@ rounded to y's dtype and summed from SBUF to SBUF, under the products of the nex
 
 from __future__ import annotations
 
-import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.normalised_rows import to_sbuf
+from nki_kernels.projection.block_loads import load_cast, load_cast_into, store_rows_from
 from nki_kernels.projection.row_groups import own_height
+from nki_kernels.projection.sums import load_residual, prepare_sum, store_sum, sum_over_ranks
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
 
 PIECE_ELEMENTS = 1024
@@ -28,58 +28,6 @@ Larger pieces are no faster where 16 of them are under way, and the products wit
 
 VECTOR_SHARE = 2
 """The Vector engine reads out one of so many PSUM banks from gen3 on; 0: none."""
-
-
-def load_cast(matrix, dtype, engine):
-    """A matrix [K, columns] of HBM as blocks [k in block, block, columns], cast on chip if need be."""
-    depth, columns = matrix.shape
-    shape = (min(PARTITIONS, depth), blocks(depth), columns)
-    result = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-    load_cast_into(result, matrix, engine)
-    return result
-
-
-def load_cast_into(tile, matrix, engine):
-    """A matrix [K, columns] of HBM into blocks [k in block, block, columns], cast on chip if need be."""
-    if matrix.dtype == tile.dtype:
-        load_rows_into(tile, matrix, engine)
-        return
-    depth = matrix.shape[0]
-    raw = nl.ndarray(tile.shape, dtype=matrix.dtype, buffer=nl.sbuf)
-    load_rows_into(raw, matrix, engine)
-    full = depth // PARTITIONS
-    if full > 0:
-        nisa.tensor_copy(dst=tile[:, 0:full, :], src=raw[:, 0:full, :])
-    short = depth - full * PARTITIONS
-    if short > 0:
-        nisa.tensor_copy(dst=tile[0:short, full, :], src=raw[0:short, full, :])
-
-
-def load_rows_into(tile, matrix, engine):
-    """Rows of HBM into a tile [row in block, block, columns]: one DMA for the full blocks, one for the short one."""
-    for block, rows in full_and_short(tile, matrix):
-        nisa.dma_copy(dst=block, src=rows, engine=engine)
-
-
-def store_rows_from(matrix, tile, engine):
-    """A tile [row in block, block, columns] to rows of HBM, as load_rows_into."""
-    for block, rows in full_and_short(tile, matrix):
-        nisa.dma_copy(dst=rows, src=block, engine=engine)
-
-
-def full_and_short(tile, matrix):
-    """(blocks of a tile, their rows of a matrix in the same form) for the full blocks and for the short one."""
-    height = tile.shape[0]
-    depth = matrix.shape[0]
-    full = depth // height
-    found = []
-    if full > 0:
-        rows = matrix[0 : full * height].reshape_dim(0, (full, height)).permute((1, 0, 2))
-        found.append((tile[:, 0:full, :], rows))
-    short = depth - full * height
-    if short > 0:
-        found.append((tile[0:short, full, :], matrix[full * height : depth]))
-    return found
 
 
 def load_engine(replica_group, exchanges=False):
@@ -160,25 +108,6 @@ def product_chunk(job, parts, first, column):
     job["sums"].append([total, before, bias, target, (first, end, column, last)])
     prepare_sum(job, len(job["sums"]) - job["ahead"])
     store_sum(job, len(job["sums"]) - 1 - job["ahead"])
-
-
-def load_residual(job, first, end, column, last):
-    """A part of the residual, as [row in block, block, column]."""
-    height = min(end - first, own_height(job["ranks"]))
-    tile = nl.ndarray(
-        (height, blocks(end - first, height), last - column), dtype=job["y"].dtype, buffer=nl.sbuf
-    )
-    load_rows_into(tile, job["residual"][first:end, column:last], job["loads"])
-    return tile
-
-
-def store_last_sums(job):
-    """Store the chunks whose sums over ranks are still under way."""
-    count = len(job["sums"])
-    for number in range(max(0, count - job["ahead"]), count):
-        prepare_sum(job, number)
-    for number in range(max(0, count - job["ahead"]), count):
-        store_sum(job, number)
 
 
 def load_piece(weight, block, end, x, paired, engine):
@@ -287,60 +216,3 @@ def plus_residual(sums, before, bias, loads):
             nisa.activation(dst=copied, op=nl.copy, data=bank)
             nisa.tensor_tensor(dst=into, data1=copied, data2=own, op=nl.add, engine=nisa.engine.gpsimd)
     return result
-
-
-def sum_over_ranks(sums, shape, dtype, replica_group, ranks):
-    """The banks of a chunk summed over the ranks: a tile of this shape, or of this rank's rows of it.
-
-    A short row tile has its own collective.
-    """
-    height, tiles, width = shape
-    height = min(height, sums[0][0].shape[0])
-    partial = nl.ndarray((height, tiles, width), dtype=dtype, buffer=nl.sbuf)
-    total = nl.ndarray((height // ranks, tiles, width), dtype=dtype, buffer=nl.sbuf)
-    full = 0
-    for number in range(len(sums)):
-        bank, tile, start = sums[number]
-        count, columns = bank.shape
-        to_sbuf(partial[0:count, tile, start : start + columns], bank, number, VECTOR_SHARE)
-        full = tile + 1 if count == height else full
-    if full > 0:
-        source = partial[:, 0:full, :].reshape((height, full * width))
-        collect(total[:, 0:full, :].reshape((height // ranks, full * width)), source, replica_group, ranks)
-    if full < tiles:
-        count = sums[len(sums) - 1][0].shape[0]
-        collect(total[0 : count // ranks, full, :], partial[0:count, full, :], replica_group, ranks)
-    return total
-
-
-def collect(total, partial, replica_group, ranks):
-    """The sum of a tile over the ranks, or its rows that belong to this rank."""
-    if ranks == 1:
-        ncc.all_reduce(srcs=[partial], dsts=[total], replica_group=replica_group, op=nl.add)
-    else:
-        ncc.reduce_scatter(
-            srcs=[partial], dsts=[total], replica_group=replica_group, collective_dim=0, op=nl.add
-        )
-
-
-def prepare_sum(job, number):
-    """Load the residual of a chunk, if it is one and not in SBUF."""
-    if number >= 0 and job["sums"][number][1] is None:
-        first, end, column, last = job["sums"][number][4]
-        job["sums"][number][1] = load_residual(job, first, end, column, last)
-
-
-def store_sum(job, number):
-    """Add the residual and the bias to a chunk that was summed over the ranks, and store it; none if below 0."""
-    if number < 0:
-        return
-    total, before, bias, target, _ = job["sums"][number]
-    rows = target.shape[0]
-    height = total.shape[0]
-    for tile in range(total.shape[1]):
-        count = min(height, rows - tile * height)
-        own = total[0:count, tile, :]
-        if bias is not None:
-            nisa.tensor_tensor(dst=own, data1=own, data2=bias[0:count, :], op=nl.add)
-        nisa.tensor_tensor(dst=own, data1=own, data2=before[0:count, tile, :], op=nl.add)
-    store_rows_from(target, total, nisa.engine.sync)
