@@ -148,7 +148,7 @@ def project_many(source, norm, w, columns, head, deliver, context):
         turns = [(0, lead)] + ranges(lead, tokens)
         measured = weight is not None and bias is None and left == columns[0]
         loaded = []
-        stationary = squares = None
+        stationary = squares = ready = None
         for number in range(len(turns)):
             first, last = turns[number]
             tiles = ranges(0, last - first)
@@ -166,11 +166,15 @@ def project_many(source, norm, w, columns, head, deliver, context):
                 if measured:
                     add_squares(totals, squares, ones, tiles, 0, block, hidden)
             if number + 1 < len(turns):
-                start, end = turns[number + 1]
-                stationary = transposed_rows(rows_of(source, start, end), weight, bias, eps)
+                following = rows_of(source, turns[number + 1][0], turns[number + 1][1])
+                if bias is not None:
+                    following = standardised_rows(following, eps) if number == 0 else ready
+                stationary = transposed_rows(following, weight, bias)
                 squares = squared(stationary, 0, hidden) if measured else None
+            if bias is not None and number + 2 < len(turns):
+                ready = standardised_rows(rows_of(source, turns[number + 2][0], turns[number + 2][1]), eps)
             for tile in range(len(tiles)):
-                row, end = first + tiles[tile][0], first + tiles[tile][1]
+                row = first + tiles[tile][0]
                 if measured:
                     scales.append(inverse_root(totals[tile][0], 1.0 / hidden, eps))
                 scale = scales[row // PARTITIONS] if len(scales) > 0 else None
@@ -187,7 +191,7 @@ def first_products(sums, totals, x, columns, panels, weight, bias, ones, eps):
     if bias is None:
         stationary = block_tile(depth, blocks(depth), rows, x.dtype)
     else:
-        stationary = transposed_rows(x, weight, bias, eps)
+        stationary = transposed_rows(standardised_rows(x, eps), weight, bias)
     loaded = []
     for start, end in parts(blocks(depth), columns.shape[1], 1, LEAD_ELEMENTS):
         if bias is None:
@@ -201,19 +205,24 @@ def first_products(sums, totals, x, columns, panels, weight, bias, ones, eps):
     return loaded
 
 
-def transposed_rows(x, weight, bias, eps):
-    """Rows of x in HBM transposed in blocks, by DMA; with a bias they are standardised, weighted and shifted before."""
+def standardised_rows(x, eps):
+    """Rows of x in HBM as a tile, less their mean and over their standard deviation."""
+    rows = load(x, x.dtype)
+    standardise(rows, eps)
+    return rows
+
+
+def transposed_rows(x, weight, bias):
+    """Rows in HBM transposed in blocks, by DMA; with a bias they are a tile, and weighted and shifted as well."""
     if bias is None:
         result = block_tile(x.shape[1], blocks(x.shape[1]), x.shape[0], x.dtype)
         transpose_part(result, x, 0)
         return result
-    rows = load(x, x.dtype)
-    standardise(rows, eps)
     if not transposes_multiply():
-        return spread(rows, False, weight, bias)
+        return spread(x, False, weight, bias)
     depth = x.shape[1]
     result = block_tile(depth, blocks(depth), x.shape[0], x.dtype)
-    transpose_part(result, rows, 0)
+    transpose_part(result, x, 0)
     full = blocks(depth) if depth <= PARTITIONS else depth // PARTITIONS
     for start, end in ranges(0, full, full) + ranges(full, blocks(depth)):
         part = result[0 : in_block(depth, start, False), start:end, :]

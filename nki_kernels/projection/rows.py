@@ -23,6 +23,9 @@ SQUARED_BLOCKS = 16
 STATISTICS = 512
 """Elements of which bn_stats takes the mean and the variance (nl.tile_size.bn_stats_fmax)."""
 
+SCALAR_SHARE = 2
+"""Of so many PSUM banks of 128 transposed rows the Scalar engine weights and shifts one."""
+
 BANK_BYTES = 2048
 """Bytes per partition of a PSUM bank, which transposes fill."""
 
@@ -206,7 +209,7 @@ def spread(rows, runs, weight=None, bias=None):
     height = in_block(depth, 0, runs)
     result = nl.ndarray((height, number, count), dtype=rows.dtype, buffer=nl.sbuf)
     per_bank = BANK_BYTES // (4 if rows.dtype == nl.float32 else 2) // count
-    first = 0
+    first = banks = 0
     while first < number:
         used = in_block(depth, first, runs)
         end = first + 1
@@ -220,7 +223,12 @@ def spread(rows, runs, weight=None, bias=None):
                 else rows[:, block * PARTITIONS : block * PARTITIONS + used]
             )
             nisa.nc_transpose(dst=bank[:, block - first, :], data=piece)
-        weighted(result[0:used, first:end, :], bank, weight, bias, first)
+        target = result[0:used, first:end, :]
+        if bias is not None and count == PARTITIONS and banks % SCALAR_SHARE == 0:
+            weighted_by_block(target, bank, weight, bias, first)
+        else:
+            weighted(target, bank, weight, bias, first)
+        banks += 1
         first = end
     return result
 
@@ -238,7 +246,22 @@ def weighted(target, source, weight, bias, first):
     nisa.tensor_tensor(dst=product, data1=source, data2=factor, op=nl.multiply)
     if bias is not None:
         added = bias[0:used, first : first + count].reshape((used, count, 1)).broadcast(2, rows)
-        nisa.tensor_tensor(dst=target, data1=product, data2=added, op=nl.add)
+        adder = nisa.engine.gpsimd if rows == PARTITIONS else nisa.engine.vector
+        nisa.tensor_tensor(dst=target, data1=product, data2=added, op=nl.add, engine=adder)
+
+
+def weighted_by_block(target, source, weight, bias, first):
+    """As `weighted`, on the Scalar engine, block by block."""
+    used, count, _ = source.shape
+    for block in range(count):
+        at = first + block
+        nisa.activation(
+            dst=target[:, block, :],
+            op=nl.copy,
+            data=source[:, block, :],
+            scale=weight[0:used, at : at + 1],
+            bias=bias[0:used, at : at + 1],
+        )
 
 
 def repeated_row(row, rows, offset=0.0):
