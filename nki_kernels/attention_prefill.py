@@ -81,13 +81,14 @@ from nki_kernels.prefill.keys import (
     LOADED_BLOCKS,
     Head,
     allocate,
+    clean_new_values,
     load_new_keys,
     load_new_values,
     load_queries,
     row_range,
 )
 from nki_kernels.prefill.order import Agenda, issue, note, score_span
-from nki_kernels.prefill.plan import Case, all_queries, prepare, spans_of
+from nki_kernels.prefill.plan import Case, all_queries, prepare, prepare_masks, spans_of
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
 MAX_TOKENS = 8192
@@ -141,6 +142,7 @@ def attend(case):
     for i in range(len(work)):
         queries = work[i]
         if loaded == 0:
+            prepare_masks(case, queries)
             load_queries(case, queries)
             loaded = 1
         if head is None or head.sequence != queries.sequence or head.number != queries.head:
@@ -150,6 +152,7 @@ def attend(case):
                 cached = Cached(case, queries.sequence)
             head = Head(queries.sequence, queries.head)
             load_head(case, head, cached)
+            note_values(case, agenda, head, time)
             note_stores(case, agenda, head, time)
             case.filling = False
         while loaded < min(len(work), i + case.tuning.queries_ahead):
@@ -172,6 +175,13 @@ def load_head(case, head, cached):
         load_cached(case, head, cached, first)
     for first in range(0, count, LOADED_BLOCKS):
         load_new_values(case, head, first)
+
+
+def note_values(case, agenda, head, time):
+    """Note the cleaning of the new values, behind the first scores."""
+    for first in range(0, blocks(case.new_keys), LOADED_BLOCKS):
+        time = time + case.tuning.values_after
+        note(agenda, time, clean_new_values, head, first, 0)
 
 
 def note_stores(case, agenda, head, time):

@@ -74,18 +74,36 @@ def load_new_values(case, head, first):
     start, end = row_range(case, first)
     columns = case.v[:, head.number * case.depth : (head.number + 1) * case.depth]
     base = head.sequence * case.new_keys
-    at = case.prefix // PARTITIONS + first
-    full = (end - start) // PARTITIONS
-    split = start + full * PARTITIONS
-    if full > 0:
-        tile = head.values[:, at : at + full, 0 : case.depth]
-        source = columns[base + start : base + split].reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2))
-        nisa.dma_copy(dst=tile, src=source)
-        clean(case, tile)
+    split = end // PARTITIONS * PARTITIONS
+    whole, rest = new_values(case, head, first)
+    if split > start:
+        count = (split - start) // PARTITIONS
+        source = columns[base + start : base + split].reshape_dim(0, (count, PARTITIONS)).permute((1, 0, 2))
+        nisa.dma_copy(dst=whole, src=source)
     if end > split:
-        tile = head.values[0 : end - split, at + full, 0 : case.depth]
-        nisa.dma_copy(dst=tile, src=columns[base + split : base + end])
-        clean(case, tile)
+        nisa.dma_copy(dst=rest, src=columns[base + split : base + end])
+
+
+def clean_new_values(case, head, first, end):
+    """Clean the values that load_new_values brings; an agenda's step."""
+    for tile in new_values(case, head, first):
+        if tile is not None:
+            clean(case, tile)
+
+
+def new_values(case, head, first):
+    """Where load_new_values puts whole blocks, and a last short one; None if there are none."""
+    start, end = row_range(case, first)
+    at = case.prefix // PARTITIONS + first
+    count = (end - start) // PARTITIONS
+    used = (end - start) % PARTITIONS
+    whole = None
+    rest = None
+    if count > 0:
+        whole = head.values[:, at : at + count, 0 : case.depth]
+    if used > 0:
+        rest = head.values[0:used, at + count, 0 : case.depth]
+    return whole, rest
 
 
 def row_range(case, first):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.prefill.masks import Masks, cached_mask, first_key, mask_of
+from nki_kernels.prefill.masks import Masks, cached_mask, first_key, identity, mask_of
 from nki_kernels.tiles import PARTITIONS, blocks
 
 
@@ -17,13 +17,14 @@ class Tuning(nl.NKIObject):
     exponents, recomputed  keys of one exp from SBUF and from PSUM
     recomputed_share       the share of keys whose scores are computed again; spans up to `short` take a larger one, as
                            loads and stores are a larger part of their DMAs, those up to `shortest` none
-    few                    up to so many keys the Vector engine copies the product, else the Scalar engine
+    few                    up to so many keys the Vector engine divides the product, else GpSimd what Scalar copied
     exponents_after        from the last score of a span to its first exp: until the shift is known; `exponents_first`
                            in the beginning, and one key later for every `ramp` keys
     recompute_after        from there on to the scores that are computed again, and `by_key_after` to their exp
     multiply_after         from an exp to its products: until the transposes have arrived
     finish_after           from the last product to its copy, `store_after` to the store
     cache_after            between the writes of 1024 keys and values to a cache
+    values_after           between the cleanings of 1024 values, which products wait for later than scores for keys
     queries_ahead          tiles of queries that are loaded before they are needed
     """
 
@@ -34,7 +35,7 @@ class Tuning(nl.NKIObject):
         self.exponents = 1536 if narrow else 1024
         self.recomputed = 1024 if wide else 512
         self.recomputed_share = (2, 9) if wide else (1, 3)
-        self.recomputed_share_of_short = (5, 18) if wide else (1, 3)
+        self.recomputed_share_of_short = (1, 3)
         if not narrow:
             self.recomputed_share = (0, 1)
             self.recomputed_share_of_short = (0, 1)
@@ -43,13 +44,14 @@ class Tuning(nl.NKIObject):
         self.few = 256
         self.exponents_first = 400
         self.exponents_after = 3000 if narrow else 1500
-        self.ramp = 16
+        self.ramp = 32
         self.recompute_after = 4500
         self.by_key_after = 5500
         self.multiply_after = 12000 if narrow else 6000
         self.finish_after = 2000
         self.store_after = 4096
         self.cache_after = 16384
+        self.values_after = 2048
         self.queries_ahead = 6
 
 
@@ -208,10 +210,7 @@ def all_queries(case):
 
 def spans_of(case, queries):
     """The spans of all heads of some queries: as many heads side by side as fit on 128 rows."""
-    heads = 1
-    for count in range(1, case.group + 1):
-        if case.group % count == 0 and count * queries.count <= PARTITIONS:
-            heads = count
+    heads = heads_beside(case, queries)
     first = first_key(case.masks, queries.first)
     start = case.prefix + first if first > 0 else 0
     end = case.keys
@@ -230,6 +229,22 @@ def spans_of(case, queries):
             before = Span(queries, head, heads, begin, stop, recomputed, before, stop == end)
             result.append(before)
     return result
+
+
+def heads_beside(case, queries):
+    """How many heads of some queries lie side by side: as many as fit on 128 rows."""
+    heads = 1
+    for count in range(1, case.group + 1):
+        if case.group % count == 0 and count * queries.count <= PARTITIONS:
+            heads = count
+    return heads
+
+
+def prepare_masks(case, queries):
+    """Make the mask of the diagonal: later GpSimd would wait for the Vector engine, which cleans the first keys."""
+    if case.masks.causal:
+        mask_of(case.masks, queries.count, 0, PARTITIONS)
+        identity(case.masks, queries.count, heads_beside(case, queries))
 
 
 def recomputed_blocks(case, queries, start, end):

@@ -218,12 +218,13 @@ def multiply(case, span, start, end):
 
 def finish(case, span, start, end):
     """Join the product to that of the span before; the last span of a tile divides by the sum and stores the rows."""
+    if span.last and span.before is None and span.end - span.start <= case.tuning.few:
+        # For few keys the Scalar engine and GpSimd have more to do than the Vector engine.
+        divide(case, span, span.product, nisa.engine.vector)
+        return
     span.sums = nl.ndarray((span.rows, case.depth + 1), dtype=nl.float32, buffer=nl.sbuf)
-    if span.before is None and span.end - span.start > case.tuning.few:
+    if span.before is None:
         nisa.activation(dst=span.sums, op=nl.copy, data=span.product)
-    elif span.before is None:
-        # For few keys the Scalar engine has more to do than the Vector engine.
-        nisa.tensor_copy(dst=span.sums, src=span.product)
     else:
         correction = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.activation(
@@ -237,14 +238,22 @@ def finish(case, span, start, end):
             op1=nl.add,
             operand1=span.product,
         )
-    if not span.last:
-        return
+    if span.last:
+        divide(case, span, span.sums, nisa.engine.gpsimd)
+
+
+def divide(case, span, sums, engine):
+    """The rows of a tile: sums of values, divided by sums of weights; the Vector engine takes them from PSUM."""
     inverse = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=inverse, data=span.sums[:, case.depth : case.depth + 1], op0=nl.power, operand0=-1.0
-    )
     span.result = nl.ndarray((span.rows, case.depth), dtype=case.dtype, buffer=nl.sbuf)
-    on_gpsimd(span.result, span.sums[:, 0 : case.depth], inverse.broadcast(1, case.depth), nl.multiply)
+    weights = sums[:, case.depth : case.depth + 1]
+    values = sums[:, 0 : case.depth]
+    if engine == nisa.engine.vector:
+        nisa.reciprocal(dst=inverse, data=weights)
+        nisa.tensor_scalar(dst=span.result, data=values, op0=nl.multiply, operand0=inverse)
+    else:
+        nisa.tensor_scalar(dst=inverse, data=weights, op0=nl.power, operand0=-1.0)
+        on_gpsimd(span.result, values, inverse.broadcast(1, case.depth), nl.multiply)
 
 
 def store(case, span, start, end):
