@@ -33,16 +33,18 @@ Layout
     with the values contracts over keys, so it takes the weights as [key, query]: DMA transposes them. Queries and keys
     are transposed to [D, t] on their way from HBM. The values have a column of ones, which makes the sum of the weights
     a column of the product. Padded tokens may be NaN or infinite: such elements of k and v count as 0. Cached positions
-    that are not valid may hold anything (prefill_cached).
+    that are not valid may hold anything (prefill/cached.py).
 
 Tiling
-    for each sequence and key/value head: its keys and values stay in SBUF (prefill_keys)
-        for 128 queries, one head after the other, short sequences with several heads side by side (prefill_plan)
+    for each sequence and key/value head: its keys and values stay in SBUF (prefill/keys.py)
+        for 128 queries, one head after the other, short sequences with several heads side by side (prefill/plan.py)
             for a span of up to 8192 keys (4096 on gen2 and in float32): the scores go to SBUF in float32, and with them
             the maximum. It is exact, so any finite scores are safe; only several spans take an online softmax.
-            exp, transposes, products (prefill_tiles)
-    Steps of about four tiles overlap in the order that prefill_order explains. Blocks of 128 x 128 scores that a mask
-    empties are skipped; those that it cuts get it by a matmul with an identity (prefill_masks).
+            exp, transposes, products (prefill/tiles.py)
+    Steps of about four tiles overlap in the order that prefill/order.py explains. Blocks of 128 x 128 scores that a
+    mask empties are skipped; those that it cuts get it by a matmul with an identity (prefill/masks.py).
+
+    On a logical core of two physical ones (LNC2) each core takes its heads or its queries (prefill/cores.py).
 
     In bfloat16 the DMA engines transpose some three quarters of them. For the rest the Tensor engine computes the
     scores again, as [key, query], and adds minus the maximum by a matmul of three rows; their exp needs no transpose.
@@ -59,24 +61,28 @@ Cost
     skipped if causal, and a sixth more; the Vector engine reads each score once, the Scalar engine takes one exp of it,
     and DMA transposes three quarters of the weights. The four are busy at the same time; for L = 8192 the Vector engine
     alone takes 1190 us. Predicted for D = 128, Hk = 1 in bfloat16 on trn2, in microseconds in program order and
-    scheduled, and as a share of the floor (FLOP at 78.6 TFLOP/s): Hq = 4: L = 2048 101 and 99 (54 and 55 %), 4096 329
-    and 327 (67 %), 8192 1248 and 1234 (70 and 71 %).
+    scheduled, and as a share of the floor (FLOP at 78.6 TFLOP/s): Hq = 4: L = 2048 98 and 97 (56 %), 4096 327 and 326
+    (67 %), 8192 1246 and 1231 (70 and 71 %). Two cores, Hq = 2, of half of the floor: L = 2048 37 and 36 (37 and 38 %),
+    4096 102 and 97 (53 and 56 %), 8192 337 and 331 (65 and 66 %).
 
     What was tried, for L = 4096 in program order: a running maximum and rescaling for every 512 keys with transposes
     on the Tensor engine, 2463; all transposes by DMA, 395; an eighth of them on the Tensor engine, whose results the
     Scalar engine copies, 353. The share of scores on GpSimd (exp as a power) or evacuated by the Scalar engine changed
-    nothing: the DMAs and the Tensor engine are the next bounds.
+    nothing: the DMAs and the Tensor engine are the next bounds. A twelfth of the scores evacuated by the Scalar engine,
+    with their maximum by GpSimd: 329 to 354, as the Vector and Scalar engines wait for each other's PSUM; PSUM tiles of
+    1536 scores: 344; one store for all heads of a tile: the same.
 """
 
 from __future__ import annotations
 
 import nki
-import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
 from nki_kernels.precision import widened
 from nki_kernels.prefill.cached import Cached, load_cached, store_new
+from nki_kernels.prefill.checks import check_prefill
+from nki_kernels.prefill.cores import stores_last, stores_part, wait_for_reads
 from nki_kernels.prefill.keys import (
     LOADED_BLOCKS,
     Head,
@@ -89,13 +95,9 @@ from nki_kernels.prefill.keys import (
 )
 from nki_kernels.prefill.order import Agenda, issue, note, score_span
 from nki_kernels.prefill.plan import Case, all_queries, prepare, prepare_masks, spans_of
-from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
+from nki_kernels.tiles import PARTITIONS, blocks
 
 MAX_TOKENS = 8192
-MAX_KEYS = 12288
-MAX_HEAD_BYTES = 65792
-"""Keys and values of one head, in bytes per partition, that fit into the smallest SBUF beside all else."""
-MAX_DEPTH = 256
 
 
 @nki.jit
@@ -125,7 +127,7 @@ def attention_prefill(
     case.window = window
     case.softcap = softcap
     case.sinks = sinks
-    check_prefill(case, num_kv_heads)
+    check_prefill(case, num_kv_heads, MAX_TOKENS)
     prepare(case)
     attend(case)
     return case.o, k_cache, v_cache
@@ -137,6 +139,7 @@ def attend(case):
     agenda = Agenda()
     head = None
     cached = None
+    late = []
     loaded = 0
     time = 0
     for i in range(len(work)):
@@ -153,7 +156,10 @@ def attend(case):
             head = Head(queries.sequence, queries.head)
             load_head(case, head, cached)
             note_values(case, agenda, head, time)
-            note_stores(case, agenda, head, time)
+            if stores_last(case):
+                late.append(head)
+            else:
+                note_stores(case, agenda, head, time)
             case.filling = False
         while loaded < min(len(work), i + case.tuning.queries_ahead):
             load_queries(case, work[loaded])
@@ -162,6 +168,11 @@ def attend(case):
         for span in spans_of(case, queries):
             span.head = head
             time = score_span(agenda, case, span, time)
+    issue(agenda, case, None)
+    if stores_last(case):
+        wait_for_reads(case)
+    for head in late:
+        note_stores(case, agenda, head, time)
     issue(agenda, case, None)
 
 
@@ -175,6 +186,8 @@ def load_head(case, head, cached):
         load_cached(case, head, cached, first)
     for first in range(0, count, LOADED_BLOCKS):
         load_new_values(case, head, first)
+    if case.both_load and case.prefix > 0 and not stores_last(case):
+        wait_for_reads(case)
 
 
 def note_values(case, agenda, head, time):
@@ -189,80 +202,8 @@ def note_stores(case, agenda, head, time):
     for first in range(0, blocks(case.new_keys), LOADED_BLOCKS):
         _, end = row_range(case, first)
         time = time + case.tuning.cache_after
-        note(agenda, time, store_new, head, first, end)
-
-
-def check_prefill(case, num_kv_heads):
-    """Refuse what this kernel does not compute."""
-    q, k, v, k_cache, v_cache = case.q, case.k, case.v, case.k_cache, case.v_cache
-    expect_dims(2, q, "q [T, Hq * D]")
-    expect_dims(2, k, "k [T, Hk * D]")
-    paged = case.slots is not None
-    assert paged == (case.block_tables is not None), "a paged cache takes both slots and block_tables"
-    expect_dims(4, k_cache, "k_cache [P, page, Hk, D]" if paged else "k_cache [B, Hk, D, S]")
-    if paged:
-        sequences = case.block_tables.shape[0]
-        page, kv_heads, depth = k_cache.shape[1:]
-        capacity = case.block_tables.shape[1] * page
-        v_shape = k_cache.shape
-        assert PARTITIONS % page == 0, f"a page has 1, 2, 4 … {PARTITIONS} positions, not {page}"
-        assert case.slots.shape == (k.shape[0], 1), f"slots is [{k.shape[0]}, 1], not {case.slots.shape}"
-    else:
-        sequences, kv_heads, depth, capacity = k_cache.shape
-        v_shape = (sequences, kv_heads, capacity, depth)
-    assert num_kv_heads is None or num_kv_heads == kv_heads, (
-        f"{num_kv_heads} key/value heads, caches for {kv_heads}"
-    )
-    assert v_cache.shape == v_shape, (
-        f"v_cache is {list(v_shape)} beside k_cache {k_cache.shape}, not {v_cache.shape}"
-    )
-    assert depth <= MAX_DEPTH and (depth <= PARTITIONS or depth % 2 == 0), (
-        f"attention_prefill takes head sizes up to {PARTITIONS}, and even ones up to {MAX_DEPTH}, not {depth}"
-    )
-    assert q.shape[0] % sequences == 0, f"{q.shape[0]} tokens do not divide into {sequences} sequences"
-    assert k.shape[1] == kv_heads * depth and (k.shape[0] == q.shape[0] or not case.causal), (
-        f"k is [{q.shape[0]}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
-    )
-    assert k.shape[0] % sequences == 0, f"{k.shape[0]} keys do not divide into {sequences} sequences"
-    assert v.shape == k.shape, f"k is {k.shape}, v is {v.shape}"
-    assert q.shape[1] % k.shape[1] == 0, f"q has rows of {q.shape[1]}, no multiple of k's {k.shape[1]}"
-    assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
-    assert q.dtype == nl.float32 or q.dtype == nl.bfloat16, (
-        f"attention_prefill takes float32 or bfloat16, not {q.dtype}"
-    )
-    check_lengths(case, k.shape[0] // sequences, capacity)
-    check_options(case)
-
-
-def check_lengths(case, tokens, capacity):
-    """Refuse more keys than the caches or SBUF hold."""
-    assert tokens <= capacity, f"a prompt of {tokens} tokens does not fit into caches of {capacity} positions"
-    assert case.cached == 0 or case.positions is not None, (
-        "a prefix takes positions, whose first ones tell its length"
-    )
-    assert case.cached <= capacity, f"a prefix of {case.cached} positions, caches of {capacity}"
-    assert tokens <= MAX_TOKENS, f"attention_prefill takes at most {MAX_TOKENS} tokens, not {tokens}"
-    keys = case.cached + tokens
-    depth = case.v_cache.shape[3]
-    size = 2 if case.q.dtype == nl.bfloat16 else 4
-    block_bytes = (blocks(depth) * PARTITIONS + depth + 1) * size
-    most = min(MAX_KEYS, MAX_HEAD_BYTES // block_bytes * PARTITIONS)
-    assert keys <= most, (
-        f"attention_prefill takes at most {most} keys for heads of {depth} in {case.q.dtype}, not {keys}"
-    )
-
-
-def check_options(case):
-    """Refuse a scale, a window, a cap or sinks that mean nothing."""
-    assert case.scale > 0, f"scale is {case.scale}; the running maximum needs a positive one"
-    assert case.window is None or (case.causal and case.window > 0), (
-        f"a window of {case.window} tokens needs causal attention and at least 1"
-    )
-    assert case.softcap is None or case.softcap > 0, f"softcap is {case.softcap}, not above 0"
-    heads = case.q.shape[1] // case.k.shape[1] * (case.k.shape[1] // (case.v_cache.shape[3]))
-    assert case.sinks is None or case.sinks.shape == (1, heads), (
-        f"sinks is [1, {heads}], not {case.sinks.shape}"
-    )
+        if stores_part(case, first // LOADED_BLOCKS):
+            note(agenda, time, store_new, head, first, end)
 
 
 def attention_prefill_reference(

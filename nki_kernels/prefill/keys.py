@@ -13,6 +13,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.prefill.cores import query_head
 from nki_kernels.tiles import PARTITIONS, blocks
 
 LOADED_BLOCKS = 8
@@ -41,8 +42,8 @@ def allocate(case, head):
 def load_queries(case, queries):
     """Queries as a tile [part of D, head, part, query], transposed by DMA."""
     first = queries.sequence * case.queries + queries.first
-    width = case.group * case.depth
-    source = case.q[first : first + queries.count, queries.head * width : (queries.head + 1) * width]
+    start = query_head(case, queries, 0) * case.depth
+    source = case.q[first : first + queries.count, start : start + case.group * case.depth]
     shape = (case.part_depth, case.group, case.parts, queries.count)
     queries.tile = nl.ndarray(shape, dtype=case.dtype, buffer=nl.sbuf)
     nisa.dma_transpose(dst=queries.tile, src=source.reshape_dim(1, (case.group, case.parts, case.part_depth)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.prefill.cores import divide_heads, owner, query_head
 from nki_kernels.prefill.masks import Masks, cached_mask, first_key, identity, mask_of
 from nki_kernels.tiles import PARTITIONS, blocks
 
@@ -92,6 +93,7 @@ def prepare(case):
     case.dtype = case.q.dtype
     case.filling = True
     case.group = case.q.shape[1] // (case.kv_heads * case.depth)
+    divide_heads(case)
     case.queries = case.q.shape[0] // case.sequences
     case.new_keys = case.k.shape[0] // case.sequences
     case.prefix = blocks(case.cached) * PARTITIONS
@@ -180,7 +182,7 @@ def sink_before(case, queries, first_head, heads):
         rows = heads * queries.count
         logits = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         pattern = [[1, heads], [0, queries.count], [1, 1]]
-        offset = queries.head * case.group + first_head
+        offset = query_head(case, queries, first_head)
         nisa.dma_copy(dst=logits, src=case.sinks.ap(pattern=pattern, offset=offset))
         maximum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=maximum, data=logits, op0=nl.multiply, operand0=1.0 / case.exp_scale)
@@ -192,7 +194,7 @@ def sink_before(case, queries, first_head, heads):
 
 
 def all_queries(case):
-    """The queries of a launch, in the order of their work.
+    """The queries of this core, in the order of their work.
 
     The last queries of a sequence see most keys, the first ones few. They take turns: alone, the few keys of the first
     ones would not fill the pipeline. Those in the middle come first: the pipeline fills while they wait for few keys.
@@ -201,21 +203,21 @@ def all_queries(case):
     count = blocks(case.queries)
     for sequence in range(case.sequences):
         for head in range(case.kv_heads):
+            given = [0] * case.cores
             for i in range(count):
                 block = count // 2 + i // 2 if i % 2 == 0 else count // 2 - 1 - i // 2
                 first = block * PARTITIONS
-                result.append(Queries(sequence, head, first, min(PARTITIONS, case.queries - first)))
+                queries = Queries(sequence, head, first, min(PARTITIONS, case.queries - first))
+                start, end = key_range(case, queries)
+                if owner(case, queries, given, end - start) == case.core:
+                    result.append(queries)
     return result
 
 
 def spans_of(case, queries):
     """The spans of all heads of some queries: as many heads side by side as fit on 128 rows."""
     heads = heads_beside(case, queries)
-    first = first_key(case.masks, queries.first)
-    start = case.prefix + first if first > 0 else 0
-    end = case.keys
-    if case.masks.causal:
-        end = min(end, case.prefix + queries.first + queries.count)
+    start, end = key_range(case, queries)
     count = blocks(end - start, case.tuning.span)
     size = blocks(blocks(end - start), count) * PARTITIONS
     result = []
@@ -245,6 +247,16 @@ def prepare_masks(case, queries):
     if case.masks.causal:
         mask_of(case.masks, queries.count, 0, PARTITIONS)
         identity(case.masks, queries.count, heads_beside(case, queries))
+
+
+def key_range(case, queries):
+    """The keys that some queries see: from a first one to behind the last one."""
+    first = first_key(case.masks, queries.first)
+    start = case.prefix + first if first > 0 else 0
+    end = case.keys
+    if case.masks.causal:
+        end = min(end, case.prefix + queries.first + queries.count)
+    return start, end
 
 
 def recomputed_blocks(case, queries, start, end):

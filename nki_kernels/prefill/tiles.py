@@ -15,6 +15,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.prefill.cores import query_head
 from nki_kernels.prefill.masks import identity
 from nki_kernels.prefill.plan import mask_of_keys
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
@@ -260,7 +261,7 @@ def store(case, span, start, end):
     """Write the rows of a tile: [head, query] on the partitions, one head beside the other in o."""
     queries = span.queries
     first = queries.sequence * case.queries + queries.first
-    head = queries.head * case.group + span.first_head
+    head = query_head(case, queries, span.first_head)
     columns = case.o[first : first + queries.count, head * case.depth : (head + span.heads) * case.depth]
     rows = columns.reshape_dim(1, (span.heads, case.depth)).permute((1, 0, 2))
     nisa.dma_copy(dst=rows, src=span.result, engine=nisa.engine.sync)

@@ -8,7 +8,7 @@ import numpy as np
 
 import nki_kernels
 from tests.kernels.accuracy import compare, copied, in_float64, normal
-from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference
+from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores
 
 
 def _caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
@@ -162,6 +162,7 @@ def _prefill() -> list[Case]:
     sinks = normal(6, 1, 2)
     long_cache = normal(8, 2, 1, 128, 6300), normal(9, 2, 1, 6300, 128)
     far = np.int32([[6200], [6100]])
+    ahead = np.int32([[60], [61]])
     q, k, v = prompt(1100, 1, 1, 8)
     growing = np.linspace(0, 300, 1100, dtype=np.float32)[:, None]
     steep = (np.abs(q), np.abs(k) * growing, v, *_caches(1, 8, 1100))

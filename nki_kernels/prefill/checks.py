@@ -1,0 +1,85 @@
+"""What attention_prefill refuses: arguments that do not fit together, and sizes beyond the chip's."""
+
+from __future__ import annotations
+
+import nki.language as nl
+
+from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
+
+MAX_KEYS = 12288
+MAX_HEAD_BYTES = 65792
+"""Keys and values of one head, in bytes per partition, that fit into the smallest SBUF beside all else."""
+MAX_DEPTH = 256
+
+
+def check_prefill(case, num_kv_heads, most_tokens):
+    """Refuse what this kernel does not compute."""
+    q, k, v, k_cache, v_cache = case.q, case.k, case.v, case.k_cache, case.v_cache
+    expect_dims(2, q, "q [T, Hq * D]")
+    expect_dims(2, k, "k [T, Hk * D]")
+    paged = case.slots is not None
+    assert paged == (case.block_tables is not None), "a paged cache takes both slots and block_tables"
+    expect_dims(4, k_cache, "k_cache [P, page, Hk, D]" if paged else "k_cache [B, Hk, D, S]")
+    if paged:
+        sequences = case.block_tables.shape[0]
+        page, kv_heads, depth = k_cache.shape[1:]
+        capacity = case.block_tables.shape[1] * page
+        v_shape = k_cache.shape
+        assert PARTITIONS % page == 0, f"a page has 1, 2, 4 … {PARTITIONS} positions, not {page}"
+        assert case.slots.shape == (k.shape[0], 1), f"slots is [{k.shape[0]}, 1], not {case.slots.shape}"
+    else:
+        sequences, kv_heads, depth, capacity = k_cache.shape
+        v_shape = (sequences, kv_heads, capacity, depth)
+    assert num_kv_heads is None or num_kv_heads == kv_heads, (
+        f"{num_kv_heads} key/value heads, caches for {kv_heads}"
+    )
+    assert v_cache.shape == v_shape, (
+        f"v_cache is {list(v_shape)} beside k_cache {k_cache.shape}, not {v_cache.shape}"
+    )
+    assert depth <= MAX_DEPTH and (depth <= PARTITIONS or depth % 2 == 0), (
+        f"attention_prefill takes head sizes up to {PARTITIONS}, and even ones up to {MAX_DEPTH}, not {depth}"
+    )
+    assert q.shape[0] % sequences == 0, f"{q.shape[0]} tokens do not divide into {sequences} sequences"
+    assert k.shape[1] == kv_heads * depth and (k.shape[0] == q.shape[0] or not case.causal), (
+        f"k is [{q.shape[0]}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
+    )
+    assert k.shape[0] % sequences == 0, f"{k.shape[0]} keys do not divide into {sequences} sequences"
+    assert v.shape == k.shape, f"k is {k.shape}, v is {v.shape}"
+    assert q.shape[1] % k.shape[1] == 0, f"q has rows of {q.shape[1]}, no multiple of k's {k.shape[1]}"
+    assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
+    assert q.dtype == nl.float32 or q.dtype == nl.bfloat16, (
+        f"attention_prefill takes float32 or bfloat16, not {q.dtype}"
+    )
+    check_lengths(case, k.shape[0] // sequences, capacity, most_tokens)
+    check_options(case)
+
+
+def check_lengths(case, tokens, capacity, most_tokens):
+    """Refuse more keys than the caches or SBUF hold."""
+    assert tokens <= capacity, f"a prompt of {tokens} tokens does not fit into caches of {capacity} positions"
+    assert case.cached == 0 or case.positions is not None, (
+        "a prefix takes positions, whose first ones tell its length"
+    )
+    assert case.cached <= capacity, f"a prefix of {case.cached} positions, caches of {capacity}"
+    assert tokens <= most_tokens, f"attention_prefill takes at most {most_tokens} tokens, not {tokens}"
+    keys = case.cached + tokens
+    depth = case.v_cache.shape[3]
+    size = 2 if case.q.dtype == nl.bfloat16 else 4
+    block_bytes = (blocks(depth) * PARTITIONS + depth + 1) * size
+    most = min(MAX_KEYS, MAX_HEAD_BYTES // block_bytes * PARTITIONS)
+    assert keys <= most, (
+        f"attention_prefill takes at most {most} keys for heads of {depth} in {case.q.dtype}, not {keys}"
+    )
+
+
+def check_options(case):
+    """Refuse a scale, a window, a cap or sinks that mean nothing."""
+    assert case.scale > 0, f"scale is {case.scale}; the running maximum needs a positive one"
+    assert case.window is None or (case.causal and case.window > 0), (
+        f"a window of {case.window} tokens needs causal attention and at least 1"
+    )
+    assert case.softcap is None or case.softcap > 0, f"softcap is {case.softcap}, not above 0"
+    heads = case.q.shape[1] // case.k.shape[1] * (case.k.shape[1] // (case.v_cache.shape[3]))
+    assert case.sinks is None or case.sinks.shape == (1, heads), (
+        f"sinks is [1, {heads}], not {case.sinks.shape}"
+    )
