@@ -73,7 +73,7 @@ def check_lengths(case, tokens, capacity, most_tokens):
 
 
 def check_options(case):
-    """Refuse a scale, a window, a cap or sinks that mean nothing."""
+    """Refuse a scale, a window, a cap, sinks or slopes that mean nothing."""
     assert case.scale > 0, f"scale is {case.scale}; the running maximum needs a positive one"
     assert case.window is None or (case.causal and case.window > 0), (
         f"a window of {case.window} tokens needs causal attention and at least 1"
@@ -83,3 +83,7 @@ def check_options(case):
     assert case.sinks is None or case.sinks.shape == (1, heads), (
         f"sinks is [1, {heads}], not {case.sinks.shape}"
     )
+    if case.slopes is not None:
+        assert case.slopes.shape == (1, heads), f"slopes is [1, {heads}], not {case.slopes.shape}"
+        assert case.causal, "slopes need causal attention, where no key lies behind its query"
+        assert case.softcap is None and case.sinks is None, "slopes go with neither a soft cap nor sinks"

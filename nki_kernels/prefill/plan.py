@@ -14,6 +14,7 @@ class Tuning(nl.NKIObject):
     """Sizes and distances of the pipeline, in keys, chosen by trying others; gen2, which is not `wide`, has slower DMA.
 
     span                   keys whose scores lie in SBUF at one time: as many as fit beside 8192 keys and values
+    span_with_slopes       that with slopes, where the distances of the keys lie in SBUF as well
     scores                 keys of one PSUM tile of scores: two banks, so that three tiles fit beside the rest
     exponents, recomputed  keys of one exp from SBUF and from PSUM
     recomputed_share       the share of keys whose scores are computed again; spans up to `short` take a larger one, as
@@ -32,6 +33,7 @@ class Tuning(nl.NKIObject):
     def __init__(self, dtype, wide):
         narrow = dtype == nl.bfloat16
         self.span = 8192 if narrow and wide else 4096
+        self.span_with_slopes = 3072
         self.scores = 1024
         self.exponents = 1536 if narrow else 1024
         self.recomputed = 1024 if wide else 512
@@ -82,6 +84,10 @@ class Case(nl.NKIObject):
         self.softcap = None
         self.sinks = None
         self.sinks_by_rows = {}
+        self.slopes = None
+        self.slopes_by_rows = {}
+        self.places = {}
+        self.distances = {}
 
 
 def prepare(case):
@@ -106,8 +112,11 @@ def prepare(case):
     case.exp_scale = case.scale
     if case.softcap is not None:
         case.exp_scale = case.softcap
+    if case.softcap is not None or case.slopes is not None:
         case.tuning.recomputed_share = (0, 1)
         case.tuning.recomputed_share_of_short = (0, 1)
+    if case.slopes is not None:
+        case.tuning.span = case.tuning.span_with_slopes
     case.minus_one = column(-1.0)
     case.minus_scale = column(-case.exp_scale)
     case.o = nl.ndarray(case.q.shape, dtype=case.dtype, buffer=nl.shared_hbm)

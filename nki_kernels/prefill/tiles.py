@@ -18,6 +18,7 @@ import nki.language as nl
 from nki_kernels.prefill.cores import query_head
 from nki_kernels.prefill.masks import identity
 from nki_kernels.prefill.plan import mask_of_keys
+from nki_kernels.prefill.slopes import add_slopes
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
 
 SHIFT_PARTS = 3
@@ -48,6 +49,9 @@ def score(case, span, start, end):
     scores = span.scores[:, start - span.start : end - span.start]
     if case.softcap is None:
         add_masks(case, span, bank, start, end)
+        if case.slopes is not None:
+            add_slopes(case, span, scores, bank, start, end)
+            bank = scores
     else:
         nisa.activation(dst=scores, op=nl.tanh, data=bank, scale=case.scale / case.softcap)
         add_masks_behind(case, span, scores, start, end)

@@ -212,6 +212,37 @@ def test_sinks_take_part_in_the_sum_only(logit: float) -> None:
     close(continued(20, (0,), 0, dtype=BF16, sinks=normal(5, 1, 4) + np.float32(logit)))
 
 
+SLOPES = np.float32([[0.5, 0.125, 0.7071067, 0.011]])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_slopes_make_far_keys_count_less(target: str, dtype: type) -> None:
+    """Heads alone and side by side, sequences of one token, slopes that bfloat16 does not hold."""
+    for tokens, sequences in ((300, 1), (3 * 40, 3), (2, 2)):
+        close((*options(arguments(tokens, 4, 2, 16, sequences, dtype)), SLOPES), target)
+
+
+@pytest.mark.parametrize("page", [None, 16])
+def test_slopes_count_distances_from_cached_positions(page: int | None) -> None:
+    """As many valid ones as the bucket has, fewer, and none; a slope that would let padding exceed all scores."""
+    close((*continued(130, (128, 77, 0), 128, page=page), SLOPES * 1000))
+    close((*continued(40, (100, 0), 128, page=page, dtype=BF16, window=60), SLOPES))
+
+
+def test_refuses_slopes_that_no_model_has() -> None:
+    given = arguments(4, 4, 2, 8)
+    for more, message in (
+        ({"causal": False}, "slopes need causal attention"),
+        ({"softcap": 5.0}, "slopes go with neither a soft cap nor sinks"),
+        ({"sinks": SLOPES}, "slopes go with neither a soft cap nor sinks"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            run(kernels.attention_prefill, (*options(given, **more), SLOPES), "trn2")
+    with pytest.raises(AssertionError, match=r"slopes is \[1, 4\], not \(1, 3\)"):
+        run(kernels.attention_prefill, (*options(given), SLOPES[:, :3]), "trn2")
+
+
 @pytest.mark.parametrize("softcap", [0.5, 50.0])
 def test_scores_with_a_soft_cap(softcap: float) -> None:
     close(continued(140, (100,), 128, softcap=softcap))

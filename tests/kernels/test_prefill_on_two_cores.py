@@ -41,6 +41,7 @@ def on_two(given: tuple[Any, ...], schedules: int = 0, target: str = "trn2") -> 
 def test_two_cores_compute_what_one_does(heads: tuple[int, int], tokens: int) -> None:
     on_two(arguments(tokens, *heads, 16, dtype=BF16), target="trn3")
     on_two(options(arguments(3 * tokens, *heads, 16, 3), window=100))
+    on_two((*options(arguments(tokens, *heads, 16)), np.float32([0.5 ** np.arange(1, heads[0] + 1)])))
 
 
 @pytest.mark.parametrize("heads", [WHOLE_HEADS, HALF_GROUPS, TILES])

@@ -162,6 +162,7 @@ def _prefill() -> list[Case]:
     sinks = normal(6, 1, 2)
     long_cache = normal(8, 2, 1, 128, 6300), normal(9, 2, 1, 6300, 128)
     far = np.int32([[6200], [6100]])
+    slopes = np.float32([[0.5, 0.07]])
     ahead = np.int32([[60], [61]])
     q, k, v = prompt(1100, 1, 1, 8)
     growing = np.linspace(0, 300, 1100, dtype=np.float32)[:, None]
@@ -191,6 +192,29 @@ def _prefill() -> list[Case]:
         _whole_prompt("trn1", 20, 2, 1, 130, 24, BF16, BF16),
         _padded("trn2", 300, 200, np.float32),
         _padded("trn1", 300, 280, BF16),
+        two_cores(_whole_prompt("trn2", 20, 4, 2, 8, 24, np.float32, np.float32)),
+        two_cores(_whole_prompt("trn2", 300, 2, 1, 8, 300, np.float32, np.float32)),
+        two_cores(_whole_prompt("trn3", 300, 1, 1, 8, 300, np.float32, np.float32)),
+        two_cores(_whole_prompt("trn2", 20, 1, 1, 8, 24, BF16, BF16)),
+        two_cores(_continued("trn2", BF16, 128, *_pages(40, 26))),
+        two_cores(
+            by_reference(
+                "attention_prefill",
+                "trn2",
+                *prompt(2, 2, 1, 8),
+                *_caches(1, 8, 130),
+                *(0.4, None, ahead, 64),
+            )
+        ),
+        _continued("trn2", np.float32, 128, None, None, None, None, None, True, slopes),
+        _continued("trn1", BF16, 128, *_pages(40, 26), 60, None, None, True, slopes),
+        by_reference(
+            "attention_prefill",
+            "trn3",
+            *prompt(300, 2, 1, 8),
+            *_caches(1, 8, 300),
+            *(0.3, None, None, 0, None, None, None, None, None, True, slopes),
+        ),
         _continued("trn2", np.float32, 128, None, None, 60),
         _continued("trn2", np.float32, 130, None, None, None, 5.0, sinks),
         _continued("trn1", BF16, 128, *_pages(40, 26)),
