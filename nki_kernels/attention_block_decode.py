@@ -18,18 +18,24 @@ Arguments
     replica_group  the ranks whose products are added, or None
     returns y    [T, H] @ HBM, x's dtype, and the two caches
 
-Layout and tiling
-    Those of the three kernels, which share the launch. What one of them returns goes through HBM; it is small. Sync
-    triggers the loads of weights and caches and waits for no activation, so the DMA engines bring keys, values and w_o
-    while queries are still projected.
+Layout
+    H lies on the partitions of hidden states, in runs (see `decode.hidden`), D on those of queries and keys, which come
+    from weights that are stationary operands, and of what attention gives. So norm, rotation and residual take 128
+    lanes for one token too, nothing is transposed on the way, and nothing but x, y and new keys and values meets HBM.
+
+Tiling
+    Of `attention_decode`, after w_qkv streamed past x in parts of 1 MiB. Sync triggers the loads of weights and caches,
+    which wait for no result: caches of up to 32 KiB per partition, w_qkv, other caches, and behind the last keys w_o.
+    Hidden states of more than 8 KiB per partition, and more than 128 tokens, go through HBM between the three kernels.
 
 Limits
-    Those of the three kernels.
+    Those of `attention_decode`. H up to 8192.
 
 Cost
-    HBM: w_qkv, w_o and both caches once. Predicted on trn2 in bfloat16 for 4 heads on 1 and H = 4096, share of the
-    floor and, in brackets, what three launches reach: 4 sequences of 4096 positions 83 % (72 %), 16 of 1024 82 %
-    (65 %); one sequence of 1024, where norm, product, softmax and product follow each other, 71 % (59 %).
+    HBM: w_qkv, w_o and both caches once. Predicted on trn2 in bfloat16, of the floor: for 4 heads on 1 and H = 4096
+    87 % for one sequence of 1024 positions, 89 % for 16, 80 % for 64, where GpSimd addresses new keys for longer than
+    the loads of the values take; 95 % for 16 sequences of 4096. For one head, H = 8192 and one sequence of 1024
+    positions 83 %: what follows w_qkv is a chain of norm, rotation, scores, softmax and two products.
 """
 
 from __future__ import annotations
@@ -44,15 +50,19 @@ from nki_kernels.attention_decode import (
     attention_decode_reference,
     check_caches,
     check_options,
-    check_shapes,
     check_sizes,
+    check_step,
     check_tables,
 )
+from nki_kernels.decode.block import attention_block, output_tile
+from nki_kernels.decode.hidden import hidden_fits, load_hidden, store_hidden
 from nki_kernels.decode.pipeline import Work
 from nki_kernels.decode.sizes import Sizes
 from nki_kernels.decode.tokens import expect_tokens
 from nki_kernels.output_projection import output_projection, output_projection_reference
 from nki_kernels.qkv_projection import qkv_projection, qkv_projection_reference
+from nki_kernels.rmsnorm import MAX_HIDDEN
+from nki_kernels.tiles import expect_dims
 
 
 @nki.jit
@@ -81,18 +91,48 @@ def attention_block_decode(
     sinks=None,
 ):
     """Norm, queries, keys and values, attention with the caches, output projection, and the residual."""
+    expect_dims(2, x, "x [T, H]")
+    check_caches(x.shape[0], k_cache, v_cache, slots, block_tables)
     sizes = Sizes(x.shape[0], q_size, x.dtype, k_cache, block_tables)
+    check_step(positions, scale, num_kv_heads, sizes)
+    check_weights(x, norm_weight, w_qkv, w_o, q_size, kv_size, sizes)
     check_tables(sizes.depth, cos, sin, q_norm, k_norm)
     check_sizes(sizes)
     check_options(sizes, window, softcap, sinks)
+    norms, options = (q_norm, k_norm, eps), (window, softcap, sinks)
+    if hidden_fits(x.shape[0], x.shape[1], x.dtype):
+        y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        o = output_tile(sizes)
+        work = Work(sizes, scale, k_cache, v_cache, None, o, slots, block_tables, options)
+        tile = attention_block(
+            load_hidden(x), norm_weight, w_qkv, w_o, work, positions, (cos, sin), norms, replica_group
+        )
+        store_hidden(y, tile)
+        return y, k_cache, v_cache
     tokens = expect_tokens(sizes, positions, (cos, sin))
     q, k, v = qkv_projection(x, norm_weight, w_qkv, eps, q_size, kv_size)
-    check_caches(q, k, k_cache, v_cache, slots, block_tables)
-    check_shapes(q, k, v, positions, scale, num_kv_heads, sizes)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    work = Work(sizes, scale, k_cache, v_cache, v, o, slots, block_tables, (window, softcap, sinks))
-    attend(work, q, k, tokens, (q_norm, k_norm, eps))
+    work = Work(sizes, scale, k_cache, v_cache, v, o, slots, block_tables, options)
+    attend(work, q, k, tokens, norms)
     return output_projection(o, w_o, x, replica_group), k_cache, v_cache
+
+
+def check_weights(x, norm_weight, w_qkv, w_o, q_size, kv_size, sizes):
+    """Refuse weights that do not fit the hidden states, or the heads of the caches."""
+    hidden = x.shape[1]
+    assert hidden <= MAX_HIDDEN, (
+        f"attention_block_decode takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
+    )
+    assert kv_size == sizes.kv_heads * sizes.depth, (
+        f"kv_size is {sizes.kv_heads * sizes.depth} for {sizes.kv_heads} heads of {sizes.depth}, not {kv_size}"
+    )
+    assert q_size % kv_size == 0, f"q_size {q_size} is no multiple of kv_size {kv_size}"
+    for name, weight, shape in (
+        ("norm_weight", norm_weight, (1, hidden)),
+        ("w_qkv", w_qkv, (hidden, q_size + 2 * kv_size)),
+        ("w_o", w_o, (q_size, hidden)),
+    ):
+        assert weight.shape == shape, f"{name} is {shape} beside x {x.shape}, not {weight.shape}"
 
 
 def attention_block_decode_reference(

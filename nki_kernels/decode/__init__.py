@@ -1,1 +1,1 @@
-"""The parts of `attention_decode`: tile sizes, new tokens, caches, products, softmax, and their pipeline."""
+"""The parts of `attention_decode` and `attention_block_decode`: tile sizes, tokens, caches, products, softmax."""

@@ -66,11 +66,21 @@ def load_values(cached, v_cache, box, sizes, engine):
         nisa.dma_copy(dst=cached[0 : sizes.rest, 0:units, sizes.full, :], src=rows, engine=engine)
 
 
-def load_new_values(new, v, box, sizes, engine):
-    """Bring the values of the new tokens of a group of units: [new token, unit, D]."""
-    rows = v.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.depth))
-    rows = rows[box[0] : box[1], :, box[2] : box[3], :].permute((1, 0, 2, 3))
-    nisa.dma_copy(dst=new[:, 0 : units_in(box), :], src=rows, engine=nisa.engine.scalar)
+def load_new_values(new, v, box, sizes):
+    """Bring the values of the new tokens of a group of units, from HBM or from rows in SBUF: [new token, unit, D]."""
+    if v.buffer != nl.sbuf:
+        rows = v.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.depth))
+        rows = rows[box[0] : box[1], :, box[2] : box[3], :].permute((1, 0, 2, 3))
+        nisa.dma_copy(dst=new[:, 0 : units_in(box), :], src=rows, engine=nisa.engine.scalar)
+        return
+    left, right = box[2] * sizes.depth, box[3] * sizes.depth
+    together = box[1] - box[0] if sizes.new == 1 else 1
+    heads = box[3] - box[2]
+    for sequence in range(box[0], box[1], together):
+        first, unit = sequence * sizes.new, (sequence - box[0]) * heads
+        target = new[:, unit : unit + together * heads, :]
+        rows = v[first : first + together * sizes.new, left:right]
+        nisa.dma_copy(dst=target, src=rows, engine=nisa.engine.scalar)
 
 
 def clear_values(tile, valid, first, last, sizes):
@@ -153,14 +163,13 @@ def new_value_rows(v, heights, sizes):
     return result
 
 
-def scatter(cache, row, step, tiles, columns):
-    """Write rows [height, D] to a cache as rows of `row` elements: from where a column says, elements `step` apart.
+def scatter(cache, row, step, tiles, columns, sizes):
+    """Write rows (token, kv head) to a cache as rows of `row` elements: from where a column says, `step` apart.
 
     All rows of a tile take one DMA: a second one with run-time addresses would wait for the first.
     """
     sequences, kv_heads, first, second = cache.shape
     flat = cache.reshape((sequences * kv_heads * first * second // row, row))
     for i in range(len(tiles)):
-        height, depth = tiles[i].shape
-        pattern = [[row, height], [step, depth]]
+        pattern = [[row, columns[i].shape[0]], [step, sizes.depth]]
         nisa.dma_copy(dst=flat.ap(pattern=pattern, vector_offset=columns[i]), src=tiles[i])

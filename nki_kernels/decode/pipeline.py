@@ -16,14 +16,22 @@ from nki_kernels.decode.cache import (
     load_keys,
     load_new_values,
     load_values,
-    new_value_rows,
     places,
     places_in_pages,
     scatter,
 )
+from nki_kernels.decode.output import OutputWeights
 from nki_kernels.decode.pages import by_unit, gather, row_tiles, run_numbers, transpose_keys
-from nki_kernels.decode.products import finish, mix, output_block, score
-from nki_kernels.decode.sizes import first_unit, groups_of_blocks, query_parts, units_in
+from nki_kernels.decode.products import (
+    finish,
+    finish_in_place,
+    inverse_sums,
+    inverse_sums_everywhere,
+    mix,
+    output_block,
+    score,
+)
+from nki_kernels.decode.sizes import QUADRANT, first_unit, groups_of_blocks, query_parts, units_in
 from nki_kernels.decode.softmax import (
     add_up_chunks,
     capped,
@@ -38,11 +46,10 @@ from nki_kernels.decode.softmax import (
     weights_relative_to,
     within_window,
 )
-from nki_kernels.decode.tokens import load_tokens, transposed_tokens
-from nki_kernels.tiles import blocks
+from nki_kernels.tiles import PARTITIONS, blocks
 
-QUADRANT = 32
-"""Partitions at whose multiples a tile of few partitions begins."""
+CHUNKS_LAST = 8
+"""Chunks whose products come behind the sum of the weights, which is inverted meanwhile."""
 
 CLEARED_IN = 4
 """Pieces in which values are cleared, so that the maximum of a group does not wait for all of them."""
@@ -60,13 +67,18 @@ class Work(nl.NKIObject):
         self.v_cache = v_cache
         self.v = v
         self.o = o
+        self.in_place = o.buffer == nl.sbuf
         self.slots = slots
         self.block_tables = block_tables
+        self.w_o = None
+        self.output = None
         self.groups = groups_of_blocks(sizes)
         self.parts = query_parts(sizes)
         self.items = len(self.groups) * len(self.parts)
         self.scores = []
         self.weights = []
+        self.valid = []
+        self.cleared = 0
         self.block = None
 
     def box(self, item):
@@ -82,40 +94,87 @@ class Work(nl.NKIObject):
         return item % len(self.parts) == 0
 
 
-def start(work, q, k, tokens, norms):
-    """Load what the first groups need, and bring queries and keys of the new tokens into their layouts."""
-    sizes, positions = work.sizes, tokens.positions
-    work.first_positions = tokens.first_positions
-    load_tokens(tokens, q, k, sizes)
-    work.key_tiles, work.value_tiles = buffers(sizes, work.groups)
-    if sizes.paged:
-        work.runs = run_numbers(work.block_tables, sizes)
-        work.row_tiles = row_tiles(sizes)
-    for group in range(min(len(work.groups), sizes.key_buffers)):
-        bring_keys(work, group)
-        if group < sizes.value_buffers:
-            bring_values(work, group, nisa.engine.sync)
-    work.queries, work.keys, work.key_rows = transposed_tokens(tokens, sizes, norms)
-    heights = []
-    for rows in work.key_rows:
-        heights.append(rows.shape[0])
+def prepare(work, first_positions):
+    """Work out which keys are seen, and what depends on nothing."""
+    sizes = work.sizes
+    work.first_positions = first_positions
+    work.keys_at = key_positions(sizes)
+    work.causal = causal_among_new(sizes.new, work.window)
+    work.ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=work.ones, value=1.0)
+    work.sink_logits = None
+    if work.sinks is not None:
+        work.sink_logits = load_sinks(work)
+    work.masked = masked_tiles(sizes)
+    see(work, 0)
+
+
+def place_tokens(work, positions, heights):
+    """Find where the new tokens are written: rows (token, kv head), so many of `heights` in each tile."""
+    sizes = work.sizes
     if sizes.paged:
         work.key_places = places_in_pages(work.slots, heights, sizes)
         work.value_places = work.key_places
     else:
         work.key_places = places(positions, sizes.depth * sizes.capacity, heights, sizes)
         work.value_places = places(positions, sizes.capacity, heights, sizes)
-    work.value_rows = new_value_rows(work.v, heights, sizes)
-    work.keys_at = key_positions(sizes)
-    work.causal = causal_among_new(sizes.new, work.window)
-    work.sink_logits = None
-    if work.sinks is not None:
-        work.sink_logits = load_sinks(work)
-    work.masked = masked_tiles(sizes)
-    if len(work.groups) <= sizes.key_buffers:
-        write_keys(work)
+
+
+def bring_first(work):
+    """Begin to load the first groups."""
+    sizes = work.sizes
+    work.key_tiles, work.value_tiles = buffers(sizes, work.groups)
+    if sizes.paged:
+        work.runs = run_numbers(work.block_tables, sizes)
+        work.row_tiles = row_tiles(sizes)
+    for group in range(min(len(work.groups), sizes.key_buffers)):
+        bring_keys(work, group)
+        if group < sizes.value_buffers and not sizes.keys_first:
+            bring_values(work, group, nisa.engine.sync)
+    if sizes.keys_first and len(work.groups) <= sizes.key_buffers:
+        bring_first_values(work)
+
+
+def bring_first_values(work):
+    """Begin to load the values of the first groups."""
+    for group in range(min(len(work.groups), work.sizes.value_buffers)):
+        bring_values(work, group, nisa.engine.sync)
+
+
+def take_tokens(work, queries, keys, key_rows, value_rows):
+    """The new tokens, in the layouts of `transposed_tokens` and as rows that the caches take."""
+    work.queries, work.keys, work.key_rows, work.value_rows = queries, keys, key_rows, value_rows
+    for group in range(min(len(work.groups), work.sizes.value_buffers)):
+        bring_new_values(work, group)
+    if len(work.groups) <= work.sizes.key_buffers:
+        follow_keys(work)
     transpose_group(work, 0, 0)
     transpose_group(work, 0, 1)
+
+
+def run(work):
+    """The pipeline over all groups, once the new tokens are there."""
+    behind = 2 if not work.sizes.keys_first else 1 + work.items
+    for step in range(work.items + behind):
+        if step < work.items:
+            score_keys(work, step)
+            transpose_next(work, step, 0)
+        if 1 <= step <= work.items:
+            find_largest(work, step - 1)
+        clear_piece(work, step - behind + 1, 0)
+        if 1 <= step <= work.items:
+            spread_largest(work)
+        if step == work.items + 1 and work.sizes.keys_first:
+            write_keys(work)
+        if step >= behind:
+            add_values(work, step - behind)
+        if 1 <= step <= work.items:
+            weigh(work, step - 1)
+        for piece in range(1, CLEARED_IN):
+            clear_piece(work, step - behind + 1, piece)
+        if step < work.items:
+            transpose_next(work, step, 1)
+    write_values(work)
 
 
 def bring_keys(work, group):
@@ -129,23 +188,31 @@ def bring_keys(work, group):
 
 
 def bring_values(work, group, engine):
-    """Load the values of a group, and of its new tokens."""
+    """Load the values of a group."""
     sizes, box = work.sizes, work.groups[group][0]
-    cached, new = work.value_tiles[group % sizes.value_buffers]
+    cached = work.value_tiles[group % sizes.value_buffers][0]
     if sizes.paged:
         gather(cached, work.v_cache, work.runs, box, sizes)
     else:
         load_values(cached, work.v_cache, box, sizes, engine)
-    load_new_values(new, work.v, box, sizes, engine)
+
+
+def bring_new_values(work, group):
+    """Load the values of the new tokens of a group."""
+    new = work.value_tiles[group % work.sizes.value_buffers][1]
+    load_new_values(new, work.v, work.groups[group][0], work.sizes)
 
 
 def bring_later_keys(work, group):
     """Load keys into the buffer of a group that is done with them; behind the last load the new ones are written."""
-    later = group + work.sizes.key_buffers
+    sizes = work.sizes
+    later = group + sizes.key_buffers
     if later < len(work.groups):
         bring_keys(work, later)
         if later + 1 == len(work.groups):
-            write_keys(work)
+            if sizes.keys_first:
+                bring_first_values(work)
+            follow_keys(work)
 
 
 def transpose_group(work, group, half):
@@ -198,17 +265,24 @@ def valid_keys(work, box):
     return earlier_keys(work.keys_at, work.first_positions[:, first : first + units_in(box)])
 
 
+def see(work, item):
+    """Which keys of the group of an item its new tokens see."""
+    sizes, box = work.sizes, work.box(item)
+    valid = valid_keys(work, box)
+    work.valid.append(valid)
+    work.seen = valid.expand_dim(3)
+    if work.window is not None:
+        first = first_unit(box, sizes)
+        firsts = work.first_positions[:, first : first + units_in(box)]
+        work.seen = within_window(valid, work.keys_at, firsts, sizes.new, work.window)
+
+
 def find_largest(work, item):
-    """Stage 2: the scores of an item without those that are not valid, and the largest one of each query."""
+    """Stage 2: the scores of an item without those that are not valid, and the largest on each partition."""
     sizes, box, part = work.sizes, work.box(item), work.part(item)
     scores = work.scores[item]
-    if work.begins_group(item):
-        work.valid = valid_keys(work, box)
-        work.seen = work.valid.expand_dim(3)
-        if work.window is not None:
-            first = first_unit(box, sizes)
-            firsts = work.first_positions[:, first : first + units_in(box)]
-            work.seen = within_window(work.valid, work.keys_at, firsts, sizes.new, work.window)
+    if work.begins_group(item) and item > 0:
+        see(work, item)
     seen = work.seen if work.window is None else work.seen[:, :, :, part[0] : part[1]]
     if work.softcap is not None:
         scores = capped(scores, work.factor, sizes)
@@ -216,9 +290,7 @@ def find_largest(work, item):
     select(scores, seen, work.causal[:, part[0] : part[1]], work.chosen, sizes)
     if work.sink_logits is not None:
         add_sinks(work, box, part)
-    by_partition = largest_by_partition(work.chosen)
-    clear_piece(work, item, 0)
-    work.largest = largest_of_queries(by_partition)
+    work.largest = largest_by_partition(work.chosen)
 
 
 def load_sinks(work):
@@ -243,21 +315,30 @@ def add_sinks(work, box, part):
     )
 
 
+def spread_largest(work):
+    """The largest score of each query of all partitions."""
+    work.largest = largest_of_queries(work.largest)
+
+
 def weigh(work, item):
     """Stage 3: the exponentials of an item."""
     largest = on_all_partitions(work.largest)
     work.weights.append(weights_relative_to(work.chosen, largest, work.scale, work.sizes.dtype))
-    for piece in range(1, CLEARED_IN):
-        clear_piece(work, item, piece)
 
 
 def clear_piece(work, item, piece):
-    """Clear a part of the chunks of a group's values, once for all of its items."""
-    sizes = work.sizes
-    if work.begins_group(item):
-        tile = cached_values(work, item // len(work.parts))
+    """Clear a part of the chunks of a group's values, once for all of its items, of which the first is next."""
+    sizes, group = work.sizes, item // len(work.parts)
+    if work.cleared <= group and item < work.items and work.begins_group(item):
         first, last = sizes.cached * piece // CLEARED_IN, sizes.cached * (piece + 1) // CLEARED_IN
-        clear_values(tile, work.valid, first, last, sizes)
+        clear_values(cached_values(work, group), work.valid[group], first, last, sizes)
+
+
+def clear_early(work):
+    """Clear the values of the first group at once, where they arrive before its queries."""
+    for piece in range(CLEARED_IN):
+        clear_piece(work, 0, piece)
+    work.cleared = 1
 
 
 def cached_values(work, group):
@@ -278,24 +359,50 @@ def add_values(work, item):
     first = first_unit(inner, sizes, outer[0], outer[2])
     last = first + units_in(inner)
     tiles = cached_values(work, group), work.value_tiles[group % sizes.value_buffers][1]
-    add_up_chunks(sums[:, first:last, row:row_end, member:member_end], work.weights[item])
-    mix(product[:, :, first:last, row:row_end, member:member_end], tiles, work.weights[item], sizes)
-    if work.begins_group(item + 1):
-        if group + sizes.value_buffers < len(work.groups):
-            bring_values(work, group + sizes.value_buffers, nisa.engine.scalar)
-        if inner[1] == outer[1] and inner[3] == outer[3]:
-            finish(work.block, work.o, sizes)
-            work.block = None
+    weights = work.weights[item]
+    ends = work.begins_group(item + 1) and inner[1] == outer[1] and inner[3] == outer[3]
+    add_up_chunks(sums[:, first:last, row:row_end, member:member_end], weights)
+    target = product[:, :, first:last, row:row_end, member:member_end]
+    middle = max(sizes.chunks // 2, sizes.chunks - CHUNKS_LAST)
+    mix(target, tiles, weights, 0, middle, sizes)
+    inverse = None
+    if ends and work.in_place:
+        inverse = inverse_sums_everywhere(work.block, work.ones)
+    elif ends:
+        inverse = inverse_sums(work.block, work.ones)
+    mix(target, tiles, weights, middle, sizes.chunks, sizes)
+    later = group + sizes.value_buffers
+    if work.begins_group(item + 1) and later < len(work.groups):
+        bring_values(work, later, nisa.engine.scalar)
+        bring_new_values(work, later)
+    if ends and work.in_place:
+        finish_in_place(work.block, inverse, work.o, sizes)
+    elif ends:
+        finish(work.block, inverse, work.o, sizes)
+    if ends:
+        work.block = None
+
+
+def follow_keys(work):
+    """What comes behind the last load of keys: the weights of the output projection, and the new keys' stores.
+
+    With all keys first these stores come when all weights are found: no tile of theirs takes the place of what the
+    stores still read.
+    """
+    if work.w_o is not None:
+        work.output = OutputWeights(work.w_o, work.sizes)
+    if not work.sizes.keys_first:
+        write_keys(work)
 
 
 def write_keys(work):
     """Store the new keys, behind the last load of keys in program order: all writes of a cache are one tensor's."""
     if work.sizes.paged:
-        scatter(work.k_cache, work.sizes.depth, 1, work.key_rows, work.key_places)
+        scatter(work.k_cache, work.sizes.depth, 1, work.key_rows, work.key_places, work.sizes)
     else:
-        scatter(work.k_cache, 1, work.sizes.capacity, work.key_rows, work.key_places)
+        scatter(work.k_cache, 1, work.sizes.capacity, work.key_rows, work.key_places, work.sizes)
 
 
 def write_values(work):
     """Store the new values."""
-    scatter(work.v_cache, work.sizes.depth, 1, work.value_rows, work.value_places)
+    scatter(work.v_cache, work.sizes.depth, 1, work.value_rows, work.value_places, work.sizes)

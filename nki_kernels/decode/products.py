@@ -55,8 +55,8 @@ def output_block(box, sizes):
     return box, product, sums
 
 
-def mix(product, tiles, weights, sizes):
-    """The values of a group of units, weighted, for a part of its queries.
+def mix(product, tiles, weights, first_chunk, last_chunk, sizes):
+    """The values of some chunks of a group of units, weighted, for a part of its queries.
 
     product: [D in part, part, unit, new token, head]. tiles: values of the cache [128, unit, chunk, D], new values [new
     token, unit, D]. weights: [128, unit, chunk, query].
@@ -65,7 +65,7 @@ def mix(product, tiles, weights, sizes):
     for unit in range(weights.shape[1]):
         for d in range(sizes.parts):
             start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
-            for chunk in range(sizes.chunks):
+            for chunk in range(first_chunk, last_chunk):
                 height = PARTITIONS if chunk < sizes.full else sizes.rest
                 stationary = new[:, unit, start:stop]
                 if chunk < sizes.cached:
@@ -78,16 +78,29 @@ def mix(product, tiles, weights, sizes):
                 )
 
 
-def finish(block, o, sizes):
-    """Divide a block by its sums, and store it with queries on the partitions."""
-    box, product, sums = block
-    rows = units_in(box) * sizes.queries
-    ones = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+def inverse_sums(block, ones):
+    """1 / the sum of each query of a block over the partitions: a column [query, 1] on the partitions of its rows."""
+    rows = block[2].shape[1] * block[2].shape[2] * block[2].shape[3]
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(dst=total, stationary=sums.reshape((PARTITIONS, rows)), moving=ones)
+    nisa.nc_matmul(dst=total, stationary=block[2].reshape((PARTITIONS, rows)), moving=ones[:, 0:1])
     inverse = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
+    return inverse
+
+
+def inverse_sums_everywhere(block, ones):
+    """1 / the sum of each query of a block, on all partitions: [128, unit, new token, head]."""
+    total = nl.ndarray(block[2].shape, dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=total, stationary=ones, moving=block[2])
+    inverse = nl.ndarray(block[2].shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=inverse, data=total)
+    return inverse
+
+
+def finish(block, inverse, o, sizes):
+    """Divide a block by its sums, and store it with queries on the partitions."""
+    box, product, _ = block
+    rows = units_in(box) * sizes.queries
     result = nl.ndarray((rows, sizes.depth), dtype=o.dtype, buffer=nl.sbuf)
     for d in range(sizes.parts):
         start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
@@ -97,6 +110,30 @@ def finish(block, o, sizes):
         nisa.nc_transpose(dst=bank, data=columns)
         nisa.tensor_scalar(dst=result[:, start:stop], data=bank, op0=nl.multiply, operand0=inverse)
     store(result, o, box, sizes)
+
+
+def finish_in_place(block, inverse, outputs, sizes):
+    """Divide a block by its sums into outputs [D in part, part, token, head] in SBUF.
+
+    `sizes.joined` neighbouring heads lie beside each other on the partitions.
+    """
+    box, product, _ = block
+    shape = (sizes.sequences, sizes.new, sizes.kv_heads, sizes.share // sizes.joined)
+    counts = (box[1] - box[0], box[3] - box[2], sizes.new, sizes.share)
+    for beside in range(sizes.joined):
+        for d in range(sizes.parts):
+            start = beside * sizes.depth
+            height = min(PARTITIONS, sizes.depth - d * PARTITIONS)
+            target = outputs[start : start + height, d, :, :].reshape((height,) + shape)
+            target = target[:, box[0] : box[1], :, box[2] : box[3], :].permute((0, 1, 3, 2, 4))
+            own = product[0:height, d, :, :, :].reshape((height,) + counts)
+            factor = inverse[0:height, :, :, :].reshape((height,) + counts)
+            nisa.tensor_tensor(
+                dst=target,
+                data1=own[:, :, :, :, beside : sizes.share : sizes.joined],
+                data2=factor[:, :, :, :, beside : sizes.share : sizes.joined],
+                op=nl.multiply,
+            )
 
 
 def store(result, o, box, sizes):

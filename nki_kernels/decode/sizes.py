@@ -10,6 +10,9 @@ import nki.language as nl
 
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
 
+QUADRANT = 32
+"""Partitions at whose multiples a tile of few partitions begins."""
+
 LOAD_BYTES = 8192
 """Bytes per partition that one DMA brings at least, of short caches those of several units: 1 MiB."""
 
@@ -22,6 +25,13 @@ BUFFER_BYTES = 131072
 VALUE_BUFFERS = 2
 """Groups whose values are in SBUF at most. Keys take the rest: the new ones are written when all have been read, and
 GpSimd takes long to address them."""
+
+KEYS_FIRST_POSITIONS = 2048
+"""Up to so many positions all keys are loaded, and their weights found, before the values: the new keys are written
+when all have been read, and GpSimd takes longer to address one than the loads of the values of a unit take."""
+
+WEIGHT_BYTES = 16384
+"""Bytes per partition of the weights of all units that then stay in SBUF."""
 
 PAGED_BUFFERS = 3
 """Groups whose keys, and whose values, are in SBUF from pages: GpSimd addresses them in the order of their use."""
@@ -51,6 +61,11 @@ class Sizes(nl.NKIObject):
         self.share = self.heads // self.kv_heads
         self.queries = self.new * self.share
         self.parts = blocks(self.depth)
+        # Heads that share the partitions of a product: a tile of few partitions begins at a quadrant.
+        self.together = PARTITIONS // self.depth if self.depth in (QUADRANT, 2 * QUADRANT) else 1
+        self.joined = self.together
+        while self.share % self.joined > 0:
+            self.joined = self.joined // 2
         self.full = self.capacity // PARTITIONS
         self.rest = self.capacity - self.full * PARTITIONS
         self.cached = blocks(self.capacity)
@@ -64,16 +79,24 @@ class Sizes(nl.NKIObject):
         self.most_positions = BUFFER_BYTES // ((3 if self.paged else 2) * position_bytes)
         room = min(PARTITIONS // self.width, SCORE_BANKS * BANK // (self.width * self.chunks))
         all_units = self.sequences * self.kv_heads
+        self.cache_bytes = 2 * all_units * unit_bytes
         load_bytes = LOAD_BYTES // 2 if all_units * unit_bytes >= MANY_BYTES else LOAD_BYTES
         most = min(room, load_bytes // unit_bytes, all_units)
         self.units = max(1, units_in(boxes(self.sequences, self.kv_heads, max(1, most))[0]))
         if self.paged and self.kv_heads > 1:
             self.units = min(self.units, self.kv_heads)
+        # In the time in which GpSimd addresses a new key, so many cached ones are loaded.
+        weight_bytes = all_units * self.chunks * self.queries * (4 if dtype == nl.float32 else 2)
+        short = self.capacity <= KEYS_FIRST_POSITIONS and weight_bytes <= WEIGHT_BYTES
+        self.keys_first = short and not self.paged
         buffers = BUFFER_BYTES // (self.units * unit_bytes)
         if self.paged:
             self.transposed_buffers = min(TRANSPOSED_BUFFERS, buffers // 3)
             self.key_buffers = min(PAGED_BUFFERS, (buffers - self.transposed_buffers) // 2)
             self.value_buffers = self.key_buffers
+        elif self.keys_first:
+            self.value_buffers = buffers // 2
+            self.key_buffers = buffers - self.value_buffers
         else:
             self.value_buffers = min(VALUE_BUFFERS, buffers // 2)
             self.key_buffers = buffers - self.value_buffers

@@ -88,6 +88,16 @@ def transposed_tokens(tokens, sizes, norms):
     return results[0], results[1], key_rows
 
 
+def key_heights(tokens, sizes):
+    """Rows of keys in each tile that `transposed_tokens` returns."""
+    heights = []
+    for segments in tokens.segments:
+        which, first, last, _ = segments[-1]
+        if which == 1:
+            heights.append((last - first) * sizes.kv_heads)
+    return heights
+
+
 def row_blocks(tokens, heads):
     """The rows of one block each: segments (0: queries or 1: keys, first token, last token, first partition)."""
     if tokens * (heads[0] + heads[1]) <= PARTITIONS:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from nki.collectives import ReplicaGroup
 
 import nki_kernels
 from tests.kernels.accuracy import compare, copied, in_float64, normal
@@ -65,19 +67,56 @@ def _step_with(target: str, dtype: Any, block: int, *choices: Any, kv: int = 2, 
 
 
 def _block(
-    target: str, firsts: list[int], heads: int, kv: int, depth: int, positions: int, dtype: Any
+    target: str,
+    firsts: list[int],
+    heads: int,
+    kv: int,
+    depth: int,
+    positions: int,
+    dtype: Any,
+    held: Any = None,
+    rotated: bool = True,
+    hidden: int = 130,
+    ranks: int = 1,
 ) -> Case:
-    hidden, sequences = 130, len(firsts)
+    sequences = len(firsts)
     widths = heads * depth, kv * depth
     stored = [np.concatenate([each] * sequences) for each in _caches(kv, depth, positions, dtype)]
-    tables = [normal(seed, positions, depth // 2) for seed in (6, 7)]
-    norms = [normal(seed, 1, depth, dtype=dtype) for seed in (4, 5)]
-    weights = (normal(11, hidden, widths[0] + 2 * widths[1]) / hidden**0.5).astype(dtype)
+    tables = [normal(seed, positions, depth // 2) if rotated else None for seed in (6, 7)]
+    norms = [normal(seed, 1, depth, dtype=dtype) if rotated else None for seed in (4, 5)]
+    weights = (normal(11, hidden, widths[0] + 2 * widths[1]) / hidden**0.5).astype(held or dtype)
     given = normal(10, sequences, hidden, dtype=dtype), normal(12, 1, hidden, dtype=dtype), weights
     places = np.array(firsts, np.int32)[:, None]
-    output = (normal(13, widths[0], hidden) / widths[0] ** 0.5).astype(dtype)
+    output = (normal(13, widths[0], hidden) / widths[0] ** 0.5).astype(held or dtype)
     rest = (*stored, places, depth**-0.5, output, kv, *tables, *norms)
-    return by_reference("attention_block_decode", target, *given, EPS, *widths, *rest, copies=False)
+    whole = (*given, EPS, *widths, *rest)
+    if ranks == 1:
+        return by_reference("attention_block_decode", target, *whole, copies=False)
+    shards = [_shard_of_block(whole, rank, ranks) for rank in range(ranks)]
+    alike = by_reference("attention_block_decode", target, whole=whole, ranks=shards, copies=False)
+    judge = alike.judge
+    assert judge is not None
+    return replace(alike, judge=lambda outputs: judge(_caches_joined(outputs)))
+
+
+def _shard_of_block(whole: tuple[Any, ...], rank: int, ranks: int) -> tuple[Any, ...]:
+    """A rank's arguments of attention_block_decode, of those of one rank without norms of heads."""
+    x, norm, w_qkv, eps, q_size, kv_size, *caches, places, scale, w_o, kv, cos, sin, _, _ = whole
+    columns = [
+        np.split(part, ranks, axis=1)[rank] for part in np.split(w_qkv, [q_size, q_size + kv_size], axis=1)
+    ]
+    own = [np.split(cache, ranks, axis=1)[rank].copy() for cache in caches]
+    weights = np.concatenate(columns, axis=1), np.split(w_o, ranks)[rank].copy()
+    widths = q_size // ranks, kv_size // ranks
+    group = ReplicaGroup([list(range(ranks))])
+    rest = places, scale, weights[1], kv // ranks, cos, sin, None, None, group
+    return x, norm, weights[0], eps, *widths, *own, *rest
+
+
+def _caches_joined(outputs: Outputs) -> Outputs:
+    """Each rank's result, with the caches of all."""
+    caches = [np.concatenate([each[at] for each in outputs], axis=1) for at in (1, 2)]
+    return [(each[0], *caches) for each in outputs]
 
 
 def _decode() -> list[Case]:
@@ -89,6 +128,11 @@ def _decode() -> list[Case]:
         _step_with("trn3", np.float32, 0, 70, 5.0, normal(6, 1, 4)),
         _block("trn2", [60, 3], 4, 2, 32, 128, np.float32),
         _block("trn1", [5, 0, 8], 4, 1, 16, 9, BF16),
+        _block("trn3", [5, 0, 8], 3, 1, 8, 9, BF16, np.float32, False, 4100),
+        _block("trn2", [3] * 66, 32, 2, 4, 8, np.float32),
+        _block("trn1", [3, 7] * 65, 2, 1, 8, 8, np.float32),
+        _block("trn2", [70, 2047, 3] * 3, 1, 1, 4, 2048, np.float32),
+        _block("trn2", [5, 0, 8], 2, 2, 8, 9, np.float32, rotated=False, ranks=2),
         _step("trn2", [60], 6, 3, 48, 128, np.float32, np.float32, rotated=20),
         _step("trn1", [5, 0, 8], 4, 1, 16, 9, BF16, BF16, rotated=8),
         _step("trn1", [100, 257], 6, 2, 16, 300, np.float32, BF16, new=3, rotated=8),

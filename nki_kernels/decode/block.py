@@ -1,0 +1,106 @@
+"""A decode step of attention from hidden states in SBUF to hidden states in SBUF, for kernels that do more.
+
+DMA queues: Sync triggers the loads of weights and caches, which wait for nothing; what waits for a result is triggered
+by Scalar and GpSimd.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.decode.hidden import reciprocal_roots, weighted_blocks
+from nki_kernels.decode.output import add_output
+from nki_kernels.decode.pipeline import bring_first, clear_early, place_tokens, prepare, run, take_tokens
+from nki_kernels.decode.projected import project
+from nki_kernels.decode.rotation import Rotation, copied_heads, normed_heads, rotated_heads
+from nki_kernels.decode.tokens import load_first_positions
+from nki_kernels.tiles import PARTITIONS, ranges
+
+EARLY_BYTES = 32768
+"""Bytes per partition of caches that are loaded before w_qkv, so that nothing waits for them later."""
+
+
+def attention_block(tile, norm_weight, w_qkv, w_o, work, positions, tables, norms, replica_group):
+    """Norm, queries, keys and values, attention, output projection and residual of hidden states, see `hidden`.
+
+    tables: cosines and sines, or two Nones. norms: weights of the norms of queries and keys, or None, and eps.
+    """
+    sizes, eps = work.sizes, norms[2]
+    first_positions = load_first_positions(positions, sizes.sequences, sizes.kv_heads)
+    rows = weighted_blocks(tile, norm_weight)
+    scales = reciprocal_roots(tile, w_qkv.shape[0], eps)
+    rotation = None if tables[0] is None else Rotation(positions, tables, sizes)
+    spans = row_spans(sizes)
+    heights = []
+    for first, end in spans:
+        heights.append((end - first) * sizes.kv_heads)
+    early = sizes.cache_bytes <= EARLY_BYTES
+    if early:
+        bring_first(work)
+    prepare(work, first_positions)
+    place_tokens(work, positions, heights)
+    if early:
+        clear_early(work)
+    projected = project(rows, w_qkv, sizes, scales)
+    if not early:
+        bring_first(work)
+    work.w_o = w_o
+    queries, keys = placed_heads(projected.heads, rotation, norms, sizes)
+    value_rows = []
+    for first, end in spans:
+        value_rows.append(projected.values[first:end, :])
+    work.v = projected.values
+    take_tokens(work, queries, keys, rows_of_keys(keys, spans, sizes), value_rows)
+    run(work)
+    return add_output(tile, work.o, work.output, replica_group)
+
+
+def output_tile(sizes):
+    """A tile for what attention gives the output projection: [D in part, part, token, head], see `finish_in_place`."""
+    height = min(sizes.joined * sizes.depth, PARTITIONS)
+    shape = (height, sizes.parts, sizes.tokens, sizes.heads // sizes.joined)
+    return nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
+
+
+def row_spans(sizes):
+    """Ranges of tokens whose rows (token, kv head) fill at most the partitions."""
+    return ranges(0, sizes.tokens, PARTITIONS // sizes.kv_heads)
+
+
+def placed_heads(heads, rotation, norms, sizes):
+    """Queries and keys [D in part, part, token, head], normed and rotated, of heads [D in part, part, head, token]."""
+    q_norm, k_norm, eps = norms
+    results = []
+    for count in (sizes.heads, sizes.kv_heads):
+        shape = (heads.shape[0], sizes.parts, sizes.tokens, count)
+        results.append(nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf))
+    if q_norm is not None:
+        normed = nl.ndarray(heads.shape, dtype=sizes.dtype, buffer=nl.sbuf)
+        for weight, first, end in (
+            (q_norm, 0, sizes.heads),
+            (k_norm, sizes.heads, sizes.heads + sizes.kv_heads),
+        ):
+            normed_heads(normed[:, :, first:end, :], heads[:, :, first:end, :], weight, eps)
+        heads = normed
+    if rotation is None:
+        copied_heads(results, heads, sizes.depth)
+    else:
+        rotated_heads(results, heads, rotation)
+    return results[0], results[1]
+
+
+def rows_of_keys(keys, spans, sizes):
+    """Keys [D in part, part, token, head] as rows (token, head) [rows, D], a tile for each range of tokens."""
+    result = []
+    for first, end in spans:
+        rows = (end - first) * sizes.kv_heads
+        tile = nl.ndarray((rows, sizes.depth), dtype=keys.dtype, buffer=nl.sbuf)
+        for part in range(sizes.parts):
+            start, stop = part * PARTITIONS, min(sizes.depth, (part + 1) * PARTITIONS)
+            columns = keys[0 : stop - start, part, first:end, :]
+            bank = nl.ndarray((rows, stop - start), dtype=keys.dtype, buffer=nl.psum)
+            nisa.nc_transpose(dst=bank, data=columns.reshape((stop - start, rows)))
+            nisa.activation(dst=tile[:, start:stop], op=nl.copy, data=bank)
+        result.append(tile)
+    return result
