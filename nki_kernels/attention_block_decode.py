@@ -13,7 +13,7 @@ Arguments
     eps          compile-time float, of the norms
     q_size, kv_size  compile-time ints, Q and KV
     k_cache, v_cache, positions, scale, num_kv_heads, cos, sin, q_norm, k_norm, slots, block_tables, window, softcap,
-    sinks        as in attention_decode
+    sinks, position_group, position_ranks, position_rank  as in attention_decode
     w_o          [Q, H] @ HBM
     replica_group  the ranks whose products are added, or None
     returns y    [T, H] @ HBM, x's dtype, and the two caches
@@ -28,6 +28,9 @@ Tiling
     which wait for no result: caches of up to 32 KiB per partition, w_qkv, other caches, and behind the last keys w_o.
     Hidden states of more than 8 KiB per partition, and more than 128 tokens, go through HBM between the three kernels.
 
+    On two cores each computes half of the columns of q, k and v, attends with its part (see attention_decode), and
+    computes half of the columns of y; a barrier stands between.
+
 Limits
     Those of `attention_decode`. H up to 8192.
 
@@ -41,6 +44,7 @@ Cost
 from __future__ import annotations
 
 import nki
+import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
 import numpy as np
@@ -57,6 +61,8 @@ from nki_kernels.attention_decode import (
 from nki_kernels.decode.block import attention_block, output_tile
 from nki_kernels.decode.hidden import hidden_fits, load_hidden, store_hidden
 from nki_kernels.decode.pipeline import Work
+from nki_kernels.decode.ranks import check_position_ranks, expect_ranks
+from nki_kernels.decode.share import share_of_core, sizes_of_share, wait_for_other_core
 from nki_kernels.decode.sizes import Sizes
 from nki_kernels.decode.tokens import expect_tokens
 from nki_kernels.output_projection import output_projection, output_projection_reference
@@ -89,31 +95,47 @@ def attention_block_decode(
     window=None,
     softcap=None,
     sinks=None,
+    position_group=None,
+    position_ranks=1,
+    position_rank=None,
 ):
     """Norm, queries, keys and values, attention with the caches, output projection, and the residual."""
     expect_dims(2, x, "x [T, H]")
     check_caches(x.shape[0], k_cache, v_cache, slots, block_tables)
-    sizes = Sizes(x.shape[0], q_size, x.dtype, k_cache, block_tables)
+    check_position_ranks(position_group, position_ranks, position_rank)
+    sizes = Sizes(x.shape[0], q_size, x.dtype, k_cache, block_tables, position_ranks)
     check_step(positions, scale, num_kv_heads, sizes)
     check_weights(x, norm_weight, w_qkv, w_o, q_size, kv_size, sizes)
     check_tables(sizes.depth, cos, sin, q_norm, k_norm)
     check_sizes(sizes)
     check_options(sizes, window, softcap, sinks)
-    norms, options = (q_norm, k_norm, eps), (window, softcap, sinks)
-    if hidden_fits(x.shape[0], x.shape[1], x.dtype):
+    norms, share = (q_norm, k_norm, eps), share_of_core(sizes)
+    alone = nl.num_programs() == 1 and position_ranks == 1
+    if alone and hidden_fits(x.shape[0], x.shape[1], x.dtype):
         y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        o = output_tile(sizes)
-        work = Work(sizes, scale, k_cache, v_cache, None, o, slots, block_tables, options)
+        caches = k_cache, v_cache, slots, block_tables
+        work = Work(sizes, share, None, scale, caches, None, output_tile(sizes), (window, softcap, sinks))
         tile = attention_block(
             load_hidden(x), norm_weight, w_qkv, w_o, work, positions, (cos, sin), norms, replica_group
         )
         store_hidden(y, tile)
         return y, k_cache, v_cache
-    tokens = expect_tokens(sizes, positions, (cos, sin))
+    if share is not None:
+        mine = sizes_of_share(sizes, share, k_cache, block_tables)
+        tokens = expect_tokens(mine, share.rows(positions, sizes.sequences), (cos, sin))
     q, k, v = qkv_projection(x, norm_weight, w_qkv, eps, q_size, kv_size)
+    # Each core projects half of the columns; the barriers run beside each other.
+    wait_for_other_core(nl.num_programs(), q, nisa.engine.scalar)
+    wait_for_other_core(nl.num_programs(), k, nisa.engine.tensor)
+    wait_for_other_core(nl.num_programs(), v, nisa.engine.gpsimd)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    work = Work(sizes, scale, k_cache, v_cache, v, o, slots, block_tables, options)
-    attend(work, q, k, tokens, norms)
+    if share is not None:
+        ranks = expect_ranks(position_group, position_ranks, position_rank)
+        caches = share.caches(k_cache, v_cache, slots, block_tables, sizes)
+        options = window, softcap, share.columns(sinks, sizes.kv_heads)
+        work = Work(mine, share, ranks, scale, caches, share.part(v, sizes), share.part(o, sizes), options)
+        attend(work, share.part(q, sizes), share.part(k, sizes), tokens, norms)
+    wait_for_other_core(nl.num_programs(), o, nisa.engine.scalar)
     return output_projection(o, w_o, x, replica_group), k_cache, v_cache
 
 
@@ -158,6 +180,9 @@ def attention_block_decode_reference(
     window: int | None = None,
     softcap: float | None = None,
     sinks: np.ndarray | None = None,
+    position_group: object = None,
+    position_ranks: int = 1,
+    position_rank: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The three references one after another; of one rank."""
     q, k, v = qkv_projection_reference(x, norm_weight, w_qkv, eps, q_size, kv_size)

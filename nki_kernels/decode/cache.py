@@ -5,7 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.decode.sizes import first_unit, units_in
+from nki_kernels.decode.sizes import units_in
 from nki_kernels.tiles import PARTITIONS
 
 
@@ -40,13 +40,12 @@ def row_shape(sizes):
 
 def load_keys(tile, k_cache, box, sizes):
     """Bring the cached keys of a group of units; a dtype other than the tile's is cast on the way."""
-    units, at = units_in(box), first_unit(box, sizes)
-    source = k_cache.reshape((sizes.sequences * sizes.kv_heads, sizes.depth, sizes.capacity))
+    units, source = units_in(box), k_cache[box[0] : box[1], box[2] : box[3]]
     for part in range(sizes.parts):
         start, stop = part * PARTITIONS, min(sizes.depth, (part + 1) * PARTITIONS)
         nisa.dma_copy(
             dst=tile[0 : stop - start, part, 0:units, :],
-            src=source[at : at + units, start:stop, :].permute((1, 0, 2)),
+            src=source[:, :, start:stop, :].permute((2, 0, 1, 3)),
         )
 
 
@@ -55,14 +54,13 @@ def load_values(cached, v_cache, box, sizes, engine):
 
     Partition p of the first S // 128 chunks holds as many consecutive positions, which lie side by side in HBM.
     """
-    units, at = units_in(box), first_unit(box, sizes)
-    source = v_cache.reshape((sizes.sequences * sizes.kv_heads, sizes.capacity, sizes.depth))[at : at + units]
+    units, source = units_in(box), v_cache[box[0] : box[1], box[2] : box[3]]
     whole = sizes.full * PARTITIONS
     if sizes.full > 0:
-        rows = source[:, 0:whole, :].reshape_dim(1, (PARTITIONS, sizes.full)).permute((1, 0, 2, 3))
+        rows = source[:, :, 0:whole, :].reshape_dim(2, (PARTITIONS, sizes.full)).permute((2, 0, 1, 3, 4))
         nisa.dma_copy(dst=cached[:, 0:units, 0 : sizes.full, :], src=rows, engine=engine)
     if sizes.rest > 0:
-        rows = source[:, whole : sizes.capacity, :].permute((1, 0, 2))
+        rows = source[:, :, whole : sizes.capacity, :].permute((2, 0, 1, 3))
         nisa.dma_copy(dst=cached[0 : sizes.rest, 0:units, sizes.full, :], src=rows, engine=engine)
 
 
@@ -101,75 +99,32 @@ def clear_values(tile, valid, first, last, sizes):
             )
 
 
-def places(positions, step, heights, sizes):
-    """Where the rows (token, kv head) of the new tokens begin in a cache whose kv heads lie `step` rows apart.
-
-    GpSimd adds integers exactly, beyond 2 ** 24 as well.
-    """
-    shape = (1, sizes.sequences, sizes.new, sizes.kv_heads)
-    numbers = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
-    pattern = [[1, 1], [sizes.new, sizes.sequences], [1, sizes.new], [0, sizes.kv_heads]]
-    nisa.dma_copy(dst=numbers, src=positions.ap(pattern=pattern), engine=nisa.engine.gpsimd)
-    starts = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
-    pattern = [[sizes.kv_heads * step, sizes.sequences], [0, sizes.new], [step, sizes.kv_heads]]
-    nisa.iota(dst=starts, pattern=pattern)
-    nisa.tensor_tensor(dst=numbers, data1=numbers, data2=starts, op=nl.add)
-    return as_columns(numbers, heights, sizes)
-
-
-def places_in_pages(slots, heights, sizes):
-    """Where the rows (token, kv head) of the new tokens are in a paged cache, counted in its rows."""
-    shape = (1, sizes.tokens, sizes.kv_heads)
-    numbers = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
-    pattern = [[1, 1], [1, sizes.tokens], [0, sizes.kv_heads]]
-    nisa.dma_copy(dst=numbers, src=slots.ap(pattern=pattern), engine=nisa.engine.sync)
-    if sizes.kv_heads > 1:
-        heads = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.iota(dst=heads, pattern=[[0, sizes.tokens], [1, sizes.kv_heads]])
-        nisa.scalar_tensor_tensor(
-            dst=numbers,
-            data=numbers,
-            op0=nl.multiply,
-            operand0=float(sizes.kv_heads),
-            op1=nl.add,
-            operand1=heads,
-        )
-    return as_columns(numbers, heights, sizes)
-
-
-def as_columns(numbers, heights, sizes):
-    """Numbers on one partition as int32 columns of as many partitions as `heights` says."""
-    flat = numbers.reshape((1, sizes.tokens * sizes.kv_heads))
-    result = []
-    first = 0
-    for height in heights:
-        column = nl.ndarray((height, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=column, src=flat[:, first : first + height], engine=nisa.engine.gpsimd)
-        result.append(column)
-        first += height
-    return result
-
-
 def new_value_rows(v, heights, sizes):
     """The new tokens' values as rows (token, kv head): tiles [height, D]."""
-    source = v.reshape((sizes.tokens * sizes.kv_heads, sizes.depth))
+    source = v.reshape((sizes.tokens, sizes.kv_heads, sizes.depth))
     result = []
     first = 0
     for height in heights:
         tile = nl.ndarray((height, sizes.depth), dtype=v.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=source[first : first + height, :], engine=nisa.engine.gpsimd)
+        last = first + height // sizes.kv_heads
+        nisa.dma_copy(dst=tile, src=source[first:last], engine=nisa.engine.gpsimd)
         result.append(tile)
-        first += height
+        first = last
     return result
 
 
-def scatter(cache, row, step, tiles, columns, sizes):
+def scatter(cache, row, step, tiles, columns, sizes, divided):
     """Write rows (token, kv head) to a cache as rows of `row` elements: from where a column says, `step` apart.
 
-    All rows of a tile take one DMA: a second one with run-time addresses would wait for the first.
+    All rows of a tile take one DMA: a second one with run-time addresses would wait for the first. `divided`:
+    rows whose place lies behind the cache are those that another core or rank writes.
     """
     sequences, kv_heads, first, second = cache.shape
     flat = cache.reshape((sequences * kv_heads * first * second // row, row))
     for i in range(len(tiles)):
         pattern = [[row, columns[i].shape[0]], [step, sizes.depth]]
-        nisa.dma_copy(dst=flat.ap(pattern=pattern, vector_offset=columns[i]), src=tiles[i])
+        target = flat.ap(pattern=pattern, vector_offset=columns[i])
+        if divided:
+            nisa.dma_copy(dst=target, src=tiles[i], oob_mode=nisa.oob_mode.skip)
+        else:
+            nisa.dma_copy(dst=target, src=tiles[i])

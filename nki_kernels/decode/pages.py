@@ -36,8 +36,8 @@ def run_numbers(block_tables, sizes):
     runs = sizes.full // run_length(sizes)
     shape = (PARTITIONS, runs, sizes.sequences)
     pages = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
-    pattern = [[1, sizes.blocks], [0, runs_per_page], [sizes.blocks, sizes.sequences]]
-    nisa.dma_copy(dst=pages, src=block_tables.ap(pattern=pattern), engine=nisa.engine.sync)
+    repeated = block_tables.permute((1, 0)).expand_dim(1).broadcast(1, runs_per_page)
+    nisa.dma_copy(dst=pages, src=repeated, engine=nisa.engine.sync)
     if runs_per_page == 1:
         return pages
     row = nl.ndarray((1, sizes.blocks, runs_per_page), dtype=nl.float32, buffer=nl.sbuf)
@@ -64,20 +64,23 @@ def row_tiles(sizes):
     return result
 
 
-def gather(tile, cache, numbers, box, sizes):
-    """Bring the rows of a group of units to `tile` [128, sequence, chunk, kv head, D]."""
+def gather(tile, cache, first_head, numbers, box, sizes):
+    """Bring the rows of a group of units to `tile` [128, sequence, chunk, kv head, D]; the box counts heads from
+    `first_head` of the cache on.
+    """
     first, end, head, last = box
     length = run_length(sizes)
     rows = cache.shape[0] * sizes.block // length
-    row = length * sizes.kv_heads * sizes.depth
+    pitch = cache.shape[2] * sizes.depth
+    row = length * pitch
     flat = cache.reshape((rows, row))
     heads = last - head
-    pattern = [[row, PARTITIONS], [sizes.kv_heads * sizes.depth, length], [1, heads * sizes.depth]]
+    pattern = [[row, PARTITIONS], [pitch, length], [1, heads * sizes.depth]]
     for sequence in range(first, end):
         for run in range(numbers.shape[1]):
             source = flat.ap(
                 pattern=pattern,
-                offset=head * sizes.depth,
+                offset=(first_head + head) * sizes.depth,
                 vector_offset=numbers[:, run, sequence : sequence + 1],
             )
             at = run * length

@@ -16,12 +16,12 @@ from nki_kernels.decode.cache import (
     load_keys,
     load_new_values,
     load_values,
-    places,
-    places_in_pages,
     scatter,
 )
+from nki_kernels.decode.merge import finish_with_other_core, largest_scores
 from nki_kernels.decode.output import OutputWeights
 from nki_kernels.decode.pages import by_unit, gather, row_tiles, run_numbers, transpose_keys
+from nki_kernels.decode.places import new_places
 from nki_kernels.decode.products import (
     finish,
     finish_in_place,
@@ -31,6 +31,8 @@ from nki_kernels.decode.products import (
     output_block,
     score,
 )
+from nki_kernels.decode.ranks import keep_partial, only_on_first_rank, relative_to_rank
+from nki_kernels.decode.share import wait_for_other_core
 from nki_kernels.decode.sizes import QUADRANT, first_unit, groups_of_blocks, query_parts, units_in
 from nki_kernels.decode.softmax import (
     add_up_chunks,
@@ -51,6 +53,9 @@ from nki_kernels.tiles import PARTITIONS, blocks
 CHUNKS_LAST = 8
 """Chunks whose products come behind the sum of the weights, which is inverted meanwhile."""
 
+LOADS_BEFORE_GATHER = 6
+"""Groups whose loads are triggered before queries are gathered over ranks, which waits behind them in a full queue."""
+
 CLEARED_IN = 4
 """Pieces in which values are cleared, so that the maximum of a group does not wait for all of them."""
 
@@ -58,18 +63,19 @@ CLEARED_IN = 4
 class Work(nl.NKIObject):
     """Tiles and tensors of one launch; item i is the group i // len(parts) with the queries of part i % len(parts)."""
 
-    def __init__(self, sizes, scale, k_cache, v_cache, v, o, slots, block_tables, options):
+    def __init__(self, sizes, share, ranks, scale, caches, v, o, options):
         self.sizes = sizes
+        self.share = share
+        self.ranks = ranks
+        self.divided = share.merged or ranks is not None
+        self.largest_scores = largest_scores(sizes) if self.divided else None
         self.window, self.softcap, self.sinks = options
         self.factor = scale if self.softcap is None else scale / self.softcap
         self.scale = scale if self.softcap is None else self.softcap
-        self.k_cache = k_cache
-        self.v_cache = v_cache
+        self.k_cache, self.v_cache, self.slots, self.block_tables = caches
         self.v = v
         self.o = o
         self.in_place = o.buffer == nl.sbuf
-        self.slots = slots
-        self.block_tables = block_tables
         self.w_o = None
         self.output = None
         self.groups = groups_of_blocks(sizes)
@@ -98,40 +104,58 @@ def prepare(work, first_positions):
     """Work out which keys are seen, and what depends on nothing."""
     sizes = work.sizes
     work.first_positions = first_positions
-    work.keys_at = key_positions(sizes)
-    work.causal = causal_among_new(sizes.new, work.window)
+    if work.ranks is not None:
+        work.first_positions = relative_to_rank(first_positions, work.ranks)
+    work.keys_at = key_positions(sizes, work.share.slots[0])
+    work.causal = seen_among_new(work)
     work.ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=work.ones, value=1.0)
     work.sink_logits = None
-    if work.sinks is not None:
+    if work.sinks is not None and not work.divided:
         work.sink_logits = load_sinks(work)
     work.masked = masked_tiles(sizes)
     see(work, 0)
 
 
+def seen_among_new(work):
+    """Which new keys the new queries see; of several cores or ranks those of the first attend with them."""
+    causal = causal_among_new(work.sizes.new, work.window)
+    if work.share.slots[0] > 0:
+        nisa.memset(dst=causal, value=0)
+    return causal if work.ranks is None else only_on_first_rank(causal, work.ranks)
+
+
 def place_tokens(work, positions, heights):
     """Find where the new tokens are written: rows (token, kv head), so many of `heights` in each tile."""
-    sizes = work.sizes
-    if sizes.paged:
-        work.key_places = places_in_pages(work.slots, heights, sizes)
-        work.value_places = work.key_places
-    else:
-        work.key_places = places(positions, sizes.depth * sizes.capacity, heights, sizes)
-        work.value_places = places(positions, sizes.capacity, heights, sizes)
+    work.key_places, work.value_places = new_places(work, positions, heights)
 
 
 def bring_first(work):
-    """Begin to load the first groups."""
+    """Begin to load the first groups; those behind a gather of queries come with `bring_after_gather`."""
     sizes = work.sizes
     work.key_tiles, work.value_tiles = buffers(sizes, work.groups)
     if sizes.paged:
         work.runs = run_numbers(work.block_tables, sizes)
         work.row_tiles = row_tiles(sizes)
-    for group in range(min(len(work.groups), sizes.key_buffers)):
+    most = min(len(work.groups), sizes.key_buffers)
+    work.brought = most if work.ranks is None else min(most, LOADS_BEFORE_GATHER)
+    bring_groups(work, 0, work.brought)
+
+
+def bring_after_gather(work):
+    """Load the first groups that `bring_first` left."""
+    most = min(len(work.groups), work.sizes.key_buffers)
+    bring_groups(work, work.brought, most)
+
+
+def bring_groups(work, first, last):
+    """Load the keys of groups first … last, and values as there is room for, or behind all keys."""
+    sizes = work.sizes
+    for group in range(first, last):
         bring_keys(work, group)
         if group < sizes.value_buffers and not sizes.keys_first:
             bring_values(work, group, nisa.engine.sync)
-    if sizes.keys_first and len(work.groups) <= sizes.key_buffers:
+    if sizes.keys_first and last == len(work.groups):
         bring_first_values(work)
 
 
@@ -182,9 +206,9 @@ def bring_keys(work, group):
     sizes, box = work.sizes, work.groups[group][0]
     buffer = group % sizes.key_buffers
     if sizes.paged:
-        gather(work.row_tiles[buffer], work.k_cache, work.runs, box, sizes)
+        gather(work.row_tiles[buffer], work.k_cache, work.share.kv_heads[0], work.runs, box, sizes)
     else:
-        load_keys(work.key_tiles[buffer], work.k_cache, box, sizes)
+        load_keys(work.key_tiles[buffer], work.share.of_keys(work.k_cache, False), box, sizes)
 
 
 def bring_values(work, group, engine):
@@ -192,9 +216,9 @@ def bring_values(work, group, engine):
     sizes, box = work.sizes, work.groups[group][0]
     cached = work.value_tiles[group % sizes.value_buffers][0]
     if sizes.paged:
-        gather(cached, work.v_cache, work.runs, box, sizes)
+        gather(cached, work.v_cache, work.share.kv_heads[0], work.runs, box, sizes)
     else:
-        load_values(cached, work.v_cache, box, sizes, engine)
+        load_values(cached, work.share.of_values(work.v_cache), box, sizes, engine)
 
 
 def bring_new_values(work, group):
@@ -323,7 +347,18 @@ def spread_largest(work):
 def weigh(work, item):
     """Stage 3: the exponentials of an item."""
     largest = on_all_partitions(work.largest)
+    if work.divided:
+        keep_largest(work, item, largest)
     work.weights.append(weights_relative_to(work.chosen, largest, work.scale, work.sizes.dtype))
+
+
+def keep_largest(work, item, largest):
+    """Keep the largest scores of an item, of which the partitions of `largest` each hold all."""
+    box = work.box(item)
+    row, row_end, member, member_end = work.part(item)
+    first = first_unit(box, work.sizes)
+    kept = work.largest_scores[:, first : first + units_in(box), row:row_end, member:member_end]
+    nisa.tensor_copy(dst=kept, src=largest[0:1, :].reshape(kept.shape))
 
 
 def clear_piece(work, item, piece):
@@ -368,19 +403,28 @@ def add_values(work, item):
     inverse = None
     if ends and work.in_place:
         inverse = inverse_sums_everywhere(work.block, work.ones)
-    elif ends:
+    elif ends and not work.divided:
         inverse = inverse_sums(work.block, work.ones)
     mix(target, tiles, weights, middle, sizes.chunks, sizes)
     later = group + sizes.value_buffers
     if work.begins_group(item + 1) and later < len(work.groups):
         bring_values(work, later, nisa.engine.scalar)
         bring_new_values(work, later)
-    if ends and work.in_place:
-        finish_in_place(work.block, inverse, work.o, sizes)
-    elif ends:
-        finish(work.block, inverse, work.o, sizes)
     if ends:
+        finish_block(work, inverse)
         work.block = None
+
+
+def finish_block(work, inverse):
+    """Store the outputs of a full block, or hand on what other cores or ranks add to."""
+    if work.share.merged:
+        finish_with_other_core(work.block, work.o, work)
+    elif work.ranks is not None:
+        keep_partial(work.block, work)
+    elif work.in_place:
+        finish_in_place(work.block, inverse, work.o, work.sizes)
+    else:
+        finish(work.block, inverse, work.o, work.sizes)
 
 
 def follow_keys(work):
@@ -396,13 +440,18 @@ def follow_keys(work):
 
 
 def write_keys(work):
-    """Store the new keys, behind the last load of keys in program order: all writes of a cache are one tensor's."""
-    if work.sizes.paged:
-        scatter(work.k_cache, work.sizes.depth, 1, work.key_rows, work.key_places, work.sizes)
-    else:
-        scatter(work.k_cache, 1, work.sizes.capacity, work.key_rows, work.key_places, work.sizes)
+    """Store the new keys, behind the last load of keys in program order: all writes of a cache are one tensor's.
+
+    No core writes while the other one still reads: block tables may name any page behind the last position.
+    """
+    sizes = work.sizes
+    row, step = (sizes.depth, 1) if sizes.paged else (1, work.k_cache.shape[3])
+    wait_for_other_core(work.share.cores, work.k_cache, nisa.engine.gpsimd)
+    scatter(work.k_cache, row, step, work.key_rows, work.key_places, sizes, work.divided)
 
 
 def write_values(work):
     """Store the new values."""
-    scatter(work.v_cache, work.sizes.depth, 1, work.value_rows, work.value_places, work.sizes)
+    sizes = work.sizes
+    wait_for_other_core(work.share.cores, work.v_cache, nisa.engine.gpsimd)
+    scatter(work.v_cache, sizes.depth, 1, work.value_rows, work.value_places, sizes, work.divided)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.decode.sizes import first_unit, unit_of, units_in
+from nki_kernels.decode.sizes import unit_of, units_in
 from nki_kernels.tiles import PARTITIONS
 
 
@@ -80,12 +80,18 @@ def mix(product, tiles, weights, first_chunk, last_chunk, sizes):
 
 def inverse_sums(block, ones):
     """1 / the sum of each query of a block over the partitions: a column [query, 1] on the partitions of its rows."""
+    total = weight_sums(block, ones)
+    inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=inverse, data=total)
+    return inverse
+
+
+def weight_sums(block, ones):
+    """The sum of each query of a block over the partitions: [query, 1] @ PSUM."""
     rows = block[2].shape[1] * block[2].shape[2] * block[2].shape[3]
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=total, stationary=block[2].reshape((PARTITIONS, rows)), moving=ones[:, 0:1])
-    inverse = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.reciprocal(dst=inverse, data=total)
-    return inverse
+    return total
 
 
 def inverse_sums_everywhere(block, ones):
@@ -103,11 +109,7 @@ def finish(block, inverse, o, sizes):
     rows = units_in(box) * sizes.queries
     result = nl.ndarray((rows, sizes.depth), dtype=o.dtype, buffer=nl.sbuf)
     for d in range(sizes.parts):
-        start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
-        columns = nl.ndarray((stop - start, rows), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=columns, src=product[0 : stop - start, d, :, :, :])
-        bank = nl.ndarray((rows, stop - start), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_transpose(dst=bank, data=columns)
+        bank, start, stop = product_rows(product, d, rows, sizes)
         nisa.tensor_scalar(dst=result[:, start:stop], data=bank, op0=nl.multiply, operand0=inverse)
     store(result, o, box, sizes)
 
@@ -136,14 +138,23 @@ def finish_in_place(block, inverse, outputs, sizes):
             )
 
 
+def product_rows(product, d, rows, sizes):
+    """Part d of a product with queries on the partitions @ PSUM, and its first and last element of D."""
+    start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
+    columns = nl.ndarray((stop - start, rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=columns, src=product[0 : stop - start, d, :, :, :])
+    bank = nl.ndarray((rows, stop - start), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=bank, data=columns)
+    return bank, start, stop
+
+
 def store(result, o, box, sizes):
     """Write rows (unit, new token, head) of a block to o; with one new token they lie there in this order."""
+    target = o.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.share, sizes.depth))
     if sizes.new == 1:
-        first = first_unit(box, sizes) * sizes.share
-        target = o.reshape((sizes.tokens * sizes.heads, sizes.depth))[first : first + result.shape[0], :]
+        target = target[box[0] : box[1], 0, box[2] : box[3]]
         nisa.dma_copy(dst=target, src=result, engine=nisa.engine.scalar)
         return
-    target = o.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.share, sizes.depth))
     height = (box[3] - box[2]) * sizes.queries
     for sequence in range(box[0], box[1]):
         first = (sequence - box[0]) * height

@@ -33,6 +33,9 @@ when all have been read, and GpSimd takes longer to address one than the loads o
 WEIGHT_BYTES = 16384
 """Bytes per partition of the weights of all units that then stay in SBUF."""
 
+VALUE_PART_OVER_RANKS = 4
+"""One of so many buffers is for values where ranks divide positions: they arrive while queries are gathered."""
+
 PAGED_BUFFERS = 3
 """Groups whose keys, and whose values, are in SBUF from pages: GpSimd addresses them in the order of their use."""
 
@@ -44,9 +47,12 @@ SCORE_BANKS = 2
 
 
 class Sizes(nl.NKIObject):
-    """The dimensions of one launch, and the tile sizes that follow from them."""
+    """The dimensions of one core's part of a launch, and the tile sizes that follow from them.
 
-    def __init__(self, tokens, width, dtype, k_cache, block_tables):
+    `ranks` divide the positions of a cache: `own_heads` of all `heads` are this rank's.
+    """
+
+    def __init__(self, tokens, width, dtype, k_cache, block_tables, ranks=1):
         self.paged = block_tables is not None
         if block_tables is None:
             self.sequences, self.kv_heads, self.depth, self.capacity = k_cache.shape
@@ -55,7 +61,9 @@ class Sizes(nl.NKIObject):
             self.sequences, self.blocks = block_tables.shape
             self.capacity = self.blocks * self.block
         self.tokens = tokens
-        self.heads = width // self.depth
+        self.ranks = ranks
+        self.own_heads = width // self.depth
+        self.heads = ranks * self.own_heads
         self.dtype = dtype
         self.new = self.tokens // self.sequences
         self.share = self.heads // self.kv_heads
@@ -88,7 +96,7 @@ class Sizes(nl.NKIObject):
         # In the time in which GpSimd addresses a new key, so many cached ones are loaded.
         weight_bytes = all_units * self.chunks * self.queries * (4 if dtype == nl.float32 else 2)
         short = self.capacity <= KEYS_FIRST_POSITIONS and weight_bytes <= WEIGHT_BYTES
-        self.keys_first = short and not self.paged
+        self.keys_first = short and not self.paged and ranks == 1
         buffers = BUFFER_BYTES // (self.units * unit_bytes)
         if self.paged:
             self.transposed_buffers = min(TRANSPOSED_BUFFERS, buffers // 3)
@@ -98,7 +106,8 @@ class Sizes(nl.NKIObject):
             self.value_buffers = buffers // 2
             self.key_buffers = buffers - self.value_buffers
         else:
-            self.value_buffers = min(VALUE_BUFFERS, buffers // 2)
+            most = VALUE_BUFFERS if ranks == 1 else buffers // VALUE_PART_OVER_RANKS
+            self.value_buffers = min(max(most, VALUE_BUFFERS), buffers // 2)
             self.key_buffers = buffers - self.value_buffers
 
 

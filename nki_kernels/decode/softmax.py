@@ -59,22 +59,27 @@ def add_up_chunks(total, weights):
     nisa.tensor_reduce(dst=total, op=nl.add, data=weights.permute((0, 1, 3, 2)), axis=3)
 
 
-def key_positions(sizes):
-    """The position of the key on each partition of each chunk, [128, chunks], in float32.
+def key_positions(sizes, first_slot):
+    """The position of the key on each partition of each chunk, [128, chunks], in float32, on the first rank.
 
-    Partition p of the first S // 128 chunks holds so many consecutive positions, for long contiguous loads;
-    what is left of the capacity lies one position per partition in a chunk of its own.
+    Partition p of the first S // 128 chunks holds so many consecutive slots, for long contiguous loads; what is left
+    of the capacity lies one slot per partition in a chunk of its own. The first of the slots is `first_slot`.
     """
-    full = sizes.full
+    full, step = sizes.full, sizes.ranks
     result = nl.ndarray((PARTITIONS, sizes.cached), dtype=nl.float32, buffer=nl.sbuf)
     if full > 0:
-        nisa.iota(dst=result[:, 0:full], pattern=[[1, full]], channel_multiplier=full)
+        nisa.iota(
+            dst=result[:, 0:full],
+            pattern=[[step, full]],
+            offset=step * first_slot,
+            channel_multiplier=step * full,
+        )
     if sizes.rest > 0:
         nisa.iota(
             dst=result[:, full : full + 1],
             pattern=[[1, 1]],
-            offset=full * PARTITIONS,
-            channel_multiplier=1,
+            offset=step * (first_slot + full * PARTITIONS),
+            channel_multiplier=step,
         )
     return result
 

@@ -19,7 +19,7 @@ class NewTokens(nl.NKIObject):
     """Blocks of rows of the queries and keys of all new tokens, and their angles: the first few are loaded."""
 
     def __init__(self, sizes, positions, tables):
-        self.heads = sizes.heads, sizes.kv_heads
+        self.heads = sizes.own_heads, sizes.kv_heads
         self.sources = None
         self.positions = positions
         self.first_positions = load_first_positions(positions, sizes.sequences, sizes.kv_heads)
@@ -66,7 +66,7 @@ def transposed_tokens(tokens, sizes, norms):
     Also the rows of the keys before they were transposed, [rows, D] of at most 128 rows each.
     """
     q_norm, k_norm, eps = norms
-    heads, depth, dtype = (sizes.heads, sizes.kv_heads), sizes.depth, sizes.dtype
+    heads, depth, dtype = tokens.heads, sizes.depth, sizes.dtype
     results, key_rows = [], []
     for count in heads:
         shape = (min(depth, PARTITIONS), sizes.parts, sizes.tokens, count)
@@ -118,7 +118,7 @@ def load_rows(sources, depth, segments):
     tile = nl.ndarray((rows, depth), dtype=sources[0].dtype, buffer=nl.sbuf)
     for which, first, last, at in segments:
         heads = sources[which].shape[1] // depth
-        source = sources[which].reshape((tokens * heads, depth))[first * heads : last * heads, :]
+        source = sources[which].reshape((tokens, heads, depth))[first:last]
         nisa.dma_copy(dst=tile[at : at + (last - first) * heads, :], src=source, engine=nisa.engine.scalar)
     return tile
 
@@ -131,7 +131,7 @@ def load_angles(segments, heads, positions, tables):
     rows = at + (last - first) * heads[which]
     numbers = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     for which, first, last, at in segments:
-        repeated = positions.ap(pattern=[[1, last - first], [0, heads[which]], [1, 1]], offset=first)
+        repeated = positions[first:last].broadcast(1, heads[which])
         nisa.dma_copy(
             dst=numbers[at : at + (last - first) * heads[which], :], src=repeated, engine=nisa.engine.scalar
         )
@@ -202,7 +202,9 @@ def load_first_positions(positions, sequences, kv_heads):
     numbers = nl.ndarray((PARTITIONS, sequences, kv_heads), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(
         dst=numbers,
-        src=positions.ap(pattern=[[0, PARTITIONS], [new, sequences], [0, kv_heads]]),
+        src=positions.reshape((1, sequences, new, 1))[:, :, 0, :]
+        .broadcast(0, PARTITIONS)
+        .broadcast(2, kv_heads),
         engine=nisa.engine.gpsimd,
     )
     return cast(numbers.reshape((PARTITIONS, sequences * kv_heads)), nl.float32)

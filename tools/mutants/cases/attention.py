@@ -10,6 +10,8 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels
 from tests.kernels.accuracy import compare, copied, in_float64, normal
+from tests.kernels.divided import check_divided, divided
+from tests.kernels.test_attention_decode import batch
 from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores
 
 
@@ -51,17 +53,39 @@ def _step(
     return by_reference("attention_decode", target, *given, *tables, *norms, EPS, copies=not rotated)
 
 
-def _step_with(target: str, dtype: Any, block: int, *choices: Any, kv: int = 2, new: int = 2) -> Case:
-    """Two sequences of 100 and 128 positions, in pages of `block` if that is not 0; window, cap, sinks."""
-    depth, held, count = 16, 256 // (block or 256), 2 * 256 // (block or 256) + 3
-    table = np.random.default_rng(3).permutation(count)[: 2 * held].reshape(2, held).astype(np.int32)
-    caches = normal(8, 2, kv, depth, 256, dtype=dtype), normal(9, 2, kv, 256, depth, dtype=dtype)
-    at = np.concatenate([start + np.arange(new) for start in (100, 128)])
+def _step_with(
+    target: str,
+    dtype: Any,
+    block: int,
+    *choices: Any,
+    kv: int = 2,
+    new: int = 2,
+    firsts: tuple[int, ...] = (100, 128),
+    capacity: int = 256,
+) -> Case:
+    """Sequences of so many positions, in pages of `block` if that is not 0; window, cap, sinks."""
+    depth, held, sequences = 16, capacity // (block or capacity), len(firsts)
+    count = sequences * held + 3
+    table = np.random.default_rng(3).permutation(count)[: sequences * held]
+    table = table.reshape(sequences, held).astype(np.int32)
+    caches = (
+        normal(8, sequences, kv, depth, capacity, dtype=dtype),
+        normal(9, sequences, kv, capacity, depth, dtype=dtype),
+    )
+    at = np.concatenate([start + np.arange(new) for start in firsts])
     slots = None
     if block:
         caches = tuple(normal(seed, count, block, kv, depth, dtype=dtype) for seed in (8, 9))
-        slots = (table[np.arange(2).repeat(new), at // block] * block + at % block)[:, None].astype(np.int32)
-    given = *prompt(2 * new, 4, kv, depth, dtype), *caches, at[:, None].astype(np.int32), depth**-0.5, kv
+        slots = (table[np.arange(sequences).repeat(new), at // block] * block + at % block)[:, None].astype(
+            np.int32
+        )
+    given = (
+        *prompt(sequences * new, 4, kv, depth, dtype),
+        *caches,
+        at[:, None].astype(np.int32),
+        depth**-0.5,
+        kv,
+    )
     paged = (slots, table if block else None)
     return by_reference("attention_decode", target, *given, *(None,) * 4, EPS, *paged, *choices)
 
@@ -138,6 +162,33 @@ def _decode() -> list[Case]:
         _step("trn1", [100, 257], 6, 2, 16, 300, np.float32, BF16, new=3, rotated=8),
         _step("trn2", [1001], 24, 1, 4, 2304, np.float32, np.float32, new=3),
         _step("trn3", [7, 3, 60] * 6, 80, 40, 130, 128, BF16, BF16),
+    ]
+
+
+def _divided(target: str, ranks: int, block: int, *arguments: Any) -> Case:
+    """Ranks that divide the positions of the caches."""
+    shares = divided(arguments, ranks, block)
+
+    def judge(outputs: Outputs) -> None:
+        check_divided(arguments, shares, outputs, block)
+
+    return Case("attention_decode", target, tuple(shares), judge)
+
+
+def _decode_divided() -> list[Case]:
+    sinks = normal(6, 1, 4)
+    alone = {"kv": 1, "firsts": (200,)}
+    single = *batch([200], 4, 1, 16, 512), 1, *(None,) * 4, EPS, *(None,) * 4, sinks
+    return [
+        two_cores(_step_with("trn2", np.float32, 16, None, None, None)),
+        two_cores(_step_with("trn2", BF16, 64, None, None, sinks, **alone, capacity=8192)),
+        two_cores(_step_with("trn3", np.float32, 256, None, None, None, **alone)),
+        two_cores(_step("trn2", [60, 3, 129], 3, 1, 16, 300, np.float32, np.float32)),
+        two_cores(_step("trn2", [100], 3, 1, 16, 8192, np.float32, np.float32)),
+        two_cores(_block("trn2", [60, 3], 4, 2, 32, 128, np.float32)),
+        two_cores(_block("trn2", [60], 2, 1, 8, 128, np.float32)),
+        _divided("trn1", 2, 0, *batch([0, 9, 126], 4, 2, 16, 128, new=2)),
+        _divided("trn2", 4, 16, *single),
     ]
 
 
@@ -270,4 +321,4 @@ def _prefill() -> list[Case]:
 
 def attention() -> list[Case]:
     """A step and a prompt, contiguous and in pages, with every option."""
-    return [*_decode(), *_prefill()]
+    return [*_decode(), *_decode_divided(), *_prefill()]
