@@ -1,12 +1,15 @@
-"""embedding: the rows of a table that token ids name.
+"""embedding: the rows of a table that token ids name, scaled, plus those of a table of positions, if there is one.
 
 Dimensions
-    T   tokens; V rows of the table (the vocabulary); H its width (the hidden size).
+    T   tokens; V rows of the table (the vocabulary); H its width (the hidden size); P rows of the table of positions.
 
 Arguments
     ids        [T, 1] @ HBM, int32, 0 <= id < V
     table      [V, H] @ HBM, float32 or bfloat16
     dtype      compile-time nl.float32 or nl.bfloat16: the activations'
+    scale      compile-time float, of the rows of tokens
+    positions  [T, 1] @ HBM, int32, 0 <= position < P, or None
+    position_table  [P, H] @ HBM, float32 or bfloat16, or None
     returns x  [T, H] @ HBM, dtype
 
 Layout
@@ -14,13 +17,14 @@ Layout
     the id tile. The same DMA casts to dtype.
 
 Tiling
-    for 128 tokens: load ids, gather rows, store rows.
+    for 128 tokens: load ids, gather rows, scale, gather and add rows of positions, store.
 
 Limits
-    H up to 32768 (a row of float32 in one partition). An id outside the table is refused where addresses are checked.
+    H up to 32768 (a row of float32 in one partition), up to 16384 with a scale or a table of positions. An id or a
+    position outside of its table is refused where addresses are checked.
 
 Cost
-    HBM: ids once, T * H elements of the table read, T * H of dtype written. Three DMAs for 128 tokens. Bound: DMA
+    HBM: ids once, T * H elements of each table read, T * H of dtype written. Three DMAs for 128 tokens. Bound: DMA
     latency for one token.
 """
 
@@ -31,28 +35,64 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from nki_kernels.precision import widened
 from nki_kernels.tiles import PARTITIONS, expect_dims, load
 
 
 @nki.jit
-def embedding(ids, table, dtype=nl.float32):
-    """The rows of a table that token ids name, in a dtype."""
+def embedding(ids, table, dtype=nl.float32, scale=1.0, positions=None, position_table=None):
+    """The rows of a table that token ids name, scaled, plus those of positions, in a dtype."""
     expect_dims(2, ids, "ids [T, 1]")
     expect_dims(2, table, "table [V, H]")
     tokens = ids.shape[0]
     width = table.shape[1]
     assert ids.shape == (tokens, 1), f"ids are [T, 1], not {ids.shape}"
+    assert (positions is None) == (position_table is None), "positions and position_table come together"
+    if positions is not None:
+        expect_dims(2, position_table, "position_table [P, H]")
+        assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
+        assert position_table.shape[1] == width, f"rows of {width} and of {position_table.shape[1]}"
     x = nl.ndarray((tokens, width), dtype=dtype, buffer=nl.shared_hbm)
     for first in range(0, tokens, PARTITIONS):
         last = min(tokens, first + PARTITIONS)
-        rows = last - first
-        row_numbers = load(ids[first:last, :], nl.int32)
-        tile = nl.ndarray((rows, width), dtype=dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=table.ap(pattern=[[width, rows], [1, width]], vector_offset=row_numbers))
+        changed = scale != 1.0 or positions is not None
+        tile = gathered(table, ids[first:last, :], nl.float32 if changed else dtype)
+        if changed:
+            result = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
+            if positions is None:
+                nisa.tensor_scalar(dst=result, data=tile, op0=nl.multiply, operand0=scale)
+            else:
+                added = gathered(position_table, positions[first:last, :], nl.float32)
+                nisa.scalar_tensor_tensor(
+                    dst=result, data=tile, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=added
+                )
+            tile = result
         nisa.dma_copy(dst=x[first:last, :], src=tile)
     return x
 
 
-def embedding_reference(ids: np.ndarray, table: np.ndarray, dtype: object = np.float32) -> np.ndarray:
+def gathered(table, numbers, dtype):
+    """Rows of a table [V, H] by their numbers [rows, 1], both in HBM, as a tile of a dtype."""
+    rows = numbers.shape[0]
+    width = table.shape[1]
+    row_numbers = load(numbers, nl.int32)
+    tile = nl.ndarray((rows, width), dtype=dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=table.ap(pattern=[[width, rows], [1, width]], vector_offset=row_numbers))
+    return tile
+
+
+def embedding_reference(
+    ids: np.ndarray,
+    table: np.ndarray,
+    dtype: object = np.float32,
+    scale: float = 1.0,
+    positions: np.ndarray | None = None,
+    position_table: np.ndarray | None = None,
+) -> np.ndarray:
     """numpy's row indexing."""
-    return table[ids[:, 0]].astype(np.dtype(dtype))
+    rows = table[ids[:, 0]]
+    if scale != 1.0:
+        rows = widened(rows) * widened(rows).dtype.type(scale)
+    if positions is not None and position_table is not None:
+        rows = widened(rows) + widened(position_table[positions[:, 0]])
+    return rows.astype(np.dtype(dtype))

@@ -1,6 +1,6 @@
 """lm_head: logits of the vocabulary, with the final norm fused in, and the largest of them over all ranks.
 
-    logits = norm(x) @ w_head, then softcap * tanh(logits / softcap) if asked
+    logits = scale * norm(x) @ w_head, then softcap * tanh(logits / softcap) if asked
     norm   RMSNorm with weights norm_offset + norm_weight; LayerNorm with norm_weight and norm_bias if that is given
 
 Dimensions
@@ -19,6 +19,7 @@ Arguments
     softcap          compile-time float, or None
     norm_bias        [1, H] @ HBM, or None
     norm_offset      compile-time float
+    scale            compile-time float > 0
     returns logits   [T, V] @ HBM, float32: this rank's
             values   [T, K] @ HBM, float32, descending: the largest logits of all ranks
             ids      [T, K] @ HBM, int32: their ids; of equal logits the lower id comes first
@@ -42,8 +43,8 @@ Cores
     Two cores of a logical core take half of the columns each, and exchange what they found; the first core merges it.
 
 Limits
-    T up to 128, H up to 8192, K up to V, on two cores up to half of V, and up to 1024; R times K up to 8192, which lie
-    in SBUF; ids below 2^24, because they are added in float32.
+    T up to 128; H up to 8192 in float32, 16384 in bfloat16; K up to V, on two cores up to half of V, and up to 1024;
+    R times K up to 8192, which lie in SBUF; ids below 2^24, because they are added in float32.
 
 Cost
     HBM: w_head once, logits once, x once, the norm's weight once, the candidates. Vector: K/4 passes over the columns
@@ -62,7 +63,6 @@ import numpy as np
 from nki_kernels.cores import part
 from nki_kernels.precision import widened
 from nki_kernels.projection.spread_product import padding_operands, spread_rows
-from nki_kernels.rmsnorm import MAX_HIDDEN
 from nki_kernels.sampling.top_k import (
     MAX_GATHERED,
     MERGED_CHUNKS,
@@ -73,7 +73,14 @@ from nki_kernels.sampling.top_k import (
     multiple_of_eight,
 )
 from nki_kernels.sampling.vocabulary import largest_logits
-from nki_kernels.tiles import PARTITIONS, cast, expect_dims, load_repeated
+from nki_kernels.tiles import (
+    MAX_ROW_BYTES,
+    PARTITIONS,
+    cast,
+    expect_dims,
+    expect_hidden,
+    load_repeated,
+)
 
 MAX_TOP_K = 1024
 """Candidates of a row lie in SBUF beside the weights."""
@@ -92,9 +99,10 @@ def lm_head(
     softcap=None,
     norm_bias=None,
     norm_offset=0.0,
+    scale=1.0,
 ):
     """Logits of this rank's part of the vocabulary, and the largest of all ranks with their ids."""
-    check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, num_ranks, norm_bias)
+    check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, num_ranks, norm_bias, scale)
     rows = x.shape[0]
     columns = w_head.shape[1]
     keep = multiple_of_eight(top_k)
@@ -107,7 +115,7 @@ def lm_head(
     spread = spread_rows(x, norm_weight, eps, norm_bias, norm_offset, chunks)
     operands = (spread, padding_operands(rows, chunks), chunks)
     offset = cast(load_repeated(vocab_offset, rows), nl.float32)
-    best, best_columns = largest_logits(logits, operands, w_head, softcap, first, end, keep)
+    best, best_columns = largest_logits(logits, operands, w_head, (scale, softcap), first, end, keep)
     alone = replica_group is None and nl.num_programs() == 1
     best_ids = with_offset(best_columns, offset, nl.int32 if alone else nl.float32)
     if nl.num_programs() > 1:
@@ -121,7 +129,7 @@ def lm_head(
     return logits, values, ids
 
 
-def check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, num_ranks, norm_bias):
+def check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, num_ranks, norm_bias, scale):
     """Refuse what lm_head does not take."""
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_head, "w_head [H, V]")
@@ -129,12 +137,13 @@ def check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, 
     columns = w_head.shape[1]
     keep = multiple_of_eight(top_k)
     assert rows <= PARTITIONS, f"lm_head takes at most {PARTITIONS} rows, not {rows}"
-    assert hidden <= MAX_HIDDEN, f"lm_head takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
+    expect_hidden("lm_head", x, hidden, MAX_ROW_BYTES)
     assert norm_weight.shape == (1, hidden), f"norm_weight is [1, {hidden}], not {norm_weight.shape}"
     if norm_bias is not None:
         assert norm_bias.shape == (1, hidden), f"norm_bias is [1, {hidden}], not {norm_bias.shape}"
     assert w_head.shape[0] == hidden, f"w_head has {w_head.shape[0]} rows for a hidden size of {hidden}"
     assert vocab_offset.shape == (1, 1), f"vocab_offset is [1, 1], not {vocab_offset.shape}"
+    assert scale > 0, f"scale is {scale}; the largest logits are those of the largest products"
     assert top_k >= 1, f"top_k is {top_k}; at least 1 is wanted"
     assert keep <= columns, f"the largest {keep} (top_k {top_k}, a multiple of 8) of {columns} columns"
     cores = nl.num_programs()
@@ -168,16 +177,17 @@ def lm_head_reference(
     softcap: float | None = None,
     norm_bias: np.ndarray | None = None,
     norm_offset: float = 0.0,
+    scale: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Product in float32 and a stable sort. For several ranks pass the whole w_head and the offset 0."""
     wide = widened(x)
     if norm_bias is not None:
         wide = wide - np.mean(wide, axis=1, keepdims=True)
-    scale = 1 / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + wide.dtype.type(eps))
-    normalised = wide * scale * (widened(norm_weight) + wide.dtype.type(norm_offset))
+    root = np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + wide.dtype.type(eps))
+    normalised = wide / root * (widened(norm_weight) + wide.dtype.type(norm_offset))
     if norm_bias is not None:
         normalised = normalised + widened(norm_bias)
-    logits = widened(normalised.astype(x.dtype)) @ widened(w_head)
+    logits = widened(normalised.astype(x.dtype)) @ widened(w_head) * wide.dtype.type(scale)
     if softcap is not None:
         logits = logits.dtype.type(softcap) * np.tanh(logits / logits.dtype.type(softcap))
     places = np.argsort(-logits, axis=1, kind="stable")[:, : -(-top_k // 8) * 8]

@@ -2,15 +2,15 @@
 
     n = norm(x);   y = x + sum over ranks of (activation(n @ w_gate + b_gate) * (n @ w_up + b_up)) @ w_down + b_down
 
-Without w_gate the block is plain: activation(n @ w_up + b_up) @ w_down. The norm is RMSNorm, or LayerNorm if norm_bias
-is given; norm_offset is added to its weight (1.0 for Gemma).
+Without w_gate the block is plain: activation(n @ w_up + b_up) @ w_down. The norm is RMSNorm, LayerNorm if norm_bias is
+given, none without norm_weight; norm_offset is added to its weight (1.0 for Gemma). Without `residual`, x is not added.
 
 Dimensions
     T   tokens; H hidden size; F this rank's part of the intermediate size.
 
 Arguments
     x                [T, H] @ HBM, float32 or bfloat16, the same on every rank; cut over ranks this rank's T/N rows
-    norm_weight      [1, H] @ HBM, float32 or bfloat16; norm_bias the same, or None
+    norm_weight      [1, H] @ HBM, float32 or bfloat16, or None; norm_bias the same
     w_gate, w_up     [H, F] @ HBM, float32 or bfloat16: this rank's columns; read in x's dtype; w_gate may be None
     w_down           [F, H] @ HBM, float32 or bfloat16: this rank's rows; read in x's dtype
     eps, norm_offset compile-time floats
@@ -18,6 +18,7 @@ Arguments
     activation       "silu", "gelu" (by the error function), "gelu_tanh" or "relu"
     b_gate, b_up     [1, F] @ HBM, float32 or bfloat16: this rank's columns, or None
     b_down           [1, H] @ HBM, float32 or bfloat16, the same on every rank, or None
+    residual         compile-time bool: whether x is added
     sequence_ranks   compile-time int, N: the ranks of the group over which x and y are cut along the sequence; 1: none
     returns y        [T, H] @ HBM, x's dtype, the same on every rank; of rows that are cut [T/N, H], as x
 
@@ -37,7 +38,7 @@ Tiling
     A last block of 64 columns of F shares the array: gate beside up, and in the last product two row tiles.
 
 Limits
-    H up to 8192, F up to 16384.
+    H up to 8192, in bfloat16 without biases and offset of the norm up to 16384; F up to 16384.
 
 Cost
     HBM: the three weights once for each group, the norm's weight and the biases once, x twice (once up to 128 rows), y
@@ -73,8 +74,7 @@ from nki_kernels.projection.row_groups import (
 )
 from nki_kernels.projection.sequence import check_ranks, gathered_rows, whole_rows
 from nki_kernels.projection.sums import store_last_sums
-from nki_kernels.rmsnorm import MAX_HIDDEN
-from nki_kernels.tiles import BANK, PARTITIONS, expect_dims
+from nki_kernels.tiles import BANK, MAX_ROW_BYTES, PARTITIONS, expect_dims, expect_hidden
 
 SUMS_AHEAD = 2
 """Chunks whose sums over the ranks may be under way before the first of them is stored: beside groups of rows."""
@@ -98,10 +98,11 @@ def mlp(
     b_down=None,
     norm_bias=None,
     norm_offset=0.0,
+    residual=True,
     sequence_ranks=1,
 ):
     """The feed-forward block with its norm, its residual and the sum over ranks."""
-    check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, norm_bias)
+    check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, norm_bias, norm_offset)
     ranks = sequence_ranks
     owned, hidden = x.shape
     tokens = ranks * owned
@@ -118,7 +119,7 @@ def mlp(
     stage = {
         "x": x,
         "ranks": ranks,
-        "norm": load_norm(norm_weight, norm_bias, norm_offset, eps, rows, x.dtype),
+        "norm": None,
         "scratch": nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf),
         "weights": weights,
         "biases": [
@@ -131,6 +132,10 @@ def mlp(
         "columns": own_columns(tokens, hidden, BANK),
         "exchanges": exchanges,
     }
+    held = 0
+    if norm_weight is not None:
+        stage["norm"] = load_norm(norm_weight, norm_bias, norm_offset, eps, rows, x.dtype)
+        held = bytes_of(stage["norm"][0]) + bytes_of(stage["norm"][1])
     start, end = stage["columns"]
     down = [w_down[left:right, start:end]]
     if exchanges:
@@ -138,15 +143,14 @@ def mlp(
         down.append(w_down[first_other:last_other, start:end])
     after = None if b_down is None else on_every_row(b_down[:, start:end], rows, x.dtype, 0.0)
     paired = in_both_halves(weights) and ranks * x.shape[0] > PARTITIONS
-    held = bytes_of(stage["norm"][0]) + bytes_of(stage["norm"][1]) + bytes_of(after)
-    tiles = tiles_at_once(hidden, w_up.shape[1], x.dtype, held, ranks)
+    tiles = tiles_at_once(hidden, w_up.shape[1], x.dtype, held + bytes_of(after), ranks)
     most = max(1, tiles) * own_height(ranks)
     stage["rows"] = whole_rows(x)
     if ranks > 1:
         stage["rows"] = gathered_rows(x, stage["norm"], stage["scratch"], ranks, replica_group, most)
     job = residual_product(
         y[first:last, start:end],
-        x[:, start:end],
+        x[:, start:end] if residual else None,
         down,
         after,
         replica_group,
@@ -165,23 +169,27 @@ def mlp(
     return y
 
 
-def check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, norm_bias):
+def check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, norm_bias, norm_offset):
     """Refuse shapes that do not fit together, and sizes beyond the limits."""
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_up, "w_up [H, F]")
     hidden = x.shape[1]
     inner = w_up.shape[1]
-    assert hidden <= MAX_HIDDEN, f"mlp takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
+    wide_rows = norm_bias is not None or b_down is not None or norm_offset != 0.0
+    expect_hidden(
+        "mlp", x, hidden, MAX_ROW_BYTES // 2 if wide_rows and x.dtype != nl.float32 else MAX_ROW_BYTES
+    )
     assert inner <= MAX_CONTRACTION, (
         f"mlp takes an intermediate size of at most {MAX_CONTRACTION}, not {inner}"
     )
-    assert norm_weight.shape == (1, hidden), f"norm_weight is [1, {hidden}], not {norm_weight.shape}"
+    assert norm_bias is None or norm_weight is not None, "norm_bias is given without norm_weight"
     if w_gate is not None:
         assert w_gate.shape[0] == hidden, f"w_gate has {w_gate.shape[0]} rows for a hidden size of {hidden}"
         assert w_gate.shape == w_up.shape, f"w_gate is {w_gate.shape}, w_up is {w_up.shape}"
     assert w_up.shape[0] == hidden, f"w_up has {w_up.shape[0]} rows for a hidden size of {hidden}"
     assert w_down.shape == (inner, hidden), f"w_down is [{inner}, {hidden}], not {w_down.shape}"
     assert w_gate is not None or b_gate is None, "b_gate is given without w_gate"
+    expect_row(norm_weight, hidden, "norm_weight")
     expect_row(b_gate, inner, "b_gate")
     expect_row(b_up, inner, "b_up")
     expect_row(b_down, hidden, "b_down")
@@ -213,7 +221,7 @@ def activation_function(name):
 
 def mlp_reference(
     x: np.ndarray,
-    norm_weight: np.ndarray,
+    norm_weight: np.ndarray | None,
     w_gate: np.ndarray | None,
     w_up: np.ndarray,
     w_down: np.ndarray,
@@ -225,21 +233,25 @@ def mlp_reference(
     b_down: np.ndarray | None = None,
     norm_bias: np.ndarray | None = None,
     norm_offset: float = 0.0,
+    residual: bool = True,
     sequence_ranks: int = 1,
 ) -> np.ndarray:
     """The formula in float32. For several ranks pass the whole of all: the sum over ranks is the product."""
-    wide = widened(x)
+    normalised = widened(x)
     if norm_bias is not None:
-        wide = wide - wide.mean(axis=-1, keepdims=True)
-    normalised = wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
-    normalised = normalised * (widened(norm_weight) + norm_offset) + widened_or_zero(norm_bias)
+        normalised = normalised - normalised.mean(axis=-1, keepdims=True)
+    if norm_weight is not None:
+        normalised = normalised / np.sqrt((normalised * normalised).mean(axis=-1, keepdims=True) + eps)
+        normalised = normalised * (widened(norm_weight) + norm_offset) + widened_or_zero(norm_bias)
     inner = normalised @ widened(w_up) + widened_or_zero(b_up)
     if w_gate is None:
         inner = activation_reference(inner, activation)
     else:
         gate = normalised @ widened(w_gate) + widened_or_zero(b_gate)
         inner = activation_reference(gate, activation) * inner
-    return (widened(x) + inner @ widened(w_down) + widened_or_zero(b_down)).astype(x.dtype)
+    return (
+        widened_or_zero(x if residual else None) + inner @ widened(w_down) + widened_or_zero(b_down)
+    ).astype(x.dtype)
 
 
 def activation_reference(values: np.ndarray, name: str) -> np.ndarray:

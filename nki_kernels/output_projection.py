@@ -8,7 +8,7 @@ Dimensions
 Arguments
     o              [T, K] @ HBM, float32 or bfloat16: this rank's heads
     w_o            [K, H] @ HBM, float32 or bfloat16: this rank's rows; read in o's dtype
-    residual       [T, H] @ HBM, o's dtype, the same on every rank; cut over ranks this rank's T/N rows
+    residual       [T, H] @ HBM, o's dtype, the same on every rank, or None; cut over ranks this rank's T/N rows
     replica_group  nki.collectives.ReplicaGroup, or None for one rank
     bias           [1, H] @ HBM, float32 or bfloat16, the same on every rank, or None
     sequence_ranks compile-time int, N: the ranks of the group over which residual and y are cut along the sequence
@@ -54,8 +54,15 @@ from nki_kernels.projection.residual_product import (
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes, of_ranks, own_height, transpose_tiles
 from nki_kernels.projection.sequence import check_ranks
 from nki_kernels.projection.sums import store_last_sums
-from nki_kernels.rmsnorm import MAX_HIDDEN
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, expect_dims, rows_at_once
+from nki_kernels.tiles import (
+    BANK,
+    MAX_ROW_BYTES,
+    PARTITIONS,
+    blocks,
+    expect_dims,
+    expect_hidden,
+    rows_at_once,
+)
 
 HELD_ELEMENTS = 16384
 """Elements per partition of the largest w_o that stays in SBUF: 32 KiB in bfloat16."""
@@ -72,7 +79,7 @@ SUMS_AHEAD = 2
 
 @nki.jit
 def output_projection(o, w_o, residual, replica_group=None, bias=None, sequence_ranks=1):
-    """The residual plus the sum over ranks of o @ w_o."""
+    """The residual, if any, plus the sum over ranks of o @ w_o."""
     expect_dims(2, o, "o [T, K]")
     expect_dims(2, w_o, "w_o [K, H]")
     tokens, depth = o.shape
@@ -80,12 +87,11 @@ def output_projection(o, w_o, residual, replica_group=None, bias=None, sequence_
     assert w_o.shape[0] == depth, f"w_o has {w_o.shape[0]} rows for o of width {depth}"
     check_ranks(sequence_ranks, replica_group, tokens)
     owned = tokens // sequence_ranks
-    assert residual.shape == (owned, hidden), f"residual is [{owned}, {hidden}], not {residual.shape}"
-    assert residual.dtype == o.dtype, f"residual is {residual.dtype}, o is {o.dtype}"
+    if residual is not None:
+        assert residual.shape == (owned, hidden), f"residual is [{owned}, {hidden}], not {residual.shape}"
+        assert residual.dtype == o.dtype, f"residual is {residual.dtype}, o is {o.dtype}"
     assert depth <= MAX_CONTRACTION, f"output_projection contracts at most {MAX_CONTRACTION}, not {depth}"
-    assert hidden <= MAX_HIDDEN, (
-        f"output_projection takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
-    )
+    expect_hidden("output_projection", o, hidden, MAX_ROW_BYTES)
     if bias is not None:
         assert bias.shape == (1, hidden), f"bias is [1, {hidden}], not {bias.shape}"
     y = nl.ndarray((owned, hidden), dtype=o.dtype, buffer=nl.shared_hbm)
@@ -98,7 +104,7 @@ def output_projection(o, w_o, residual, replica_group=None, bias=None, sequence_
         y[first:last, left:right],
         of_ranks(o, sequence_ranks)[:, first:last, :],
         w_o[:, left:right],
-        residual[first:last, left:right],
+        None if residual is None else residual[first:last, left:right],
         on_rows,
         replica_group,
     )
@@ -106,7 +112,10 @@ def output_projection(o, w_o, residual, replica_group=None, bias=None, sequence_
 
 
 def project_rows(y, o, w_o, residual, bias, replica_group):
-    """y = residual + sum over ranks of o @ w_o + bias, which lies on every row; o [rank, row, K] has rows of each."""
+    """y = residual, if any, + sum over ranks of o @ w_o + bias, which lies on every row.
+
+    o [rank, row, K] has rows of each rank.
+    """
     ranks, tokens, depth = o.shape
     hidden = w_o.shape[1]
     holds = blocks(depth) * hidden <= HELD_ELEMENTS
@@ -167,10 +176,10 @@ def transposed_group(tiles):
 def output_projection_reference(
     o: np.ndarray,
     w_o: np.ndarray,
-    residual: np.ndarray,
+    residual: np.ndarray | None,
     replica_group: object = None,
     bias: np.ndarray | None = None,
     sequence_ranks: int = 1,
 ) -> np.ndarray:
     """Product and sum in float32. For several ranks pass the whole of all: the sum over ranks is the product."""
-    return (widened(residual) + widened(o) @ widened(w_o) + widened_or_zero(bias)).astype(o.dtype)
+    return (widened_or_zero(residual) + widened(o) @ widened(w_o) + widened_or_zero(bias)).astype(o.dtype)

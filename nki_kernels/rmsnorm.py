@@ -1,61 +1,156 @@
-"""rmsnorm: each row divided by its root mean square, times a weight.
+"""rmsnorm: each row divided by its root mean square, times a weight; plus a residual, if there is one.
 
-    y[t, h] = x[t, h] / sqrt(mean over h of x[t, h]^2 + eps) * weight[h]
+    y[t, h] = x[t, h] / sqrt(mean over h of x[t, h]^2 + eps) * (weight[h] + norm_offset) + residual[t, h]
 
 Dimensions
-    T   rows (tokens); H elements of a row (the hidden size).
+    T   rows (tokens); H elements of a row on this rank (the hidden size, or the width of all its heads); R ranks.
 
 Arguments
-    x          [T, H] @ HBM, float32 or bfloat16
-    weight     [1, H] @ HBM, float32 or bfloat16
-    eps        compile-time float
-    returns y  [T, H] @ HBM, x's dtype
+    x              [T, H] @ HBM, float32 or bfloat16
+    weight         [1, H] @ HBM, float32 or bfloat16
+    eps            compile-time float
+    residual       [T, H] @ HBM, x's dtype, or None
+    norm_offset    compile-time float: 1.0 for Gemma
+    replica_group  nki.collectives.ReplicaGroup whose ranks hold parts of each row, or None
+    num_ranks      compile-time int: R, the length of this rank's list
+    returns y      [T, H] @ HBM, x's dtype
 
 Layout
     Rows on the partitions, so that the sum over h runs along the free dim, on the Scalar engine while it squares. The
-    weight is needed on every partition and is read from HBM once for each (a stride of 0).
+    Tensor engine puts the weight on every partition.
 
 Tiling
-    for 128 rows: load, square and sum, rsqrt, scale and weigh in one pass, store.
+    for 128 rows: load, square and sum, rsqrt, scale and weigh in one pass, add, store. The next rows are loaded before.
+    Over ranks the sums of all rows are taken first, in one all-reduce of [128, T / 128] float32.
 
 Limits
-    H up to 8192: a row tile, the weight and the result lie in SBUF together.
+    H up to 8192: two row tiles, two of the residual and the weight lie in SBUF together.
 
 Cost
-    HBM: x once, y once, min(T, 128) times the weight. Four instructions and two DMAs for 128 rows. Bound: DMA.
+    HBM: x once, over ranks twice; y, residual and weight once. Bound: DMA; for few rows the length of a row.
 """
 
 from __future__ import annotations
 
 import nki
+import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.precision import widened
-from nki_kernels.tiles import PARTITIONS, expect_dims, load, load_repeated, rms_normalised
+from nki_kernels.precision import widened, widened_or_zero
+from nki_kernels.projection.hidden_rows import hidden_parts, load_normalised, load_part, part_of
+from nki_kernels.projection.normalised_rows import SCRATCH_ELEMENTS, load_norm, normalise, sum_of
+from nki_kernels.tiles import PARTITIONS, expect_dims, load, ranges
 
 MAX_HIDDEN = 8192
 
+FEW_ROWS = 16
+"""Rows up to which H lies on the partitions."""
+
 
 @nki.jit
-def rmsnorm(x, weight, eps):
-    """Each row divided by its root mean square, times a weight."""
+def rmsnorm(x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, num_ranks=1):
+    """Each row divided by its root mean square, times a weight, plus the residual."""
     expect_dims(2, x, "x [T, H]")
     tokens, hidden = x.shape
     assert weight.shape == (1, hidden), f"weight is [1, {hidden}] for rows of {hidden}, not {weight.shape}"
     assert hidden <= MAX_HIDDEN, f"rmsnorm takes rows of at most {MAX_HIDDEN}, not {hidden}"
+    if residual is not None:
+        assert residual.shape == x.shape, f"residual is {x.shape}, as x is, not {residual.shape}"
+        assert residual.dtype == x.dtype, f"residual is {residual.dtype}, x is {x.dtype}"
+    assert replica_group is not None or num_ranks == 1, f"{num_ranks} ranks, but no replica_group"
     y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
-    weights = load_repeated(weight, min(tokens, PARTITIONS))
-    for first in range(0, tokens, PARTITIONS):
-        last = min(tokens, first + PARTITIONS)
-        tile = load(x[first:last, :], x.dtype)
-        nisa.dma_copy(dst=y[first:last, :], src=rms_normalised(tile, weights[0 : last - first, :], eps))
+    if tokens <= FEW_ROWS and replica_group is None:
+        few_rows(y, x, weight, eps, residual, norm_offset)
+        return y
+    rows = min(tokens, PARTITIONS)
+    norm = load_norm(weight, None, norm_offset, eps, rows, weight.dtype)
+    scratch = nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf)
+    starts = ranges(0, tokens)
+    sums = None
+    if replica_group is not None:
+        sums = sums_over_ranks(x, starts, scratch, replica_group)
+    ahead = operands(x, residual, starts[0])
+    for number in range(len(starts)):
+        first, last = starts[number]
+        tile, before = ahead
+        if number + 1 < len(starts):
+            ahead = operands(x, residual, starts[number + 1])
+        scale = nl.ndarray((last - first, 1), dtype=nl.float32, buffer=nl.sbuf)
+        if sums is None:
+            sum_of(nl.square, tile, None, scale, scratch)
+            squares = scale
+        else:
+            squares = sums[0 : last - first, number : number + 1]
+        mean = 1.0 / (hidden * num_ranks)
+        nisa.activation(dst=scale, op=nl.rsqrt, data=squares, scale=mean, bias=norm[2][0 : last - first, :])
+        nisa.dma_copy(dst=y[first:last, :], src=finished(tile, before, scale, norm))
     return y
 
 
-def rmsnorm_reference(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """The formula in float32."""
+def few_rows(y, x, weight, eps, residual, norm_offset):
+    """The rows of a decode step, with H on the partitions."""
+    tokens, hidden = x.shape
+    parts = hidden_parts(hidden)
+    results = []
+    for i in range(len(parts)):
+        _, height, count = parts[i]
+        dtype = x.dtype if residual is None else nl.float32
+        results.append(nl.ndarray((height, tokens, count), dtype=dtype, buffer=nl.sbuf))
+    load_normalised(results, x, weight, eps, None, norm_offset)
+    for i in range(len(parts)):
+        result = results[i]
+        if residual is not None:
+            result = load_part(residual, parts[i])
+            nisa.tensor_tensor(dst=result, data1=results[i], data2=result, op=nl.add)
+        nisa.dma_copy(dst=part_of(y, parts[i]), src=result)
+
+
+def operands(x, residual, rows):
+    """A row tile of x and of the residual, loaded before the result of the row tile before it is stored."""
+    first, last = rows
+    before = None if residual is None else load(residual[first:last, :], residual.dtype)
+    return load(x[first:last, :], x.dtype), before
+
+
+def finished(tile, before, scale, norm):
+    """The normalised rows plus the residual, rounded once; in the tile, or in that of the residual."""
+    if before is None:
+        normalise(tile, tile, (None, scale), norm)
+        return tile
+    wide = tile
+    if tile.dtype != nl.float32:
+        wide = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
+    normalise(wide, tile, (None, scale), norm)
+    nisa.tensor_tensor(dst=before, data1=wide, data2=before, op=nl.add)
+    return before
+
+
+def sums_over_ranks(x, starts, scratch, replica_group):
+    """The sum of the squares of every row over all ranks: [row in tile, tile]."""
+    own = nl.ndarray((scratch.shape[0], len(starts)), dtype=nl.float32, buffer=nl.sbuf)
+    total = nl.ndarray(own.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=own, value=0.0)
+    for number in range(len(starts)):
+        first, last = starts[number]
+        tile = load(x[first:last, :], x.dtype)
+        sum_of(nl.square, tile, None, own[0 : last - first, number : number + 1], scratch)
+    ncc.all_reduce(srcs=[own], dsts=[total], replica_group=replica_group, op=nl.add)
+    return total
+
+
+def rmsnorm_reference(
+    x: np.ndarray,
+    weight: np.ndarray,
+    eps: float,
+    residual: np.ndarray | None = None,
+    norm_offset: float = 0.0,
+    replica_group: object = None,
+    num_ranks: int = 1,
+) -> np.ndarray:
+    """The formula in float32. For several ranks pass the whole rows."""
     wide = widened(x)
     scale = 1 / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + wide.dtype.type(eps))
-    return (wide * scale * widened(weight)).astype(x.dtype)
+    normalised = wide * scale * (widened(weight) + wide.dtype.type(norm_offset))
+    return (normalised + widened_or_zero(residual)).astype(x.dtype)

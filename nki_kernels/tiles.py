@@ -19,6 +19,9 @@ BANK = 512
 ACCUMULATOR_BANKS = 4
 """PSUM banks of one product: half of the eight, so that the next product can start while these are read out."""
 
+MAX_ROW_BYTES = 32768
+"""A row of activations in one partition: hidden sizes up to 8192 in float32, 16384 in bfloat16."""
+
 WEIGHT_ELEMENTS = 8192
 """Elements per partition of one loaded weight tile: 32 KiB in float32, DMAs of up to 4 MiB."""
 
@@ -32,6 +35,12 @@ MASKED = -1.0e30
 def expect_dims(dims, tensor, form):
     """Refuse a tensor whose number of dims is not that of `form`, such as "x [T, H]", before its shape is unpacked."""
     assert len(tensor.shape) == dims, f"expected {form}, not a tensor of shape {tensor.shape}"
+
+
+def expect_hidden(kernel, x, hidden, most_bytes):
+    """Refuse rows of `hidden` elements of x's dtype that take more than `most_bytes` of a partition."""
+    most = most_bytes // (4 if x.dtype == nl.float32 else 2)
+    assert hidden <= most, f"{kernel} takes a hidden size of at most {most}, not {hidden}"
 
 
 def blocks(size, height=PARTITIONS):

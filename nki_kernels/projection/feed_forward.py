@@ -51,8 +51,9 @@ def pipeline(stage, job, groups):
     loaded = row_tiles(places, most, height)
     load_all(loads_of(loaded, rows_of_group(stage, groups[0])), stage["engine"])
     normalised = loaded
-    if ranks == 1 and keeps_rows(x, stage["weights"][0].shape[1]):
-        normalised = [nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)]
+    if ranks == 1 and job["residual"] is not None and keeps_rows(x, stage["weights"][0].shape[1]):
+        if stage["norm"] is not None:
+            normalised = [nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)]
         start, end = stage["columns"]
         job["kept"] = loaded[0][:, start:end].reshape((x.shape[0], 1, end - start))
     if ranks == 1:

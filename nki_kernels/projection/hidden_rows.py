@@ -27,12 +27,16 @@ def hidden_parts(hidden):
 
 def load_part(rows, part):
     """A part of each row of HBM [T, H], as [height, T, count]."""
-    first, height, count = part
-    number = rows.shape[0]
-    tile = nl.ndarray((height, number, count), dtype=rows.dtype, buffer=nl.sbuf)
-    source = rows[:, first : first + height * count].reshape_dim(1, (height, count)).permute((1, 0, 2))
-    nisa.dma_copy(dst=tile, src=source)
+    _, height, count = part
+    tile = nl.ndarray((height, rows.shape[0], count), dtype=rows.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=part_of(rows, part))
     return tile
+
+
+def part_of(rows, part):
+    """A part of each row of HBM [T, H], seen as [height, T, count]."""
+    first, height, count = part
+    return rows[:, first : first + height * count].reshape_dim(1, (height, count)).permute((1, 0, 2))
 
 
 def over_blocks(column, count):

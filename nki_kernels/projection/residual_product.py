@@ -1,4 +1,4 @@
-"""The product of rows and a weight, plus a residual, summed over ranks: how output_projection and mlp both end.
+"""The product of rows and a weight, plus a residual if any, summed over ranks: how output_projection and mlp both end.
 
     y[first …] = residual[first …] + sum over ranks of x @ weight
 
@@ -50,10 +50,11 @@ def residual_product(
 ):
     """What the chunks of one product share; `product_chunk` takes it.
 
-    weights: the parts of the weight, each some of its rows; one if it is `held`. bias: [128, H] in SBUF, or None.
-    ranks: over which the rows of y are cut. held: a list, empty at first, if the weight is to stay in SBUF, else None.
-    paired: see `accumulate`. exchanges: whether cores exchange tiles meanwhile. ahead: chunks whose sums over the ranks
-    may be under way before the first is stored. The entry "kept" may be set to the residual in SBUF, as [row, 1, H].
+    residual: [T, H] in HBM, or None. weights: the parts of the weight, each some of its rows; one if it is `held`.
+    bias: [128, H] in SBUF, or None. ranks: over which the rows of y are cut. held: a list, empty at first, if the
+    weight is to stay in SBUF, else None. paired: see `accumulate`. exchanges: whether cores exchange tiles meanwhile.
+    ahead: chunks whose sums over the ranks may be under way before the first is stored. The entry "kept" may be set to
+    the residual in SBUF, as [row, 1, H].
     """
     return {
         "y": y,
@@ -96,13 +97,15 @@ def product_chunk(job, parts, first, column):
                 pieces = [load_piece(weight[:, column:last], block, last_row, x, job["paired"], loads)]
             else:
                 pieces = held_columns(job["held"], weight, column, last, x.dtype, loads)
-            if before is None and replica_group is None:
+            if before is None and job["residual"] is not None and replica_group is None:
                 before = load_residual(job, first, end, column, last)
             rows_left = last_row - block * PARTITIONS
             accumulate(sums, x, pieces, block, rows_left, number > 0, job["paired"], height)
     bias = None if job["bias"] is None else job["bias"][:, column:last]
     if replica_group is None:
-        store_rows_from(target, plus_residual(sums, before, bias, loads), store_engine(loads))
+        result = nl.ndarray((min(rows, PARTITIONS), blocks(rows), width), dtype=y.dtype, buffer=nl.sbuf)
+        plus_residual(result, sums, before, bias, loads)
+        store_rows_from(target, result, store_engine(loads))
         return
     total = sum_over_ranks(sums, (height, blocks(rows, height), width), y.dtype, replica_group, ranks)
     job["sums"].append([total, before, bias, target, (first, end, column, last)])
@@ -192,8 +195,8 @@ def accumulate(sums, x, pieces, first_block, depth, begun, paired, height):
                 )
 
 
-def plus_residual(sums, before, bias, loads):
-    """The banks of a chunk plus the residual and the bias, as a tile [row in block, block, column] of its dtype.
+def plus_residual(result, sums, before, bias, loads):
+    """The banks of a chunk plus the residual and the bias, where there are any: [row in block, block, column].
 
     The Vector engine adds one of VECTOR_SHARE banks, the last one included; the Scalar engine copies the others to SBUF
     and GpSimd adds them, unless it triggers loads, which would wait. On gen2 these engines wait for each other at their
@@ -201,18 +204,22 @@ def plus_residual(sums, before, bias, loads):
     """
     alone = loads != nisa.engine.sync or nisa.get_nc_version() == nisa.nc_version.gen2
     share = 1 if alone else VECTOR_SHARE
-    result = nl.ndarray(before.shape, dtype=before.dtype, buffer=nl.sbuf)
     for number in range(len(sums)):
         bank, tile, start = sums[number]
         count, columns = bank.shape
-        own = before[0:count, tile, start : start + columns]
         into = result[0:count, tile, start : start + columns]
-        if bias is not None:
-            nisa.tensor_tensor(dst=own, data1=own, data2=bias[0:count, start : start + columns], op=nl.add)
+        if before is None and bias is None:
+            to_sbuf(into, bank, len(sums) - 1 - number, share)
+            continue
+        own = bias[0:count, start : start + columns] if bias is not None else None
+        if before is not None:
+            residual = before[0:count, tile, start : start + columns]
+            if bias is not None:
+                nisa.tensor_tensor(dst=residual, data1=residual, data2=own, op=nl.add)
+            own = residual
         if (len(sums) - 1 - number) % share == 0:
             nisa.tensor_tensor(dst=into, data1=bank, data2=own, op=nl.add)
         else:
             copied = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
             nisa.activation(dst=copied, op=nl.copy, data=bank)
             nisa.tensor_tensor(dst=into, data1=copied, data2=own, op=nl.add, engine=nisa.engine.gpsimd)
-    return result

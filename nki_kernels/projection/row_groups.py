@@ -78,7 +78,12 @@ def share_of(items, number, count):
 
 
 def normalise_tiles(results, tiles, norm, scratch):
-    """Normalise row tiles; the Scalar engine squares one tile while the Vector engine scales the one before."""
+    """Normalise row tiles; the Scalar engine squares one tile while the Vector engine scales the one before.
+
+    Without a norm they stay as they are, and `results` are `tiles`.
+    """
+    if norm is None:
+        return
     found = []
     for number in range(len(tiles)):
         found.append(statistics(tiles[number], norm, scratch))

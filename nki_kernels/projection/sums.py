@@ -73,8 +73,8 @@ def collect(total, partial, replica_group, ranks):
 
 
 def prepare_sum(job, number):
-    """Load the residual of a chunk, if it is one and not in SBUF."""
-    if number >= 0 and job["sums"][number][1] is None:
+    """Load the residual of a chunk, if there is one and it is not in SBUF."""
+    if number >= 0 and job["residual"] is not None and job["sums"][number][1] is None:
         first, end, column, last = job["sums"][number][4]
         job["sums"][number][1] = load_residual(job, first, end, column, last)
 
@@ -91,5 +91,6 @@ def store_sum(job, number):
         own = total[0:count, tile, :]
         if bias is not None:
             nisa.tensor_tensor(dst=own, data1=own, data2=bias[0:count, :], op=nl.add)
-        nisa.tensor_tensor(dst=own, data1=own, data2=before[0:count, tile, :], op=nl.add)
+        if before is not None:
+            nisa.tensor_tensor(dst=own, data1=own, data2=before[0:count, tile, :], op=nl.add)
     store_rows_from(target, total, nisa.engine.sync)

@@ -30,7 +30,7 @@ LEAST_SPREAD = 512
 """Columns before the tail that are worth the search in chunks; more than the values wanted where there is a tail."""
 
 
-def largest_logits(logits, operands, w_head, softcap, first, end, keep):
+def largest_logits(logits, operands, w_head, finish, first, end, keep):
     """The `keep` largest logits of the columns first … end, and these columns, each [T, keep] float32; all are stored.
 
     operands: the results of `spread_rows` and `padding_operands`, and the chunks for which they spread the rows.
@@ -40,7 +40,7 @@ def largest_logits(logits, operands, w_head, softcap, first, end, keep):
     for size in tail:
         spread_end -= size
     delays = len(tail) > 0
-    waiting = spread_pieces(logits, operands, w_head, softcap, first, spread_end, keep, delays)
+    waiting = spread_pieces(logits, operands, w_head, finish, first, spread_end, keep, delays)
     rows = logits.shape[0]
     spread, _, chunks = operands
     work = None
@@ -51,7 +51,7 @@ def largest_logits(logits, operands, w_head, softcap, first, end, keep):
         nisa.iota(dst=candidates[1][:, keep : keep + size], pattern=[[1, size]], offset=first)
         merge(candidates, waiting, keep, work)
         scores = candidates[0][:, keep : keep + size]
-        copy_logits(scores, sums, softcap)
+        copy_logits(scores, sums, finish)
         nisa.dma_copy(dst=logits[:, first : first + size], src=scores)
         # The logits are on their way to HBM while they are searched.
         work = nl.ndarray(candidates[0].shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -62,7 +62,7 @@ def largest_logits(logits, operands, w_head, softcap, first, end, keep):
     return largest
 
 
-def spread_pieces(logits, operands, w_head, softcap, first, end, keep, delays):
+def spread_pieces(logits, operands, w_head, finish, first, end, keep, delays):
     """Store the logits of the columns first … end; return the candidates of the last merge, which is yet to come.
 
     The merge of a piece waits for a DMA: it comes after the search of the next piece, unless that is the last one and
@@ -81,7 +81,7 @@ def spread_pieces(logits, operands, w_head, softcap, first, end, keep, delays):
         candidates = new_candidates(rows, keep + MERGED_CHUNKS * keep)
         if waiting is not None and at_once:
             merge(candidates, waiting, keep)
-        scores = finish_logits(logits[:, start : start + weights.shape[1]], sums, chunks, softcap)
+        scores = finish_logits(logits[:, start : start + weights.shape[1]], sums, chunks, finish)
         work = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
         found, places = search(scores, work, keep)
         collected = collect(candidates, waiting is not None, start, found, places, size, keep)
@@ -91,14 +91,15 @@ def spread_pieces(logits, operands, w_head, softcap, first, end, keep, delays):
     return waiting
 
 
-def finish_logits(logits, sums, chunks, softcap):
-    """Store a piece of the logits [T, n] @ HBM from sums [row * chunk, column], capped if asked; return what to search.
+def finish_logits(logits, sums, chunks, finish):
+    """Store a piece of the logits [T, n] @ HBM from sums [row * chunk, column], scaled and capped if asked.
 
+    Returns what to search. finish: the scale, and the cap or None.
     The search goes on in PSUM where it can, so that it does not wait until the logits are stored. A cap lifts padding
     to its lower bound, where equal logits come first: their columns are lower.
     """
     scores = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-    copy_logits(scores, sums, softcap)
+    copy_logits(scores, sums, finish)
     lanes, size = sums.shape
     columns = logits.shape[1]
     if columns == chunks * size:
@@ -109,16 +110,17 @@ def finish_logits(logits, sums, chunks, softcap):
             if chunk * size < end:
                 source = scores[chunk:lanes:chunks, 0 : end - chunk * size]
                 nisa.dma_copy(dst=logits[:, chunk * size : end], src=source)
-    return sums if softcap is None else scores
+    return sums if finish[1] is None and finish[0] == 1.0 else scores
 
 
-def copy_logits(scores, sums, softcap):
-    """The sums of a product, capped if asked, from PSUM to `scores`."""
+def copy_logits(scores, sums, finish):
+    """The sums of a product, scaled and capped if asked, from PSUM to `scores`."""
+    scale, softcap = finish
     if softcap is None:
-        nisa.activation(dst=scores, op=nl.copy, data=sums)
+        nisa.activation(dst=scores, op=nl.copy, data=sums, scale=scale)
     else:
         bounded = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(dst=bounded, op=nl.tanh, data=sums, scale=1.0 / softcap)
+        nisa.activation(dst=bounded, op=nl.tanh, data=sums, scale=scale / softcap)
         nisa.activation(dst=scores, op=nl.copy, data=bounded, scale=softcap)
 
 

@@ -101,6 +101,24 @@ def test_groups_follow_one_another_on_a_chip_where_two_do_not_fit() -> None:
         assert np.array_equal(run(kernel, arguments, "trn1"), run(kernel, arguments, "trn3"))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("tokens", [1, 129, 300])
+@pytest.mark.parametrize(("norm", "residual"), [(False, True), (True, False), (False, False)])
+def test_mlp_without_a_norm_or_without_a_residual(tokens, norm, residual, dtype) -> None:
+    given = list(mlp_arguments(tokens, 136, 200, dtype, biases=True))
+    given[1] = given[1] if norm else None
+    check(kernels.mlp, kernels.mlp_reference, (*given, residual), "trn2")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("tokens", [1, 129, 300])
+@pytest.mark.parametrize("biased", [False, True])
+def test_output_projection_without_a_residual(tokens, biased, dtype) -> None:
+    o, weight, _ = output_arguments(tokens, 136, 600, dtype)
+    bias = normal(4, 1, 600, dtype=dtype) if biased else None
+    check(kernels.output_projection, kernels.output_projection_reference, (o, weight, None, None, bias))
+
+
 @pytest.mark.parametrize("target", ["trn1", "trn2"])
 @pytest.mark.parametrize("tokens", [1, 129, 300])
 def test_output_projection_adds_a_bias(tokens: int, target: str) -> None:

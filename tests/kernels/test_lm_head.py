@@ -208,6 +208,17 @@ def test_layer_norm_with_an_offset_and_capped_logits(target: str, dtype: type) -
     assert np.array_equal(ids, largest(logits, 16)[1])
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_scaled_logits(softcap: float | None) -> None:
+    given = arguments(3, 172, 1001, 16)
+    options = {"softcap": softcap, "scale": 3.0}
+    logits, values, ids = simulate.World("trn2").launch(kernels.lm_head, [(given, options)]).outputs[0]
+    exact = kernels.lm_head_reference(*(in_float64(each) for each in given), **options)[0]
+    compare(logits, exact, kernels.lm_head_reference(*given, **options)[0])
+    assert np.array_equal(values, largest(logits, 16)[0])
+    assert np.array_equal(ids, largest(logits, 16)[1])
+
+
 def test_padding_stays_below_the_lowest_logits() -> None:
     """All logits are far below zero, where padding of zeros would win."""
     columns = 2050

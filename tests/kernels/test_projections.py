@@ -230,6 +230,26 @@ def test_takes_the_widest_rows_and_refuses_the_next() -> None:
         run(kernels.mlp, mlp_arguments(2, 8, 16385))
 
 
+@pytest.mark.parametrize("target", ["trn1", "trn2"])
+def test_rows_of_bfloat16_may_be_twice_as_wide(target: str) -> None:
+    """Where the rows of a norm's offset or of biases do not lie beside them."""
+
+    def dry(kernel: Any, *arguments: Any) -> None:
+        simulate.World(target).launch(kernel, [(arguments, {})], simulate.Mode.dry)
+
+    wide, wider = 16384, 16385
+    x, norm, gate, up, down, eps = mlp_arguments(300, wide, 24, BF16, np.float32)
+    dry(kernels.mlp, x, norm, gate, up, down, eps)
+    dry(kernels.output_projection, *output_arguments(300, 8, wide, BF16, np.float32))
+    rest = (None, "silu", None, None, None, None, 1.0)
+    with pytest.raises(AssertionError, match="mlp takes a hidden size of at most 8192, not 16384"):
+        dry(kernels.mlp, x, norm, gate, up, down, eps, *rest)
+    with pytest.raises(AssertionError, match="mlp takes a hidden size of at most 16384, not 16385"):
+        dry(kernels.mlp, *mlp_arguments(3, wider, 8, BF16, BF16))
+    with pytest.raises(AssertionError, match="output_projection takes a hidden size of at most 16384"):
+        dry(kernels.output_projection, *output_arguments(3, 8, wider, BF16, BF16))
+
+
 @pytest.mark.parametrize("x", [np.float32, BF16])
 @pytest.mark.parametrize("tokens", [1, 512])
 def test_the_largest_sizes_fit_on_the_smallest_chip(tokens: int, x: type) -> None:

@@ -6,8 +6,11 @@ import ml_dtypes
 import nki.language as nl
 import numpy as np
 import pytest
+from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
+import simulate
+from simulate.check import examine
 from simulate.errors import OutOfBounds
 from tests.kernels.accuracy import ODD_SIZES, TARGETS, check, compare, normal, run
 
@@ -36,6 +39,25 @@ def test_embedding_rounds_to_the_dtype_asked_for(target: str, dtype: type) -> No
     assert x.dtype == BF16
     assert np.array_equal(x, table[ids[:, 0]].astype(BF16))
     assert np.array_equal(x, kernels.embedding_reference(ids, table, nl.bfloat16))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("dtype", "out"), [(np.float32, nl.float32), (BF16, nl.bfloat16)])
+def test_embedding_scales_and_adds_the_rows_of_positions(target: str, dtype: type, out: object) -> None:
+    given = normal(1, 50, 72, dtype=dtype), out, 5.3
+    ids, positions = row_numbers(2, 129, 50), row_numbers(3, 129, 20)
+    check(kernels.embedding, kernels.embedding_reference, (ids, *given), target)
+    added = (positions, normal(4, 20, 72, dtype=dtype))
+    check(kernels.embedding, kernels.embedding_reference, (ids, *given, *added), target)
+
+
+def test_embedding_refuses_positions_without_their_table() -> None:
+    ids, table = np.int32([[1], [2]]), normal(1, 4, 8)
+    run(kernels.embedding, (ids, table, nl.float32, 1.0, ids, table))
+    with pytest.raises(AssertionError, match="positions and position_table come together"):
+        run(kernels.embedding, (ids, table, nl.float32, 1.0, ids))
+    with pytest.raises(AssertionError, match="rows of 8 and of 9"):
+        run(kernels.embedding, (ids, table, nl.float32, 1.0, ids, normal(1, 4, 9)))
 
 
 @pytest.mark.parametrize("tokens", [1, *ODD_SIZES])
@@ -70,6 +92,37 @@ def test_rmsnorm_of_any_rows_and_width(size: int) -> None:
     check(kernels.rmsnorm, kernels.rmsnorm_reference, (normal(1, 24, size), normal(2, 1, size), EPS))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("tokens", [1, 129, 300])
+def test_rmsnorm_adds_a_residual(tokens: int, dtype: type, target: str) -> None:
+    x, weight, residual = (normal(seed, n, 72, dtype=dtype) for seed, n in ((1, tokens), (2, 1), (3, tokens)))
+    check(kernels.rmsnorm, kernels.rmsnorm_reference, (x, weight, EPS, residual, 1.0), target)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("tokens", [1, 300])
+def test_rmsnorm_of_rows_that_the_ranks_hold_in_parts(tokens: int, ranks: int) -> None:
+    """Every rank normalises by the squares of all: the part of what one rank makes of whole rows."""
+    x, weight = normal(1, tokens, 24 * ranks), normal(2, 1, 24 * ranks)
+    group = ReplicaGroup([list(range(ranks))])
+    parts = np.split(np.arange(24 * ranks), ranks)
+    arguments = [
+        ((x[:, part].copy(), weight[:, part].copy(), EPS, None, 0.0, group, ranks), {}) for part in parts
+    ]
+    outputs: list[np.ndarray] = []
+    world = simulate.World("trn2", ranks=ranks)
+    found = examine(lambda: outputs.extend(world.launch(kernels.rmsnorm, arguments).outputs), orders=2)
+    assert found == []
+    wide = kernels.rmsnorm_reference(x.astype(np.float64), weight.astype(np.float64), EPS)
+    compare(np.concatenate(outputs, axis=1), wide, kernels.rmsnorm_reference(x, weight, EPS))
+
+
+def test_rmsnorm_refuses_a_residual_of_another_shape() -> None:
+    with pytest.raises(AssertionError, match=r"residual is \(3, 16\), as x is, not \(4, 16\)"):
+        run(kernels.rmsnorm, (normal(1, 3, 16), normal(2, 1, 16), EPS, normal(3, 4, 16)))
+
+
 def test_rmsnorm_of_a_zero_row_is_zero() -> None:
     x = normal(1, 3, 16)
     x[1] = 0
@@ -90,7 +143,8 @@ def test_rmsnorm_refuses_a_weight_of_another_width() -> None:
 
 
 def test_rmsnorm_takes_its_widest_row_and_refuses_the_next() -> None:
-    check(kernels.rmsnorm, kernels.rmsnorm_reference, (normal(1, 2, 8192), normal(2, 1, 8192), EPS))
+    widest = (normal(1, 2, 8192), normal(2, 1, 8192), EPS, normal(3, 2, 8192))
+    check(kernels.rmsnorm, kernels.rmsnorm_reference, widest)
     with pytest.raises(AssertionError, match="rmsnorm takes rows of at most 8192, not 8193"):
         run(kernels.rmsnorm, (normal(1, 2, 8193), normal(2, 1, 8193), EPS))
 

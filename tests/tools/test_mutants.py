@@ -137,9 +137,7 @@ def test_every_pattern_of_an_equivalent_speaks_of_a_mutant() -> None:
 
 def test_an_equivalent_is_shown_or_argued_and_nothing_else() -> None:
     argued = next(
-        m
-        for m in EVERYTHING
-        if m.key == "embedding.embedding pattern: [[width, rows], [1, width]]: width + 1"
+        m for m in EVERYTHING if m.key == "embedding.gathered pattern: [[width, rows], [1, width]]: width + 1"
     )
     swap = next(m for m in EVERYTHING if m.operator == "swap")
     bound = next(

@@ -61,7 +61,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "*.* duplicate: transpose_rows(*",
         "prefill.cached.load_cached duplicate: load_piece(*",
         "prefill.keys.load_new_keys duplicate: clean(*",
-        "rmsnorm.rmsnorm duplicate: nisa.dma_copy(dst=y[first:last, :], src=rms_normalised(*",
         "rope.rotate duplicate: nisa.tensor_tensor(dst=with_*",
         "tiles.rms_normalised duplicate: nisa.activation(dst=result*",
     ),
@@ -71,7 +70,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "a predicate: any number but 0 chooses": ("decode.softmax.causal_among_new value: value=1: 1 + 1",),
     "a copy more, of the same values": ("tiles.cast condition: if tile.dtype == dtype -> False",),
     "the step of a dim of size 1, or the leading step beside a vector_offset, which NKI ignores": (
-        "embedding.embedding pattern: [[width, rows], [1, width]]: width *",
+        "embedding.gathered pattern: [[width, rows], [1, width]]: width *",
         "prefill.plan.sink_before pattern: [[1, heads], [0, queries.count], [1, 1]]: 1 + 1 #2",
         "rope.gather pattern: [[half, rows], [1, half]]: half *",
     ),

@@ -15,7 +15,7 @@ from tools.mutants.cases.case import BF16, EPS, Case, Outputs, two_cores
 def _searched(target: str, *arguments: Any, ranks: int = 1, options: tuple[Any, ...] = ()) -> Case:
     """lm_head: logits as near as numpy's, then exactly the largest of these logits, the lowest id first.
 
-    options: softcap, norm_bias and norm_offset, or the first of them.
+    options: softcap, norm_bias, norm_offset and scale, or the first of them.
     """
     x, norm, head, eps, top_k, offset = arguments
     whole = (*arguments, None, 1, *options)
@@ -66,6 +66,7 @@ def _heads() -> list[Case]:
         _searched("trn1", *given(128, 8, 400, 130), ranks=2),
         _searched("trn1", *given(3, 172, 601, 9, 5), options=(2.0, normal(5, 1, 172), 1.0)),
         _searched("trn2", *given(3, 40, 64, 9), options=(0.5,)),
+        _searched("trn2", *given(3, 40, 64, 9), options=(None, None, 0.0, 0.125)),
         _searched("trn2", *given(2, 1000, 2300, 9)),
         _searched("trn2", *given(3, 768, 1200, 8), options=(0.5,)),
         two_cores(_searched("trn2", *given(3, 24, 201, 24, 128000))),

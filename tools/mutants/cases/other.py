@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import nki.language as nl
 import numpy as np
 from nki.collectives import ReplicaGroup
 
-from tests.kernels.accuracy import normal, whole_numbers
+import nki_kernels
+from tests.kernels.accuracy import compare, in_float64, normal, whole_numbers
 from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores
 
 
@@ -34,6 +36,24 @@ def products() -> list[Case]:
     ]
 
 
+def _divided_norm(target: str, tokens: int, width: int, ranks: int) -> Case:
+    """rmsnorm of rows that lie in parts on several ranks."""
+    x, weight = normal(4, tokens, ranks * width), normal(5, 1, ranks * width)
+    plain = nki_kernels.rmsnorm_reference(x, weight, EPS)
+    exact = nki_kernels.rmsnorm_reference(in_float64(x), in_float64(weight), EPS)
+    group = ReplicaGroup([list(range(ranks))])
+    parts = np.split(np.arange(ranks * width), ranks)
+
+    def judge(outputs: Outputs) -> None:
+        for (output,), part in zip(outputs, parts):
+            compare(output, exact[:, part], plain[:, part])
+
+    shards = tuple(
+        (x[:, part].copy(), weight[:, part].copy(), EPS, None, 0.0, group, ranks) for part in parts
+    )
+    return Case("rmsnorm", target, shards, judge)
+
+
 def rows() -> list[Case]:
     """embedding, rope and rmsnorm, of 128 rows, one more and two more."""
     rng = np.random.default_rng(2)
@@ -52,15 +72,28 @@ def rows() -> list[Case]:
             by_reference("rmsnorm", "trn2", normal(4, rows, 24), normal(5, 1, 24), EPS),
         )
     ]
+    few, some = normal(6, 3, 172, dtype=BF16), normal(6, 17, 72, dtype=BF16)
     return [
         *around,
         by_reference("embedding", "trn2", ids, table),
         by_reference("embedding", "trn1", ids[:3], table.astype(BF16)),
+        by_reference("embedding", "trn2", ids, table, nl.float32, 3.5),
+        by_reference(
+            "embedding", "trn1", ids, table.astype(BF16), nl.bfloat16, 0.5, positions, normal(6, 60, 12)
+        ),
         by_reference("rope", "trn2", turned, positions, *tables, 3),
         by_reference("rope", "trn1", turned[:5].astype(BF16), positions[:5], *tables, 3),
         by_reference("rmsnorm", "trn2", normal(4, 130, 72), normal(5, 1, 72), EPS),
         by_reference("rmsnorm", "trn3", normal(4, 130, 72, scale=1e-3), normal(5, 1, 72), EPS),
         by_reference("rmsnorm", "trn1", normal(4, 5, 200, dtype=BF16), normal(5, 1, 200, dtype=BF16), EPS),
+        by_reference("rmsnorm", "trn2", normal(4, 130, 72), normal(5, 1, 72), EPS, normal(6, 130, 72), 1.0),
+        by_reference(
+            "rmsnorm", "trn2", *(normal(s, n, 172, dtype=BF16) for s, n in ((4, 3), (5, 1))), EPS, few
+        ),
+        by_reference(
+            "rmsnorm", "trn2", *(normal(s, n, 72, dtype=BF16) for s, n in ((4, 17), (5, 1))), EPS, some
+        ),
+        _divided_norm("trn2", 130, 24, 2),
     ]
 
 

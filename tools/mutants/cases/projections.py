@@ -153,11 +153,30 @@ def _forms() -> list[Case]:
         _mlp("trn2", 1100, 24, 320),
         _mlp("trn2", 1, 24, 72),
         by_reference("output_projection", "trn2", o, weight, residual, None, normal(4, 1, 40)),
+        by_reference("output_projection", "trn2", o, weight, None),
+        by_reference("output_projection", "trn1", o[:5].copy(), weight, None, None, normal(4, 1, 40)),
+        by_reference(
+            "mlp", "trn2", residual, None, *(normal(s, 40, 72) for s in (4, 5)), normal(6, 72, 40), EPS
+        ),
+        _bare_mlp("trn2", 5, 40, 72, 2),
         _output("trn2", 300, 8, 5000, ranks=2),
         _output("trn2", 600, 1300, 2000, w=BF16),
         _mlp("trn1", 130, 8, 16384),
         _output("trn1", 3, 16384, 136),
     ]
+
+
+def _bare_mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int) -> Case:
+    """A plain mlp without a norm and without a residual, over ranks."""
+    x, up, down = normal(1, tokens, hidden), weights(4, hidden, inner), weights(5, inner, hidden)
+    rest = (None, None, None, None, 0.0, False)
+    group = ReplicaGroup([list(range(ranks))])
+    shards = tuple(
+        (x, None, None, up[:, p].copy(), down[p], EPS, group, "relu", *rest)
+        for p in np.split(np.arange(inner), ranks)
+    )
+    whole = (x, None, None, up, down, EPS, None, "relu", *rest)
+    return by_reference("mlp", target, whole=whole, ranks=shards)
 
 
 def projections() -> list[Case]:
