@@ -85,6 +85,10 @@ def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
         held, maps[source] = _tensors_of(source)
     decoder = compose(config)
     shapes = decoder.tensor_shapes()
+    prefix = decoder.bare_prefix
+    if prefix and not any(name.startswith(prefix) for name in held):
+        heads = {name for name in shapes if not name.startswith(prefix)} | set(decoder.unread)
+        held = {name if name in heads else prefix + name: tensor for name, tensor in held.items()}
     for name, shape in shapes.items():
         if name not in held:
             raise _error(f"{source}: tensor {name} is missing")

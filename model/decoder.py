@@ -17,12 +17,16 @@ BlockLayers = tuple[Layer, ...]
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder-only model; `unread` are tensors that a checkpoint may hold beside those of the layers."""
+    """A decoder-only model; `unread` are tensors that a checkpoint may hold beside those of the layers.
+
+    A checkpoint of the layers without the head may lack `bare_prefix` in all its names.
+    """
 
     embedding: Embedding
     blocks: tuple[BlockLayers, ...]
     head: Head
     unread: tuple[str, ...] = ()
+    bare_prefix: str = ""
 
     @property
     def sections(self) -> tuple[BlockLayers, ...]:
@@ -40,6 +44,6 @@ class Decoder:
         return (weight for layer in self.layers for weight in layer.weights)
 
     def tensor_shapes(self) -> dict[str, Shape]:
-        """Every tensor of a checkpoint with its shape; projections are [out, in]."""
+        """Every tensor of a checkpoint with its shape; as the checkpoint holds it."""
         tensors: Iterator[Tensor] = (each for weight in self.weights for each in weight.tensors)
         return {tensor.name: tensor.shape for tensor in tensors}

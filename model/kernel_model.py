@@ -11,7 +11,7 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.decoder import BlockLayers
-from model.errors import ModelError, check_memory
+from model.errors import check_memory
 from model.families import compose
 from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
 from model.layers.layer import Constant
@@ -84,6 +84,8 @@ class KernelModel:
             candidates=candidates,
         )
         self._sequences = sequences
+        self._longest_short, self._limit = config.longest_short, config.context
+        self._ids: list[list[int]] = []
         shape = self._shape(Phase.prefill, mesh.sequences_of_group(sequences))
         makers: dict[str, Constant] = {}
         for layer in self._decoder.layers:
@@ -110,6 +112,7 @@ class KernelModel:
         assert len(prompts) == self._sequences and min(map(len, prompts)) > 0
         assert longest <= self._cache_length, f"{longest} tokens, a cache of {self._cache_length}"
         self._reset()
+        self._ids = [list(prompt) for prompt in prompts]
         rows = self._padded_sequences
         ids = np.zeros((rows, longest), np.int32)
         for row, prompt in zip(ids, prompts):
@@ -123,6 +126,10 @@ class KernelModel:
         """Append a token to each sequence at its position; an ended one gets a token that nothing reads."""
         assert len(tokens) == len(positions) == self._sequences
         assert all(0 < each < self._cache_length for each in positions), f"{positions}, {self._cache_length}"
+        for own, token in zip(self._ids, tokens):
+            own.extend([] if token is None else [token])
+        if any(token is not None and at == self._longest_short for token, at in zip(tokens, positions)):
+            return self.prefill(self._ids)  # other rotations from here on, also of what was cached
         none = self._padded_sequences - self._sequences
         ids = np.array([*(each or 0 for each in tokens), *[0] * none])
         return self._step(Phase.decode, ids=ids, positions=np.array([*positions, *[1] * none]))
@@ -134,6 +141,8 @@ class KernelModel:
 
     def _step(self, phase: Phase, padded: bool = False, **given: np.ndarray) -> list[StepOutput]:
         """One step; `given` has a row for every sequence, group after group."""
+        if self._longest_short is not None:
+            given["turns"] = self._turns(given["positions"], self._longest_short)
         by_group = {
             name: each.astype(np.int32).reshape(self._mesh.data, -1, 1) for name, each in given.items()
         }
@@ -159,15 +168,26 @@ class KernelModel:
             outputs += [StepOutput(*rows) for rows in zip(whole, values[first], chosen[first])]
         return outputs[: self._sequences]
 
+    def _turns(self, positions: np.ndarray, longest_short: int) -> np.ndarray:
+        """Rows of the tables of rotations: those of long sequences lie behind those of short ones."""
+        by_sequence = positions.reshape(self._padded_sequences, -1)
+        long = np.zeros((self._padded_sequences, 1), bool)
+        long[: len(self._ids), 0] = [len(ids) > longest_short for ids in self._ids]
+        return by_sequence + min(self._cache_length, self._limit) * long
+
     def _list(self, shape: StepShape) -> list[list[_Bound]]:
         """The launches of a step, by the parts of the model, with what stays the same from step to step bound."""
         lists = [launches_of(part, shape) for part in self._decoder.sections]
         launches = [launch for part in lists for launch in part]
         for launch in launches:
-            if launch.refusal:
-                raise ModelError(f"{launch.kernel}: {launch.refusal}")
             assert launch.repeat == 1, f"{launch.kernel}: {launch.repeat} launches of other sequences"
-        changing = {"ids", "positions", "ends", *(name for launch in launches for name in launch.results)}
+        changing = {
+            "ids",
+            "positions",
+            "turns",
+            "ends",
+            *(name for launch in launches for name in launch.results),
+        }
         return [[self._bind(launch, changing) for launch in part] for part in lists]
 
     def _bind(self, launch: Launch, changing: Collection[str]) -> _Bound:

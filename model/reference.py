@@ -40,10 +40,11 @@ class ReferenceModel:
         self._decoder = compose(config)
         self._numpy = Arithmetic(StoredWeights(weights, activations), activations, widened_bytes, ranks)
         self._sequences: list[_Sequence] = []
+        self._longest_short = config.longest_short
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
         """Start a sequence with each prompt; says what follows each."""
-        self._sequences = [_Sequence({}, 0) for _ in prompts]
+        self._sequences = [_Sequence({}, []) for _ in prompts]
         return [self._step(sequence, ids) for sequence, ids in zip(self._sequences, prompts)]
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
@@ -53,23 +54,27 @@ class ReferenceModel:
             if token is None:
                 outputs.append(StepOutput())
                 continue
-            assert position == sequence.length, f"position {position} after {sequence.length} tokens"
-            outputs.append(self._step(sequence, [token]))
+            held = sequence.ids
+            assert position == len(held), f"position {position} after {len(held)} tokens"
+            ids = [token]
+            if position == self._longest_short:  # from here on other rotations, also of what was cached
+                ids, sequence.states, sequence.ids = [*held, token], {}, []
+            outputs.append(self._step(sequence, ids))
         return outputs
 
     def _step(self, sequence: _Sequence, ids: Sequence[int]) -> StepOutput:
-        span = Span(sequence.length, len(ids))
+        span = Span(len(sequence.ids), len(ids))
         x = np.asarray(ids)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the sampler looks at the logits
             for layer in self._decoder.layers:
                 x = layer.reference(x, span, sequence.states, self._numpy)
-        sequence.length += len(ids)
+        sequence.ids.extend(ids)
         return StepOutput(x[-1])
 
 
 @dataclass
 class _Sequence:
-    """The states of a sequence and how many tokens it has."""
+    """The states of a sequence and its tokens."""
 
     states: States
-    length: int
+    ids: list[int]

@@ -1,8 +1,9 @@
 """Rotary position embedding: inverse frequencies and the cos/sin tables that the rope kernel gathers from.
 
-Pair i of a head is its dimensions i and i + head_dim/2 (the half-split order of Hugging Face checkpoints), turned
-by position * inverse_frequency[i]. The scaling variants and their formulas are those of Hugging Face transformers.
-Frequencies are worked out in float64 and rounded once to float32; angles are float32 products, as there.
+Pair i of a head is its dimensions i and i + head_dim/2 (the half-split order of Hugging Face checkpoints), turned by
+position * inverse_frequency[i]. Where a model turns the first elements of a head only, they stand for the head here.
+The scaling variants and their formulas are those of Hugging Face transformers. Frequencies are worked out in float64
+and rounded once to float32; angles are float32 products, as there.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ class RopeType(Enum):
     dynamic = "dynamic"
     llama3 = "llama3"
     yarn = "yarn"
+    longrope = "longrope"
 
 
 @dataclass(frozen=True)
 class RopeParameters:
-    """Parameters of the frequencies; fields that a type does not use keep their neutral value."""
+    """Parameters of the frequencies; fields that a type does not use keep their neutral value.
+
+    `short_factors` and `long_factors` divide the frequencies of longrope, one each for every pair.
+    """
 
     theta: float
     rope_type: RopeType = RopeType.default
@@ -38,6 +43,16 @@ class RopeParameters:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    @property
+    def longest_short(self) -> int | None:
+        """The longest sequence that longrope turns by its short factors; None where frequencies never change.
+
+        All positions of a longer sequence are turned by the long factors, also those that were cached before.
+        """
+        return self.original_positions if self.rope_type is RopeType.longrope else None
 
 
 def inverse_frequencies(
@@ -45,7 +60,8 @@ def inverse_frequencies(
 ) -> np.ndarray:
     """Radians per position of each rotated pair: float32 [head_dim / 2].
 
-    `length` is the number of positions in use; only `dynamic` looks at it, and only beyond `max_positions`.
+    `length` is the number of positions in use: `dynamic` looks at it beyond `max_positions`, longrope beyond the
+    positions that a model was first trained on.
     """
     theta = rope.theta
     if rope.rope_type is RopeType.dynamic and length is not None and length > max_positions and head_dim > 2:
@@ -58,13 +74,16 @@ def inverse_frequencies(
         inverse = _llama3(rope, inverse)
     elif rope.rope_type is RopeType.yarn:
         inverse = _yarn(rope, inverse, head_dim)
+    elif rope.rope_type is RopeType.longrope:
+        stretched = length is not None and length > rope.original_positions
+        inverse /= np.array(rope.long_factors if stretched else rope.short_factors)
     return inverse.astype(np.float32)
 
 
 def check_finite(rope: RopeParameters, head_dim: int, max_positions: int) -> None:
     """Raise ArithmeticError or ValueError where these numbers lead out of float64, or the tables out of float32."""
     with np.errstate(over="raise", divide="raise", invalid="raise"):
-        inverse = inverse_frequencies(rope, head_dim, max_positions)
+        inverse = inverse_frequencies(rope, head_dim, max_positions, max_positions)
         last = np.abs(inverse).max() * np.float32(max_positions)
         np.float64(rope.attention_factor).astype(np.float32)
         if not np.isfinite(last * np.float32(rope.attention_factor)):
@@ -72,10 +91,13 @@ def check_finite(rope: RopeParameters, head_dim: int, max_positions: int) -> Non
 
 
 def tables(
-    rope: RopeParameters, head_dim: int, max_positions: int, positions: int
+    rope: RopeParameters, head_dim: int, max_positions: int, positions: int, length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines of positions 0 .. positions - 1: two float32 arrays [positions, head_dim / 2]."""
-    inverse = inverse_frequencies(rope, head_dim, max_positions, positions)
+    """Cosines and sines of positions 0 .. positions - 1: two float32 arrays [positions, head_dim / 2].
+
+    `length` is that of the sequence, `positions` where it is not given.
+    """
+    inverse = inverse_frequencies(rope, head_dim, max_positions, positions if length is None else length)
     angles = np.arange(positions, dtype=np.float32)[:, None] * inverse
     wide = angles.astype(np.float64)
     scale = rope.attention_factor
@@ -91,6 +113,11 @@ def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: f
     if mscale and mscale_all_dim:
         return logarithmic(mscale) / logarithmic(mscale_all_dim)
     return logarithmic(1.0)
+
+
+def longrope_attention_factor(factor: float, original_positions: int) -> float:
+    """The factor of cosines and sines in longrope, for a config without attention_factor."""
+    return math.sqrt(1 + math.log(factor) / math.log(original_positions)) if factor > 1 else 1.0
 
 
 def _llama3(rope: RopeParameters, inverse: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ class RankWeights:
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a checkpoint with its shape; projections are [out, in]."""
+    """Every tensor of a checkpoint with its shape; as the checkpoint holds it."""
     return compose(config).tensor_shapes()
 
 

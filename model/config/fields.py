@@ -49,6 +49,10 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
+    def is_null(self, name: str) -> bool:
+        """Whether the field is there and null, which says more than its absence where a family has a default."""
+        return name in self._values and self._values[name] is None
+
     def get(self, name: str, default: Any) -> Any:
         """The value as it stands, unchecked; null counts as absent."""
         value = self._values.get(name)

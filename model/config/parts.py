@@ -21,12 +21,23 @@ class HeadNorm(Enum):
 
 
 @dataclass(frozen=True)
+class Positions:
+    """Rotary positions: `limit` of them turn the first `width` elements of a head; `name` is that of their tables."""
+
+    rope: RopeParameters
+    limit: int
+    width: int
+    name: str = "rope"
+
+
+@dataclass(frozen=True)
 class GroupedAttention:
     """Query heads in groups that share a key/value head.
 
-    `window`, where it is a number, is how many positions a token sees. `sinks` adds one learned score to every head.
-    `cross_positions`, where it is not 0, are those of another sequence that the block attends to besides, with
-    projections of its own.
+    `positions` is None where nothing is rotated. `window`, where it is a number, is how many positions a token sees.
+    `scale` multiplies scores, by default 1 / sqrt(head_dim); `softcap` bounds them. `sinks` adds one learned score to
+    every head. `cross_positions`, where it is not 0, are those of another sequence that the block attends to besides,
+    with projections of its own.
     """
 
     heads: int
@@ -37,9 +48,17 @@ class GroupedAttention:
     value_bias: bool = False
     output_bias: bool = False
     head_norm: HeadNorm | None = None
+    positions: Positions | None = None
+    scale: float | None = None
+    softcap: float | None = None
     sinks: bool = False
     window: int | None = None
     cross_positions: int = 0
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of every score."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def query_width(self) -> int:
@@ -51,10 +70,14 @@ class GroupedAttention:
         """Width of all keys."""
         return self.kv_heads * self.head_dim
 
-    @property
-    def biases(self) -> bool:
-        """Whether any projection adds a bias."""
-        return self.query_bias or self.key_bias or self.value_bias or self.output_bias
+    def seen(self, length: int) -> int:
+        """Positions of `length` that the last of them attends to."""
+        return length if self.window is None else min(length, self.window)
+
+    def pairs(self, tokens: int) -> int:
+        """(query, key) pairs of a causal prompt of `tokens` tokens."""
+        seen = self.seen(tokens)
+        return seen * (seen + 1) // 2 + (tokens - seen) * seen
 
     def kv_heads_of_rank(self, ranks: int) -> int:
         """Key/value heads that one of `ranks` ranks holds."""
@@ -91,7 +114,7 @@ class StateSpace:
 
 @dataclass(frozen=True)
 class Mlp:
-    """A feed-forward block; `gated` ones have three projections, others two."""
+    """A feed-forward block; `gated` ones have three projections, others two. Activations are named as in `mlp`."""
 
     width: int
     activation: str = "silu"
@@ -113,12 +136,16 @@ class Experts:
 
 @dataclass(frozen=True)
 class Norms:
-    """The norms of a block: `before` each layer, `after` it, or both. LayerNorms have a bias, RMSNorms none."""
+    """The norms of a block: `before` each layer, `after` it, or both. LayerNorms have a bias, RMSNorms none.
+
+    `offset` is added to the weights of all norms.
+    """
 
     eps: float
     before: bool = True
     after: bool = False
     bias: bool = False
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -128,15 +155,6 @@ class Block:
     mixer: GroupedAttention | LatentAttention | StateSpace
     mlp: Mlp | Experts | None
     norms: Norms
-
-
-@dataclass(frozen=True)
-class Positions:
-    """Rotary positions: `limit` of them; `name` is that of their tables."""
-
-    rope: RopeParameters
-    limit: int
-    name: str = "rope"
 
 
 @dataclass(frozen=True)
@@ -157,7 +175,8 @@ class ModelConfig:
     """A model as its config.json describes it: one block for each decoder layer, and what stands around them.
 
     `max_position_embeddings` is None where a sequence has no longest. `learned_positions` are the rows of a table of
-    positions beside that of the tokens. `quantisation` is the method by which the checkpoint's weights are quantised.
+    positions beside that of the tokens. Embeddings are multiplied by `embedding_scale`; logits by `logit_scale`, then
+    bounded by `logit_softcap`. `quantisation` is the method by which the checkpoint's weights are quantised.
     The registry adds `model_type`, `architecture` (empty where only plans are made) and `refusals`: the fields that
     describe what no layer of this package computes, each as an error says it.
     """
@@ -167,8 +186,10 @@ class ModelConfig:
     blocks: tuple[Block, ...]
     max_position_embeddings: int | None
     tie_word_embeddings: bool
-    positions: Positions | None = None
     learned_positions: int = 0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
     dtype: str | None = None
     quantisation: str | None = None
     bos_token_id: int | None = None
@@ -183,6 +204,13 @@ class ModelConfig:
         """The longest sequence, in tokens, of a model that has one."""
         assert self.max_position_embeddings is not None, f"a {self.model_type} has no longest sequence"
         return self.max_position_embeddings
+
+    @property
+    def longest_short(self) -> int | None:
+        """The longest sequence that longrope turns by its short factors; a longer one is computed anew."""
+        mixers = (block.mixer for block in self.blocks)
+        turned = (each.positions for each in mixers if isinstance(each, GroupedAttention))
+        return next((each.rope.longest_short for each in turned if each is not None), None)
 
     @property
     def divided(self) -> tuple[int, int]:

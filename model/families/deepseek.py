@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from model.config.fields import Fields
 from model.config.parts import Block, Experts, LatentAttention, Mlp, ModelConfig
-from model.config.reading import MOST_HEAD_DIM, MOST_HEADS, chosen_experts, common, layer_count, norms, rotary
+from model.config.reading import MOST_HEAD_DIM, MOST_HEADS, chosen_experts, common, layer_count, norms
+from model.config.rotary import rotary
 
 
 def deepseek(fields: Fields) -> ModelConfig:
@@ -22,13 +23,14 @@ def deepseek(fields: Fields) -> ModelConfig:
         rope_dim=fields.count("qk_rope_head_dim", most=MOST_HEAD_DIM),
         value_dim=fields.count("v_head_dim"),
     )
+    rotary(fields, mixer.rope_dim)  # what cannot be turned is a refusal
     experts, width = fields.count("n_routed_experts"), fields.count("moe_intermediate_size")
     shared = _whole(fields, "n_shared_experts") * width
     routed = Experts(experts, chosen_experts(fields, experts), width, shared)
     blocks = (Block(mixer, routed, norms(fields)),) * (count - dense)
     if dense:
         blocks = (Block(mixer, Mlp(fields.count("intermediate_size")), norms(fields)),) * dense + blocks
-    return ModelConfig(**common(fields), **rotary(fields, mixer.rope_dim), blocks=blocks)
+    return ModelConfig(**common(fields), blocks=blocks)
 
 
 def _whole(fields: Fields, name: str) -> int:

@@ -10,9 +10,9 @@ from model.config.reading import (
     attention,
     chosen_experts,
     common,
+    full_in_every,
     layer_count,
     norms,
-    rotary,
     windows,
 )
 
@@ -28,9 +28,9 @@ def gpt_oss(fields: Fields) -> ModelConfig:
         bias=True,
         router_bias=True,
     )
-    each = windows(fields, layer_count(fields), fields.count("sliding_window"), full_every=2)
+    window = fields.count("sliding_window")
+    each = windows(fields, full_in_every(2, layer_count(fields), window), window)
     return ModelConfig(
         **common(fields),
-        **rotary(fields, mixer.head_dim),
         blocks=tuple(Block(replace(mixer, window=window), routed, norms(fields)) for window in each),
     )

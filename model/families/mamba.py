@@ -21,7 +21,6 @@ def mamba(fields: Fields) -> ModelConfig:
     )
     block = Block(mixer, None, norms(fields, "layer_norm_epsilon"))
     return ModelConfig(
-        **common(fields, tied=True),
-        max_position_embeddings=None,
+        **common(fields, tied=True, limited=False),
         blocks=(block,) * layer_count(fields),
     )

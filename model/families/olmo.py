@@ -1,16 +1,24 @@
-"""OLMo 2: norms after attention and after the MLP, and on whole queries and keys."""
+"""OLMo 2: norms after attention and after the MLP, none before, and on whole queries and keys."""
 
 from __future__ import annotations
 
 from model.config.fields import Fields
 from model.config.parts import Block, HeadNorm, ModelConfig
-from model.config.reading import attention, biases, common, gated_mlp, layer_count, norms, rotary
+from model.config.reading import attention, biases, common, gated_mlp, layer_count, norms
+from model.decoder import Decoder
+from model.families import dense
+
+_NAMES = dense.Names(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
 
 
 def olmo2(fields: Fields) -> ModelConfig:
     """Equal blocks."""
     mixer = attention(fields, head_norm=HeadNorm.width, **biases(fields))
-    block = Block(mixer, gated_mlp(fields), norms(fields, before=False, after=True))
-    return ModelConfig(
-        **common(fields), **rotary(fields, mixer.head_dim), blocks=(block,) * layer_count(fields)
-    )
+    around = norms(fields, default=1e-5, before=False, after=True)
+    block = Block(mixer, gated_mlp(fields), around)
+    return ModelConfig(**common(fields), blocks=(block,) * layer_count(fields))
+
+
+def compose(config: ModelConfig) -> Decoder:
+    """The layers with the tensor names of Hugging Face's OLMo 2."""
+    return dense.compose(config, _NAMES)

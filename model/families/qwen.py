@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from model.config.fields import Fields
-from model.config.parts import Block, Experts, HeadNorm, Mlp, ModelConfig
+from model.config.parts import Block, Experts, GroupedAttention, HeadNorm, Mlp, ModelConfig
 from model.config.reading import (
     attention,
     biases,
     chosen_experts,
     common,
+    gated_mlp,
     layer_count,
     norms,
-    rotary,
+    window_of,
+    windows,
 )
-from model.families.llama import compose as compose
-from model.families.llama import dense
+from model.families.dense import compose as compose
 
 
 def qwen2(fields: Fields) -> ModelConfig:
     """A Llama with biases on queries, keys and values."""
-    return dense(fields, attention(fields, query_bias=True, key_bias=True, value_bias=True))
+    return _dense(fields, attention(fields, query_bias=True, key_bias=True, value_bias=True))
 
 
 def qwen3(fields: Fields) -> ModelConfig:
     """A Llama with an RMSNorm on every head of queries and keys."""
-    return dense(fields, attention(fields, head_norm=HeadNorm.head, **biases(fields)))
+    return _dense(fields, attention(fields, head_norm=HeadNorm.head, **biases(fields)))
+
+
+def _dense(fields: Fields, mixer: GroupedAttention) -> ModelConfig:
+    """Blocks that differ in their windows: where `use_sliding_window` says so, from layer `max_window_layers` on."""
+    window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
+    full = fields.get("max_window_layers", 28)
+    if isinstance(full, bool) or not isinstance(full, int) or full < 0:
+        raise fields.error("max_window_layers", f"{full!r:.60} is not a whole number")
+    default = [window if layer >= full else None for layer in range(layer_count(fields))]
+    mlp, around = gated_mlp(fields), norms(fields)
+    each = windows(fields, default, window)
+    return ModelConfig(
+        **common(fields), blocks=tuple(Block(replace(mixer, window=own), mlp, around) for own in each)
+    )
 
 
 def qwen3_moe(fields: Fields) -> ModelConfig:
@@ -43,6 +60,5 @@ def qwen3_moe(fields: Fields) -> ModelConfig:
     dense_mlp = Mlp(fields.count("intermediate_size")) if not all(sparse) else None
     return ModelConfig(
         **common(fields),
-        **rotary(fields, mixer.head_dim),
         blocks=tuple(Block(mixer, routed if each else dense_mlp, norms(fields)) for each in sparse),
     )

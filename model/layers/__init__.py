@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from model.config.parts import Block, Experts, GroupedAttention, HeadNorm, LatentAttention, ModelConfig
+from model.config.parts import Block, Experts, GroupedAttention, LatentAttention, ModelConfig
 
 
 def unsupported(config: ModelConfig) -> tuple[str, ...]:
@@ -19,24 +19,13 @@ def _unsupported(block: Block) -> Iterator[str]:
     if isinstance(mixer, GroupedAttention):
         if mixer.cross_positions:
             yield "cross-attention"
-        if mixer.biases:
-            yield "biases"
+        if len({mixer.query_bias, mixer.key_bias, mixer.value_bias}) > 1:
+            yield "biases on some of queries, keys and values"
         if mixer.sinks:
             yield "attention sinks"
-        if mixer.head_norm is HeadNorm.width:
-            yield "norms of whole queries and keys"
     elif isinstance(mixer, LatentAttention):
         yield "latent attention"
     else:
         yield "state-space layers"
     if isinstance(mlp, Experts):
         yield "routed experts"
-    elif mlp is not None:
-        if mlp.bias:
-            yield "biases"
-        if mlp.activation != "silu" or not mlp.gated:
-            yield f"an MLP with {mlp.activation}"
-    if block.norms.after:
-        yield "norms after the blocks"
-    elif block.norms.bias:
-        yield "LayerNorm"

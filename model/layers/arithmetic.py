@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from model import rope
-from model.layers.shard import Shard, even_span
+from model.config.parts import Positions
+from model.layers.projection import Projection
+from model.layers.shard import WHOLE, Shard, even_span
 from model.precision import FLOAT32
 from model.rope import RopeParameters
 
@@ -39,7 +41,7 @@ class Arithmetic:
         self._weights = {name: widened(each) for name, each in weights.items()} if small else weights
         self._dtype = dtype
         self._ranks = ranks
-        self._tables: dict[tuple[RopeParameters, int, int], tuple[np.ndarray, np.ndarray]] = {}
+        self._tables: dict[tuple[RopeParameters, int, int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def rounded(self, x: np.ndarray) -> np.ndarray:
         """Values as the activations' dtype holds them, in float32."""
@@ -49,39 +51,53 @@ class Arithmetic:
         """Rows of a table."""
         return widened(self._weights[name][ids])
 
-    def product(self, x: np.ndarray, name: str) -> np.ndarray:
-        """x [rows, in] times a projection [out, in]."""
-        return x @ widened(self._weights[name]).T
+    def product(self, x: np.ndarray, projection: Projection) -> np.ndarray:
+        """x [rows, in] times a projection [out, in], plus its bias."""
+        return x @ self._matrix(projection).T + self._bias(projection)
 
-    def summed_product(self, x: np.ndarray, name: str) -> np.ndarray:
+    def summed_product(self, x: np.ndarray, projection: Projection) -> np.ndarray:
         """As `product`, where every rank holds a part of the inputs: partial products and their sum are rounded."""
         if self._ranks == 1:
-            return self.product(x, name)
-        weight = widened(self._weights[name])
+            return self.product(x, projection)
+        weight = self._matrix(projection)
         parts = [even_span(x.shape[-1], Shard(rank, self._ranks)) for rank in range(self._ranks)]
         partial = [self.rounded(x[:, own] @ weight[:, own].T) for own in parts]
-        return self.rounded(np.sum(partial, axis=0))
+        return self.rounded(np.sum(partial, axis=0)) + self._bias(projection)
 
-    def norm(self, x: np.ndarray, name: str, eps: float) -> np.ndarray:
-        """RMSNorm over the last axis, rounded."""
+    def _matrix(self, projection: Projection) -> np.ndarray:
+        return widened(projection.weight(WHOLE).part(self._weights[projection.tensor]))
+
+    def _bias(self, projection: Projection) -> np.ndarray | np.float32:
+        if projection.bias is None:
+            return np.float32(0)
+        return widened(projection.bias_row(WHOLE).part(self._weights[projection.bias]))
+
+    def norm(
+        self, x: np.ndarray, name: str, eps: float, bias: str | None = None, offset: float = 0.0
+    ) -> np.ndarray:
+        """RMSNorm over the last axis, LayerNorm where there is a bias; rounded."""
+        if bias is not None:
+            x = x - np.mean(x, axis=-1, keepdims=True)
         root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
-        return self.rounded(x / root * widened(self._weights[name]))
+        normalised = x / root * (widened(self._weights[name]) + np.float32(offset))
+        return self.rounded(normalised if bias is None else normalised + widened(self._weights[bias]))
 
-    def rotated(self, heads: np.ndarray, parameters: RopeParameters, limit: int, span: Span) -> np.ndarray:
-        """Each pair (i, i + head_dim/2) of [heads, tokens, head_dim] turned by its position's angle, rounded.
+    def rotated(self, heads: np.ndarray, positions: Positions, span: Span) -> np.ndarray:
+        """Pairs (i, i + R/2) of the first R elements of [heads, tokens, head_dim] turned by their position; rounded.
 
-        The tables grow on demand, up to `limit` positions.
+        The tables grow on demand, up to the limit of the positions.
         """
-        key = parameters, heads.shape[-1], limit
-        end = span.start + span.count
+        turn, limit, end = positions.rope, positions.limit, span.start + span.count
+        stretched = turn.longest_short is not None and end > turn.longest_short
+        key = turn, positions.width, limit, stretched
         held = len(self._tables[key][0]) if key in self._tables else 0
         if end > held:
-            self._tables[key] = rope.tables(
-                parameters, heads.shape[-1], limit, max(end, min(2 * held, limit))
-            )
+            count = max(end, min(2 * held, limit))
+            self._tables[key] = rope.tables(turn, positions.width, limit, count, end)
         cos, sin = (table[span.start : end] for table in self._tables[key])
-        first, second = np.split(heads, 2, axis=-1)
-        turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        half = cos.shape[1]
+        first, second, rest = np.split(heads, (half, 2 * half), axis=-1)
+        turned = np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
         return self.rounded(turned)
 
 

@@ -1,12 +1,13 @@
-"""Grouped-query attention with rotary positions, its norm before it and the residual after it.
+"""Grouped-query attention with the norm before it, its positions, and the residual after it.
 
-    q, k, v = qkv_projection(x)          RMSNorm fused in; heads divided over the ranks
-    q, k    = rmsnorm(q), rmsnorm(k)     head by head, where the model has such norms
-    q, k    = rope(q), rope(k)           for a prompt, both in the launch of qkv_projection
+    q, k, v = qkv_projection(x)          norm and biases fused in; heads divided over the ranks
+    q, k    = norm(q), norm(k)           head by head in the launch of qkv_projection, or whole in launches of their own
+    q, k    = rope(q), rope(k)           in the launch of qkv_projection, if no norm of whole queries comes before it
     o       = attention_prefill(q, k, v) for a prompt, attention_decode(q, k, v) for one token of each sequence
-    x       = output_projection(o, x)    all-reduced over the ranks, plus x
+    x       = output_projection(o, x)    all-reduced over the ranks, plus x; a norm after it is a launch that adds x
 
-Attention fills the cache. In a decode step all of it is one launch for up to 128 sequences, `attention_block_decode`.
+Attention fills the cache. A decode step with an RMSNorm before it and without biases is one launch for up to 128
+sequences, `attention_block_decode`.
 
 State: keys [sequences, heads, head_dim, length] and values [sequences, heads, length, head_dim] of a rank's heads. Keys
 lie transposed, because a decode step contracts over head_dim, which then is the partition axis of a tile read straight
@@ -21,24 +22,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from model import rope
-from model.config.parts import GroupedAttention, Positions
+from model.config.parts import GroupedAttention, HeadNorm, Positions
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import (
     INT32,
+    Argument,
     Axis,
     Growth,
     Launch,
     LeastWork,
     Phase,
     StepShape,
-    Tensor,
     Value,
     Weight,
+    copied,
     product,
 )
 from model.layers.layer import Constant, States
-from model.layers.norm import RmsNorm
-from model.layers.shard import ROW_PARALLEL, Shard, by_heads
+from model.layers.norm import Norm, bias_of
+from model.layers.projection import Projection
+from model.layers.shard import ROW, ROW_PARALLEL, Shard, by_heads
 from model.precision import FLOAT32
 
 _SEQUENCES = 128
@@ -46,65 +49,84 @@ _SEQUENCES = 128
 
 
 @dataclass(frozen=True)
-class AttentionTensors:
-    """Names of the projections in a checkpoint, each [out, in]."""
+class AttentionProjections:
+    """The projections in a checkpoint."""
 
-    query: str
-    key: str
-    value: str
-    output: str
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Projection
 
 
 @dataclass(frozen=True)
 class RotaryTable:
-    """Cosines (`which` is 0) or sines (1) of `count` positions, [count, head_dim / 2], the same on every rank."""
+    """Cosines (`which` is 0) or sines (1) of `count` positions, [count, half of what is rotated of a head].
+
+    With longrope those of short sequences, and behind them those of long ones.
+    """
 
     positions: Positions
-    head_dim: int
     count: int
     which: int
 
     def __call__(self, shard: Shard) -> np.ndarray:
-        """The table."""
-        return rope.tables(self.positions.rope, self.head_dim, self.positions.limit, self.count)[self.which]
+        """The table, the same on every rank."""
+        own, short = self.positions, self.positions.rope.longest_short
+        lengths = (self.count,) if short is None else (short, short + 1)
+        parts = [rope.tables(own.rope, own.width, own.limit, self.count, length) for length in lengths]
+        return np.concatenate([part[self.which] for part in parts])
 
 
 @dataclass(frozen=True)
 class Attention:
-    """x + attention(norm(x)); `head_norms` are those of queries and keys, where there are any."""
+    """x + attention(norm(x)), or x + after(attention(x)); `head_norms` are those of queries and keys, if any."""
 
     name: str
     hidden: int
     heads: GroupedAttention
-    positions: Positions
-    norm: RmsNorm
-    tensors: AttentionTensors
-    head_norms: tuple[RmsNorm, RmsNorm] | None = None
+    norm: Norm | None
+    projections: AttentionProjections
+    head_norms: tuple[Norm, Norm] | None = None
+    after: Norm | None = None
+
+    def _inputs(self) -> tuple[tuple[Projection, int], ...]:
+        own = self.projections
+        return (
+            (own.query, self.heads.heads),
+            (own.key, self.heads.kv_heads),
+            (own.value, self.heads.kv_heads),
+        )
 
     @property
     def w_qkv(self) -> Weight:
         """[hidden, queries + keys + values] of a rank's heads."""
-        names, own = self.tensors, self.heads
-        return Weight(
-            f"{self.name}.w_qkv",
-            (
-                Tensor(names.query, (own.query_width, self.hidden), by_heads(own.heads)),
-                Tensor(names.key, (own.kv_width, self.hidden), by_heads(own.kv_heads)),
-                Tensor(names.value, (own.kv_width, self.hidden), by_heads(own.kv_heads)),
-            ),
-        )
+        return Weight(f"{self.name}.w_qkv", tuple(own.weight(by_heads(n)) for own, n in self._inputs()))
+
+    @property
+    def b_qkv(self) -> Weight | None:
+        """The biases of queries, keys and values of a rank's heads, as a row."""
+        if self.projections.query.bias is None:
+            return None
+        return Weight(f"{self.name}.b_qkv", tuple(own.bias_row(by_heads(n)) for own, n in self._inputs()))
 
     @property
     def w_o(self) -> Weight:
         """[a rank's heads, hidden]."""
-        shape = (self.hidden, self.heads.query_width)
-        return Weight(f"{self.name}.w_o", (Tensor(self.tensors.output, shape, ROW_PARALLEL),))
+        return Weight(f"{self.name}.w_o", (self.projections.output.weight(ROW_PARALLEL),))
+
+    @property
+    def b_o(self) -> Weight | None:
+        """The bias of the output, a row on every rank."""
+        if self.projections.output.bias is None:
+            return None
+        return Weight(f"{self.name}.b_o", (self.projections.output.bias_row(ROW),))
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The norms and both projections."""
-        norms = (self.norm, *(self.head_norms or ()))
-        return (*(each.weight for each in norms), self.w_qkv, self.w_o)
+        """The norms, both projections and their biases."""
+        norms = [each for each in (self.norm, *(self.head_norms or ()), self.after) if each is not None]
+        biases = [each for each in (self.b_qkv, self.b_o) if each is not None]
+        return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *biases)
 
     def states(self, step: StepShape) -> Sequence[Value]:
         """Keys and values of a rank's heads, by sequence."""
@@ -114,37 +136,104 @@ class Attention:
             Value(f"{self.name}.values", (step.sequences, heads, step.cache_length, dim), step.activations),
         )
 
-    def _tables(self, step: StepShape) -> tuple[Value, Value]:
-        shape = (min(step.cache_length, self.positions.limit), self.heads.head_dim // 2)
-        cos, sin = (Value(f"{self.positions.name}.{function}", shape, FLOAT32) for function in ("cos", "sin"))
+    def _tables(self, step: StepShape) -> tuple[Value | None, Value | None]:
+        own = self.heads.positions
+        if own is None:
+            return None, None
+        rows = min(step.cache_length, own.limit) * (1 if own.rope.longest_short is None else 2)
+        shape = (rows, -(-own.width // 2))
+        cos, sin = (Value(f"{own.name}.{function}", shape, FLOAT32) for function in ("cos", "sin"))
         return cos, sin
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Cosines and sines of every position, which equal layers share."""
+        own = self.heads.positions
         return {
-            table.name: RotaryTable(self.positions, self.heads.head_dim, table.shape[0], which)
+            table.name: RotaryTable(own, min(step.cache_length, own.limit), which)
             for which, table in enumerate(self._tables(step))
+            if table is not None and own is not None
         }
 
+    @property
+    def _whole_norms(self) -> bool:
+        """Whether queries and keys are normalised whole, over the heads of all ranks."""
+        return self.heads.head_norm is HeadNorm.width
+
+    @property
+    def _turns_by_position(self) -> bool:
+        """Whether the rows of the tables of rotations are the positions, or nothing is rotated."""
+        own = self.heads.positions
+        return own is None or own.rope.longest_short is None
+
+    @property
+    def _is_one_launch(self) -> bool:
+        """Whether `attention_block_decode` takes a decode step."""
+        plain = self.norm is not None and self.norm.bias is None and self.norm.offset == 0.0
+        biased = self.b_qkv is not None or self.b_o is not None
+        return plain and not biased and not self._whole_norms and not self.after and self._turns_by_position
+
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Of a prompt: projection, attention, output. A decode step is one launch, or one for every 128 sequences."""
-        if step.phase is Phase.decode:
-            whole, rest = divmod(step.sequences, _SEQUENCES)
-            chunks = [(rows, repeat) for rows, repeat in ((_SEQUENCES, whole), (rest, 1)) if rows and repeat]
-            return [self._decode(step, rows, repeat) for rows, repeat in chunks]
-        q, k, v = self._projected(step)
+        """Projection, attention, output; a decode step is one launch where that is possible."""
+        if step.phase is Phase.prefill:
+            return [*self._project(step), self._prefill(step), *self._finish(step)]
+        whole, rest = divmod(step.sequences, _SEQUENCES)
+        chunks = [(rows, repeat) for rows, repeat in ((_SEQUENCES, whole), (rest, 1)) if rows and repeat]
+        if self._is_one_launch:
+            return [self._decode_block(step, rows, repeat) for rows, repeat in chunks]
+        attend = [self._decode(step, rows, repeat) for rows, repeat in chunks]
+        return [*self._project(step), *attend, *self._finish(step)]
+
+    def _project(self, step: StepShape) -> list[Launch]:
+        """Queries, keys and values, normalised and rotated."""
+        q, k, _ = self._projected(step)
         x = Value("x", (step.tokens, self.hidden), step.activations)
-        w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
-        norms = [norm.weight.value(step) for norm in self.head_norms] if self.head_norms else [None, None]
-        at = Value("positions", (step.tokens, 1), INT32)
-        norm = (self.norm.weight.value(step), w_qkv, self.norm.eps, q.shape[1], k.shape[1])
-        turn = (None, at, *self._tables(step), self.heads.head_dim, *norms)
-        o = Value("o", q.shape, step.activations)
-        rows = step.tokens
+        at = Value("positions" if self._turns_by_position else "turns", (step.tokens, 1), INT32)
+        w_qkv, b_qkv = self.w_qkv.value(step), _value(self.b_qkv, step)
+        cos, sin = (None, None) if self._whole_norms else self._tables(step)
+        norms = [None, None] if self._whole_norms else self._head_weights(step)
+        first = self.norm or (self.head_norms[0] if self.head_norms else None)
+        eps, offset = (first.eps, first.offset) if first else (0.0, 0.0)
+        arguments: tuple[Argument, ...] = (
+            *(x, self.norm.weight.value(step) if self.norm else None, w_qkv, eps, q.shape[1], k.shape[1]),
+            *(b_qkv, None if cos is None else at, cos, sin, self.heads.head_dim, *norms),
+            *(bias_of(self.norm, step), offset),
+        )
+        work = product(step.tokens, w_qkv)
+        launches = [Launch("qkv_projection", arguments, ("q", "k", "v"), work, step.tokens)]
+        if not self._whole_norms:
+            return launches
+        for norm, each, label in zip(self.head_norms or (), (q, k), ("queries", "keys")):
+            launches.append(norm.launch(step, each, each.name, label, None))
+        cos, sin = self._tables(step)
+        if cos is not None and not self._turns_in_attention(step):
+            for each, label in ((q, "queries"), (k, "keys")):
+                turn = (each, at, cos, sin, each.shape[1] // self.heads.head_dim)
+                launches.append(Launch("rope", turn, (each.name,), copied(each), step.tokens, label))
+        return launches
+
+    def _turns_in_attention(self, step: StepShape) -> bool:
+        """Whether `attention_decode` rotates queries and keys, which were normalised whole before."""
+        return self._whole_norms and self._turns_by_position and step.phase is Phase.decode
+
+    def _head_weights(self, step: StepShape) -> list[Value | None]:
+        if self.head_norms is None:
+            return [None, None]
+        return [norm.weight.value(step) for norm in self.head_norms]
+
+    def _finish(self, step: StepShape) -> list[Launch]:
+        """The output projection, plus the residual; with a norm between them, where there is one."""
+        x = Value("x", (step.tokens, self.hidden), step.activations)
+        q, _, _ = self._projected(step)
+        o, w_o, rows = Value("o", q.shape, step.activations), self.w_o.value(step), step.tokens
+        bias = _value(self.b_o, step)
+        if self.after is None:
+            added = (o, w_o, x, Axis.tensor, bias)
+            return [Launch("output_projection", added, ("x",), product(rows, w_o), rows)]
+        y = Value("attended", x.shape, x.dtype)
+        alone = (o, w_o, None, Axis.tensor, bias)
         return [
-            Launch("qkv_projection", (x, *norm, *turn), ("q", "k", "v"), product(rows, w_qkv), rows),
-            self._prefill(step, q, k, v),
-            Launch("output_projection", (o, w_o, x, Axis.tensor), ("x",), product(rows, w_o), rows),
+            Launch("output_projection", alone, (y.name,), product(rows, w_o), rows),
+            self.after.launch(step, y, "x", "after attention", x),
         ]
 
     def _projected(self, step: StepShape) -> tuple[Value, Value, Value]:
@@ -155,80 +244,128 @@ class Attention:
         )
         return q, k, v
 
-    def _prefill(self, step: StepShape, q: Value, k: Value, v: Value) -> Launch:
+    def _window(self, length: int) -> int | None:
+        """The window, where it is shorter than `length` positions."""
+        window = self.heads.window
+        return window if window is not None and window < length else None
+
+    def _prefill(self, step: StepShape) -> Launch:
         tokens, of_each = step.tokens, step.tokens // step.sequences
+        q, k, v = self._projected(step)
         keys, values = self.states(step)
         moved = step.activations.itemsize * tokens * (2.0 * q.shape[1] + 4.0 * k.shape[1])
+        window = self._window(of_each)
+        options = (keys.shape[1], None, 0, None, None, window, self.heads.softcap)
         return Launch(
             "attention_prefill",
-            (q, k, v, keys, values, self.heads.head_dim**-0.5),
+            (q, k, v, keys, values, self.heads.score_scale, *options),
             ("o", keys.name, values.name),
-            LeastWork(2.0 * q.shape[1] * tokens * (of_each + 1), moved),
+            LeastWork(4.0 * q.shape[1] * step.sequences * self.heads.pairs(of_each), moved),
             tokens,
             growth=Growth.square,
-            refusal=self._refusal(step),
+            window=window,
         )
 
     def _decode(self, step: StepShape, rows: int, repeat: int) -> Launch:
-        """The step of `rows` sequences."""
+        """Attention of one token of `rows` sequences."""
+        q, k, v = (each.last(rows) if rows < step.tokens else each for each in self._projected(step))
+        keys, values = self.states(replace(step, sequences=rows))
+        at = Value("positions", (rows, 1), INT32)
+        tables = self._tables(step) if self._turns_in_attention(step) else (None, None)
+        options = (None, None, 0.0, None, None, self._window(step.cache_length), self.heads.softcap)
+        return Launch(
+            "attention_decode",
+            (q, k, v, keys, values, at, self.heads.score_scale, keys.shape[1], *tables, *options),
+            ("o", keys.name, values.name),
+            LeastWork(*self._attended(step, rows, keys, values)),
+            rows,
+            repeat=repeat,
+        )
+
+    def _attended(self, step: StepShape, rows: int, keys: Value, values: Value) -> tuple[float, float]:
+        """Operations and bytes of a step's attention of `rows` sequences whose caches are full."""
+        q, _, _ = self._projected(step)
+        seen = self.heads.seen(step.cache_length)
+        moved = (keys.nbytes + values.nbytes) * seen / step.cache_length
+        return 4.0 * q.shape[1] * seen * rows, float(moved)
+
+    def _decode_block(self, step: StepShape, rows: int, repeat: int) -> Launch:
+        """The step of `rows` sequences, norm and both projections included."""
+        assert self.norm is not None
         x = Value("x", (step.tokens, self.hidden), step.activations)
         x = x.last(rows) if rows < step.tokens else x
         q, k, _ = self._projected(step)
         keys, values = self.states(replace(step, sequences=rows))
         at = Value("positions", (rows, 1), INT32)
         w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
-        norms = [norm.weight.value(step) for norm in self.head_norms] if self.head_norms else [None, None]
-        scale = self.heads.head_dim**-0.5
-        products = product(rows, w_qkv, w_o, moved_bytes=float(keys.nbytes + values.nbytes))
-        attended = 4.0 * q.shape[1] * step.cache_length * rows
+        attended, moved = self._attended(step, rows, keys, values)
+        products = product(rows, w_qkv, w_o, moved_bytes=moved)
+        options = (None, None, self._window(step.cache_length), self.heads.softcap)
         return Launch(
             "attention_block_decode",
             (
                 *(x, self.norm.weight.value(step), w_qkv, self.norm.eps, q.shape[1], k.shape[1]),
-                *(keys, values, at, scale, w_o, keys.shape[1], *self._tables(step), *norms, Axis.tensor),
+                *(keys, values, at, self.heads.score_scale, w_o, keys.shape[1], *self._tables(step)),
+                *(*self._head_weights(step), Axis.tensor, *options),
             ),
             ("x", keys.name, values.name),
             LeastWork(products.operations + attended, products.bytes),
             rows,
             repeat=repeat,
-            refusal=self._refusal(step),
         )
 
-    def _refusal(self, step: StepShape) -> str:
-        window = self.heads.window
-        narrow = window is not None and window < step.context
-        return f"the model gives its kernels no window yet, here of {window} tokens" if narrow else ""
-
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Softmax over all earlier positions; exponentials relative to the largest score of all.
+        """Softmax over the positions that each token sees; exponentials relative to the largest score of all.
 
         In a prompt of more than 4,096 tokens the kernel rounds exponentials relative to the largest score so far. In a
         decode step it adds exponentials up after they were rounded.
         """
-        own, names = self.heads, self.tensors
-        normed = self.norm.reference(x, numpy)
+        normed = x if self.norm is None else self.norm.reference(x, numpy)
         query, key, value = (
-            numpy.rounded(numpy.product(normed, name)).reshape(len(x), -1, own.head_dim).swapaxes(0, 1)
-            for name in (names.query, names.key, names.value)
+            numpy.rounded(numpy.product(normed, projection)) for projection, _ in self._inputs()
         )
-        if self.head_norms is not None:
+        if self.head_norms is not None and self._whole_norms:
             query, key = (norm.reference(each, numpy) for norm, each in zip(self.head_norms, (query, key)))
-        turn = self.positions.rope, self.positions.limit, span
-        query, key = (numpy.rotated(each, *turn) for each in (query, key))
+        query, key, value = (
+            each.reshape(len(x), -1, self.heads.head_dim).swapaxes(0, 1) for each in (query, key, value)
+        )
+        if self.head_norms is not None and not self._whole_norms:
+            query, key = (norm.reference(each, numpy) for norm, each in zip(self.head_norms, (query, key)))
+        if self.heads.positions is not None:
+            query, key = (numpy.rotated(each, self.heads.positions, span) for each in (query, key))
         keys, values = (
             np.concatenate([states[name], each], axis=1) if name in states else each
             for name, each in ((f"{self.name}.keys", key), (f"{self.name}.values", value))
         )
         states[f"{self.name}.keys"], states[f"{self.name}.values"] = keys, values
+        mixed = self._mixed(query, keys, values, span, numpy)
+        y = numpy.summed_product(mixed, self.projections.output)
+        if self.after is not None:
+            y = self.after.reference(numpy.rounded(y), numpy)
+        return numpy.rounded(x + y)
+
+    def _mixed(
+        self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, span: Span, numpy: Arithmetic
+    ) -> np.ndarray:
+        """The values, weighed by the softmax of the scores: [tokens, heads * head_dim]."""
+        own = self.heads
         group = own.heads // own.kv_heads
         scores = query @ np.repeat(keys, group, axis=0).swapaxes(1, 2)
-        scores *= np.float32(own.head_dim**-0.5)
+        scores *= np.float32(own.score_scale)
+        if own.softcap is not None:
+            scores = np.float32(own.softcap) * np.tanh(scores / np.float32(own.softcap))
         tokens, length = scores.shape[1:]
-        future = np.arange(length) > np.arange(length - tokens, length)[:, None]
-        scores[:, future] = -np.inf
+        before = np.arange(length - tokens, length)[:, None] - np.arange(length)
+        hidden = before < 0
+        if own.window is not None:
+            hidden |= before >= own.window
+        scores[:, hidden] = -np.inf
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights = numpy.rounded(scores)
         total = (weights if span.start else scores).sum(axis=-1, keepdims=True)
         mixed = weights @ np.repeat(values, group, axis=0) / total
-        mixed = numpy.rounded(mixed).swapaxes(0, 1).reshape(tokens, -1)
-        return numpy.rounded(x + numpy.summed_product(mixed, names.output))
+        return numpy.rounded(mixed).swapaxes(0, 1).reshape(tokens, -1)
+
+
+def _value(weight: Weight | None, step: StepShape) -> Value | None:
+    return None if weight is None else weight.value(step)

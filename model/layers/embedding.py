@@ -1,4 +1,7 @@
-"""Embedding: the row of a table for every token id. Every rank holds the whole table."""
+"""Embedding: the row of a table for every token id, scaled, and that of its position, where a model has such a table.
+
+Every rank holds the whole tables.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,17 @@ from model.layers.shard import Whole
 
 @dataclass(frozen=True)
 class Embedding(Stateless):
-    """x = table[ids], in the dtype of the activations, which every kernel after it keeps."""
+    """x = scale * table[ids] + positions[position], in the dtype of the activations, which every kernel after it keeps.
+
+    `learned` are the tensor and the rows of the table of positions, None where there is none.
+    """
 
     name: str
     tensor: str
     vocabulary: int
     hidden: int
+    scale: float = 1.0
+    learned: tuple[str, int] | None = None
 
     @property
     def table(self) -> Weight:
@@ -28,17 +36,31 @@ class Embedding(Stateless):
         return Weight(f"{self.name}.table", (Tensor(self.tensor, (self.vocabulary, self.hidden), Whole()),))
 
     @property
+    def position_table(self) -> Weight | None:
+        """[positions, hidden]."""
+        if self.learned is None:
+            return None
+        tensor, rows = self.learned
+        return Weight(f"{self.name}.positions", (Tensor(tensor, (rows, self.hidden), Whole()),))
+
+    @property
     def weights(self) -> Sequence[Weight]:
-        """The table."""
-        return (self.table,)
+        """The tables."""
+        return (self.table, *((self.position_table,) if self.position_table else ()))
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """One gather."""
+        """One kernel."""
         ids = Value("ids", (step.tokens, 1), INT32)
         x = Value("x", (step.tokens, self.hidden), step.activations)
-        arguments = (ids, self.table.value(step), step.activations)
+        own: tuple[Value | None, Value | None] = (None, None)
+        if self.position_table is not None:
+            own = Value("positions", (step.tokens, 1), INT32), self.position_table.value(step)
+        arguments = (ids, self.table.value(step), step.activations, self.scale, *own)
         return (Launch("embedding", arguments, ("x",), copied(x), step.tokens),)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """ids [tokens] -> [tokens, hidden]."""
-        return numpy.rows(self.tensor, x)
+        rows = numpy.rows(self.tensor, x) * np.float32(self.scale)
+        if self.learned is not None:
+            rows = rows + numpy.rows(self.learned[0], np.arange(span.start, span.start + span.count))
+        return numpy.rounded(rows)

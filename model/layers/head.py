@@ -14,14 +14,14 @@ from model.layers.launch import (
     Launch,
     Phase,
     StepShape,
-    Tensor,
     Value,
     Weight,
     copied,
     product,
 )
 from model.layers.layer import Constant, Stateless, States
-from model.layers.norm import RmsNorm
+from model.layers.norm import Norm, bias_of
+from model.layers.projection import Projection
 from model.layers.shard import VOCABULARY_PARALLEL, Shard, even_span
 
 CANDIDATES = 8
@@ -35,25 +35,30 @@ _ROWS = 128
 class Head(Stateless):
     """Logits for the last token of every sequence; every rank computes its part of the vocabulary.
 
-    `tensor` is [vocabulary, hidden]: the table of the embedding where the two are tied.
+    `tensor` is [vocabulary, hidden]: the table of the embedding where the two are tied. Logits are scaled, then capped.
     """
 
     name: str
     tensor: str
     vocabulary: int
     hidden: int
-    norm: RmsNorm
+    norm: Norm
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def _projection(self) -> Projection:
+        return Projection(self.tensor, self.vocabulary, self.hidden)
 
     @property
     def w_head(self) -> Weight:
         """[hidden, a rank's tokens]."""
-        tensor = Tensor(self.tensor, (self.vocabulary, self.hidden), VOCABULARY_PARALLEL)
-        return Weight(f"{self.name}.w_head", (tensor,))
+        return Weight(f"{self.name}.w_head", (self._projection.weight(VOCABULARY_PARALLEL),))
 
     @property
     def weights(self) -> Sequence[Weight]:
         """The last norm and the projection."""
-        return (self.norm.weight, self.w_head)
+        return (*self.norm.weights, self.w_head)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """The id of a rank's first token."""
@@ -88,13 +93,17 @@ class Head(Stateless):
 
     def _launch(self, step: StepShape, rows: int, repeat: int) -> Launch:
         x = Value("x", (step.tokens, self.hidden), step.activations).last(rows)
-        norm, w_head = (each.value(step) for each in self.weights)
+        norm, w_head = self.norm.weight.value(step), self.w_head.value(step)
         first = Value(f"{self.name}.first_token", (1, 1), INT32)
         candidates = self.candidates(step.candidates, step.ranks)
-        arguments = (x, norm, w_head, self.norm.eps, candidates, first, Axis.tensor, step.ranks)
+        finish = (self.softcap, bias_of(self.norm, step), self.norm.offset, self.scale)
+        arguments = (x, norm, w_head, self.norm.eps, candidates, first, Axis.tensor, step.ranks, *finish)
         results = ("logits", "values", "tokens")
         return Launch("lm_head", arguments, results, product(rows, w_head), rows, repeat=repeat)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Logits [tokens, vocabulary], float32."""
-        return numpy.product(self.norm.reference(x, numpy), self.tensor)
+        logits = numpy.product(self.norm.reference(x, numpy), self._projection) * np.float32(self.scale)
+        if self.softcap is None:
+            return logits
+        return np.float32(self.softcap) * np.tanh(logits / np.float32(self.softcap))

@@ -83,8 +83,9 @@ class View(Enum):
 class Value:
     """An array that a launch reads or returns, on one rank, by its shape as the launch sees it.
 
-    A step binds it by its name: weights, states and constants of a layer, activations, and what comes with the step
-    (`ids` and `positions`, [tokens, 1] int32, and the rows where prompts end, `ends`, [sequences, 1] int32).
+    A step binds it by its name: weights, states and constants of a layer, activations, and what comes with the step:
+    `ids` and `positions`, [tokens, 1] int32; the rows where prompts end, `ends`, [sequences, 1] int32; and `turns`, the
+    rows of tables of rotations, [tokens, 1] int32, for models whose long sequences have other rotations.
     """
 
     name: str
@@ -106,7 +107,7 @@ class Value:
         return array if self.view is View.whole else array[-self.shape[0] :]
 
 
-Argument = Value | np.dtype | Axis | float | int | None
+Argument = Value | np.dtype | Axis | float | int | str | None
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,8 @@ class LeastWork:
 class Launch:
     """One launch: a kernel of `nki_kernels`, its arguments in order, and the names under which it returns values.
 
-    `rows` are what it works on at a time, `repeat` how often a step launches it with other rows. `refusal` says why no
-    kernel computes this launch, for plans that go on without it; empty where one does.
+    `rows` are what it works on at a time, `repeat` how often a step launches it with other rows. Beyond `window` rows,
+    where there is one, work that grows with the square of the rows grows with the rows.
     """
 
     kernel: str
@@ -132,8 +133,8 @@ class Launch:
     rows: int
     label: str = ""
     growth: Growth = Growth.rows
+    window: int | None = None
     repeat: int = 1
-    refusal: str = ""
 
     @property
     def title(self) -> str:
@@ -143,11 +144,32 @@ class Launch:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the checkpoint, and which part of it one rank holds."""
+    """A tensor of the checkpoint, the part of it that a weight is made of, and what one rank holds of that.
+
+    The part is the outputs first … end, all of them where `outputs` is None. A `transposed` tensor is [in, out].
+    """
 
     name: str
     shape: Shape
     cut: Cut
+    outputs: tuple[int, int] | None = None
+    transposed: bool = False
+
+    def part(self, tensor: np.ndarray) -> np.ndarray:
+        """The part of the checkpoint's tensor, [out, in] or [out]."""
+        whole = tensor.T if self.transposed else tensor
+        return whole if self.outputs is None else whole[slice(*self.outputs)]
+
+    def rank_shape(self, shard: Shard) -> Shape:
+        """The shape of what a rank holds."""
+        whole = self.shape[::-1] if self.transposed else self.shape
+        if self.outputs is not None:
+            whole = (self.outputs[1] - self.outputs[0], *whole[1:])
+        return self.cut.shape(whole, shard)
+
+    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
+        """What a rank holds, copied from a checkpoint."""
+        return self.cut.take(self.part(weights[self.name]), shard)
 
 
 @dataclass(frozen=True)
@@ -164,12 +186,12 @@ class Weight:
 
     def shape(self, shard: Shard) -> Shape:
         """The shape of the array on a rank."""
-        *rest, last = zip(*(each.cut.shape(each.shape, shard) for each in self.tensors))
+        *rest, last = zip(*(each.rank_shape(shard) for each in self.tensors))
         return (*(size[0] for size in rest), sum(last))
 
     def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
         """The array of a rank, copied from a checkpoint."""
-        parts = [each.cut.take(weights[each.name], shard) for each in self.tensors]
+        parts = [each.take(weights, shard) for each in self.tensors]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def value(self, step: StepShape) -> Value:

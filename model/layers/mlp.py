@@ -1,7 +1,13 @@
-"""The gated feed-forward block: x + down(silu(gate(norm(x))) * up(norm(x))), one kernel with its norm and the sum."""
+"""The feed-forward block, gated or plain, one kernel with the norm before it and the sum over the ranks.
+
+    x + down(activation(gate(norm(x))) * up(norm(x)))
+
+A norm after it is a launch of its own, which adds x.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,62 +19,105 @@ from model.layers.launch import (
     Axis,
     Launch,
     StepShape,
-    Tensor,
     Value,
     Weight,
     product,
 )
 from model.layers.layer import Stateless, States
-from model.layers.norm import RmsNorm
-from model.layers.shard import COLUMN_PARALLEL, ROW_PARALLEL
+from model.layers.norm import Norm, bias_of
+from model.layers.projection import Projection
+from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, Cut
 
 
 @dataclass(frozen=True)
-class MlpTensors:
-    """Names of the projections in a checkpoint, each [out, in]."""
-
-    gate: str
-    up: str
-    down: str
-
-
-@dataclass(frozen=True)
-class GatedMlp(Stateless):
-    """A width that the ranks do not divide is padded with zeros."""
+class FeedForward(Stateless):
+    """Without a gate the block is plain. A width that the ranks do not divide is padded with zeros."""
 
     name: str
     hidden: int
-    width: int
-    norm: RmsNorm
-    tensors: MlpTensors
+    norm: Norm | None
+    gate: Projection | None
+    up: Projection
+    down: Projection
+    activation: str = "silu"
+    after: Norm | None = None
 
-    def _projections(self) -> tuple[Weight, Weight, Weight]:
-        up, down = (self.width, self.hidden), (self.hidden, self.width)
-        return (
-            Weight(f"{self.name}.w_gate", (Tensor(self.tensors.gate, up, COLUMN_PARALLEL),)),
-            Weight(f"{self.name}.w_up", (Tensor(self.tensors.up, up, COLUMN_PARALLEL),)),
-            Weight(f"{self.name}.w_down", (Tensor(self.tensors.down, down, ROW_PARALLEL),)),
+    def _parts(self) -> dict[str, Weight | None]:
+        """The arrays of the projections by their names in the kernel: [hidden, width], [width, hidden], rows."""
+        given: tuple[tuple[str, Projection | None, Cut, Cut], ...] = (
+            ("gate", self.gate, COLUMN_PARALLEL, COLUMN_PARALLEL),
+            ("up", self.up, COLUMN_PARALLEL, COLUMN_PARALLEL),
+            ("down", self.down, ROW_PARALLEL, ROW),
         )
+        parts: dict[str, Weight | None] = {}
+        for name, own, cut, bias_cut in given:
+            parts[f"w_{name}"] = parts[f"b_{name}"] = None
+            if own is not None:
+                parts[f"w_{name}"] = Weight(f"{self.name}.w_{name}", (own.weight(cut),))
+            if own is not None and own.bias is not None:
+                parts[f"b_{name}"] = Weight(f"{self.name}.b_{name}", (own.bias_row(bias_cut),))
+        return parts
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The norm, gate and up [hidden, width], down [width, hidden]."""
-        return (self.norm.weight, *self._projections())
+        """The norms, the projections and their biases."""
+        norms = [each for each in (self.norm, self.after) if each is not None]
+        return (
+            *(weight for norm in norms for weight in norm.weights),
+            *(each for each in self._parts().values() if each is not None),
+        )
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """One kernel; partial sums are all-reduced over the ranks."""
+        """One kernel, whose partial sums are all-reduced over the ranks, and the norm after it."""
         x = Value("x", (step.tokens, self.hidden), step.activations)
-        norm, projections = self.norm.weight.value(step), [each.value(step) for each in self._projections()]
-        work = product(step.tokens, *projections)
-        arguments: tuple[Argument, ...] = (x, norm, *projections, self.norm.eps, Axis.tensor)
-        return (Launch("mlp", arguments, ("x",), work, step.tokens),)
+        parts = {name: None if each is None else each.value(step) for name, each in self._parts().items()}
+        matrices = [each for name, each in parts.items() if name.startswith("w_") and each is not None]
+        before = self.norm or self.after
+        arguments: tuple[Argument, ...] = (
+            *(x, None if self.norm is None else self.norm.weight.value(step)),
+            *(parts["w_gate"], parts["w_up"], parts["w_down"]),
+            *(0.0 if before is None else before.eps, Axis.tensor, self.activation),
+            *(parts["b_gate"], parts["b_up"], parts["b_down"], bias_of(self.norm, step)),
+            *(0.0 if self.norm is None else self.norm.offset, self.after is None),
+        )
+        result = "x" if self.after is None else "mlp"
+        launches = [Launch("mlp", arguments, (result,), product(step.tokens, *matrices), step.tokens)]
+        if self.after is not None:
+            y = Value(result, x.shape, x.dtype)
+            launches.append(self.after.launch(step, y, "x", "after the MLP", x))
+        return launches
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """The gated product is rounded, and the sum with the residual."""
-        normed = self.norm.reference(x, numpy)
-        gate, up = (numpy.product(normed, name) for name in (self.tensors.gate, self.tensors.up))
+        normed = x if self.norm is None else self.norm.reference(x, numpy)
+        inner = numpy.product(normed, self.up)
         with np.errstate(
             over="ignore"
-        ):  # exp of a large negative gate is inf, and the quotient 0 as it should be
-            gate = gate / (1 + np.exp(-gate))
-        return numpy.rounded(x + numpy.summed_product(numpy.rounded(gate * up), self.tensors.down))
+        ):  # exp of a large negative value is inf, and the quotient 0 as it should be
+            if self.gate is None:
+                inner = _ACTIVATIONS[self.activation](inner)
+            else:
+                inner = _ACTIVATIONS[self.activation](numpy.product(normed, self.gate)) * inner
+        y = numpy.summed_product(numpy.rounded(inner), self.down)
+        if self.after is not None:
+            y = self.after.reference(numpy.rounded(y), numpy)
+        return numpy.rounded(x + y)
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    terms = (math.erf(each) for each in (x.astype(np.float64) / math.sqrt(2)).ravel())
+    erf = np.fromiter(terms, np.float64, x.size).reshape(x.shape)
+    return (x * (1 + erf) / 2).astype(np.float32)
+
+
+def _gelu_tanh(x: np.ndarray) -> np.ndarray:
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (1 + np.tanh(inner))
+
+
+_ACTIVATIONS = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0),
+}

@@ -1,33 +1,66 @@
-"""RMSNorm: rows divided by their root mean square, times a weight.
+"""RMSNorm and LayerNorm: rows divided by their root mean square, or by their deviation from the mean, times a weight.
 
-The kernels of projections carry out the norm before them, and those of heads: no norm is a launch of its own.
+The kernels of projections carry out the norm before them, and those of heads. A norm after a projection is a launch of
+its own, which adds the residual.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic
-from model.layers.launch import Tensor, Weight
-from model.layers.shard import Row
+from model.layers.launch import Axis, Launch, LeastWork, StepShape, Tensor, Value, Weight
+from model.layers.shard import ROW, Cut
 
 
 @dataclass(frozen=True)
-class RmsNorm:
-    """One norm over the last axis, of `size` elements: `name` on a rank, `tensor` in the checkpoint."""
+class Norm:
+    """One norm over the last axis, of `size` elements: `name` on a rank, `tensor` and `bias` in the checkpoint.
+
+    One with a bias is LayerNorm. `offset` is added to the weight. `cut` is of rows that the ranks hold in parts.
+    """
 
     name: str
     tensor: str
     size: int
     eps: float
+    bias: str | None = None
+    offset: float = 0.0
+    cut: Cut = ROW
 
     @property
     def weight(self) -> Weight:
         """The weight of the norm, a row [1, size] on every rank."""
-        return Weight(self.name, (Tensor(self.tensor, (self.size,), Row()),))
+        return Weight(self.name, (Tensor(self.tensor, (self.size,), self.cut),))
+
+    @property
+    def bias_weight(self) -> Weight | None:
+        """The bias of a LayerNorm, a row like the weight."""
+        if self.bias is None:
+            return None
+        return Weight(f"{self.name}.bias", (Tensor(self.bias, (self.size,), ROW),))
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The weight, and the bias where there is one."""
+        return (self.weight, *((self.bias_weight,) if self.bias_weight else ()))
+
+    def launch(self, step: StepShape, x: Value, result: str, label: str, residual: Value | None) -> Launch:
+        """The norm of `x` as a launch of its own, plus a residual."""
+        moved = x.nbytes * (2 if residual is None else 3)
+        divided = (None, 1) if self.cut is ROW else (Axis.tensor, step.ranks)
+        arguments = (x, self.weight.value(step), self.eps, residual, self.offset, *divided)
+        return Launch("rmsnorm", arguments, (result,), LeastWork(0.0, float(moved)), x.shape[0], label)
 
     def reference(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """x [..., size] normalised."""
-        return numpy.norm(x, self.tensor, self.eps)
+        return numpy.norm(x, self.tensor, self.eps, self.bias, self.offset)
+
+
+def bias_of(norm: Norm | None, step: StepShape) -> Value | None:
+    """The bias of a norm as an argument of a launch."""
+    weight = None if norm is None else norm.bias_weight
+    return None if weight is None else weight.value(step)

@@ -90,7 +90,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Divided:
-    """A part of a projection [out, in], kept as [in, out].
+    """A part of a projection [out, in], kept as [in, out]; of a vector [out], such as a bias, kept as a row [1, out].
 
     `span` gives a rank's part of the divided axis, 0 for outputs and 1 for inputs. Where `padded`, every rank's part is
     as long as the first one's, filled up with zeros.
@@ -102,13 +102,14 @@ class Divided:
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
         """[in, out], one of them divided."""
-        own = self.span(whole[self.axis], Shard(0, shard.ranks) if self.padded else shard)
-        outputs, inputs = whole
+        outputs, inputs = whole if len(whole) == 2 else (*whole, 1)
+        own = self.span((outputs, inputs)[self.axis], Shard(0, shard.ranks) if self.padded else shard)
         length = own.stop - own.start
         return (inputs, length) if self.axis == 0 else (length, outputs)
 
     def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
         """The part, transposed, contiguous."""
+        tensor = tensor if tensor.ndim == 2 else tensor[:, None]
         own = self.span(tensor.shape[self.axis], shard)
         return _transposed(tensor[own] if self.axis == 0 else tensor[:, own], self.shape(tensor.shape, shard))
 

@@ -3,8 +3,9 @@
 - Up to 128 rows go through the weights together, with almost the same instructions: between launches at 1, 16 and 128
   rows, times are taken as linear.
 - Beyond 1,024 rows a kernel repeats itself every 512: the number of instructions is a polynomial in the number of
-  repetitions, linear for products with weights, quadratic for attention. Forward differences of launches at the first
-  sizes with the same remainder continue it; for the serial reading, a sum over instructions, that is nearly exact.
+  repetitions, linear for products with weights and beyond a window of attention, quadratic for attention else. Forward
+  differences of launches at the first sizes with the same remainder continue it; for the serial reading, a sum over
+  instructions, that is nearly exact.
 """
 
 from __future__ import annotations
@@ -96,9 +97,12 @@ class DryTimes:
         share = (rows - low) / (high - low)
         return self.launch(sized(low)) * (1 - share) + self.launch(sized(high)) * share
 
-    def by_tokens(self, sized: Sized, tokens: int) -> Time:
-        """Attention of a prompt with itself."""
-        return continued(lambda size: self.launch(sized(size)), tokens, order=2)
+    def by_tokens(self, sized: Sized, tokens: int, window: int | None) -> Time:
+        """Attention of a prompt with itself, which beyond a window repeats itself for every token."""
+        if window is None:
+            return continued(lambda size: self.launch(sized(size)), tokens, order=2)
+        full = min(-(-window // _PERIOD) * _PERIOD, tokens)
+        return continued(lambda size: self.launch(sized(full + size)), tokens - full, order=1)
 
 
 def stand_in(argument: Argument, device: Device) -> Any:

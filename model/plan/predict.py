@@ -100,12 +100,11 @@ class Predictor:
 
     def _part(self, part: BlockLayers, launch: Launch, step: StepShape, count: int) -> LaunchTime:
         floor_ns = 1e9 * self._core.seconds(launch.work.operations, launch.work.bytes)
-        launches, time, refusal = count * launch.repeat, Time.exact(floor_ns), launch.refusal
-        if not refusal:
-            try:
-                time = self._measured(part, launch, step).at_least(Time.exact(floor_ns))
-            except ModelError as error:
-                refusal = str(error).removeprefix(f"{launch.kernel}: ")
+        launches, time, refusal = count * launch.repeat, Time.exact(floor_ns), ""
+        try:
+            time = self._measured(part, launch, step).at_least(Time.exact(floor_ns))
+        except ModelError as error:
+            refusal = str(error).removeprefix(f"{launch.kernel}: ")
         return LaunchTime(launch.title, launches, time * launches, floor_ns * launches, refusal)
 
     def _measured(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
@@ -130,4 +129,4 @@ class Predictor:
         most = kernel_limit(launch.kernel, "MAX_TOKENS")
         if launch.rows > most:
             raise ModelError(f"{launch.kernel} takes at most {most} tokens, not {launch.rows}")
-        return self._dry.by_tokens(resized, launch.rows)
+        return self._dry.by_tokens(resized, launch.rows, launch.window)

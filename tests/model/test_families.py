@@ -155,13 +155,14 @@ def test_a_family_whose_parts_no_layer_computes_is_refused_before_its_weights_ar
     toy, monkeypatch
 ) -> None:
     """The same row is accepted by the fixture, with a reader whose parts are all computed."""
-    biased = Family("model.families.qwen", "qwen2", "ToyForCausalLM")
-    monkeypatch.setitem(FAMILIES, "toy", biased)
+    routed = Family("model.families.mixtral", "mixtral", "ToyForCausalLM")
+    monkeypatch.setitem(FAMILIES, "toy", routed)
     fields = {**TINY, "architectures": ["ToyForCausalLM"], "model_type": "toy"}
+    fields |= {"num_local_experts": 4, "num_experts_per_tok": 2}
     (toy / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ModelError) as refused:
         load_config(toy)
-    assert str(refused.value) == f"{toy / 'config.json'}: no layer computes biases"
+    assert str(refused.value) == f"{toy / 'config.json'}: no layer computes routed experts"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
@@ -172,7 +173,8 @@ def test_a_model_without_missing_parts_is_composed_with_all_its_parameters(path)
         assert config.architecture == ""
         return
     sizes = [int(np.prod(shape, dtype=np.int64)) for shape in compose(config).tensor_shapes().values()]
-    assert sum(sizes) == ModelCounts.of(config).total
+    counts = ModelCounts.of(config)
+    assert sum(sizes) == counts.total - counts.parameters()["aside"]
 
 
 @pytest.mark.parametrize(("name", "row"), FAMILIES.items())

@@ -45,10 +45,14 @@ def test_parameters_of_published_models(name) -> None:
     assert sum(model.parameters().values()) == model.total
 
 
+WITHOUT_CONFIG = {"ministral", "qwen2", "phi3", "gpt2", "smollm3", "granite"}
+"""Families of which no published config is in the folder."""
+
+
 def test_every_published_config_has_its_count_and_every_reader_a_config() -> None:
     assert set(COUNTS) == {path.stem for path in CONFIGS.glob("*.json")}
     assert len(COUNTS) == 35
-    assert set(FAMILIES) - {config(name)["model_type"] for name in COUNTS} == {"qwen2"}
+    assert set(FAMILIES) - {config(name)["model_type"] for name in COUNTS} == WITHOUT_CONFIG
 
 
 def test_parameters_of_a_checkpoint_on_disk() -> None:
@@ -142,7 +146,7 @@ def test_a_folder_and_its_file_give_the_same_model(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type: 'gpt2' is not known; known are "),
+        ({"model_type": "gptj"}, "model_type: 'gptj' is not known; known are "),
         ({"model_type": None}, "model_type: None is not known; known are "),
         ({"hidden_size": None}, "hidden_size: missing"),
         ({"vocab_size": "300"}, "vocab_size: '300' is not a positive whole number"),
@@ -225,4 +229,4 @@ def test_refuses_a_missing_file(tmp_path) -> None:
 def test_biases_and_tied_tables_are_counted(tmp_path, changes, extra) -> None:
     model = load_model(changed(tmp_path, "llama-2-7b", **changes))
     assert model.total == int(COUNTS["llama-2-7b"]) + extra
-    assert unsupported(model.config) == (() if "tie_word_embeddings" in changes else ("biases",))
+    assert unsupported(model.config) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,16 +183,19 @@ def test_a_hidden_size_beyond_the_kernels_limit_is_named_for_each(tmp_path, hidd
         assert parts[kernel].refusal == said
 
 
-@pytest.mark.parametrize(("window", "refused"), [(63, True), (64, False), (65, False)])
-def test_a_window_shorter_than_the_context_has_no_kernel(tmp_path, window, refused) -> None:
-    model = tiny(tmp_path, model_type="mistral", sliding_window=window)
-    plan = predictor(model, context=64)
-    for part in (
-        named(plan.first_token(60))["attention_prefill"],
-        named(plan.step(1))["attention_block_decode"],
-    ):
-        assert bool(part.refusal) == refused
-        assert not refused or part.refusal == "the model gives its kernels no window yet, here of 63 tokens"
+def test_a_window_shortens_a_prompt_and_its_floor(tmp_path) -> None:
+    """Beyond the window every token sees as many positions: 3,072 tokens take 512 times so many more than 2,560."""
+    fields = dict(num_hidden_layers=1, max_position_embeddings=16384, num_attention_heads=2)
+    wide = tiny(tmp_path, model_type="mistral", sliding_window=None, **fields)
+    narrow = tiny(tmp_path, model_type="mistral", sliding_window=500, **fields)
+    whole, *parts = (
+        named(predictor(model, context=8192).first_token(tokens))["attention_prefill"]
+        for model, tokens in ((wide, 3072), (narrow, 2048), (narrow, 2560), (narrow, 3072))
+    )
+    assert parts[2].time.program_ns < whole.time.program_ns and parts[2].floor_ns < whole.floor_ns
+    before, after = (later.time - earlier.time for earlier, later in pairwise(parts))
+    assert after.program_ns == pytest.approx(before.program_ns)
+    assert after.program_ns > 0
 
 
 def test_a_rank_with_a_part_of_the_vocabulary_searches_as_often_as_the_others(tmp_path) -> None:

@@ -53,12 +53,14 @@ def test_tables_equal_transformers(write_model, transformers_llama, scaling, hea
     config = load_config(folder)
     oracle = transformers_llama.LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder))
     wanted = oracle(torch.zeros(1), torch.arange(POSITIONS)[None])
-    inverse = rope.inverse_frequencies(config.positions.rope, head_dim, POSITIONS)
-    factor = max(1.0, config.positions.rope.attention_factor)
+    inverse = rope.inverse_frequencies(config.blocks[0].mixer.positions.rope, head_dim, POSITIONS)
+    factor = max(1.0, config.blocks[0].mixer.positions.rope.attention_factor)
     bound = factor * (
         angle_bound(inverse, POSITIONS) + 4 * np.finfo(np.float32).eps
     )  # cos, sin and scaling round too
-    for ours, theirs in zip(rope.tables(config.positions.rope, head_dim, POSITIONS, POSITIONS), wanted):
+    for ours, theirs in zip(
+        rope.tables(config.blocks[0].mixer.positions.rope, head_dim, POSITIONS, POSITIONS), wanted
+    ):
         half = theirs[0].numpy()[:, : head_dim // 2]
         assert ours.dtype == np.float32
         assert ours.shape == half.shape
@@ -74,10 +76,10 @@ def test_dynamic_stretches_beyond_the_context_only(write_model, transformers_lla
     config = load_config(folder)
     oracle = transformers_llama.LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder))
     oracle(torch.zeros(1), torch.arange(length)[None])
-    ours = rope.inverse_frequencies(config.positions.rope, 64, POSITIONS, length)
+    ours = rope.inverse_frequencies(config.blocks[0].mixer.positions.rope, 64, POSITIONS, length)
     theirs = oracle.inv_freq.numpy()
     assert (np.abs(ours - theirs) <= angle_bound(theirs, 2)[1]).all()
-    unchanged = rope.inverse_frequencies(config.positions.rope, 64, POSITIONS)
+    unchanged = rope.inverse_frequencies(config.blocks[0].mixer.positions.rope, 64, POSITIONS)
     assert (length > POSITIONS) != np.array_equal(ours, unchanged)
 
 
@@ -99,4 +101,4 @@ def test_scaling_of_the_new_config_format_is_what_transformers_saves(write_model
     before = load_config(folder)
     AutoConfig.from_pretrained(folder).save_pretrained(folder)
     assert "rope_parameters" in json.loads((folder / "config.json").read_text())
-    assert load_config(folder).positions == before.positions
+    assert load_config(folder).blocks[0].mixer.positions == before.blocks[0].mixer.positions

@@ -1,0 +1,207 @@
+"""Decoders of equal kinds of layers: attention and a feed-forward block, put together from the parts of a config.
+
+A family says by `Names` how its checkpoints call their tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model.config.fields import Fields
+from model.config.parts import Block, GroupedAttention, HeadNorm, Mlp, ModelConfig
+from model.config.reading import common, gated_mlp, layer_count, norms
+from model.decoder import Decoder
+from model.layers.attention import Attention, AttentionProjections
+from model.layers.embedding import Embedding
+from model.layers.head import Head
+from model.layers.mlp import FeedForward
+from model.layers.norm import Norm
+from model.layers.projection import Projection
+from model.layers.shard import ROW, by_heads
+
+
+@dataclass(frozen=True)
+class Names:
+    """The tensors of a checkpoint: those around the layers, the prefix of a layer, and those of a layer.
+
+    Every name gets `.weight` or `.bias` behind it. `qkv` and `gate_up` are fused tensors, which stand for those of
+    their parts. `transposed` projections are [in, out]. `bare` is the prefix that names of a checkpoint may lack.
+    `masks` are buffers of a layer, which follow from the config.
+    """
+
+    table: str = "model.embed_tokens"
+    positions: str = ""
+    last_norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers"
+    before_attention: str = "input_layernorm"
+    after_attention: str = ""
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str = ""
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    qkv: str = ""
+    output: str = "self_attn.o_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    gate_up: str = ""
+    down: str = "mlp.down_proj"
+    transposed: bool = False
+    bare: str = ""
+    masks: tuple[str, ...] = ()
+
+
+LLAMA = Names()
+
+
+def equal_blocks(
+    fields: Fields, mixer: GroupedAttention, mlp: Mlp | None = None, eps: float = 1e-6
+) -> ModelConfig:
+    """Equal blocks of attention and a gated MLP, with an RMSNorm before each; `eps` is the family's default."""
+    block = Block(mixer, mlp or gated_mlp(fields), norms(fields, default=eps))
+    return ModelConfig(**common(fields), blocks=(block,) * layer_count(fields))
+
+
+def compose(config: ModelConfig, names: Names = LLAMA) -> Decoder:
+    """The layers of a config, with the tensors of a checkpoint."""
+    hidden, vocabulary = config.hidden_size, config.vocab_size
+    table, head = f"{names.table}.weight", f"{names.head}.weight"
+    learned = (f"{names.positions}.weight", config.learned_positions) if names.positions else None
+    own = config.blocks[0].norms
+    bias = f"{names.last_norm}.bias" if own.bias else None
+    tied = config.tie_word_embeddings
+    return Decoder(
+        Embedding("embedding", table, vocabulary, hidden, config.embedding_scale, learned),
+        tuple(_Parts(config, names, number).layers() for number in range(len(config.blocks))),
+        Head(
+            "head",
+            table if tied else head,
+            vocabulary,
+            hidden,
+            Norm("head.norm", f"{names.last_norm}.weight", hidden, own.eps, bias, own.offset),
+            config.logit_scale,
+            config.logit_softcap,
+        ),
+        unread=(
+            *((head,) if tied else ()),
+            *(f"{names.layer}.{layer}.{mask}" for layer in range(len(config.blocks)) for mask in names.masks),
+        ),
+        bare_prefix=names.bare,
+    )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The layers of one block."""
+
+    config: ModelConfig
+    names: Names
+    number: int
+
+    @property
+    def _block(self) -> Block:
+        return self.config.blocks[self.number]
+
+    def layers(self) -> tuple[Attention, FeedForward]:
+        """Attention and the feed-forward block."""
+        return self._attention(), self._feed_forward()
+
+    def _tensor(self, name: str) -> str:
+        return f"{self.names.layer}.{self.number}.{name}"
+
+    def _norm(self, own: str, theirs: str, there: bool = True) -> Norm | None:
+        """A norm of the residual stream; None where the block has none there."""
+        if not there:
+            return None
+        norms, tensor = self._block.norms, self._tensor(theirs)
+        bias = f"{tensor}.bias" if norms.bias else None
+        name = f"layers.{self.number}.{own}"
+        return Norm(name, f"{tensor}.weight", self.config.hidden_size, norms.eps, bias, norms.offset)
+
+    def _projection(self, name: str, outputs: int, inputs: int, bias: bool) -> Projection:
+        tensor = self._tensor(name)
+        biased = f"{tensor}.bias" if bias else None
+        return Projection(f"{tensor}.weight", outputs, inputs, biased, transposed=self.names.transposed)
+
+    def _fused(self, name: str, sizes: tuple[int, ...], inputs: int, bias: bool) -> tuple[Projection, ...]:
+        """Projections side by side in one tensor."""
+        tensor = self._tensor(name)
+        biased = f"{tensor}.bias" if bias else None
+        return tuple(
+            Projection(
+                f"{tensor}.weight",
+                size,
+                inputs,
+                biased,
+                sum(sizes[:place]),
+                sum(sizes),
+                self.names.transposed,
+            )
+            for place, size in enumerate(sizes)
+        )
+
+    def _attention(self) -> Attention:
+        names, hidden, norms = self.names, self.config.hidden_size, self._block.norms
+        mixer = self._block.mixer
+        assert isinstance(mixer, GroupedAttention)
+        sizes = (mixer.query_width, mixer.kv_width, mixer.kv_width)
+        if names.qkv:
+            query, key, value = self._fused(names.qkv, sizes, hidden, mixer.query_bias)
+        else:
+            parts = zip((names.query, names.key, names.value), sizes)
+            query, key, value = (
+                self._projection(name, size, hidden, mixer.query_bias) for name, size in parts
+            )
+        output = self._projection(names.output, hidden, mixer.query_width, mixer.output_bias)
+        return Attention(
+            f"layers.{self.number}.attention",
+            hidden,
+            mixer,
+            self._norm("attention.norm", names.before_attention, norms.before),
+            AttentionProjections(query, key, value, output),
+            self._head_norms(mixer),
+            self._norm("attention.after", names.after_attention, norms.after),
+        )
+
+    def _head_norms(self, mixer: GroupedAttention) -> tuple[Norm, Norm] | None:
+        if mixer.head_norm is None:
+            return None
+        whole = mixer.head_norm is HeadNorm.width
+        norms, name = self._block.norms, f"layers.{self.number}.attention"
+
+        def norm(own: str, theirs: str, heads: int) -> Norm:
+            size = heads * mixer.head_dim if whole else mixer.head_dim
+            cut = by_heads(heads) if whole else ROW
+            tensor = f"{self._tensor(theirs)}.weight"
+            return Norm(f"{name}.{own}", tensor, size, norms.eps, offset=norms.offset, cut=cut)
+
+        return (
+            norm("q_norm", self.names.query_norm, mixer.heads),
+            norm("k_norm", self.names.key_norm, mixer.kv_heads),
+        )
+
+    def _feed_forward(self) -> FeedForward:
+        names, hidden, norms = self.names, self.config.hidden_size, self._block.norms
+        mlp = self._block.mlp
+        assert isinstance(mlp, Mlp)
+        gate: Projection | None = None
+        if not mlp.gated:
+            up = self._projection(names.up, mlp.width, hidden, mlp.bias)
+        elif names.gate_up:
+            gate, up = self._fused(names.gate_up, (mlp.width, mlp.width), hidden, mlp.bias)
+        else:
+            gate = self._projection(names.gate, mlp.width, hidden, mlp.bias)
+            up = self._projection(names.up, mlp.width, hidden, mlp.bias)
+        return FeedForward(
+            f"layers.{self.number}.mlp",
+            hidden,
+            self._norm("mlp.norm", names.before_mlp, norms.before),
+            gate,
+            up,
+            self._projection(names.down, hidden, mlp.width, mlp.bias),
+            mlp.activation,
+            self._norm("mlp.after", names.after_mlp, norms.after),
+        )

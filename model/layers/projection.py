@@ -1,0 +1,39 @@
+"""A projection as a checkpoint holds it: its tensor, or the part of a fused one, and its bias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model.layers.launch import Tensor
+from model.layers.shard import Cut
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A matrix [outputs, inputs] of tensor `tensor`, and its bias of tensor `bias` where it has one.
+
+    A fused one is the outputs from `first` on of a tensor of `of` outputs. Some checkpoints hold it `transposed`.
+    """
+
+    tensor: str
+    outputs: int
+    inputs: int
+    bias: str | None = None
+    first: int = 0
+    of: int = 0
+    transposed: bool = False
+
+    def weight(self, cut: Cut) -> Tensor:
+        """The matrix, of which a rank holds what `cut` says."""
+        shape = (self.of or self.outputs, self.inputs)
+        stored = shape[::-1] if self.transposed else shape
+        return Tensor(self.tensor, stored, cut, self._outputs, self.transposed)
+
+    def bias_row(self, cut: Cut) -> Tensor:
+        """The bias, of which a rank holds what `cut` says, as a row."""
+        assert self.bias is not None, f"{self.tensor} has no bias"
+        return Tensor(self.bias, (self.of or self.outputs,), cut, self._outputs)
+
+    @property
+    def _outputs(self) -> tuple[int, int] | None:
+        return (self.first, self.first + self.outputs) if self.of else None

@@ -1,0 +1,141 @@
+"""Every dense family against transformers: the numpy reference and the kernels, at odd sizes, by random weights."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from model.checkpoint import open_checkpoint
+from model.config import ModelConfig
+from model.device import SimulatedDevice
+from model.errors import ModelError
+from model.families import load_config
+from model.kernel_model import KernelModel
+from model.reference import ReferenceModel
+from model.weights import shard_weights
+from tests.model.tiny_families import TINY, tiny_model, write_tiny
+
+pytest.importorskip("torch", reason="torch is an extra of development (dev)")
+pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
+
+IDS = np.random.default_rng(3).integers(3, 151, 18).tolist()
+PROMPT = 15
+CACHE = 64
+
+
+@cache
+def oracle(name: str, dtype: str = "float64") -> np.ndarray:
+    """Logits of transformers after the prompt and after every later token, each computed from the first one on."""
+    import torch
+
+    model = tiny_model(name).to(getattr(torch, dtype))
+    with torch.no_grad():
+        rows = [model(torch.tensor([IDS[:end]])).logits[0, -1] for end in range(PROMPT, len(IDS) + 1)]
+    return torch.stack(rows).double().numpy()
+
+
+def bound(name: str, dtype: str = "float32") -> float:
+    """Four times what a dtype costs transformers: the errors of two programs add up at most, and maxima scatter."""
+    return 4 * float(np.abs(oracle(name, dtype) - oracle(name)).max())
+
+
+def logits_of(model: ReferenceModel | KernelModel) -> np.ndarray:
+    rows = [model.prefill([IDS[:PROMPT]])[0].logits]
+    rows += [model.decode([IDS[place]], [place])[0].logits for place in range(PROMPT, len(IDS))]
+    return np.stack(rows)
+
+
+def at_once(model: ReferenceModel | KernelModel) -> np.ndarray:
+    return model.prefill([IDS])[0].logits
+
+
+def load(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    config = load_config(folder)
+    return config, dict(open_checkpoint(folder, config))
+
+
+def kernels(
+    config: ModelConfig, weights: dict[str, np.ndarray], ranks: int, dtype: str, sequences: int = 1
+) -> KernelModel:
+    shards = shard_weights(config, weights, ranks, dtype=dtype)
+    return KernelModel(config, shards, SimulatedDevice("trn2", ranks), CACHE, sequences=sequences)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_reference_and_kernels_equal_transformers(tmp_path, name) -> None:
+    """Logits within the bound, so the same choices wherever the best two lie further apart; steps as at once."""
+    config, weights = load(write_tiny(tmp_path, name))
+    models = [ReferenceModel(config, weights)]
+    models += [kernels(config, weights, ranks, "float32") for ranks in (1, 2) if not config.undivided(ranks)]
+    wanted = oracle(name)
+    for model in models:
+        own = logits_of(model)
+        assert np.abs(own - wanted).max() <= bound(name)
+        assert np.abs(at_once(model) - wanted[-1]).max() <= bound(name)
+        second, first = np.sort(wanted, axis=1)[:, -2:].T
+        sure = first - second > 2 * bound(name)
+        assert sure.any()
+        assert np.array_equal(own.argmax(axis=1)[sure], wanted.argmax(axis=1)[sure])
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2", "gemma3", "olmo2", "gpt2", "phi3 of a part of the head", "granite"]
+)
+def test_bfloat16_costs_what_it_costs_transformers(tmp_path, name) -> None:
+    config, weights = load(write_tiny(tmp_path, name))
+    own = logits_of(kernels(config, weights, 1, "bfloat16"))
+    assert np.abs(own - oracle(name)).max() <= bound(name, "bfloat16")
+
+
+@pytest.mark.parametrize("name", ["llama with longrope", "gemma3", "gpt2"])
+def test_sequences_of_a_batch_get_what_they_get_alone(tmp_path, name) -> None:
+    """Of the first, longrope changes the frequencies in the second step; the second stays short, and so do its keys."""
+    config, weights = load(write_tiny(tmp_path, name))
+    model, alone = kernels(config, weights, 1, "float32", sequences=2), ReferenceModel(config, weights)
+    first, second = IDS[:PROMPT], IDS[4:11]
+    steps = [model.prefill([first, second])]
+    wanted = [alone.prefill([first, second])]
+    for place in range(PROMPT, len(IDS)):
+        arguments = [IDS[place], IDS[place - 4]], [place, place - 8]
+        steps.append(model.decode(*arguments))
+        wanted.append(alone.decode(*arguments))
+    for step, expected in zip(steps, wanted):
+        for own, other in zip(step, expected):
+            assert np.abs(own.logits - other.logits).max() <= bound(name)
+
+
+def test_a_checkpoint_of_gpt2_without_its_head_lacks_a_prefix_and_holds_masks(tmp_path) -> None:
+    config, weights = load(write_tiny(tmp_path, "gpt2"))
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
+    bare |= {f"h.{layer}.attn.bias": np.ones((1, 1, 64, 64), np.float32) for layer in range(3)}
+    safetensors.numpy.save_file(bare, tmp_path / "model.safetensors")
+    again = open_checkpoint(tmp_path, config)
+    assert set(again) == set(weights)
+    assert all(np.array_equal(again[name], weights[name]) for name in weights)
+    safetensors.numpy.save_file(
+        {**bare, "h.3.attn.bias": bare["h.0.attn.bias"]}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(ModelError, match=r"transformer\.h\.3\.attn\.bias is not a tensor of GPT2LMHeadModel"):
+        open_checkpoint(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda held, name: held.pop(name), "tensor {} is missing"),
+        (lambda held, name: held.update({name: held[name][:-1].copy()}), "{} has shape"),
+        (lambda held, name: held.update({name + "s": held[name]}), "{}s is not a tensor of Phi3ForCausalLM"),
+    ],
+)
+def test_a_fused_tensor_is_held_against_the_config(tmp_path, change, said) -> None:
+    config, weights = load(write_tiny(tmp_path, "phi3"))
+    name, held = "model.layers.1.self_attn.qkv_proj.weight", dict(weights)
+    change(held, name)
+    safetensors.numpy.save_file(held, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError) as refused:
+        open_checkpoint(tmp_path, config)
+    assert said.format(name) in str(refused.value)

@@ -1,0 +1,188 @@
+"""Tiny models of every dense family, with odd sizes, as transformers makes them from these fields of a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+WINDOWED = {"rope_type": "default", "rope_theta": 5000.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.25, 1.5, 1.75, 2.0],
+    "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0],
+}
+
+COMMON: dict[str, Any] = dict(
+    vocab_size=151,
+    hidden_size=36,
+    intermediate_size=50,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
+
+TINY: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama with biases": (
+        "Llama",
+        dict(attention_bias=True, mlp_bias=True, hidden_size=48, tie_word_embeddings=True),
+    ),
+    "llama with longrope": (
+        "Llama",
+        dict(
+            head_dim=12,
+            rope_parameters={
+                **LONGROPE,
+                "short_factor": [1.0, 1.1, 1.25, 1.5, 1.75, 2.0],
+                "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 6.0],
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        ),
+    ),
+    "mistral": ("Mistral", dict(sliding_window=None, head_dim=14)),
+    "mistral with a window": ("Mistral", dict(sliding_window=5, head_dim=12, num_key_value_heads=1)),
+    "ministral": (
+        "Ministral",
+        dict(
+            sliding_window=7,
+            head_dim=16,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+    ),
+    "qwen2": ("Qwen2", dict(hidden_size=40, intermediate_size=51, tie_word_embeddings=True)),
+    "qwen2 with windows": (
+        "Qwen2",
+        dict(hidden_size=64, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+    ),
+    "qwen3": ("Qwen3", dict(head_dim=12, num_attention_heads=6)),
+    "gemma2": (
+        "Gemma2",
+        dict(
+            head_dim=12,
+            sliding_window=5,
+            query_pre_attn_scalar=10,
+            attn_logit_softcapping=3.0,
+            final_logit_softcapping=4.0,
+        ),
+    ),
+    "gemma2 without caps": (
+        "Gemma2",
+        dict(
+            head_dim=20,
+            num_key_value_heads=1,
+            sliding_window=40,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+        ),
+    ),
+    "gemma3": (
+        "Gemma3",
+        dict(
+            head_dim=14,
+            sliding_window=6,
+            query_pre_attn_scalar=20,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=5.0,
+            num_key_value_heads=1,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": WINDOWED,
+            },
+        ),
+    ),
+    "phi3": ("Phi3", dict(hidden_size=48, num_key_value_heads=4)),
+    "phi3 of a part of the head": (
+        "Phi3",
+        dict(
+            hidden_size=48,
+            sliding_window=9,
+            original_max_position_embeddings=16,
+            rope_parameters={**LONGROPE, "rope_theta": 10000.0, "partial_rotary_factor": 0.84},
+        ),
+    ),
+    "olmo2": ("Olmo2", dict(hidden_size=56)),
+    "olmo2 with one key/value head": (
+        "Olmo2",
+        dict(hidden_size=48, num_key_value_heads=1, attention_bias=True),
+    ),
+    "smollm3": ("SmolLM3", dict(hidden_size=64, num_hidden_layers=4)),
+    "smollm3 with windows": (
+        "SmolLM3",
+        dict(
+            hidden_size=48,
+            no_rope_layers=[0, 1, 0],
+            use_sliding_window=True,
+            sliding_window=5,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=False,
+        ),
+    ),
+    "granite": (
+        "Granite",
+        dict(
+            hidden_size=48,
+            embedding_multiplier=11.0,
+            residual_multiplier=0.22,
+            attention_multiplier=0.1,
+            logits_scaling=3.0,
+            attention_bias=True,
+        ),
+    ),
+    "gpt2": (
+        "GPT2",
+        dict(n_embd=36, n_layer=3, n_head=3, n_positions=64, layer_norm_epsilon=1e-5),
+    ),
+    "gpt2 untied": (
+        "GPT2",
+        dict(
+            n_embd=64,
+            n_layer=2,
+            n_head=4,
+            n_positions=64,
+            n_inner=70,
+            activation_function="gelu",
+            scale_attn_weights=False,
+            tie_word_embeddings=False,
+        ),
+    ),
+}
+"""What to try, as the name of a transformers class and the fields of its config; head sizes from 9 elements up."""
+
+
+def tiny_model(name: str) -> Any:
+    """A model of transformers with random weights, in float32; every tensor is far from its initial zeros and ones."""
+    import torch
+    import transformers
+
+    family, changes = TINY[name]
+    fields = {**COMMON, **changes}
+    if family == "GPT2":
+        fields = {
+            key: value for key, value in fields.items() if not key.startswith(("num_", "hidden_", "max_"))
+        }
+    configs = {"Gemma3": "Gemma3TextConfig"}
+    classes = {"GPT2": "GPT2LMHeadModel"}
+    config = getattr(transformers, configs.get(family, f"{family}Config"))(
+        **fields, attn_implementation="eager"
+    )
+    torch.manual_seed(len(name))
+    model = getattr(transformers, classes.get(family, f"{family}ForCausalLM"))(config).eval()
+    with torch.no_grad():
+        for each in model.parameters():
+            spread = 1.5 / each.shape[-1] ** 0.5 if each.ndim == 2 else 0.5
+            center = float(each.mean()) if each.ndim == 1 else 0.0
+            each.copy_(center + spread * torch.randn(each.shape))
+    return model
+
+
+def write_tiny(folder: Path, name: str) -> Path:
+    """Write such a model as a folder."""
+    tiny_model(name).save_pretrained(folder)
+    return folder
