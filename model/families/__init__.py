@@ -71,6 +71,7 @@ def _model_type(fields: Fields) -> str:
     named = fields.get("architectures", None)
     if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str):
         if named[0] not in generated:
+            _refuse_planned_only(fields)
             raise fields.error("architectures", f"{named[0]:.60} is not known; known are {known}")
         return generated[named[0]]
     if named is not None:
@@ -78,4 +79,17 @@ def _model_type(fields: Fields) -> str:
     model_type = fields.get("model_type", None)
     if isinstance(model_type, str) and model_type in generated.values():
         return model_type
+    _refuse_planned_only(fields)
     raise fields.error("architectures", f"missing, and model_type is {model_type!r:.60}; known are {known}")
+
+
+def _refuse_planned_only(fields: Fields) -> None:
+    """Refuse a model type that plans take and no layers compute, by what is missing."""
+    model_type = fields.get("model_type", None)
+    row = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if row is None or row.architecture:
+        return
+    config = read(str(model_type), fields)
+    needs = [*unsupported(config), *([f"the {config.encoder.what}"] if config.encoder else [])]
+    what = f"{model_type} needs {', '.join(needs)}, which no layer computes; nkw plan takes it"
+    raise fields.error("model_type", what)

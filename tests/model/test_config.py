@@ -118,8 +118,8 @@ def test_rope_scaling_is_read_in_both_spellings(write_model) -> None:
         ),
         ({"architectures": "x"}, "architectures: 'x' is not a list of one name; known are LlamaForCausalLM"),
         (
-            {"architectures": None, "model_type": "mixtral"},
-            "architectures: missing, and model_type is 'mixtral'; known",
+            {"architectures": None, "model_type": "gptj"},
+            "architectures: missing, and model_type is 'gptj'; known",
         ),
         ({"rope_scaling": 3}, "rope_scaling: 3 is not an object"),
         (

@@ -165,6 +165,23 @@ def test_a_family_whose_parts_no_layer_computes_is_refused_before_its_weights_ar
     assert str(refused.value) == f"{toy / 'config.json'}: no layer computes routed experts"
 
 
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("mixtral-8x7b", "mixtral needs routed experts"),
+        ("mamba-130m", "mamba needs state-space layers"),
+        ("gemma-3-27b", "gemma3 needs the vision tower"),
+    ],
+)
+def test_a_refused_family_says_what_is_missing_and_that_it_is_planned(tmp_path, name, needs) -> None:
+    (tmp_path / "config.json").write_text((CONFIGS / f"{name}.json").read_text())
+    assert read_config(tmp_path).architecture == ""
+    with pytest.raises(ModelError) as refused:
+        load_config(tmp_path)
+    said = f"model_type: {needs}, which no layer computes; nkw plan takes it"
+    assert str(refused.value) == f"{tmp_path / 'config.json'}: {said}"
+
+
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
 def test_a_model_without_missing_parts_is_composed_with_all_its_parameters(path) -> None:
     """The plan counts parts, the layers state tensors: two roads to one number."""
