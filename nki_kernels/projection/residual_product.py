@@ -16,6 +16,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.block_loads import load_cast, load_cast_into, store_rows_from
+from nki_kernels.projection.normalised_rows import to_sbuf
 from nki_kernels.projection.row_groups import own_height
 from nki_kernels.projection.sums import load_residual, prepare_sum, store_sum, sum_over_ranks
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks

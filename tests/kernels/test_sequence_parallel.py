@@ -57,7 +57,7 @@ def mlp(
     down = weight(5, 40 * ranks, 72, dtype)
     rest = ("silu", None, None, None, normal(6, 1, 72, dtype=dtype) if layer_norm else None, 0.0)
     shards = zip(parts(x, ranks), parts(gate, ranks, 1), parts(up, ranks, 1), parts(down, ranks))
-    given = [(x, norm, gate, up, down, EPS, over(ranks), *rest, ranks) for x, gate, up, down in shards]
+    given = [(x, norm, gate, up, down, EPS, over(ranks), *rest, True, ranks) for x, gate, up, down in shards]
     return given, (x, norm, gate, up, down, EPS, None, *rest)
 
 
