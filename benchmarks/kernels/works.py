@@ -41,13 +41,11 @@ class RankShape:
     @property
     def config(self) -> ModelConfig:
         """A model of one layer with these sizes, for one rank."""
-        attention = GroupedAttention(self.heads, self.kv_heads, HEAD_SIZE)
-        block = Block(attention, Mlp(self.width), Norms(1e-5))
         longest = max(POSITIONS)
-        rope = Positions(RopeParameters(500000.0), longest)
-        return ModelConfig(
-            self.vocabulary, self.hidden, (block,), longest, False, positions=rope, model_type="llama"
-        )
+        rope = Positions(RopeParameters(500000.0), longest, HEAD_SIZE)
+        attention = GroupedAttention(self.heads, self.kv_heads, HEAD_SIZE, positions=rope)
+        block = Block(attention, Mlp(self.width), Norms(1e-5))
+        return ModelConfig(self.vocabulary, self.hidden, (block,), longest, False, model_type="llama")
 
 
 SHAPES = (
