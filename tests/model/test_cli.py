@@ -35,6 +35,11 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def only_progress(err: str) -> bool:
+    """Whether stderr has nothing but the lines of progress that a slow machine gets."""
+    return all(re.fullmatch(r"[\w ]+: (layer )?\d+ of \d+( done)?", line) for line in err.splitlines())
+
+
 def refused(capsys, *arguments: str) -> str:
     """The one line that a refused command prints."""
     try:
@@ -105,7 +110,7 @@ def test_simulated_run_is_checked_predicted_and_written(tiny, tmp_path, capsys) 
     assert main(["generate", *arguments, "--json", str(results), "--trace", str(trace)]) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
-    assert captured.err == ""
+    assert only_progress(captured.err)
     assert lines[0].startswith("ab")
     assert "4 of 4 tokens equal to the numpy reference" in lines
     assert any(line.startswith("predicted on 2 cores") for line in lines)
