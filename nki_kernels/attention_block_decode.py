@@ -60,11 +60,11 @@ from nki_kernels.attention_decode import (
 )
 from nki_kernels.decode.block import attention_block, output_tile
 from nki_kernels.decode.hidden import hidden_fits, load_hidden, store_hidden
-from nki_kernels.decode.pipeline import Work
 from nki_kernels.decode.ranks import check_position_ranks, expect_ranks
 from nki_kernels.decode.share import share_of_core, sizes_of_share, wait_for_other_core
 from nki_kernels.decode.sizes import Sizes
 from nki_kernels.decode.tokens import expect_tokens
+from nki_kernels.decode.work import Work
 from nki_kernels.output_projection import output_projection, output_projection_reference
 from nki_kernels.qkv_projection import qkv_projection, qkv_projection_reference
 from nki_kernels.rmsnorm import MAX_HIDDEN

@@ -86,19 +86,13 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.decode.cache import new_value_rows
-from nki_kernels.decode.pipeline import (
-    Work,
-    bring_after_gather,
-    bring_first,
-    place_tokens,
-    prepare,
-    run,
-    take_tokens,
-)
+from nki_kernels.decode.loads import bring_after_gather, bring_first, take_tokens
+from nki_kernels.decode.pipeline import run
 from nki_kernels.decode.ranks import check_position_ranks, expect_ranks, merge_ranks, queries_of_all_ranks
 from nki_kernels.decode.share import share_of_core, sizes_of_share
 from nki_kernels.decode.sizes import Sizes
 from nki_kernels.decode.tokens import expect_tokens, key_heights, load_tokens, transposed_tokens
+from nki_kernels.decode.work import Work, place_tokens, prepare
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.tiles import PARTITIONS, expect_dims

@@ -10,11 +10,14 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.decode.hidden import reciprocal_roots, weighted_blocks
+from nki_kernels.decode.loads import bring_first, take_tokens
 from nki_kernels.decode.output import add_output
-from nki_kernels.decode.pipeline import bring_first, clear_early, place_tokens, prepare, run, take_tokens
+from nki_kernels.decode.pipeline import run
 from nki_kernels.decode.projected import project
 from nki_kernels.decode.rotation import Rotation, copied_heads, normed_heads, rotated_heads
+from nki_kernels.decode.stages import clear_early
 from nki_kernels.decode.tokens import load_first_positions
+from nki_kernels.decode.work import place_tokens, prepare
 from nki_kernels.tiles import PARTITIONS, ranges
 
 EARLY_BYTES = 32768

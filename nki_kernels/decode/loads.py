@@ -1,0 +1,168 @@
+"""Keys and values of decode attention on their way: loads into the buffers of groups, transposes, and stores."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+
+from nki_kernels.decode.cache import (
+    buffers,
+    clear_values,
+    load_keys,
+    load_new_values,
+    load_values,
+    scatter,
+)
+from nki_kernels.decode.output import OutputWeights
+from nki_kernels.decode.pages import by_unit, gather, row_tiles, run_numbers, transpose_keys
+from nki_kernels.decode.share import wait_for_other_core
+from nki_kernels.decode.work import valid_keys
+
+LOADS_BEFORE_GATHER = 6
+"""Groups whose loads are triggered before queries are gathered over ranks, which waits behind them in a full queue."""
+
+
+def bring_first(work):
+    """Begin to load the first groups; those behind a gather of queries come with `bring_after_gather`."""
+    sizes = work.sizes
+    work.key_tiles, work.value_tiles = buffers(sizes, work.groups)
+    if sizes.paged:
+        work.runs = run_numbers(work.block_tables, sizes)
+        work.row_tiles = row_tiles(sizes)
+    most = min(len(work.groups), sizes.key_buffers)
+    work.brought = most if work.ranks is None else min(most, LOADS_BEFORE_GATHER)
+    bring_groups(work, 0, work.brought)
+
+
+def bring_after_gather(work):
+    """Load the first groups that `bring_first` left."""
+    most = min(len(work.groups), work.sizes.key_buffers)
+    bring_groups(work, work.brought, most)
+
+
+def bring_groups(work, first, last):
+    """Load the keys of groups first … last, and values as there is room for, or behind all keys."""
+    sizes = work.sizes
+    for group in range(first, last):
+        bring_keys(work, group)
+        if group < sizes.value_buffers and not sizes.keys_first:
+            bring_values(work, group, nisa.engine.sync)
+    if sizes.keys_first and last == len(work.groups):
+        bring_first_values(work)
+
+
+def bring_first_values(work):
+    """Begin to load the values of the first groups."""
+    for group in range(min(len(work.groups), work.sizes.value_buffers)):
+        bring_values(work, group, nisa.engine.sync)
+
+
+def take_tokens(work, queries, keys, key_rows, value_rows):
+    """The new tokens, in the layouts of `transposed_tokens` and as rows that the caches take."""
+    work.queries, work.keys, work.key_rows, work.value_rows = queries, keys, key_rows, value_rows
+    for group in range(min(len(work.groups), work.sizes.value_buffers)):
+        bring_new_values(work, group)
+    if len(work.groups) <= work.sizes.key_buffers:
+        follow_keys(work)
+    transpose_group(work, 0, 0)
+    transpose_group(work, 0, 1)
+
+
+def bring_keys(work, group):
+    """Load the keys of a group; behind the last load the new keys may be written."""
+    sizes, box = work.sizes, work.groups[group][0]
+    buffer = group % sizes.key_buffers
+    if sizes.paged:
+        gather(work.row_tiles[buffer], work.k_cache, work.share.kv_heads[0], work.runs, box, sizes)
+    else:
+        load_keys(work.key_tiles[buffer], work.share.of_keys(work.k_cache, False), box, sizes)
+
+
+def bring_values(work, group, engine):
+    """Load the values of a group."""
+    sizes, box = work.sizes, work.groups[group][0]
+    cached = work.value_tiles[group % sizes.value_buffers][0]
+    if sizes.paged:
+        gather(cached, work.v_cache, work.share.kv_heads[0], work.runs, box, sizes)
+    else:
+        load_values(cached, work.share.of_values(work.v_cache), box, sizes, engine)
+
+
+def bring_new_values(work, group):
+    """Load the values of the new tokens of a group."""
+    new = work.value_tiles[group % work.sizes.value_buffers][1]
+    load_new_values(new, work.v, work.groups[group][0], work.sizes)
+
+
+def bring_later_keys(work, group):
+    """Load keys into the buffer of a group that is done with them; behind the last load the new ones are written."""
+    sizes = work.sizes
+    later = group + sizes.key_buffers
+    if later < len(work.groups):
+        bring_keys(work, later)
+        if later + 1 == len(work.groups):
+            if sizes.keys_first:
+                bring_first_values(work)
+            follow_keys(work)
+
+
+def transpose_group(work, group, half):
+    """Transpose a half of the keys of a group, if they come from pages; then their rows make room for a later group."""
+    sizes = work.sizes
+    if not sizes.paged or group >= len(work.groups):
+        return
+    box = work.groups[group][0]
+    rows = by_unit(work.row_tiles[group % sizes.key_buffers], box)
+    tile = work.key_tiles[group % sizes.transposed_buffers]
+    first, last = sizes.full * half // 2, sizes.full * (half + 1) // 2
+    if nisa.get_nc_version() == nisa.nc_version.gen2:
+        # Its transposes multiply with zeros, so that one key that is not a number would spoil all of a chunk.
+        clear_values(rows, valid_keys(work, box), first, last, sizes)
+    transpose_keys(tile, rows, box, first, last, sizes)
+    if half == 1:
+        bring_later_keys(work, group)
+
+
+def transpose_next(work, item, half):
+    """A half of the transposes of the group after an item's, beside the last item of this one.
+
+    In halves, so that the exponentials, on the engine that copies transposed keys, do not wait for all of them. On gen2
+    both follow the exponentials, because Vector, which finds the maximum, would first wait for the keys to clear them.
+    """
+    if work.begins_group(item + 1):
+        following = item // len(work.parts) + 1
+        if nisa.get_nc_version() == nisa.nc_version.gen2:
+            if half == 1:
+                transpose_group(work, following, 0)
+                transpose_group(work, following, 1)
+        else:
+            transpose_group(work, following, half)
+
+
+def follow_keys(work):
+    """What comes behind the last load of keys: the weights of the output projection, and the new keys' stores.
+
+    With all keys first these stores come when all weights are found: no tile of theirs takes the place of what the
+    stores still read.
+    """
+    if work.w_o is not None:
+        work.output = OutputWeights(work.w_o, work.sizes)
+    if not work.sizes.keys_first:
+        write_keys(work)
+
+
+def write_keys(work):
+    """Store the new keys, behind the last load of keys in program order: all writes of a cache are one tensor's.
+
+    No core writes while the other one still reads: block tables may name any page behind the last position.
+    """
+    sizes = work.sizes
+    row, step = (sizes.depth, 1) if sizes.paged else (1, work.k_cache.shape[3])
+    wait_for_other_core(work.share.cores, work.k_cache, nisa.engine.gpsimd)
+    scatter(work.k_cache, row, step, work.key_rows, work.key_places, sizes, work.divided)
+
+
+def write_values(work):
+    """Store the new values."""
+    sizes = work.sizes
+    wait_for_other_core(work.share.cores, work.v_cache, nisa.engine.gpsimd)
+    scatter(work.v_cache, sizes.depth, 1, work.value_rows, work.value_places, sizes, work.divided)
