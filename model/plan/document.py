@@ -44,6 +44,7 @@ def document(plan: Plan, name: str) -> dict[str, Any]:
         "by_tp": [asdict(each) for each in plan.footprints],
         "instances": [_fit(each) for each in plan.fits],
         "first_token": _phase(plan, plan.first_token),
+        "first_tokens": _phase(plan, plan.first_tokens),
         "step": _phase(plan, plan.step),
         "batches": [_rate(each) for each in plan.rates],
         "basis": " ".join(basis(plan)),

@@ -87,7 +87,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a plan says. `peaks` are those of one core or device; `copies` of the model run side by side."""
+    """Everything that a plan says. `peaks` are those of one core or device; `copies` of the model run side by side.
+
+    `first_tokens` are those of as many prompts as a batch has, packed into the launches of one.
+    """
 
     model: ModelCounts
     dtype: str
@@ -104,6 +107,7 @@ class Plan:
     footprints: tuple[Footprint, ...]
     fits: tuple[Fit, ...]
     first_token: Phase
+    first_tokens: Phase
     rates: tuple[Rate, ...]
 
     @property
@@ -155,6 +159,9 @@ def make_plan(model: ModelCounts, request: Request) -> Plan:
     peaks = place.peaks.times(place.tp)
     work = roofline.prefill(model, dtype, 1, prompt)
     first = Phase(work, 1e9 * work.seconds(peaks), predictor.first_token(prompt) if predictor else None)
+    work = roofline.prefill(model, dtype, request.batch, prompt)
+    packed = predictor.first_tokens(prompt, request.batch) if predictor else None
+    first_tokens = Phase(work, 1e9 * work.seconds(peaks), packed)
     powers = {2**exponent for exponent in range(LARGEST_BATCH.bit_length())}
     rates = []
     for batch in sorted(powers | {request.batch}):
@@ -179,6 +186,7 @@ def make_plan(model: ModelCounts, request: Request) -> Plan:
         ),
         fits=tuple(_fit(model, dtype, prompt + generate, each) for each in INSTANCES.values()),
         first_token=first,
+        first_tokens=first_tokens,
         rates=tuple(rates),
     )
 

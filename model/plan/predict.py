@@ -86,17 +86,26 @@ class Predictor:
         """One prompt, and the head for its last token."""
         return self._pass(replace(self._step, phase=Phase.prefill).resized(tokens))
 
+    def first_tokens(self, tokens: int, batch: int) -> PassTime:
+        """`batch` prompts of as many tokens each, packed into the same launches, and the head for their last tokens."""
+        if batch == 1:
+            return self.first_token(tokens)
+        prompts = replace(self._step, phase=Phase.prefill, tokens=batch * tokens, sequences=batch)
+        *parts, head = self._parts
+        layers, last = self._pass(prompts, parts), self._pass(self._step.resized(batch), [head])
+        return PassTime(layers.overhead, (*layers.parts, *last.parts))
+
     def step(self, batch: int) -> PassTime:
         """One token for each of `batch` sequences."""
         return self._pass(self._step.resized(batch))
 
-    def _pass(self, step: StepShape) -> PassTime:
-        parts = tuple(
+    def _pass(self, step: StepShape, parts: list[tuple[BlockLayers, int]] | None = None) -> PassTime:
+        times = tuple(
             self._part(part, launch, step, count)
-            for part, count in self._parts
+            for part, count in parts or self._parts
             for launch in launches_of(part, step)
         )
-        return PassTime(Time.exact(self._dry.overhead_ns), parts)
+        return PassTime(Time.exact(self._dry.overhead_ns), times)
 
     def _part(self, part: BlockLayers, launch: Launch, step: StepShape, count: int) -> LaunchTime:
         floor_ns = 1e9 * self._core.seconds(launch.work.operations, launch.work.bytes)
@@ -113,7 +122,7 @@ class Predictor:
         The last rank may have a smaller part of the vocabulary, whose columns some searches divide less evenly.
         """
         last = replace(step, rank=step.ranks - 1)
-        last_launch = next(each for each in launches_of(part, last) if each.title == launch.title)
+        last_launch = _titled(part, last, launch.title)
         first_time = self._of_rank(part, launch, step)
         if last_launch == launch:
             return first_time
@@ -122,11 +131,26 @@ class Predictor:
     def _of_rank(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
         def resized(rows: int) -> Launch:
             """The launch of this title in a step of `rows` rows."""
-            return next(each for each in launches_of(part, step.resized(rows)) if each.title == launch.title)
+            return _titled(part, step.resized(rows), launch.title)
 
         if launch.growth is Growth.rows:
             return self._dry.by_rows(resized, launch.rows)
-        most = kernel_limit(launch.kernel, "MAX_TOKENS")
-        if launch.rows > most:
-            raise ModelError(f"{launch.kernel} takes at most {most} tokens, not {launch.rows}")
-        return self._dry.by_tokens(resized, launch.rows, launch.window)
+        most, tokens = kernel_limit(launch.kernel, "MAX_TOKENS"), launch.rows // step.sequences
+        if tokens > most:
+            raise ModelError(f"{launch.kernel} takes at most {most} tokens, not {tokens}")
+        one = self._dry.by_tokens(resized, tokens, launch.window)
+        if step.sequences == 1:
+            return one
+
+        def two_sequences(rows: int) -> Launch:
+            """The launch of this title for two sequences of `rows` rows each."""
+            return _titled(part, replace(step, tokens=2 * rows, sequences=2), launch.title)
+
+        # A prompt packed behind another adds what the second one adds to the first.
+        two = self._dry.by_tokens(two_sequences, tokens, launch.window)
+        return one + (two - one) * (step.sequences - 1)
+
+
+def _titled(part: BlockLayers, step: StepShape, title: str) -> Launch:
+    """The launch of a title in a step."""
+    return next(each for each in launches_of(part, step) if each.title == title)

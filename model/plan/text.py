@@ -107,6 +107,9 @@ def _phases(plan: Plan) -> list[Part]:
         )
     elif not plan.holds:
         out.append(f"batch {plan.batch:,} does not fit beside the weights here")
+    phases = [("first token", plan.first_token), ("one step", plan.step)]
+    if plan.batch > 1:
+        phases.insert(1, (f"{plan.batch:,} prompts, packed", plan.first_tokens))
     rows = [
         (
             name,
@@ -116,7 +119,7 @@ def _phases(plan: Plan) -> list[Part]:
             phase.work.bound(plan.peaks).value,
             f"{phase.roofline_ns / 1e6:.3f}",
         )
-        for name, phase in (("first token", plan.first_token), ("one step", plan.step))
+        for name, phase in phases
     ]
     return [
         *out,
@@ -133,6 +136,8 @@ def _kernels(plan: Plan) -> list[list[Part]]:
         ("time to first token", _bracketed(first.time)),
         (f"a step of batch {plan.batch:,}", _bracketed(step.time)),
     ]
+    if plan.batch > 1:
+        times.insert(1, (f"{plan.batch:,} prompts, packed", _bracketed(plan.first_tokens.time)))
     blocks: list[list[Part]] = [["predicted, in ms (dataflow..serial)", table("", times)]]
     for title, done in (("first token", first), ("one step", step)):
         blocks.append([table(f"{title}, by kernel|launches|ms|share|of peak", _launches(done))])
@@ -193,7 +198,9 @@ def basis(plan: Plan) -> Iterator[str]:
             "Times are dry runs of this project's kernels, one after another; program reading, "
             "with the bounds beside it. Ranks are physical cores."
         )
-        for refusal in dict.fromkeys((*first.refusals, *step.refusals)):
+        packed = plan.first_tokens.predicted
+        more = packed.refusals if packed else ()
+        for refusal in dict.fromkeys((*first.refusals, *more, *step.refusals)):
             yield f"Roofline for a part: {refusal}."
 
 

@@ -163,12 +163,21 @@ def test_the_document_holds_what_the_text_says(small, tmp_path, capsys) -> None:
     assert total == sum(parts.values())
     assert active == total - parts["embedding"] - 32
     assert [each["batch"] for each in plan["batches"]] == [1, 2, 3, 4, 8, 16, 32, 64]
-    for phase in (plan["first_token"], plan["step"]):
+    alone = document(tmp_path, capsys, small, "--tp", "4")
+    assert alone["first_tokens"] == alone["first_token"]
+    assert plan["first_tokens"]["operations"] == pytest.approx(3 * plan["first_token"]["operations"])
+    for phase in (plan["first_token"], plan["first_tokens"], plan["step"]):
         assert phase["dataflow_ns"] <= phase["program_ns"] <= phase["serial_ns"]
         for reading in ("dataflow_ns", "program_ns", "serial_ns"):
             kernels = sum(kernel[reading] for kernel in phase["kernels"])
             assert kernels + phase["overhead_ns"] == pytest.approx(phase[reading], rel=1e-12)
     assert {each["instance"] for each in plan["instances"]} >= {"trn1.2xlarge", "inf2.48xlarge"}
+
+
+@pytest.mark.parametrize(("batch", "rows"), [("1", 0), ("3", 2)])
+def test_prompts_of_a_batch_have_rows_for_roofline_and_prediction(small, capsys, batch, rows) -> None:
+    text = printed(capsys, small, "--batch", batch)
+    assert text.count(f"\n{batch} prompts, packed ") == rows
 
 
 def test_the_rows_of_a_pass_add_up_to_it(small, capsys) -> None:

@@ -95,6 +95,22 @@ def test_layers_and_sequences_are_counted(tmp_path) -> None:
     assert (first["attention_prefill"].launches, step["attention_block_decode"].launches) == (3, 3)
 
 
+@pytest.mark.parametrize(("tokens", "batch"), [(10, 3), (130, 2)])
+def test_packed_prompts_share_products_and_attend_each_to_itself(tmp_path, tokens, batch) -> None:
+    """Products are those of one prompt as long as all; attention's work is that of each, and so is the head's."""
+    plan = predictor(tiny(tmp_path), context=512)
+    packed, one = named(plan.first_tokens(tokens, batch)), named(plan.first_token(tokens))
+    assert plan.first_tokens(tokens, 1) == plan.first_token(tokens)
+    whole = named(plan.first_token(batch * tokens))
+    for kernel in ("embedding", "qkv_projection", "output_projection", "mlp"):
+        assert packed[kernel] == whole[kernel]
+    assert packed["lm_head"] == named(plan.step(batch))["lm_head"]
+    attention, alone = packed["attention_prefill"], one["attention_prefill"]
+    assert attention.floor_ns == pytest.approx(batch * alone.floor_ns)
+    assert alone.time.program_ns < attention.time.program_ns <= batch * alone.time.program_ns
+    assert alone.time.serial_ns < attention.time.serial_ns
+
+
 def test_equal_layers_take_equal_times(tmp_path) -> None:
     one, three = (named(predictor(tiny(tmp_path, num_hidden_layers=count)).step(1)) for count in (1, 3))
     assert three["mlp"].time == one["mlp"].time * 3
