@@ -101,25 +101,41 @@ def attention_block_decode(
 ):
     """Norm, queries, keys and values, attention with the caches, output projection, and the residual."""
     expect_dims(2, x, "x [T, H]")
-    check_caches(x.shape[0], k_cache, v_cache, slots, block_tables)
+    products, tables = (w_qkv, w_o, q_size, kv_size), (cos, sin)
+    norms, options = (q_norm, k_norm, eps), (window, softcap, sinks)
+    caches = k_cache, v_cache, slots, block_tables
     check_position_ranks(position_group, position_ranks, position_rank)
-    sizes = Sizes(x.shape[0], q_size, x.dtype, k_cache, block_tables, position_ranks)
-    check_step(positions, scale, num_kv_heads, sizes)
-    check_weights(x, norm_weight, w_qkv, w_o, q_size, kv_size, sizes)
-    check_tables(sizes.depth, cos, sin, q_norm, k_norm)
-    check_sizes(sizes)
-    check_options(sizes, window, softcap, sinks)
-    norms, share = (q_norm, k_norm, eps), share_of_core(sizes)
-    alone = nl.num_programs() == 1 and position_ranks == 1
-    if alone and hidden_fits(x.shape[0], x.shape[1], x.dtype):
+    if nl.num_programs() == 1 and position_ranks == 1 and hidden_fits(x.shape[0], x.shape[1], x.dtype):
         y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        caches = k_cache, v_cache, slots, block_tables
-        work = Work(sizes, share, None, scale, caches, None, output_tile(sizes), (window, softcap, sinks))
-        tile = attention_block(
-            load_hidden(x), norm_weight, w_qkv, w_o, work, positions, (cos, sin), norms, replica_group
+        tile = attended(
+            x,
+            norm_weight,
+            products,
+            caches,
+            positions,
+            scale,
+            num_kv_heads,
+            tables,
+            norms,
+            options,
+            replica_group,
         )
         store_hidden(y, tile)
         return y, k_cache, v_cache
+    sizes = checked_sizes(
+        x,
+        norm_weight,
+        products,
+        caches,
+        positions,
+        scale,
+        num_kv_heads,
+        tables,
+        norms,
+        options,
+        position_ranks,
+    )
+    share = share_of_core(sizes)
     if share is not None:
         mine = sizes_of_share(sizes, share, k_cache, block_tables)
         tokens = expect_tokens(mine, share.rows(positions, sizes.sequences), (cos, sin))
@@ -137,6 +153,40 @@ def attention_block_decode(
         attend(work, share.part(q, sizes), share.part(k, sizes), tokens, norms)
     wait_for_other_core(nl.num_programs(), o, nisa.engine.scalar)
     return output_projection(o, w_o, x, replica_group), k_cache, v_cache
+
+
+def attended(
+    x, norm_weight, products, caches, positions, scale, num_kv_heads, tables, norms, options, replica_group
+):
+    """The block for rows x that `hidden_fits`, on one core: a tile of hidden states, see `hidden`.
+
+    products: w_qkv, w_o, q_size and kv_size. caches: keys, values, slots and block tables. tables: cosines and sines.
+    norms: the weights of queries and of keys, and eps. options: window, soft cap and sinks.
+    """
+    sizes = checked_sizes(
+        x, norm_weight, products, caches, positions, scale, num_kv_heads, tables, norms, options, 1
+    )
+    work = Work(sizes, share_of_core(sizes), None, scale, caches, None, output_tile(sizes), options)
+    w_qkv, w_o = products[0], products[1]
+    return attention_block(
+        load_hidden(x), norm_weight, w_qkv, w_o, work, positions, tables, norms, replica_group
+    )
+
+
+def checked_sizes(
+    x, norm_weight, products, caches, positions, scale, num_kv_heads, tables, norms, options, ranks
+):
+    """The sizes of a step over so many ranks of positions; refuses arguments that do not fit together."""
+    w_qkv, w_o, q_size, kv_size = products
+    k_cache, v_cache, slots, block_tables = caches
+    check_caches(x.shape[0], k_cache, v_cache, slots, block_tables)
+    sizes = Sizes(x.shape[0], q_size, x.dtype, k_cache, block_tables, ranks)
+    check_step(positions, scale, num_kv_heads, sizes)
+    check_weights(x, norm_weight, w_qkv, w_o, q_size, kv_size, sizes)
+    check_tables(sizes.depth, tables[0], tables[1], norms[0], norms[1])
+    check_sizes(sizes)
+    check_options(sizes, options[0], options[1], options[2])
+    return sizes
 
 
 def check_weights(x, norm_weight, w_qkv, w_o, q_size, kv_size, sizes):

@@ -131,6 +131,7 @@ def mlp(
         "inner": w_up.shape[1],
         "columns": own_columns(tokens, hidden, BANK),
         "exchanges": exchanges,
+        "runs": False,
     }
     held = 0
     if norm_weight is not None:

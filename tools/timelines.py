@@ -78,6 +78,13 @@ def cases() -> tuple[Case, ...]:
                 angles,
             ),
         ),
+        Case(
+            nki_kernels.decoder_layer_decode,
+            (
+                *(_wide(1, 128), _wide(1, 128), _narrow(128, 192), 1e-5, 64, 64, *caches, one, 0.125),
+                *(_narrow(64, 128), _wide(1, 128), *(_narrow(128, 128) for _ in range(3))),
+            ),
+        ),
         Case(nki_kernels.output_projection, (_wide(4, 256), _narrow(256, 640), _wide(4, 640))),
         Case(nki_kernels.mlp, (x, norm, _narrow(256, 640), _narrow(256, 640), _narrow(640, 256), 1e-5)),
         Case(nki_kernels.lm_head, (x, norm, _narrow(256, 640), 1e-5, 8, one)),

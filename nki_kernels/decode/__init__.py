@@ -1,1 +1,1 @@
-"""The parts of `attention_decode` and `attention_block_decode`: tile sizes, tokens, caches, products, softmax."""
+"""The parts of the kernels of a decode step: tile sizes, tokens, caches, products, softmax."""

@@ -111,6 +111,7 @@ def overlap(stage, job, group, before, before_parts, waiting, loads):
                 columns[done],
                 stage["engine"],
                 passing,
+                stage["runs"],
             )
             done += 1
         if done == len(columns) and chunk == 0 and loading == len(columns):
@@ -129,9 +130,9 @@ def overlap(stage, job, group, before, before_parts, waiting, loads):
 def inner_tile(inner, rows, stage):
     """A tile for `inner` columns of the intermediate; cores exchange tiles of the larger part, all of them defined."""
     if not stage["exchanges"]:
-        return blocks_tile(inner, rows, stage["x"].dtype)
+        return blocks_tile(inner, rows, stage["blocks"].dtype)
     first, last = part(stage["inner"], INNER_UNIT, 0)
-    result = blocks_tile(last - first, rows, stage["x"].dtype)
+    result = blocks_tile(last - first, rows, stage["blocks"].dtype)
     full = inner // PARTITIONS
     if full * PARTITIONS < last - first:
         nisa.memset(dst=result[:, full:, :], value=0.0)

@@ -10,6 +10,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.block_loads import load_cast_into
+from nki_kernels.projection.rows import in_block, load_runs_part
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
 
 UNIT_COLUMNS = 2048
@@ -24,8 +25,10 @@ def columns_at_once(weights, rows):
     return min(UNIT_COLUMNS, ACCUMULATOR_BANKS // len(weights) * (BANK // rows) * PARTITIONS)
 
 
-def gated_columns(result, x, weights, biases, function, column, engine, passing):
+def gated_columns(result, x, weights, biases, function, column, engine, passing, runs=False):
     """The blocks of the intermediate for columns_at_once columns from `column` on, and x [h in block, block, row].
+
+    runs: whether x lies in runs instead, see `rows`; then the weights are loaded in runs too.
 
     weights: [gate, up], or [up] for a plain block. biases: those of gate and of up, see `bias_columns`. passing: (tile,
     source) of other loads, which are triggered between those of the weights.
@@ -40,7 +43,7 @@ def gated_columns(result, x, weights, biases, function, column, engine, passing)
     pair = None
     if packed > 0:
         pair = nl.ndarray((2 * packed, rows), dtype=nl.float32, buffer=nl.psum)
-    accumulate(sums, pair, x, weights, column, whole, last, per_bank, engine, passing)
+    accumulate(sums, pair, x, weights, column, whole, last, per_bank, engine, passing, runs)
     for number in range(len(sums[0])):
         first = column // PARTITIONS + number * per_bank
         finish(result, sums, number, first, min(blocks(whole), first + per_bank), biases, function, inner)
@@ -73,7 +76,7 @@ def banks_of(sides, width, per_bank):
     return banks
 
 
-def accumulate(sums, pair, x, weights, column, whole, last, per_bank, engine, passing):
+def accumulate(sums, pair, x, weights, column, whole, last, per_bank, engine, passing, runs):
     """The product of x and columns of the weights: column … whole into `sums`, the rest up to `last` into `pair`."""
     rows = x.shape[2]
     hidden = weights[0].shape[0]
@@ -88,13 +91,16 @@ def accumulate(sums, pair, x, weights, column, whole, last, per_bank, engine, pa
         shape = (min(hidden, PARTITIONS), sides, blocks(end - start), width)
         piece = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
         for side in range(sides):
-            load_cast_into(piece[:, side, :, :], weights[side][start:end, column:last], engine)
+            if runs:
+                load_runs_part(piece[:, side, :, :], weights[side][:, column:last], block, engine)
+            else:
+                load_cast_into(piece[:, side, :, :], weights[side][start:end, column:last], engine)
         while passed < len(passing) and passed * hidden < len(passing) * end:
             tile, source = passing[passed]
             nisa.dma_copy(dst=tile, src=source, engine=engine)
             passed += 1
-        for inside in range(blocks(end - start)):
-            used = min(PARTITIONS, end - start - inside * PARTITIONS)
+        for inside in range(piece.shape[2]):
+            used = in_block(hidden, block + inside, runs)
             moving = x[0:used, block + inside, :]
             following = block + inside > 0
             for side in range(sides):

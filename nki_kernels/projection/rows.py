@@ -71,7 +71,7 @@ def load_runs(result, row):
     nisa.dma_copy(dst=result[0:full, :], src=source, engine=nisa.engine.scalar)
 
 
-def load_runs_part(result, matrix, start):
+def load_runs_part(result, matrix, start, engine=nisa.engine.sync):
     """Blocks of a matrix [K, columns] of HBM in runs, from block `start` on, into all blocks of `result`.
 
     They are cast if need be. What the last partition lacks stays undefined: no product reads it.
@@ -84,13 +84,12 @@ def load_runs_part(result, matrix, start):
         raw = nl.ndarray(result.shape, dtype=matrix.dtype, buffer=nl.sbuf)
     full = depth // count
     source = matrix[0 : full * count, :].reshape_dim(0, (full, count))
-    nisa.dma_copy(dst=raw[0:full, :, :], src=source[:, start:end, :])
+    nisa.dma_copy(dst=raw[0:full, :, :], src=source[:, start:end, :], engine=engine)
     last = min(end, depth - full * count)
     if last > start:
         first = full * count + start
-        nisa.dma_copy(
-            dst=raw[full : full + 1, 0 : last - start, :], src=matrix[first : first + last - start, :]
-        )
+        target = raw[full : full + 1, 0 : last - start, :]
+        nisa.dma_copy(dst=target, src=matrix[first : first + last - start, :], engine=engine)
     if matrix.dtype != result.dtype:
         for block in range(start, end):
             used = in_block(depth, block, True)

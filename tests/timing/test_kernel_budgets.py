@@ -130,7 +130,7 @@ def attention_decode(heads: int, kv: int, length: int, predicted_us: float = 0.0
     q, k, v = narrow(1, heads * size), narrow(1, kv * size), narrow(1, kv * size)
     arguments = (q, k, v, narrow(1, kv, size, length), narrow(1, kv, length, size), ids(1), size**-0.5)
     # Values go through the product and to the cache; the position to all partitions, and to each row of both caches.
-    reads = {"q": 1, "k": 1, "v": 2, "k_cache": 1, "v_cache": 1, "positions": (128 + 2) * kv}
+    reads = {"q": 1, "k": 1, "v": 2, "k_cache": 1, "v_cache": 1, "positions": (128 + 1) * kv}
     return Work(kernels.attention_decode, arguments, reads, q.nbytes + k.nbytes + v.nbytes, predicted_us)
 
 
@@ -149,10 +149,27 @@ def attention_block_decode(hidden: int, heads: int, kv: int, length: int, predic
         "w_o": 1,
         "k_cache": 1,
         "v_cache": 1,
-        "positions": (128 + 2) * kv,
+        "positions": (128 + 1) * kv,
     }
     written = 2 * k.nbytes + x.nbytes
     return Work(kernels.attention_block_decode, arguments, reads, written, predicted_us)
+
+
+def decoder_layer_decode(
+    hidden: int, heads: int, kv: int, length: int, inner: int, predicted_us: float = 0.0
+) -> Work:
+    block = attention_block_decode(hidden, heads, kv, length)
+    up, down = narrow(hidden, inner), narrow(inner, hidden)
+    arguments = (*block.arguments, narrow(1, hidden), up, up.copy(), down)
+    between = 2 * hidden * 2  # hidden states as rows: stored, and loaded as the residual
+    reads = dict.fromkeys(("mlp_norm_weight", "w_gate", "w_up", "w_down"), 1)
+    return Work(
+        kernels.decoder_layer_decode,
+        arguments,
+        {**block.reads, **reads},
+        block.other_bytes + between,
+        predicted_us,
+    )
 
 
 def output_projection(
@@ -210,6 +227,7 @@ REALISTIC = (
     attention_prefill(1024, 4, 1, 2048, 41.7),
     attention_decode(4, 1, 8192, 21.3),
     attention_block_decode(4096, 4, 1, 8192, 41.5),
+    decoder_layer_decode(4096, 4, 1, 8192, 1792, 149.0),
     output_projection(1024, 512, 4096, 71.6),
     mlp(1024, 4096, 1792, 625.4),
     lm_head(1, 4096, 16032, 8, 328.0),

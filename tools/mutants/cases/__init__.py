@@ -8,6 +8,7 @@ from tools.mutants.cases.attention import attention
 from tools.mutants.cases.case import Case
 from tools.mutants.cases.head import head
 from tools.mutants.cases.largest import largest
+from tools.mutants.cases.layer import layer
 from tools.mutants.cases.other import products, rows, sums
 from tools.mutants.cases.projections import projections
 
@@ -15,4 +16,4 @@ from tools.mutants.cases.projections import projections
 @lru_cache(maxsize=1)
 def cases() -> tuple[Case, ...]:
     """All cases, the quick ones of every kernel first."""
-    return (*sums(), *rows(), *products(), *projections(), *attention(), *head(), *largest())
+    return (*sums(), *rows(), *products(), *projections(), *attention(), *layer(), *head(), *largest())

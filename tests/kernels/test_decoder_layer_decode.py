@@ -1,0 +1,226 @@
+"""decoder_layer_decode: one launch does what two do, with the weights of the second under way while the first runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from nki.collectives import ReplicaGroup
+
+import nki_kernels as kernels
+import simulate
+from simulate.check import examine
+from simulate.replay import ReplayCache
+from simulate.timing import Reading, schedule
+from tests.kernels.accuracy import TARGETS, as_tuple, check, compare_all, copied, normal, run
+
+BF16 = ml_dtypes.bfloat16
+DEPTH = 32
+NAMES = (
+    *(
+        "x",
+        "norm_weight",
+        "w_qkv",
+        "eps",
+        "q_size",
+        "kv_size",
+        "k_cache",
+        "v_cache",
+        "positions",
+        "scale",
+        "w_o",
+    ),
+    *("mlp_norm_weight", "w_gate", "w_up", "w_down", "num_kv_heads", "cos", "sin", "q_norm", "k_norm"),
+    *("replica_group", "slots", "block_tables", "window", "softcap", "sinks"),
+    *("activation", "b_gate", "b_up", "b_down"),
+)
+
+
+def arguments(
+    sequences: int,
+    hidden: int,
+    inner: int,
+    heads: int = 4,
+    kv: int = 2,
+    positions: int = 129,
+    dtype: Any = np.float32,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """All arguments by name: heads of 32, biases in the MLP, which is gated by gelu; one seed for each batch."""
+    q_size, kv_size = heads * DEPTH, kv * DEPTH
+    last = np.random.default_rng(seed).integers(0, positions, (sequences, 1)).astype(np.int32)
+    angles = np.arange(positions)[:, None] * 100.0 ** (-np.arange(DEPTH // 2) / (DEPTH // 2))
+
+    def weight(number: int, rows: int, columns: int) -> np.ndarray:
+        return normal(number, rows, columns, dtype=dtype, scale=rows**-0.5)
+
+    given = {
+        "x": normal(seed + 1, sequences, hidden, dtype=dtype),
+        "norm_weight": normal(2, 1, hidden, dtype=dtype),
+        "w_qkv": weight(3, hidden, q_size + 2 * kv_size),
+        "eps": 1e-5,
+        "q_size": q_size,
+        "kv_size": kv_size,
+        "k_cache": normal(seed + 4, sequences, kv, DEPTH, positions, dtype=dtype),
+        "v_cache": normal(seed + 5, sequences, kv, positions, DEPTH, dtype=dtype),
+        "positions": last,
+        "scale": DEPTH**-0.5,
+        "w_o": weight(6, q_size, hidden),
+        "mlp_norm_weight": normal(7, 1, hidden, dtype=dtype),
+        "w_gate": weight(8, hidden, inner),
+        "w_up": weight(9, hidden, inner),
+        "w_down": weight(10, inner, hidden),
+        "num_kv_heads": kv,
+        "cos": np.cos(angles).astype(np.float32),
+        "sin": np.sin(angles).astype(np.float32),
+        "q_norm": normal(11, 1, DEPTH, dtype=dtype),
+        "k_norm": normal(12, 1, DEPTH, dtype=dtype),
+        "activation": "gelu_tanh",
+        "b_gate": normal(13, 1, inner, dtype=dtype),
+        "b_up": normal(14, 1, inner, dtype=dtype),
+        "b_down": normal(15, 1, hidden, dtype=dtype),
+    }
+    return {name: given.get(name) for name in NAMES}
+
+
+def two_launches(given: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The arguments of attention_block_decode and of mlp, whose x is that of the layer."""
+    first, second = NAMES.index("mlp_norm_weight"), NAMES.index("num_kv_heads")
+    block = [given[name] for name in (*NAMES[:first], *NAMES[second : NAMES.index("activation")])]
+    weights = [
+        given[name] for name in ("mlp_norm_weight", "w_gate", "w_up", "w_down", "eps", "replica_group")
+    ]
+    return tuple(block), (given["x"], *weights, *(given[name] for name in NAMES[-4:]))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_a_layer_is_as_exact_as_numpys(target: str, dtype: type) -> None:
+    given = arguments(3, 256, 172, positions=172, dtype=dtype)
+    check(kernels.decoder_layer_decode, kernels.decoder_layer_decode_reference, tuple(given.values()), target)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "hidden", "inner", "positions", "dtype"),
+    [
+        (1, 127, 129, 8, np.float32),
+        (5, 129, 128, 128, np.float32),
+        (127, 128, 127, 16, BF16),
+        (1, 8192, 520, 130, np.float32),
+    ],
+    ids=["1x127", "5x129", "127x128", "1x8192"],
+)
+def test_ragged_layers_are_as_exact_as_numpys(
+    sequences: int, hidden: int, inner: int, positions: int, dtype: type
+) -> None:
+    given = arguments(sequences, hidden, inner, 2, 1, positions, dtype)
+    check(kernels.decoder_layer_decode, kernels.decoder_layer_decode_reference, tuple(given.values()))
+
+
+@pytest.mark.parametrize(
+    ("sequences", "hidden", "inner", "positions"), [(129, 64, 300, 12), (33, 8192, 64, 4)]
+)
+def test_rows_that_sbuf_does_not_hold_take_the_two_launches(
+    sequences: int, hidden: int, inner: int, positions: int
+) -> None:
+    """The bytes are those of the two kernels one after another."""
+    given = arguments(sequences, hidden, inner, 2, 1, positions, np.float32)
+    block, mlp = two_launches(given)
+    layer = run(kernels.decoder_layer_decode, tuple(given.values()), "trn2")
+    between, *caches = run(kernels.attention_block_decode, block, "trn2")
+    y = run(kernels.mlp, (between, *mlp[1:]), "trn2")
+    for one, other in zip(layer, (y, *caches)):
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_ranks_compute_what_one_does(dtype: type) -> None:
+    """Each of two ranks has one of the two key/value heads; nothing is found, and both return the same rows."""
+    given = arguments(5, 136, 258, dtype=dtype) | {"replica_group": ReplicaGroup([[0, 1]])}
+    kv, q = DEPTH, 2 * DEPTH
+    parts = []
+    for rank in range(2):
+        own, heads = slice(129 * rank, 129 * (rank + 1)), slice(rank, rank + 1)
+        queries = slice(q * rank, q * (rank + 1))
+        columns = np.r_[queries, 2 * q + kv * rank : 2 * q + kv * (rank + 1)]
+        columns = np.r_[columns, columns[-kv:] + 2 * kv]
+        parts.append(
+            given
+            | {"w_qkv": given["w_qkv"][:, columns], "q_size": q, "kv_size": kv, "w_o": given["w_o"][queries]}
+            | {name: given[name][:, own] for name in ("w_gate", "w_up", "b_gate", "b_up")}
+            | {"w_down": given["w_down"][own], "num_kv_heads": 1}
+            | {name: given[name][:, heads] for name in ("k_cache", "v_cache")}
+        )
+    world, outputs = simulate.World("trn2", ranks=2), []
+    shards = [(tuple(np.copy(a) if isinstance(a, np.ndarray) else a for a in p.values()), {}) for p in parts]
+    found = examine(
+        lambda: outputs.extend(world.launch(kernels.decoder_layer_decode, copies(shards)).outputs), orders=2
+    )
+    assert found == []
+    assert np.array_equal(outputs[0][0], outputs[1][0])
+    caches = [np.concatenate([outputs[0][which], outputs[1][which]], axis=1) for which in (1, 2)]
+    compare_all((outputs[0][0], *caches), kernels.decoder_layer_decode_reference, tuple(given.values()))
+
+
+def copies(
+    shards: list[tuple[tuple[Any, ...], dict[str, Any]]],
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments of every rank with every array copied: a launch writes the caches in place."""
+    return [(copied(each), {}) for each, _ in shards]
+
+
+def test_two_batches_of_one_bucket_replay_one_program() -> None:
+    """Positions, caches and rows differ; the second launch runs the program that the first one recorded."""
+    replays = ReplayCache()
+    for seed, mode in ((0, "eager"), (70, "replay")):
+        given = tuple(arguments(4, 128, 128, seed=seed).values())
+        launch = simulate.World("trn1", replays=replays).launch(
+            kernels.decoder_layer_decode, [(copied(given), {})], mode=simulate.Mode.replay
+        )
+        assert launch.mode.value == mode
+        compare_all(as_tuple(launch.outputs[0]), kernels.decoder_layer_decode_reference, given)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_weights_of_the_mlp_arrive_while_attention_runs(target: str) -> None:
+    """In program order a launch takes less than its two parts one after another."""
+    given = arguments(4, 2048, 1024, 16, 4, 1024, BF16)
+    block, mlp = two_launches(given)
+    times = []
+    for kernel, these in (
+        (kernels.attention_block_decode, block),
+        (kernels.mlp, mlp),
+        (kernels.decoder_layer_decode, tuple(given.values())),
+    ):
+        done = simulate.World(target).launch(kernel, [(these, {})], mode=simulate.Mode.dry)
+        times.append(schedule(done.streams, done.hardware, Reading.program).length_ns)
+    assert times[2] < 0.9 * (times[0] + times[1])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_the_largest_sizes_fit_on_the_smallest_chip(dtype: type) -> None:
+    given = arguments(128, 8192, 2048, 8, 1, 4096, dtype)
+    simulate.World("trn1").launch(
+        kernels.decoder_layer_decode, [(tuple(given.values()), {})], mode=simulate.Mode.dry
+    )
+
+
+def test_a_weight_of_another_width_is_refused() -> None:
+    given = arguments(1, 64, 64) | {"w_down": normal(1, 64, 65)}
+    with pytest.raises(AssertionError, match=r"w_down is \[64, 64\], not"):
+        run(kernels.decoder_layer_decode, tuple(given.values()))
+
+
+def test_two_cores_are_refused_and_one_is_not() -> None:
+    given = tuple(arguments(1, 64, 64).values())
+    simulate.launch(
+        kernels.decoder_layer_decode, [(given, {})], simulate.hardware("trn2"), 1, mode=simulate.Mode.dry
+    )
+    with pytest.raises(
+        AssertionError, match="takes one physical core; on two, launch attention_block_decode"
+    ):
+        simulate.launch(
+            kernels.decoder_layer_decode, [(given, {})], simulate.hardware("trn2"), 2, mode=simulate.Mode.dry
+        )
