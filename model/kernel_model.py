@@ -13,6 +13,7 @@ from model.config import ModelConfig
 from model.decoder import BlockLayers
 from model.errors import check_memory
 from model.families import compose
+from model.layers.joint import joined
 from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
 from model.layers.layer import Constant
 from model.mesh import Mesh
@@ -249,5 +250,5 @@ def bound(argument: Argument, device: Device, mesh: Mesh) -> Any:
 
 
 def launches_of(part: BlockLayers, shape: StepShape) -> list[Launch]:
-    """The launches of neighbouring layers, in order."""
-    return [launch for layer in part for launch in layer.launches(shape)]
+    """The launches of neighbouring layers, in order; those that one kernel does together are one."""
+    return joined(launch for layer in part for launch in layer.launches(shape))

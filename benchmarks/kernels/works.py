@@ -17,6 +17,7 @@ import numpy as np
 from model.config import ModelConfig
 from model.config.parts import Block, GroupedAttention, Mlp, Norms, Positions
 from model.families import compose
+from model.layers.joint import joined
 from model.layers.launch import Launch, LeastWork, Phase, StepShape, Value
 from model.rope import RopeParameters
 
@@ -97,8 +98,14 @@ def works() -> Iterator[Work]:
 
 
 def divided_works() -> Iterator[Work]:
-    """The works that both cores of a logical core share: the matmuls and those of 70B over 32 ranks."""
-    return (work for work in works() if work.shape is None or work.shape.name == "70B tp32")
+    """The works that both cores of a logical core share: the matmuls and those of 70B over 32 ranks.
+
+    A launch that does two parts of a layer takes one core, so the parts are launched one after another.
+    """
+    for work in works():
+        if work.shape is None or work.shape.name == "70B tp32":
+            launches = (each for launch in work.launches for each in launch.parts or (launch,))
+            yield replace(work, launches=tuple(launches))
 
 
 def _matmul(size: int, transposed: bool) -> Work:
@@ -181,7 +188,7 @@ def _step(phase: Phase, rows: int, positions: int, candidates: int = 1) -> StepS
 
 
 def _launches(shape: RankShape, step: StepShape) -> tuple[Launch, ...]:
-    """The launches of one decoder layer."""
+    """The launches of one decoder layer, each of one part of it."""
     (layers,) = compose(shape.config).blocks
     return tuple(launch for layer in layers for launch in layer.launches(step))
 
@@ -248,6 +255,6 @@ def _decode_attention(shape: RankShape, sequences: int, positions: int) -> Itera
     for name, least, launches in (
         ("decode rope + attention", parts.step(positions), _alone(shape, sequences, positions)[1:2]),
         ("decode attention block", parts.block(positions), block),
-        ("decode layer", parts.layer(positions), layer),
+        ("decode layer", parts.layer(positions), tuple(joined(layer))),
     ):
         yield Work(name, shape, sequences, least, launches, positions)

@@ -123,7 +123,8 @@ class Launch:
     """One launch: a kernel of `nki_kernels`, its arguments in order, and the names under which it returns values.
 
     `rows` are what it works on at a time, `repeat` how often a step launches it with other rows. Beyond `window` rows,
-    where there is one, work that grows with the square of the rows grows with the rows.
+    where there is one, work that grows with the square of the rows grows with the rows. `parts` are launches
+    that do the same one after another, where there are such.
     """
 
     kernel: str
@@ -135,6 +136,7 @@ class Launch:
     growth: Growth = Growth.rows
     window: int | None = None
     repeat: int = 1
+    parts: tuple[Launch, ...] = ()
 
     @property
     def title(self) -> str:

@@ -1,8 +1,8 @@
 """Predicted times of a model's passes: dry runs of its launch list at few sizes, added up.
 
-Equal blocks are launched once and counted as often as they are there. `attention_block_decode` and `lm_head` take up to
-128 sequences at a time. A launch that its kernel refuses, or that no kernel computes, is replaced by its roofline, and
-the reason is kept.
+Equal blocks are launched once and counted as often as they are there. Decode attention and `lm_head` take up to 128
+sequences at a time. A launch that its kernel refuses is replaced by the launches that do the same one after another, if
+there are such. Else it is replaced by its roofline, like one that no kernel computes, and the reason is kept.
 
 No launch is taken as shorter than its work on the core's peaks.
 """
@@ -101,11 +101,20 @@ class Predictor:
 
     def _pass(self, step: StepShape, parts: list[tuple[BlockLayers, int]] | None = None) -> PassTime:
         times = tuple(
-            self._part(part, launch, step, count)
+            time
             for part, count in parts or self._parts
             for launch in launches_of(part, step)
+            for time in self._times(part, launch, step, count)
         )
         return PassTime(Time.exact(self._dry.overhead_ns), times)
+
+    def _times(
+        self, part: BlockLayers, launch: Launch, step: StepShape, count: int
+    ) -> tuple[LaunchTime, ...]:
+        time = self._part(part, launch, step, count)
+        if not time.refusal or not launch.parts:
+            return (time,)
+        return tuple(self._part(part, each, step, count) for each in launch.parts)
 
     def _part(self, part: BlockLayers, launch: Launch, step: StepShape, count: int) -> LaunchTime:
         floor_ns = 1e9 * self._core.seconds(launch.work.operations, launch.work.bytes)
@@ -152,5 +161,6 @@ class Predictor:
 
 
 def _titled(part: BlockLayers, step: StepShape, title: str) -> Launch:
-    """The launch of a title in a step."""
-    return next(each for each in launches_of(part, step) if each.title == title)
+    """The launch of a title in a step, alone or as a part of another."""
+    found = (each for joint in launches_of(part, step) for each in (joint, *joint.parts))
+    return next(each for each in found if each.title == title)

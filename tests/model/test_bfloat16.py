@@ -155,7 +155,10 @@ def test_everything_between_kernels_is_of_the_dtype_but_positions_rotations_and_
         "embedding": ([whole, activations], [activations]),
         "qkv_projection": ([activations] * 3 + [whole, wide, wide], [activations] * 3),
         "attention_prefill": ([activations] * 5, [activations] * 3),
-        "attention_block_decode": ([activations] * 5 + [whole, activations, wide, wide], [activations] * 3),
+        "decoder_layer_decode": (
+            [activations] * 5 + [whole] + [activations] * 5 + [wide, wide],
+            [activations] * 3,
+        ),
         "output_projection": ([activations] * 3, [activations]),
         "mlp": ([activations] * 5, [activations]),
         "lm_head": ([activations] * 3 + [whole], [wide, wide, whole]),

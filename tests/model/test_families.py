@@ -134,7 +134,7 @@ def test_it_generates_and_is_planned(toy, capsys) -> None:
     assert "3 of 3 tokens equal to the numpy reference" in capsys.readouterr().out
     assert main(["plan", str(toy), "--tp", "2"]) == 0
     text = capsys.readouterr().out
-    assert "\nattention_block_decode " in text and "Times are dry runs of this project's kernels" in text
+    assert "\ndecoder_layer_decode " in text and "Times are dry runs of this project's kernels" in text
     held = safetensors.numpy.load_file(toy / "model.safetensors")
     (counted,) = [
         line.split()[1] for line in text.splitlines() if line.startswith("all ") and "%" not in line

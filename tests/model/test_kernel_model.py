@@ -90,12 +90,11 @@ def test_a_pass_is_predicted_without_computing(write_model, target) -> None:
     prompt = device.take_pass()
     model.decode([5], [len(IDS)])
     token = device.take_pass()
-    for done, attention in (
-        (prompt, ["qkv_projection", "attention_prefill", "output_projection"]),
-        (token, ["attention_block_decode"]),
+    for done, layer in (
+        (prompt, ["qkv_projection", "attention_prefill", "output_projection", "mlp"]),
+        (token, ["decoder_layer_decode"]),
     ):
         kernels = [each.launch.kernel for each in done.launches]
-        layer = [*attention, "mlp"]
         assert kernels == ["embedding", *layer * len(config.blocks), "lm_head"]
         prediction = done.prediction()
         assert prediction.target == target
@@ -141,9 +140,9 @@ def test_trace_holds_every_kernel_of_both_passes(write_model, tmp_path) -> None:
     assert json.loads(text)["traceEvents"]
     for name in (
         "prompt: attention_prefill",
-        "token: attention_block_decode",
+        "token: decoder_layer_decode",
         "prompt: lm_head",
-        "token: mlp",
+        "prompt: mlp",
     ):
         assert name in text
 

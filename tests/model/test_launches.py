@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nki_kernels
 from model.checkpoint import open_checkpoint
 from model.device import DryDevice
 from model.families import compose, load_config
 from model.kernel_model import KernelModel, launches_of
+from model.layers.joint import joined
 from model.layers.launch import Launch, Phase, StepShape, Value, View
 from model.weights import shard_weights
 from tests.model.shapes import SHARDED
@@ -158,10 +160,47 @@ def test_views_are_rows_from_the_end() -> None:
     ("batch", "chunks"), [(127, [(127, 1)]), (128, [(128, 1)]), (300, [(128, 2), (44, 1)])]
 )
 def test_a_step_of_many_sequences_lists_rows_and_repeats(write_model, batch, chunks) -> None:
+    """Up to 128 sequences a decoder layer is one launch; of more the MLP reads its weights once for all."""
     decoder = compose(load_config(write_model()))
     step = StepShape(Phase.decode, batch, batch, 128, 64, 1, FLOAT32, FLOAT32)
-    attend = [
-        each for each in launches_of(decoder.blocks[0], step) if each.kernel == "attention_block_decode"
-    ]
+    first, *others = launches_of(decoder.blocks[0], step)
+    attend = [first, *others[:-1]]
+    name = "decoder_layer_decode" if batch <= 128 else "attention_block_decode"
+    assert {each.kernel for each in attend} == {name}
+    assert [each.kernel for each in others[-1:]] == ([] if batch <= 128 else ["mlp"])
     assert [(each.rows, each.repeat) for each in attend] == chunks
     assert [(each.rows, each.repeat) for each in decoder.head.launches(step)] == chunks
+
+
+def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(write_model) -> None:
+    layers = compose(load_config(write_model())).blocks[0]
+    step = StepShape(Phase.decode, 3, 3, 128, 64, 2, FLOAT32, FLOAT32)
+    block, mlp = [launch for layer in layers for launch in layer.launches(step)]
+    (layer,) = joined([block, mlp])
+    assert layer.parts == (block, mlp)
+    assert layer.results == block.results
+    assert layer.work.operations == block.work.operations + mlp.work.operations
+    assert layer.work.bytes == block.work.bytes + mlp.work.bytes
+    code = nki_kernels.decoder_layer_decode.func.__code__
+    given = dict(zip(code.co_varnames, layer.arguments))
+    for launch, of_layer in ((block, {}), (mlp, {"norm_weight": "mlp_norm_weight"})):
+        names = getattr(nki_kernels, launch.kernel).func.__code__.co_varnames
+        for name, argument in zip(names, launch.arguments):
+            if name not in ("norm_bias", "norm_offset", "residual"):
+                assert given[of_layer.get(name, name)] == argument
+    other_eps = (*mlp.arguments[:5], 1e-3, *mlp.arguments[6:])
+    with_bias = (*mlp.arguments[:11], mlp.arguments[1], 0.0, True)
+    with_offset = (*mlp.arguments[:12], 1.0, True)
+    without_residual = (*mlp.arguments[:13], False)
+    without_norm = (mlp.arguments[0], None, *mlp.arguments[2:])
+    for refused in (
+        *([block, replace(mlp, arguments=other)] for other in (other_eps, with_bias, with_offset)),
+        *([block, replace(mlp, arguments=other)] for other in (without_residual, without_norm)),
+        [block, replace(mlp, rows=4)],
+        [mlp, block],
+    ):
+        assert joined(refused) == refused
+    gelu = (*mlp.arguments[:7], "gelu", None, mlp.arguments[1], *mlp.arguments[10:])
+    (layer,) = joined([block, replace(mlp, arguments=gelu)])
+    given = dict(zip(code.co_varnames, layer.arguments))
+    assert (given["activation"], given["b_up"], given["sinks"]) == ("gelu", mlp.arguments[1], None)

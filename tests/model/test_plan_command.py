@@ -63,7 +63,7 @@ def test_a_plan_with_kernels_says_where_the_time_goes(small, capsys) -> None:
     for kernel in (
         "qkv_projection",
         "attention_prefill",
-        "attention_block_decode",
+        "decoder_layer_decode",
         "output_projection",
         "lm_head",
     ):

@@ -92,7 +92,7 @@ def test_layers_and_sequences_are_counted(tmp_path) -> None:
     plan = predictor(tiny(tmp_path, num_hidden_layers=3), tp=2)
     first, step = named(plan.first_token(10)), named(plan.step(4))
     assert (first["mlp"].launches, first["embedding"].launches, first["lm_head"].launches) == (3, 1, 1)
-    assert (first["attention_prefill"].launches, step["attention_block_decode"].launches) == (3, 3)
+    assert (first["attention_prefill"].launches, step["decoder_layer_decode"].launches) == (3, 3)
 
 
 @pytest.mark.parametrize(("tokens", "batch"), [(10, 3), (130, 2)])
@@ -113,7 +113,7 @@ def test_packed_prompts_share_products_and_attend_each_to_itself(tmp_path, token
 
 def test_equal_layers_take_equal_times(tmp_path) -> None:
     one, three = (named(predictor(tiny(tmp_path, num_hidden_layers=count)).step(1)) for count in (1, 3))
-    assert three["mlp"].time == one["mlp"].time * 3
+    assert three["decoder_layer_decode"].time == one["decoder_layer_decode"].time * 3
     assert three["lm_head"] == one["lm_head"]
 
 
@@ -135,7 +135,7 @@ def test_batches_are_launched_at_few_sizes(tmp_path, monkeypatch) -> None:
     run = DryDevice.run
 
     def noted(self, kernel, arguments):
-        if kernel == "mlp":
+        if kernel == "decoder_layer_decode":
             launched.add(arguments[0][0].shape[0])
         return run(self, kernel, arguments)
 
@@ -148,7 +148,9 @@ def test_batches_are_launched_at_few_sizes(tmp_path, monkeypatch) -> None:
 
 def test_times_between_two_launches_lie_between_theirs(tmp_path) -> None:
     model = tiny(tmp_path)
-    low, middle, high = (named(predictor(model).step(batch))["mlp"].time for batch in (16, 72, 128))
+    low, middle, high = (
+        named(predictor(model).step(batch))["decoder_layer_decode"].time for batch in (16, 72, 128)
+    )
     assert middle.serial_ns == pytest.approx((low.serial_ns + high.serial_ns) / 2)
     assert low.program_ns <= middle.program_ns <= high.program_ns
 
@@ -185,16 +187,20 @@ def test_a_cache_beyond_the_kernel_s_limit_is_a_roofline_in_the_kernel_s_words(
     tmp_path, context, refused
 ) -> None:
     model = tiny(tmp_path, num_hidden_layers=1, max_position_embeddings=32768)
-    part = named(predictor(model, context=context).step(1))["attention_block_decode"]
-    said = "attention_decode takes caches of at most 16384 positions, not 16512" if refused else ""
-    assert part.refusal == said
+    parts = named(predictor(model, context=context).step(1))
+    if not refused:
+        assert parts["decoder_layer_decode"].refusal == ""
+        return
+    said = "attention_decode takes caches of at most 16384 positions, not 16512"
+    assert (parts["attention_block_decode"].refusal, parts["mlp"].refusal) == (said, "")
 
 
 @pytest.mark.parametrize(("hidden", "refused"), [(8192, False), (8200, True)])
 def test_a_hidden_size_beyond_the_kernels_limit_is_named_for_each(tmp_path, hidden, refused) -> None:
     model = tiny(tmp_path, num_hidden_layers=1, hidden_size=hidden, head_dim=16, vocab_size=64)
     parts = named(predictor(model).step(1))
-    for kernel in ("attention_block_decode", "mlp", "lm_head"):
+    layer = ("attention_block_decode", "mlp") if refused else ("decoder_layer_decode",)
+    for kernel in (*layer, "lm_head"):
         said = f"{kernel} takes a hidden size of at most 8192, not {hidden}" if refused else ""
         assert parts[kernel].refusal == said
 
@@ -222,5 +228,5 @@ def test_a_rank_with_a_part_of_the_vocabulary_searches_as_often_as_the_others(tm
 
 def test_more_ranks_shorten_a_wide_layer(tmp_path) -> None:
     model = tiny(tmp_path, intermediate_size=8192, hidden_size=512, num_hidden_layers=1)
-    one, four = (named(predictor(model, tp=tp).step(1))["mlp"].time for tp in (1, 4))
+    one, four = (named(predictor(model, tp=tp).step(1))["decoder_layer_decode"].time for tp in (1, 4))
     assert four.program_ns < one.program_ns
