@@ -89,7 +89,7 @@ def _cut(kernel: str, target: str, tokens: int, hidden: int, width: int, ranks: 
         shards = tuple((x[rows], *whole[1:], *(None,) * 8, 0.0, group, ranks) for rows in own)
     elif kernel == "mlp":
         whole = (x, norm, gate, up, down, EPS)
-        rest = (EPS, group, "silu", None, None, None, None, 0.0, ranks)
+        rest = (EPS, group, "silu", None, None, None, None, 0.0, True, ranks)
         shards = tuple(
             (x[rows], norm, gate[:, p].copy(), up[:, p].copy(), down[p], *rest) for rows, p in zip(own, parts)
         )
@@ -196,6 +196,7 @@ def projections() -> list[Case]:
         _qkv_heads("trn2", 130, 172, "rope", "bias", "norm_bias"),
         _qkv_heads("trn1", 130, 300, "rope", "bias", "norm_bias", dtype=BF16),
         _qkv_heads("trn2", 5, 300, "bias", "norm_bias", "k_norm"),
+        _qkv_heads("trn2", 300, 24, "norm_bias"),
         _qkv_heads("trn3", 130, 520, "bias", "no norm"),
         _qkv_heads("trn2", 5, 24, "no norm"),
         _qkv_heads("trn2", 5, 24, "rope", "q_norm", "k_norm", heads=100, depth=24),
