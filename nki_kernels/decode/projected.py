@@ -78,7 +78,7 @@ def head_sums(heads, sizes):
     Short heads lie beside each other on the partitions, `sizes.together` of them.
     """
     tiles = []
-    most = sizes.together * max(1, BANK // (sizes.tokens * sizes.parts))
+    most = sizes.together * (BANK // (sizes.tokens * sizes.parts))
     for first, end in ranges(0, heads, most):
         height = min(sizes.together * sizes.depth, PARTITIONS)
         shape = (height, sizes.parts, blocks(end - first, sizes.together), sizes.tokens)

@@ -17,7 +17,7 @@ CPU_SECONDS = 60
 MEMORY_BYTES = 6 * 2**30
 LONGEST_LINE = 1000
 _SEEN_BY_TERMINALS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_BESIDE_THE_ERROR = ("target ", "note: ", "usage: ", " ")
+_BESIDE_THE_ERROR = ("target ", "note: ", "usage: ", "plan of ", " ")
 
 
 @dataclass(frozen=True)

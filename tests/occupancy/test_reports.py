@@ -67,7 +67,8 @@ def test_text_keeps_to_80_columns_and_is_the_same_twice() -> None:
 
 def test_an_unused_memory_is_said_to_be_unused() -> None:
     with simulate.recorded() as launches:
-        simulate.World("trn1").launch(nki_kernels.rmsnorm, [((normal(1, 4, 8), normal(2, 1, 8), 1e-5), {})])
+        ids = np.zeros((4, 1), np.int32)
+        simulate.World("trn1").launch(nki_kernels.embedding, [((ids, normal(2, 3, 8)), {})])
     assert "PSUM: not used; 16,384 bytes per partition are usable" in text(occupancies(launches[0])[0])
 
 

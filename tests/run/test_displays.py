@@ -230,8 +230,8 @@ def test_a_profile_shows_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_occupancy_shows_its_picture_and_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
     found = simulate.occupancy(*NORM, target="trn1")
-    peak, usable = found.sbuf.peak_bytes, found.sbuf.usable_bytes
-    assert f"SBUF {peak:,} of {usable:,}, PSUM 0 of" in repr(found)
+    peak, usable, psum = found.sbuf.peak_bytes, found.sbuf.usable_bytes, found.psum.peak_bytes
+    assert f"SBUF {peak:,} of {usable:,}, PSUM {psum:,} of" in repr(found)
     assert f"{found}\n" == memory_text(found)
     picture, report = found._repr_html_().split("<details>")
     assert "<svg" in picture and f"SBUF: {verdict(found.sbuf)}" in picture

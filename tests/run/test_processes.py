@@ -261,7 +261,10 @@ def test_generation_is_that_of_one_process() -> None:
 def test_as_many_processes_as_ranks_are_needed() -> None:
     done = torchrun(2, "model", "generate", "--tp", "4", "--max-new-tokens", "2")
     assert done.returncode != 0
-    assert "torchrun started 2 processes for 4 ranks; --tp has to be equal" in done.stderr
+    assert (
+        "torchrun started 2 processes for 4 ranks; the product of --tp and --dp has to be equal"
+        in done.stderr
+    )
 
 
 def test_refuses_a_world_of_processes_outside_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "the tile has partitions, or a block, that nobody touches; every operand is sliced to what was written": (
         "*.* clamp: min(tokens, PARTITIONS) -> PARTITIONS",
+        "prefill.keys.allocate tile size: (PARTITIONS, count, case.depth + 1): count + 1",
     ),
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
         "projection.residual_product.held_columns clamp: *",
