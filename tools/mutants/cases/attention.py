@@ -154,6 +154,7 @@ def _decode() -> list[Case]:
         _block("trn1", [5, 0, 8], 4, 1, 16, 9, BF16),
         _block("trn3", [5, 0, 8], 3, 1, 8, 9, BF16, np.float32, False, 4100),
         _block("trn2", [3] * 66, 32, 2, 4, 8, np.float32),
+        _block("trn2", [3] * 66, 4, 1, 256, 8, np.float32, rotated=False),
         _block("trn1", [3, 7] * 65, 2, 1, 8, 8, np.float32),
         _block("trn2", [70, 2047, 3] * 3, 1, 1, 4, 2048, np.float32),
         _block("trn2", [5, 0, 8], 2, 2, 8, 9, np.float32, rotated=False, ranks=2),
