@@ -54,7 +54,7 @@ class ChatTemplate:
         """
         given = {"add_generation_prompt": True, "tools": None, "documents": None} | variables
         given |= {"messages": [dict(each) for each in messages], **self._tokens}
-        said = answer(lambda: _rendered(self._source, given), _LIMITS, 4 * _MOST_CHARACTERS)
+        said = answer(lambda: _rendered(self._source, given), _LIMITS, 4 * _MOST_CHARACTERS + len(_DONE))
         if not said:
             raise self._error(
                 f"does not end within {_LIMITS.cpu_seconds} seconds and {_LIMITS.memory_bytes >> 20} MiB"

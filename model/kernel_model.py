@@ -143,7 +143,7 @@ class KernelModel:
     def _step(self, phase: Phase, padded: bool = False, **given: np.ndarray) -> list[StepOutput]:
         """One step; `given` has a row for every sequence, group after group."""
         if self._longest_short is not None:
-            given["turns"] = self._turns(given["positions"], self._longest_short)
+            given["rope_rows"] = self._rope_rows(given["positions"], self._longest_short)
         by_group = {
             name: each.astype(np.int32).reshape(self._mesh.data, -1, 1) for name, each in given.items()
         }
@@ -162,14 +162,13 @@ class KernelModel:
             for name in ("logits", "values", "tokens")
         )
         outputs = []
-        for first in range(
-            0, self._mesh.ranks, self._mesh.tensor
-        ):  # all ranks of a group have its candidates
+        # All ranks of a group have its candidates.
+        for first in range(0, self._mesh.ranks, self._mesh.tensor):
             whole = np.concatenate(logits[first : first + self._mesh.tensor], axis=1)
             outputs += [StepOutput(*rows) for rows in zip(whole, values[first], chosen[first])]
         return outputs[: self._sequences]
 
-    def _turns(self, positions: np.ndarray, longest_short: int) -> np.ndarray:
+    def _rope_rows(self, positions: np.ndarray, longest_short: int) -> np.ndarray:
         """Rows of the tables of rotations: those of long sequences lie behind those of short ones."""
         by_sequence = positions.reshape(self._padded_sequences, -1)
         long = np.zeros((self._padded_sequences, 1), bool)
@@ -182,13 +181,8 @@ class KernelModel:
         launches = [launch for part in lists for launch in part]
         for launch in launches:
             assert launch.repeat == 1, f"{launch.kernel}: {launch.repeat} launches of other sequences"
-        changing = {
-            "ids",
-            "positions",
-            "turns",
-            "ends",
-            *(name for launch in launches for name in launch.results),
-        }
+        results = (name for launch in launches for name in launch.results)
+        changing = {"ids", "positions", "rope_rows", "ends", *results}
         return [[self._bind(launch, changing) for launch in part] for part in lists]
 
     def _bind(self, launch: Launch, changing: Collection[str]) -> _Bound:
@@ -250,5 +244,5 @@ def bound(argument: Argument, device: Device, mesh: Mesh) -> Any:
 
 
 def launches_of(part: BlockLayers, shape: StepShape) -> list[Launch]:
-    """The launches of neighbouring layers, in order; those that one kernel does together are one."""
+    """The launches of neighbouring layers, in order; joint launches take the place of their parts."""
     return joined(launch for layer in part for launch in layer.launches(shape))

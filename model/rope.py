@@ -50,7 +50,7 @@ class RopeParameters:
     def longest_short(self) -> int | None:
         """The longest sequence that longrope turns by its short factors; None where frequencies never change.
 
-        All positions of a longer sequence are turned by the long factors, also those that were cached before.
+        A longer sequence takes the long factors at all of its positions, also at those cached before.
         """
         return self.original_positions if self.rope_type is RopeType.longrope else None
 

@@ -139,7 +139,7 @@ def full_in_every(count: int, layers: int, window: int | None) -> list[int | Non
 
 
 def windows(fields: Fields, default: list[int | None], window: int | None) -> list[int | None]:
-    """The window of each layer: `window` in those that `layer_types` calls sliding; `default` without that field."""
+    """The window of each layer. Sliding layers by `layer_types` have `window`; without that field `default` holds."""
     kinds, layers = fields.get("layer_types", None), len(default)
     if kinds is None:
         return default

@@ -38,7 +38,7 @@ def positions_of(
     limit = fields.count("max_position_embeddings")
     positions = Positions(RopeParameters(10000.0), limit, head_dim, name)
     try:
-        width = _turned(fields, scaling, head_dim, partial)
+        width = _rotated_width(fields, scaling, head_dim, partial)
         base = (
             scaling.number("rope_theta") if "rope_theta" in scaling else fields.number(theta, default_theta)
         )
@@ -54,7 +54,7 @@ def positions_of(
     return positions
 
 
-def _turned(fields: Fields, scaling: Fields, head_dim: int, partial: bool) -> int:
+def _rotated_width(fields: Fields, scaling: Fields, head_dim: int, partial: bool) -> int:
     """Elements of a head that are rotated."""
     for owner in (scaling, fields):
         factor = owner.number("partial_rotary_factor", default=1.0)

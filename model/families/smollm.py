@@ -22,7 +22,7 @@ _THETA = 2e6
 
 
 def smollm3(fields: Fields) -> ModelConfig:
-    """Every fourth layer without rotary positions, or those that `no_rope_layers` marks by 0."""
+    """`no_rope_layers` marks layers without rotary positions by 0; without that field each fourth layer has none."""
     count = layer_count(fields)
     turned = fields.get("no_rope_layers", None)
     if turned is None:

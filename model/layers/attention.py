@@ -160,7 +160,7 @@ class Attention:
         return self.heads.head_norm is HeadNorm.width
 
     @property
-    def _turns_by_position(self) -> bool:
+    def _rotates_by_position(self) -> bool:
         """Whether the rows of the tables of rotations are the positions, or nothing is rotated."""
         own = self.heads.positions
         return own is None or own.rope.longest_short is None
@@ -170,7 +170,7 @@ class Attention:
         """Whether `attention_block_decode` takes a decode step."""
         plain = self.norm is not None and self.norm.bias is None and self.norm.offset == 0.0
         biased = self.b_qkv is not None or self.b_o is not None
-        return plain and not biased and not self._whole_norms and not self.after and self._turns_by_position
+        return plain and not biased and not self._whole_norms and not self.after and self._rotates_by_position
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Projection, attention, output; a decode step is one launch where that is possible."""
@@ -187,7 +187,7 @@ class Attention:
         """Queries, keys and values, normalised and rotated."""
         q, k, _ = self._projected(step)
         x = Value("x", (step.tokens, self.hidden), step.activations)
-        at = Value("positions" if self._turns_by_position else "turns", (step.tokens, 1), INT32)
+        at = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
         w_qkv, b_qkv = self.w_qkv.value(step), _value(self.b_qkv, step)
         cos, sin = (None, None) if self._whole_norms else self._tables(step)
         norms = [None, None] if self._whole_norms else self._head_weights(step)
@@ -205,15 +205,15 @@ class Attention:
         for norm, each, label in zip(self.head_norms or (), (q, k), ("queries", "keys")):
             launches.append(norm.launch(step, each, each.name, label, None))
         cos, sin = self._tables(step)
-        if cos is not None and not self._turns_in_attention(step):
+        if cos is not None and not self._rotates_in_attention(step):
             for each, label in ((q, "queries"), (k, "keys")):
                 turn = (each, at, cos, sin, each.shape[1] // self.heads.head_dim)
                 launches.append(Launch("rope", turn, (each.name,), copied(each), step.tokens, label))
         return launches
 
-    def _turns_in_attention(self, step: StepShape) -> bool:
+    def _rotates_in_attention(self, step: StepShape) -> bool:
         """Whether `attention_decode` rotates queries and keys, which were normalised whole before."""
-        return self._whole_norms and self._turns_by_position and step.phase is Phase.decode
+        return self._whole_norms and self._rotates_by_position and step.phase is Phase.decode
 
     def _head_weights(self, step: StepShape) -> list[Value | None]:
         if self.head_norms is None:
@@ -271,7 +271,7 @@ class Attention:
         q, k, v = (each.last(rows) if rows < step.tokens else each for each in self._projected(step))
         keys, values = self.states(replace(step, sequences=rows))
         at = Value("positions", (rows, 1), INT32)
-        tables = self._tables(step) if self._turns_in_attention(step) else (None, None)
+        tables = self._tables(step) if self._rotates_in_attention(step) else (None, None)
         options = (None, None, 0.0, None, None, self._window(step.cache_length), self.heads.softcap)
         return Launch(
             "attention_decode",

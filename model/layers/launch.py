@@ -84,8 +84,8 @@ class Value:
     """An array that a launch reads or returns, on one rank, by its shape as the launch sees it.
 
     A step binds it by its name: weights, states and constants of a layer, activations, and what comes with the step:
-    `ids` and `positions`, [tokens, 1] int32; the rows where prompts end, `ends`, [sequences, 1] int32; and `turns`, the
-    rows of tables of rotations, [tokens, 1] int32, for models whose long sequences have other rotations.
+    `ids` and `positions`, [tokens, 1] int32; the rows where prompts end, `ends`, [sequences, 1] int32; and `rope_rows`,
+    the rows of tables of rotations, [tokens, 1] int32, for models whose long sequences have other rotations.
     """
 
     name: str
