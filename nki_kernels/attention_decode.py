@@ -224,7 +224,7 @@ def check_caches(tokens, k_cache, v_cache, slots, block_tables):
 
 
 def check_tables(depth, cos, sin, q_norm, k_norm):
-    """Refuse tables and norms of which one is missing or has another shape than heads of `depth` need."""
+    """Refuse one table or norm without the other, and shapes that do not fit heads of `depth` elements."""
     assert (cos is None) == (sin is None), "cos and sin come together"
     if cos is not None:
         assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}"

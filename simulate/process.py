@@ -75,7 +75,7 @@ def imported() -> None:
 def remembering_interrupts() -> Iterator[Callable[[], None]]:
     """A block that is given a function which raises an interrupt that came in the block and was lost.
 
-    numpy drops one that comes while it looks up an attribute. Signals of which Python is not told stay as they are.
+    numpy drops an interrupt that comes while it looks up an attribute. Handlers set outside Python stay in place.
     """
     came: list[KeyboardInterrupt] = []
 

@@ -110,7 +110,7 @@ def timeline(case: Case, target: str) -> str:
 
 
 def timelines() -> dict[str, str]:
-    """Every stored timeline as it is today, by the name of its file."""
+    """The timelines of all cases on all chips, computed anew, by the name of their file."""
     every = [(case, target) for case in cases() for target in TARGETS]
     return {
         f"{case.name}-{target}.txt": timeline(case, target) for case, target in progress(every, "timelines")

@@ -17,7 +17,6 @@ MARGIN = 1.05
 REASONS = MappingProxyType(
     {
         "prefill output projection": "adds the residual, which the public kernel leaves to another launch",
-        "decode attention block": "q, k, v and o pass through HBM between the parts of the launch",
     }
 )
 """Why the rows of a work are behind."""

@@ -116,8 +116,8 @@ def new_value_rows(v, heights, sizes):
 def scatter(cache, row, step, tiles, columns, sizes, divided):
     """Write rows (token, kv head) to a cache as rows of `row` elements: from where a column says, `step` apart.
 
-    All rows of a tile take one DMA: a second one with run-time addresses would wait for the first. `divided`:
-    rows whose place lies behind the cache are those that another core or rank writes.
+    All rows of a tile take one DMA: a second one with run-time addresses would wait for the first. divided: another
+    core or rank writes some rows, whose place here lies behind the cache; the DMA skips these.
     """
     sequences, kv_heads, first, second = cache.shape
     flat = cache.reshape((sequences * kv_heads * first * second // row, row))

@@ -57,7 +57,7 @@ def run_numbers(block_tables, sizes):
 
 
 def row_tiles(sizes):
-    """Tiles for the keys of groups as they lie in pages."""
+    """Tiles for gathered rows of keys, one for each group whose loads are under way."""
     result = []
     for _ in range(sizes.key_buffers):
         result.append(nl.ndarray(row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf))

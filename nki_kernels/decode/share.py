@@ -59,7 +59,7 @@ class Share(nl.NKIObject):
         return self.rows(block_tables, sizes.sequences)[:, first // sizes.block : end // sizes.block]
 
     def caches(self, k_cache, v_cache, slots, block_tables, sizes):
-        """The caches as they are, and the part of slots and block tables."""
+        """Both caches whole, and the slots and block tables of the share."""
         return k_cache, v_cache, self.rows(slots, sizes.sequences), self.pages(block_tables, sizes)
 
     def of_keys(self, k_cache, paged):

@@ -51,7 +51,7 @@ def score_keys(work, item):
 
 
 def find_largest(work, item):
-    """Stage 2: the scores of an item without those that are not valid, and the largest on each partition."""
+    """Stage 2: mask the scores of an item, and find the largest on each partition."""
     sizes, box, part = work.sizes, work.box(item), work.part(item)
     scores = work.scores[item]
     if work.begins_group(item) and item > 0:

@@ -47,7 +47,7 @@ LEAD_BANKS = 6
 """At most so many PSUM banks of the row tiles that accumulate side by side while the weight arrives."""
 
 OPERAND_BYTES = 163840
-"""Bytes per partition of the weight and of rows: those that accumulate side by side, the next ones, squares."""
+"""Bytes per partition of the weight, the rows that accumulate side by side, the next rows, and squares."""
 
 GATHERED_TILES = 2
 """Row tiles that accumulate side by side where rows are gathered: the weight is there before the third."""

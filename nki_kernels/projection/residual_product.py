@@ -139,7 +139,7 @@ def banks_of(rows, width, height):
 
 
 def held_columns(held, weight, column, last, dtype, engine):
-    """The tiles that hold the columns column … last of a weight; `held` gets those that are not in SBUF yet."""
+    """The tiles with columns column … last of a weight; missing tiles are loaded and appended to `held`."""
     depth = weight.shape[0]
     width = BANK * max(1, min(ACCUMULATOR_BANKS, PIECE_ELEMENTS // (BANK * blocks(depth))))
     for first in range(len(held) * width, last, width):

@@ -80,7 +80,7 @@ def share_of(items, number, count):
 def normalise_tiles(results, tiles, norm, scratch):
     """Normalise row tiles; the Scalar engine squares one tile while the Vector engine scales the one before.
 
-    Without a norm they stay as they are, and `results` are `tiles`.
+    Without a norm nothing is done; the caller passes `tiles` as `results`.
     """
     if norm is None:
         return

@@ -139,7 +139,7 @@ class _Values:
 
 
 def _without_tiles(value: Any) -> Any:
-    """Arguments with tiles by shape, dtype and run-time index, and without those that change no value."""
+    """Arguments that change a value, each tile reduced to shape, dtype and run-time index."""
     if not isinstance(value, tuple):
         return value
     if len(value) == 4 and value[0] == "tile":

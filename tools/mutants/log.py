@@ -137,7 +137,7 @@ def _once(calls: list[Call]) -> Any:
 
 
 def _in_any_order(calls: list[Call]) -> Any:
-    """For every allocation the calls that touch it, those that only read it between two writes in no order."""
+    """For every allocation the calls that touch it in order; the reads between two writes count as unordered."""
     histories: dict[Tile, list[Any]] = {}
     for call in calls:
         what = repr((call.name, call.arguments))
