@@ -60,3 +60,28 @@ def test_page_names_files_that_exist(page: Path) -> None:
 def test_finds_the_names_of_a_page() -> None:
     page = "[a](b/c.md#d) [e](https://f.g) `h/` `i/j.py` `k.py`\n```\n  l/m.py  does\n```"
     assert names_in(page) == {"b/c.md", "h/", "i/j.py", "l/m.py"}
+
+
+def doubled_rows(page: str) -> set[str]:
+    """The code spans with which two rows of one table of a page begin."""
+    doubled: set[str] = set()
+    names: set[str] = set()
+    for line in page.splitlines():
+        if not line.startswith("|"):
+            names = set()
+        elif name := re.match(r"\| (`[^`]+`) \|", line):
+            if name[1] in names:
+                doubled.add(name[1])
+            names.add(name[1])
+    return doubled
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_table_names_a_thing_twice(page: Path) -> None:
+    assert doubled_rows(page.read_text(encoding="utf-8")) == set()
+
+
+def test_finds_a_doubled_row() -> None:
+    table = "| name | what |\n|---|---|\n| `a` | one |\n| `b` | two |\n"
+    assert doubled_rows(table + "\n" + table) == set()
+    assert doubled_rows(table + "| `a` | three |\n") == {"`a`"}

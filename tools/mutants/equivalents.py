@@ -76,6 +76,13 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "rope.gather pattern: [[half, rows], [1, half]]: half *",
     ),
     "zero is added": ("projection.rows.repeated_row condition: if offset == 0.0 -> False",),
+    "only distances of keys that are masked differ": (
+        "prefill.slopes.cached_distances operand: tensor_scalar operand1=0.0 -> *",
+        "prefill.slopes.cached_distances value: operand1=0.0: 0.0 + 1",
+    ),
+    "whole numbers up to 127, which bfloat16 holds": (
+        "prefill.slopes.places dtype: (span.rows, 1) dtype=nl.float32 -> nl.bfloat16",
+    ),
     "a copy of the same dtype": ("*.* dtype: * dtype=nl.bfloat16 -> nl.bfloat16",),
     "the strided slice ends between two of its elements": (
         "sampling.candidates.over_ranks bound: upper of 0:ranks * keep:keep: ranks * keep - 1",

@@ -11,7 +11,7 @@ from nki.collectives import ReplicaGroup
 import nki_kernels
 from tests.kernels.accuracy import compare, copied, in_float64, normal
 from tests.kernels.divided import check_divided, divided
-from tests.kernels.test_attention_decode import batch
+from tests.kernels.test_attention_decode import batch, in_pages
 from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores
 
 
@@ -179,6 +179,7 @@ def _divided(target: str, ranks: int, block: int, *arguments: Any) -> Case:
 def _decode_divided() -> list[Case]:
     sinks = normal(6, 1, 4)
     alone = {"kv": 1, "firsts": (200,)}
+    shared_page = batch([40, 70, 3], 2, 1, 16, 128)
     single = *batch([200], 4, 1, 16, 512), 1, *(None,) * 4, EPS, *(None,) * 4, sinks
     return [
         two_cores(_step_with("trn2", np.float32, 16, None, None, None)),
@@ -186,6 +187,8 @@ def _decode_divided() -> list[Case]:
         two_cores(_step_with("trn3", np.float32, 256, None, None, None, **alone)),
         two_cores(_step("trn2", [60, 3, 129], 3, 1, 16, 300, np.float32, np.float32)),
         two_cores(_step("trn2", [100], 3, 1, 16, 8192, np.float32, np.float32)),
+        # One core writes to a page that the tables of the other name as well.
+        two_cores(by_reference("attention_decode", "trn2", *in_pages(shared_page, 16, shared=2))),
         two_cores(_block("trn2", [60, 3], 4, 2, 32, 128, np.float32)),
         two_cores(_block("trn2", [60], 2, 1, 8, 128, np.float32)),
         _divided("trn1", 2, 0, *batch([0, 9, 126], 4, 2, 16, 128, new=2)),
