@@ -24,8 +24,8 @@ Arguments
             values   [T, K] @ HBM, float32, descending: the largest logits of all ranks
             ids      [T, K] @ HBM, int32: their ids; of equal logits the lower id comes first
 
-    Every column counts as a real id. Ranks may differ in V if each part has at least K columns. So a vocabulary that
-    does not divide by R needs no padding: the last part is smaller.
+    Every column counts as a real id. Ranks may differ in V; all parts together have at least K columns. So a vocabulary
+    that does not divide by R needs no padding: some parts are smaller.
 
 Layout
     x as in projection/hidden_rows.py, with H on the partitions. Logits as in projection/spread_product.py: row and
@@ -43,8 +43,9 @@ Cores
     Two cores of a logical core take half of the columns each, and exchange what they found; the first core merges it.
 
 Limits
-    T up to 128; H up to 8192 in float32, 16384 in bfloat16; K up to V, on two cores up to half of V, and up to 1024;
-    R times K up to 8192, which lie in SBUF; ids below 2^24, because they are added in float32.
+    T up to 128; H up to 8192 in float32, 16384 in bfloat16; K up to V, on two cores up to half of V, over ranks
+    up to V rounded up to a multiple of 8, and up to 1024; R times K up to 8192, which lie in SBUF; ids below 2^24,
+    because they are added in float32.
 
 Cost
     HBM: w_head once, logits once, x once, the norm's weight once, the candidates. Vector: K/4 passes over the columns
@@ -66,6 +67,7 @@ from nki_kernels.projection.spread_product import padding_operands, spread_rows
 from nki_kernels.sampling.top_k import (
     MAX_GATHERED,
     MERGED_CHUNKS,
+    MISSING,
     chunks_of_a_row,
     gather_cores,
     gather_ranks,
@@ -116,6 +118,8 @@ def lm_head(
     operands = (spread, padding_operands(rows, chunks), chunks)
     offset = cast(load_repeated(vocab_offset, rows), nl.float32)
     best, best_columns = largest_logits(logits, operands, w_head, (scale, softcap), first, end, keep)
+    if columns < keep:  # A cap has lifted padding to a value that a logit of another rank may have.
+        nisa.memset(dst=best[:, columns:keep], value=MISSING)
     alone = replica_group is None and nl.num_programs() == 1
     best_ids = with_offset(best_columns, offset, nl.int32 if alone else nl.float32)
     if nl.num_programs() > 1:
@@ -145,7 +149,8 @@ def check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, 
     assert vocab_offset.shape == (1, 1), f"vocab_offset is [1, 1], not {vocab_offset.shape}"
     assert scale > 0, f"scale is {scale}; the largest logits are those of the largest products"
     assert top_k >= 1, f"top_k is {top_k}; at least 1 is wanted"
-    assert keep <= columns, f"the largest {keep} (top_k {top_k}, a multiple of 8) of {columns} columns"
+    most = columns if replica_group is None else multiple_of_eight(columns)
+    assert keep <= most, f"the largest {keep} (top_k {top_k}, a multiple of 8) of {columns} columns"
     cores = nl.num_programs()
     assert cores == 1 or 2 * keep <= columns, (
         f"the largest {keep} (top_k {top_k}, a multiple of 8) of each half of {columns} columns"

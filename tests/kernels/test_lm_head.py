@@ -141,13 +141,19 @@ def test_equal_logits_come_lowest_id_first(columns: int, top_k: int) -> None:
 
 
 def over_ranks(
-    x: np.ndarray, norm: np.ndarray, head: np.ndarray, eps: float, top_k: int, cuts: list[int]
+    x: np.ndarray,
+    norm: np.ndarray,
+    head: np.ndarray,
+    eps: float,
+    top_k: int,
+    cuts: list[int],
+    **options: float,
 ) -> simulate.Launch:
     """One launch with the columns of `head` cut into the ranks' parts at `cuts`."""
     edges = [0, *cuts, head.shape[1]]
     group = ReplicaGroup([list(range(len(edges) - 1))])
     given = [
-        ((x, norm, head[:, a:b].copy(), eps, top_k, np.int32([[a]]), group, len(edges) - 1), {})
+        ((x, norm, head[:, a:b].copy(), eps, top_k, np.int32([[a]]), group, len(edges) - 1), options)
         for a, b in pairwise(edges)
     ]
     return simulate.World("trn1", ranks=len(given)).launch(kernels.lm_head, given)
@@ -180,6 +186,22 @@ def test_last_rank_may_have_a_smaller_part() -> None:
     launch = over_ranks(x, norm, head, eps, 8, [50])
     logits = np.concatenate([output[0] for output in launch.outputs], axis=1)
     assert np.array_equal(launch.outputs[1][2], largest(logits, 8)[1])
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 0.5}])
+@pytest.mark.parametrize("cuts", [[1], [7, 8], [5, 10, 15, 20], list(range(1, 9))])
+def test_parts_of_fewer_than_eight_columns_give_no_padding(
+    cuts: list[int], options: dict[str, float]
+) -> None:
+    """All but one logit are as low as a cap makes any, and padding before them; equal ones come lowest id first."""
+    one, head = np.ones((1, 1), np.float32), np.full((1, cuts[-1] + 3), -1e6, np.float32)
+    head[0, cuts[0]] = 1
+    launch = over_ranks(one, one, head, 0.0, 8, cuts, **options)
+    logits = np.concatenate([output[0] for output in launch.outputs], axis=1)
+    values, columns = largest(logits, 8)
+    for output in launch.outputs:
+        assert np.array_equal(output[1][:, : values.shape[1]], values)
+        assert np.array_equal(output[2][:, : values.shape[1]], columns)
 
 
 def test_the_number_of_ranks_is_that_of_the_group() -> None:
@@ -254,6 +276,9 @@ def test_takes_as_many_as_there_are_and_refuses_more() -> None:
     check(arguments(1, 16, 24, 24))
     with pytest.raises(AssertionError, match=r"the largest 32 \(top_k 25, a multiple of 8\) of 24 columns"):
         run(kernels.lm_head, arguments(1, 16, 24, 25))
+    over_ranks(*arguments(1, 16, 50, 24)[:5], cuts=[33])
+    with pytest.raises(AssertionError, match=r"the largest 24 \(top_k 24, a multiple of 8\) of 16 columns"):
+        over_ranks(*arguments(1, 16, 50, 24)[:5], cuts=[34])
 
 
 def test_takes_1024_of_one_rank_and_refuses_more() -> None:

@@ -22,7 +22,7 @@ def _searched(target: str, *arguments: Any, ranks: int = 1, options: tuple[Any, 
     exact = nki_kernels.lm_head_reference(*(in_float64(a) for a in whole))[0]
     plain = nki_kernels.lm_head_reference(*whole)[0]
     keep = -(-top_k // 8) * 8
-    parts = np.split(np.arange(head.shape[1]), ranks)
+    parts = np.array_split(np.arange(head.shape[1]), ranks)
     group = (ReplicaGroup([list(range(ranks))]), ranks) if ranks > 1 else (None, 1)
     shards = tuple(
         (x, norm, head[:, part].copy(), eps, top_k, offset + np.int32(part[0]), *group, *options)
@@ -51,7 +51,8 @@ def _heads() -> list[Case]:
         return x, norm, head, EPS, top_k, np.int32([[first]])
 
     tied = np.random.default_rng(4).integers(0, 3, (1, 16400)).astype(np.float32)
-    one = np.ones((1, 1), np.float32)
+    one, low = np.ones((1, 1), np.float32), np.full((1, 10), -100, np.float32)
+    low[0, 4] = 1
     return [
         _searched("trn1", *given(2, 24, 24, 24)),
         _searched("trn2", *given(5, 172, 600, 9, 128000, BF16)),
@@ -69,6 +70,7 @@ def _heads() -> list[Case]:
         _searched("trn2", *given(3, 40, 64, 9), options=(None, None, 0.0, 0.125)),
         _searched("trn2", *given(2, 1000, 2300, 9)),
         _searched("trn2", *given(3, 768, 1200, 8), options=(0.5,)),
+        _searched("trn2", one, one, low, 0.0, 8, np.int32([[7]]), ranks=3, options=(0.5,)),
         two_cores(_searched("trn2", *given(3, 24, 201, 24, 128000))),
         two_cores(_searched("trn3", *given(3, 24, 1200, 264), ranks=2)),
         _searched(
