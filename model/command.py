@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from model.families import load_config
 from model.folder import model_files
 from model.generate import Backend, Generation, generate, positions_needed
 from model.kernel_model import Device, KernelModel
+from model.layers.uneven import uneven
 from model.mesh import Mesh
 from model.precision import activation_dtype
 from model.profile import parts as profile_parts
@@ -54,6 +55,7 @@ def generate_command(options: argparse.Namespace) -> int:
     sampling = sampling_options(options)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     prompts = read_prompts(options)
+    _check_groups(mesh, prompts)
     ids = encoded(prompts, options, tokenizer, config)
     weights = open_checkpoint(options.model, config)
     given = [options.prompt_file] if options.prompt_file not in (None, STDOUT) else []
@@ -81,6 +83,7 @@ def _reported(
         dtype=activation_dtype(options.dtype, job.config, job.weights).name,
         sampling=job.sampling,
         trace=None if trace is None else str(options.trace),
+        uneven=uneven(job.config, job.mesh.tensor),
     )
     predictions: list[TargetPrediction] = []
     if options.backend == "simulate":
@@ -113,6 +116,7 @@ def _follow(options: argparse.Namespace) -> int:
     mesh = _mesh(options, config)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     prompts = read_prompts(options)
+    _check_groups(mesh, prompts)
     ids = encoded(prompts, options, tokenizer, config)
     weights = open_checkpoint(options.model, config)
     job = _Job(options, config, weights, prompts, ids, sampling_options(options), mesh)
@@ -125,11 +129,21 @@ def _mesh(options: argparse.Namespace, config: ModelConfig) -> Mesh:
     """The mesh of `--tp` and `--dp`; ModelError where it has too many ranks, or where they cannot share the model."""
     mesh = Mesh(options.tp, options.dp)
     if mesh.ranks > MOST_RANKS:
+        groups = MOST_RANKS // mesh.tensor
+        works = f"--tp {mesh.tensor} with --dp 1 to {groups}" if groups else f"--tp 1 to {MOST_RANKS}"
         raise ModelError(
-            f"{options.dp} groups of {options.tp} ranks are {mesh.ranks} ranks; one run takes {MOST_RANKS}"
+            f"--tp {mesh.tensor} times --dp {mesh.data} are {mesh.ranks} ranks; one run takes {MOST_RANKS}: {works}"
         )
     check_ranks(config, options.tp)
     return mesh
+
+
+def _check_groups(mesh: Mesh, prompts: Sequence[str]) -> None:
+    """Raise ModelError where there are fewer prompts than groups."""
+    if mesh.data > len(prompts):
+        count = f"{len(prompts)} prompt{'s' if len(prompts) > 1 else ''}"
+        works = "--dp 1" if len(prompts) == 1 else f"--dp 1 to {len(prompts)}"
+        raise ModelError(f"--dp {mesh.data} makes {mesh.data} groups for {count}; this run takes {works}")
 
 
 class _Job:

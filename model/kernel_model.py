@@ -51,7 +51,7 @@ class KernelModel:
 
     `weights` are the shards of the ranks in this process, each once; the groups of `mesh` share them. `cache_length`
     positions are held per layer and sequence; `candidates` is how many of the best tokens the sampler wants picked out
-    (lm_head picks a multiple of eight, and never more than a rank's part of the vocabulary holds).
+    (lm_head picks a multiple of eight, and beyond eight no more than a rank's part of the vocabulary holds).
     `progress` is called with the layers done, and their number, before the first and after each one.
     """
 

@@ -43,7 +43,7 @@ class TargetPrediction:
 
 @dataclass(frozen=True)
 class Run:
-    """The options of a run, as the report repeats them."""
+    """The options of a run, as the report repeats them; `uneven` is what ranks hold padded or alike, in sentences."""
 
     model: str
     prompts: tuple[str, ...]
@@ -53,6 +53,7 @@ class Run:
     dtype: str
     sampling: SamplingOptions
     trace: str | None
+    uneven: tuple[str, ...] = ()
 
 
 def summary(
@@ -73,6 +74,8 @@ def summary(
     out: list[Part] = [Hanging(compared), *_differences(differences)]
     if differences and run.sampling.temperature > 0:
         out.append("tokens are drawn at random; rounding moves the bounds between candidates")
+    if run.uneven:
+        out.append(Hanging(f"on {run.mesh.tensor} ranks {'; '.join(run.uneven)}"))
     if predictions:
         out += ["", *_times(predictions, run.mesh.ranks, len(run.prompts))]
         out += _use(next(each for each in predictions if each.per_token.target == run.target))
@@ -151,6 +154,7 @@ def document(
         "target": run.target,
         "tp": run.mesh.tensor,
         "dp": run.mesh.data,
+        "uneven": list(run.uneven),
         "dtype": run.dtype,
         "sampling": asdict(run.sampling),
         "generations": [_generation(*each) for each in zip(run.prompts, generations)],

@@ -11,7 +11,7 @@ import numpy as np
 from model.config import ModelConfig
 from model.errors import ModelError, check_memory
 from model.families import compose
-from model.layers.shard import Shard, even_span
+from model.layers.shard import Shard
 from model.precision import StoredWeights, activation_dtype
 
 
@@ -33,16 +33,9 @@ def check_ranks(config: ModelConfig, ranks: int) -> None:
     """Raise ModelError where `ranks` ranks cannot share this model."""
     if ranks < 1:
         raise ModelError(f"tensor parallelism over {ranks} ranks; at least 1 is needed")
-
-    def has_tokens(count: int) -> bool:
-        last = even_span(config.vocab_size, Shard(count - 1, count))
-        return last.start < last.stop
-
-    undivided = config.undivided(ranks)
-    if undivided is None and not has_tokens(ranks):
-        undivided = f"a vocabulary of {config.vocab_size} leaves the last of {ranks} ranks without a token"
-    if undivided is not None:
-        raise ModelError(f"{undivided}; this model takes {config.allowed_ranks(has_tokens)}")
+    refusal = config.refusal(ranks)
+    if refusal is not None:
+        raise ModelError(refusal)
 
 
 def shard_weights(

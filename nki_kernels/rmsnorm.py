@@ -3,7 +3,7 @@
     y[t, h] = x[t, h] / sqrt(mean over h of x[t, h]^2 + eps) * (weight[h] + norm_offset) + residual[t, h]
 
 Dimensions
-    T   rows (tokens); H elements of a row on this rank (the hidden size, or the width of all its heads); R ranks.
+    T   rows (tokens); H elements of a row on this rank (the hidden size, or the width of all its heads).
 
 Arguments
     x              [T, H] @ HBM, float32 or bfloat16
@@ -12,7 +12,8 @@ Arguments
     residual       [T, H] @ HBM, x's dtype, or None
     norm_offset    compile-time float: 1.0 for Gemma
     replica_group  nki.collectives.ReplicaGroup whose ranks hold parts of each row, or None
-    num_ranks      compile-time int: R, the length of this rank's list
+    row_elements   compile-time int: elements of a row whose squares the ranks of the list sum up; H without a group.
+                   Those that several ranks hold count as often, zeros that pad a rank's part do not.
     returns y      [T, H] @ HBM, x's dtype
 
 Layout
@@ -50,7 +51,7 @@ FEW_ROWS = 16
 
 
 @nki.jit
-def rmsnorm(x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, num_ranks=1):
+def rmsnorm(x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, row_elements=None):
     """Each row divided by its root mean square, times a weight, plus the residual."""
     expect_dims(2, x, "x [T, H]")
     tokens, hidden = x.shape
@@ -59,7 +60,11 @@ def rmsnorm(x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, 
     if residual is not None:
         assert residual.shape == x.shape, f"residual is {x.shape}, as x is, not {residual.shape}"
         assert residual.dtype == x.dtype, f"residual is {residual.dtype}, x is {x.dtype}"
-    assert replica_group is not None or num_ranks == 1, f"{num_ranks} ranks, but no replica_group"
+    counted = hidden if row_elements is None and replica_group is None else row_elements
+    assert counted is not None and counted >= 1, f"row_elements of a group is 1 or more, not {row_elements}"
+    assert replica_group is not None or counted == hidden, (
+        f"{row_elements} elements of rows of {hidden}, but no group"
+    )
     y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     if tokens <= FEW_ROWS and replica_group is None:
         few_rows(y, x, weight, eps, residual, norm_offset)
@@ -83,8 +88,9 @@ def rmsnorm(x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, 
             squares = scale
         else:
             squares = sums[0 : last - first, number : number + 1]
-        mean = 1.0 / (hidden * num_ranks)
-        nisa.activation(dst=scale, op=nl.rsqrt, data=squares, scale=mean, bias=norm[2][0 : last - first, :])
+        nisa.activation(
+            dst=scale, op=nl.rsqrt, data=squares, scale=1.0 / counted, bias=norm[2][0 : last - first, :]
+        )
         nisa.dma_copy(dst=y[first:last, :], src=finished(tile, before, scale, norm))
     return y
 
@@ -147,7 +153,7 @@ def rmsnorm_reference(
     residual: np.ndarray | None = None,
     norm_offset: float = 0.0,
     replica_group: object = None,
-    num_ranks: int = 1,
+    row_elements: int | None = None,
 ) -> np.ndarray:
     """The formula in float32. For several ranks pass the whole rows."""
     wide = widened(x)

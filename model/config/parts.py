@@ -6,10 +6,10 @@ Face's config.json where its families agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from model.config.heads import HeadLayout
 from model.rope import RopeParameters
 
 
@@ -79,9 +79,14 @@ class GroupedAttention:
         seen = self.seen(tokens)
         return seen * (seen + 1) // 2 + (tokens - seen) * seen
 
-    def kv_heads_of_rank(self, ranks: int) -> int:
-        """Key/value heads that one of `ranks` ranks holds."""
-        return max(1, self.kv_heads // ranks)
+    @property
+    def divided(self) -> tuple[int, int]:
+        """The counts that tensor parallelism divides: query heads, and key/value heads."""
+        return self.heads, self.kv_heads
+
+    def layout(self, ranks: int) -> HeadLayout:
+        """Which heads each of `ranks` ranks holds."""
+        return HeadLayout(self.heads, self.kv_heads, ranks)
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,11 @@ class LatentAttention:
     rope_dim: int
     value_dim: int
 
+    @property
+    def divided(self) -> tuple[int, int]:
+        """Query heads, and 1: the heads of every rank need the whole latent."""
+        return self.heads, 1
+
 
 @dataclass(frozen=True)
 class StateSpace:
@@ -110,6 +120,11 @@ class StateSpace:
     step_rank: int
     bias: bool
     convolution_bias: bool
+
+    @property
+    def divided(self) -> tuple[int, int]:
+        """Channels, which are independent, as heads are."""
+        return self.inner, self.inner
 
 
 @dataclass(frozen=True)
@@ -213,29 +228,18 @@ class ModelConfig:
         return next((each.rope.longest_short for each in turned if each is not None), None)
 
     @property
-    def divided(self) -> tuple[int, int]:
-        """The counts that tensor parallelism divides: query heads, and the parts of the cache.
+    def most_ranks(self) -> int:
+        """The most tensor-parallel ranks: every rank holds a query head, a channel of a state space, and a token."""
+        return min(self.vocab_size, *(block.mixer.divided[0] for block in self.blocks))
 
-        With more ranks than parts of the cache, several ranks hold the same part.
-        """
-        mixer = self.blocks[0].mixer
-        if isinstance(mixer, GroupedAttention):
-            return mixer.heads, mixer.kv_heads
-        if isinstance(mixer, LatentAttention):
-            return mixer.heads, 1  # the heads of every rank need the whole latent
-        return mixer.inner, mixer.inner  # channels are independent, as heads are
-
-    def undivided(self, ranks: int) -> str | None:
-        """The reason why `ranks` ranks cannot share this model evenly; None where they can."""
-        heads, kv_heads = self.divided
-        if heads % ranks:
-            return f"{ranks} ranks do not divide {heads} heads"
-        if kv_heads % ranks and ranks % kv_heads:
-            return f"{ranks} ranks and {kv_heads} key/value heads: neither divides the other"
-        return None
-
-    def allowed_ranks(self, fits: Callable[[int], bool] = lambda ranks: True) -> str:
-        """In words the numbers of ranks that share this model evenly and fit; no more ranks than query heads do."""
-        counts = range(1, self.divided[0] + 1)
-        allowed = [str(ranks) for ranks in counts if self.undivided(ranks) is None and fits(ranks)]
-        return f"{', '.join(allowed[:-1])} or {allowed[-1]} ranks" if allowed[1:] else "1 rank"
+    def refusal(self, ranks: int) -> str | None:
+        """The reason why `ranks` ranks cannot share this model, with what would work; None where they can."""
+        if ranks <= self.most_ranks:
+            return None
+        most = self.most_ranks
+        mixer = min((block.mixer for block in self.blocks), key=lambda each: each.divided[0])
+        what = "channel" if isinstance(mixer, StateSpace) else "query head"
+        if most < mixer.divided[0]:
+            what = "token"
+        plural, takes = ("", "1 rank") if most == 1 else ("s", f"1 to {most} ranks")
+        return f"{ranks} ranks for {most} {what}{plural}; each rank needs one, so this model takes {takes}"

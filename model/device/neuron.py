@@ -33,7 +33,9 @@ class NeuronDevice:
                 f"instance run pip install 'nki-workbench[neuron]' with {_REPOSITORY} configured"
             )
         if ranks != 1:
-            raise ModelError(f"the neuron backend runs one rank in one process, not {ranks}; use --tp 1")
+            raise ModelError(
+                f"the neuron backend runs one rank in one process, not {ranks}; use --tp 1 and --dp 1"
+            )
         bind_neuron()
         self.ranks = ranks
         self.own = range(ranks)

@@ -17,7 +17,7 @@ from model.layers.head import Head
 from model.layers.mlp import FeedForward
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.shard import ROW, by_heads
+from model.layers.shard import ROW, Cut, by_kv_heads, by_query_heads
 
 
 @dataclass(frozen=True)
@@ -172,15 +172,16 @@ class _Parts:
         whole = mixer.head_norm is HeadNorm.width
         norms, name = self._block.norms, f"layers.{self.number}.attention"
 
-        def norm(own: str, theirs: str, heads: int) -> Norm:
+        def norm(own: str, theirs: str, heads: int, cut: Cut) -> Norm:
             size = heads * mixer.head_dim if whole else mixer.head_dim
-            cut = by_heads(heads) if whole else ROW
             tensor = f"{self._tensor(theirs)}.weight"
-            return Norm(f"{name}.{own}", tensor, size, norms.eps, offset=norms.offset, cut=cut)
+            return Norm(
+                f"{name}.{own}", tensor, size, norms.eps, offset=norms.offset, cut=cut if whole else ROW
+            )
 
         return (
-            norm("q_norm", self.names.query_norm, mixer.heads),
-            norm("k_norm", self.names.key_norm, mixer.kv_heads),
+            norm("q_norm", self.names.query_norm, mixer.heads, by_query_heads(*mixer.divided)),
+            norm("k_norm", self.names.key_norm, mixer.kv_heads, by_kv_heads(*mixer.divided)),
         )
 
     def _feed_forward(self) -> FeedForward:

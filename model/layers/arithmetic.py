@@ -6,7 +6,7 @@ between engines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from model import rope
 from model.config.parts import Positions
 from model.layers.projection import Projection
-from model.layers.shard import WHOLE, Shard, even_span
+from model.layers.shard import WHOLE, Shard
 from model.precision import FLOAT32
 from model.rope import RopeParameters
 
@@ -55,12 +55,14 @@ class Arithmetic:
         """x [rows, in] times a projection [out, in], plus its bias."""
         return x @ self._matrix(projection).T + self._bias(projection)
 
-    def summed_product(self, x: np.ndarray, projection: Projection) -> np.ndarray:
-        """As `product`, where every rank holds a part of the inputs: partial products and their sum are rounded."""
+    def summed_product(
+        self, x: np.ndarray, projection: Projection, span: Callable[[int, Shard], slice]
+    ) -> np.ndarray:
+        """As `product`, where every rank holds the part `span` of the inputs: partial products and sum are rounded."""
         if self._ranks == 1:
             return self.product(x, projection)
         weight = self._matrix(projection)
-        parts = [even_span(x.shape[-1], Shard(rank, self._ranks)) for rank in range(self._ranks)]
+        parts = [span(x.shape[-1], Shard(rank, self._ranks)) for rank in range(self._ranks)]
         partial = [self.rounded(x[:, own] @ weight[:, own].T) for own in parts]
         return self.rounded(np.sum(partial, axis=0)) + self._bias(projection)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -41,7 +42,7 @@ from model.layers.launch import (
 from model.layers.layer import Constant, States
 from model.layers.norm import Norm, bias_of
 from model.layers.projection import Projection
-from model.layers.shard import ROW, ROW_PARALLEL, Shard, by_heads
+from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads, query_span
 from model.precision import FLOAT32
 
 _SEQUENCES = 128
@@ -89,30 +90,27 @@ class Attention:
     head_norms: tuple[Norm, Norm] | None = None
     after: Norm | None = None
 
-    def _inputs(self) -> tuple[tuple[Projection, int], ...]:
-        own = self.projections
-        return (
-            (own.query, self.heads.heads),
-            (own.key, self.heads.kv_heads),
-            (own.value, self.heads.kv_heads),
-        )
+    def _inputs(self) -> tuple[tuple[Projection, Cut], ...]:
+        own, kv_heads = self.projections, by_kv_heads(*self.heads.divided)
+        return (own.query, by_query_heads(*self.heads.divided)), (own.key, kv_heads), (own.value, kv_heads)
 
     @property
     def w_qkv(self) -> Weight:
         """[hidden, queries + keys + values] of a rank's heads."""
-        return Weight(f"{self.name}.w_qkv", tuple(own.weight(by_heads(n)) for own, n in self._inputs()))
+        return Weight(f"{self.name}.w_qkv", tuple(own.weight(cut) for own, cut in self._inputs()))
 
     @property
     def b_qkv(self) -> Weight | None:
         """The biases of queries, keys and values of a rank's heads, as a row."""
         if self.projections.query.bias is None:
             return None
-        return Weight(f"{self.name}.b_qkv", tuple(own.bias_row(by_heads(n)) for own, n in self._inputs()))
+        return Weight(f"{self.name}.b_qkv", tuple(own.bias_row(cut) for own, cut in self._inputs()))
 
     @property
     def w_o(self) -> Weight:
         """[a rank's heads, hidden]."""
-        return Weight(f"{self.name}.w_o", (self.projections.output.weight(ROW_PARALLEL),))
+        cut = by_query_heads(*self.heads.divided, axis=1)
+        return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
 
     @property
     def b_o(self) -> Weight | None:
@@ -130,7 +128,7 @@ class Attention:
 
     def states(self, step: StepShape) -> Sequence[Value]:
         """Keys and values of a rank's heads, by sequence."""
-        heads, dim = self.heads.kv_heads_of_rank(step.ranks), self.heads.head_dim
+        heads, dim = self.heads.layout(step.ranks).kv_heads_of_rank, self.heads.head_dim
         return (
             Value(f"{self.name}.keys", (step.sequences, heads, dim, step.cache_length), step.activations),
             Value(f"{self.name}.values", (step.sequences, heads, step.cache_length, dim), step.activations),
@@ -237,10 +235,14 @@ class Attention:
         ]
 
     def _projected(self, step: StepShape) -> tuple[Value, Value, Value]:
-        heads, kv_heads = self.heads.heads // step.ranks, self.heads.kv_heads_of_rank(step.ranks)
+        own = self.heads.layout(step.ranks)
         q, k, v = (
             Value(name, (step.tokens, count * self.heads.head_dim), step.activations)
-            for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+            for name, count in (
+                ("q", own.heads_of_rank),
+                ("k", own.kv_heads_of_rank),
+                ("v", own.kv_heads_of_rank),
+            )
         )
         return q, k, v
 
@@ -339,7 +341,7 @@ class Attention:
         )
         states[f"{self.name}.keys"], states[f"{self.name}.values"] = keys, values
         mixed = self._mixed(query, keys, values, span, numpy)
-        y = numpy.summed_product(mixed, self.projections.output)
+        y = numpy.summed_product(mixed, self.projections.output, partial(query_span, *self.heads.divided))
         if self.after is not None:
             y = self.after.reference(numpy.rounded(y), numpy)
         return numpy.rounded(x + y)

@@ -22,7 +22,7 @@ from model.layers.launch import (
 from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import Norm, bias_of
 from model.layers.projection import Projection
-from model.layers.shard import VOCABULARY_PARALLEL, Shard, even_span
+from model.layers.shard import VOCABULARY_PARALLEL, Shard, vocabulary_span
 
 CANDIDATES = 8
 """The fewest candidates that lm_head picks; the Vector engine finds maxima eight at a time."""
@@ -64,14 +64,13 @@ class Head(Stateless):
         """The id of a rank's first token."""
 
         def first(shard: Shard) -> np.ndarray:
-            return np.array([[even_span(self.vocabulary, shard).start]], np.int32)
+            return np.array([[vocabulary_span(self.vocabulary, shard).start]], np.int32)
 
         return {f"{self.name}.first_token": first}
 
     def candidates(self, wanted: int, ranks: int) -> int:
-        """A multiple of eight that covers the wanted ones, but no more than the last rank's part of the vocabulary."""
-        last = even_span(self.vocabulary, Shard(ranks - 1, ranks))
-        most = (last.stop - last.start) // CANDIDATES * CANDIDATES
+        """A multiple of eight that covers the wanted ones; eight, or what the smallest part of the vocabulary has."""
+        most = self.vocabulary // ranks // CANDIDATES * CANDIDATES
         return max(CANDIDATES, min(-(-wanted // CANDIDATES) * CANDIDATES, most))
 
     def launches(self, step: StepShape) -> Sequence[Launch]:

@@ -26,7 +26,7 @@ from model.layers.launch import (
 from model.layers.layer import Stateless, States
 from model.layers.norm import Norm, bias_of
 from model.layers.projection import Projection
-from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, Cut
+from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, Cut, even_span
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class FeedForward(Stateless):
                 inner = _ACTIVATIONS[self.activation](inner)
             else:
                 inner = _ACTIVATIONS[self.activation](numpy.product(normed, self.gate)) * inner
-        y = numpy.summed_product(numpy.rounded(inner), self.down)
+        y = numpy.summed_product(numpy.rounded(inner), self.down, even_span)
         if self.after is not None:
             y = self.after.reference(numpy.rounded(y), numpy)
         return numpy.rounded(x + y)

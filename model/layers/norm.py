@@ -13,7 +13,7 @@ import numpy as np
 
 from model.layers.arithmetic import Arithmetic
 from model.layers.launch import Axis, Launch, LeastWork, StepShape, Tensor, Value, Weight
-from model.layers.shard import ROW, Cut
+from model.layers.shard import ROW, Cut, Divided
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Norm:
     def launch(self, step: StepShape, x: Value, result: str, label: str, residual: Value | None) -> Launch:
         """The norm of `x` as a launch of its own, plus a residual."""
         moved = x.nbytes * (2 if residual is None else 3)
-        divided = (None, 1) if self.cut is ROW else (Axis.tensor, step.ranks)
+        own = self.cut
+        divided = (Axis.tensor, own.held(self.size, step.ranks)) if isinstance(own, Divided) else (None, None)
         arguments = (x, self.weight.value(step), self.eps, residual, self.offset, *divided)
         return Launch("rmsnorm", arguments, (result,), LeastWork(0.0, float(moved)), x.shape[0], label)
 

@@ -6,10 +6,10 @@ That happens once, at load.
 
 - Column parallel (gate, up): a rank holds some of the outputs. No exchange follows.
 - Row parallel (output and down projection): a rank holds some of the inputs; partial sums are all-reduced.
-- Heads (queries, keys, values): column parallel by whole heads; with more ranks than heads each head is held by several
-  neighbouring ranks.
-- Vocabulary parallel (the head): every rank holds as many tokens as the first, except the last, which holds what is
-  left. A padded token would need masking, since a logit of 0 can win; a smaller shard needs nothing.
+- Heads: queries, keys and values column parallel, the output projection row parallel, by whole heads as `HeadLayout`
+  says; zeros stand for heads that are padding.
+- Vocabulary parallel (the head): the first ranks hold one token more where the ranks do not divide the vocabulary. A
+  padded token would need masking, since a logit of 0 can win; a smaller shard needs nothing.
 
 An MLP width that the ranks do not divide is padded with zeros: silu(0) * 0 is 0 and adds nothing.
 """
@@ -22,6 +22,8 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+
+from model.config.heads import HeadLayout
 
 Shape = tuple[int, ...]
 
@@ -46,12 +48,23 @@ def even_span(size: int, shard: Shard) -> slice:
     return slice(min(size, shard.rank * part), min(size, (shard.rank + 1) * part))
 
 
-def head_span(heads: int, size: int, shard: Shard) -> slice:
-    """The part of `size` elements, `heads` heads side by side, that a rank holds; more ranks than heads share heads."""
-    parts = min(heads, shard.ranks)
-    assert heads % parts == 0, f"{heads} heads over {shard.ranks} ranks"
-    part, place = size // parts, shard.rank * parts // shard.ranks
-    return slice(place * part, (place + 1) * part)
+def vocabulary_span(size: int, shard: Shard) -> slice:
+    """The part of `size` tokens that a rank holds: as many on every rank, and one more on each of the first ones."""
+    part, more = divmod(size, shard.ranks)
+    first = shard.rank * part + min(shard.rank, more)
+    return slice(first, first + part + (shard.rank < more))
+
+
+def query_span(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
+    """The part of `size` elements, `heads` query heads side by side in `kv_heads` groups, that a rank holds."""
+    own = HeadLayout(heads, kv_heads, shard.ranks).queries(shard.rank)
+    return slice(own.start * size // heads, own.stop * size // heads)
+
+
+def kv_span(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
+    """The part of `size` elements, `kv_heads` key/value heads side by side, that a rank holds."""
+    own = HeadLayout(heads, kv_heads, shard.ranks).keys(shard.rank)
+    return slice(own.start * size // kv_heads, own.stop * size // kv_heads)
 
 
 class Cut(Protocol):
@@ -107,6 +120,11 @@ class Divided:
         length = own.stop - own.start
         return (inputs, length) if self.axis == 0 else (length, outputs)
 
+    def held(self, size: int, ranks: int) -> int:
+        """Elements of an axis of `size` that all ranks hold; copies count as often, padding does not."""
+        spans = (self.span(size, Shard(rank, ranks)) for rank in range(ranks))
+        return sum(own.stop - own.start for own in spans)
+
     def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
         """The part, transposed, contiguous."""
         tensor = tensor if tensor.ndim == 2 else tensor[:, None]
@@ -118,12 +136,17 @@ WHOLE = Whole()
 ROW = Row()
 COLUMN_PARALLEL = Divided(0, even_span, padded=True)
 ROW_PARALLEL = Divided(1, even_span, padded=True)
-VOCABULARY_PARALLEL = Divided(0, even_span)
+VOCABULARY_PARALLEL = Divided(0, vocabulary_span)
 
 
-def by_heads(heads: int) -> Cut:
-    """The cut of a projection into whole heads."""
-    return Divided(0, partial(head_span, heads))
+def by_query_heads(heads: int, kv_heads: int, axis: int = 0) -> Cut:
+    """The cut of a projection into query heads; they are its outputs, or its inputs where `axis` is 1."""
+    return Divided(axis, partial(query_span, heads, kv_heads), padded=True)
+
+
+def by_kv_heads(heads: int, kv_heads: int) -> Cut:
+    """The cut of a projection into key/value heads."""
+    return Divided(0, partial(kv_span, heads, kv_heads), padded=True)
 
 
 def _transposed(weight: np.ndarray, shape: Shape) -> np.ndarray:

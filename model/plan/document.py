@@ -34,6 +34,7 @@ def document(plan: Plan, name: str) -> dict[str, Any]:
         "place": plan.place,
         "target": plan.target,
         "tp": plan.tp,
+        "uneven": list(plan.uneven),
         "copies": plan.copies,
         "prompt": plan.prompt,
         "generate": plan.generate,

@@ -1,8 +1,8 @@
 """Memory of a plan: bytes of weights and cache on each core, by the number of ranks, and on each instance.
 
 A rank holds the weights as the layers cut them: the embedding table whole, norms whole, and its part of
-everything else. A tied table is held a second time, transposed, for the head; with more ranks than key/value heads, a
-head's projections and cache lie on several ranks. Activations, code and what the runtime keeps for itself are not
+everything else. A tied table is held a second time, transposed, for the head; heads that are padding, and key/value
+heads that several ranks hold, count on every rank. Activations, code and what the runtime keeps for itself are not
 counted, so a plan that fills a core to the brim will not run.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from model.config.heads import HeadLayout
 from model.plan.parameters import BlockCounts, ModelCounts
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -44,26 +45,16 @@ def footprint(model: ModelCounts, dtype: str, tp: int, tokens: int) -> Footprint
     elements = (
         model.embedding + model.final_norms + _share(model.config.vocab_size, tp) * model.config.hidden_size
     )
-    elements += sum(layers.count * _layer(model, layers, tp) for layers in model.layers)
+    elements += sum(layers.count * _layer(layers, tp) for layers in model.layers)
     elements += _share(model.encoder.parameters, tp) if model.encoder else 0
-    copies = kv_ranks(model, tp)
-    cache = sum(
-        layers.count
-        * _share(layers.cache_per_sequence + layers.cache_per_token * layers.seen(tokens), copies)
-        for layers in model.layers
-    )
+    cache = sum(layers.count * _cache(layers, tp, tokens) for layers in model.layers)
     return Footprint(tp, tokens, elements * size, cache * size)
 
 
-def kv_ranks(model: ModelCounts, tp: int) -> int:
-    """Into how many parts `tp` ranks divide keys and values."""
-    return min(tp, model.config.divided[1])
-
-
 def possible_tp(model: ModelCounts, most: int) -> list[int]:
-    """The powers of two up to `most` by which the model divides, and 1."""
-    powers = [2**exponent for exponent in range(most.bit_length()) if 2**exponent <= most]
-    return [tp for tp in powers if model.config.undivided(tp) is None]
+    """The powers of two up to `most` that can share the model."""
+    most = min(most, model.config.most_ranks)
+    return [2**exponent for exponent in range(most.bit_length())]
 
 
 def smallest_tp(
@@ -76,15 +67,28 @@ def smallest_tp(
     return None
 
 
-def _layer(model: ModelCounts, layers: BlockCounts, tp: int) -> int:
-    own = layers.attention - layers.attention_shared
-    shared = _share(layers.attention_shared, kv_ranks(model, tp))
+def _layer(layers: BlockCounts, tp: int) -> int:
+    layout, width = HeadLayout(*layers.divided, tp), layers.mlp_width or tp
     return (
         layers.norms
-        + shared
-        + sum(_share(part, tp) for part in (own, layers.mlp, layers.experts, layers.mixer))
+        + _part(layers.attention - layers.attention_shared, layout.heads_of_rank, layout.heads)
+        + _part(layers.attention_shared, layout.kv_heads_of_rank, layout.kv_heads)
+        + _part(layers.mlp, _share(width, tp), width)
+        + _share(layers.experts, tp)
+        + _share(layers.mixer, tp)
     )
 
 
+def _cache(layers: BlockCounts, tp: int, tokens: int) -> int:
+    layout = HeadLayout(*layers.divided, tp)
+    elements = layers.cache_per_sequence + layers.cache_per_token * layers.seen(tokens)
+    return _part(elements, layout.kv_heads_of_rank, layout.kv_heads)
+
+
+def _part(elements: int, held: int, parts: int) -> int:
+    """The elements of `held` of `parts` equal parts, heads or a width."""
+    return -(-elements * held // parts)
+
+
 def _share(parameters: int, ranks: int) -> int:
-    return -(-parameters // ranks)
+    return _part(parameters, 1, ranks)

@@ -45,6 +45,8 @@ _SCAN_PRODUCTS = 3
 class BlockCounts:
     """`count` equal layers: parameters by part, cache and products, all of one layer.
 
+    `divided` are the counts that tensor parallelism divides: query heads and key/value heads, or what stands for them.
+    `mlp_width` is the width of `mlp` where it is one block, of which every rank holds as many elements.
     `attention_shared` are the parameters of `attention` that more ranks than key/value heads hold several times.
     Products are multiply-adds: for a (query, key) pair over all heads in a prompt and in a decode step, and for a
     token beside those with weights. Where `window` is a number, a token sees that many positions and the cache holds
@@ -67,6 +69,8 @@ class BlockCounts:
     decode_products: int = 0
     fixed_positions: int = 0
     token_products: int = 0
+    mlp_width: int = 0
+    divided: tuple[int, int] = (1, 1)
 
     @property
     def always(self) -> int:
@@ -187,9 +191,9 @@ def _layers(block: Block, hidden: int, count: int) -> BlockCounts:
         layers = _state_space(mixer, hidden)
     sublayers = 1 + bool(mlp) + (isinstance(mixer, GroupedAttention) and mixer.cross_positions > 0)
     norms = sublayers * (block.norms.before + block.norms.after) * _norm(hidden, block.norms)
-    layers = replace(layers, count=count, norms=layers.norms + norms)
+    layers = replace(layers, count=count, norms=layers.norms + norms, divided=mixer.divided)
     if isinstance(mlp, Mlp):
-        return replace(layers, mlp=_projections(hidden, mlp.width, mlp.gated, mlp.bias))
+        return replace(layers, mlp=_projections(hidden, mlp.width, mlp.gated, mlp.bias), mlp_width=mlp.width)
     if mlp is None:
         return layers
     router = hidden * mlp.count + mlp.router_bias * mlp.count

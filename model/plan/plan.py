@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from model.device import INSTANCES, Instance, chip, instance_named
 from model.errors import ModelError
 from model.layers import unsupported
+from model.layers.uneven import uneven
 from model.plan import roofline
 from model.plan.dry import Time
 from model.plan.memory import DTYPE_BYTES, Footprint, footprint, possible_tp, smallest_tp
@@ -70,7 +71,7 @@ class Rate:
 class Fit:
     """How an instance holds a model: the fewest ranks (None: not at all), copies, and sequences over all copies.
 
-    `held` is what each of these ranks holds; where the model does not fit, each of the most ranks that divide it.
+    `held` is what each of these ranks holds; where the model does not fit, each of the most ranks that can share it.
     """
 
     instance: Instance
@@ -114,6 +115,11 @@ class Plan:
     def context(self) -> int:
         """Positions in use at the last token."""
         return self.prompt + self.generate
+
+    @property
+    def uneven(self) -> tuple[str, ...]:
+        """What the cores hold padded or alike, in sentences; other accelerators are taken to share all evenly."""
+        return () if self.devices is None else uneven(self.model.config, self.tp)
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -236,9 +242,9 @@ class _Place:
 
 
 def _check_tp(model: ModelCounts, tp: int) -> None:
-    undivided = model.config.undivided(tp)
-    if undivided is not None:
-        raise ModelError(f"{undivided}; this model takes {model.config.allowed_ranks()}")
+    refusal = model.config.refusal(tp)
+    if refusal is not None:
+        raise ModelError(refusal)
 
 
 def _tokens(model: ModelCounts, request: Request) -> tuple[int, int]:

@@ -97,6 +97,8 @@ def _phases(plan: Plan) -> list[Part]:
             f"batch {plan.batch:,}"
         )
     ]
+    if plan.uneven:
+        out.append(_sentence(f"on {plan.tp} cores {'; '.join(plan.uneven)}"))
     if not plan.holds_weights:
         assert plan.peaks.memory_bytes is not None
         out.append(

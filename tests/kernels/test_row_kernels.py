@@ -100,22 +100,44 @@ def test_rmsnorm_adds_a_residual(tokens: int, dtype: type, target: str) -> None:
     check(kernels.rmsnorm, kernels.rmsnorm_reference, (x, weight, EPS, residual, 1.0), target)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("parts", "copies", "padding"), [(2, 1, 0), (4, 1, 0), (2, 2, 1)])
 @pytest.mark.parametrize("tokens", [1, 300])
-def test_rmsnorm_of_rows_that_the_ranks_hold_in_parts(tokens: int, ranks: int) -> None:
-    """Every rank normalises by the squares of all: the part of what one rank makes of whole rows."""
-    x, weight = normal(1, tokens, 24 * ranks), normal(2, 1, 24 * ranks)
-    group = ReplicaGroup([list(range(ranks))])
-    parts = np.split(np.arange(24 * ranks), ranks)
-    arguments = [
-        ((x[:, part].copy(), weight[:, part].copy(), EPS, None, 0.0, group, ranks), {}) for part in parts
-    ]
+def test_rmsnorm_of_rows_that_the_ranks_hold_in_parts(
+    tokens: int, parts: int, copies: int, padding: int
+) -> None:
+    """Every rank normalises by the squares of all: the part of what one rank makes of whole rows.
+
+    Each part is on `copies` ranks, and `padding` ranks hold zeros.
+    """
+    x, weight = normal(1, tokens, 24 * parts), normal(2, 1, 24 * parts)
+    ranks = parts * copies + padding
+    held = np.zeros((ranks, tokens, 24), np.float32), np.zeros((ranks, 1, 24), np.float32)
+    for whole, own in zip((x, weight), held):
+        own[: parts * copies] = np.repeat(np.split(whole, parts, axis=1), copies, axis=0)
+    options = (EPS, None, 0.0, ReplicaGroup([list(range(ranks))]), copies * parts * 24)
+    arguments = [((*own, *options), {}) for own in zip(*held)]
     outputs: list[np.ndarray] = []
     world = simulate.World("trn2", ranks=ranks)
     found = examine(lambda: outputs.extend(world.launch(kernels.rmsnorm, arguments).outputs), orders=2)
     assert found == []
     wide = kernels.rmsnorm_reference(x.astype(np.float64), weight.astype(np.float64), EPS)
-    compare(np.concatenate(outputs, axis=1), wide, kernels.rmsnorm_reference(x, weight, EPS))
+    plain = kernels.rmsnorm_reference(x, weight, EPS)
+    for copy in range(copies):
+        compare(np.concatenate(outputs[copy : parts * copies : copies], axis=1), wide, plain)
+    assert not np.any(outputs[parts * copies :])
+
+
+def test_rmsnorm_counts_as_many_elements_as_a_group_holds() -> None:
+    x, weight, group = normal(1, 3, 16), normal(2, 1, 16), ReplicaGroup([[0]])
+    with pytest.raises(AssertionError, match="17 elements of rows of 16, but no group"):
+        run(kernels.rmsnorm, (x, weight, EPS, None, 0.0, None, 17))
+    for count in (None, 0):
+        with pytest.raises(AssertionError, match=f"row_elements of a group is 1 or more, not {count}"):
+            run(kernels.rmsnorm, (x, weight, EPS, None, 0.0, group, count))
+    exact = kernels.rmsnorm_reference(x.astype(np.float64), weight.astype(np.float64), EPS)
+    for ranks in (None, group):
+        own = run(kernels.rmsnorm, (x, weight, EPS, None, 0.0, ranks, 16))
+        compare(own, exact, kernels.rmsnorm_reference(x, weight, EPS))
 
 
 def test_rmsnorm_refuses_a_residual_of_another_shape() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model.cli import main
-from model.device import DryDevice
+from model.device import DryDevice, SimulatedDevice
 from model.kernel_model import KernelModel
 from model.layers.launch import Axis
 from model.layers.shard import Shard
@@ -16,7 +16,7 @@ from model.mesh import Mesh
 from model.reference import ReferenceModel
 from model.weights import shard_weights
 from tests.model.test_cli import refused
-from tests.model.test_kernel_model import IDS, load, logits_of, noise
+from tests.model.test_kernel_model import IDS, PROMPT, load, logits_of, noise
 
 PROMPTS = [
     np.random.default_rng(seed).integers(3, 300, count).tolist() for seed, count in enumerate((9, 1, 13))
@@ -78,12 +78,63 @@ def test_prompts_are_divided_over_the_groups_of_a_mesh(write_model, tmp_path, ca
     assert steps[1] < steps[0]  # two sequences a group instead of three
 
 
-@pytest.mark.parametrize(("tp", "dp", "fits"), [(1, 32, True), (4, 8, True), (1, 33, False), (4, 9, False)])
-def test_a_mesh_has_at_most_32_ranks(write_model, capsys, tp, dp, fits) -> None:
-    arguments = ["--model", str(write_model()), "--backend", "numpy", "--max-new-tokens", "1"]
+@pytest.mark.parametrize(
+    ("tp", "dp", "works"),
+    [
+        (1, 32, ""),
+        (4, 8, ""),
+        (1, 33, "--tp 1 with --dp 1 to 32"),
+        (4, 9, "--tp 4 with --dp 1 to 8"),
+        (33, 1, "--tp 1 to 32"),
+    ],
+)
+def test_a_mesh_has_at_most_32_ranks(write_model, capsys, tp, dp, works) -> None:
+    prompts = [word for number in range(33) for word in ("--prompt", str(number))]
+    arguments = ["--model", str(write_model()), "--backend", "numpy", "--max-new-tokens", "1", *prompts]
     mesh = ["--tp", str(tp), "--dp", str(dp)]
-    if fits:
+    if not works:
         assert main(["generate", *arguments, *mesh]) == 0
         return
-    said = f"nkw: error: {dp} groups of {tp} ranks are {tp * dp} ranks; one run takes 32"
+    said = f"nkw: error: --tp {tp} times --dp {dp} are {tp * dp} ranks; one run takes 32: {works}"
     assert refused(capsys, *arguments, *mesh) == said
+
+
+@pytest.mark.parametrize(
+    ("prompts", "works"),
+    [(1, "1 prompt; this run takes --dp 1"), (2, "2 prompts; this run takes --dp 1 to 2")],
+)
+def test_every_group_has_a_prompt(write_model, capsys, prompts, works) -> None:
+    given = [word for number in range(prompts) for word in ("--prompt", str(number))]
+    arguments = ["--model", str(write_model()), "--backend", "numpy", "--max-new-tokens", "1", *given, "--dp"]
+    said = f"nkw: error: --dp {prompts + 1} makes {prompts + 1} groups for {works}"
+    assert refused(capsys, *arguments, str(prompts + 1)) == said
+    assert main(["generate", *arguments, str(prompts)]) == 0
+
+
+def test_a_group_of_32_ranks_has_the_logits_of_one(write_model) -> None:
+    """2 ranks hold each of 12 groups of 3 query heads, 8 ranks hold padding; 20 of all have ten tokens, others nine."""
+    sizes = {"num_attention_heads": 36, "num_key_value_heads": 12, "head_dim": 4, "vocab_size": 308}
+    config, weights = load(write_model(num_hidden_layers=1, **sizes))
+    wanted = logits_of(ReferenceModel(config, weights), IDS)
+    model = KernelModel(config, shard_weights(config, weights, 32), SimulatedDevice("trn2", 32), 128)
+    own = logits_of(model, IDS[: PROMPT + 1])
+    assert np.abs(own - wanted[: len(own)]).max() <= 4 * noise(
+        config, weights, wanted
+    )  # as in test_kernel_model
+
+
+UNEVEN = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 8, "intermediate_size": 54}
+SAID = [
+    "9 query heads in 3 groups: 3 a rank, 3 of 12 are padding, 1 rank holds padding only",
+    "an MLP of width 54: 14 a rank, 2 of 56 are padding",
+]
+
+
+def test_the_report_says_what_ranks_hold_padded(write_model, tmp_path, capsys) -> None:
+    folder, path = str(write_model(**UNEVEN)), tmp_path / "out.json"
+    arguments = ["--model", folder, "--max-new-tokens", "2", "--json", str(path), "--tp"]
+    for ranks, said in ((1, []), (3, []), (4, SAID)):
+        assert main(["generate", *arguments, str(ranks)]) == 0
+        assert json.loads(path.read_text())["uneven"] == said
+        text = " ".join(capsys.readouterr().out.split())
+        assert (f"on 4 ranks {'; '.join(SAID)}" in text) == bool(said)

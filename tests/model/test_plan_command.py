@@ -285,7 +285,7 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tp", "3"], "3 ranks do not divide 4 heads; this model takes 1, 2 or 4 ranks"),
+        (["--tp", "5"], "5 ranks for 4 query heads; each rank needs one, so this model takes 1 to 4"),
         (["--instance", "p5"], "instance 'p5' is not known; known are trn1.2xlarge, "),
         (["--instance", "inf2.xlarge", "--tp", "4"], "4 ranks on inf2.xlarge, which has 2 cores"),
         (["--instance", "2 x inf2.48xlarge"], "no EFA is on record for inf2.48xlarge"),
@@ -294,8 +294,8 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
         (["--accelerator", "b9"], "accelerator 'b9'; known are a100, h100, or give TFLOPS,TB/s"),
         (["--accelerator", "h100", "--instance", "inf2.xlarge"], "for an instance or for an accelerator"),
         (
-            ["--accelerator", "h100", "--tp", "3"],
-            "3 ranks do not divide 4 heads; this model takes 1, 2 or 4 ranks",
+            ["--accelerator", "h100", "--tp", "5"],
+            "5 ranks for 4 query heads; each rank needs one, so this model takes 1 to 4",
         ),
         (["--batch", "0"], "'0' is not a positive whole number"),
         (["--batch", "1048577"], "a batch of 1048577; a plan takes at most 1,048,576"),
@@ -347,3 +347,14 @@ def test_llama_3_1_70b_takes_the_fewest_cores_and_ordered_readings(tmp_path, cap
     assert all(kernel["roofline_because"] is None for kernel in plan["step"]["kernels"])
     for each in (plan["first_token"], plan["step"], *plan["batches"]):
         assert each["dataflow_ns"] <= each["program_ns"] <= each["serial_ns"]
+
+
+def test_a_plan_says_what_cores_hold_padded(capsys, tmp_path) -> None:
+    """Heads of SmolLM2-135M: 9 in 3 groups, which 3 cores share evenly and 2 do not."""
+    path = tmp_path / "plan.json"
+    for tp, said in ((3, []), (2, ["9 query heads in 3 groups: 6 a rank, 3 of 12 are padding"])):
+        options = ["--tp", str(tp), "--prompt", "4", "--generate", "4", "--json", str(path)]
+        assert main(["plan", str(CONFIGS / "smollm2-135m.json"), *options]) == 0
+        assert json.loads(path.read_text())["uneven"] == said
+        text = " ".join(capsys.readouterr().out.split())
+        assert ("on 2 cores 9 query heads in 3 groups" in text) == bool(said)

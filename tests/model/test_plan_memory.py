@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 
 from model.device import INSTANCES
+from model.families import compose
+from model.layers.shard import Shard
 from model.plan.memory import footprint, possible_tp, smallest_tp
 from model.plan.parameters import load_model
 from tests.model.test_plan_parameters import CONFIGS, COUNTS
@@ -63,22 +67,46 @@ def test_the_smallest_tp_holds_the_batch_to_the_byte() -> None:
     ("name", "possible"),
     [
         ("llama-2-70b", [1, 2, 4, 8, 16, 32, 64]),
-        ("llama-3.2-3b", [1, 2, 4, 8]),
-        ("smollm2-135m", [1]),
-        ("whisper-tiny", [1, 2]),
+        ("llama-3.2-3b", [1, 2, 4, 8, 16]),
+        ("smollm2-135m", [1, 2, 4, 8]),
+        ("whisper-tiny", [1, 2, 4]),
         ("mamba-130m", [1, 2, 4, 8, 16, 32, 64, 128]),
     ],
 )
-def test_possible_ranks_divide_the_heads(name, possible) -> None:
+def test_every_possible_rank_has_a_head(name, possible) -> None:
     assert possible_tp(load_model(CONFIGS / f"{name}.json"), 128) == possible
 
 
-def test_ranks_that_share_no_heads_evenly_are_named() -> None:
-    assert LLAMA.config.undivided(3) == "3 ranks do not divide 64 heads"
-    assert load_model(CONFIGS / "smollm2-135m.json").config.undivided(9) is None
-    llama = load_model(CONFIGS / "llama-3.2-3b.json")
-    assert llama.config.undivided(12) == "12 ranks and 8 key/value heads: neither divides the other"
-    assert llama.config.undivided(24) is None
+@pytest.mark.parametrize(
+    ("name", "tp", "queries", "keys", "width", "tokens"),
+    [
+        ("smollm2-135m", 4, 3, 1, 384, 12288),
+        ("smollm2-135m", 8, 2, 1, 192, 6144),
+        ("llama-3.2-3b", 5, 6, 2, 1639, 25652),
+        ("llama-3.2-3b", 16, 2, 1, 512, 8016),
+    ],
+)
+def test_heads_that_are_padding_count_on_every_rank(name, tp, queries, keys, width, tokens) -> None:
+    model = load_model(CONFIGS / f"{name}.json")
+    hidden, layers, dim = (
+        model.config.hidden_size,
+        len(model.config.blocks),
+        model.config.blocks[0].mixer.head_dim,
+    )
+    held = footprint(model, "bfloat16", tp, 100)
+    matrices = 2 * queries * dim + 2 * keys * dim + 3 * width
+    elements = (model.config.vocab_size + tokens) * hidden + layers * (matrices + 2) * hidden + hidden
+    assert held.weight_bytes == 2 * elements
+    assert held.cache_bytes_per_sequence == 2 * 100 * layers * 2 * keys * dim
+
+
+def test_a_footprint_is_that_of_the_shards() -> None:
+    """Shapes of the weights that a rank holds, for evenly shared heads and for others."""
+    for name, counts in (("smollm2-135m", (1, 2, 3, 8)), ("llama-3.2-3b", (8, 12))):
+        model = load_model(CONFIGS / f"{name}.json")
+        for tp in counts:
+            shapes = [weight.shape(Shard(0, tp)) for weight in compose(model.config).weights]
+            assert footprint(model, "float32", tp, 1).weight_bytes == 4 * sum(map(prod, shapes))
 
 
 def test_every_instance_holds_at_most_its_memory() -> None:

@@ -15,8 +15,9 @@ from model.layers.shard import (
     Row,
     Shard,
     Whole,
-    by_heads,
-    even_span,
+    by_kv_heads,
+    by_query_heads,
+    vocabulary_span,
 )
 from model.weights import check_ranks
 
@@ -59,42 +60,65 @@ def test_a_width_that_does_not_divide_is_padded_without_changing_the_mlp(ranks) 
     assert len({COLUMN_PARALLEL.take(gate, shard).shape for shard in shards(ranks)}) == 1
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_query_heads_stay_whole(ranks) -> None:
-    weight = counted(8 * 6, 10)
+LAYOUTS = [
+    *((8, 8, 4), (8, 2, 2), (8, 2, 4), (8, 1, 4), (8, 2, 8), (8, 8, 3), (9, 3, 2), (9, 3, 4), (9, 3, 8)),
+    *((14, 2, 4), (14, 2, 5), (15, 3, 13), (5, 1, 4), (36, 12, 32)),
+]
+"""Query heads, key/value heads and ranks: some share evenly, some hold padding, some the same key/value head."""
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "ranks"), LAYOUTS)
+def test_every_rank_holds_the_key_value_heads_its_queries_need(heads, kv_heads, ranks) -> None:
+    """Query heads lie in order, whole, each once; zeros behind those of a rank; equal parts on every rank."""
+    depth, group = 6, heads // kv_heads
+    queries, keys = counted(heads * depth, 10) + 1, counted(kv_heads * depth, 10) + 1
+    seen = []
     for shard in shards(ranks):
-        part = by_heads(8).take(weight, shard)
-        first = shard.rank * 8 // ranks * 6
-        assert np.array_equal(part, weight[first : first + 8 // ranks * 6].T)
+        parts = [by_query_heads(heads, kv_heads).take(queries, shard)]
+        parts.append(by_kv_heads(heads, kv_heads).take(keys, shard))
+        own_queries, own_keys = (part.T.reshape(-1, depth, 10) for part in parts)
+        own_group = len(own_queries) // len(own_keys)
+        assert (len(own_queries), len(own_keys)) == (own_group * len(own_keys), -(-kv_heads // ranks))
+        for place, query in enumerate(own_queries):
+            if query.any():
+                number = int(query[0, 0]) // (depth * 10)
+                seen.append(number)
+                assert np.array_equal(query, queries.reshape(heads, depth, 10)[number])
+                needed = keys.reshape(kv_heads, depth, 10)[number // group]
+                assert np.array_equal(own_keys[place // own_group], needed)
+    assert seen == list(range(heads))
 
 
-@pytest.mark.parametrize(("heads", "ranks"), [(2, 1), (2, 2), (2, 4), (1, 4), (4, 2), (2, 8)])
-def test_every_rank_holds_the_key_value_heads_its_queries_need(heads, ranks) -> None:
-    query_count, depth = 8, 6
-    keys = counted(heads * depth, 10)
-    for shard in shards(ranks):
-        held = by_heads(heads).take(keys, shard)
-        own = held.shape[1] // depth
-        assert own == max(1, heads // ranks)
-        queries = range(shard.rank * query_count // ranks, (shard.rank + 1) * query_count // ranks)
-        group = len(queries) // own
-        for place, query in enumerate(queries):
-            wanted = query // (query_count // heads)
-            local = place // group
-            assert np.array_equal(
-                held[:, local * depth : (local + 1) * depth], keys[wanted * depth : (wanted + 1) * depth].T
-            )
+@pytest.mark.parametrize(("heads", "kv_heads", "ranks"), LAYOUTS)
+def test_padded_heads_add_nothing_to_a_sum_over_ranks(heads, kv_heads, ranks) -> None:
+    generator = np.random.default_rng(0)
+    queries = generator.integers(-3, 4, (heads * 6, 8)).astype(np.float64)
+    output = generator.integers(-3, 4, (8, heads * 6)).astype(np.float64)
+    x = generator.integers(-3, 4, (4, 8)).astype(np.float64)
+    columns, rows = by_query_heads(heads, kv_heads), by_query_heads(heads, kv_heads, axis=1)
+    total = sum((x @ columns.take(queries, shard)) @ rows.take(output, shard) for shard in shards(ranks))
+    assert np.array_equal(total, x @ queries.T @ output.T)
 
 
-@pytest.mark.parametrize("vocabulary", [127, 128, 129])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_vocabulary_shards_cover_every_token_once(vocabulary, ranks) -> None:
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "ranks", "copies"), [(8, 2, 2, 1), (8, 2, 4, 2), (14, 2, 5, 2)]
+)
+def test_what_ranks_hold_counts_copies_and_no_padding(heads, kv_heads, ranks, copies) -> None:
+    assert by_query_heads(heads, kv_heads).held(heads * 6, ranks) == heads * 6
+    assert by_kv_heads(heads, kv_heads).held(kv_heads * 6, ranks) == copies * kv_heads * 6
+
+
+@pytest.mark.parametrize("vocabulary", [32, 127, 128, 129])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 32])
+def test_vocabulary_shards_cover_every_token_once_and_differ_by_one_token(vocabulary, ranks) -> None:
     weight = counted(vocabulary, 8)
     parts = [VOCABULARY_PARALLEL.take(weight, shard) for shard in shards(ranks)]
     assert np.array_equal(np.concatenate(parts, axis=1), weight.T)
-    starts = [even_span(vocabulary, shard).start for shard in shards(ranks)]
-    assert starts == [rank * -(-vocabulary // ranks) for rank in range(ranks)]
-    assert len({part.shape[1] for part in parts[:-1]} | {parts[0].shape[1]}) == 1
+    sizes = [part.shape[1] for part in parts]
+    assert sizes == sorted(sizes, reverse=True)
+    assert 0 < sizes[0] <= sizes[-1] + 1
+    starts = [vocabulary_span(vocabulary, shard).start for shard in shards(ranks)]
+    assert starts == [sum(sizes[:rank]) for rank in range(ranks)]
 
 
 def test_shards_are_contiguous_in_the_checkpoints_dtype() -> None:
@@ -103,46 +127,35 @@ def test_shards_are_contiguous_in_the_checkpoints_dtype() -> None:
     for part in (
         COLUMN_PARALLEL.take(weight, shard),
         ROW_PARALLEL.take(weight, shard),
-        by_heads(8).take(weight, shard),
-        by_heads(2).take(weight, shard),
+        by_query_heads(8, 2).take(weight, shard),
+        by_query_heads(8, 2, axis=1).take(weight, shard),
+        by_kv_heads(8, 2).take(weight, shard),
         VOCABULARY_PARALLEL.take(weight, shard),
     ):
         assert part.flags.c_contiguous
         assert part.dtype == ml_dtypes.bfloat16
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_ranks_that_divide_the_heads_are_accepted(write_model, ranks) -> None:
-    config = load_config(write_model())
-    check_ranks(config, ranks)
-    assert config.blocks[0].mixer.kv_heads_of_rank(ranks) == {1: 2, 2: 1, 4: 1}[ranks]
-
-
-def test_refuses_ranks_that_do_not_divide_the_heads(write_model) -> None:
-    config = load_config(write_model(num_attention_heads=12, num_key_value_heads=4, hidden_size=96))
-    for ranks in (5, 8, 24):
-        with pytest.raises(ModelError, match=f"{ranks} ranks do not divide 12 heads"):
+@pytest.mark.parametrize(
+    ("changes", "most", "what"),
+    [
+        ({"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 96}, 12, "query heads"),
+        ({"num_attention_heads": 1, "num_key_value_heads": 1}, 1, "query head"),
+        ({"vocab_size": 3}, 3, "tokens"),
+    ],
+)
+def test_refuses_more_ranks_than_query_heads_or_tokens(write_model, changes, most, what) -> None:
+    config = load_config(write_model(**changes))
+    for ranks in range(1, most + 1):
+        check_ranks(config, ranks)
+    takes = "1 rank" if most == 1 else f"1 to {most} ranks"
+    for ranks in (most + 1, 32):
+        said = f"{ranks} ranks for {most} {what}; each rank needs one, so this model takes {takes}"
+        with pytest.raises(ModelError) as refused:
             check_ranks(config, ranks)
-    for ranks in (3, 6):
-        with pytest.raises(
-            ModelError, match=f"{ranks} ranks and 4 key/value heads: neither divides the other"
-        ):
-            check_ranks(config, ranks)
-    check_ranks(config, 12)
+        assert str(refused.value) == said
     with pytest.raises(ModelError, match="over 0 ranks; at least 1 is needed"):
         check_ranks(config, 0)
-
-
-@pytest.mark.parametrize(("vocabulary", "fits"), [(5, False), (6, False), (7, True), (8, True)])
-def test_refuses_a_vocabulary_too_small_for_its_ranks(write_model, vocabulary, fits) -> None:
-    config = load_config(write_model(vocab_size=vocabulary))
-    if fits:
-        check_ranks(config, 4)
-        return
-    with pytest.raises(
-        ModelError, match=f"a vocabulary of {vocabulary} leaves the last of 4 ranks without a token"
-    ):
-        check_ranks(config, 4)
 
 
 @pytest.mark.parametrize("rows", [63, 64, 65, 127, 129])
@@ -154,7 +167,10 @@ def test_shards_are_copies_of_any_number_of_rows(rows) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("cut", [COLUMN_PARALLEL, ROW_PARALLEL, VOCABULARY_PARALLEL, by_heads(12), Whole()])
+@pytest.mark.parametrize(
+    "cut",
+    [COLUMN_PARALLEL, ROW_PARALLEL, VOCABULARY_PARALLEL, by_query_heads(8, 2), by_kv_heads(8, 2), Whole()],
+)
 def test_a_cut_states_the_shape_of_what_it_takes(cut, ranks) -> None:
     weight = counted(24, 26)
     for shard in shards(ranks):

@@ -247,15 +247,16 @@ def test_gather_takes_arrays_of_any_size(said: list[dict[str, Any]]) -> None:
     }
 
 
-def test_generation_is_that_of_one_process() -> None:
-    options = ["generate", "--tp", "2", "--max-new-tokens", "6", "--temperature", "0.8", "--top-p", "0.9"]
+def test_generation_of_a_mesh_is_that_of_one_process() -> None:
+    mesh, prompts = ["--tp", "2", "--dp", "2"], ["--prompt", "Once upon a time", "--prompt", "The red key"]
+    options = ["generate", *mesh, *prompts, "--max-new-tokens", "4", "--temperature", "0.8", "--top-p", "0.9"]
     one = subprocess.run(
         [sys.executable, "-m", "model", *options], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    several = torchrun(2, "model", *options)
+    several = torchrun(4, "model", *options)
     assert several.returncode == 0, several.stderr[-2000:]
     assert several.stdout == one.stdout
-    assert "6 of 6 tokens equal" in one.stdout
+    assert "8 of 8 tokens equal" in one.stdout
 
 
 def test_as_many_processes_as_ranks_are_needed() -> None:

@@ -40,19 +40,20 @@ def products() -> list[Case]:
 
 
 def _divided_norm(target: str, tokens: int, width: int, ranks: int) -> Case:
-    """rmsnorm of rows that lie in parts on several ranks."""
+    """rmsnorm of rows that lie in parts on several ranks, each part twice on ranks that follow one another."""
     x, weight = normal(4, tokens, ranks * width), normal(5, 1, ranks * width)
     plain = nki_kernels.rmsnorm_reference(x, weight, EPS)
     exact = nki_kernels.rmsnorm_reference(in_float64(x), in_float64(weight), EPS)
-    group = ReplicaGroup([list(range(ranks))])
-    parts = np.split(np.arange(ranks * width), ranks)
+    group = ReplicaGroup([list(range(2 * ranks))])
+    parts = np.repeat(np.split(np.arange(ranks * width), ranks), 2, axis=0)
 
     def judge(outputs: Outputs) -> None:
         for (output,), part in zip(outputs, parts):
             compare(output, exact[:, part], plain[:, part])
 
     shards = tuple(
-        (x[:, part].copy(), weight[:, part].copy(), EPS, None, 0.0, group, ranks) for part in parts
+        (x[:, part].copy(), weight[:, part].copy(), EPS, None, 0.0, group, 2 * ranks * width)
+        for part in parts
     )
     return Case("rmsnorm", target, shards, judge)
 

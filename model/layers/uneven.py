@@ -1,0 +1,49 @@
+"""What tensor-parallel ranks hold padded, or several of them hold alike, in sentences for reports and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from model.config import ModelConfig
+from model.config.heads import HeadLayout
+from model.config.parts import GroupedAttention, Mlp
+from model.layers.shard import Shard, even_span, vocabulary_span
+
+
+def uneven(config: ModelConfig, ranks: int) -> tuple[str, ...]:
+    """A sentence for everything that `ranks` ranks do not share evenly; none where they share all evenly."""
+    return tuple(dict.fromkeys(_sentences(config, ranks)))
+
+
+def _sentences(config: ModelConfig, ranks: int) -> Iterator[str]:
+    for block in config.blocks:
+        if isinstance(block.mixer, GroupedAttention):
+            yield from _heads(block.mixer.layout(ranks))
+    for block in config.blocks:
+        if isinstance(block.mlp, Mlp) and block.mlp.width % ranks:
+            own = even_span(block.mlp.width, Shard(0, ranks)).stop
+            padding = ranks * own - block.mlp.width
+            yield f"an MLP of width {block.mlp.width}: {own} a rank, {_padded(padding, ranks * own)}"
+    if config.vocab_size % ranks:
+        first, last = (vocabulary_span(config.vocab_size, Shard(rank, ranks)) for rank in (0, ranks - 1))
+        sizes = f"{first.stop} or {last.stop - last.start}"
+        yield f"a vocabulary of {config.vocab_size}: {sizes} tokens a rank"
+
+
+def _heads(layout: HeadLayout) -> Iterator[str]:
+    """Groups of query heads that have padding, or whose key/value head several ranks hold."""
+    idle = sum(not layout.queries(rank) for rank in range(layout.ranks))
+    parts = []
+    if layout.padding:
+        parts.append(_padded(layout.padding, layout.ranks * layout.heads_of_rank))
+    if idle:
+        parts.append(f"{idle} {'rank holds' if idle == 1 else 'ranks hold'} padding only")
+    if layout.copies > 1:
+        parts.append(f"{layout.copies} ranks hold each key/value head")
+    if parts:
+        groups = f"{layout.heads} query heads in {layout.kv_heads} group{'s' if layout.kv_heads > 1 else ''}"
+        yield f"{groups}: {layout.heads_of_rank} a rank, {', '.join(parts)}"
+
+
+def _padded(padding: int, of_all: int) -> str:
+    return f"{padding} of {of_all} {'is' if padding == 1 else 'are'} padding"
