@@ -21,7 +21,7 @@ TARGETS = ("trn1", "trn2", "trn3")
 ODD_SIZES = (8, 64, 127, 128, 129, 172)
 """Around one tile of 128 partitions, below it, and ragged above it."""
 
-_FRACTION_BITS = {"float32": 23, "bfloat16": 7, "float16": 10, "float8_e4m3": 3}
+_FRACTION_BITS = {"float64": 52, "float32": 23, "bfloat16": 7, "float16": 10, "float8_e4m3": 3}
 
 
 def last_place(dtype: np.dtype, magnitude: float) -> float:

@@ -13,7 +13,7 @@ import nki_kernels as kernels
 import simulate
 from simulate.check import examine
 from simulate.replay import ReplayCache, ReplayOptions
-from tests.kernels.accuracy import compare, compare_all, copied, in_float64, normal, run
+from tests.kernels.accuracy import compare, compare_all, copied, in_float64, normal, run, summed_in_order
 from tests.kernels.divided import check_divided, divided
 from tests.kernels.test_attention_block_decode import arguments as block_arguments
 from tests.kernels.test_attention_decode import batch, in_pages, tables
@@ -177,20 +177,22 @@ def test_schedules_of_ranks_agree_and_one_program_serves_all_positions() -> None
 
 def test_partial_outputs_merge_to_the_softmax_of_all_keys() -> None:
     """The law that the ranks rely on, in float64 and without the kernels: o from shares by log-sum-exp."""
-    q, _, v, k_cache, v_cache, positions, scale = map(in_float64, batch([200], 1, 1, 8, 256))
+    *arrays, positions, scale = map(in_float64, batch([200], 1, 1, 8, 256))
+    q, k, v, k_cache, v_cache = arrays
     shares = []
     for rank in range(4):
         keys, values = k_cache[0, 0, :, rank:200:4], v_cache[0, 0, rank:200:4]
         scores = scale * (q @ keys)
         shares.append((np.exp(scores).sum(), np.exp(scores) @ values))
-    k = in_float64(batch([200], 1, 1, 8, 256)[1])
     new = np.exp(scale * (q @ k.T))
     total = sum(share[1] for share in shares) + new * v
     o = total / (sum(share[0] for share in shares) + new.sum())
-    found = kernels.attention_decode_reference(
-        *map(in_float64, batch([200], 1, 1, 8, 256)[:5]), positions.astype(np.int32), scale
+    longer = [each.astype(np.longdouble) for each in arrays]
+    exact, plain, in_order = (
+        np.asarray(DECODE[1](*copied(given), positions, scale)[0])
+        for given in (longer, arrays, map(summed_in_order, arrays))
     )
-    assert np.allclose(o, found[0], rtol=1e-13, atol=0)
+    compare(o, exact, plain, in_order)
 
 
 @pytest.mark.parametrize(
