@@ -10,7 +10,9 @@ Arguments
     scale      compile-time float, of the rows of tokens
     positions  [T, 1] @ HBM, int32, 0 <= position < P, or None
     position_table  [P, H] @ HBM, float32 or bfloat16, or None
-    returns x  [T, H] @ HBM, dtype
+    replica_group   nki.collectives.ReplicaGroup over whose ranks the rows of the table are divided, or None. Then table
+               is this rank's part, [V, H], ids number its rows, and an id of V or more stands for a row of another rank
+    returns x  [T, H] @ HBM, dtype, the same on every rank of a group
 
 Layout
     Tokens on the partitions: an indirect DMA fetches one row per partition, by the row number in that partition of
@@ -18,19 +20,23 @@ Layout
 
 Tiling
     for 128 tokens: load ids, gather rows, scale, gather and add rows of positions, store.
+    Over ranks the rows that a rank does not hold stay zeros, which are not read from its table, and an all-reduce from
+    SBUF to SBUF adds up those of all ranks before they are scaled.
 
 Limits
-    H up to 32768 (a row of float32 in one partition), up to 16384 with a scale or a table of positions. An id or a
-    position outside of its table is refused where addresses are checked.
+    H up to 32768 (a row of float32 in one partition), up to 16384 with a scale or a table of positions, or over ranks.
+    An id or a position outside of its table is refused where addresses are checked; over ranks an id is not, since no
+    rank knows the parts of others: a row that no rank holds is zeros.
 
 Cost
     HBM: ids once, T * H elements of each table read, T * H of dtype written. Three DMAs for 128 tokens. Bound: DMA
-    latency for one token.
+    latency for one token. Over ranks one all-reduce of the rows in addition, in dtype, in float32 if they are scaled.
 """
 
 from __future__ import annotations
 
 import nki
+import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
@@ -40,7 +46,9 @@ from nki_kernels.tiles import PARTITIONS, expect_dims, load
 
 
 @nki.jit
-def embedding(ids, table, dtype=nl.float32, scale=1.0, positions=None, position_table=None):
+def embedding(
+    ids, table, dtype=nl.float32, scale=1.0, positions=None, position_table=None, replica_group=None
+):
     """The rows of a table that token ids name, scaled, plus those of positions, in a dtype."""
     expect_dims(2, ids, "ids [T, 1]")
     expect_dims(2, table, "table [V, H]")
@@ -56,7 +64,7 @@ def embedding(ids, table, dtype=nl.float32, scale=1.0, positions=None, position_
     for first in range(0, tokens, PARTITIONS):
         last = min(tokens, first + PARTITIONS)
         changed = scale != 1.0 or positions is not None
-        tile = gathered(table, ids[first:last, :], nl.float32 if changed else dtype)
+        tile = gathered(table, ids[first:last, :], nl.float32 if changed else dtype, replica_group)
         if changed:
             result = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
             if positions is None:
@@ -71,14 +79,21 @@ def embedding(ids, table, dtype=nl.float32, scale=1.0, positions=None, position_
     return x
 
 
-def gathered(table, numbers, dtype):
-    """Rows of a table [V, H] by their numbers [rows, 1], both in HBM, as a tile of a dtype."""
+def gathered(table, numbers, dtype, replica_group=None):
+    """Rows of a table [V, H] by their numbers [rows, 1], both in HBM, as a tile of a dtype; or of a divided table."""
     rows = numbers.shape[0]
     width = table.shape[1]
     row_numbers = load(numbers, nl.int32)
     tile = nl.ndarray((rows, width), dtype=dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=table.ap(pattern=[[width, rows], [1, width]], vector_offset=row_numbers))
-    return tile
+    source = table.ap(pattern=[[width, rows], [1, width]], vector_offset=row_numbers)
+    if replica_group is None:
+        nisa.dma_copy(dst=tile, src=source)
+        return tile
+    nisa.memset(dst=tile, value=0.0)
+    nisa.dma_copy(dst=tile, src=source, oob_mode=nisa.oob_mode.skip)
+    total = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
+    ncc.all_reduce(srcs=[tile], dsts=[total], replica_group=replica_group, op=nl.add)
+    return total
 
 
 def embedding_reference(
@@ -88,8 +103,9 @@ def embedding_reference(
     scale: float = 1.0,
     positions: np.ndarray | None = None,
     position_table: np.ndarray | None = None,
+    replica_group: object = None,
 ) -> np.ndarray:
-    """numpy's row indexing."""
+    """numpy's row indexing. For several ranks pass the whole table, and ids in it."""
     rows = table[ids[:, 0]]
     if scale != 1.0:
         rows = widened(rows) * widened(rows).dtype.type(scale)

@@ -12,7 +12,7 @@ import nki_kernels as kernels
 import simulate
 from simulate.check import examine
 from simulate.errors import OutOfBounds
-from tests.kernels.accuracy import ODD_SIZES, TARGETS, check, compare, normal, run
+from tests.kernels.accuracy import ODD_SIZES, TARGETS, check, compare, compare_all, normal, run
 
 BF16 = ml_dtypes.bfloat16
 EPS = 1e-5
@@ -49,6 +49,38 @@ def test_embedding_scales_and_adds_the_rows_of_positions(target: str, dtype: typ
     check(kernels.embedding, kernels.embedding_reference, (ids, *given), target)
     added = (positions, normal(4, 20, 72, dtype=dtype))
     check(kernels.embedding, kernels.embedding_reference, (ids, *given, *added), target)
+
+
+@pytest.mark.parametrize(
+    ("target", "ranks", "tokens"),
+    [("trn1", 2, 3), ("trn2", 3, 1), ("trn2", 3, 127), ("trn2", 3, 128), ("trn2", 3, 129), ("trn3", 4, 2)],
+)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("changes", [False, True])
+def test_embedding_of_a_table_that_ranks_divide(
+    target: str, ranks: int, tokens: int, dtype: type, changes: bool
+) -> None:
+    """Every rank gets the rows that one would take from the whole table; a row that nobody asked for is not read."""
+    table, ids = normal(1, 10 * ranks, 72, dtype=dtype), row_numbers(2, tokens, 10 * ranks)
+    table[np.setdiff1d(np.arange(10 * ranks), ids)] = np.nan
+    group, out = ReplicaGroup([list(range(ranks))]), nl.float32 if dtype is np.float32 else nl.bfloat16
+    rest = (5.3, row_numbers(3, tokens, 20), normal(4, 20, 72, dtype=dtype)) if changes else (1.0, None, None)
+    arguments = []
+    for rank, part in enumerate(np.split(table, ranks)):
+        own = ids - 10 * rank
+        own[(own < 0) | (own > 10)] = 10
+        arguments.append(((own, part.copy(), out, *rest, group), {}))
+    outputs: list[np.ndarray] = []
+    world = simulate.World(target, ranks=ranks)
+    assert examine(lambda: outputs.extend(world.launch(kernels.embedding, arguments).outputs)) == []
+    for each in outputs:
+        compare_all([each], kernels.embedding_reference, (ids, table, out, *rest))
+
+
+def test_embedding_of_a_row_that_no_rank_holds_is_zeros() -> None:
+    table, group = normal(1, 20, 8), ReplicaGroup([[0]])
+    x = run(kernels.embedding, (np.int32([[20], [19]]), table, nl.float32, 1.0, None, None, group))
+    assert np.array_equal(x, [np.zeros(8), table[19]])
 
 
 def test_embedding_refuses_positions_without_their_table() -> None:

@@ -161,6 +161,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "a size of 1 in a pattern": ("sampling.penalties.load_for_chunks pattern: *: 1 * #2",),
     "a sum over ranks promises no order of its terms": (
         "all_reduce.sum_over_ranks group: all_reduce replica_group: the order reversed",
+        "embedding.gathered group: all_reduce replica_group: the order reversed",
     ),
 }
 """Patterns of keys (`*` stands for anything) under the reason they share."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import nki.language as nl
 import numpy as np
 from nki.collectives import ReplicaGroup
 
 import nki_kernels
-from tests.kernels.accuracy import compare, in_float64, normal, whole_numbers
+from tests.kernels.accuracy import compare, compare_all, in_float64, normal, whole_numbers
 from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores
 
 
@@ -58,6 +60,24 @@ def _divided_norm(target: str, tokens: int, width: int, ranks: int) -> Case:
     return Case("rmsnorm", target, shards, judge)
 
 
+def _divided_table(target: str, ranks: int, *rest: Any) -> Case:
+    """embedding of 129 rows of a table that ranks divide."""
+    table, ids = normal(1, 100 * ranks, 12), np.random.default_rng(2).integers(0, 100 * ranks, (129, 1))
+    given = (ids.astype(np.int32), table, nl.float32, *rest)
+    group = ReplicaGroup([list(range(ranks))])
+
+    def judge(outputs: Outputs) -> None:
+        for output in outputs:
+            compare_all(output, nki_kernels.embedding_reference, given)
+
+    shards = []
+    for rank, part in enumerate(np.split(table, ranks)):
+        own = ids - 100 * rank
+        own = np.where((own < 0) | (own > 100), 100, own).astype(np.int32)
+        shards.append((own, part.copy(), nl.float32, *rest, group))
+    return Case("embedding", target, tuple(shards), judge)
+
+
 def rows() -> list[Case]:
     """embedding, rope and rmsnorm, of 128 rows, one more and two more."""
     rng = np.random.default_rng(2)
@@ -85,6 +105,8 @@ def rows() -> list[Case]:
         by_reference(
             "embedding", "trn1", ids, table.astype(BF16), nl.bfloat16, 0.5, positions, normal(6, 60, 12)
         ),
+        _divided_table("trn2", 2, 1.0, None, None),
+        _divided_table("trn1", 3, 0.5, positions[:129], normal(6, 60, 12)),
         by_reference("rope", "trn2", turned, positions, *tables, 3),
         by_reference("rope", "trn1", turned[:5].astype(BF16), positions[:5], *tables, 3),
         by_reference("rmsnorm", "trn2", normal(4, 130, 72), normal(5, 1, 72), EPS),
