@@ -78,7 +78,7 @@ MAX_ROW_BYTES = 32768
 GATHERED_ROWS = 256
 """Rows of all ranks that are gathered at once: the fewer, the sooner the first products start."""
 
-LEAST_OWN_ROWS = 32
+LEAST_OWN_ROWS = 16
 """The fewest own rows that are gathered at once: results are stored in runs of so many rows."""
 
 
