@@ -6,6 +6,7 @@ For token i of the n = T / B new ones of sequence b, at position p = positions[b
 
 where k and v are those of the cache before the sequence's first new token, and the new ones from there on. Queries and
 new keys are RMS-normalised head by head and rotated before, where weights and tables are given (see `rmsnorm`, `rope`).
+Without k and v all are those of the cache, to which another layer of the same step wrote; then nothing is written.
 
 Dimensions
     T   new tokens of B sequences, n of each, one sequence after the other; D head size (even); Hq query heads; Hk
@@ -13,7 +14,7 @@ Dimensions
 
 Arguments
     q             [T, Hq * D] @ HBM, float32 or bfloat16
-    k, v          [T, Hk * D] @ HBM, q's dtype
+    k, v          [T, Hk * D] @ HBM, q's dtype; or both None
     k_cache       [B, Hk, D, S] @ HBM, any float dtype; the new positions are written
     v_cache       [B, Hk, S, D] @ HBM, any float dtype; the new positions are written
                   or, with block_tables, both [P, block, Hk, D]: P pages of `block` positions each
@@ -21,9 +22,10 @@ Arguments
     scale         compile-time float > 0, usually D ** -0.5
     num_kv_heads  compile-time int or None; Hk, as the caches have it
     cos, sin      [S, R/2] @ HBM, float32, or None: q and k are rotated already
-    q_norm, k_norm  [1, D] @ HBM, both or None
+    q_norm, k_norm  [1, D] @ HBM, both or None; q_norm alone without k
     eps           compile-time float, of the norms
-    slots         [T, 1] @ HBM, int32, page * block + offset: where keys and values of the new tokens are written
+    slots         [T, 1] @ HBM, int32, page * block + offset: where keys and values of the new tokens are written; None
+                  without k and v
     block_tables  [B, N] @ HBM, int32: the pages of each sequence, in the order of positions, S = N * block; pages may
                   be shared, and what lies behind the last position may name any page
     window        compile-time int or None: a token sees so many positions up to its own
@@ -32,7 +34,7 @@ Arguments
     position_group  nki.collectives.ReplicaGroup of ranks with equal k and v that divide the positions, or None
     position_ranks  compile-time int N, a power of two: the length of this rank's list; caches hold S / N slots then
     position_rank   [1, 1] @ HBM, int32: the place of this rank in its list
-    returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches
+    returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches; o alone without k and v
 
     The instructions do not depend on the positions: they address DMAs at run time and take part in the mask, and all S
     positions are read. So one compiled kernel serves every step. What a cache holds from the first new position on is
@@ -51,7 +53,7 @@ Tiling
     Up to 2048 positions all keys come first, and the values when all weights are known: the new keys can be written
         once all keys have been read, under the loads of the values.
     The maximum is exact: no score overflows, and the largest weight of a query is one.
-    New tokens are one chunk more, from SBUF: no load waits for the write to the cache.
+    New tokens are one chunk more, from SBUF: no load waits for the write to the cache. Sinks are keys of that chunk.
 
 Two cores
     Kv heads are divided if their number is even, else sequences, else slots (8192 or more) in two contiguous halves,
@@ -63,9 +65,9 @@ Ranks that divide positions
     ranks with its slots: an all-gather brings the queries, an all-to-all of partial outputs in float32 ends the launch.
 
 Limits
-    D up to 256, n * Hq / Hk and Hq up to 128, with sinks n up to 96, T * Hq up to 8192; two groups of keys and values
-    fit in 128 KiB per partition of SBUF: S up to 32768 at D = 128 in bfloat16. From pages S is a multiple of 128, and
-    fewer positions fit, because keys lie in SBUF twice.
+    D up to 256, n * Hq / Hk and Hq up to 128, n up to 96 where there are sinks and k, T * Hq up to 8192; two groups of
+    keys and values fit in 128 KiB per partition of SBUF: S up to 32768 at D = 128 in bfloat16. From pages S is a
+    multiple of 128, and fewer positions fit, because keys lie in SBUF twice.
 
 Cost
     HBM: both caches once. Tensor engine: two matmuls for 128 positions of a kv head. Vector: five passes over
@@ -130,15 +132,15 @@ def attention_decode(
     position_ranks=1,
     position_rank=None,
 ):
-    """Attention of the new tokens of a batch with its caches, to which their keys and values are written."""
+    """Attention of the new tokens of a batch with its caches, to which their keys and values, if any, are written."""
+    stored = k is None
     expect_dims(2, q, "q [T, Hq * D]")
-    expect_dims(2, k, "k [T, Hk * D]")
-    check_caches(q.shape[0], k_cache, v_cache, slots, block_tables)
+    check_caches(q.shape[0], k_cache, v_cache, slots, block_tables, stored)
     check_position_ranks(position_group, position_ranks, position_rank)
-    sizes = Sizes(q.shape[0], q.shape[1], q.dtype, k_cache, block_tables, position_ranks)
+    sizes = Sizes(q.shape[0], q.shape[1], q.dtype, k_cache, block_tables, position_ranks, stored)
     check_step(positions, scale, num_kv_heads, sizes)
     check_tokens(q, k, v, sizes)
-    check_tables(sizes.depth, cos, sin, q_norm, k_norm)
+    check_tables(sizes.depth, cos, sin, q_norm, k_norm, stored)
     check_sizes(sizes)
     check_options(sizes, window, softcap, sinks)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
@@ -151,6 +153,8 @@ def attention_decode(
         options = window, softcap, share.columns(sinks, sizes.kv_heads)
         work = Work(mine, share, ranks, scale, caches, share.part(v, sizes), share.part(o, sizes), options)
         attend(work, share.part(q, sizes), share.part(k, sizes), tokens, (q_norm, k_norm, eps))
+    if stored:
+        return o
     return o, k_cache, v_cache
 
 
@@ -164,8 +168,11 @@ def attend(work, q, k, tokens, norms):
     if work.ranks is not None:
         queries = queries_of_all_ranks(queries, work.ranks, work.sizes)
         bring_after_gather(work)
-    place_tokens(work, tokens.positions, heights)
-    take_tokens(work, queries, keys, key_rows, new_value_rows(work.v, heights, work.sizes))
+    value_rows = []
+    if not work.sizes.stored:
+        place_tokens(work, tokens.positions, heights)
+        value_rows = new_value_rows(work.v, heights, work.sizes)
+    take_tokens(work, queries, keys, key_rows, value_rows)
     run(work)
     if work.ranks is not None:
         merge_ranks(work)
@@ -190,17 +197,26 @@ def check_step(positions, scale, num_kv_heads, sizes):
 def check_tokens(q, k, v, sizes):
     """Refuse queries, keys and values whose shapes do not fit the caches or each other."""
     tokens, kv_heads, depth = sizes.tokens, sizes.kv_heads, sizes.depth
+    assert (k is None) == (v is None), "k and v come together"
+    assert q.shape[1] % (kv_heads * depth) == 0, (
+        f"q has rows of {q.shape[1]}, no multiple of {kv_heads * depth}, {kv_heads} heads of {depth}"
+    )
+    if k is None:
+        return
+    expect_dims(2, k, "k [T, Hk * D]")
     assert k.shape == (tokens, kv_heads * depth), (
         f"k is [{tokens}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
     )
     assert v.shape == k.shape, f"k is {k.shape}, v is {v.shape}"
-    assert q.shape[1] % k.shape[1] == 0, f"q has rows of {q.shape[1]}, no multiple of k's {k.shape[1]}"
     assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
 
 
-def check_caches(tokens, k_cache, v_cache, slots, block_tables):
-    """Refuse caches that do not fit each other, and tables that do not fit the caches."""
-    assert (slots is None) == (block_tables is None), "slots and block_tables come together"
+def check_caches(tokens, k_cache, v_cache, slots, block_tables, stored=False):
+    """Refuse caches that do not fit each other, and tables that do not fit the caches; stored: nothing is written."""
+    if stored:
+        assert slots is None, "slots come with k and v, which are written there"
+    else:
+        assert (slots is None) == (block_tables is None), "slots and block_tables come together"
     if block_tables is None:
         expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
         sequences, kv_heads, depth, capacity = k_cache.shape
@@ -212,7 +228,7 @@ def check_caches(tokens, k_cache, v_cache, slots, block_tables):
     expect_dims(4, k_cache, "k_cache [pages, block, Hk, D]")
     expect_dims(2, block_tables, "block_tables [B, N]")
     assert v_cache.shape == k_cache.shape, f"k_cache is {k_cache.shape}, v_cache is {v_cache.shape}"
-    assert slots.shape == (tokens, 1), f"slots are [{tokens}, 1], not {slots.shape}"
+    assert stored or slots.shape == (tokens, 1), f"slots are [{tokens}, 1], not {slots.shape}"
     capacity = block_tables.shape[1] * k_cache.shape[1]
     assert capacity % PARTITIONS == 0, (
         f"the pages of a sequence hold a multiple of {PARTITIONS} positions, not {capacity}"
@@ -223,19 +239,24 @@ def check_caches(tokens, k_cache, v_cache, slots, block_tables):
     )
 
 
-def check_tables(depth, cos, sin, q_norm, k_norm):
-    """Refuse one table or norm without the other, and shapes that do not fit heads of `depth` elements."""
+def check_tables(depth, cos, sin, q_norm, k_norm, stored=False):
+    """Refuse one table or norm without the other, and shapes that do not fit heads of `depth` elements.
+
+    stored: there are no new keys, hence no k_norm.
+    """
     assert (cos is None) == (sin is None), "cos and sin come together"
     if cos is not None:
         assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}"
         assert 2 * cos.shape[1] <= depth, (
             f"tables of width {cos.shape[1]} need heads of {2 * cos.shape[1]}, not {depth}"
         )
-    assert (q_norm is None) == (k_norm is None), "q_norm and k_norm come together"
-    if q_norm is not None:
-        assert q_norm.shape == (1, depth) and k_norm.shape == (1, depth), (
-            f"q_norm and k_norm are [1, {depth}], not {q_norm.shape} and {k_norm.shape}"
-        )
+    if stored:
+        assert k_norm is None, "k_norm is given without k"
+    else:
+        assert (q_norm is None) == (k_norm is None), "q_norm and k_norm come together"
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None:
+            assert weight.shape == (1, depth), f"{name} is [1, {depth}], not {weight.shape}"
 
 
 def check_options(sizes, window, softcap, sinks):
@@ -244,7 +265,7 @@ def check_options(sizes, window, softcap, sinks):
     assert softcap is None or softcap > 0, f"softcap is {softcap}; scores are capped at a positive number"
     if sinks is not None:
         assert sinks.shape == (1, sizes.own_heads), f"sinks are [1, {sizes.own_heads}], not {sinks.shape}"
-        assert sizes.new <= MAX_NEW_WITH_SINKS, (
+        assert sizes.stored or sizes.new <= MAX_NEW_WITH_SINKS, (
             f"attention_decode takes at most {MAX_NEW_WITH_SINKS} new tokens of a sequence with sinks, "
             f"not {sizes.new}"
         )
@@ -268,8 +289,8 @@ def check_sizes(sizes):
 
 def attention_decode_reference(
     q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
+    k: np.ndarray | None,
+    v: np.ndarray | None,
     k_cache: np.ndarray,
     v_cache: np.ndarray,
     positions: np.ndarray,
@@ -288,15 +309,18 @@ def attention_decode_reference(
     position_group: object = None,
     position_ranks: int = 1,
     position_rank: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Softmax over the positions up to each new one, head by head, in float32; the caches are updated in place.
 
     For ranks that divide positions pass the whole caches and the heads of all: the merged outputs are those.
     """
-    tokens, (kv_heads, depth) = len(q), (k_cache.shape[2:] if slots is not None else k_cache.shape[1:3])
+    paged = block_tables is not None
+    tokens, (kv_heads, depth) = len(q), (k_cache.shape[2:] if paged else k_cache.shape[1:3])
     sequences = len(k_cache) if block_tables is None else len(block_tables)
     heads = []
     for rows, weight in ((q, q_norm), (k, k_norm)):
+        if rows is None:
+            continue
         each = rows.reshape(-1, depth)
         if weight is not None:
             each = rmsnorm_reference(each, weight, eps)
@@ -308,21 +332,25 @@ def attention_decode_reference(
             turned = first * cosines - second * sines, second * cosines + first * sines
             each = np.concatenate([*turned, rest], axis=2)
         heads.append(each.astype(q.dtype))
-    fresh = heads[1].swapaxes(0, 1), v.reshape(tokens, kv_heads, depth).swapaxes(0, 1)
+    fresh: tuple[np.ndarray, ...] = ()
+    if v is not None:
+        fresh = heads[1].swapaxes(0, 1), v.reshape(tokens, kv_heads, depth).swapaxes(0, 1)
     outputs = []
     for token in range(tokens):
         sequence, new = token * sequences // tokens, tokens // sequences
         begin = sequence * new
-        before = int(positions[begin, 0])
+        before = int(positions[begin, 0]) if fresh else int(positions[token, 0]) + 1
         if block_tables is None:
             held = k_cache[sequence].swapaxes(1, 2), v_cache[sequence]
         else:
             pages = (cache[block_tables[sequence]] for cache in (k_cache, v_cache))
             held = tuple(each.reshape(-1, kv_heads, depth).swapaxes(0, 1) for each in pages)
-        keys, values = (
-            np.concatenate([widened(old[:, :before]), widened(own[:, begin : token + 1])], axis=1)
-            for old, own in zip(held, fresh)
-        )
+        keys, values = (widened(old[:, :before]) for old in held)
+        if fresh:
+            keys, values = (
+                np.concatenate([old, widened(own[:, begin : token + 1])], axis=1)
+                for old, own in zip((keys, values), fresh)
+            )
         if window is not None:
             keys, values = keys[:, -window:], values[:, -window:]
         queries = widened(heads[0][token]).reshape(kv_heads, -1, depth)
@@ -336,6 +364,9 @@ def attention_decode_reference(
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
             outputs.append(weights[:, : keys.shape[1]] @ values[head])
+    o = np.stack(outputs).reshape(q.shape).astype(q.dtype)
+    if not fresh:
+        return o
     for token in range(tokens):
         sequence, here = token * sequences // tokens, int(positions[token, 0])
         if slots is None:
@@ -344,4 +375,4 @@ def attention_decode_reference(
         else:
             page, offset = divmod(int(slots[token, 0]), k_cache.shape[1])
             k_cache[page, offset], v_cache[page, offset] = fresh[0][:, token], fresh[1][:, token]
-    return np.stack(outputs).reshape(q.shape).astype(q.dtype), k_cache, v_cache
+    return o, k_cache, v_cache

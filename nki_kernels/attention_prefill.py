@@ -13,7 +13,8 @@ Dimensions
 
 Arguments
     q             [T, Hq * D] @ HBM, float32 or bfloat16
-    k, v          [T, Hk * D] @ HBM, q's dtype; without `causal` they may have another number of rows (cross attention)
+    k, v          [T, Hk * D] @ HBM, q's dtype; without `causal` they may have another number of rows (cross attention).
+                  Both None: the caches hold the new keys and values already, of another layer of the step
     k_cache       [B, Hk, D, S] or paged [P, page, Hk, D] @ HBM, any float dtype
     v_cache       [B, Hk, S, D] or paged [P, page, Hk, D] @ HBM, any float dtype
     scale         compile-time float > 0, usually D ** -0.5
@@ -28,7 +29,7 @@ Arguments
     sinks         [1, Hq] float32 @ HBM or None
     causal        compile-time bool
     slopes        [1, Hq] float32 @ HBM or None
-    returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches
+    returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches; o alone without k and v: no cache is written
 
 Layout
     Scores are [query, key]: their maximum is a reduction along the free dim, and exp takes it as a bias. The product
@@ -85,7 +86,7 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.precision import widened
-from nki_kernels.prefill.cached import Cached, load_cached, store_new
+from nki_kernels.prefill.cached import Cached, load_cached, load_stored, store_new
 from nki_kernels.prefill.checks import check_prefill
 from nki_kernels.prefill.cores import stores_last, stores_part, wait_for_reads
 from nki_kernels.prefill.keys import (
@@ -124,7 +125,7 @@ def attention_prefill(
     causal=True,
     slopes=None,
 ):
-    """Attention of new tokens with cached ones and each other; their keys and values are written to the caches."""
+    """Attention of new tokens with cached ones and each other; their keys and values, if any, go to the caches."""
     case = Case(q, k, v, k_cache, v_cache, scale, causal)
     case.positions = positions
     case.cached = prefix
@@ -137,6 +138,8 @@ def attention_prefill(
     check_prefill(case, num_kv_heads, MAX_TOKENS)
     prepare(case)
     attend(case)
+    if case.stored:
+        return case.o
     return case.o, k_cache, v_cache
 
 
@@ -188,9 +191,14 @@ def load_head(case, head, cached):
     allocate(case, head)
     count = blocks(case.new_keys)
     for first in range(0, count, LOADED_BLOCKS):
-        load_new_keys(case, head, first)
+        if case.stored:
+            load_stored(case, head, first)
+        else:
+            load_new_keys(case, head, first)
     for first in range(0, case.prefix // PARTITIONS, LOADED_BLOCKS):
         load_cached(case, head, cached, first)
+    if case.stored:
+        return
     for first in range(0, count, LOADED_BLOCKS):
         load_new_values(case, head, first)
     if case.both_load and case.prefix > 0 and not stores_last(case):
@@ -215,8 +223,8 @@ def note_stores(case, agenda, head, time):
 
 def attention_prefill_reference(
     q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
+    k: np.ndarray | None,
+    v: np.ndarray | None,
     k_cache: np.ndarray,
     v_cache: np.ndarray,
     scale: float,
@@ -230,26 +238,31 @@ def attention_prefill_reference(
     sinks: np.ndarray | None = None,
     causal: bool = True,
     slopes: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Softmax of the whole masked score matrix in float32, sequence by sequence; the caches are updated in place."""
     sequences = len(k_cache if block_tables is None else block_tables)
     depth = v_cache.shape[3]
-    heads = k.shape[1] // depth
+    heads = k_cache.shape[1 if block_tables is None else 2]
+    count = len(q if k is None else k) // sequences
     results = []
     for b in range(sequences):
-        queries = widened(np.split(q, sequences)[b]).reshape(-1, heads, q.shape[1] // k.shape[1], depth)
-        new_keys, new_values = (np.split(each, sequences)[b].reshape(-1, heads, depth) for each in (k, v))
+        queries = widened(np.split(q, sequences)[b]).reshape(-1, heads, q.shape[1] // (heads * depth), depth)
         valid = int(np.split(positions, sequences)[b][0, 0]) if prefix and positions is not None else 0
         if slots is None or block_tables is None:
-            keys, values = k_cache[b].transpose(2, 0, 1), v_cache[b].transpose(1, 0, 2)
-            old_keys, old_values = keys[:valid].copy(), values[:valid].copy()
-            keys[valid : valid + len(new_keys)], values[valid : valid + len(new_keys)] = new_keys, new_values
+            held = k_cache[b].transpose(2, 0, 1), v_cache[b].transpose(1, 0, 2)
+            old_keys, old_values = (each[:valid].copy() for each in held)
+            place: tuple[np.ndarray, ...] = (np.arange(valid, valid + count),)
         else:
+            held = k_cache, v_cache
             old_keys, old_values = (
-                each[block_tables[b]].reshape(-1, heads, depth)[:valid].copy() for each in (k_cache, v_cache)
+                each[block_tables[b]].reshape(-1, heads, depth)[:valid].copy() for each in held
             )
-            page, place = np.divmod(np.split(slots, sequences)[b][:, 0], k_cache.shape[1])
-            k_cache[page, place], v_cache[page, place] = new_keys, new_values
+            place = np.divmod(np.split(slots, sequences)[b][:, 0], k_cache.shape[1])
+        new_keys, new_values = (
+            each[place] if new is None else np.split(new, sequences)[b].reshape(-1, heads, depth)
+            for each, new in zip(held, (k, v))
+        )
+        held[0][place], held[1][place] = new_keys, new_values
         keys = np.concatenate([widened(old_keys), widened(new_keys)]).transpose(1, 2, 0)[:, None]
         values = np.concatenate([widened(old_values), widened(new_values)]).transpose(1, 0, 2)[:, None]
         scores = queries.transpose(1, 2, 0, 3) @ keys * queries.dtype.type(scale)
@@ -269,4 +282,5 @@ def attention_prefill_reference(
         weights /= weights.sum(axis=-1, keepdims=True)
         o = weights[..., : keys.shape[-1]] @ values
         results.append(o.transpose(2, 0, 1, 3).reshape(len(queries), -1))
-    return np.concatenate(results).astype(q.dtype), k_cache, v_cache
+    o = np.concatenate(results).astype(q.dtype)
+    return o if k is None else (o, k_cache, v_cache)

@@ -3,6 +3,7 @@
     [q | k | v] = norm(x) @ w_qkv + bias
     norm        RMSNorm, LayerNorm where there is a norm_bias, none without a norm_weight
     q, k        then normalised head by head (q_norm, k_norm) and rotated by position (cos, sin), where those are given
+    v           then normalised head by head, if asked (v_norm)
 
 Dimensions
     T   tokens; H hidden size; Q and KV widths of queries and of keys (and values): heads times head size D.
@@ -14,7 +15,7 @@ Arguments
     w_qkv        [H, Q + 2 KV] @ HBM, float32 or bfloat16; read in x's dtype
     eps          compile-time float, of all norms
     q_size       compile-time int, Q
-    kv_size      compile-time int, KV
+    kv_size      compile-time int, KV; 0 in a layer that reads the keys and values of another one
     bias         [1, Q + 2 KV] @ HBM, float32 or bfloat16, or None
     positions    [T, 1] @ HBM, int32, 0 <= position < S; with cos and sin
     cos, sin     [S, R/2] @ HBM, float32, or None
@@ -25,7 +26,8 @@ Arguments
     replica_group, sequence_ranks
                  nki.collectives.ReplicaGroup and the number of its ranks, N, over which x is cut: x is [T/N, H], this
                  rank's rows, and everything else is of all rows; None and 1 where x is whole
-    returns q    [T, Q] @ HBM, x's dtype
+    v_norm       compile-time bool: each head of v is divided by its root mean square
+    returns q    [T, Q] @ HBM, x's dtype; alone where KV is 0
             k    [T, KV] @ HBM, x's dtype
             v    [T, KV] @ HBM, x's dtype
 
@@ -101,8 +103,9 @@ def qkv_projection(
     norm_offset=0.0,
     replica_group=None,
     sequence_ranks=1,
+    v_norm=False,
 ):
-    """Queries, keys and values of the normalised rows."""
+    """Queries, keys and values of the normalised rows; queries alone where kv_size is 0."""
     expect_dims(2, x, "x [T, H]")
     owned, hidden = x.shape
     tokens = sequence_ranks * owned
@@ -119,15 +122,18 @@ def qkv_projection(
             assert row.shape == (1, columns), f"{name} is [1, {columns}], not {row.shape}"
     assert norm_bias is None or norm_weight is not None, "norm_bias is given without norm_weight"
     assert w_qkv.shape == (hidden, width), f"w_qkv is [{hidden}, {q_size} + 2 * {kv_size}], not {w_qkv.shape}"
-    head = head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_norm)
-    q = nl.ndarray((tokens, q_size), dtype=x.dtype, buffer=nl.shared_hbm)
-    k = nl.ndarray((tokens, kv_size), dtype=x.dtype, buffer=nl.shared_hbm)
-    v = nl.ndarray((tokens, kv_size), dtype=x.dtype, buffer=nl.shared_hbm)
+    head = head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_norm, v_norm)
+    outputs = []
+    for size in (q_size, kv_size, kv_size):
+        if size > 0:
+            outputs.append(nl.ndarray((tokens, size), dtype=x.dtype, buffer=nl.shared_hbm))
     rows = min(tokens, PARTITIONS)
     norms = []
     for start, end, weight in ((0, q_size, q_norm), (q_size, q_size + kv_size, k_norm)):
         if weight is not None:
             norms.append((start, end, repeated_row(weight, rows, norm_offset)))
+    if v_norm:
+        norms.append((q_size + kv_size, width, None))
     biases = repeated_row(bias, rows) if bias is not None else None
     eps_column = constant(rows, eps)
     first, last = own_rows(owned, sequence_ranks)
@@ -138,10 +144,10 @@ def qkv_projection(
         source = normalised_rows(x[first:last, :], norm, eps, sequence_ranks, replica_group)
         norm = (None, None, 0.0, eps_column)
     context = (
-        (q, k, v),
+        outputs,
         (source, owned, first),
         columns[1],
-        q_size + kv_size if head > 0 else 0,
+        (width if v_norm else q_size + kv_size, q_size + kv_size) if head > 0 else (0, 0),
         head,
         norms,
         biases,
@@ -149,7 +155,9 @@ def qkv_projection(
         eps_column,
     )
     project(source, norm, w_qkv, columns, head, deliver_heads, context)
-    return q, k, v
+    if kv_size == 0:
+        return outputs[0]
+    return outputs[0], outputs[1], outputs[2]
 
 
 def normalised_rows(x, norm, eps, ranks, replica_group):
@@ -165,9 +173,10 @@ def normalised_rows(x, norm, eps, ranks, replica_group):
     return gathered_rows(x, loaded, scratch, ranks, replica_group, piece)
 
 
-def head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_norm):
+def head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_norm, v_norm):
     """D where heads are normalised or rotated, else 0; arguments that do not fit are refused."""
-    if cos is None and q_norm is None and k_norm is None:
+    assert kv_size > 0 or (k_norm is None and not v_norm), "k_norm or v_norm is given, and kv_size is 0"
+    if cos is None and q_norm is None and k_norm is None and not v_norm:
         return 0
     head = head_dim
     if cos is not None:
@@ -182,7 +191,7 @@ def head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_
         assert 2 * cos.shape[1] <= head, (
             f"tables of width {cos.shape[1]} turn {2 * cos.shape[1]} elements of a head of {head}"
         )
-    assert head is not None, "q_norm and k_norm need head_dim"
+    assert head is not None, "q_norm, k_norm and v_norm need head_dim"
     assert head <= BANK, f"qkv_projection takes heads of at most {BANK}, not {head}"
     assert q_size % head == 0 and kv_size % head == 0, (
         f"q_size {q_size} and kv_size {kv_size} are no heads of {head}"
@@ -195,7 +204,7 @@ def head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_
 
 def deliver_heads(context, row, left, right, sums, panels, scale):
     """Columns left … right of [q | k | v] of a row tile: out of PSUM, finished, and stored from row `row` on."""
-    outputs, (source, owned, offset), last, turned, head, norms, biases, turn, eps = context
+    outputs, (source, owned, offset), last, (turned, rotated), head, norms, biases, turn, eps = context
     rows = sums[0].shape[0]
     where = places(source, owned, offset, row, rows)
     queues = (nisa.engine.gpsimd, nisa.engine.gpsimd, nisa.engine.gpsimd)
@@ -209,17 +218,19 @@ def deliver_heads(context, row, left, right, sums, panels, scale):
     here = []
     for start, end, weight in norms:
         if max(start, left) < min(end, right):
-            here.append((max(start, left) - left, min(end, right) - left, weight[0:rows, :]))
+            own = weight[0:rows, :] if weight is not None else None
+            here.append((max(start, left) - left, min(end, right) - left, own))
     bias = biases[0:rows, left:right] if biases is not None else None
     tables = None
-    if turn[1] is not None and left < turned:
+    if turn[1] is not None and left < rotated:
         row_numbers = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
         for start, place, count in where:
             nisa.dma_copy(dst=row_numbers[start : start + count, :], src=turn[0][place : place + count, :])
         tables = (gather(turn[1], row_numbers), gather(turn[2], row_numbers))
-    finish(result, sums, panels, scale, bias, max(0, min(turned, right) - left), here, tables, head, eps)
+    ends = max(0, min(turned, right) - left), max(0, min(rotated, right) - left)
+    finish(result, sums, panels, scale, bias, ends[0], ends[1], here, tables, head, eps)
     column = 0
-    for number in range(3):
+    for number in range(len(outputs)):
         for start, place, count in where:
             part = result[start : start + count, :]
             store_columns(outputs[number], column, place, part, left, queues[number])
@@ -257,7 +268,8 @@ def qkv_projection_reference(
     norm_offset: float = 0.0,
     replica_group: object = None,
     sequence_ranks: int = 1,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    v_norm: bool = False,
+) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Norm, product, split, norm of heads and rotation in float32. For several ranks pass the rows of all."""
     wide = widened(x)
     if norm_weight is not None and norm_bias is not None:
@@ -270,8 +282,10 @@ def qkv_projection_reference(
     if bias is not None:
         product = product + widened(bias)
     q, k, v = np.split(product, [q_size, q_size + kv_size], axis=1)
-    turned = []
+    turned: list[np.ndarray] = []
     for each, weight in ((q, q_norm), (k, k_norm)):
+        if not each.size:
+            return turned[0]
         if weight is not None:
             heads = each.reshape(-1, weight.shape[1])
             weight = widened(weight) + heads.dtype.type(norm_offset)
@@ -284,4 +298,7 @@ def qkv_projection_reference(
             part[:] = rope_reference(flat, positions, cos, sin, heads.shape[1]).reshape(part.shape)
             each = heads.reshape(each.shape)
         turned.append(each.astype(x.dtype))
+    if v_norm:
+        head = head_dim if cos is None else head_dim or 2 * cos.shape[1]
+        v = rmsnorm_reference(v.reshape(-1, head), np.ones((1, head), v.dtype), eps).reshape(v.shape)
     return turned[0], turned[1], v.astype(x.dtype)

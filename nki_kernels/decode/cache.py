@@ -25,7 +25,9 @@ def buffers(sizes, groups):
         cached = nl.ndarray(row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf)
         if not fills:
             nisa.memset(dst=cached, value=0.0)
-        new = nl.ndarray((sizes.new, sizes.units, sizes.depth), dtype=sizes.dtype, buffer=nl.sbuf)
+        new = None
+        if not sizes.stored:
+            new = nl.ndarray((sizes.new, sizes.units, sizes.depth), dtype=sizes.dtype, buffer=nl.sbuf)
         values.append((cached, new))
     return keys, values
 

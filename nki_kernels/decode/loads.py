@@ -15,7 +15,7 @@ from nki_kernels.decode.cache import (
 from nki_kernels.decode.output import OutputWeights
 from nki_kernels.decode.pages import by_unit, gather, row_tiles, run_numbers, transpose_keys
 from nki_kernels.decode.share import wait_for_other_core
-from nki_kernels.decode.work import valid_keys
+from nki_kernels.decode.work import seen_keys, valid_keys
 
 LOADS_BEFORE_GATHER = 6
 """Groups whose loads are triggered before queries are gathered over ranks, which waits behind them in a full queue."""
@@ -57,7 +57,7 @@ def bring_first_values(work):
 
 
 def take_tokens(work, queries, keys, key_rows, value_rows):
-    """The new tokens, in the layouts of `transposed_tokens` and as rows that the caches take."""
+    """The new tokens, in the layouts of `transposed_tokens` and as rows that the caches take, if these lack them."""
     work.queries, work.keys, work.key_rows, work.value_rows = queries, keys, key_rows, value_rows
     for group in range(min(len(work.groups), work.sizes.value_buffers)):
         bring_new_values(work, group)
@@ -88,7 +88,9 @@ def bring_values(work, group, engine):
 
 
 def bring_new_values(work, group):
-    """Load the values of the new tokens of a group."""
+    """Load the values of the new tokens of a group, if they are not in the caches."""
+    if work.sizes.stored:
+        return
     new = work.value_tiles[group % work.sizes.value_buffers][1]
     load_new_values(new, work.v, work.groups[group][0], work.sizes)
 
@@ -116,7 +118,7 @@ def transpose_group(work, group, half):
     first, last = sizes.full * half // 2, sizes.full * (half + 1) // 2
     if nisa.get_nc_version() == nisa.nc_version.gen2:
         # Its transposes multiply with zeros, so that one key that is not a number would spoil all of a chunk.
-        clear_values(rows, valid_keys(work, box), first, last, sizes)
+        clear_values(rows, valid_keys(seen_keys(work, box)), first, last, sizes)
     transpose_keys(tile, rows, box, first, last, sizes)
     if half == 1:
         bring_later_keys(work, group)
@@ -146,7 +148,7 @@ def follow_keys(work):
     """
     if work.w_o is not None:
         work.output = OutputWeights(work.w_o, work.sizes)
-    if not work.sizes.keys_first:
+    if not work.sizes.keys_first and not work.sizes.stored:
         write_keys(work)
 
 

@@ -41,4 +41,5 @@ def run(work):
             clear_piece(work, step - behind + 1, piece)
         if step < work.items:
             transpose_next(work, step, 1)
-    write_values(work)
+    if not work.sizes.stored:
+        write_values(work)

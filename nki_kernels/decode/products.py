@@ -17,7 +17,8 @@ def score(queries, new_keys, keys, box, part, sizes):
     """Scores of a group of units [128 positions, unit, chunk, query] @ PSUM, for a part of its queries.
 
     queries, new_keys: [D in part, part, token, head]. keys: [D in part, part, unit, S]. The last chunk is that of the
-    new keys; of it, and of a chunk for what is left of the capacity, only the first partitions are written.
+    new keys, not written where the caches hold them. Of it, and of a chunk for what is left of the capacity, the first
+    partitions are written only.
     """
     row, row_end, member, member_end = part
     count = (row_end - row) * (member_end - member)
@@ -35,8 +36,9 @@ def score(queries, new_keys, keys, box, part, sizes):
                 stationary.append(keys[0:height, d, unit, chunk : whole : sizes.full])
             if sizes.rest > 0:
                 stationary.append(keys[0:height, d, unit, whole : sizes.capacity])
-            stationary.append(new_keys[0:height, d, token : token + sizes.new, kv_head])
-            for chunk in range(sizes.chunks):
+            if not sizes.stored:
+                stationary.append(new_keys[0:height, d, token : token + sizes.new, kv_head])
+            for chunk in range(sizes.multiplied):
                 nisa.nc_matmul(
                     dst=result[0 : stationary[chunk].shape[1], unit, chunk, :],
                     stationary=stationary[chunk],
@@ -67,9 +69,10 @@ def mix(product, tiles, weights, first_chunk, last_chunk, sizes):
             start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
             for chunk in range(first_chunk, last_chunk):
                 height = PARTITIONS if chunk < sizes.full else sizes.rest
-                stationary = new[:, unit, start:stop]
                 if chunk < sizes.cached:
                     stationary = cached[0:height, unit, chunk, start:stop]
+                else:
+                    stationary = new[:, unit, start:stop]
                 nisa.nc_matmul(
                     dst=product[0 : stop - start, d, unit, :, :],
                     stationary=stationary,

@@ -83,7 +83,9 @@ def sizes_of_share(sizes, share, k_cache, block_tables):
     own_share = sizes.own_heads // sizes.kv_heads
     width = (share.kv_heads[1] - share.kv_heads[0]) * own_share * sizes.depth
     keys = share.of_keys(k_cache, sizes.paged)
-    return Sizes(tokens, width, sizes.dtype, keys, share.pages(block_tables, sizes), sizes.ranks)
+    return Sizes(
+        tokens, width, sizes.dtype, keys, share.pages(block_tables, sizes), sizes.ranks, sizes.stored
+    )
 
 
 def share_of_core(sizes):

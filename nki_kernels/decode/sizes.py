@@ -49,10 +49,11 @@ SCORE_BANKS = 2
 class Sizes(nl.NKIObject):
     """The dimensions of one core's part of a launch, and the tile sizes that follow from them.
 
-    `ranks` divide the positions of a cache: `own_heads` of all `heads` are this rank's.
+    `ranks` divide the positions of a cache: `own_heads` of all `heads` are this rank's. `stored`: the caches hold the
+    keys and values of the new tokens already, so none are new.
     """
 
-    def __init__(self, tokens, width, dtype, k_cache, block_tables, ranks=1):
+    def __init__(self, tokens, width, dtype, k_cache, block_tables, ranks=1, stored=False):
         self.paged = block_tables is not None
         if block_tables is None:
             self.sequences, self.kv_heads, self.depth, self.capacity = k_cache.shape
@@ -77,7 +78,9 @@ class Sizes(nl.NKIObject):
         self.full = self.capacity // PARTITIONS
         self.rest = self.capacity - self.full * PARTITIONS
         self.cached = blocks(self.capacity)
+        self.stored = stored
         self.chunks = self.cached + 1
+        self.multiplied = self.cached if stored else self.chunks
         # Chunks of a power of two queries do not straddle PSUM banks.
         self.width = 1
         while self.width < self.queries and 2 * self.width * self.chunks <= SCORE_BANKS * BANK:
@@ -96,7 +99,7 @@ class Sizes(nl.NKIObject):
         # In the time in which GpSimd addresses a new key, so many cached ones are loaded.
         weight_bytes = all_units * self.chunks * self.queries * (4 if dtype == nl.float32 else 2)
         short = self.capacity <= KEYS_FIRST_POSITIONS and weight_bytes <= WEIGHT_BYTES
-        self.keys_first = short and not self.paged and ranks == 1
+        self.keys_first = short and not self.paged and not stored and ranks == 1
         buffers = BUFFER_BYTES // (self.units * unit_bytes)
         if self.paged:
             self.transposed_buffers = min(TRANSPOSED_BUFFERS, buffers // 3)

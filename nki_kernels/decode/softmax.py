@@ -109,12 +109,29 @@ def masked_tiles(sizes):
     return result
 
 
-def within_window(earlier, keys_at, first_positions, new, window):
-    """Of the keys before the first new token, [128, units, chunks], those each new token sees in its window.
+def up_to_each(keys_at, first_positions, new):
+    """1 where a key [128, chunks] is not behind each of the new tokens: [128, units, chunks, new token], uint8."""
+    rows, chunks = keys_at.shape
+    units = first_positions.shape[1]
+    result = nl.ndarray((rows, units, chunks, new), dtype=nl.uint8, buffer=nl.sbuf)
+    for i in range(new):
+        nisa.scalar_tensor_tensor(
+            dst=result[:, :, :, i],
+            data=keys_at.expand_dim(1).broadcast(1, units),
+            op0=nl.add,
+            operand0=float(-i),
+            op1=nl.less_equal,
+            operand1=first_positions.expand_dim(2).broadcast(2, chunks),
+        )
+    return result
+
+
+def within_window(seen, keys_at, first_positions, new, window):
+    """Of the keys that new tokens see without a window, [128, units, chunks, 1 or new token], those in each one's.
 
     [128, units, chunks, new token], uint8. Token i sees the last `window` positions, its own included.
     """
-    rows, units, chunks = earlier.shape
+    rows, units, chunks, tokens = seen.shape
     result = nl.ndarray((rows, units, chunks, new), dtype=nl.uint8, buffer=nl.sbuf)
     for i in range(new):
         nearer = nl.ndarray((rows, units, chunks), dtype=nl.float32, buffer=nl.sbuf)
@@ -126,6 +143,7 @@ def within_window(earlier, keys_at, first_positions, new, window):
             op1=nl.greater,
             operand1=first_positions.expand_dim(2).broadcast(2, chunks),
         )
+        earlier = seen[:, :, :, min(i, tokens - 1)]
         nisa.tensor_tensor(dst=result[:, :, :, i], data1=nearer, data2=earlier, op=nl.multiply)
     return result
 
@@ -163,7 +181,7 @@ def capped(scores, factor, sizes):
     for start, stop, height in (
         (0, sizes.full, PARTITIONS),
         (sizes.full, sizes.cached, sizes.rest),
-        (sizes.cached, sizes.chunks, sizes.new),
+        (sizes.cached, sizes.multiplied, sizes.new),
     ):
         if stop > start:
             nisa.activation(
@@ -184,11 +202,10 @@ def select(scores, valid, causal, tile, sizes):
     """Copy scores [128, units, chunks, queries] to `tile`, LOWEST where the key is not valid for the query.
 
     valid: [128, units, chunks of the cache, 1 or new tokens of the queries]. causal: [new keys, new tokens of the
-    queries], for the last chunk. The chunk of what is left of the capacity and that of the new keys take the first
-    partitions only.
+    queries], for the last chunk, or None. The chunk of what is left of the capacity and that of the new keys take the
+    first partitions only.
     """
     units, queries = scores.shape[1], scores.shape[3]
-    new, asking = causal.shape
     for start, stop, height in (0, sizes.full, PARTITIONS), (sizes.full, sizes.cached, sizes.rest):
         if stop > start:
             nisa.select_reduce(
@@ -197,6 +214,9 @@ def select(scores, valid, causal, tile, sizes):
                 on_true=scores[0:height, :, start:stop, :],
                 on_false=LOWEST,
             )
+    if causal is None:
+        return
+    new, asking = causal.shape
     among_new = causal.expand_dim(1).broadcast(1, units).expand_dim(3).broadcast(3, queries // asking)
     nisa.select_reduce(
         dst=tile[0:new, :, sizes.cached, :],

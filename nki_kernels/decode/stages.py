@@ -56,23 +56,24 @@ def find_largest(work, item):
     scores = work.scores[item]
     if work.begins_group(item) and item > 0:
         see(work, item)
-    seen = work.seen if work.window is None else work.seen[:, :, :, part[0] : part[1]]
+    seen = work.seen if work.seen.shape[3] == 1 else work.seen[:, :, :, part[0] : part[1]]
+    causal = None if sizes.stored else work.causal[:, part[0] : part[1]]
     if work.softcap is not None:
         scores = capped(scores, work.factor, sizes)
     work.chosen = work.masked[item % 2][:, 0 : units_in(box), :, 0 : scores.shape[3]]
-    select(scores, seen, work.causal[:, part[0] : part[1]], work.chosen, sizes)
+    select(scores, seen, causal, work.chosen, sizes)
     if work.sink_logits is not None:
         add_sinks(work, box, part)
     work.largest = largest_by_partition(work.chosen)
 
 
 def add_sinks(work, box, part):
-    """Sinks as keys of the last chunk that have no value, on the first quadrant behind the new keys."""
+    """Sinks as keys of the last chunk that have no value, on the first quadrant behind the new keys, if any."""
     sizes = work.sizes
     row, row_end, member, member_end = part
     shape = (1, 1, sizes.kv_heads, 1, sizes.share)
     logits = work.sink_logits.reshape(shape)[:, :, box[2] : box[3], :, member:member_end]
-    place = blocks(sizes.new, QUADRANT) * QUADRANT
+    place = 0 if sizes.stored else blocks(sizes.new, QUADRANT) * QUADRANT
     nisa.tensor_copy(
         dst=work.chosen[place : place + 1, :, sizes.cached, :],
         src=logits.broadcast(1, box[1] - box[0]).broadcast(3, row_end - row),
@@ -132,14 +133,14 @@ def add_values(work, item):
     ends = work.begins_group(item + 1) and inner[1] == outer[1] and inner[3] == outer[3]
     add_up_chunks(sums[:, first:last, row:row_end, member:member_end], weights)
     target = product[:, :, first:last, row:row_end, member:member_end]
-    middle = max(sizes.chunks // 2, sizes.chunks - CHUNKS_LAST)
+    middle = max(sizes.multiplied // 2, sizes.multiplied - CHUNKS_LAST)
     mix(target, tiles, weights, 0, middle, sizes)
     inverse = None
     if ends and work.in_place:
         inverse = inverse_sums_everywhere(work.block, work.ones)
     elif ends and not work.divided:
         inverse = inverse_sums(work.block, work.ones)
-    mix(target, tiles, weights, middle, sizes.chunks, sizes)
+    mix(target, tiles, weights, middle, sizes.multiplied, sizes)
     later = group + sizes.value_buffers
     if work.begins_group(item + 1) and later < len(work.groups):
         bring_values(work, later, nisa.engine.scalar)

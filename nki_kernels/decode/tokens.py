@@ -19,7 +19,7 @@ class NewTokens(nl.NKIObject):
     """Blocks of rows of the queries and keys of all new tokens, and their angles: the first few are loaded."""
 
     def __init__(self, sizes, positions, tables):
-        self.heads = sizes.own_heads, sizes.kv_heads
+        self.heads = sizes.own_heads, 0 if sizes.stored else sizes.kv_heads
         self.sources = None
         self.positions = positions
         self.first_positions = load_first_positions(positions, sizes.sequences, sizes.kv_heads)
@@ -63,12 +63,16 @@ def load_next_rows(tokens, sizes):
 def transposed_tokens(tokens, sizes, norms):
     """Queries and keys [D in part, part, token, head] of all tokens, normed and rotated; norms: weights and eps.
 
-    Also the rows of the keys before they were transposed, [rows, D] of at most 128 rows each.
+    Also the rows of the keys before they were transposed, [rows, D] of at most 128 rows each. Without new keys these
+    are None and no rows.
     """
     q_norm, k_norm, eps = norms
     heads, depth, dtype = tokens.heads, sizes.depth, sizes.dtype
     results, key_rows = [], []
     for count in heads:
+        if count == 0:
+            results.append(None)
+            continue
         shape = (min(depth, PARTITIONS), sizes.parts, sizes.tokens, count)
         results.append(nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf))
     for block in range(len(tokens.segments)):
@@ -100,10 +104,10 @@ def key_heights(tokens, sizes):
 
 def row_blocks(tokens, heads):
     """The rows of one block each: segments (0: queries or 1: keys, first token, last token, first partition)."""
-    if tokens * (heads[0] + heads[1]) <= PARTITIONS:
+    if heads[1] > 0 and tokens * (heads[0] + heads[1]) <= PARTITIONS:
         return [[(0, 0, tokens, 0), (1, 0, tokens, tokens * heads[0])]]
     result = []
-    for which in range(2):
+    for which in range(2 if heads[1] > 0 else 1):
         together = PARTITIONS // heads[which]
         for first in range(0, tokens, together):
             result.append([(which, first, min(tokens, first + together), 0)])

@@ -15,6 +15,7 @@ from nki_kernels.decode.softmax import (
     earlier_keys,
     key_positions,
     masked_tiles,
+    up_to_each,
     within_window,
 )
 from nki_kernels.tiles import PARTITIONS
@@ -78,7 +79,11 @@ def prepare(work, first_positions):
 
 
 def seen_among_new(work):
-    """Which new keys the new queries see; of several cores or ranks those of the first attend with them."""
+    """Which new keys the new queries see; of several cores or ranks those of the first attend with them. None: no new
+    keys.
+    """
+    if work.sizes.stored:
+        return None
     causal = causal_among_new(work.sizes.new, work.window)
     if work.share.slots[0] > 0:
         nisa.memset(dst=causal, value=0)
@@ -90,22 +95,32 @@ def place_tokens(work, positions, heights):
     work.key_places, work.value_places = new_places(work, positions, heights)
 
 
-def valid_keys(work, box):
-    """1 where a key of a group of units lies before the first new token: [128, units, chunks], uint8."""
+def seen_keys(work, box):
+    """1 where the new tokens see a cached key of a group of units: [128, units, chunks, 1 or new token], uint8.
+
+    Those before the first new token, the same for all; where the caches hold new keys, those up to each token.
+    """
     first = first_unit(box, work.sizes)
-    return earlier_keys(work.keys_at, work.first_positions[:, first : first + units_in(box)])
+    firsts = work.first_positions[:, first : first + units_in(box)]
+    if work.sizes.stored:
+        return up_to_each(work.keys_at, firsts, work.sizes.new)
+    return earlier_keys(work.keys_at, firsts).expand_dim(3)
+
+
+def valid_keys(seen):
+    """1 where some new token sees a cached key, of what `seen_keys` gives: [128, units, chunks]."""
+    return seen[:, :, :, seen.shape[3] - 1]
 
 
 def see(work, item):
     """Which keys of the group of an item its new tokens see."""
     sizes, box = work.sizes, work.box(item)
-    valid = valid_keys(work, box)
-    work.valid.append(valid)
-    work.seen = valid.expand_dim(3)
+    work.seen = seen_keys(work, box)
+    work.valid.append(valid_keys(work.seen))
     if work.window is not None:
         first = first_unit(box, sizes)
         firsts = work.first_positions[:, first : first + units_in(box)]
-        work.seen = within_window(valid, work.keys_at, firsts, sizes.new, work.window)
+        work.seen = within_window(work.seen, work.keys_at, firsts, sizes.new, work.window)
 
 
 def load_sinks(work):

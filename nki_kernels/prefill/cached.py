@@ -1,4 +1,4 @@
-"""Cached positions that the queries of attention_prefill see, and the way of new keys and values into the caches.
+"""Cached positions that the queries of attention_prefill see, and the way of new keys and values to and from caches.
 
 Of `prefix` positions the first ones are valid; how many is read at run time. The others may hold anything, NaN too. A
 select, not a product, replaces them: values by 0, also in the column of ones, so they add nothing; keys by the first
@@ -10,7 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.prefill.keys import LOADED_BLOCKS
+from nki_kernels.prefill.keys import LOADED_BLOCKS, clean, row_range
 from nki_kernels.tiles import PARTITIONS, blocks, cast, load_repeated
 
 COUNTED = 1024
@@ -99,7 +99,7 @@ def load_piece(case, head, cached, first, last, used):
     if cached.rows is None:
         copy_positions(case, head, keys, values, first * PARTITIONS)
     else:
-        gather_pages(case, head, cached, keys, values, first)
+        gather_pages(case, head, cached.rows[0:used, first:last], keys, values)
     keys = cast(keys, case.dtype)
     values = cast(values, case.dtype)
     valid = cached.keys[0 : case.part_depth, first * PARTITIONS : last * PARTITIONS]
@@ -125,22 +125,50 @@ def copy_positions(case, head, keys, values, start):
     nisa.dma_copy(dst=values, src=rows.reshape_dim(0, (count, used)).permute((1, 0, 2)))
 
 
-def gather_pages(case, head, cached, keys, values, first):
-    """Fill tiles of keys and values from a paged cache, block by block."""
+def gather_pages(case, head, rows, keys, values):
+    """Fill tiles of keys and values from the rows [position in block, block] of a paged cache, block by block."""
     used, count, _ = values.shape
     width = case.kv_heads * case.depth
     for i in range(count):
-        rows = cached.rows[0:used, first + i : first + i + 1]
+        place = rows[:, i : i + 1]
         pattern = [[width, used], [1, case.depth]]
         offset = head.number * case.depth
-        by_position = nl.ndarray((used, case.depth), dtype=case.k_cache.dtype, buffer=nl.sbuf)
-        source = case.k_cache.reshape((-1, width)).ap(pattern=pattern, offset=offset, vector_offset=rows)
+        by_position = nl.ndarray((used, case.depth), dtype=keys.dtype, buffer=nl.sbuf)
+        source = case.k_cache.reshape((-1, width)).ap(pattern=pattern, offset=offset, vector_offset=place)
         nisa.dma_copy(dst=by_position, src=source)
         nisa.dma_transpose(
             dst=keys[:, i : i + 1], src=by_position.reshape_dim(1, (1, case.parts, case.part_depth))
         )
-        source = case.v_cache.reshape((-1, width)).ap(pattern=pattern, offset=offset, vector_offset=rows)
+        source = case.v_cache.reshape((-1, width)).ap(pattern=pattern, offset=offset, vector_offset=place)
         nisa.dma_copy(dst=values[:, i, :], src=source)
+
+
+def load_stored(case, head, first):
+    """Load up to LOADED_BLOCKS blocks of the new keys and values, which a launch before wrote to the caches."""
+    start, end = row_range(case, first)
+    split = end // PARTITIONS * PARTITIONS
+    if split > start:
+        load_stored_piece(case, head, start, (split - start) // PARTITIONS, PARTITIONS)
+    if end > split:
+        load_stored_piece(case, head, split, 1, end - split)
+
+
+def load_stored_piece(case, head, start, count, used):
+    """Load `used` keys and values of each of some blocks, from where `store_new` writes them; DMA casts them."""
+    at = (case.prefix + start) // PARTITIONS
+    keys = head.keys[:, at : at + count, :, 0:used]
+    values = head.values[0:used, at : at + count, 0 : case.depth]
+    if case.slots is None:
+        for part in range(case.parts):
+            nisa.dma_copy(dst=keys[:, :, part, :], src=key_places(case, head, part, start, count, used))
+        nisa.dma_copy(dst=values, src=value_places(case, head, start, count, used))
+    else:
+        rows = nl.ndarray((used, count), dtype=nl.int32, buffer=nl.sbuf)
+        first = head.sequence * case.new_keys + start
+        slots = case.slots[first : first + count * used, :].reshape((count, used)).permute((1, 0))
+        nisa.dma_copy(dst=rows, src=slots)
+        gather_pages(case, head, rows, keys, values)
+    clean(case, keys)
 
 
 def store_new(case, head, first, end):
@@ -160,28 +188,44 @@ def store_new(case, head, first, end):
 def store_piece(case, head, start, count, used):
     """Write `used` keys and values of each of some blocks to a contiguous cache, behind its valid positions."""
     at = (case.prefix + start) // PARTITIONS
-    capacity = case.k_cache.shape[3]
-    row = head.sequence * case.kv_heads + head.number
-    position = None
-    if case.prefix > 0:
-        position = case.positions[head.sequence * case.queries : head.sequence * case.queries + 1, :]
     for part in range(case.parts):
-        keys = case.k_cache.ap(
-            pattern=[[capacity, case.part_depth], [used, count], [1, used]],
-            offset=(row * case.depth + part * case.part_depth) * capacity + start,
-            scalar_offset=position,
-            indirect_dim=3,
-        )
+        keys = key_places(case, head, part, start, count, used)
         nisa.dma_copy(dst=keys, src=head.keys[:, at : at + count, part, 0:used], engine=nisa.engine.sync)
-    values = case.v_cache.ap(
-        pattern=[[case.depth, used], [used * case.depth, count], [1, case.depth]],
-        offset=(row * capacity + start) * case.depth,
-        scalar_offset=position,
-        indirect_dim=2,
-    )
+    values = value_places(case, head, start, count, used)
     nisa.dma_copy(
         dst=values, src=head.values[0:used, at : at + count, 0 : case.depth], engine=nisa.engine.sync
     )
+
+
+def key_places(case, head, part, start, count, used):
+    """Where a contiguous cache has a part of new keys: [part of D, block, key], `used` keys of each block."""
+    capacity = case.k_cache.shape[3]
+    row = (head.sequence * case.kv_heads + head.number) * case.depth + part * case.part_depth
+    return case.k_cache.ap(
+        pattern=[[capacity, case.part_depth], [used, count], [1, used]],
+        offset=row * capacity + start,
+        scalar_offset=valid_positions(case, head),
+        indirect_dim=3,
+    )
+
+
+def value_places(case, head, start, count, used):
+    """Where a contiguous cache has new values: [value, block, D], `used` values of each block."""
+    row = (head.sequence * case.kv_heads + head.number) * case.k_cache.shape[3] + start
+    return case.v_cache.ap(
+        pattern=[[case.depth, used], [used * case.depth, count], [1, case.depth]],
+        offset=row * case.depth,
+        scalar_offset=valid_positions(case, head),
+        indirect_dim=2,
+    )
+
+
+def valid_positions(case, head):
+    """How many cached positions of a head's sequence are valid, [1, 1] in HBM; None where none are cached."""
+    if case.prefix == 0:
+        return None
+    first = head.sequence * case.queries
+    return case.positions[first : first + 1, :]
 
 
 def scatter_rows(case, head, start, end):

@@ -14,9 +14,9 @@ MAX_DEPTH = 256
 
 def check_prefill(case, num_kv_heads, most_tokens):
     """Refuse what this kernel does not compute."""
-    q, k, v, k_cache, v_cache = case.q, case.k, case.v, case.k_cache, case.v_cache
+    q, k_cache, v_cache = case.q, case.k_cache, case.v_cache
     expect_dims(2, q, "q [T, Hq * D]")
-    expect_dims(2, k, "k [T, Hk * D]")
+    rows = new_rows(case)
     paged = case.slots is not None
     assert paged == (case.block_tables is not None), "a paged cache takes both slots and block_tables"
     expect_dims(4, k_cache, "k_cache [P, page, Hk, D]" if paged else "k_cache [B, Hk, D, S]")
@@ -26,7 +26,7 @@ def check_prefill(case, num_kv_heads, most_tokens):
         capacity = case.block_tables.shape[1] * page
         v_shape = k_cache.shape
         assert PARTITIONS % page == 0, f"a page has 1, 2, 4 … {PARTITIONS} positions, not {page}"
-        assert case.slots.shape == (k.shape[0], 1), f"slots is [{k.shape[0]}, 1], not {case.slots.shape}"
+        assert case.slots.shape == (rows, 1), f"slots is [{rows}, 1], not {case.slots.shape}"
     else:
         sequences, kv_heads, depth, capacity = k_cache.shape
         v_shape = (sequences, kv_heads, capacity, depth)
@@ -40,18 +40,37 @@ def check_prefill(case, num_kv_heads, most_tokens):
         f"attention_prefill takes head sizes up to {PARTITIONS}, and even ones up to {MAX_DEPTH}, not {depth}"
     )
     assert q.shape[0] % sequences == 0, f"{q.shape[0]} tokens do not divide into {sequences} sequences"
-    assert k.shape[1] == kv_heads * depth and (k.shape[0] == q.shape[0] or not case.causal), (
-        f"k is [{q.shape[0]}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
+    width = kv_heads * depth
+    if not case.stored:
+        check_new(case, kv_heads, depth)
+    assert rows % sequences == 0, f"{rows} keys do not divide into {sequences} sequences"
+    assert q.shape[1] % width == 0, (
+        f"q has rows of {q.shape[1]}, no multiple of {width}, {kv_heads} heads of {depth}"
     )
-    assert k.shape[0] % sequences == 0, f"{k.shape[0]} keys do not divide into {sequences} sequences"
-    assert v.shape == k.shape, f"k is {k.shape}, v is {v.shape}"
-    assert q.shape[1] % k.shape[1] == 0, f"q has rows of {q.shape[1]}, no multiple of k's {k.shape[1]}"
-    assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
     assert q.dtype == nl.float32 or q.dtype == nl.bfloat16, (
         f"attention_prefill takes float32 or bfloat16, not {q.dtype}"
     )
-    check_lengths(case, k.shape[0] // sequences, capacity, most_tokens)
+    check_lengths(case, rows // sequences, capacity, most_tokens)
     check_options(case)
+
+
+def new_rows(case):
+    """How many new keys there are; keys without values are refused."""
+    assert (case.k is None) == (case.v is None), "k and v come together"
+    if case.stored:
+        return case.q.shape[0]
+    expect_dims(2, case.k, "k [T, Hk * D]")
+    return case.k.shape[0]
+
+
+def check_new(case, kv_heads, depth):
+    """Refuse new keys and values that do not fit the queries or the heads of the caches."""
+    q, k, v = case.q, case.k, case.v
+    assert k.shape[1] == kv_heads * depth and (k.shape[0] == q.shape[0] or not case.causal), (
+        f"k is [{q.shape[0]}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
+    )
+    assert v.shape == k.shape, f"k is {k.shape}, v is {v.shape}"
+    assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
 
 
 def check_lengths(case, tokens, capacity, most_tokens):
@@ -79,7 +98,7 @@ def check_options(case):
         f"a window of {case.window} tokens needs causal attention and at least 1"
     )
     assert case.softcap is None or case.softcap > 0, f"softcap is {case.softcap}, not above 0"
-    heads = case.q.shape[1] // case.k.shape[1] * (case.k.shape[1] // (case.v_cache.shape[3]))
+    heads = case.q.shape[1] // case.v_cache.shape[3]
     assert case.sinks is None or case.sinks.shape == (1, heads), (
         f"sinks is [1, {heads}], not {case.sinks.shape}"
     )

@@ -52,12 +52,12 @@ def owner(case, queries, given, keys):
 
 def stores_part(case, number):
     """Whether this core writes a part of a head's new keys and values to the caches."""
-    return not case.both_load or number % case.cores == case.core
+    return not case.stored and (not case.both_load or number % case.cores == case.core)
 
 
 def stores_last(case):
     """Whether no cache is written before all are read: a table may name pages of the other core behind its own."""
-    return case.cores > 1 and case.prefix > 0 and case.block_tables is not None
+    return not case.stored and case.cores > 1 and case.prefix > 0 and case.block_tables is not None
 
 
 def wait_for_reads(case):

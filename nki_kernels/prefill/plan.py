@@ -63,12 +63,16 @@ HEAD_BYTES = 49152
 
 
 class Case(nl.NKIObject):
-    """The arguments and sizes of a launch, and tiles that all of its steps use."""
+    """The arguments and sizes of a launch, and tiles that all of its steps use.
+
+    `stored`: the caches hold the new keys and values already.
+    """
 
     def __init__(self, q, k, v, k_cache, v_cache, scale, causal):
         self.q = q
         self.k = k
         self.v = v
+        self.stored = k is None
         self.k_cache = k_cache
         self.v_cache = v_cache
         self.sequences = k_cache.shape[0]
@@ -101,7 +105,7 @@ def prepare(case):
     case.group = case.q.shape[1] // (case.kv_heads * case.depth)
     divide_heads(case)
     case.queries = case.q.shape[0] // case.sequences
-    case.new_keys = case.k.shape[0] // case.sequences
+    case.new_keys = case.queries if case.stored else case.k.shape[0] // case.sequences
     case.prefix = blocks(case.cached) * PARTITIONS
     case.keys = case.prefix + case.new_keys
     case.parts = blocks(case.depth)

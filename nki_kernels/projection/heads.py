@@ -1,4 +1,4 @@
-"""What is done to the heads of queries and keys when they leave PSUM: scale, bias, norm per head, rotation.
+"""What is done to the heads of queries, keys and values when they leave PSUM: scale, bias, norm per head, rotation.
 
 A row tile [rows, heads * D] has tokens on the partitions and heads along the free dim; q, k and v are column ranges of
 one wide matrix [q | k | v].
@@ -13,12 +13,13 @@ from nki_kernels.projection.rows import inverse_root
 from nki_kernels.rope import rotate
 
 
-def finish(result, sums, panels, scale, bias, turned, norms, tables, head, eps):
+def finish(result, sums, panels, scale, bias, turned, rotated, norms, tables, head, eps):
     """Columns of a row tile from PSUM into `result` [rows, columns], scaled, biased, normalised and rotated.
 
     sums: PSUM tiles that hold `panels`, ranges of columns. scale: [rows, 1] or None. bias: [rows, columns] or None.
     turned: the number of leading columns, whole heads of `head` elements, that are normalised or rotated.
-    norms: (start, end, weight [rows, head]) of column ranges. tables: cosines and sines [rows, R/2], or None.
+    rotated: the number of leading columns that tables rotate.
+    norms: (start, end, weight [rows, head] or None) of column ranges. tables: cosines and sines [rows, R/2], or None.
     """
     rows = result.shape[0]
     wide = result
@@ -35,10 +36,12 @@ def finish(result, sums, panels, scale, bias, turned, norms, tables, head, eps):
             )
     for start, end, weight in norms:
         normalise_heads(wide[:, start:end], weight, head, eps)
-    if turned > 0 and tables is not None:
-        rotate(result[:, 0:turned], wide, tables[0], tables[1], head)
-    elif turned > 0:
-        nisa.tensor_copy(dst=result[:, 0:turned], src=wide)
+    copied = 0
+    if rotated > 0 and tables is not None:
+        rotate(result[:, 0:rotated], wide[:, 0:rotated], tables[0], tables[1], head)
+        copied = rotated
+    if copied < turned:
+        nisa.tensor_copy(dst=result[:, copied:turned], src=wide[:, copied:turned])
 
 
 def scaled(target, start, end, source, scale, bias, by_scalar):
@@ -62,7 +65,7 @@ def scaled(target, start, end, source, scale, bias, by_scalar):
 
 
 def normalise_heads(tile, weight, head, eps):
-    """RMSNorm of each head of a float32 tile [rows, heads * D], in place; weight: [rows, D]."""
+    """RMSNorm of each head of a float32 tile [rows, heads * D], in place; weight: [rows, D] or None."""
     rows, width = tile.shape
     count = width // head
     heads = tile.reshape((rows, count, head))
@@ -72,6 +75,9 @@ def normalise_heads(tile, weight, head, eps):
     nisa.tensor_reduce(dst=squares, op=nl.add, data=squared, axis=2)
     scale = inverse_root(squares, 1.0 / head, eps)
     each = scale.reshape((rows, count, 1)).broadcast(2, head)
+    if weight is None:
+        nisa.tensor_tensor(dst=heads, data1=heads, data2=each, op=nl.multiply)
+        return
     nisa.tensor_tensor(dst=squared, data1=heads, data2=each, op=nl.multiply)
     repeated = weight.reshape((rows, 1, head)).broadcast(1, count)
     nisa.tensor_tensor(dst=heads, data1=squared, data2=repeated, op=nl.multiply)

@@ -162,7 +162,10 @@ def test_refuses_operands_that_do_not_fit() -> None:
     for arguments, sentence in (
         ((q, k[:, 1:].copy(), v, k_cache, v_cache, scale), r"k is \[4, 16\] for 2 heads of 8, not \(4, 15\)"),
         ((q, k, v[1:], k_cache, v_cache, scale), r"k is \(4, 16\), v is \(3, 16\)"),
-        ((q[:, 1:].copy(), k, v, k_cache, v_cache, scale), "q has rows of 31, no multiple of k's 16"),
+        (
+            (q[:, 1:].copy(), k, v, k_cache, v_cache, scale),
+            "q has rows of 31, no multiple of 16, 2 heads of 8",
+        ),
         ((q, k, v, k_cache, v_cache[:, :, 1:].copy(), scale), r"v_cache is \[1, 2, 16, 8\] beside k_cache"),
         ((q, k.astype(BF16), v, k_cache, v_cache, scale), "q, k and v are float32, bfloat16 and float32"),
         ((q, k, v, k_cache, v_cache, 0.0), "scale is 0.0; the running maximum needs a positive one"),

@@ -343,7 +343,7 @@ def test_refuses_what_does_not_fit_and_takes_the_twin() -> None:
         ((q, k, v, k_cache, v_cache, positions, scale, 2, cos, sin, norm), "q_norm and k_norm come together"),
         (
             (q, k, v, k_cache, v_cache, positions, scale, 2, cos, sin, norm[:, :4], norm),
-            r"q_norm and k_norm are \[1, 8\], not \(1, 4\)",
+            r"q_norm is \[1, 8\], not \(1, 4\)",
         ),
     ):
         with pytest.raises(AssertionError, match=sentence):

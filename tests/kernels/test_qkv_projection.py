@@ -113,7 +113,7 @@ def test_the_reference_agrees_with_the_norm_written_by_moments() -> None:
         ({"rotated": 16}, {"positions": None}, r"positions are \[9, 1\], not None"),
         ({"rotated": 16}, {"head_dim": 12}, "tables of width 8 turn 16 elements of a head of 12"),
         ({"rotated": 16}, {"head_dim": 32}, "q_size 48 and kv_size 16 are no heads of 32"),
-        ({"q_norm": True, "head_dim": 16}, {"head_dim": None}, "q_norm and k_norm need head_dim"),
+        ({"q_norm": True, "head_dim": 16}, {"head_dim": None}, "q_norm, k_norm and v_norm need head_dim"),
         ({"q_norm": True, "head_dim": 16}, {"head_dim": 8}, r"q_norm is \[1, 8\], not \(1, 16\)"),
     ],
 )

@@ -163,7 +163,20 @@ def _decode() -> list[Case]:
         _step("trn1", [100, 257], 6, 2, 16, 300, np.float32, BF16, new=3, rotated=8),
         _step("trn2", [1001], 24, 1, 4, 2304, np.float32, np.float32, new=3),
         _step("trn3", [7, 3, 60] * 6, 80, 40, 130, 128, BF16, BF16),
+        _shared(_step("trn2", [100, 257], 6, 2, 16, 300, np.float32, np.float32, new=3)),
+        _shared(_step_with("trn1", BF16, 16, 50, None, normal(6, 1, 4), kv=1)),
+        _shared(_step_with("trn3", np.float32, 0, 70, 5.0, normal(6, 1, 4))),
     ]
+
+
+def _shared(case: Case) -> Case:
+    """The launch of a second layer, which reads the caches that the one of a case leaves."""
+    q, _, _, *rest = case.arguments[0]
+    _, *caches = getattr(nki_kernels, f"{case.kernel}_reference")(*copied(case.arguments[0]))
+    given = [q, None, None, *caches, *rest[2:]]
+    if case.kernel == "attention_decode" and len(given) > 13:
+        given[13] = None  # slots: nothing is written
+    return replace(by_reference(case.kernel, case.target, *given), cores=case.cores)
 
 
 def _divided(target: str, ranks: int, block: int, *arguments: Any) -> Case:
@@ -315,6 +328,9 @@ def _prefill() -> list[Case]:
             *(0.3, None, None, 0, None, None, None, None, None, True, slopes),
         ),
         _continued("trn2", np.float32, 128, None, None, 60),
+        _shared(_continued("trn2", np.float32, 128, None, None, 60)),
+        _shared(_continued("trn1", BF16, 128, *_pages(200, 42), tokens=200, pages=42)),
+        _shared(two_cores(_whole_prompt("trn3", 300, 2, 1, 130, 300, BF16, np.float32))),
         _continued("trn2", np.float32, 130, None, None, None, 5.0, sinks),
         _continued("trn1", BF16, 128, *_pages(40, 26)),
         _continued("trn2", np.float32, 128, *_pages(200, 42), tokens=200, pages=42),

@@ -47,7 +47,8 @@ def _qkv_heads(
     x, norm = normal(1, tokens, hidden, dtype=dtype), normal(2, 1, hidden, dtype=dtype)
     weight = weights(3, hidden, width, dtype)
     first = (x, None if "no norm" in options else norm, weight, EPS, heads * depth, depth)
-    return by_reference("qkv_projection", target, *first, *(given[name] for name in names))
+    last = None, 1, "v_norm" in options
+    return by_reference("qkv_projection", target, *first, *(given[name] for name in names), *last)
 
 
 def _output(target: str, tokens: int, depth: int, hidden: int, ranks: int = 1, w: Any = np.float32) -> Case:
@@ -200,6 +201,9 @@ def projections() -> list[Case]:
         _qkv_heads("trn3", 130, 520, "bias", "no norm"),
         _qkv_heads("trn2", 5, 24, "no norm"),
         _qkv_heads("trn2", 5, 24, "rope", "q_norm", "k_norm", heads=100, depth=24),
+        _qkv_heads("trn2", 5, 24, "rope", "q_norm", "v_norm"),
+        _qkv_heads("trn1", 130, 24, "v_norm", heads=20, depth=200),
+        _qkv("trn2", 5, 172, 96, 0),
         _output("trn2", 130, 72, 172),
         _output("trn1", 5, 72, 40, ranks=2),
         _output("trn1", 520, 24, 530, w=BF16),
