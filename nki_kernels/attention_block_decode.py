@@ -32,7 +32,7 @@ Tiling
     computes half of the columns of y; a barrier stands between.
 
 Limits
-    Those of `attention_decode`. H up to 8192.
+    Those of `attention_decode`, with D up to 256. H up to 8192.
 
 Cost
     HBM: w_qkv, w_o and both caches once. Predicted on trn2 in bfloat16, of the floor: for 4 heads on 1 and H = 4096
@@ -69,6 +69,9 @@ from nki_kernels.output_projection import output_projection, output_projection_r
 from nki_kernels.qkv_projection import qkv_projection, qkv_projection_reference
 from nki_kernels.rmsnorm import MAX_HIDDEN
 from nki_kernels.tiles import expect_dims
+
+MAX_DEPTH = 256
+"""Elements of a head: the weights of a taller one leave too little of SBUF to the caches."""
 
 
 @nki.jit
@@ -181,7 +184,7 @@ def checked_sizes(
     k_cache, v_cache, slots, block_tables = caches
     check_caches(x.shape[0], k_cache, v_cache, slots, block_tables)
     sizes = Sizes(x.shape[0], q_size, x.dtype, k_cache, block_tables, ranks)
-    check_step(positions, scale, num_kv_heads, sizes)
+    check_step(positions, scale, num_kv_heads, sizes, MAX_DEPTH)
     check_weights(x, norm_weight, w_qkv, w_o, q_size, kv_size, sizes)
     check_tables(sizes.depth, tables[0], tables[1], norms[0], norms[1])
     check_sizes(sizes)

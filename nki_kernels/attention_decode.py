@@ -65,7 +65,7 @@ Ranks that divide positions
     ranks with its slots: an all-gather brings the queries, an all-to-all of partial outputs in float32 ends the launch.
 
 Limits
-    D up to 256, n * Hq / Hk and Hq up to 128, n up to 96 where there are sinks and k, T * Hq up to 8192; two groups of
+    D up to 512, n * Hq / Hk and Hq up to 128, n up to 96 where there are sinks and k, T * Hq up to 8192; two groups of
     keys and values fit in 128 KiB per partition of SBUF: S up to 32768 at D = 128 in bfloat16. From pages S is a
     multiple of 128, and fewer positions fit, because keys lie in SBUF twice.
 
@@ -99,7 +99,7 @@ from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.tiles import PARTITIONS, expect_dims
 
-MAX_DEPTH = 256
+MAX_DEPTH = 512
 MAX_QUERIES = 8192
 MAX_NEW_WITH_SINKS = 96
 """New keys leave a quadrant of the partitions to the sinks."""
@@ -138,7 +138,7 @@ def attention_decode(
     check_caches(q.shape[0], k_cache, v_cache, slots, block_tables, stored)
     check_position_ranks(position_group, position_ranks, position_rank)
     sizes = Sizes(q.shape[0], q.shape[1], q.dtype, k_cache, block_tables, position_ranks, stored)
-    check_step(positions, scale, num_kv_heads, sizes)
+    check_step(positions, scale, num_kv_heads, sizes, MAX_DEPTH)
     check_tokens(q, k, v, sizes)
     check_tables(sizes.depth, cos, sin, q_norm, k_norm, stored)
     check_sizes(sizes)
@@ -178,14 +178,14 @@ def attend(work, q, k, tokens, norms):
         merge_ranks(work)
 
 
-def check_step(positions, scale, num_kv_heads, sizes):
-    """Refuse heads, positions and tokens that do not fit the caches."""
+def check_step(positions, scale, num_kv_heads, sizes, most_depth):
+    """Refuse heads, positions and tokens that do not fit the caches, and heads of more than `most_depth` elements."""
     tokens, kv_heads, depth = sizes.tokens, sizes.kv_heads, sizes.depth
     assert num_kv_heads is None or num_kv_heads == kv_heads, (
         f"{num_kv_heads} key/value heads, caches for {kv_heads}"
     )
-    assert depth <= MAX_DEPTH and depth % 2 == 0, (
-        f"attention_decode takes an even head size of at most {MAX_DEPTH}, not {depth}"
+    assert depth <= most_depth and depth % 2 == 0, (
+        f"a decode step takes an even head size of at most {most_depth} here, not {depth}"
     )
     assert tokens % sizes.sequences == 0, (
         f"{tokens} tokens for caches of {sizes.sequences} sequences; each needs as many"

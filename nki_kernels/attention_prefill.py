@@ -55,8 +55,9 @@ Tiling
     better than the range of exp: for scores up to 1e7.
 
 Limits
-    D up to 128, even ones up to 256; L up to S and up to 8192; prefix + L up to 12288, and so many that a head's keys
-    and values take at most 64 KiB per partition: 8192 in float32, with D above 128 in bfloat16; pages of 1, 2, 4 … 128
+    D up to 512; L up to S and up to 8192; prefix + L up to 12288, and so many that a head's keys and values take at
+    most 64 KiB per partition: 8192 in float32, with D = 256 in bfloat16, half with D = 512; so many query heads of a
+    key/value head that three tiles of 128 queries fit beside them (8 at D = 512 on every chip); pages of 1, 2, 4 … 128
     positions. Slopes with causal attention, without a soft cap and sinks.
 
 Cost
@@ -87,7 +88,7 @@ import numpy as np
 
 from nki_kernels.precision import widened
 from nki_kernels.prefill.cached import Cached, load_cached, load_stored, store_new
-from nki_kernels.prefill.checks import check_prefill
+from nki_kernels.prefill.checks import check_prefill, check_room
 from nki_kernels.prefill.cores import stores_last, stores_part, wait_for_reads
 from nki_kernels.prefill.keys import (
     LOADED_BLOCKS,
@@ -99,7 +100,7 @@ from nki_kernels.prefill.keys import (
     load_queries,
     row_range,
 )
-from nki_kernels.prefill.order import Agenda, issue, note, score_span
+from nki_kernels.prefill.order import Agenda, issue_all, note, score_span
 from nki_kernels.prefill.plan import Case, all_queries, prepare, prepare_masks, spans_of
 from nki_kernels.tiles import PARTITIONS, blocks
 
@@ -137,6 +138,7 @@ def attention_prefill(
     case.slopes = slopes
     check_prefill(case, num_kv_heads, MAX_TOKENS)
     prepare(case)
+    check_room(case)
     attend(case)
     if case.stored:
         return case.o
@@ -160,7 +162,7 @@ def attend(case):
             loaded = 1
         if head is None or head.sequence != queries.sequence or head.number != queries.head:
             if not case.two_heads_fit:
-                issue(agenda, case, None)
+                time = issue_all(agenda, case, time)
             if case.cached > 0 and (head is None or head.sequence != queries.sequence):
                 cached = Cached(case, queries.sequence)
             head = Head(queries.sequence, queries.head)
@@ -178,12 +180,12 @@ def attend(case):
         for span in spans_of(case, queries):
             span.head = head
             time = score_span(agenda, case, span, time)
-    issue(agenda, case, None)
+    time = issue_all(agenda, case, time)
     if stores_last(case):
         wait_for_reads(case)
     for head in late:
         note_stores(case, agenda, head, time)
-    issue(agenda, case, None)
+    issue_all(agenda, case, time)
 
 
 def load_head(case, head, cached):

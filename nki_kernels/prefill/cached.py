@@ -10,7 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.prefill.keys import LOADED_BLOCKS, clean, row_range
+from nki_kernels.prefill.keys import LOADED_BLOCKS, clean_keys, place_keys, row_range
 from nki_kernels.tiles import PARTITIONS, blocks, cast, load_repeated
 
 COUNTED = 1024
@@ -71,9 +71,10 @@ def load_cached(case, head, cached, first):
     last = blocks(end)
     new = case.prefix // PARTITIONS
     for part in range(case.parts):
-        key = head.keys[:, new, part, 0:1].reshape((case.part_depth, 1, 1))
+        height = case.heights[part]
+        key = head.keys[0:height, new, part, 0:1].reshape((height, 1, 1))
         nisa.tensor_copy(
-            dst=head.keys[:, first:last, part, :],
+            dst=head.keys[0:height, first:last, part, :],
             src=key.broadcast(1, last - first).broadcast(2, PARTITIONS),
             engine=nisa.engine.gpsimd,
         )
@@ -100,14 +101,17 @@ def load_piece(case, head, cached, first, last, used):
         copy_positions(case, head, keys, values, first * PARTITIONS)
     else:
         gather_pages(case, head, cached.rows[0:used, first:last], keys, values)
-    keys = cast(keys, case.dtype)
     values = cast(values, case.dtype)
-    valid = cached.keys[0 : case.part_depth, first * PARTITIONS : last * PARTITIONS]
+    valid = cached.keys[:, first * PARTITIONS : last * PARTITIONS]
     valid = valid.reshape_dim(1, (count, PARTITIONS))[:, :, 0:used]
-    for part in range(case.parts):
-        nisa.tensor_copy_predicated(
-            dst=head.keys[:, first:last, part, 0:used], src=keys[:, :, part, :], predicate=valid
-        )
+    for start, end, height in case.pieces:
+        piece = cast(keys[0:height, :, start:end, :], case.dtype)
+        for part in range(start, end):
+            nisa.tensor_copy_predicated(
+                dst=head.keys[0:height, first:last, part, 0:used],
+                src=piece[:, :, part - start, :],
+                predicate=valid[0:height],
+            )
     valid = cached.values[0:used, first:last].reshape((used, count, 1)).broadcast(2, case.depth)
     nisa.tensor_copy_predicated(
         dst=head.values[0:used, first:last, 0 : case.depth], src=values, predicate=valid
@@ -119,8 +123,10 @@ def copy_positions(case, head, keys, values, start):
     used, count, _ = values.shape
     end = start + used * count
     for part in range(case.parts):
-        rows = case.k_cache[head.sequence, head.number, part * case.part_depth : (part + 1) * case.part_depth]
-        nisa.dma_copy(dst=keys[:, :, part, :], src=rows[:, start:end].reshape_dim(1, (count, used)))
+        height = case.heights[part]
+        row = part * case.part_depth
+        rows = case.k_cache[head.sequence, head.number, row : row + height]
+        nisa.dma_copy(dst=keys[0:height, :, part, :], src=rows[:, start:end].reshape_dim(1, (count, used)))
     rows = case.v_cache[head.sequence, head.number, start:end]
     nisa.dma_copy(dst=values, src=rows.reshape_dim(0, (count, used)).permute((1, 0, 2)))
 
@@ -136,9 +142,7 @@ def gather_pages(case, head, rows, keys, values):
         by_position = nl.ndarray((used, case.depth), dtype=keys.dtype, buffer=nl.sbuf)
         source = case.k_cache.reshape((-1, width)).ap(pattern=pattern, offset=offset, vector_offset=place)
         nisa.dma_copy(dst=by_position, src=source)
-        nisa.dma_transpose(
-            dst=keys[:, i : i + 1], src=by_position.reshape_dim(1, (1, case.parts, case.part_depth))
-        )
+        place_keys(case, keys[:, i : i + 1], by_position.reshape_dim(1, (1, case.depth)))
         source = case.v_cache.reshape((-1, width)).ap(pattern=pattern, offset=offset, vector_offset=place)
         nisa.dma_copy(dst=values[:, i, :], src=source)
 
@@ -160,7 +164,8 @@ def load_stored_piece(case, head, start, count, used):
     values = head.values[0:used, at : at + count, 0 : case.depth]
     if case.slots is None:
         for part in range(case.parts):
-            nisa.dma_copy(dst=keys[:, :, part, :], src=key_places(case, head, part, start, count, used))
+            source = key_places(case, head, part, start, count, used)
+            nisa.dma_copy(dst=keys[0 : case.heights[part], :, part, :], src=source)
         nisa.dma_copy(dst=values, src=value_places(case, head, start, count, used))
     else:
         rows = nl.ndarray((used, count), dtype=nl.int32, buffer=nl.sbuf)
@@ -168,7 +173,7 @@ def load_stored_piece(case, head, start, count, used):
         slots = case.slots[first : first + count * used, :].reshape((count, used)).permute((1, 0))
         nisa.dma_copy(dst=rows, src=slots)
         gather_pages(case, head, rows, keys, values)
-    clean(case, keys)
+    clean_keys(case, keys)
 
 
 def store_new(case, head, first, end):
@@ -190,7 +195,8 @@ def store_piece(case, head, start, count, used):
     at = (case.prefix + start) // PARTITIONS
     for part in range(case.parts):
         keys = key_places(case, head, part, start, count, used)
-        nisa.dma_copy(dst=keys, src=head.keys[:, at : at + count, part, 0:used], engine=nisa.engine.sync)
+        own = head.keys[0 : case.heights[part], at : at + count, part, 0:used]
+        nisa.dma_copy(dst=keys, src=own, engine=nisa.engine.sync)
     values = value_places(case, head, start, count, used)
     nisa.dma_copy(
         dst=values, src=head.values[0:used, at : at + count, 0 : case.depth], engine=nisa.engine.sync
@@ -202,7 +208,7 @@ def key_places(case, head, part, start, count, used):
     capacity = case.k_cache.shape[3]
     row = (head.sequence * case.kv_heads + head.number) * case.depth + part * case.part_depth
     return case.k_cache.ap(
-        pattern=[[capacity, case.part_depth], [used, count], [1, used]],
+        pattern=[[capacity, case.heights[part]], [used, count], [1, used]],
         offset=row * capacity + start,
         scalar_offset=valid_positions(case, head),
         indirect_dim=3,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import nki.language as nl
 
+from nki_kernels.prefill.room import LEAST_QUERIES, query_bytes
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
 MAX_KEYS = 12288
 MAX_HEAD_BYTES = 65792
 """Keys and values of one head, in bytes per partition, that fit into the smallest SBUF beside all else."""
-MAX_DEPTH = 256
+MAX_DEPTH = 512
 
 
 def check_prefill(case, num_kv_heads, most_tokens):
@@ -36,9 +37,7 @@ def check_prefill(case, num_kv_heads, most_tokens):
     assert v_cache.shape == v_shape, (
         f"v_cache is {list(v_shape)} beside k_cache {k_cache.shape}, not {v_cache.shape}"
     )
-    assert depth <= MAX_DEPTH and (depth <= PARTITIONS or depth % 2 == 0), (
-        f"attention_prefill takes head sizes up to {PARTITIONS}, and even ones up to {MAX_DEPTH}, not {depth}"
-    )
+    assert depth <= MAX_DEPTH, f"attention_prefill takes heads of at most {MAX_DEPTH} elements, not {depth}"
     assert q.shape[0] % sequences == 0, f"{q.shape[0]} tokens do not divide into {sequences} sequences"
     width = kv_heads * depth
     if not case.stored:
@@ -71,6 +70,16 @@ def check_new(case, kv_heads, depth):
     )
     assert v.shape == k.shape, f"k is {k.shape}, v is {v.shape}"
     assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
+
+
+def check_room(case):
+    """Refuse more query heads of a key/value head than fit into SBUF beside its keys and values."""
+    each = LEAST_QUERIES * query_bytes(case) // case.group
+    most = case.query_room // each
+    assert case.group <= most, (
+        f"attention_prefill takes at most {most} query heads of a key/value head for {case.keys} keys of "
+        f"{case.depth} elements in {case.dtype}, not {case.group}"
+    )
 
 
 def check_lengths(case, tokens, capacity, most_tokens):

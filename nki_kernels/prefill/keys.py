@@ -1,8 +1,8 @@
 """Keys and values of one key/value head of one sequence in SBUF, as attention_prefill multiplies them.
 
-Keys lie [d, block, part of d, key]: a head of more than 128 dims is contracted in two parts. Values lie [key, block,
-D + 1]: the last column holds ones, so that the product with the weights of a softmax has their sum beside it. Blocks
-have 128 keys. Blocks of cached positions come first, padded to whole ones, then those of the new tokens.
+Keys lie [d, block, part of d, key]: a head of more than 128 dims is contracted in two to four parts. Values lie
+[key, block, D + 1]: the last column holds ones, so that the product with the weights of a softmax has their sum beside
+it. Blocks have 128 keys. Blocks of cached positions come first, padded to whole ones, then those of the new tokens.
 
 Keys and values of padded tokens may be NaN or infinite. Those elements become 0, since a weight of 0 does not keep
 them out of a product. The caches get what the products take.
@@ -44,9 +44,14 @@ def load_queries(case, queries):
     first = queries.sequence * case.queries + queries.first
     start = query_head(case, queries, 0) * case.depth
     source = case.q[first : first + queries.count, start : start + case.group * case.depth]
+    source = source.reshape_dim(1, (case.group, case.depth))
     shape = (case.part_depth, case.group, case.parts, queries.count)
     queries.tile = nl.ndarray(shape, dtype=case.dtype, buffer=nl.sbuf)
-    nisa.dma_transpose(dst=queries.tile, src=source.reshape_dim(1, (case.group, case.parts, case.part_depth)))
+    for part, end, height in case.pieces:
+        columns = source[:, :, part * case.part_depth : part * case.part_depth + (end - part) * height]
+        nisa.dma_transpose(
+            dst=queries.tile[0:height, :, part:end, :], src=columns.reshape_dim(2, (end - part, height))
+        )
 
 
 def load_new_keys(case, head, first):
@@ -59,15 +64,28 @@ def load_new_keys(case, head, first):
     split = start + full * PARTITIONS
     if full > 0:
         source = columns[base + start : base + split].reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2))
-        nisa.dma_transpose(
-            dst=head.keys[:, at : at + full], src=source.reshape_dim(2, (case.parts, case.part_depth))
-        )
-        clean(case, head.keys[:, at : at + full])
+        place_keys(case, head.keys[:, at : at + full], source)
+        clean_keys(case, head.keys[:, at : at + full])
     if end > split:
-        source = columns[base + split : base + end].reshape_dim(1, (1, case.parts, case.part_depth))
+        source = columns[base + split : base + end].reshape_dim(1, (1, case.depth))
         short = head.keys[:, at + full : at + full + 1, :, 0 : end - split]
-        nisa.dma_transpose(dst=short, src=source)
-        clean(case, short)
+        place_keys(case, short, source)
+        clean_keys(case, short)
+
+
+def place_keys(case, keys, source):
+    """Transpose keys [key, block, D] by DMA into a tile [part of D, block, part, key]."""
+    for part, end, height in case.pieces:
+        columns = source[:, :, part * case.part_depth : part * case.part_depth + (end - part) * height]
+        nisa.dma_transpose(
+            dst=keys[0:height, :, part:end, :], src=columns.reshape_dim(2, (end - part, height))
+        )
+
+
+def clean_keys(case, keys):
+    """Clean a tile of keys [part of D, block, part, key]."""
+    for part, end, height in case.pieces:
+        clean(case, keys[0:height, :, part:end, :])
 
 
 def load_new_values(case, head, first):

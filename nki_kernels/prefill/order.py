@@ -48,6 +48,12 @@ def issue(agenda, case, time):
         agenda.done = agenda.done + 1
 
 
+def issue_all(agenda, case, time):
+    """Issue all steps that are left; returns the time from which on steps are issued when they are due."""
+    issue(agenda, case, None)
+    return max(time, agenda.done * SLOT)
+
+
 def note_span(agenda, case, span, begin):
     """Note the steps of a span whose scores begin at time `begin`."""
     tuning = case.tuning

@@ -7,6 +7,7 @@ import nki.language as nl
 
 from nki_kernels.prefill.cores import divide_heads, owner, query_head
 from nki_kernels.prefill.masks import Masks, cached_mask, first_key, identity, mask_of
+from nki_kernels.prefill.room import fit
 from nki_kernels.tiles import PARTITIONS, blocks
 
 
@@ -58,10 +59,6 @@ class Tuning(nl.NKIObject):
         self.queries_ahead = 6
 
 
-HEAD_BYTES = 49152
-"""Keys and values of one head, in bytes per partition, beside which those of the next head still fit."""
-
-
 class Case(nl.NKIObject):
     """The arguments and sizes of a launch, and tiles that all of its steps use.
 
@@ -108,11 +105,9 @@ def prepare(case):
     case.new_keys = case.queries if case.stored else case.k.shape[0] // case.sequences
     case.prefix = blocks(case.cached) * PARTITIONS
     case.keys = case.prefix + case.new_keys
-    case.parts = blocks(case.depth)
-    case.part_depth = case.depth // case.parts
+    divide_depth(case)
     case.masks = Masks(case.dtype, case.causal, case.window)
     case.tuning = Tuning(case.dtype, nisa.get_nc_version() > nisa.nc_version.gen2)
-    case.two_heads_fit = head_bytes(case) <= HEAD_BYTES
     case.exp_scale = case.scale
     if case.softcap is not None:
         case.exp_scale = case.softcap
@@ -121,15 +116,24 @@ def prepare(case):
         case.tuning.recomputed_share_of_short = (0, 1)
     if case.slopes is not None:
         case.tuning.span = case.tuning.span_with_slopes
+    fit(case)
     case.minus_one = column(-1.0)
     case.minus_scale = column(-case.exp_scale)
     case.o = nl.ndarray(case.q.shape, dtype=case.dtype, buffer=nl.shared_hbm)
 
 
-def head_bytes(case):
-    """Bytes per partition of the keys and values of one head."""
-    size = 2 if case.dtype == nl.bfloat16 else 4
-    return blocks(case.keys) * (case.parts * PARTITIONS + case.depth + 1) * size
+def divide_depth(case):
+    """Divide D into parts of at most 128, of equal heights but for the last one; pieces are parts of one height.
+
+    A piece is (first part, end, height), and begins at element first * part_depth.
+    """
+    case.parts = blocks(case.depth)
+    case.part_depth = blocks(case.depth, case.parts)
+    last = case.depth - (case.parts - 1) * case.part_depth
+    case.heights = [case.part_depth] * (case.parts - 1) + [last]
+    case.pieces = [(0, case.parts, case.part_depth)]
+    if last < case.part_depth:
+        case.pieces = [(0, case.parts - 1, case.part_depth), (case.parts - 1, case.parts, last)]
 
 
 def column(value):

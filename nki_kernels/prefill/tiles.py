@@ -19,7 +19,7 @@ from nki_kernels.prefill.cores import query_head
 from nki_kernels.prefill.masks import identity
 from nki_kernels.prefill.plan import mask_of_keys
 from nki_kernels.prefill.slopes import add_slopes
-from nki_kernels.tiles import BANK, PARTITIONS, blocks
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
 
 SHIFT_PARTS = 3
 """Numbers whose sum is the shift of a row."""
@@ -28,9 +28,9 @@ SHIFT_ROWS = 64
 """Rows of the array that a matmul takes which adds the shift: two lie side by side; 64 is the least on every chip."""
 
 
-def queries_of(span, part):
+def queries_of(case, span, part):
     """The span's queries [part of D, row], as a stationary tile."""
-    return span.queries.tile[:, span.first_head : span.first_head + span.heads, part, :]
+    return span.queries.tile[0 : case.heights[part], span.first_head : span.first_head + span.heads, part, :]
 
 
 def score(case, span, start, end):
@@ -99,10 +99,13 @@ def multiply_keys(case, span, result, first, last):
     block = first // PARTITIONS
     count = blocks(last - first)
     for part in range(case.parts):
-        moving = span.head.keys[:, block : block + count, part, :]
+        height = case.heights[part]
+        moving = span.head.keys[0:height, block : block + count, part, :]
         if last % PARTITIONS > 0:
-            moving = span.head.keys[:, block, part, 0 : last - first]
-        nisa.nc_matmul(dst=result, stationary=queries_of(span, part), moving=moving, accumulate=part > 0)
+            moving = span.head.keys[0:height, block, part, 0 : last - first]
+        nisa.nc_matmul(
+            dst=result, stationary=queries_of(case, span, part), moving=moving, accumulate=part > 0
+        )
 
 
 def choose_shift(case, span):
@@ -190,8 +193,8 @@ def recompute(case, span, start, end):
         for part in range(case.parts):
             nisa.nc_matmul(
                 dst=result[:, i, :],
-                stationary=span.head.keys[:, start // PARTITIONS + i, part, :],
-                moving=queries_of(span, part),
+                stationary=span.head.keys[0 : case.heights[part], start // PARTITIONS + i, part, :],
+                moving=queries_of(case, span, part),
                 accumulate=True,
             )
     span.scores_by_key[f"{start}"] = result
@@ -212,12 +215,13 @@ def multiply(case, span, start, end):
         span.product = nl.ndarray((span.rows, case.depth + 1), dtype=nl.float32, buffer=nl.psum)
     block = start // PARTITIONS
     used = end - start
-    nisa.nc_matmul(
-        dst=span.product,
-        stationary=span.weights[f"{block}"][0:used, :],
-        moving=span.head.values[0:used, block, :],
-        accumulate=span.multiplied,
-    )
+    for first, last in ranges(0, case.depth + 1, BANK):
+        nisa.nc_matmul(
+            dst=span.product[:, first:last],
+            stationary=span.weights[f"{block}"][0:used, :],
+            moving=span.head.values[0:used, block, first:last],
+            accumulate=span.multiplied,
+        )
     span.multiplied = True
 
 

@@ -76,7 +76,7 @@ def test_any_number_of_positions(positions: int) -> None:
     check(*DECODE, batch([0, positions // 2, positions - 1], 4, 2, 8, positions))
 
 
-@pytest.mark.parametrize("depth", [2, 48, 128, 130, 256])
+@pytest.mark.parametrize("depth", [2, 48, 128, 130, 256, 258, 512])
 def test_any_even_head_size(depth: int) -> None:
     check(*DECODE, (*batch([20, 7], 6, 3, depth, 24), 3, *tables(24, depth // 2)))
 
@@ -360,8 +360,8 @@ def planned(*sizes: Any, target: str = "trn1", **given: Any) -> None:
 @pytest.mark.parametrize(
     ("within", "beyond", "sentence"),
     [
-        (([0], 2, 1, 256, 8), ([0], 2, 1, 258, 8), "an even head size of at most 256, not 258"),
-        (([0], 2, 1, 2, 8), ([0], 2, 1, 3, 8), "an even head size of at most 256, not 3"),
+        (([0], 2, 1, 512, 8), ([0], 2, 1, 514, 8), "an even head size of at most 512 here, not 514"),
+        (([0], 2, 1, 2, 8), ([0], 2, 1, 3, 8), "an even head size of at most 512 here, not 3"),
         (([0], 128, 2, 2, 8), ([0], 129, 3, 2, 8), "at most 128 query heads, not 129"),
         (([0], 2, 1, 2, 128, 64), ([0], 2, 1, 2, 128, 65), "at most 128 new queries of a kv head, not 130"),
         (([0] * 64, 128, 64, 2, 8), ([0] * 65, 128, 64, 2, 8), "8192 heads of new tokens, not 8320"),
@@ -389,3 +389,4 @@ def test_limit_of_pages(blocks: int, refused: bool) -> None:
 def test_the_largest_sizes_fit_on_the_smallest_chip(dtype: type) -> None:
     planned([0], 128, 8, 128, 8192, dtype=dtype, cache=BF16)
     planned([0] * 64, 128, 1, 8, 128, dtype=dtype)
+    planned([0], 16, 2, 512, 4096, dtype=dtype, cache=BF16)

@@ -131,9 +131,16 @@ def test_every_token_sees_every_key_without_causal(keys: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize("depth", [130, 192, 256])
-def test_heads_in_two_parts(depth: int, dtype: type) -> None:
+@pytest.mark.parametrize("depth", [129, 192, 256, 260, 512])
+def test_heads_in_several_parts(depth: int, dtype: type) -> None:
+    """Parts of one height, and with a last one that is shorter; a product of 512 dims and its sum takes two banks."""
     check(*PREFILL, arguments(129, 2, 1, depth, dtype=dtype), "trn2")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("depth", "page"), [(262, None), (512, 16)])
+def test_tall_heads_after_cached_positions(target: str, depth: int, page: int | None) -> None:
+    close(continued(33, (77, 0), 128, depth, page, BF16), target)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
@@ -275,7 +282,14 @@ def test_largest_sizes_fit_on_the_smallest_chip_in_both_dtypes() -> None:
 
 @pytest.mark.parametrize(
     ("keys", "depth", "dtype"),
-    [(12288, 128, BF16), (8192, 256, BF16), (8192, 128, np.float32), (4096, 256, np.float32)],
+    [
+        (12288, 128, BF16),
+        (8192, 256, BF16),
+        (4096, 512, BF16),
+        (8192, 128, np.float32),
+        (4096, 256, np.float32),
+        (2048, 512, np.float32),
+    ],
 )
 def test_takes_the_most_keys_that_fit_and_refuses_one_more(keys: int, depth: int, dtype: type) -> None:
     """Planned and placed without computing numbers, on the chip with the smallest SBUF."""
@@ -289,6 +303,23 @@ def test_takes_the_most_keys_that_fit_and_refuses_one_more(keys: int, depth: int
             continue
         with pytest.raises(
             AssertionError, match=f"at most {keys} keys for heads of {depth} in .*, not {keys + 1}"
+        ):
+            world.launch(kernels.attention_prefill, [(given, {})], mode=simulate.Mode.dry)
+
+
+@pytest.mark.parametrize(("dtype", "keys", "most"), [(np.float32, 2048, 10), (BF16, 4096, 13)])
+def test_takes_the_most_query_heads_that_fit_and_refuses_one_more(dtype: type, keys: int, most: int) -> None:
+    """Planned and placed without computing numbers, on the chip with the smallest SBUF, at the most keys of 512."""
+    for group in (most, most + 1):
+        q, k, v = (np.empty((256, heads * 512), dtype) for heads in (group, 1, 1))
+        cache = np.empty((1, 1, 512, keys), dtype), np.empty((1, 1, keys, 512), dtype)
+        given = options((q, k, v, *cache, 0.1), np.zeros((256, 1), np.int32), keys - 256)
+        world = simulate.World("trn1")
+        if group == most:
+            world.launch(kernels.attention_prefill, [(given, {})], mode=simulate.Mode.dry)
+            continue
+        with pytest.raises(
+            AssertionError, match=f"at most {most} query heads of a key/value head for .*, not {most + 1}"
         ):
             world.launch(kernels.attention_prefill, [(given, {})], mode=simulate.Mode.dry)
 
@@ -309,8 +340,7 @@ def test_refuses_what_it_does_not_compute_and_takes_the_next() -> None:
             options(given, window=3, causal=False),
             "a window of 3 tokens needs causal attention and at least 1",
         ),
-        (options(arguments(4, 2, 1, 129)), "head sizes up to 128, and even ones up to 256, not 129"),
-        (options(arguments(4, 2, 1, 258)), "head sizes up to 128, and even ones up to 256, not 258"),
+        (options(arguments(4, 2, 1, 513)), "heads of at most 512 elements, not 513"),
     ):
         with pytest.raises(AssertionError, match=sentence):
             run(kernels.attention_prefill, wrong)

@@ -302,6 +302,8 @@ def _prefill() -> list[Case]:
             *(None, None, 0, None, None, 1024),
         ),
         _whole_prompt("trn1", 20, 2, 1, 130, 24, BF16, BF16),
+        _whole_prompt("trn2", 20, 2, 1, 131, 24, np.float32, np.float32),
+        _whole_prompt("trn3", 130, 1, 1, 512, 130, BF16, BF16),
         _padded("trn2", 300, 200, np.float32),
         _padded("trn1", 300, 280, BF16),
         two_cores(_whole_prompt("trn2", 20, 4, 2, 8, 24, np.float32, np.float32)),
