@@ -1,4 +1,4 @@
-"""embedding: the rows of a table that token ids name, scaled, plus those of a table of positions, if there is one.
+"""embedding: the rows of a table that token ids name, scaled, plus those of a table of positions or given ones.
 
 Dimensions
     T   tokens; V rows of the table (the vocabulary); H its width (the hidden size); P rows of the table of positions.
@@ -12,6 +12,7 @@ Arguments
     position_table  [P, H] @ HBM, float32 or bfloat16, or None
     replica_group   nki.collectives.ReplicaGroup over whose ranks the rows of the table are divided, or None. Then table
                is this rank's part, [V, H], ids number its rows, and an id of V or more stands for a row of another rank
+    added      [T, H] @ HBM, float32 or bfloat16: a row to add for every token, or None; not beside positions
     returns x  [T, H] @ HBM, dtype, the same on every rank of a group
 
 Layout
@@ -19,17 +20,17 @@ Layout
     the id tile. The same DMA casts to dtype.
 
 Tiling
-    for 128 tokens: load ids, gather rows, scale, gather and add rows of positions, store.
+    for 128 tokens: load ids, gather rows, scale, gather or load the rows to add, add them, store.
     Over ranks the rows that a rank does not hold stay zeros, which are not read from its table, and an all-reduce from
     SBUF to SBUF adds up those of all ranks before they are scaled.
 
 Limits
-    H up to 32768 (a row of float32 in one partition), up to 16384 with a scale or a table of positions, or over ranks.
+    H up to 32768 (a row of float32 in one partition), up to 16384 with a scale, rows to add, or over ranks.
     An id or a position outside of its table is refused where addresses are checked; over ranks an id is not, since no
     rank knows the parts of others: a row that no rank holds is zeros.
 
 Cost
-    HBM: ids once, T * H elements of each table read, T * H of dtype written. Three DMAs for 128 tokens. Bound: DMA
+    HBM: ids once, T * H elements of each table or of added rows read, T * H of dtype written. Three DMAs for 128 tokens. Bound: DMA
     latency for one token. Over ranks one all-reduce of the rows in addition, in dtype, in float32 if they are scaled.
 """
 
@@ -47,9 +48,9 @@ from nki_kernels.tiles import PARTITIONS, expect_dims, load
 
 @nki.jit
 def embedding(
-    ids, table, dtype=nl.float32, scale=1.0, positions=None, position_table=None, replica_group=None
+    ids, table, dtype=nl.float32, scale=1.0, positions=None, position_table=None, replica_group=None, added=None
 ):
-    """The rows of a table that token ids name, scaled, plus those of positions, in a dtype."""
+    """The rows of a table that token ids name, scaled, plus those of positions or given ones, in a dtype."""
     expect_dims(2, ids, "ids [T, 1]")
     expect_dims(2, table, "table [V, H]")
     tokens = ids.shape[0]
@@ -60,19 +61,26 @@ def embedding(
         expect_dims(2, position_table, "position_table [P, H]")
         assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
         assert position_table.shape[1] == width, f"rows of {width} and of {position_table.shape[1]}"
+    if added is not None:
+        assert positions is None, "added rows and positions do not come together"
+        assert added.shape == (tokens, width), f"added is [{tokens}, {width}], not {added.shape}"
     x = nl.ndarray((tokens, width), dtype=dtype, buffer=nl.shared_hbm)
     for first in range(0, tokens, PARTITIONS):
         last = min(tokens, first + PARTITIONS)
-        changed = scale != 1.0 or positions is not None
+        changed = scale != 1.0 or positions is not None or added is not None
         tile = gathered(table, ids[first:last, :], nl.float32 if changed else dtype, replica_group)
         if changed:
             result = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
-            if positions is None:
+            other = None
+            if positions is not None:
+                other = gathered(position_table, positions[first:last, :], nl.float32)
+            elif added is not None:
+                other = load(added[first:last, :], added.dtype)
+            if other is None:
                 nisa.tensor_scalar(dst=result, data=tile, op0=nl.multiply, operand0=scale)
             else:
-                added = gathered(position_table, positions[first:last, :], nl.float32)
                 nisa.scalar_tensor_tensor(
-                    dst=result, data=tile, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=added
+                    dst=result, data=tile, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=other
                 )
             tile = result
         nisa.dma_copy(dst=x[first:last, :], src=tile)
@@ -104,6 +112,7 @@ def embedding_reference(
     positions: np.ndarray | None = None,
     position_table: np.ndarray | None = None,
     replica_group: object = None,
+    added: np.ndarray | None = None,
 ) -> np.ndarray:
     """numpy's row indexing. For several ranks pass the whole table, and ids in it."""
     rows = table[ids[:, 0]]
@@ -111,4 +120,6 @@ def embedding_reference(
         rows = widened(rows) * widened(rows).dtype.type(scale)
     if positions is not None and position_table is not None:
         rows = widened(rows) + widened(position_table[positions[:, 0]])
+    if added is not None:
+        rows = widened(rows) + widened(added)
     return rows.astype(np.dtype(dtype))

@@ -1,6 +1,6 @@
-"""rmsnorm: each row divided by its root mean square, times a weight; plus a residual, if there is one.
+"""rmsnorm: each row divided by its root mean square, times a weight; plus a residual, if there is one, and scaled.
 
-    y[t, h] = x[t, h] / sqrt(mean over h of x[t, h]^2 + eps) * (weight[h] + norm_offset) + residual[t, h]
+    y[t, h] = (x[t, h] / sqrt(mean over h of x[t, h]^2 + eps) * (weight[h] + norm_offset) + residual[t, h]) * scale
 
 Dimensions
     T   rows (tokens); H elements of a row on this rank (the hidden size, or the width of all its heads).
@@ -14,6 +14,7 @@ Arguments
     replica_group  nki.collectives.ReplicaGroup whose ranks hold parts of each row, or None
     row_elements   compile-time int: elements of a row whose squares the ranks of the list sum up; H without a group.
                    Those that several ranks hold count as often, zeros that pad a rank's part do not.
+    scale          [1, 1] @ HBM, float32 or bfloat16: multiplies the sum with the residual, or None
     returns y      [T, H] @ HBM, x's dtype
 
 Layout
@@ -41,7 +42,13 @@ import numpy as np
 
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.hidden_rows import hidden_parts, load_normalised, load_part, part_of
-from nki_kernels.projection.normalised_rows import SCRATCH_ELEMENTS, load_norm, normalise, sum_of
+from nki_kernels.projection.normalised_rows import (
+    SCRATCH_ELEMENTS,
+    load_norm,
+    normalise,
+    on_every_row,
+    sum_of,
+)
 from nki_kernels.tiles import PARTITIONS, expect_dims, load, ranges
 
 MAX_HIDDEN = 8192
@@ -51,8 +58,8 @@ FEW_ROWS = 16
 
 
 @nki.jit
-def rmsnorm(x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, row_elements=None):
-    """Each row divided by its root mean square, times a weight, plus the residual."""
+def rmsnorm(x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, row_elements=None, scale=None):
+    """Each row divided by its root mean square, times a weight, plus the residual, times the scale."""
     expect_dims(2, x, "x [T, H]")
     tokens, hidden = x.shape
     assert weight.shape == (1, hidden), f"weight is [1, {hidden}] for rows of {hidden}, not {weight.shape}"
@@ -65,11 +72,15 @@ def rmsnorm(x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, 
     assert replica_group is not None or counted == hidden, (
         f"{row_elements} elements of rows of {hidden}, but no group"
     )
+    if scale is not None:
+        assert residual is not None, "scale is given without a residual"
+        assert scale.shape == (1, 1), f"scale is [1, 1], not {scale.shape}"
     y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     if tokens <= FEW_ROWS and replica_group is None:
-        few_rows(y, x, weight, eps, residual, norm_offset)
+        few_rows(y, x, weight, eps, residual, norm_offset, scale)
         return y
     rows = min(tokens, PARTITIONS)
+    factor = None if scale is None else on_every_row(scale, rows, nl.float32, 0.0)
     norm = load_norm(weight, None, norm_offset, eps, rows, weight.dtype)
     scratch = nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf)
     starts = ranges(0, tokens)
@@ -82,23 +93,23 @@ def rmsnorm(x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, 
         tile, before = ahead
         if number + 1 < len(starts):
             ahead = operands(x, residual, starts[number + 1])
-        scale = nl.ndarray((last - first, 1), dtype=nl.float32, buffer=nl.sbuf)
+        root = nl.ndarray((last - first, 1), dtype=nl.float32, buffer=nl.sbuf)
         if sums is None:
-            sum_of(nl.square, tile, None, scale, scratch)
-            squares = scale
+            sum_of(nl.square, tile, None, root, scratch)
+            squares = root
         else:
             squares = sums[0 : last - first, number : number + 1]
-        nisa.activation(
-            dst=scale, op=nl.rsqrt, data=squares, scale=1.0 / counted, bias=norm[2][0 : last - first, :]
-        )
-        nisa.dma_copy(dst=y[first:last, :], src=finished(tile, before, scale, norm))
+        mean = 1.0 / counted
+        nisa.activation(dst=root, op=nl.rsqrt, data=squares, scale=mean, bias=norm[2][0 : last - first, :])
+        nisa.dma_copy(dst=y[first:last, :], src=finished(tile, before, root, norm, factor))
     return y
 
 
-def few_rows(y, x, weight, eps, residual, norm_offset):
+def few_rows(y, x, weight, eps, residual, norm_offset, scale):
     """The rows of a decode step, with H on the partitions."""
     tokens, hidden = x.shape
     parts = hidden_parts(hidden)
+    factor = None if scale is None else on_every_row(scale, parts[0][1], nl.float32, 0.0)
     results = []
     for i in range(len(parts)):
         _, height, count = parts[i]
@@ -109,7 +120,7 @@ def few_rows(y, x, weight, eps, residual, norm_offset):
         result = results[i]
         if residual is not None:
             result = load_part(residual, parts[i])
-            nisa.tensor_tensor(dst=result, data1=results[i], data2=result, op=nl.add)
+            add_scaled(result, results[i], factor)
         nisa.dma_copy(dst=part_of(y, parts[i]), src=result)
 
 
@@ -120,16 +131,25 @@ def operands(x, residual, rows):
     return load(x[first:last, :], x.dtype), before
 
 
-def finished(tile, before, scale, norm):
-    """The normalised rows plus the residual, rounded once; in the tile, or in that of the residual."""
+def add_scaled(before, wide, factor):
+    """Add a float32 tile to that of the residual, and multiply by the factor, where there is one; rounds once."""
+    if factor is None:
+        nisa.tensor_tensor(dst=before, data1=wide, data2=before, op=nl.add)
+        return
+    nisa.tensor_tensor(dst=wide, data1=wide, data2=before, op=nl.add)
+    nisa.tensor_scalar(dst=before, data=wide, op0=nl.multiply, operand0=factor[0 : wide.shape[0], :])
+
+
+def finished(tile, before, root, norm, factor):
+    """The normalised rows plus the residual, scaled, rounded once; in the tile, or in that of the residual."""
     if before is None:
-        normalise(tile, tile, (None, scale), norm)
+        normalise(tile, tile, (None, root), norm)
         return tile
     wide = tile
     if tile.dtype != nl.float32:
         wide = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
-    normalise(wide, tile, (None, scale), norm)
-    nisa.tensor_tensor(dst=before, data1=wide, data2=before, op=nl.add)
+    normalise(wide, tile, (None, root), norm)
+    add_scaled(before, wide, factor)
     return before
 
 
@@ -154,9 +174,11 @@ def rmsnorm_reference(
     norm_offset: float = 0.0,
     replica_group: object = None,
     row_elements: int | None = None,
+    scale: np.ndarray | None = None,
 ) -> np.ndarray:
     """The formula in float32. For several ranks pass the whole rows."""
     wide = widened(x)
-    scale = 1 / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + wide.dtype.type(eps))
-    normalised = wide * scale * (widened(weight) + wide.dtype.type(norm_offset))
-    return (normalised + widened_or_zero(residual)).astype(x.dtype)
+    root = 1 / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + wide.dtype.type(eps))
+    normalised = wide * root * (widened(weight) + wide.dtype.type(norm_offset))
+    result = normalised + widened_or_zero(residual)
+    return (result if scale is None else result * widened(scale)).astype(x.dtype)

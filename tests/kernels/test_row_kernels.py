@@ -81,6 +81,22 @@ def test_embedding_of_a_row_that_no_rank_holds_is_zeros() -> None:
     table, group = normal(1, 20, 8), ReplicaGroup([[0]])
     x = run(kernels.embedding, (np.int32([[20], [19]]), table, nl.float32, 1.0, None, None, group))
     assert np.array_equal(x, [np.zeros(8), table[19]])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("scale", [1.0, 5.3])
+def test_embedding_adds_given_rows(target: str, dtype: type, scale: float) -> None:
+    given = normal(1, 50, 72, dtype=dtype), nl.float32 if dtype is np.float32 else nl.bfloat16, scale
+    ids, added = row_numbers(2, 129, 50), normal(3, 129, 72, dtype=dtype)
+    check(kernels.embedding, kernels.embedding_reference, (ids, *given, None, None, None, added), target)
+
+
+def test_embedding_refuses_added_rows_of_other_tokens_or_beside_positions() -> None:
+    ids, table, added = np.int32([[1], [2]]), normal(1, 4, 8), normal(2, 2, 8)
+    run(kernels.embedding, (ids, table, nl.float32, 1.0, None, None, None, added))
+    with pytest.raises(AssertionError, match=r"added is \[2, 8\], not \(1, 8\)"):
+        run(kernels.embedding, (ids, table, nl.float32, 1.0, None, None, None, added[:1]))
+    with pytest.raises(AssertionError, match="added rows and positions do not come together"):
+        run(kernels.embedding, (ids, table, nl.float32, 1.0, ids, table, None, added))
 
 
 def test_embedding_refuses_positions_without_their_table() -> None:
@@ -170,6 +186,25 @@ def test_rmsnorm_counts_as_many_elements_as_a_group_holds() -> None:
     for ranks in (None, group):
         own = run(kernels.rmsnorm, (x, weight, EPS, None, 0.0, ranks, 16))
         compare(own, exact, kernels.rmsnorm_reference(x, weight, EPS))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("tokens", "width"), [(3, 72), (16, 172), (17, 72), (129, 72)])
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_rmsnorm_scales_the_sum_with_the_residual(tokens: int, width: int, dtype: type, target: str) -> None:
+    x, residual = (normal(seed, tokens, width, dtype=dtype) for seed in (1, 2))
+    weight, scale = normal(3, 1, width, dtype=dtype), np.array([[0.7]], dtype)
+    arguments = (x, weight, EPS, residual, 0.0, None, None, scale)
+    check(kernels.rmsnorm, kernels.rmsnorm_reference, arguments, target)
+
+
+def test_rmsnorm_refuses_a_scale_without_a_residual_or_of_a_row() -> None:
+    x, weight = normal(1, 3, 16), normal(2, 1, 16)
+    run(kernels.rmsnorm, (x, weight, EPS, x, 0.0, None, None, normal(3, 1, 1)))
+    with pytest.raises(AssertionError, match="scale is given without a residual"):
+        run(kernels.rmsnorm, (x, weight, EPS, None, 0.0, None, None, normal(3, 1, 1)))
+    with pytest.raises(AssertionError, match=r"scale is \[1, 1\], not \(1, 16\)"):
+        run(kernels.rmsnorm, (x, weight, EPS, x, 0.0, None, None, weight))
 
 
 def test_rmsnorm_refuses_a_residual_of_another_shape() -> None:

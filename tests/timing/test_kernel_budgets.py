@@ -1,7 +1,7 @@
 """The shipped kernels keep to budgets, and move through HBM what the Cost sections of their headers say.
 
 Shapes are those of one rank of a Llama-3.1-8B on eight: hidden size 4096, 4 heads of 128 with one key/value head, an
-intermediate size of 1792, 16,032 of the vocabulary; prompts of 1,024 tokens.
+intermediate size of 1792, 16,032 of the vocabulary; prompts of 1,024 tokens. per_layer_input has those of Gemma 4 E2B.
 """
 
 from __future__ import annotations
@@ -191,6 +191,16 @@ def mlp(tokens: int, hidden: int, inner: int, predicted_us: float = 0.0, ranks: 
     return Work(kernels.mlp, arguments, reads, x.nbytes, predicted_us, ranks)
 
 
+def per_layer_input(tokens: int, hidden: int, width: int, layers: int, predicted_us: float = 0.0) -> Work:
+    """Of the second of some layers."""
+    arguments = (
+        *(narrow(tokens, hidden), narrow(hidden, width), narrow(tokens, layers * width)),
+        *(narrow(width, hidden), width),
+    )
+    reads = {"x": 1, "w_gate": 1, "inputs": 1 / layers, "w_output": 1}
+    return Work(kernels.per_layer_input, arguments, reads, tokens * hidden * 2, predicted_us)
+
+
 def lm_head(rows: int, hidden: int, columns: int, top: int, predicted_us: float = 0.0) -> Work:
     x = narrow(rows, hidden)
     arguments = (x, narrow(1, hidden), narrow(hidden, columns), EPS, top, ids(1))
@@ -230,6 +240,7 @@ REALISTIC = (
     decoder_layer_decode(4096, 4, 1, 8192, 1792, 149.0),
     output_projection(1024, 512, 4096, 71.6),
     mlp(1024, 4096, 1792, 625.4),
+    per_layer_input(1024, 1536, 256, 35, 51.1),
     lm_head(1, 4096, 16032, 8, 328.0),
     lm_head(1, 4096, 16032, 64, 345.0),
     lm_head(64, 4096, 16032, 64, 379.2),
@@ -257,6 +268,7 @@ RAGGED = (
     *(mlp(tokens, 260, 300) for tokens in (1, 129, 513)),
     mlp(400, 260, 5000),
     mlp(129, 260, 300, ranks=3),
+    *(per_layer_input(tokens, 260, 40, 2) for tokens in (1, 127, 128, 129)),
     lm_head(3, 260, 700, 9),
     lm_head(2, 260, 20000, 8),
     sample(3, 700),

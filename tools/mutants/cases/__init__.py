@@ -9,11 +9,21 @@ from tools.mutants.cases.case import Case
 from tools.mutants.cases.head import head
 from tools.mutants.cases.largest import largest
 from tools.mutants.cases.layer import layer
-from tools.mutants.cases.other import products, rows, sums
+from tools.mutants.cases.other import gated_inputs, products, rows, sums
 from tools.mutants.cases.projections import projections
 
 
 @lru_cache(maxsize=1)
 def cases() -> tuple[Case, ...]:
     """All cases, the quick ones of every kernel first."""
-    return (*sums(), *rows(), *products(), *projections(), *attention(), *layer(), *head(), *largest())
+    return (
+        *sums(),
+        *rows(),
+        *gated_inputs(),
+        *products(),
+        *projections(),
+        *attention(),
+        *layer(),
+        *head(),
+        *largest(),
+    )

@@ -107,6 +107,7 @@ def rows() -> list[Case]:
         ),
         _divided_table("trn2", 2, 1.0, None, None),
         _divided_table("trn1", 3, 0.5, positions[:129], normal(6, 60, 12)),
+        by_reference("embedding", "trn2", ids, table, nl.float32, 3.5, None, None, None, normal(7, 130, 12)),
         by_reference("rope", "trn2", turned, positions, *tables, 3),
         by_reference("rope", "trn1", turned[:5].astype(BF16), positions[:5], *tables, 3),
         by_reference("rmsnorm", "trn2", normal(4, 130, 72), normal(5, 1, 72), EPS),
@@ -120,6 +121,39 @@ def rows() -> list[Case]:
             "rmsnorm", "trn2", *(normal(s, n, 72, dtype=BF16) for s, n in ((4, 17), (5, 1))), EPS, some
         ),
         _divided_norm("trn2", 130, 24, 2),
+        *_scaled_norms(),
+    ]
+
+
+def _scaled_norms() -> list[Case]:
+    """rmsnorm of a sum with a residual that a number multiplies, of few rows and of many."""
+    scale = np.array([[0.7]], np.float32)
+    return [
+        by_reference(
+            *("rmsnorm", target, *(normal(seed, rows, width) for seed, rows in ((4, rows), (5, 1))), EPS),
+            *(normal(6, rows, width), 0.0, None, 1, scale),
+        )
+        for target, rows, width in (("trn2", 3, 172), ("trn1", 1, 20), ("trn3", 130, 72))
+    ]
+
+
+def _per_layer_input(target: str, rows: int, hidden: int, width: int, *rest: object, dtype: type) -> Case:
+    """The second of three layers."""
+    gate = normal(2, hidden, width, dtype=BF16, scale=hidden**-0.5)
+    x, inputs = normal(1, rows, hidden, dtype=dtype), normal(3, rows, 3 * width, dtype=dtype)
+    given = (x, gate, inputs, normal(4, width, hidden, dtype=BF16), width)
+    return by_reference("per_layer_input", target, *given, *rest)
+
+
+def gated_inputs() -> list[Case]:
+    """per_layer_input of one row, of more than a row tile, and of blocks and banks beyond the first."""
+    few = _per_layer_input("trn2", 1, 20, 10, "relu", dtype=np.float32)
+    return [
+        few,
+        _per_layer_input("trn1", 130, 136, 10, dtype=BF16),
+        _per_layer_input("trn3", 257, 1100, 136, dtype=np.float32),
+        two_cores(_per_layer_input("trn2", 257, 136, 10, dtype=np.float32)),
+        two_cores(few),
     ]
 
 

@@ -1,0 +1,159 @@
+"""per_layer_input: a layer's own input of every token times a gate of the hidden states, projected to their width.
+
+    y = (activation(x @ w_gate) * inputs[:, first : first + P]) @ w_output
+
+Dimensions
+    T   tokens; H hidden size; P width of a layer's input; W width of the inputs of all layers.
+
+Arguments
+    x          [T, H] @ HBM, float32 or bfloat16
+    w_gate     [H, P] @ HBM, float32 or bfloat16; read in x's dtype
+    inputs     [T, W] @ HBM, x's dtype: the inputs of all layers side by side
+    w_output   [P, H] @ HBM, float32 or bfloat16; read in x's dtype
+    first      compile-time int: the first of this layer's columns of inputs
+    activation "silu", "gelu" (by the error function), "gelu_tanh" or "relu"
+    returns y  [T, H] @ HBM, x's dtype
+
+Layout
+    H on the partitions for the first product, whose stationary operand is x^T. So its result has the tokens on the
+    partitions, as the inputs come. The gated input is transposed for the second product, whose result is rows again.
+
+Tiling
+    Both weights stay in SBUF. For 128 rows: x and inputs are loaded one row tile ahead, and x is transposed on the
+    Tensor engine. The row tile before is multiplied, activated and gated meanwhile. The one before that is transposed,
+    multiplied by w_output 512 columns at a time, and stored.
+    Two cores of a logical core take half of the rows each; up to 128 rows each core does the whole.
+
+Limits
+    P up to 512. Both weights together take at most 96 KiB of a partition: 2 * ceil(H / 128) * P elements of x's dtype,
+    about. H up to 8192.
+
+Cost
+    HBM: both weights, x, the layer's inputs and y once. Bound: DMA. Rounding to x's dtype: the gated input, and y.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.cores import own_rows
+from nki_kernels.mlp import activation_function, activation_reference
+from nki_kernels.precision import widened
+from nki_kernels.projection.block_loads import load_cast
+from nki_kernels.projection.products import add_products, empty_sums, read_out
+from nki_kernels.projection.row_groups import blocks_tile, item_bytes, transpose_tiles
+from nki_kernels.tiles import BANK, blocks, expect_dims, load, ranges
+
+MAX_HIDDEN = 8192
+
+WEIGHT_BYTES = 96 * 1024
+"""Of a partition, for both weights; the rows of two row tiles and of results have to fit beside them."""
+
+
+@nki.jit
+def per_layer_input(x, w_gate, inputs, w_output, first=0, activation="gelu_tanh"):
+    """A layer's own input of every token times a gate, projected."""
+    expect_dims(2, x, "x [T, H]")
+    expect_dims(2, w_gate, "w_gate [H, P]")
+    tokens, hidden = x.shape
+    width = w_gate.shape[1]
+    check_arguments(x, w_gate, inputs, w_output, first)
+    y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
+    start, end = own_rows(tokens)
+    tiles = ranges(start, end)
+    own = inputs[:, first : first + width]
+    ahead = load_rows(x, own, tiles[0])
+    gate = load_cast(w_gate, x.dtype, nisa.engine.sync)
+    output = load_cast(w_output, x.dtype, nisa.engine.sync)
+    function = activation_function(activation)
+    waiting, gated = None, None
+    for number in range(len(tiles) + 2):
+        following = None
+        if number < len(tiles):
+            rows, given = ahead
+            if number + 1 < len(tiles):
+                ahead = load_rows(x, own, tiles[number + 1])
+            following = (transposed(rows), given)
+        before = gated
+        if number > 0 and number <= len(tiles):
+            gated = gated_rows(waiting[0], waiting[1], gate, hidden, function)
+        if number > 1:
+            row, last = tiles[number - 2]
+            nisa.dma_copy(dst=y[row:last, :], src=projected(before, output))
+        waiting = following
+    return y
+
+
+def check_arguments(x, w_gate, inputs, w_output, first):
+    """Refuse shapes that do not fit together, and sizes beyond the limits."""
+    tokens, hidden = x.shape
+    width = w_gate.shape[1]
+    assert hidden <= MAX_HIDDEN, f"per_layer_input takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
+    assert width <= BANK, f"per_layer_input takes inputs of at most {BANK} elements, not {width}"
+    assert w_gate.shape[0] == hidden, f"w_gate has {w_gate.shape[0]} rows for a hidden size of {hidden}"
+    assert w_output.shape == (width, hidden), f"w_output is [{width}, {hidden}], not {w_output.shape}"
+    assert inputs.shape[0] == tokens and first >= 0 and first + width <= inputs.shape[1], (
+        f"inputs are [{tokens}, {first + width} or more], not {inputs.shape}"
+    )
+    assert inputs.dtype == x.dtype, f"inputs are {inputs.dtype}, x is {x.dtype}"
+    held = item_bytes(x.dtype) * (blocks(hidden) * width + blocks(width) * hidden)
+    assert held <= WEIGHT_BYTES, (
+        f"weights of [{hidden}, {width}] take {held} bytes of a partition, more than {WEIGHT_BYTES}"
+    )
+
+
+def load_rows(x, inputs, rows):
+    """A row tile of x and of the inputs."""
+    first, last = rows
+    return load(x[first:last, :], x.dtype), load(inputs[first:last, :], inputs.dtype)
+
+
+def transposed(rows):
+    """A row tile as blocks [k in block, block, row]."""
+    result = blocks_tile(rows.shape[1], rows.shape[0], rows.dtype)
+    transpose_tiles(result, [rows], 0)
+    return result
+
+
+def gated_rows(across, given, gate, hidden, function):
+    """activation(rows @ gate) * given of a transposed row tile."""
+    count, width = given.shape
+    sums = empty_sums([(0, count)], [(0, width)])
+    add_products(sums, across, [(0, count)], gate, [(0, width)], 0, hidden)
+    active = nl.ndarray((count, width), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=active, op=function, data=sums[0][0])
+    gated = nl.ndarray((count, width), dtype=given.dtype, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=gated, data1=active, data2=given, op=nl.multiply)
+    return gated
+
+
+def projected(gated, output):
+    """The product of a row tile with a weight [p in block, block, H]."""
+    count, width = gated.shape
+    hidden = output.shape[2]
+    across = transposed(gated)
+    result = nl.ndarray((count, hidden), dtype=gated.dtype, buffer=nl.sbuf)
+    panels = ranges(0, hidden, BANK)
+    for number in range(len(panels)):
+        left, right = panels[number]
+        sums = empty_sums([(0, count)], [(left, right)])
+        add_products(sums, across, [(0, count)], output, [(left, right)], 0, width)
+        read_out(result[:, left:right], sums[0][0], number % 2 == 1)
+    return result
+
+
+def per_layer_input_reference(
+    x: np.ndarray,
+    w_gate: np.ndarray,
+    inputs: np.ndarray,
+    w_output: np.ndarray,
+    first: int = 0,
+    activation: str = "gelu_tanh",
+) -> np.ndarray:
+    """The formula in float32."""
+    gate = activation_reference(widened(x) @ widened(w_gate), activation)
+    own = widened(inputs[:, first : first + w_gate.shape[1]])
+    return ((gate * own) @ widened(w_output)).astype(x.dtype)
