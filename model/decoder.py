@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from model.layers.embedding import Embedding
 from model.layers.head import Head
 from model.layers.launch import Tensor, Weight
 from model.layers.layer import Layer
@@ -22,7 +21,7 @@ class Decoder:
     A checkpoint of the layers without the head may lack `bare_prefix` in all its names.
     """
 
-    embedding: Embedding
+    embedding: Layer
     blocks: tuple[BlockLayers, ...]
     head: Head
     unread: tuple[str, ...] = ()

@@ -24,13 +24,15 @@ class RopeType(Enum):
     llama3 = "llama3"
     yarn = "yarn"
     longrope = "longrope"
+    proportional = "proportional"
 
 
 @dataclass(frozen=True)
 class RopeParameters:
     """Parameters of the frequencies; fields that a type does not use keep their neutral value.
 
-    `short_factors` and `long_factors` divide the frequencies of longrope, one each for every pair.
+    `short_factors` and `long_factors` divide the frequencies of longrope, one each for every pair. Of a proportional
+    rope the first `pairs` pairs are rotated, with the frequencies of as many pairs of the whole head.
     """
 
     theta: float
@@ -45,6 +47,7 @@ class RopeParameters:
     attention_factor: float = 1.0
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    pairs: int = 0
 
     @property
     def longest_short(self) -> int | None:
@@ -69,6 +72,9 @@ def inverse_frequencies(
         theta *= stretch ** (head_dim / (head_dim - 2))
     inverse = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if rope.rope_type is RopeType.linear:
+        inverse /= rope.factor
+    elif rope.rope_type is RopeType.proportional:
+        inverse[rope.pairs :] = 0.0
         inverse /= rope.factor
     elif rope.rope_type is RopeType.llama3:
         inverse = _llama3(rope, inverse)

@@ -30,8 +30,9 @@ Limits
     rank knows the parts of others: a row that no rank holds is zeros.
 
 Cost
-    HBM: ids once, T * H elements of each table or of added rows read, T * H of dtype written. Three DMAs for 128 tokens. Bound: DMA
-    latency for one token. Over ranks one all-reduce of the rows in addition, in dtype, in float32 if they are scaled.
+    HBM: ids once, T * H elements of each table or of added rows read, T * H of dtype written. Three DMAs for 128
+    tokens. Bound: DMA latency for one token. Over ranks one all-reduce of the rows in addition, in dtype, in float32 if
+    they are scaled.
 """
 
 from __future__ import annotations
@@ -48,7 +49,14 @@ from nki_kernels.tiles import PARTITIONS, expect_dims, load
 
 @nki.jit
 def embedding(
-    ids, table, dtype=nl.float32, scale=1.0, positions=None, position_table=None, replica_group=None, added=None
+    ids,
+    table,
+    dtype=nl.float32,
+    scale=1.0,
+    positions=None,
+    position_table=None,
+    replica_group=None,
+    added=None,
 ):
     """The rows of a table that token ids name, scaled, plus those of positions or given ones, in a dtype."""
     expect_dims(2, ids, "ids [T, 1]")

@@ -58,7 +58,9 @@ FEW_ROWS = 16
 
 
 @nki.jit
-def rmsnorm(x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, row_elements=None, scale=None):
+def rmsnorm(
+    x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, row_elements=None, scale=None
+):
     """Each row divided by its root mean square, times a weight, plus the residual, times the scale."""
     expect_dims(2, x, "x [T, H]")
     tokens, hidden = x.shape

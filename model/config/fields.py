@@ -28,9 +28,9 @@ class Fields:
         self._values = {} if optional and not os.path.lexists(path) else read_json(path)
         self.refusals: list[str] = []
 
-    def table(self, name: str) -> Fields:
-        """The object in field `name`; an empty one where the field is absent or null."""
-        value = self.get(name, None)
+    def table(self, name: str, default: dict[str, Any] | None = None) -> Fields:
+        """The object in field `name`; the default, else an empty one, where the field is absent or null."""
+        value = self.get(name, default)
         if value is not None and not isinstance(value, dict):
             raise self.error(name, f"{value!r:.60} is not an object")
         inner = object.__new__(Fields)

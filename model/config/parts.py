@@ -38,6 +38,8 @@ class GroupedAttention:
     `scale` multiplies scores, by default 1 / sqrt(head_dim); `softcap` bounds them. `sinks` adds one learned score to
     every head. `cross_positions`, where it is not 0, are those of another sequence that the block attends to besides,
     with projections of its own.
+    `value_norm` is an RMSNorm of each value head that has no weight. Where `keys_as_values`, values are the keys before
+    their norm. `cache_of` is the number of the earlier block whose keys and values the block reads; it has none itself.
     """
 
     heads: int
@@ -54,6 +56,9 @@ class GroupedAttention:
     sinks: bool = False
     window: int | None = None
     cross_positions: int = 0
+    value_norm: bool = False
+    keys_as_values: bool = False
+    cache_of: int | None = None
 
     @property
     def score_scale(self) -> float:
@@ -139,7 +144,10 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Experts:
-    """Routed gated MLPs of one width, of which a token passes `per_token`, beside `shared_width` that all pass."""
+    """Routed gated MLPs of one width, of which a token passes `per_token`, beside `shared_width` that all pass.
+
+    `hidden_vectors` are norms and factors of the hidden size that stand inside.
+    """
 
     count: int
     per_token: int
@@ -147,6 +155,7 @@ class Experts:
     shared_width: int = 0
     bias: bool = False
     router_bias: bool = False
+    hidden_vectors: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,12 +173,27 @@ class Norms:
 
 
 @dataclass(frozen=True)
+class PerLayerInput:
+    """What every block is given of each token beside the hidden states: `width` elements for each block.
+
+    They are the sum of a row of a table of `vocabulary` rows and of a projection of the embedding, normalised. A block
+    multiplies them by a gate, the `activation` of projected hidden states, and adds their projection, normalised.
+    """
+
+    vocabulary: int
+    width: int
+    activation: str
+
+
+@dataclass(frozen=True)
 class Block:
-    """One decoder layer."""
+    """One decoder layer; `scaled` ones multiply their result by a number of the checkpoint."""
 
     mixer: GroupedAttention | LatentAttention | StateSpace
     mlp: Mlp | Experts | None
     norms: Norms
+    per_layer_input: PerLayerInput | None = None
+    scaled: bool = False
 
 
 @dataclass(frozen=True)

@@ -152,9 +152,9 @@ def windows(fields: Fields, default: list[int | None], window: int | None) -> li
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
-def chosen_experts(fields: Fields, experts: int) -> int:
+def chosen_experts(fields: Fields, experts: int, name: str = "num_experts_per_tok") -> int:
     """Experts that a token passes; ModelError for more than there are."""
-    number = fields.count("num_experts_per_tok")
+    number = fields.count(name)
     if number > experts:
-        raise fields.error("num_experts_per_tok", f"{number} of {experts} experts")
+        raise fields.error(name, f"{number} of {experts} experts")
     return number

@@ -55,7 +55,9 @@ def positions_of(
 
 
 def _rotated_width(fields: Fields, scaling: Fields, head_dim: int, partial: bool) -> int:
-    """Elements of a head that are rotated."""
+    """Elements of a head that the tables cover."""
+    if _named_type(scaling)[1] == RopeType.proportional.value:
+        return head_dim
     for owner in (scaling, fields):
         factor = owner.number("partial_rotary_factor", default=1.0)
         if factor == 1:
@@ -70,15 +72,15 @@ def _rotated_width(fields: Fields, scaling: Fields, head_dim: int, partial: bool
 
 
 def _parameters(fields: Fields, scaling: Fields, theta: float, limit: int, width: int) -> RopeParameters:
-    kind_field = "rope_type" if "rope_type" in scaling else "type"
-    kind = scaling.get(kind_field, "default")
-    kind = "longrope" if kind == "su" else kind  # its name in early configs of Phi-3
+    kind_field, kind = _named_type(scaling)
     known = [each.value for each in RopeType]
     if not isinstance(kind, str) or kind not in known:
         raise scaling.error(kind_field, f"{kind!r:.60} is not supported; known are {', '.join(known)}")
     rope_type = RopeType(kind)
     if rope_type is RopeType.default:
         return RopeParameters(theta)
+    if rope_type is RopeType.proportional:
+        return _proportional(scaling, theta, width)
     original_owner = fields if "original_max_position_embeddings" in fields else scaling
     if rope_type is RopeType.yarn and scaling.get("factor", None) is None:
         # transformers takes the ratio of the two contexts where YaRN gives no factor of its own.
@@ -107,6 +109,23 @@ def _parameters(fields: Fields, scaling: Fields, theta: float, limit: int, width
             long_factors=_factors(scaling, "long_factor", width),
         )
     return _yarn(scaling, theta, factor, original)
+
+
+def _named_type(scaling: Fields) -> tuple[str, object]:
+    """The field that names the type, and what it names."""
+    field = "rope_type" if "rope_type" in scaling else "type"
+    kind = scaling.get(field, "default")
+    return field, "longrope" if kind == "su" else kind  # its name in early configs of Phi-3
+
+
+def _proportional(scaling: Fields, theta: float, head_dim: int) -> RopeParameters:
+    """A share of the pairs of a head is rotated."""
+    share = scaling.number("partial_rotary_factor", default=1.0)
+    if share > 1:
+        raise scaling.error("partial_rotary_factor", f"{share} of a head is more than the head")
+    pairs = int(share * head_dim // 2)
+    factor = scaling.number("factor", default=1.0)
+    return RopeParameters(theta, RopeType.proportional, factor, pairs=pairs)
 
 
 def _yarn(scaling: Fields, theta: float, factor: float, original: int) -> RopeParameters:

@@ -5,17 +5,19 @@ A family says by `Names` how its checkpoints call their tensors.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from model.config.fields import Fields
-from model.config.parts import Block, GroupedAttention, HeadNorm, Mlp, ModelConfig
+from model.config.parts import Block, GroupedAttention, HeadNorm, Mlp, ModelConfig, PerLayerInput
 from model.config.reading import common, gated_mlp, layer_count, norms
-from model.decoder import Decoder
+from model.decoder import BlockLayers, Decoder
 from model.layers.attention import Attention, AttentionProjections
 from model.layers.embedding import Embedding
 from model.layers.head import Head
 from model.layers.mlp import FeedForward
-from model.layers.norm import Norm
+from model.layers.norm import Norm, Scale
+from model.layers.per_layer_input import Columns, GatedInput, PerLayerInputs
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, by_kv_heads, by_query_heads
 
@@ -26,7 +28,8 @@ class Names:
 
     Every name gets `.weight` or `.bias` behind it. `qkv` and `gate_up` are fused tensors, which stand for those of
     their parts. `transposed` projections are [in, out]. `bare` is the prefix that names of a checkpoint may lack.
-    `masks` are buffers of a layer, which follow from the config.
+    `masks` are buffers of a layer, which follow from the config. `per_layer` are those of the inputs of every layer;
+    `scale` is a number, which has no `.weight` behind its name.
     """
 
     table: str = "model.embed_tokens"
@@ -52,6 +55,20 @@ class Names:
     transposed: bool = False
     bare: str = ""
     masks: tuple[str, ...] = ()
+    scale: str = ""
+    per_layer: PerLayerNames | None = None
+
+
+@dataclass(frozen=True)
+class PerLayerNames:
+    """The tensors of the inputs of every layer: around the layers `table`, `projection` and `norm`, else of a layer."""
+
+    table: str
+    projection: str
+    norm: str
+    gate: str
+    output: str
+    after: str
 
 
 LLAMA = Names()
@@ -73,8 +90,9 @@ def compose(config: ModelConfig, names: Names = LLAMA) -> Decoder:
     own = config.blocks[0].norms
     bias = f"{names.last_norm}.bias" if own.bias else None
     tied = config.tie_word_embeddings
+    embedding = Embedding("embedding", table, vocabulary, hidden, config.embedding_scale, learned)
     return Decoder(
-        Embedding("embedding", table, vocabulary, hidden, config.embedding_scale, learned),
+        _with_per_layer_inputs(config, names, embedding),
         tuple(_Parts(config, names, number).layers() for number in range(len(config.blocks))),
         Head(
             "head",
@@ -88,9 +106,37 @@ def compose(config: ModelConfig, names: Names = LLAMA) -> Decoder:
         unread=(
             *((head,) if tied else ()),
             *(f"{names.layer}.{layer}.{mask}" for layer in range(len(config.blocks)) for mask in names.masks),
+            *_of_shared_caches(config, names),
         ),
         bare_prefix=names.bare,
     )
+
+
+def _with_per_layer_inputs(
+    config: ModelConfig, names: Names, embedding: Embedding
+) -> Embedding | PerLayerInputs:
+    """The embedding, with the inputs of every layer where the model has such."""
+    given, own = config.blocks[0].per_layer_input, names.per_layer
+    if given is None or own is None:
+        return embedding
+    width = len(config.blocks) * given.width
+    name, eps = "per_layer_inputs", config.blocks[0].norms.eps
+    return PerLayerInputs(
+        name,
+        embedding,
+        Embedding(f"{name}.rows", f"{own.table}.weight", given.vocabulary, width, given.width**0.5),
+        Projection(f"{own.projection}.weight", width, config.hidden_size),
+        Norm(f"{name}.norm", f"{own.norm}.weight", given.width, eps),
+    )
+
+
+def _of_shared_caches(config: ModelConfig, names: Names) -> Iterator[str]:
+    """Tensors of keys and values that a checkpoint may hold of layers that read those of another layer."""
+    for layer, block in enumerate(config.blocks):
+        if isinstance(block.mixer, GroupedAttention) and block.mixer.cache_of is not None:
+            for tensor in (names.key, names.value, names.key_norm):
+                yield f"{names.layer}.{layer}.{tensor}.weight"
+                yield f"{names.layer}.{layer}.{tensor}.bias"
 
 
 @dataclass(frozen=True)
@@ -105,9 +151,18 @@ class _Parts:
     def _block(self) -> Block:
         return self.config.blocks[self.number]
 
-    def layers(self) -> tuple[Attention, FeedForward]:
-        """Attention and the feed-forward block."""
-        return self._attention(), self._feed_forward()
+    def layers(self) -> BlockLayers:
+        """Attention, the feed-forward block, and what adds the layer's own input, where there is one."""
+        given = self._block.per_layer_input
+        if given is None:
+            return self._attention(), self._feed_forward(self._scale())
+        return self._attention(), self._feed_forward(None), self._per_layer_input(given)
+
+    def _scale(self) -> Scale | None:
+        """The factor of what the block returns."""
+        if not self._block.scaled:
+            return None
+        return Scale(f"layers.{self.number}.scale", self._tensor(self.names.scale))
 
     def _tensor(self, name: str) -> str:
         return f"{self.names.layer}.{self.number}.{name}"
@@ -149,26 +204,29 @@ class _Parts:
         assert isinstance(mixer, GroupedAttention)
         sizes = (mixer.query_width, mixer.kv_width, mixer.kv_width)
         if names.qkv:
-            query, key, value = self._fused(names.qkv, sizes, hidden, mixer.query_bias)
+            inputs = self._fused(names.qkv, sizes, hidden, mixer.query_bias)
         else:
-            parts = zip((names.query, names.key, names.value), sizes)
-            query, key, value = (
-                self._projection(name, size, hidden, mixer.query_bias) for name, size in parts
+            parts = (names.query, names.key, names.key if mixer.keys_as_values else names.value)
+            inputs = tuple(
+                self._projection(name, size, hidden, mixer.query_bias) for name, size in zip(parts, sizes)
             )
+        owner = None if mixer.cache_of is None else f"layers.{mixer.cache_of}.attention"
         output = self._projection(names.output, hidden, mixer.query_width, mixer.output_bias)
         return Attention(
             f"layers.{self.number}.attention",
             hidden,
             mixer,
             self._norm("attention.norm", names.before_attention, norms.before),
-            AttentionProjections(query, key, value, output),
+            AttentionProjections(inputs if owner is None else inputs[:1], output),
             self._head_norms(mixer),
             self._norm("attention.after", names.after_attention, norms.after),
+            owner,
         )
 
-    def _head_norms(self, mixer: GroupedAttention) -> tuple[Norm, Norm] | None:
+    def _head_norms(self, mixer: GroupedAttention) -> tuple[Norm, ...]:
+        """Those of queries and keys, or of queries alone."""
         if mixer.head_norm is None:
-            return None
+            return ()
         whole = mixer.head_norm is HeadNorm.width
         norms, name = self._block.norms, f"layers.{self.number}.attention"
 
@@ -179,12 +237,28 @@ class _Parts:
                 f"{name}.{own}", tensor, size, norms.eps, offset=norms.offset, cut=cut if whole else ROW
             )
 
-        return (
-            norm("q_norm", self.names.query_norm, mixer.heads, by_query_heads(*mixer.divided)),
-            norm("k_norm", self.names.key_norm, mixer.kv_heads, by_kv_heads(*mixer.divided)),
+        of_queries = norm("q_norm", self.names.query_norm, mixer.heads, by_query_heads(*mixer.divided))
+        if mixer.cache_of is not None:
+            return (of_queries,)
+        of_keys = norm("k_norm", self.names.key_norm, mixer.kv_heads, by_kv_heads(*mixer.divided))
+        return of_queries, of_keys
+
+    def _per_layer_input(self, given: PerLayerInput) -> GatedInput:
+        own, hidden, norms = self.names.per_layer, self.config.hidden_size, self._block.norms
+        assert own is not None
+        name, tensor = f"layers.{self.number}.per_layer_input", self._tensor(own.after)
+        return GatedInput(
+            name,
+            hidden,
+            Columns("per_layer_inputs", len(self.config.blocks) * given.width, self.number * given.width),
+            self._projection(own.gate, given.width, hidden, False),
+            self._projection(own.output, hidden, given.width, False),
+            given.activation,
+            Norm(f"{name}.after", f"{tensor}.weight", hidden, norms.eps),
+            self._scale(),
         )
 
-    def _feed_forward(self) -> FeedForward:
+    def _feed_forward(self, scale: Scale | None) -> FeedForward:
         names, hidden, norms = self.names, self.config.hidden_size, self._block.norms
         mlp = self._block.mlp
         assert isinstance(mlp, Mlp)
@@ -205,4 +279,5 @@ class _Parts:
             self._projection(names.down, hidden, mlp.width, mlp.bias),
             mlp.activation,
             self._norm("mlp.after", names.after_mlp, norms.after),
+            scale,
         )

@@ -28,7 +28,7 @@ from model.config.rotary import positions_of
 from model.decoder import Decoder
 from model.families import dense
 
-_NAMES = dense.Names(
+NAMES = dense.Names(
     after_attention="post_attention_layernorm",
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
@@ -39,12 +39,12 @@ _HEAD_DIM = 256
 
 def compose(config: ModelConfig) -> Decoder:
     """The layers with the tensor names of Hugging Face's Gemma."""
-    return dense.compose(config, _NAMES)
+    return dense.compose(config, NAMES)
 
 
 def gemma2(fields: Fields) -> ModelConfig:
     """Every second layer sees all positions; scores and logits are capped."""
-    mixer = replace(_attention(fields), softcap=_cap(fields, "attn_logit_softcapping", 50.0))
+    mixer = replace(_attention(fields), softcap=cap(fields, "attn_logit_softcapping", 50.0))
     return _gemma(fields, 2, mixer, None, 30.0)
 
 
@@ -92,7 +92,7 @@ def _attention(fields: Fields, **quirks: Any) -> GroupedAttention:
     return attention(fields, scale=scalar**-0.5, **quirks, **biases(fields))
 
 
-def _cap(fields: Fields, name: str, default: float | None) -> float | None:
+def cap(fields: Fields, name: str, default: float | None) -> float | None:
     """A bound of scores or logits; null means that there is none."""
     if fields.is_null(name) or (name not in fields and default is None):
         return None
@@ -118,5 +118,5 @@ def _gemma(
         **given,
         blocks=tuple(blocks),
         embedding_scale=given["hidden_size"] ** 0.5,
-        logit_softcap=_cap(fields, "final_logit_softcapping", logit_softcap),
+        logit_softcap=cap(fields, "final_logit_softcapping", logit_softcap),
     )

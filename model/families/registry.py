@@ -37,6 +37,8 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family("model.families.gemma", "gemma2", "Gemma2ForCausalLM"),
     "gemma3_text": Family("model.families.gemma", "gemma3_text", "Gemma3ForCausalLM"),
     "gemma3": Family("model.families.gemma", "gemma3"),
+    "gemma4_text": Family("model.families.gemma4", "gemma4_text", "Gemma4ForCausalLM"),
+    "gemma4": Family("model.families.gemma4", "gemma4"),
     "phi3": Family("model.families.phi", "phi3", "Phi3ForCausalLM"),
     "gpt2": Family("model.families.gpt2", "gpt2", "GPT2LMHeadModel"),
     "smollm3": Family("model.families.smollm", "smollm3", "SmolLM3ForCausalLM"),

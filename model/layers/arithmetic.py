@@ -51,6 +51,10 @@ class Arithmetic:
         """Rows of a table."""
         return widened(self._weights[name][ids])
 
+    def factor(self, name: str) -> np.ndarray:
+        """A number of the checkpoint, [1]."""
+        return widened(self._weights[name])
+
     def product(self, x: np.ndarray, projection: Projection) -> np.ndarray:
         """x [rows, in] times a projection [out, in], plus its bias."""
         return x @ self._matrix(projection).T + self._bias(projection)
@@ -75,12 +79,14 @@ class Arithmetic:
         return widened(projection.bias_row(WHOLE).part(self._weights[projection.bias]))
 
     def norm(
-        self, x: np.ndarray, name: str, eps: float, bias: str | None = None, offset: float = 0.0
+        self, x: np.ndarray, name: str | None, eps: float, bias: str | None = None, offset: float = 0.0
     ) -> np.ndarray:
-        """RMSNorm over the last axis, LayerNorm where there is a bias; rounded."""
+        """RMSNorm over the last axis, LayerNorm where there is a bias, without weight where it has no name; rounded."""
         if bias is not None:
             x = x - np.mean(x, axis=-1, keepdims=True)
         root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
+        if name is None:
+            return self.rounded(x / root)
         normalised = x / root * (widened(self._weights[name]) + np.float32(offset))
         return self.rounded(normalised if bias is None else normalised + widened(self._weights[bias]))
 

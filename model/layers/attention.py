@@ -16,7 +16,7 @@ from HBM; values contract over positions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -51,11 +51,9 @@ _SEQUENCES = 128
 
 @dataclass(frozen=True)
 class AttentionProjections:
-    """The projections in a checkpoint."""
+    """The projections in a checkpoint: of queries, keys and values, or of queries alone; and of the output."""
 
-    query: Projection
-    key: Projection
-    value: Projection
+    inputs: tuple[Projection, ...]
     output: Projection
 
 
@@ -80,29 +78,34 @@ class RotaryTable:
 
 @dataclass(frozen=True)
 class Attention:
-    """x + attention(norm(x)), or x + after(attention(x)); `head_norms` are those of queries and keys, if any."""
+    """x + attention(norm(x)), or x + after(attention(x)); `head_norms` are those of queries and keys, if any.
+
+    `owner` is the earlier layer whose keys and values this one attends to, where it has none of its own: it projects
+    queries only and writes nothing.
+    """
 
     name: str
     hidden: int
     heads: GroupedAttention
     norm: Norm | None
     projections: AttentionProjections
-    head_norms: tuple[Norm, Norm] | None = None
+    head_norms: tuple[Norm, ...] = ()
     after: Norm | None = None
+    owner: str | None = None
 
-    def _inputs(self) -> tuple[tuple[Projection, Cut], ...]:
-        own, kv_heads = self.projections, by_kv_heads(*self.heads.divided)
-        return (own.query, by_query_heads(*self.heads.divided)), (own.key, kv_heads), (own.value, kv_heads)
+    def _inputs(self) -> Iterable[tuple[Projection, Cut]]:
+        kv_heads = by_kv_heads(*self.heads.divided)
+        return zip(self.projections.inputs, (by_query_heads(*self.heads.divided), kv_heads, kv_heads))
 
     @property
     def w_qkv(self) -> Weight:
-        """[hidden, queries + keys + values] of a rank's heads."""
+        """[hidden, queries + keys + values] of a rank's heads; of a layer without a cache [hidden, queries]."""
         return Weight(f"{self.name}.w_qkv", tuple(own.weight(cut) for own, cut in self._inputs()))
 
     @property
     def b_qkv(self) -> Weight | None:
         """The biases of queries, keys and values of a rank's heads, as a row."""
-        if self.projections.query.bias is None:
+        if self.projections.inputs[0].bias is None:
             return None
         return Weight(f"{self.name}.b_qkv", tuple(own.bias_row(cut) for own, cut in self._inputs()))
 
@@ -122,16 +125,21 @@ class Attention:
     @property
     def weights(self) -> Sequence[Weight]:
         """The norms, both projections and their biases."""
-        norms = [each for each in (self.norm, *(self.head_norms or ()), self.after) if each is not None]
+        norms = [each for each in (self.norm, *self.head_norms, self.after) if each is not None]
         biases = [each for each in (self.b_qkv, self.b_o) if each is not None]
         return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *biases)
 
     def states(self, step: StepShape) -> Sequence[Value]:
-        """Keys and values of a rank's heads, by sequence."""
+        """Keys and values of a rank's heads, by sequence; none of a layer that reads those of another."""
+        return () if self.owner is not None else self._caches(step)
+
+    def _caches(self, step: StepShape) -> tuple[Value, Value]:
+        """The keys and values that the layer reads."""
+        name = self.owner or self.name
         heads, dim = self.heads.layout(step.ranks).kv_heads_of_rank, self.heads.head_dim
         return (
-            Value(f"{self.name}.keys", (step.sequences, heads, dim, step.cache_length), step.activations),
-            Value(f"{self.name}.values", (step.sequences, heads, step.cache_length, dim), step.activations),
+            Value(f"{name}.keys", (step.sequences, heads, dim, step.cache_length), step.activations),
+            Value(f"{name}.values", (step.sequences, heads, step.cache_length, dim), step.activations),
         )
 
     def _tables(self, step: StepShape) -> tuple[Value | None, Value | None]:
@@ -168,7 +176,8 @@ class Attention:
         """Whether `attention_block_decode` takes a decode step."""
         plain = self.norm is not None and self.norm.bias is None and self.norm.offset == 0.0
         biased = self.b_qkv is not None or self.b_o is not None
-        return plain and not biased and not self._whole_norms and not self.after and self._rotates_by_position
+        own_heads = self.owner is None and not self.heads.value_norm and not self._whole_norms
+        return plain and not biased and own_heads and not self.after and self._rotates_by_position
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Projection, attention, output; a decode step is one launch where that is possible."""
@@ -189,18 +198,26 @@ class Attention:
         w_qkv, b_qkv = self.w_qkv.value(step), _value(self.b_qkv, step)
         cos, sin = (None, None) if self._whole_norms else self._tables(step)
         norms = [None, None] if self._whole_norms else self._head_weights(step)
-        first = self.norm or (self.head_norms[0] if self.head_norms else None)
+        first = self.norm or next(iter(self.head_norms), None)
         eps, offset = (first.eps, first.offset) if first else (0.0, 0.0)
         arguments: tuple[Argument, ...] = (
-            *(x, self.norm.weight.value(step) if self.norm else None, w_qkv, eps, q.shape[1], k.shape[1]),
-            *(b_qkv, None if cos is None else at, cos, sin, self.heads.head_dim, *norms),
-            *(bias_of(self.norm, step), offset),
+            *(x, self.norm.weight.value(step) if self.norm else None, w_qkv, eps, q.shape[1]),
+            *(
+                0 if self.owner else k.shape[1],
+                b_qkv,
+                None if cos is None else at,
+                cos,
+                sin,
+                self.heads.head_dim,
+                *norms,
+            ),
+            *(bias_of(self.norm, step), offset, *((None, 1, True) if self.heads.value_norm else ())),
         )
-        work = product(step.tokens, w_qkv)
-        launches = [Launch("qkv_projection", arguments, ("q", "k", "v"), work, step.tokens)]
+        work, names = product(step.tokens, w_qkv), ("q", "k", "v")[: len(self.projections.inputs)]
+        launches = [Launch("qkv_projection", arguments, names, work, step.tokens)]
         if not self._whole_norms:
             return launches
-        for norm, each, label in zip(self.head_norms or (), (q, k), ("queries", "keys")):
+        for norm, each, label in zip(self.head_norms, (q, k), ("queries", "keys")):
             launches.append(norm.launch(step, each, each.name, label, None))
         cos, sin = self._tables(step)
         if cos is not None and not self._rotates_in_attention(step):
@@ -214,9 +231,8 @@ class Attention:
         return self._whole_norms and self._rotates_by_position and step.phase is Phase.decode
 
     def _head_weights(self, step: StepShape) -> list[Value | None]:
-        if self.head_norms is None:
-            return [None, None]
-        return [norm.weight.value(step) for norm in self.head_norms]
+        own: list[Value | None] = [norm.weight.value(step) for norm in self.head_norms]
+        return own + [None] * (2 - len(own))
 
     def _finish(self, step: StepShape) -> list[Launch]:
         """The output projection, plus the residual; with a norm between them, where there is one."""
@@ -254,31 +270,40 @@ class Attention:
     def _prefill(self, step: StepShape) -> Launch:
         tokens, of_each = step.tokens, step.tokens // step.sequences
         q, k, v = self._projected(step)
-        keys, values = self.states(step)
-        moved = step.activations.itemsize * tokens * (2.0 * q.shape[1] + 4.0 * k.shape[1])
+        keys, values = self._caches(step)
+        passes = 4.0 if self.owner is None else 2.0
+        moved = step.activations.itemsize * tokens * (2.0 * q.shape[1] + passes * k.shape[1])
         window = self._window(of_each)
         options = (keys.shape[1], None, 0, None, None, window, self.heads.softcap)
         return Launch(
             "attention_prefill",
-            (q, k, v, keys, values, self.heads.score_scale, *options),
-            ("o", keys.name, values.name),
+            (q, *self._new(k, v), keys, values, self.heads.score_scale, *options),
+            self._attends_into(keys, values),
             LeastWork(4.0 * q.shape[1] * step.sequences * self.heads.pairs(of_each), moved),
             tokens,
             growth=Growth.square,
             window=window,
         )
 
+    def _new(self, k: Value, v: Value) -> tuple[Value | None, Value | None]:
+        """Keys and values that attention writes to the cache."""
+        return (k, v) if self.owner is None else (None, None)
+
+    def _attends_into(self, keys: Value, values: Value) -> tuple[str, ...]:
+        """What a launch of attention returns."""
+        return ("o", keys.name, values.name) if self.owner is None else ("o",)
+
     def _decode(self, step: StepShape, rows: int, repeat: int) -> Launch:
         """Attention of one token of `rows` sequences."""
         q, k, v = (each.last(rows) if rows < step.tokens else each for each in self._projected(step))
-        keys, values = self.states(replace(step, sequences=rows))
+        keys, values = self._caches(replace(step, sequences=rows))
         at = Value("positions", (rows, 1), INT32)
         tables = self._tables(step) if self._rotates_in_attention(step) else (None, None)
         options = (None, None, 0.0, None, None, self._window(step.cache_length), self.heads.softcap)
         return Launch(
             "attention_decode",
-            (q, k, v, keys, values, at, self.heads.score_scale, keys.shape[1], *tables, *options),
-            ("o", keys.name, values.name),
+            (q, *self._new(k, v), keys, values, at, self.heads.score_scale, keys.shape[1], *tables, *options),
+            self._attends_into(keys, values),
             LeastWork(*self._attended(step, rows, keys, values)),
             rows,
             repeat=repeat,
@@ -297,7 +322,7 @@ class Attention:
         x = Value("x", (step.tokens, self.hidden), step.activations)
         x = x.last(rows) if rows < step.tokens else x
         q, k, _ = self._projected(step)
-        keys, values = self.states(replace(step, sequences=rows))
+        keys, values = self._caches(replace(step, sequences=rows))
         at = Value("positions", (rows, 1), INT32)
         w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
         attended, moved = self._attended(step, rows, keys, values)
@@ -323,28 +348,34 @@ class Attention:
         decode step it adds exponentials up after they were rounded.
         """
         normed = x if self.norm is None else self.norm.reference(x, numpy)
-        query, key, value = (
-            numpy.rounded(numpy.product(normed, projection)) for projection, _ in self._inputs()
-        )
-        if self.head_norms is not None and self._whole_norms:
-            query, key = (norm.reference(each, numpy) for norm, each in zip(self.head_norms, (query, key)))
-        query, key, value = (
-            each.reshape(len(x), -1, self.heads.head_dim).swapaxes(0, 1) for each in (query, key, value)
-        )
-        if self.head_norms is not None and not self._whole_norms:
-            query, key = (norm.reference(each, numpy) for norm, each in zip(self.head_norms, (query, key)))
-        if self.heads.positions is not None:
-            query, key = (numpy.rotated(each, self.heads.positions, span) for each in (query, key))
-        keys, values = (
-            np.concatenate([states[name], each], axis=1) if name in states else each
-            for name, each in ((f"{self.name}.keys", key), (f"{self.name}.values", value))
-        )
-        states[f"{self.name}.keys"], states[f"{self.name}.values"] = keys, values
+        query, *new = self._heads(normed, span, numpy)
+        names = [f"{self.owner or self.name}.{each}" for each in ("keys", "values")]
+        for name, each in zip(names, new):
+            states[name] = np.concatenate([states[name], each], axis=1) if name in states else each
+        keys, values = (states[name] for name in names)
         mixed = self._mixed(query, keys, values, span, numpy)
         y = numpy.summed_product(mixed, self.projections.output, partial(query_span, *self.heads.divided))
         if self.after is not None:
             y = self.after.reference(numpy.rounded(y), numpy)
         return numpy.rounded(x + y)
+
+    def _heads(self, normed: np.ndarray, span: Span, numpy: Arithmetic) -> list[np.ndarray]:
+        """Queries, keys and values, or queries alone, [heads, tokens, head_dim]: normalised and rotated."""
+        found = [numpy.rounded(numpy.product(normed, projection)) for projection, _ in self._inputs()]
+        turned = range(min(2, len(found)))
+        if self._whole_norms:
+            for each, norm in zip(turned, self.head_norms):
+                found[each] = norm.reference(found[each], numpy)
+        found = [each.reshape(len(normed), -1, self.heads.head_dim).swapaxes(0, 1) for each in found]
+        if not self._whole_norms:
+            for each, norm in zip(turned, self.head_norms):
+                found[each] = norm.reference(found[each], numpy)
+        if self.heads.value_norm and self.norm is not None:
+            found[2] = numpy.norm(found[2], None, self.norm.eps)
+        if self.heads.positions is not None:
+            for each in turned:
+                found[each] = numpy.rotated(found[each], self.heads.positions, span)
+        return found
 
     def _mixed(
         self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, span: Span, numpy: Arithmetic

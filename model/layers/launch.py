@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from model.layers.shard import Cut, Row, Shape, Shard, Whole
+from model.layers.shard import Cut, Row, Shape, Shard, Transposed, Whole
 
 INT32 = np.dtype(np.int32)
 
@@ -184,7 +184,7 @@ class Weight:
     @property
     def is_whole(self) -> bool:
         """Whether every rank holds the same elements."""
-        return all(isinstance(each.cut, (Whole, Row)) for each in self.tensors)
+        return all(isinstance(each.cut, (Whole, Row, Transposed)) for each in self.tensors)
 
     def shape(self, shard: Shard) -> Shape:
         """The shape of the array on a rank."""

@@ -8,7 +8,7 @@ A norm after it is a launch of its own, which adds x.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +24,17 @@ from model.layers.launch import (
     product,
 )
 from model.layers.layer import Stateless, States
-from model.layers.norm import Norm, bias_of
+from model.layers.norm import Norm, Scale, bias_of, scaled_sum
 from model.layers.projection import Projection
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, Cut, even_span
 
 
 @dataclass(frozen=True)
 class FeedForward(Stateless):
-    """Without a gate the block is plain. A width that the ranks do not divide is padded with zeros."""
+    """Without a gate the block is plain. A width that the ranks do not divide is padded with zeros.
+
+    `scale` multiplies the sum of a norm after it and the residual.
+    """
 
     name: str
     hidden: int
@@ -41,6 +44,7 @@ class FeedForward(Stateless):
     down: Projection
     activation: str = "silu"
     after: Norm | None = None
+    scale: Scale | None = None
 
     def _parts(self) -> dict[str, Weight | None]:
         """The arrays of the projections by their names in the kernel: [hidden, width], [width, hidden], rows."""
@@ -65,6 +69,7 @@ class FeedForward(Stateless):
         return (
             *(weight for norm in norms for weight in norm.weights),
             *(each for each in self._parts().values() if each is not None),
+            *(() if self.scale is None else (self.scale.weight,)),
         )
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
@@ -84,24 +89,29 @@ class FeedForward(Stateless):
         launches = [Launch("mlp", arguments, (result,), product(step.tokens, *matrices), step.tokens)]
         if self.after is not None:
             y = Value(result, x.shape, x.dtype)
-            launches.append(self.after.launch(step, y, "x", "after the MLP", x))
+            launches.append(self.after.launch(step, y, "x", "after the MLP", x, self.scale))
         return launches
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """The gated product is rounded, and the sum with the residual."""
         normed = x if self.norm is None else self.norm.reference(x, numpy)
         inner = numpy.product(normed, self.up)
-        with np.errstate(
-            over="ignore"
-        ):  # exp of a large negative value is inf, and the quotient 0 as it should be
-            if self.gate is None:
-                inner = _ACTIVATIONS[self.activation](inner)
-            else:
-                inner = _ACTIVATIONS[self.activation](numpy.product(normed, self.gate)) * inner
+        if self.gate is None:
+            inner = activated(inner, self.activation)
+        else:
+            inner = activated(numpy.product(normed, self.gate), self.activation) * inner
         y = numpy.summed_product(numpy.rounded(inner), self.down, even_span)
         if self.after is not None:
             y = self.after.reference(numpy.rounded(y), numpy)
-        return numpy.rounded(x + y)
+        return scaled_sum(x, y, self.scale, numpy)
+
+
+def activated(x: np.ndarray, activation: str) -> np.ndarray:
+    """The activation of every element."""
+    with np.errstate(
+        over="ignore"
+    ):  # exp of a large negative value is inf, and the quotient 0 as it should be
+        return _ACTIVATIONS[activation](x)
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
@@ -115,7 +125,7 @@ def _gelu_tanh(x: np.ndarray) -> np.ndarray:
     return np.float32(0.5) * x * (1 + np.tanh(inner))
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,

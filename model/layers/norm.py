@@ -48,17 +48,44 @@ class Norm:
         """The weight, and the bias where there is one."""
         return (self.weight, *((self.bias_weight,) if self.bias_weight else ()))
 
-    def launch(self, step: StepShape, x: Value, result: str, label: str, residual: Value | None) -> Launch:
-        """The norm of `x` as a launch of its own, plus a residual."""
+    def launch(
+        self,
+        step: StepShape,
+        x: Value,
+        result: str,
+        label: str,
+        residual: Value | None,
+        scale: Scale | None = None,
+    ) -> Launch:
+        """The norm of `x` as a launch of its own, plus a residual, and that sum times a number of the checkpoint."""
         moved = x.nbytes * (2 if residual is None else 3)
         own = self.cut
         divided = (Axis.tensor, own.held(self.size, step.ranks)) if isinstance(own, Divided) else (None, None)
-        arguments = (x, self.weight.value(step), self.eps, residual, self.offset, *divided)
+        factor = () if scale is None else (scale.weight.value(step),)
+        arguments = (x, self.weight.value(step), self.eps, residual, self.offset, *divided, *factor)
         return Launch("rmsnorm", arguments, (result,), LeastWork(0.0, float(moved)), x.shape[0], label)
 
     def reference(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """x [..., size] normalised."""
         return numpy.norm(x, self.tensor, self.eps, self.bias, self.offset)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A number of the checkpoint that multiplies hidden states: `name` on a rank, `tensor` in the checkpoint."""
+
+    name: str
+    tensor: str
+
+    @property
+    def weight(self) -> Weight:
+        """The number, [1, 1] on every rank."""
+        return Weight(self.name, (Tensor(self.tensor, (1,), ROW),))
+
+
+def scaled_sum(x: np.ndarray, y: np.ndarray, scale: Scale | None, numpy: Arithmetic) -> np.ndarray:
+    """The sum with the residual, times the number where there is one; rounded once."""
+    return numpy.rounded(x + y if scale is None else (x + y) * numpy.factor(scale.tensor))
 
 
 def bias_of(norm: Norm | None, step: StepShape) -> Value | None:

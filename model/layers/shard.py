@@ -101,6 +101,18 @@ class Row:
         return np.array(tensor).reshape(1, -1)
 
 
+class Transposed:
+    """A whole projection [out, in], kept as [in, out], on every rank."""
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        """[in, out]."""
+        return whole[::-1]
+
+    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+        """The transpose, contiguous."""
+        return _transposed(tensor, tensor.shape[::-1])
+
+
 @dataclass(frozen=True)
 class Divided:
     """A part of a projection [out, in], kept as [in, out]; of a vector [out], such as a bias, kept as a row [1, out].
@@ -134,6 +146,7 @@ class Divided:
 
 WHOLE = Whole()
 ROW = Row()
+TRANSPOSED = Transposed()
 COLUMN_PARALLEL = Divided(0, even_span, padded=True)
 ROW_PARALLEL = Divided(1, even_span, padded=True)
 VOCABULARY_PARALLEL = Divided(0, vocabulary_span)

@@ -1,9 +1,10 @@
 """Memory of a plan: bytes of weights and cache on each core, by the number of ranks, and on each instance.
 
-A rank holds the weights as the layers cut them: the embedding table whole, norms whole, and its part of
-everything else. A tied table is held a second time, transposed, for the head; heads that are padding, and key/value
-heads that several ranks hold, count on every rank. Activations, code and what the runtime keeps for itself are not
-counted, so a plan that fills a core to the brim will not run.
+A rank holds the weights as the layers cut them: embedding tables, norms and what makes inputs of every layer whole, and
+its part of everything else. A tied table is held a second time, transposed, for the head, and so are projections of
+keys that are values too; heads that are padding, and key/value heads that several ranks hold, count on every rank.
+Activations, code and what the runtime keeps for itself are not counted, so a plan that fills a core to the brim will
+not run.
 """
 
 from __future__ import annotations
@@ -42,9 +43,8 @@ class Footprint:
 def footprint(model: ModelCounts, dtype: str, tp: int, tokens: int) -> Footprint:
     """Bytes that each rank holds of a model in `dtype`."""
     size = DTYPE_BYTES[dtype]
-    elements = (
-        model.embedding + model.final_norms + _share(model.config.vocab_size, tp) * model.config.hidden_size
-    )
+    elements = model.embedding + model.per_layer_rows + model.per_layer_projection + model.final_norms
+    elements += _share(model.config.vocab_size, tp) * model.config.hidden_size
     elements += sum(layers.count * _layer(layers, tp) for layers in model.layers)
     elements += _share(model.encoder.parameters, tp) if model.encoder else 0
     cache = sum(layers.count * _cache(layers, tp, tokens) for layers in model.layers)
@@ -71,8 +71,9 @@ def _layer(layers: BlockCounts, tp: int) -> int:
     layout, width = HeadLayout(*layers.divided, tp), layers.mlp_width or tp
     return (
         layers.norms
+        + layers.per_layer_input
         + _part(layers.attention - layers.attention_shared, layout.heads_of_rank, layout.heads)
-        + _part(layers.attention_shared, layout.kv_heads_of_rank, layout.kv_heads)
+        + _part(layers.attention_shared + layers.attention_again, layout.kv_heads_of_rank, layout.kv_heads)
         + _part(layers.mlp, _share(width, tp), width)
         + _share(layers.experts, tp)
         + _share(layers.mixer, tp)

@@ -2,9 +2,9 @@
 
 Parts:
 
-    embedding   token table, and learned positions
+    embedding   token table, learned positions, and table and projection of the inputs of every layer
     attention   projections of queries, keys, values and outputs, with their biases and sinks
-    mlp         feed-forward blocks that every token passes, shared experts and routers among them
+    mlp         feed-forward blocks that every token passes, shared experts, routers and gated inputs among them
     experts     routed experts, of which a token passes a few
     mixer       state-space blocks, which stand where a transformer has attention and MLP
     norms       weights of every norm
@@ -47,7 +47,9 @@ class BlockCounts:
 
     `divided` are the counts that tensor parallelism divides: query heads and key/value heads, or what stands for them.
     `mlp_width` is the width of `mlp` where it is one block, of which every rank holds as many elements.
-    `attention_shared` are the parameters of `attention` that more ranks than key/value heads hold several times.
+    `attention_shared` are the parameters of `attention` that more ranks than key/value heads hold several times,
+    `attention_again` those that a rank holds a second time, because its keys are its values too. `per_layer_input` are
+    those that every rank holds whole. `other_cache_per_token` is what the layer reads of another one's cache.
     Products are multiply-adds: for a (query, key) pair over all heads in a prompt and in a decode step, and for a
     token beside those with weights. Where `window` is a number, a token sees that many positions and the cache holds
     no more.
@@ -56,6 +58,8 @@ class BlockCounts:
     count: int
     attention: int = 0
     attention_shared: int = 0
+    attention_again: int = 0
+    per_layer_input: int = 0
     mlp: int = 0
     experts: int = 0
     num_experts: int = 0
@@ -63,6 +67,7 @@ class BlockCounts:
     mixer: int = 0
     norms: int = 0
     cache_per_token: int = 0
+    other_cache_per_token: int = 0
     cache_per_sequence: int = 0
     window: int | None = None
     prefill_products: int = 0
@@ -75,7 +80,7 @@ class BlockCounts:
     @property
     def always(self) -> int:
         """Parameters that every token passes."""
-        return self.attention + self.mlp + self.mixer + self.norms
+        return self.attention + self.mlp + self.per_layer_input + self.mixer + self.norms
 
     def active_experts(self, tokens: int) -> float:
         """Parameters of the experts that `tokens` tokens reach, each choosing its experts evenly and by itself."""
@@ -102,6 +107,8 @@ class ModelCounts:
     embedding: int
     head: int
     final_norms: int
+    per_layer_rows: int
+    per_layer_projection: int
     layers: tuple[BlockCounts, ...]
 
     @classmethod
@@ -109,11 +116,15 @@ class ModelCounts:
         """The counts of a config."""
         hidden = config.hidden_size
         table = config.vocab_size * hidden
+        given = config.blocks[0].per_layer_input
+        inputs = 0 if given is None else len(config.blocks) * given.width
         return cls(
             config,
             embedding=table + config.learned_positions * hidden,
             head=0 if config.tie_word_embeddings else table,
-            final_norms=_norm(hidden, config.blocks[0].norms),
+            final_norms=_norm(hidden, config.blocks[0].norms) + (0 if given is None else given.width),
+            per_layer_rows=0 if given is None else given.vocabulary * inputs,
+            per_layer_projection=hidden * inputs,
             layers=tuple(_layers(block, hidden, count) for block, count in Counter(config.blocks).items()),
         )
 
@@ -130,12 +141,14 @@ class ModelCounts:
     def parameters(self) -> dict[str, int]:
         """Parameters by part, in the order of `PARTS`."""
         counts = dict.fromkeys(PARTS, 0)
-        counts |= {"embedding": self.embedding, "head": self.head, "norms": self.final_norms}
+        embedding = self.embedding + self.per_layer_rows + self.per_layer_projection
+        counts |= {"embedding": embedding, "head": self.head, "norms": self.final_norms}
         if self.encoder is not None:
             counts["aside"] = self.encoder.parameters
         for layers in self.layers:
             for part in ("attention", "mlp", "experts", "mixer", "norms"):
                 counts[part] += layers.count * getattr(layers, part)
+            counts["mlp"] += layers.count * layers.per_layer_input
         return counts
 
     @property
@@ -152,15 +165,16 @@ class ModelCounts:
         """Parameters read when `tokens` tokens go through the model together, the embedding's table included.
 
         The table counts as read, although a lookup reads one row of it, because published estimates divide all
-        parameters by the bandwidth.
+        parameters by the bandwidth. That of the inputs of every layer does not: it may be most of a model.
         """
         own = sum(layers.count * (layers.always + layers.active_experts(tokens)) for layers in self.layers)
-        return own + self.embedding + self.head + self.final_norms
+        return own + self.embedding + self.per_layer_projection + self.head + self.final_norms
 
     @property
     def active(self) -> int:
         """Parameters that one token is multiplied with, but for the head."""
-        return round(sum(layers.count * (layers.always + layers.active_experts(1)) for layers in self.layers))
+        own = sum(layers.count * (layers.always + layers.active_experts(1)) for layers in self.layers)
+        return round(own) + self.per_layer_projection
 
     def cache_elements(self, tokens: int) -> int:
         """Elements of the cache of one sequence of `tokens` tokens."""
@@ -168,6 +182,13 @@ class ModelCounts:
             layers.count * (layers.cache_per_sequence + layers.cache_per_token * layers.seen(tokens))
             for layers in self.layers
         )
+
+    def read_elements(self, tokens: int) -> int:
+        """Elements of the cache that one token reads at the end of `tokens`, some of them in several layers."""
+        again = sum(
+            layers.count * layers.other_cache_per_token * layers.seen(tokens) for layers in self.layers
+        )
+        return self.cache_elements(tokens) + again
 
 
 def load_model(path: Path) -> ModelCounts:
@@ -192,6 +213,9 @@ def _layers(block: Block, hidden: int, count: int) -> BlockCounts:
     sublayers = 1 + bool(mlp) + (isinstance(mixer, GroupedAttention) and mixer.cross_positions > 0)
     norms = sublayers * (block.norms.before + block.norms.after) * _norm(hidden, block.norms)
     layers = replace(layers, count=count, norms=layers.norms + norms, divided=mixer.divided)
+    if block.per_layer_input is not None:
+        gated = 2 * hidden * block.per_layer_input.width
+        layers = replace(layers, per_layer_input=gated, norms=layers.norms + hidden)
     if isinstance(mlp, Mlp):
         return replace(layers, mlp=_projections(hidden, mlp.width, mlp.gated, mlp.bias), mlp_width=mlp.width)
     if mlp is None:
@@ -200,6 +224,7 @@ def _layers(block: Block, hidden: int, count: int) -> BlockCounts:
     return replace(
         layers,
         mlp=router + _projections(hidden, mlp.shared_width),
+        norms=layers.norms + mlp.hidden_vectors * hidden,
         experts=mlp.count * _projections(hidden, mlp.width, bias=mlp.bias),
         num_experts=mlp.count,
         experts_per_token=mlp.per_token,
@@ -217,19 +242,24 @@ def _projections(hidden: int, width: int, gated: bool = True, bias: bool = False
 
 
 def _grouped(own: GroupedAttention, hidden: int, norms: Norms) -> BlockCounts:
-    """Keys and values of every head are cached."""
-    query, kv = own.query_width, own.kv_width
-    biases = own.query_bias * query + (own.key_bias + own.value_bias) * kv + own.output_bias * hidden
-    shared = 2 * hidden * kv
+    """Keys and values of every head are cached, unless they are those of another layer."""
+    query, read = own.query_width, own.kv_width
+    kv = read if own.cache_of is None else 0
+    values = 0 if own.keys_as_values else kv
+    biases = own.query_bias * query + own.key_bias * kv + own.value_bias * values + own.output_bias * hidden
+    shared = hidden * (kv + values)
     attention = 2 * hidden * query + shared + biases
-    head_norms = {None: 0, HeadNorm.head: 2 * own.head_dim, HeadNorm.width: query + kv}[own.head_norm]
+    of_heads = own.head_dim * (2 if kv else 1)
+    head_norms = {None: 0, HeadNorm.head: of_heads, HeadNorm.width: query + kv}[own.head_norm]
     times = 2 if own.cross_positions else 1
     return BlockCounts(
         count=1,
         attention=times * attention + own.sinks * own.heads,
         attention_shared=times * shared,
+        attention_again=hidden * (kv - values),
         norms=head_norms,
         cache_per_token=2 * kv,
+        other_cache_per_token=2 * (read - kv),
         cache_per_sequence=2 * kv * own.cross_positions,
         window=own.window,
         prefill_products=2 * query,

@@ -141,7 +141,7 @@ def decode(model: ModelCounts, dtype: str, batch: int, context: int) -> Work:
     return Work(
         2.0 * batch * (model.active + model.head_parameters + attended),
         size * model.passed(batch),
-        size * batch * model.cache_elements(context),
+        size * batch * model.read_elements(context),
     )
 
 

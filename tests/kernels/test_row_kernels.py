@@ -81,6 +81,8 @@ def test_embedding_of_a_row_that_no_rank_holds_is_zeros() -> None:
     table, group = normal(1, 20, 8), ReplicaGroup([[0]])
     x = run(kernels.embedding, (np.int32([[20], [19]]), table, nl.float32, 1.0, None, None, group))
     assert np.array_equal(x, [np.zeros(8), table[19]])
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("scale", [1.0, 5.3])

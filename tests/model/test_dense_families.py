@@ -83,7 +83,7 @@ def test_reference_and_kernels_equal_transformers(tmp_path, name) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2", "gemma3", "olmo2", "gpt2", "phi3 of a part of the head", "granite"]
+    "name", ["qwen2", "gemma3", "gemma4", "olmo2", "gpt2", "phi3 of a part of the head", "granite"]
 )
 def test_bfloat16_costs_what_it_costs_transformers(tmp_path, name) -> None:
     config, weights = load(write_tiny(tmp_path, name))
@@ -91,7 +91,7 @@ def test_bfloat16_costs_what_it_costs_transformers(tmp_path, name) -> None:
     assert np.abs(own - oracle(name)).max() <= bound(name, "bfloat16")
 
 
-@pytest.mark.parametrize("name", ["llama with longrope", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama with longrope", "gemma3", "gemma4", "gpt2"])
 def test_sequences_of_a_batch_get_what_they_get_alone(tmp_path, name) -> None:
     """Of the first, longrope changes the frequencies in the second step; the second stays short, and so do its keys."""
     config, weights = load(write_tiny(tmp_path, name))

@@ -25,6 +25,7 @@ SCALINGS = {
     "llama3": LLAMA3,
     "yarn": YARN,
     "yarn with mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 16, "truncate": False},
+    "proportional": dict(rope_type="proportional", partial_rotary_factor=0.3, factor=2.0),
     "yarn with attention_factor": {**YARN, "attention_factor": 1.25},
 }
 POSITIONS = 256

@@ -96,6 +96,57 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             },
         ),
     ),
+    "gemma4": (
+        "Gemma4",
+        dict(
+            num_hidden_layers=6,
+            head_dim=12,
+            global_head_dim=20,
+            num_kv_shared_layers=3,
+            hidden_size_per_layer_input=10,
+            vocab_size_per_layer_input=151,
+            use_double_wide_mlp=True,
+            sliding_window=5,
+            final_logit_softcapping=5.0,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+            + ["sliding_attention", "full_attention", "full_attention"],
+        ),
+    ),
+    "gemma4 with keys as values": (
+        "Gemma4",
+        dict(
+            num_hidden_layers=4,
+            head_dim=14,
+            global_head_dim=24,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            num_kv_shared_layers=1,
+            hidden_size_per_layer_input=0,
+            sliding_window=7,
+            tie_word_embeddings=False,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+        ),
+    ),
+    "gemma4 with one key/value head": (
+        "Gemma4",
+        dict(
+            num_hidden_layers=3,
+            head_dim=16,
+            global_head_dim=18,
+            num_key_value_heads=1,
+            hidden_size_per_layer_input=12,
+            vocab_size_per_layer_input=160,
+            sliding_window=40,
+            rope_parameters={
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.6,
+                    "rope_theta": 5e4,
+                },
+                "sliding_attention": WINDOWED,
+            },
+        ),
+    ),
     "phi3": ("Phi3", dict(hidden_size=48, num_key_value_heads=4)),
     "phi3 of a part of the head": (
         "Phi3",
@@ -167,7 +218,7 @@ def tiny_model(name: str) -> Any:
         fields = {
             key: value for key, value in fields.items() if not key.startswith(("num_", "hidden_", "max_"))
         }
-    configs = {"Gemma3": "Gemma3TextConfig"}
+    configs = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
     classes = {"GPT2": "GPT2LMHeadModel"}
     config = getattr(transformers, configs.get(family, f"{family}Config"))(
         **fields, attn_implementation="eager"
@@ -179,6 +230,9 @@ def tiny_model(name: str) -> Any:
             spread = 1.5 / each.shape[-1] ** 0.5 if each.ndim == 2 else 0.5
             center = float(each.mean()) if each.ndim == 1 else 0.0
             each.copy_(center + spread * torch.randn(each.shape))
+        for name, each in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                each.copy_(0.5 + torch.rand(each.shape))
     return model
 
 

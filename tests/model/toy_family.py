@@ -48,9 +48,11 @@ def compose(config: ModelConfig) -> Decoder:
                 mixer,
                 norm(f"{at}.n1"),
                 AttentionProjections(
-                    Projection(f"{at}.q", mixer.query_width, hidden),
-                    Projection(f"{at}.k", mixer.kv_width, hidden),
-                    Projection(f"{at}.v", mixer.kv_width, hidden),
+                    (
+                        Projection(f"{at}.q", mixer.query_width, hidden),
+                        Projection(f"{at}.k", mixer.kv_width, hidden),
+                        Projection(f"{at}.v", mixer.kv_width, hidden),
+                    ),
                     Projection(f"{at}.o", hidden, mixer.query_width),
                 ),
                 (norm(f"{at}.qn", mixer.head_dim), norm(f"{at}.kn", mixer.head_dim)),
