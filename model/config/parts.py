@@ -134,12 +134,16 @@ class StateSpace:
 
 @dataclass(frozen=True)
 class Mlp:
-    """A feed-forward block; `gated` ones have three projections, others two. Activations are named as in `mlp`."""
+    """A feed-forward block; `gated` ones have three projections, others two. Activations are named as in `mlp`.
+
+    Of a `sparse` one a token passes the largest gates only.
+    """
 
     width: int
     activation: str = "silu"
     bias: bool = False
     gated: bool = True
+    sparse: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,17 @@ class PerLayerInput:
 
 
 @dataclass(frozen=True)
+class Streams:
+    """Alternating updates: `count` hidden states of a token, of which a block computes one and predicts the others.
+
+    Beside its attention stands a product of two matrices of rank `rank`, normalised.
+    """
+
+    count: int
+    rank: int
+
+
+@dataclass(frozen=True)
 class Block:
     """One decoder layer; `scaled` ones multiply their result by a number of the checkpoint."""
 
@@ -194,6 +209,7 @@ class Block:
     norms: Norms
     per_layer_input: PerLayerInput | None = None
     scaled: bool = False
+    streams: Streams | None = None
 
 
 @dataclass(frozen=True)

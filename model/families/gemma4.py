@@ -7,6 +7,7 @@ kind that has some. Scores are not scaled. Values are normalised without a weigh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +78,11 @@ def gemma4_text(fields: Fields) -> ModelConfig:
     if window is None:
         raise fields.error("sliding_window", "null; layers of this family have a window")
     seen = [*windows(fields, full_in_every(6, count, window), window)[:-1], None]
-    mixers = _mixers(fields, seen)
+    kinds = {
+        window: _attention(fields, window, [each for each, own in enumerate(seen) if own == window])
+        for window in dict.fromkeys(seen)
+    }
+    mixers = with_owners(fields, [kinds[own] for own in seen])
     shared = sum(mixer.cache_of is not None for mixer in mixers)
     mlp, around = (
         gated_mlp(fields, "hidden_activation", default="gelu_pytorch_tanh"),
@@ -147,27 +152,25 @@ def _audio(fields: Fields) -> int:
     return convolutions + first // 4 * second * width + fields.count("num_hidden_layers") * layer
 
 
-def _mixers(fields: Fields, seen: list[int | None]) -> list[GroupedAttention]:
-    """Attention of every layer; those without keys and values of their own name the layer whose they read."""
-    shared = _number(fields, "num_kv_shared_layers")
-    owners = len(seen) - shared
+def with_owners(
+    fields: Fields, mixers: Sequence[GroupedAttention], default: int = 0
+) -> list[GroupedAttention]:
+    """Attention of every layer; the last ones name the layer whose keys and values they read."""
+    shared = number_or_none(fields, "num_kv_shared_layers", default)
+    owners = len(mixers) - shared
     if owners < 1:
-        raise fields.error("num_kv_shared_layers", f"{shared} of {len(seen)} layers; one has to have its own")
-    kinds = {
-        window: _attention(fields, window, [each for each, own in enumerate(seen) if own == window])
-        for window in dict.fromkeys(seen)
-    }
-    mixers: list[GroupedAttention] = []
-    for number, window in enumerate(seen):
-        mixer = kinds[window]
-        if number >= owners:
-            same = [each for each in range(owners) if seen[each] == window]
-            if not same:
-                what = f"{shared}; none of the {owners} layers before is of the kind of layer {number}"
-                raise fields.error("num_kv_shared_layers", what)
-            mixer = replace(mixer, cache_of=same[-1], value_norm=False, keys_as_values=False)
-        mixers.append(mixer)
-    return mixers
+        raise fields.error(
+            "num_kv_shared_layers", f"{shared} of {len(mixers)} layers; one has to have its own"
+        )
+    found = list(mixers)
+    for number in range(owners, len(mixers)):
+        same = [each for each in range(owners) if mixers[each].window == mixers[number].window]
+        if not same:
+            what = f"{shared}; none of the {owners} layers before is of the kind of layer {number}"
+            raise fields.error("num_kv_shared_layers", what)
+        own = replace(mixers[number], cache_of=same[-1], value_norm=False, keys_as_values=False)
+        found[number] = own
+    return found
 
 
 def _attention(fields: Fields, window: int | None, layers: list[int]) -> GroupedAttention:
@@ -235,7 +238,7 @@ def _positions(fields: Fields, window: int | None, head_dim: int) -> Positions:
 
 def _per_layer_input(fields: Fields, activation: str) -> PerLayerInput | None:
     """The inputs of every layer, where there are any."""
-    width = _number(fields, "hidden_size_per_layer_input", default=256)
+    width = number_or_none(fields, "hidden_size_per_layer_input", default=256)
     if not width:
         return None
     vocabulary, tokens = (
@@ -263,6 +266,6 @@ def _feed_forward(fields: Fields, mlp: Mlp) -> Mlp | Experts:
     )
 
 
-def _number(fields: Fields, name: str, default: int = 0) -> int:
+def number_or_none(fields: Fields, name: str, default: int) -> int:
     """A whole number, which may be 0."""
     return 0 if fields.get(name, default) == 0 else fields.count(name, default=default)

@@ -37,6 +37,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family("model.families.gemma", "gemma2", "Gemma2ForCausalLM"),
     "gemma3_text": Family("model.families.gemma", "gemma3_text", "Gemma3ForCausalLM"),
     "gemma3": Family("model.families.gemma", "gemma3"),
+    "gemma3n_text": Family("model.families.gemma3n", "gemma3n_text"),
     "gemma4_text": Family("model.families.gemma4", "gemma4_text", "Gemma4ForCausalLM"),
     "gemma4": Family("model.families.gemma4", "gemma4"),
     "phi3": Family("model.families.phi", "phi3", "Phi3ForCausalLM"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from model.config.parts import Block, Experts, GroupedAttention, LatentAttention, ModelConfig
+from model.config.parts import Block, Experts, GroupedAttention, LatentAttention, Mlp, ModelConfig
 
 
 def unsupported(config: ModelConfig) -> tuple[str, ...]:
@@ -29,3 +29,7 @@ def _unsupported(block: Block) -> Iterator[str]:
         yield "state-space layers"
     if isinstance(mlp, Experts):
         yield "routed experts"
+    if isinstance(mlp, Mlp) and mlp.sparse:
+        yield "sparse activations"
+    if block.streams is not None:
+        yield "alternating updates of several hidden states"

@@ -43,7 +43,7 @@ class Footprint:
 def footprint(model: ModelCounts, dtype: str, tp: int, tokens: int) -> Footprint:
     """Bytes that each rank holds of a model in `dtype`."""
     size = DTYPE_BYTES[dtype]
-    elements = model.embedding + model.per_layer_rows + model.per_layer_projection + model.final_norms
+    elements = model.embedding + model.per_layer_rows + model.projections + model.final_norms
     elements += _share(model.config.vocab_size, tp) * model.config.hidden_size
     elements += sum(layers.count * _layer(layers, tp) for layers in model.layers)
     elements += _share(model.encoder.parameters, tp) if model.encoder else 0
@@ -71,7 +71,7 @@ def _layer(layers: BlockCounts, tp: int) -> int:
     layout, width = HeadLayout(*layers.divided, tp), layers.mlp_width or tp
     return (
         layers.norms
-        + layers.per_layer_input
+        + layers.whole
         + _part(layers.attention - layers.attention_shared, layout.heads_of_rank, layout.heads)
         + _part(layers.attention_shared + layers.attention_again, layout.kv_heads_of_rank, layout.kv_heads)
         + _part(layers.mlp, _share(width, tp), width)

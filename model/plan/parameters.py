@@ -2,7 +2,7 @@
 
 Parts:
 
-    embedding   token table, learned positions, and table and projection of the inputs of every layer
+    embedding   token table, learned positions, table of the inputs of every layer, projections around the layers
     attention   projections of queries, keys, values and outputs, with their biases and sinks
     mlp         feed-forward blocks that every token passes, shared experts, routers and gated inputs among them
     experts     routed experts, of which a token passes a few
@@ -48,7 +48,7 @@ class BlockCounts:
     `divided` are the counts that tensor parallelism divides: query heads and key/value heads, or what stands for them.
     `mlp_width` is the width of `mlp` where it is one block, of which every rank holds as many elements.
     `attention_shared` are the parameters of `attention` that more ranks than key/value heads hold several times,
-    `attention_again` those that a rank holds a second time, because its keys are its values too. `per_layer_input` are
+    `attention_again` those that a rank holds a second time, because its keys are its values too. `whole` are
     those that every rank holds whole. `other_cache_per_token` is what the layer reads of another one's cache.
     Products are multiply-adds: for a (query, key) pair over all heads in a prompt and in a decode step, and for a
     token beside those with weights. Where `window` is a number, a token sees that many positions and the cache holds
@@ -59,7 +59,7 @@ class BlockCounts:
     attention: int = 0
     attention_shared: int = 0
     attention_again: int = 0
-    per_layer_input: int = 0
+    whole: int = 0
     mlp: int = 0
     experts: int = 0
     num_experts: int = 0
@@ -80,7 +80,7 @@ class BlockCounts:
     @property
     def always(self) -> int:
         """Parameters that every token passes."""
-        return self.attention + self.mlp + self.per_layer_input + self.mixer + self.norms
+        return self.attention + self.mlp + self.whole + self.mixer + self.norms
 
     def active_experts(self, tokens: int) -> float:
         """Parameters of the experts that `tokens` tokens reach, each choosing its experts evenly and by itself."""
@@ -108,7 +108,7 @@ class ModelCounts:
     head: int
     final_norms: int
     per_layer_rows: int
-    per_layer_projection: int
+    projections: int
     layers: tuple[BlockCounts, ...]
 
     @classmethod
@@ -118,13 +118,15 @@ class ModelCounts:
         table = config.vocab_size * hidden
         given = config.blocks[0].per_layer_input
         inputs = 0 if given is None else len(config.blocks) * given.width
+        streams = config.blocks[0].streams
+        turns = 0 if streams is None else 2 * (streams.count - 1) * hidden
         return cls(
             config,
             embedding=table + config.learned_positions * hidden,
             head=0 if config.tie_word_embeddings else table,
             final_norms=_norm(hidden, config.blocks[0].norms) + (0 if given is None else given.width),
             per_layer_rows=0 if given is None else given.vocabulary * inputs,
-            per_layer_projection=hidden * inputs,
+            projections=hidden * (inputs + turns),
             layers=tuple(_layers(block, hidden, count) for block, count in Counter(config.blocks).items()),
         )
 
@@ -141,14 +143,14 @@ class ModelCounts:
     def parameters(self) -> dict[str, int]:
         """Parameters by part, in the order of `PARTS`."""
         counts = dict.fromkeys(PARTS, 0)
-        embedding = self.embedding + self.per_layer_rows + self.per_layer_projection
+        embedding = self.embedding + self.per_layer_rows + self.projections
         counts |= {"embedding": embedding, "head": self.head, "norms": self.final_norms}
         if self.encoder is not None:
             counts["aside"] = self.encoder.parameters
         for layers in self.layers:
             for part in ("attention", "mlp", "experts", "mixer", "norms"):
                 counts[part] += layers.count * getattr(layers, part)
-            counts["mlp"] += layers.count * layers.per_layer_input
+            counts["mlp"] += layers.count * layers.whole
         return counts
 
     @property
@@ -168,13 +170,13 @@ class ModelCounts:
         parameters by the bandwidth. That of the inputs of every layer does not: it may be most of a model.
         """
         own = sum(layers.count * (layers.always + layers.active_experts(tokens)) for layers in self.layers)
-        return own + self.embedding + self.per_layer_projection + self.head + self.final_norms
+        return own + self.embedding + self.projections + self.head + self.final_norms
 
     @property
     def active(self) -> int:
         """Parameters that one token is multiplied with, but for the head."""
         own = sum(layers.count * (layers.always + layers.active_experts(1)) for layers in self.layers)
-        return round(own) + self.per_layer_projection
+        return round(own) + self.projections
 
     def cache_elements(self, tokens: int) -> int:
         """Elements of the cache of one sequence of `tokens` tokens."""
@@ -215,7 +217,11 @@ def _layers(block: Block, hidden: int, count: int) -> BlockCounts:
     layers = replace(layers, count=count, norms=layers.norms + norms, divided=mixer.divided)
     if block.per_layer_input is not None:
         gated = 2 * hidden * block.per_layer_input.width
-        layers = replace(layers, per_layer_input=gated, norms=layers.norms + hidden)
+        layers = replace(layers, whole=gated, norms=layers.norms + hidden)
+    if block.streams is not None:
+        count = block.streams.count
+        mixed = count**3 + count**2 + hidden * (count + 2 * block.streams.rank)
+        layers = replace(layers, whole=layers.whole + mixed, norms=layers.norms + 3 * hidden)
     if isinstance(mlp, Mlp):
         return replace(layers, mlp=_projections(hidden, mlp.width, mlp.gated, mlp.bias), mlp_width=mlp.width)
     if mlp is None:

@@ -209,6 +209,26 @@ def test_towers_of_a_model_that_sees_and_hears_are_counted(tmp_path, towers) -> 
     assert ("needs the vision and audio towers, which" in str(refused.value)) == (len(towers) == 2)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_hidden_layers": 5, "num_kv_shared_layers": 0, "intermediate_size": [96] * 5, "laurel_rank": 3},
+    ],
+)
+def test_gemma_3n_is_counted_and_refused_by_what_is_missing(tmp_path, changes) -> None:
+    own = transformers.Gemma3nTextConfig(**changes)
+    own.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = transformers.Gemma3nForCausalLM(own)
+    assert load_model(tmp_path).total == sum(each.numel() for each in model.parameters())
+    with pytest.raises(ModelError) as refused:
+        load_config(tmp_path)
+    sparse = "" if changes else "sparse activations, "
+    needs = f"gemma3n_text needs {sparse}alternating updates of several hidden states"
+    assert f"{needs}, which no layer computes; nkw plan takes it" in str(refused.value)
+
+
 def test_a_step_reads_a_shared_cache_in_every_layer(tmp_path) -> None:
     counts = load_model(written(tmp_path, SMALL))
     window, full = 2 * 256, 2 * 512
