@@ -2,10 +2,10 @@
 
 - Up to 128 rows go through the weights together, with almost the same instructions: between launches at 1, 16 and 128
   rows, times are taken as linear.
-- Beyond 1,024 rows a kernel repeats itself every 512: the number of instructions is a polynomial in the number of
-  repetitions, linear for products with weights and beyond a window of attention, quadratic for attention else. Forward
-  differences of launches at the first sizes with the same remainder continue it; for the serial reading, a sum over
-  instructions, that is nearly exact.
+- Beyond some thousand rows a kernel repeats itself, products with weights every 1,536 rows and attention every 512: the
+  number of instructions is a polynomial in the number of repetitions, linear for products and beyond a window of
+  attention, quadratic for attention else. Forward differences of launches at the first sizes with the same remainder
+  continue it; for the serial reading, a sum over instructions, that is nearly exact.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ ROWS_TOGETHER = 128
 
 _KNOTS = (1, 16, ROWS_TOGETHER)
 _PERIOD = 512
+_ROWS_PERIOD = 1536
+"""A multiple of the groups of 128, 256, 384 and 512 rows of products."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class DryTimes:
     def by_rows(self, sized: Sized, rows: int) -> Time:
         """A product with weights, which takes the rows of all sequences together."""
         if rows > ROWS_TOGETHER:
-            return continued(lambda size: self.launch(sized(size)), rows, order=1)
+            return continued(lambda size: self.launch(sized(size)), rows, order=1, period=_ROWS_PERIOD)
         if rows in _KNOTS:
             return self.launch(sized(rows))
         low, high = next((low, high) for low, high in pairwise(_KNOTS) if low < rows < high)
@@ -112,12 +114,12 @@ def stand_in(argument: Argument, device: Device) -> Any:
     return bound(argument, device, Mesh(device.ranks))
 
 
-def continued(time: Callable[[int], Time], size: int, order: int) -> Time:
+def continued(time: Callable[[int], Time], size: int, order: int, period: int = _PERIOD) -> Time:
     """The time at `size` rows: launched where that is small, else by forward differences up to `order`."""
-    repeats, rest = divmod(size, _PERIOD)
+    repeats, rest = divmod(size, period)
     if repeats <= order + 1:
         return time(size)
-    known = [time(_PERIOD * repeat + rest) for repeat in range(1, order + 2)]
+    known = [time(period * repeat + rest) for repeat in range(1, order + 2)]
     total = Time()
     for degree in range(order + 1):
         total = total + known[0] * comb(repeats - 1, degree)

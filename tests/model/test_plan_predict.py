@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from model.cache import bucket_length
 from model.checkpoint import open_checkpoint
 from model.device import DryDevice
 from model.families import load_config
-from model.kernel_model import KernelModel
+from model.kernel_model import KernelModel, launches_of
+from model.layers.launch import Growth, Phase
 from model.plan.dry import Time, continued
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.predict import PassTime, Predictor
@@ -155,22 +157,36 @@ def test_times_between_two_launches_lie_between_theirs(tmp_path) -> None:
     assert low.program_ns <= middle.program_ns <= high.program_ns
 
 
+@pytest.mark.parametrize("period", [512, 1536])
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("size", [1, 511, 512, 1535, 1536, 2047, 2048, 8192, 8191])
-def test_continuation_is_exact_for_polynomials_and_launches_little(order, size) -> None:
+def test_continuation_is_exact_for_polynomials_and_launches_little(order, size, period) -> None:
     asked = []
 
     def polynomial(rows: int) -> Time:
         asked.append(rows)
-        whole, rest = divmod(rows, 512)
+        whole, rest = divmod(rows, period)
         return Time.exact(float(5 + 3 * whole + 7 * rest + (2 * whole * whole if order == 2 else 0)))
 
     wanted = polynomial(size)
     asked.clear()
-    assert continued(polynomial, size, order) == wanted
+    assert continued(polynomial, size, order, period) == wanted
     assert len(asked) <= order + 1
-    assert max(asked) < 512 * (order + 2)
-    assert {rows % 512 for rows in asked} == {size % 512}
+    assert max(asked) < period * (order + 2)
+    assert {rows % period for rows in asked} == {size % period}
+
+
+def test_products_of_long_prompts_take_the_time_of_their_launches(tmp_path) -> None:
+    """Within the 1 % of model/README.md, where groups of the MLP have fewer than 512 rows."""
+    fields = dict(num_attention_heads=6, num_key_value_heads=3, hidden_size=6144, intermediate_size=256)
+    model = tiny(tmp_path, num_hidden_layers=1, head_dim=16, max_position_embeddings=8192, **fields)
+    plan = predictor(model, tp=3, context=8192)
+    part, _ = plan._parts[1]
+    step = replace(plan._step, phase=Phase.prefill).resized(5001)
+    for launch in launches_of(part, step):
+        if launch.growth is Growth.rows:
+            launched = plan._dry.launch(launch).program_ns
+            assert plan._measured(part, launch, step).program_ns == pytest.approx(launched, rel=0.01)
 
 
 @pytest.mark.parametrize(("tokens", "refused"), [(8191, False), (8192, False), (8193, True)])
