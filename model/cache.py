@@ -8,7 +8,11 @@ from __future__ import annotations
 BUCKET = 128
 
 
-def bucket_length(needed: int, max_positions: int) -> int:
-    """The cache length for `needed` positions, which are not more than the context of `max_positions`."""
+def bucket_length(needed: int, max_positions: int, multiple: int = 1) -> int:
+    """The cache length for `needed` positions, which are not more than the context of `max_positions`.
+
+    Prompts that are padded to a `multiple` have room as well.
+    """
     assert 0 < needed <= max_positions, f"{needed} of {max_positions} positions"
-    return -(-needed // BUCKET) * BUCKET
+    padded = -(-needed // multiple) * multiple
+    return -(-padded // BUCKET) * BUCKET

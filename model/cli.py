@@ -198,6 +198,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="groups of such ranks, which share the prompts (default: %(default)s)",
     )
+    _add_sequence(parser)
     parser.add_argument(
         "--backend",
         metavar="NAME",
@@ -259,6 +260,14 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_sequence(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sp",
+        action="store_true",
+        help="the ranks of --tp cut the rows of prompts among them, for norms and residuals",
+    )
+
+
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.description = textwrap.fill(
         "From a config.json alone: parameters, bytes, what fits where, and the predicted times of a prompt and of a "
@@ -282,6 +291,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         type=count,
         help="tensor-parallel ranks, one core each (default: the fewest that hold the model)",
     )
+    _add_sequence(parser)
     parser.add_argument(
         "--batch",
         metavar="N",

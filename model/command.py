@@ -19,7 +19,7 @@ from model.folder import model_files
 from model.generate import Backend, Generation, generate, positions_needed
 from model.kernel_model import Device, KernelModel
 from model.layers.uneven import uneven
-from model.mesh import Mesh
+from model.mesh import Mesh, check_sequence
 from model.precision import activation_dtype
 from model.profile import parts as profile_parts
 from model.prompts import encoded, read_prompts, sampling_options
@@ -126,8 +126,9 @@ def _follow(options: argparse.Namespace) -> int:
 
 
 def _mesh(options: argparse.Namespace, config: ModelConfig) -> Mesh:
-    """The mesh of `--tp` and `--dp`; ModelError where it has too many ranks, or where they cannot share the model."""
-    mesh = Mesh(options.tp, options.dp)
+    """The mesh of `--tp`, `--dp` and `--sp`; ModelError for too many ranks, or ranks that cannot share the model."""
+    check_sequence(options.sp, options.tp)
+    mesh = Mesh(options.tp, options.dp, options.sp)
     if mesh.ranks > MOST_RANKS:
         groups = MOST_RANKS // mesh.tensor
         works = f"--tp {mesh.tensor} with --dp 1 to {groups}" if groups else f"--tp 1 to {MOST_RANKS}"
@@ -168,7 +169,7 @@ class _Job:
         self.replay_report = lambda: "replay: nothing was launched"
         self.sampling = sampling
         needed = positions_needed(max(map(len, prompt_ids)), options.max_new_tokens, config)
-        self._cache_length = bucket_length(needed, config.context)
+        self._cache_length = bucket_length(needed, config.context, mesh.row_multiple)
 
     @cached_property
     def _own_shards(self) -> tuple[RankWeights, ...]:

@@ -83,6 +83,7 @@ class KernelModel:
             activations=first.dtype,
             weights=first.arrays[next(iter(first.arrays))].dtype,
             candidates=candidates,
+            cuts_sequence=mesh.sequence,
         )
         self._sequences = sequences
         self._longest_short, self._limit = config.longest_short, config.context
@@ -108,20 +109,25 @@ class KernelModel:
             arrays.update({each.name: np.zeros(each.shape, each.dtype) for each in self._states})
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
-        """Start a sequence with each prompt; says what follows each. Prompts are padded to the longest of them."""
-        longest = max(map(len, prompts))
+        """Start a sequence with each prompt; says what follows each.
+
+        Prompts are padded to the longest of them, or further, so that ranks that cut rows divide them.
+        """
+        of_group = self._mesh.sequences_of_group(self._sequences)
+        length = self._mesh.padded_length(max(map(len, prompts)), of_group)
         assert len(prompts) == self._sequences and min(map(len, prompts)) > 0
-        assert longest <= self._cache_length, f"{longest} tokens, a cache of {self._cache_length}"
+        assert length <= self._cache_length, f"{length} tokens, a cache of {self._cache_length}"
         self._reset()
         self._ids = [list(prompt) for prompt in prompts]
         rows = self._padded_sequences
-        ids = np.zeros((rows, longest), np.int32)
+        ids = np.zeros((rows, length), np.int32)
         for row, prompt in zip(ids, prompts):
             row[: len(prompt)] = prompt
         lengths = np.array([*map(len, prompts), *[1] * (rows - len(prompts))])
-        positions = np.tile(np.arange(longest), (rows, 1))
-        ends = np.arange(rows) % self._mesh.sequences_of_group(self._sequences) * longest + lengths - 1
-        return self._step(Phase.prefill, min(lengths) < longest, ids=ids, positions=positions, ends=ends)
+        # Rows behind the longest prompt take its last position, which is within every table.
+        positions = np.tile(np.minimum(np.arange(length), max(lengths) - 1), (rows, 1))
+        ends = np.arange(rows) % of_group * length + lengths - 1
+        return self._step(Phase.prefill, min(lengths) < length, ids=ids, positions=positions, ends=ends)
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
         """Append a token to each sequence at its position; an ended one gets a token that nothing reads."""
@@ -147,9 +153,14 @@ class KernelModel:
         by_group = {
             name: each.astype(np.int32).reshape(self._mesh.data, -1, 1) for name, each in given.items()
         }
+        tokens = by_group["positions"].shape[1]
         for rank, arrays in zip(self._device.own, self._held):
             arrays.update({name: each[self._mesh.group_of(rank)] for name, each in by_group.items()})
-        shape = self._shape(phase, by_group["ids"].shape[1], padded=padded)
+            own = self._mesh.own_rows(rank, tokens) if phase is Phase.prefill else slice(0, tokens)
+            arrays.update(ids=arrays["ids"][own], own_positions=arrays["positions"][own])
+            if "ends" in given:
+                arrays["ends"] = _within(arrays["ends"], own)
+        shape = self._shape(phase, tokens, padded=padded)
         embedding, *blocks, head = self._launches(shape)
         self._run(embedding)
         self._progress(0, len(blocks))
@@ -182,7 +193,7 @@ class KernelModel:
         for launch in launches:
             assert launch.repeat == 1, f"{launch.kernel}: {launch.repeat} launches of other sequences"
         results = (name for launch in launches for name in launch.results)
-        changing = {"ids", "positions", "rope_rows", "ends", *results}
+        changing = {"ids", "positions", "own_positions", "rope_rows", "ends", *results}
         return [[self._bind(launch, changing) for launch in part] for part in lists]
 
     def _bind(self, launch: Launch, changing: Collection[str]) -> _Bound:
@@ -234,6 +245,12 @@ class _Bound:
     results: tuple[str, ...]
     fixed: list[list[Any]]
     later: list[tuple[int, str, Value | None]]
+
+
+def _within(rows: np.ndarray, own: slice) -> np.ndarray:
+    """The numbers of rows among a rank's own ones; how many it has for a row that is not among them."""
+    count, numbers = own.stop - own.start, rows - own.start
+    return np.where((numbers >= 0) & (numbers < count), numbers, count).astype(np.int32)
 
 
 def bound(argument: Argument, device: Device, mesh: Mesh) -> Any:

@@ -154,6 +154,7 @@ def document(
         "target": run.target,
         "tp": run.mesh.tensor,
         "dp": run.mesh.data,
+        "sp": run.mesh.sequence,
         "uneven": list(run.uneven),
         "dtype": run.dtype,
         "sampling": asdict(run.sampling),

@@ -6,6 +6,9 @@
     o       = attention_prefill(q, k, v) for a prompt, attention_decode(q, k, v) for one token of each sequence
     x       = output_projection(o, x)    all-reduced over the ranks, plus x; a norm after it is a launch that adds x
 
+Where rows are cut over the ranks (sequence parallelism), each has its own rows of x: the first launch gathers them, and
+the last one gives each rank its rows of the sum. Queries, keys, values and attention are of all rows.
+
 Attention fills the cache. A decode step with an RMSNorm before it and without biases is one launch for up to 128
 sequences, `attention_block_decode`.
 
@@ -193,7 +196,7 @@ class Attention:
     def _project(self, step: StepShape) -> list[Launch]:
         """Queries, keys and values, normalised and rotated."""
         q, k, _ = self._projected(step)
-        x = Value("x", (step.tokens, self.hidden), step.activations)
+        x = Value("x", (step.own_rows, self.hidden), step.activations)
         at = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
         w_qkv, b_qkv = self.w_qkv.value(step), _value(self.b_qkv, step)
         cos, sin = (None, None) if self._whole_norms else self._tables(step)
@@ -202,16 +205,10 @@ class Attention:
         eps, offset = (first.eps, first.offset) if first else (0.0, 0.0)
         arguments: tuple[Argument, ...] = (
             *(x, self.norm.weight.value(step) if self.norm else None, w_qkv, eps, q.shape[1]),
-            *(
-                0 if self.owner else k.shape[1],
-                b_qkv,
-                None if cos is None else at,
-                cos,
-                sin,
-                self.heads.head_dim,
-                *norms,
-            ),
-            *(bias_of(self.norm, step), offset, *((None, 1, True) if self.heads.value_norm else ())),
+            *(0 if self.owner else k.shape[1], b_qkv, None if cos is None else at, cos, sin),
+            *(self.heads.head_dim, *norms, bias_of(self.norm, step), offset),
+            *((Axis.tensor, step.sequence_ranks) if step.sequence_ranks > 1 else (None, 1)),
+            self.heads.value_norm,
         )
         work, names = product(step.tokens, w_qkv), ("q", "k", "v")[: len(self.projections.inputs)]
         launches = [Launch("qkv_projection", arguments, names, work, step.tokens)]
@@ -236,15 +233,17 @@ class Attention:
 
     def _finish(self, step: StepShape) -> list[Launch]:
         """The output projection, plus the residual; with a norm between them, where there is one."""
-        x = Value("x", (step.tokens, self.hidden), step.activations)
+        x = Value("x", (step.own_rows, self.hidden), step.activations)
         q, _, _ = self._projected(step)
         o, w_o, rows = Value("o", q.shape, step.activations), self.w_o.value(step), step.tokens
-        bias = _value(self.b_o, step)
+        finish: tuple[Argument, ...] = (Axis.tensor, _value(self.b_o, step))
+        if step.sequence_ranks > 1:
+            finish += (step.sequence_ranks,)
         if self.after is None:
-            added = (o, w_o, x, Axis.tensor, bias)
+            added = (o, w_o, x, *finish)
             return [Launch("output_projection", added, ("x",), product(rows, w_o), rows)]
         y = Value("attended", x.shape, x.dtype)
-        alone = (o, w_o, None, Axis.tensor, bias)
+        alone = (o, w_o, None, *finish)
         return [
             Launch("output_projection", alone, (y.name,), product(rows, w_o), rows),
             self.after.launch(step, y, "x", "after attention", x),

@@ -49,14 +49,14 @@ class Embedding(Stateless):
         return (self.table, *((self.position_table,) if self.position_table else ()))
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """One kernel."""
-        ids = Value("ids", (step.tokens, 1), INT32)
-        x = Value("x", (step.tokens, self.hidden), step.activations)
+        """One kernel, for the rank's own rows."""
+        ids = Value("ids", (step.own_rows, 1), INT32)
+        x = Value("x", (step.own_rows, self.hidden), step.activations)
         own: tuple[Value | None, Value | None] = (None, None)
         if self.position_table is not None:
-            own = Value("positions", (step.tokens, 1), INT32), self.position_table.value(step)
+            own = Value("own_positions", ids.shape, INT32), self.position_table.value(step)
         arguments = (ids, self.table.value(step), step.activations, self.scale, *own)
-        return (Launch("embedding", arguments, ("x",), copied(x), step.tokens),)
+        return (Launch("embedding", arguments, ("x",), copied(x), step.own_rows),)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """ids [tokens] -> [tokens, hidden]."""

@@ -10,7 +10,9 @@ import numpy as np
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import (
     INT32,
+    Argument,
     Axis,
+    Growth,
     Launch,
     Phase,
     StepShape,
@@ -78,17 +80,20 @@ class Head(Stateless):
         whole, rest = divmod(step.sequences, _ROWS)
         chunks = [(rows, repeat) for rows, repeat in ((_ROWS, whole), (rest, 1)) if rows and repeat]
         launches = [self._launch(step, rows, repeat) for rows, repeat in chunks]
-        if step.phase is Phase.prefill and (step.sequences > 1 or step.padded):
+        if step.phase is Phase.prefill and (step.sequences > 1 or step.padded or step.sequence_ranks > 1):
             return [self._ends(step), *launches]
         return launches
 
     def _ends(self, step: StepShape) -> Launch:
-        """The rows of x at `ends`, [sequences, 1] int32, which the embedding's kernel gathers."""
+        """The rows of x at `ends`, [sequences, 1] int32, which the embedding's kernel gathers, from all ranks' rows."""
         rows = step.sequences
-        x = Value("x", (step.tokens, self.hidden), step.activations)
+        x = Value("x", (step.own_rows, self.hidden), step.activations)
         picked = copied(Value("x", (rows, self.hidden), step.activations))
-        arguments = (Value("ends", (rows, 1), INT32), x, step.activations)
-        return Launch("embedding", arguments, ("x",), picked, rows, label="last rows")
+        arguments: tuple[Argument, ...] = (Value("ends", (rows, 1), INT32), x, step.activations)
+        if step.sequence_ranks > 1:
+            arguments += (1.0, None, None, Axis.tensor)
+        growth = Growth.sequences
+        return Launch("embedding", arguments, ("x",), picked, rows, label="last rows", growth=growth)
 
     def _launch(self, step: StepShape, rows: int, repeat: int) -> Launch:
         x = Value("x", (step.tokens, self.hidden), step.activations).last(rows)
@@ -98,7 +103,8 @@ class Head(Stateless):
         finish = (self.softcap, bias_of(self.norm, step), self.norm.offset, self.scale)
         arguments = (x, norm, w_head, self.norm.eps, candidates, first, Axis.tensor, step.ranks, *finish)
         results = ("logits", "values", "tokens")
-        return Launch("lm_head", arguments, results, product(rows, w_head), rows, repeat=repeat)
+        work, growth = product(rows, w_head), Growth.sequences
+        return Launch("lm_head", arguments, results, work, rows, growth=growth, repeat=repeat)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Logits [tokens, vocabulary], float32."""

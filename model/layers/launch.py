@@ -34,10 +34,11 @@ class Phase(Enum):
 
 
 class Growth(Enum):
-    """How the work of a launch follows the step: with its rows, or with their square."""
+    """How the work of a launch follows the step: with its rows, with their square, or with its sequences."""
 
     rows = "rows"
     square = "square"
+    sequences = "sequences"
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class StepShape:
 
     A state has room for `cache_length` positions, of which a sequence fills at most `context`. `activations` is the
     dtype of activations and states, `weights` that of the weights. The head picks `candidates` of the likeliest tokens.
-    Prompts are `padded` where some of them, perhaps of another rank, is longer.
-    Launches have the shapes of `rank`.
+    Prompts are `padded` where some of them, perhaps of another rank, is longer. With `cuts_sequence` the ranks cut
+    the tokens of prompts among them (sequence parallelism). Launches have the shapes of `rank`.
     """
 
     phase: Phase
@@ -60,11 +61,22 @@ class StepShape:
     weights: np.dtype
     candidates: int = 1
     padded: bool = False
+    cuts_sequence: bool = False
     rank: int = 0
 
     def resized(self, rows: int) -> StepShape:
         """This step with `rows` tokens of the prompt, or `rows` sequences."""
         return replace(self, tokens=rows, sequences=1 if self.phase is Phase.prefill else rows)
+
+    @property
+    def sequence_ranks(self) -> int:
+        """The ranks over which rows of the residual stream are cut; 1 where each holds all, as in decode steps."""
+        return self.ranks if self.cuts_sequence and self.phase is Phase.prefill else 1
+
+    @property
+    def own_rows(self) -> int:
+        """The rows of the residual stream that a rank holds."""
+        return -(-self.tokens // self.sequence_ranks)
 
     @property
     def shard(self) -> Shard:
@@ -84,8 +96,10 @@ class Value:
     """An array that a launch reads or returns, on one rank, by its shape as the launch sees it.
 
     A step binds it by its name: weights, states and constants of a layer, activations, and what comes with the step:
-    `ids` and `positions`, [tokens, 1] int32; the rows where prompts end, `ends`, [sequences, 1] int32; and `rope_rows`,
-    the rows of tables of rotations, [tokens, 1] int32, for models whose long sequences have other rotations.
+    the `ids` and `own_positions` of the rank's own rows, [own rows, 1] int32; `positions` of all, [tokens, 1] int32;
+    the rows where prompts end, `ends`, [sequences, 1] int32, among own rows, their number where another rank holds the
+    row; and `rope_rows`, the rows of tables of rotations, [tokens, 1] int32, for models whose long sequences have other
+    rotations.
     """
 
     name: str

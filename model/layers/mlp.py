@@ -2,7 +2,7 @@
 
     x + down(activation(gate(norm(x))) * up(norm(x)))
 
-A norm after it is a launch of its own, which adds x.
+A norm after it is a launch of its own, which adds x. Where rows are cut over the ranks, each has its own rows of x.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class FeedForward(Stateless):
         )
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """One kernel, whose partial sums are all-reduced over the ranks, and the norm after it."""
-        x = Value("x", (step.tokens, self.hidden), step.activations)
+        """One kernel, whose partial sums are added up over the ranks, and the norm after it."""
+        x = Value("x", (step.own_rows, self.hidden), step.activations)
         parts = {name: None if each is None else each.value(step) for name, each in self._parts().items()}
         matrices = [each for name, each in parts.items() if name.startswith("w_") and each is not None]
         before = self.norm or self.after
@@ -84,6 +84,7 @@ class FeedForward(Stateless):
             *(0.0 if before is None else before.eps, Axis.tensor, self.activation),
             *(parts["b_gate"], parts["b_up"], parts["b_down"], bias_of(self.norm, step)),
             *(0.0 if self.norm is None else self.norm.offset, self.after is None),
+            *((step.sequence_ranks,) if step.sequence_ranks > 1 else ()),
         )
         result = "x" if self.after is None else "mlp"
         launches = [Launch("mlp", arguments, (result,), product(step.tokens, *matrices), step.tokens)]

@@ -37,7 +37,7 @@ class Columns:
 
     def value(self, step: StepShape) -> Value:
         """The whole array as an argument of a launch."""
-        return Value(self.array, (step.tokens, self.width), step.activations)
+        return Value(self.array, (step.own_rows, self.width), step.activations)
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class PerLayerInputs(Stateless):
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Three kernels."""
         hidden, width = self.embedding.hidden, self.rows.hidden
-        x, w = Value("x", (step.tokens, hidden), step.activations), self._w.value(step)
+        x, w = Value("x", (step.own_rows, hidden), step.activations), self._w.value(step)
         norm = self.norm.weight.value(step)
-        projected = Value(f"{self.name}.projected", (step.tokens, width), step.activations)
+        projected = Value(f"{self.name}.projected", (step.own_rows, width), step.activations)
         arguments: tuple[Argument, ...] = (
             *(x, None, w, self.norm.eps * hidden, width, 0, None),
             *(None, None, None, self.norm.size, norm, None, None, 0.0),
@@ -82,7 +82,7 @@ class PerLayerInputs(Stateless):
             label=label,
         )
         project = Launch(
-            "qkv_projection", arguments, (projected.name,), product(step.tokens, w), step.tokens, label
+            "qkv_projection", arguments, (projected.name,), product(step.own_rows, w), step.own_rows, label
         )
         return (*self.embedding.launches(step), project, added)
 
@@ -131,13 +131,13 @@ class GatedInput(Stateless):
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """One kernel, and the norm after it."""
-        x = Value("x", (step.tokens, self.hidden), step.activations)
+        x = Value("x", (step.own_rows, self.hidden), step.activations)
         w_gate, w_output = self._w_gate.value(step), self._w_output.value(step)
         arguments = (x, w_gate, self.inputs.value(step), w_output, self.inputs.first, self.activation)
         y = Value("gated_input", x.shape, x.dtype)
-        work = product(step.tokens, w_gate, w_output)
+        work = product(step.own_rows, w_gate, w_output)
         return (
-            Launch("per_layer_input", arguments, (y.name,), work, step.tokens),
+            Launch("per_layer_input", arguments, (y.name,), work, step.own_rows),
             self._after.launch(step, y, "x", "after the layer's input", x, self.scale),
         )
 

@@ -20,6 +20,7 @@ def plan_command(options: argparse.Namespace) -> int:
         instance=options.instance,
         accelerator=options.accelerator,
         tp=options.tp,
+        sp=options.sp,
         batch=options.batch,
         prompt=options.prompt,
         generate=options.generate,

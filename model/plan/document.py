@@ -34,6 +34,7 @@ def document(plan: Plan, name: str) -> dict[str, Any]:
         "place": plan.place,
         "target": plan.target,
         "tp": plan.tp,
+        "sp": plan.sp,
         "uneven": list(plan.uneven),
         "copies": plan.copies,
         "prompt": plan.prompt,

@@ -1,7 +1,7 @@
 """Times of kernels from dry runs, at few enough sizes that a plan takes seconds.
 
 - Up to 128 rows go through the weights together, with almost the same instructions: between launches at 1, 16 and 128
-  rows, times are taken as linear.
+  rows, times are taken as linear. Products of rows that ranks cut among them are launched as they are.
 - Beyond some thousand rows a kernel repeats itself, products with weights every 1,536 rows and attention every 512: the
   number of instructions is a polynomial in the number of repetitions, linear for products and beyond a window of
   attention, quadratic for attention else. Forward differences of launches at the first sizes with the same remainder
@@ -89,11 +89,12 @@ class DryTimes:
         whole = Time(took.dataflow_ns, took.program_ns, took.serial_ns)
         return whole - Time.exact(done.overhead_ns)
 
-    def by_rows(self, sized: Sized, rows: int) -> Time:
-        """A product with weights, which takes the rows of all sequences together."""
+    def by_rows(self, sized: Sized, rows: int, ranks: int = 1) -> Time:
+        """A product with weights, which takes the rows of all sequences together; `ranks` may cut them."""
         if rows > ROWS_TOGETHER:
-            return continued(lambda size: self.launch(sized(size)), rows, order=1, period=_ROWS_PERIOD)
-        if rows in _KNOTS:
+            period = _ROWS_PERIOD // ranks * ranks
+            return continued(lambda size: self.launch(sized(size)), rows, order=1, period=period)
+        if ranks > 1 or rows in _KNOTS:
             return self.launch(sized(rows))
         low, high = next((low, high) for low, high in pairwise(_KNOTS) if low < rows < high)
         share = (rows - low) / (high - low)

@@ -8,6 +8,7 @@ from model.device import INSTANCES, Instance, chip, instance_named
 from model.errors import ModelError
 from model.layers import unsupported
 from model.layers.uneven import uneven
+from model.mesh import check_sequence
 from model.plan import roofline
 from model.plan.dry import Time
 from model.plan.memory import DTYPE_BYTES, Footprint, footprint, possible_tp, smallest_tp
@@ -34,6 +35,7 @@ class Request:
     instance: str | None = None
     accelerator: str | None = None
     tp: int | None = None
+    sp: bool = False
     batch: int = 1
     prompt: int | None = None
     generate: int | None = None
@@ -103,6 +105,7 @@ class Plan:
     devices: int | None
     peaks: Accelerator
     tp: int
+    sp: bool
     copies: int
     price: float | None
     footprints: tuple[Footprint, ...]
@@ -158,10 +161,12 @@ def make_plan(model: ModelCounts, request: Request) -> Plan:
     dtype = request.dtype or model.config.dtype or "bfloat16"
     prompt, generate = _tokens(model, request)
     place = _Place.of(model, request, dtype, prompt + generate)
+    if request.sp:
+        _check_sequence(model, place)
     predictor = None
     if place.target is not None and not unsupported(model.config):
         # The instance's own name, so that collectives go over its links.
-        predictor = Predictor(model.config, place.name, place.tp, dtype, prompt + generate)
+        predictor = Predictor(model.config, place.name, place.tp, dtype, prompt + generate, request.sp)
     peaks = place.peaks.times(place.tp)
     work = roofline.prefill(model, dtype, 1, prompt)
     first = Phase(work, 1e9 * work.seconds(peaks), predictor.first_token(prompt) if predictor else None)
@@ -185,6 +190,7 @@ def make_plan(model: ModelCounts, request: Request) -> Plan:
         devices=place.devices,
         peaks=place.peaks,
         tp=place.tp,
+        sp=request.sp,
         copies=place.copies,
         price=request.price,
         footprints=tuple(
@@ -245,6 +251,18 @@ def _check_tp(model: ModelCounts, tp: int) -> None:
     refusal = model.config.refusal(tp)
     if refusal is not None:
         raise ModelError(refusal)
+
+
+def _check_sequence(model: ModelCounts, place: _Place) -> None:
+    """ModelError where no launches of several ranks are predicted, of which `--sp` could cut the rows."""
+    if place.target is None:
+        raise ModelError(f"--sp changes launches of kernels; for {place.name} a plan has rooflines only")
+    missing = unsupported(model.config)
+    if missing:
+        raise ModelError(
+            f"--sp changes launches of kernels; this model has rooflines only, as no kernel computes {missing[0]}"
+        )
+    check_sequence(True, place.tp)
 
 
 def _tokens(model: ModelCounts, request: Request) -> tuple[int, int]:

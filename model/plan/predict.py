@@ -23,6 +23,7 @@ from model.errors import ModelError
 from model.families import compose
 from model.kernel_model import launches_of
 from model.layers.launch import Growth, Launch, Phase, StepShape
+from model.mesh import Mesh
 from model.plan.dry import DryTimes, Time
 from model.plan.roofline import core
 
@@ -68,10 +69,19 @@ class Predictor:
     """Times of a model over `ranks` cores of one chip, for sequences that end at `context` tokens.
 
     Activations, weights and cache share one dtype; float16, which the kernels do not take, is planned as bfloat16, of
-    the same width.
+    the same width. With `cuts_sequence` the ranks cut the rows of prompts among them.
     """
 
-    def __init__(self, config: ModelConfig, target: str, ranks: int, dtype: str, context: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        target: str,
+        ranks: int,
+        dtype: str,
+        context: int,
+        cuts_sequence: bool = False,
+    ) -> None:
+        self._mesh = Mesh(ranks, sequence=cuts_sequence)
         decoder = compose(config)
         first = dict(zip(reversed(config.blocks), reversed(decoder.blocks)))
         kinds = [(first[kind], count) for kind, count in Counter(config.blocks).items()]
@@ -79,30 +89,31 @@ class Predictor:
         self._core = core(chip(target) if ranks > 1 else chip(target).alone(), dtype)
         self._dry = DryTimes(target, ranks)
         held = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
-        cache_length = bucket_length(context, context)
-        self._step = StepShape(Phase.decode, 1, 1, cache_length, context, ranks, held, held)
+        length = bucket_length(context, context, self._mesh.row_multiple)
+        self._step = StepShape(
+            Phase.decode, 1, 1, length, context, ranks, held, held, cuts_sequence=cuts_sequence
+        )
 
     def first_token(self, tokens: int) -> PassTime:
         """One prompt, and the head for its last token."""
-        return self._pass(replace(self._step, phase=Phase.prefill).resized(tokens))
+        return self.first_tokens(tokens, 1)
 
     def first_tokens(self, tokens: int, batch: int) -> PassTime:
         """`batch` prompts of as many tokens each, packed into the same launches, and the head for their last tokens."""
-        if batch == 1:
-            return self.first_token(tokens)
-        prompts = replace(self._step, phase=Phase.prefill, tokens=batch * tokens, sequences=batch)
-        *parts, head = self._parts
-        layers, last = self._pass(prompts, parts), self._pass(self._step.resized(batch), [head])
-        return PassTime(layers.overhead, (*layers.parts, *last.parts))
+        rows = batch * self._mesh.padded_length(tokens, batch)
+        prompts = replace(self._step, phase=Phase.prefill, tokens=rows, sequences=batch)
+        return self._pass(
+            replace(prompts, padded=batch > 1)
+        )  # their last rows are gathered, as where they differ
 
     def step(self, batch: int) -> PassTime:
         """One token for each of `batch` sequences."""
         return self._pass(self._step.resized(batch))
 
-    def _pass(self, step: StepShape, parts: list[tuple[BlockLayers, int]] | None = None) -> PassTime:
+    def _pass(self, step: StepShape) -> PassTime:
         times = tuple(
             time
-            for part, count in parts or self._parts
+            for part, count in self._parts
             for launch in launches_of(part, step)
             for time in self._times(part, launch, step, count)
         )
@@ -142,8 +153,21 @@ class Predictor:
             """The launch of this title in a step of `rows` rows."""
             return _titled(part, step.resized(rows), launch.title)
 
+        def of_own_rows(rows: int) -> Launch:
+            """The launch of this title in a step that leaves `rows` rows to each rank."""
+            return resized(rows * step.sequence_ranks)
+
+        def of_sequences(count: int) -> Launch:
+            """The launch of this title in a step of `count` sequences as long as this step's."""
+            tokens = step.tokens // step.sequences * count
+            return _titled(part, replace(step, tokens=tokens, sequences=count), launch.title)
+
+        if launch.growth is Growth.sequences:
+            return self._dry.by_rows(of_sequences, launch.rows)
         if launch.growth is Growth.rows:
-            return self._dry.by_rows(resized, launch.rows)
+            if launch.rows == step.own_rows:
+                return self._dry.by_rows(of_own_rows, launch.rows)
+            return self._dry.by_rows(resized, launch.rows, step.sequence_ranks)
         most, tokens = kernel_limit(launch.kernel, "MAX_TOKENS"), launch.rows // step.sequences
         if tokens > most:
             raise ModelError(f"{launch.kernel} takes at most {most} tokens, not {tokens}")

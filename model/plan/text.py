@@ -90,7 +90,8 @@ def _instances(plan: Plan) -> list[Part]:
 def _phases(plan: Plan) -> list[Part]:
     ranks = _plural(plan.tp, "device")
     if plan.devices is not None:
-        ranks = f"tp {plan.tp} of {plan.devices} cores, {_copies(plan)}"
+        cut = " with sp" if plan.sp else ""
+        ranks = f"tp {plan.tp}{cut} of {plan.devices} cores, {_copies(plan)}"
     out = [
         _sentence(
             f"{plan.place}: {ranks}; a prompt of {plan.prompt:,}, then {_plural(plan.generate, 'token')}; "

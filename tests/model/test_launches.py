@@ -17,8 +17,14 @@ from model.families import compose, load_config
 from model.kernel_model import KernelModel, launches_of
 from model.layers.joint import joined
 from model.layers.launch import Launch, Phase, StepShape, Value, View
+from model.mesh import Mesh
 from model.weights import shard_weights
 from tests.model.shapes import SHARDED
+
+CUT = [
+    (changes, ranks, cuts) for changes, ranks in SHARDED for cuts in (False, True) if ranks > 1 or not cuts
+]
+"""The same, and whether the ranks cut the rows of prompts."""
 
 FLOAT32 = np.dtype(np.float32)
 PROMPT = 9
@@ -44,26 +50,28 @@ class Loaded:
     launches: dict[Phase, list[Launch]]
 
 
-def loaded(folder, ranks: int, dtype: str = "float32") -> Loaded:
+def loaded(folder, ranks: int, dtype: str = "float32", cuts: bool = False) -> Loaded:
     config = load_config(folder)
     weights = shard_weights(config, dict(open_checkpoint(folder, config)), ranks, dtype=dtype)
     device = Recorded("trn2", ranks)
     decoder = compose(config)
     held = weights[0].arrays["head.w_head"].dtype
-    step = StepShape(Phase.prefill, PROMPT, 1, 128, config.context, ranks, weights[0].dtype, held)
+    mesh = Mesh(ranks, sequence=cuts)
+    tokens, dtypes = mesh.padded_length(PROMPT, 1), (weights[0].dtype, held)
+    step = StepShape(Phase.prefill, tokens, 1, 128, config.context, ranks, *dtypes, cuts_sequence=cuts)
     lists = {
         each.phase: [launch for part in decoder.sections for launch in launches_of(part, each)]
         for each in (step, replace(step, phase=Phase.decode, tokens=1))
     }
-    return Loaded(KernelModel(config, weights, device, 128), device, lists)
+    return Loaded(KernelModel(config, weights, device, 128, mesh=mesh), device, lists)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("changes", "ranks"), SHARDED)
+@pytest.mark.parametrize(("changes", "ranks", "cuts"), CUT)
 def test_a_device_is_given_the_list_in_its_order_shapes_and_dtypes(
-    write_model, changes, ranks, dtype
+    write_model, changes, ranks, cuts, dtype
 ) -> None:
-    case = loaded(write_model(**changes), ranks, dtype)
+    case = loaded(write_model(**changes), ranks, dtype, cuts)
     case.model.prefill([list(range(3, 3 + PROMPT))])
     case.model.decode([5], [PROMPT])
     listed = [*case.launches[Phase.prefill], *case.launches[Phase.decode]]
@@ -84,13 +92,13 @@ def test_a_device_is_given_the_list_in_its_order_shapes_and_dtypes(
         assert count == len(launch.results)
 
 
-@pytest.mark.parametrize(("changes", "ranks"), SHARDED)
-def test_what_a_launch_returns_is_what_later_launches_read(write_model, changes, ranks) -> None:
+@pytest.mark.parametrize(("changes", "ranks", "cuts"), CUT)
+def test_what_a_launch_returns_is_what_later_launches_read(write_model, changes, ranks, cuts) -> None:
     """A name is read only after something returned it, or where it is a weight, a state, a constant or the step's."""
-    case = loaded(write_model(**changes), ranks)
+    case = loaded(write_model(**changes), ranks, cuts=cuts)
     decoder = compose(load_config(write_model(name="again", **changes)))
     step = StepShape(Phase.decode, 1, 1, 128, 64, ranks, FLOAT32, FLOAT32)
-    known = {"ids", "positions", *(weight.name for weight in decoder.weights)}
+    known = {"ids", "positions", *(["ends"] if cuts else []), *(weight.name for weight in decoder.weights)}
     for layer in decoder.layers:
         known |= {state.name for state in layer.states(step)} | set(layer.constants(step))
     for launches in case.launches.values():
@@ -145,6 +153,19 @@ def test_ranks_share_the_work_and_sums_over_them_move_nothing_through_hbm(write_
         )
         assert shared.bytes == alone.bytes / ranks
         assert shared.operations == alone.operations / ranks
+
+
+def test_ranks_that_cut_the_sequence_hold_their_rows_of_a_prompt_and_decode_as_without(write_model) -> None:
+    """Of 9 tokens, padded to 12, each of 4 ranks has 3 rows of x; queries, keys and values are of all."""
+    whole, cut = (loaded(write_model(name=str(cuts)), 4, cuts=cuts).launches for cuts in (False, True))
+    assert cut[Phase.decode] == whole[Phase.decode]
+    rows = {
+        (each.name, each.shape[0])
+        for launch in cut[Phase.prefill][:-1]
+        for each in launch.arguments
+        if isinstance(each, Value) and each.name in ("ids", "x", "q", "o", "positions")
+    }
+    assert rows == {("ids", 3), ("x", 3), ("q", 12), ("o", 12), ("positions", 12)}
 
 
 def test_views_are_rows_from_the_end() -> None:

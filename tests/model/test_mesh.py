@@ -30,10 +30,33 @@ def test_ranks_of_a_group_hold_the_model_once_and_meet() -> None:
     assert [mesh.group_of(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 2]
     assert mesh.groups(Axis.tensor) == [[0, 1], [2, 3], [4, 5]]
     assert Mesh(tensor=1, data=4).groups(Axis.tensor) is None
+    assert [mesh.own_rows(rank, 8) for rank in range(6)] == [slice(0, 8)] * 6
+    assert mesh.padded_length(7, 1) == 7
     assert [mesh.sequences_of_group(count) for count in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
 
 
-@pytest.mark.parametrize("mesh", [Mesh(1, 2), Mesh(2, 2), Mesh(1, 3), Mesh(4, 2), Mesh(2, 4)], ids=str)
+def test_ranks_that_cut_the_sequence_hold_as_many_rows_each() -> None:
+    mesh = Mesh(tensor=4, data=2, sequence=True)
+    assert mesh.groups(Axis.tensor) == Mesh(tensor=4, data=2).groups(Axis.tensor)
+    assert [mesh.own_rows(rank, 8) for rank in (0, 1, 3, 4, 7)] == [
+        slice(0, 2),
+        slice(2, 4),
+        slice(6, 8),
+        slice(0, 2),
+        slice(6, 8),
+    ]
+    assert [mesh.padded_length(7, sequences) for sequences in (1, 2, 3, 4, 6)] == [8, 8, 8, 7, 8]
+    assert [Mesh(3, sequence=True).padded_length(tokens, 1) for tokens in (3, 4)] == [3, 6]
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        *(Mesh(1, 2), Mesh(2, 2), Mesh(1, 3), Mesh(4, 2), Mesh(2, 4)),
+        *(Mesh(4, 1, sequence=True), Mesh(2, 2, sequence=True)),
+    ],
+    ids=str,
+)
 def test_every_mesh_has_the_logits_of_one_rank(write_model, simulated, mesh) -> None:
     config, weights = load(write_model(num_attention_heads=4, num_key_value_heads=2))
     shards = shard_weights(config, weights, mesh.tensor)
@@ -63,15 +86,21 @@ def test_groups_share_the_arrays_of_their_weights(write_model) -> None:
 def test_prompts_are_divided_over_the_groups_of_a_mesh(write_model, tmp_path, capsys) -> None:
     folder = str(write_model(eos_token_id=None))
     results = []
-    for mesh in ([], ["--dp", "2"], ["--tp", "2", "--dp", "2"], ["--dp", "3"]):
+    for mesh in ([], ["--dp", "2"], ["--tp", "2", "--dp", "2"], ["--dp", "3"], ["--tp", "2", "--sp"]):
         path = tmp_path / "out.json"
         prompts = ["--prompt", "a", "--prompt", "a longer one", "--prompt", "b"]
         arguments = ["--model", folder, *prompts, "--max-new-tokens", "3", *mesh, "--json", str(path)]
         assert main(["generate", *arguments]) == 0
         results.append(json.loads(path.read_text()))
     ids = [[each["generated_ids"] for each in result["generations"]] for result in results]
-    assert ids[0] == ids[1] == ids[2] == ids[3]
-    assert [(result["tp"], result["dp"]) for result in results] == [(1, 1), (1, 2), (2, 2), (1, 3)]
+    assert all(each == ids[0] for each in ids)
+    assert [(result["tp"], result["dp"], result["sp"]) for result in results] == [
+        (1, 1, False),
+        (1, 2, False),
+        (2, 2, False),
+        (1, 3, False),
+        (2, 1, True),
+    ]
     assert all(each["checks"]["tokens_equal"] == 3 for result in results for each in result["generations"])
     assert "predicted on 3 cores for 3 prompts, in ms" in capsys.readouterr().out
     steps = [result["predictions"]["trn2"]["per_token"]["program_ns"] for result in results]
@@ -138,3 +167,13 @@ def test_the_report_says_what_ranks_hold_padded(write_model, tmp_path, capsys) -
         assert json.loads(path.read_text())["uneven"] == said
         text = " ".join(capsys.readouterr().out.split())
         assert (f"on 4 ranks {'; '.join(SAID)}" in text) == bool(said)
+
+
+@pytest.mark.parametrize(("tp", "fits"), [("1", False), ("2", True)])
+def test_one_rank_has_nobody_to_cut_a_sequence_with(write_model, capsys, tp, fits) -> None:
+    arguments = ["--model", str(write_model()), "--backend", "numpy", "--max-new-tokens", "1", "--tp", tp]
+    if fits:
+        assert main(["generate", *arguments, "--sp"]) == 0
+        return
+    said = "nkw: error: --sp cuts prompts over tensor-parallel ranks and there is 1; ask for more with --tp"
+    assert refused(capsys, *arguments, "--sp") == said

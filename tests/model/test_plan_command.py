@@ -358,3 +358,45 @@ def test_a_plan_says_what_cores_hold_padded(capsys, tmp_path) -> None:
         assert json.loads(path.read_text())["uneven"] == said
         text = " ".join(capsys.readouterr().out.split())
         assert ("on 2 cores 9 query heads in 3 groups" in text) == bool(said)
+
+
+def test_ranks_that_cut_the_sequence_change_the_prompt_only(small, capsys, tmp_path) -> None:
+    plans = []
+    for arguments in ([], ["--sp"]):
+        path = tmp_path / "plan.json"
+        text = printed(capsys, small, "--tp", "4", "--batch", "2", *arguments, "--json", str(path))
+        assert f"trn2.48xlarge: tp 4{' with sp' if arguments else ''} of 128 cores" in text
+        plans.append(json.loads(path.read_text()))
+    whole, cut = plans
+    assert (whole["sp"], cut["sp"]) == (False, True)
+    assert cut["step"] == whole["step"]
+    for phase in ("first_token", "first_tokens"):
+        names = [[each["kernel"] for each in plan[phase]["kernels"]] for plan in plans]
+        assert "embedding, last rows" in names[1]
+        assert set(names[1]) - set(names[0]) <= {"embedding, last rows"}
+        assert cut[phase]["program_ns"] != whole[phase]["program_ns"]
+
+
+@pytest.mark.parametrize(
+    ("place", "arguments", "said"),
+    [
+        (
+            "config.json",
+            [],
+            "--sp cuts prompts over tensor-parallel ranks and there is 1; ask for more with --tp",
+        ),
+        (
+            "config.json",
+            ["--tp", "2", "--accelerator", "h100"],
+            "--sp changes launches of kernels; for h100 a plan has rooflines only",
+        ),
+        (
+            published("deepseek-v3"),
+            ["--tp", "64"],
+            "--sp changes launches of kernels; this model has rooflines only, as no kernel computes latent attention",
+        ),
+    ],
+)
+def test_a_plan_refuses_sp_where_no_ranks_cut_anything(small, capsys, place, arguments, said) -> None:
+    assert refused(capsys, place, *arguments, "--sp").endswith(said)
+    printed(capsys, "config.json", "--tp", "2", "--sp")

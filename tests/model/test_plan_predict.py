@@ -16,6 +16,7 @@ from model.device import DryDevice
 from model.families import load_config
 from model.kernel_model import KernelModel, launches_of
 from model.layers.launch import Growth, Phase
+from model.mesh import Mesh
 from model.plan.dry import Time, continued
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.predict import PassTime, Predictor
@@ -32,9 +33,14 @@ def tiny(folder: Path, **changes: Any) -> ModelCounts:
 
 
 def predictor(
-    model: ModelCounts, target: str = "trn2", tp: int = 1, context: int = 64, dtype: str = "float32"
+    model: ModelCounts,
+    target: str = "trn2",
+    tp: int = 1,
+    context: int = 64,
+    dtype: str = "float32",
+    cuts: bool = False,
 ) -> Predictor:
-    return Predictor(model.config, target, tp, dtype, context)
+    return Predictor(model.config, target, tp, dtype, context, cuts)
 
 
 def named(done: PassTime) -> dict[str, Any]:
@@ -43,9 +49,13 @@ def named(done: PassTime) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("target", "ranks"), [("trn1", 1), ("trn1", 4), ("inf2", 2), ("trn2.48xlarge", 4), ("trn3", 2)]
+    ("target", "ranks", "cuts"),
+    [
+        *(("trn1", 1, False), ("trn1", 4, False), ("inf2", 2, False), ("trn2.48xlarge", 4, False)),
+        *(("trn3", 2, False), ("trn1", 2, True), ("trn2", 4, True), ("trn3", 4, True)),
+    ],
 )
-def test_a_plan_takes_the_time_that_generating_takes(write_model, target, ranks, dtype) -> None:
+def test_a_plan_takes_the_time_that_generating_takes(write_model, target, ranks, cuts, dtype) -> None:
     """Launch by launch: the plan launches the same kernels with the same arguments, one rank standing for its equals.
 
     Only the floor of a launch's work, which a plan keeps to, may lengthen it. 301 tokens leave the last of 4 ranks a
@@ -55,20 +65,22 @@ def test_a_plan_takes_the_time_that_generating_takes(write_model, target, ranks,
     config = load_config(folder)
     weights = shard_weights(config, dict(open_checkpoint(folder, config)), ranks, dtype=dtype)
     device = DryDevice(target, ranks)
-    kernels = KernelModel(config, weights, device, bucket_length(64, 64))
-    plan = predictor(load_model(folder), target, ranks, dtype=dtype)
+    kernels = KernelModel(config, weights, device, bucket_length(64, 64), mesh=Mesh(ranks, sequence=cuts))
+    plan = predictor(load_model(folder), target, ranks, dtype=dtype, cuts=cuts)
+    tokens = 16 * ranks - 1 if cuts else 16  # ranks that cut rows pad them to 16 each
     for run, done in (
-        (lambda: kernels.prefill([list(range(16))]), plan.first_token(16)),
+        (lambda: kernels.prefill([list(range(tokens))]), plan.first_token(tokens)),
         (lambda: kernels.decode([5], [16]), plan.step(1)),
     ):
         run()
         launched = device.take_pass()
         assert done.refusals == ()
         assert done.overhead.program_ns == launched.overhead_ns
-        embedding, *layers, head = launched.launches
+        heads = sum(part.name in ("embedding, last rows", "lm_head") for part in done.parts)
+        (embedding, *layers), head = launched.launches[:-heads], launched.launches[-heads:]
         blocks = len(config.blocks)
-        assert len(layers) == blocks * (len(done.parts) - 2)
-        for part, each in zip(done.parts, [embedding, *layers[: len(layers) // blocks], head]):
+        assert len(layers) == blocks * (len(done.parts) - 1 - heads)
+        for part, each in zip(done.parts, [embedding, *layers[: len(layers) // blocks], *head]):
             assert part.name.split(",")[0] == each.launch.kernel
             floor_ns, count = part.floor_ns / part.launches, part.launches
             for time_ns, own in (
@@ -107,6 +119,7 @@ def test_packed_prompts_share_products_and_attend_each_to_itself(tmp_path, token
     for kernel in ("embedding", "qkv_projection", "output_projection", "mlp"):
         assert packed[kernel] == whole[kernel]
     assert packed["lm_head"] == named(plan.step(batch))["lm_head"]
+    assert packed["embedding, last rows"].launches == 1  # which are gathered before the head
     attention, alone = packed["attention_prefill"], one["attention_prefill"]
     assert attention.floor_ns == pytest.approx(batch * alone.floor_ns)
     assert alone.time.program_ns < attention.time.program_ns <= batch * alone.time.program_ns
@@ -176,11 +189,12 @@ def test_continuation_is_exact_for_polynomials_and_launches_little(order, size, 
     assert {rows % period for rows in asked} == {size % period}
 
 
-def test_products_of_long_prompts_take_the_time_of_their_launches(tmp_path) -> None:
-    """Within the 1 % of model/README.md, where groups of the MLP have fewer than 512 rows."""
+@pytest.mark.parametrize("cuts", [False, True])
+def test_products_of_long_prompts_take_the_time_of_their_launches(tmp_path, cuts) -> None:
+    """Within the 1 % of model/README.md, where groups of the MLP have under 512 rows and ranks do not divide 128."""
     fields = dict(num_attention_heads=6, num_key_value_heads=3, hidden_size=6144, intermediate_size=256)
     model = tiny(tmp_path, num_hidden_layers=1, head_dim=16, max_position_embeddings=8192, **fields)
-    plan = predictor(model, tp=3, context=8192)
+    plan = predictor(model, tp=3, context=8192, cuts=cuts)
     part, _ = plan._parts[1]
     step = replace(plan._step, phase=Phase.prefill).resized(5001)
     for launch in launches_of(part, step):

@@ -1,0 +1,89 @@
+"""Sequence parallelism: every family with the rows of its prompts cut over the ranks, and prompts that need padding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from model.config import ModelConfig
+from model.device import SimulatedDevice
+from model.kernel_model import KernelModel
+from model.mesh import Mesh
+from model.reference import ReferenceModel
+from model.weights import shard_weights
+from tests.model.reordering import reordered
+from tests.model.test_dense_families import CACHE, IDS, bound, load, oracle
+from tests.model.test_kernel_model import load as load_llama
+from tests.model.tiny_families import TINY, write_tiny
+
+FIRST, SECOND = IDS[:16], IDS[4:11]
+"""Prompts of a batch. The first token behind the first one gives longrope other frequencies."""
+
+
+def model_of(
+    config: ModelConfig,
+    weights: dict[str, np.ndarray],
+    ranks: int,
+    sequences: int = 1,
+    dtype: str = "float32",
+    cache: int = CACHE,
+) -> KernelModel:
+    mesh = Mesh(ranks, sequence=True)
+    shards = shard_weights(config, weights, ranks, dtype=dtype)
+    return KernelModel(config, shards, SimulatedDevice("trn2", ranks), cache, sequences=sequences, mesh=mesh)
+
+
+def allowed(config: ModelConfig, weights: dict[str, np.ndarray], ids: list[int]) -> float:
+    """Four times what the order of float32 sums does to the logits, as in test_kernel_model."""
+    wanted = ReferenceModel(config, weights).prefill([ids])[0].logits
+    others = (ReferenceModel(config, reordered(config, weights, seed)) for seed in range(8))
+    return 4 * max(float(np.abs(other.prefill([ids])[0].logits - wanted).max()) for other in others)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_family_has_the_tokens_of_one_rank(tmp_path, name) -> None:
+    """Two prompts of different lengths and a step behind them; four ranks where that pads the prompts."""
+    config, weights = load(write_tiny(tmp_path, name))
+    ranks = 4 if name in ("gemma2", "gpt2 untied") else 2
+    model, alone = model_of(config, weights, ranks, sequences=2), ReferenceModel(config, weights)
+    first, second = (FIRST[1:], SECOND) if ranks == 4 else (FIRST, SECOND)
+    step = [IDS[16], IDS[11]], [len(first), len(second)]
+    for own, wanted in (
+        *zip(model.prefill([first, second]), alone.prefill([first, second])),
+        *zip(model.decode(*step), alone.decode(*step)),
+    ):
+        assert np.abs(own.logits - wanted.logits).max() <= bound(name)
+        next_best, best = np.sort(wanted.logits)[-2:]
+        if best - next_best > 2 * bound(name):
+            assert own.ids[0] == np.argmax(wanted.logits)
+
+
+def test_bfloat16_costs_what_it_costs_transformers(tmp_path) -> None:
+    """A family whose rows are normalised by the ranks in launches of their own as well."""
+    config, weights = load(write_tiny(tmp_path, "gemma2"))
+    (own,) = model_of(config, weights, 2, dtype="bfloat16").prefill([IDS])
+    assert np.abs(own.logits - oracle("gemma2")[-1]).max() <= bound("gemma2", "bfloat16")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_prompts_around_a_row_tile(write_model, ranks) -> None:
+    config, weights = load_llama(write_model(max_position_embeddings=140, num_attention_heads=4))
+    ids = np.random.default_rng(7).integers(3, 250, 129).tolist()
+    reference, model = ReferenceModel(config, weights), model_of(config, weights, ranks, cache=256)
+    most = allowed(config, weights, ids)
+    for count in (127, 128, 129):
+        (own,), (wanted,) = model.prefill([ids[:count]]), reference.prefill([ids[:count]])
+        assert np.abs(own.logits - wanted.logits).max() <= most
+        (own,), (wanted,) = model.decode([5], [count]), reference.decode([5], [count])
+        assert np.abs(own.logits - wanted.logits).max() <= most
+
+
+def test_a_prompt_may_fill_the_context_beside_its_padding(write_model) -> None:
+    """Three ranks pad 64 tokens to 66: rows that no table of positions has, and no prompt."""
+    config, weights = load_llama(
+        write_model(max_position_embeddings=64, num_attention_heads=6, num_key_value_heads=3, head_dim=8)
+    )
+    ids = np.random.default_rng(7).integers(3, 250, 64).tolist()
+    reference, model = ReferenceModel(config, weights), model_of(config, weights, 3, cache=128)
+    (own,), (wanted,) = model.prefill([ids]), reference.prefill([ids])
+    assert np.abs(own.logits - wanted.logits).max() <= allowed(config, weights, ids)
