@@ -28,6 +28,8 @@ from simulate.files import opened
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 2**24
+"""Of a header; that of a thousand tensors takes a tenth of a megabyte. The library takes 100 MB, as 2 GB of memory."""
 _DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -151,7 +153,10 @@ def _tensors_of(path: Path) -> tuple[dict[str, _Stored], mmap.mmap]:
     """
     try:
         with opened(path) as file:  # the library would wait for the writer of a pipe
-            length = file.read(_LENGTH_BYTES)
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if length > _MOST_HEADER_BYTES:
+                what = f"its header takes {length:,} bytes; at most {_MOST_HEADER_BYTES:,}"
+                raise _error(f"{path} is not a safetensors file: {what}")
             with safetensors.safe_open(path, framework="np") as header:
                 slices = [(name, header.get_slice(name)) for name in header.offset_keys()]
                 described = [(name, each.get_dtype(), tuple(each.get_shape())) for name, each in slices]
@@ -164,7 +169,7 @@ def _tensors_of(path: Path) -> tuple[dict[str, _Stored], mmap.mmap]:
         why = str(error).removeprefix("Error while deserializing header: ")
         raise _error(f"{path} is not a safetensors file: {why}") from None
     content = np.frombuffer(mapped, np.uint8)
-    end = _LENGTH_BYTES + int.from_bytes(length, "little")
+    end = _LENGTH_BYTES + length
     held = {}
     for name, dtype, shape in described:
         if dtype not in _DTYPES:

@@ -23,19 +23,21 @@ _MOST_CHARACTERS = 2**22
 """Of a line; the longest contexts take fewer."""
 
 
-def read_prompts(options: argparse.Namespace) -> list[str]:
+def read_prompts(options: argparse.Namespace, shared: bool = False) -> list[str]:
     """The prompts of `--prompt` and of the lines of `--prompt-file`, empty lines left out.
 
-    Raises ModelError for more than 128 prompts, a file that cannot be read or has none, and `--system` without
-    `--chat`.
+    Raises ModelError for more than 128 prompts, a file that cannot be read or has none, stdin where several processes
+    have it `shared`, and `--system` without `--chat`.
     """
     if options.system is not None and not options.chat:
         raise ModelError("--system is the first message of a chat: give --chat as well")
     prompts = list(options.prompt)
     if options.prompt_file is not None:
-        prompts += _lines(options.prompt_file)
+        prompts += _lines(options.prompt_file, shared)
         if not prompts:
-            raise ModelError(f"{options.prompt_file} has no prompt; each line that is not empty is one")
+            raise ModelError(
+                f"{_named(options.prompt_file)} has no prompt; each line that is not empty is one"
+            )
     if len(prompts) > MOST_PROMPTS:
         raise ModelError(f"more than {MOST_PROMPTS} prompts; one batch takes {MOST_PROMPTS}")
     return prompts or [FIRST_PROMPT]
@@ -78,9 +80,19 @@ def sampling_options(options: argparse.Namespace) -> SamplingOptions:
     return SamplingOptions(temperature, top_k, top_p, options.seed)
 
 
-def _lines(name: str) -> list[str]:
+def _named(path: str) -> str:
+    """What a prompt file is called in a sentence."""
+    return "stdin" if path == STDOUT else path
+
+
+def _lines(path: str, shared: bool) -> list[str]:
+    name = _named(path)
+    if shared and path == STDOUT:
+        raise ModelError(
+            "--prompt-file - reads stdin, which the processes of torchrun share: give the prompts as a file"
+        )
     try:
-        file = sys.stdin if name == STDOUT else io.StringIO(read_text(name))
+        file = sys.stdin if path == STDOUT else io.StringIO(read_text(path))
         return list(_prompts_of(file, name))
     except UnicodeDecodeError as error:
         raise ModelError(f"{name} is not text: {error}") from None

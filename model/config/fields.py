@@ -14,6 +14,8 @@ from simulate.files import read_text
 _CODE = "NKW-MODEL-CONFIG"
 MOST_COUNT = 2**31 - 1
 """The largest count that is read: ids and positions are int32 in the kernels."""
+MOST_JSON_BYTES = 2**24
+"""Of a JSON file; the largest published one, an index of shards, take 9 MB. Read, it takes up to 20 times as much."""
 
 
 class Fields:
@@ -104,14 +106,29 @@ class Fields:
         return value
 
 
+class _Contradiction(ValueError):
+    """A field that stands twice in one object, with different values."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        for name, value in pairs:
+            if values[name] != value:
+                raise _Contradiction(f"{name:.60} stands twice, with different values")
+    return values
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ModelError where there is none."""
+    """The object in a JSON file of at most 16 MiB; ModelError where there is none."""
     try:
-        values = json.loads(read_text(path))
+        values = json.loads(read_text(path, MOST_JSON_BYTES), object_pairs_hook=_object)
     except FileNotFoundError:
         raise ModelError(f"{path} is missing", _CODE) from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}", _CODE) from None
+    except _Contradiction as error:
+        raise ModelError(f"{path}: {error}", _CODE) from None
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}", _CODE) from None
     if not isinstance(values, dict):

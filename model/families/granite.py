@@ -14,10 +14,15 @@ from model.config.reading import attention, biases, gated_mlp
 from model.families.dense import compose as compose
 from model.families.dense import equal_blocks
 
+_LEAST = 2.0**-63
+"""Its square is the least normal number of float32."""
+
 
 def granite(fields: Fields) -> ModelConfig:
     """Equal blocks."""
     residual = fields.number("residual_multiplier", default=1.0)
+    if not _LEAST <= residual <= 1 / _LEAST:
+        raise fields.error("residual_multiplier", f"{residual}; float32 does not hold its square")
     mixer = attention(fields, scale=fields.number("attention_multiplier", default=1.0), **biases(fields))
     config = equal_blocks(fields, mixer, gated_mlp(fields, bias=True))
     norms = replace(config.blocks[0].norms, eps=config.blocks[0].norms.eps / residual**2)

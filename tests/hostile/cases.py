@@ -16,7 +16,9 @@ from model import cli as model_cli
 from simulate import cli as simulate_cli
 from tests.hostile import mutate
 from tests.hostile.judge import Case
+from tests.model.family_folders import write_family
 from tests.model.folders import write_folder
+from tests.model.random_families import FAMILIES
 
 CONFIGS = Path(__file__).resolve().parents[1] / "model" / "configs"
 KERNELS = Path(__file__).resolve().parents[2] / "nki_kernels"
@@ -53,6 +55,46 @@ def config(draw: random.Random, folder: Path) -> Case:
     path = write_folder(folder / "m") / "config.json"
     path.write_bytes(mutate.document(draw, json.loads(path.read_text())))
     return _generate("config", draw, folder)
+
+
+def family(draw: random.Random, folder: Path) -> Case:
+    """generate, with a spoilt config.json or weights of a random configuration of any family."""
+    model = write_family(folder / "m", draw.choice(FAMILIES), draw.randrange(1000))
+    path = model / draw.choice(("config.json", "config.json", "model.safetensors", "generation_config.json"))
+    whole = path.read_bytes()
+    if path.suffix == ".json":
+        path.write_bytes(mutate.document(draw, json.loads(whole)))
+    else:
+        path.write_bytes(mutate.safetensors(draw, whole))
+    return _generate("family", draw, folder)
+
+
+def chat(draw: random.Random, folder: Path) -> Case:
+    """generate a chat, with a spoilt tokenizer_config.json or a template that asks for what it must not have."""
+    model = write_folder(folder / "m")
+    template = draw.choice(
+        (
+            "{{ messages[0].content }}",
+            "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+            "{{ self.__init__.__globals__ }}",
+            "{{ lipsum.__globals__['os'].system('touch pwned') }}",
+            "{{ ('{0.__class__}').format(messages) }}",
+            "{{ messages | map(attribute='__class__') | list }}",
+            "{{ 'x' * 10 ** 11 }}",
+            "{% for a in range(10 ** 5) %}{{ 'y' * 10 ** 5 }}{% endfor %}",
+            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+            "{{ '%10000000000d' % 1 }}",
+            "{% include '/etc/passwd' %}",
+            "{{ messages.clear() }}",
+            draw.choice(mutate.WORDS),
+        )
+    )
+    sound = {"chat_template": template, "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    spoilt = draw.random() < 0.5
+    (model / "tokenizer_config.json").write_bytes(
+        mutate.document(draw, sound) if spoilt else json.dumps(sound).encode()
+    )
+    return _generate("chat", draw, folder, "--chat", "--prompt", "Hi")
 
 
 def rope(draw: random.Random, folder: Path) -> Case:
@@ -279,5 +321,5 @@ def measurements(draw: random.Random, folder: Path) -> Case:
 
 KINDS: tuple[Maker, ...] = (
     config, rope, tokenizer, weights, values, shards, special, outputs, plan, plan_words, environment, lint, kernel,
-    measurements, sources,
+    measurements, sources, family, chat,
 )  # fmt: skip

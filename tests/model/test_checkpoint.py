@@ -159,6 +159,17 @@ def test_refuses_a_truncated_file_wherever_it_is_cut(write_model) -> None:
     assert f"{folder / FILE} is not a safetensors file: " in refusal(folder)
 
 
+def test_a_header_of_more_than_16_mib_is_refused_unread(write_model) -> None:
+    folder = write_model()
+    data = (folder / FILE).read_bytes()
+    end = 8 + struct.unpack("<Q", data[:8])[0]
+    write_raw(folder / FILE, data[8:end].ljust(2**24), data[end:])
+    assert opened(folder)
+    write_raw(folder / FILE, data[8:end].ljust(2**24 + 1), data[end:])
+    said = f"{folder / FILE} is not a safetensors file: its header takes 16,777,217 bytes; at most 16,777,216"
+    assert refusal(folder) == said
+
+
 @pytest.mark.parametrize(
     "header",
     [

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from model.config import ModelConfig
+from model.config import ModelConfig, read_json
 from model.errors import ModelError
 from model.families import load_config
 from model.rope import RopeType
+from tests.model.folders import TINY
 
 
 def change(folder: Path, **fields: Any) -> Path:
@@ -224,3 +225,37 @@ def test_text_of_a_file_reaches_a_message_escaped_and_cut(write_model) -> None:
     assert "\\x1b[31mred" in str(refused.value)
     assert "\x1b" not in str(refused.value) and "\u202e" not in str(refused.value)
     assert len(str(refused.value)) < 500
+
+
+def test_a_field_that_stands_twice_is_refused_where_its_values_differ(tmp_path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"a": {"b": 1, "b": 1}}')
+    assert read_json(path) == {"a": {"b": 1}}
+    path.write_text('{"a": {"b": 1, "b": 2}}')
+    with pytest.raises(ModelError) as refused:
+        read_json(path)
+    assert str(refused.value) == f"{path}: b stands twice, with different values"
+
+
+def test_a_json_file_of_more_than_16_mib_is_refused_unread(tmp_path) -> None:
+    path = tmp_path / "config.json"
+    for more, said in ((0, None), (1, f"{path} cannot be read: it holds more than 16,777,216 bytes")):
+        path.write_text('{"a": 1}'.ljust(2**24 + more))
+        if said is None:
+            assert read_json(path) == {"a": 1}
+            continue
+        with pytest.raises(ModelError) as refused:
+            read_json(path)
+        assert str(refused.value) == said
+
+
+@pytest.mark.parametrize("residual", [2.0**-64, 2.0**64])
+def test_a_residual_multiplier_whose_square_float32_does_not_hold_is_refused(tmp_path, residual) -> None:
+    fields = {**TINY, "model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+    for value in (residual, residual**0.5):
+        (tmp_path / "config.json").write_text(json.dumps({**fields, "residual_multiplier": value}))
+        if value != residual:
+            assert load_config(tmp_path).embedding_scale == 1 / value
+            continue
+        with pytest.raises(ModelError, match="float32 does not hold its square"):
+            load_config(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import sys
@@ -14,6 +15,7 @@ import pytest
 from model.cli import main
 from model.families import load_config
 from model.kernel_model import KernelModel
+from model.prompts import read_prompts
 from model.reference import ReferenceModel
 from model.weights import shard_weights
 from tests.model.test_cli import refused
@@ -99,6 +101,24 @@ def test_a_batch_is_checked_and_predicted(folder, tmp_path, capsys) -> None:
 def test_lines_of_stdin_are_prompts(folder, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
     assert [each["prompt"] for each in generated(folder, tmp_path, "--prompt-file", "-")] == ["one", "two"]
+
+
+def test_an_empty_stdin_and_a_shared_one_are_refused_by_name(folder, tmp_path, monkeypatch, capsys) -> None:
+    given = ["--model", str(folder), "--backend", "simulate", "--max-new-tokens", "1", "--prompt-file"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    assert refused(capsys, *given, "-") == (
+        "nkw: error: stdin has no prompt; each line that is not empty is one"
+    )
+    for name, value in dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="29431").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n"))
+    assert refused(capsys, *given, "-") == (
+        "nkw: error: --prompt-file - reads stdin, which the processes of torchrun share: give the prompts as a file"
+    )
+    lines = tmp_path / "prompts.txt"
+    lines.write_text("one\n")
+    options = argparse.Namespace(system=None, chat=False, prompt=[], prompt_file=str(lines))
+    assert read_prompts(options, shared=True) == ["one"]
 
 
 def test_more_prompts_than_a_batch_takes_are_refused(folder, tmp_path, capsys) -> None:

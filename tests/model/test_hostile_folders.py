@@ -1,0 +1,145 @@
+"""Folders of every dense family with one thing wrong: loaded and computed, or refused in one sentence that names it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from model.checkpoint import open_checkpoint
+from model.errors import ModelError
+from model.families import compose, load_config, read_config
+from model.plan.parameters import ModelCounts
+from model.prompts import sampling_options
+from model.reference import ReferenceModel
+from model.weights import shard_weights
+from tests.hostile.fields import VALUES, spoilt
+from tests.model.family_folders import ARCHITECTURES, write_family
+from tests.model.random_families import FAMILIES
+
+LONGEST = 1000
+
+
+def said(action: Callable[[], object]) -> str:
+    """The sentence that refuses `action`; "" where it is carried out. Anything but a ModelError fails the test."""
+    try:
+        action()
+    except ModelError as error:
+        sentence = str(error)
+        assert sentence.isprintable() and len(sentence) <= LONGEST, sentence
+        return sentence
+    return ""
+
+
+def used(folder: Path) -> None:
+    """Load a folder and compute two steps with what it holds."""
+    config = load_config(folder)
+    weights = open_checkpoint(folder, config)
+    model = ReferenceModel(config, weights)
+    model.prefill([[3, 4, 5]])
+    model.decode([4], [3])
+    shard_weights(config, weights, 1)
+
+
+def planned(path: Path) -> None:
+    """Read a config as `nkw plan` does."""
+    config = read_config(path)
+    ModelCounts.of(config).parameters()
+    if config.architecture and not config.refusals:
+        compose(config).tensor_shapes()
+
+
+def check_configs(folder: Path, configs: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Both outcomes have to come up: a check that refuses all, or takes all, sees nothing."""
+    outcomes = set()
+    for label, config in configs:
+        (folder / "config.json").write_text(json.dumps(config))
+        try:
+            outcomes.add(bool(said(lambda: used(folder))))
+            said(lambda: planned(folder))
+        except Exception as error:
+            raise AssertionError(f"{label}: {type(error).__name__}: {error}") from error
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_wrong_field_is_refused_in_one_sentence(family, tmp_path) -> None:
+    folder = write_family(tmp_path / "m", family)
+    configs = list(spoilt(json.loads((folder / "config.json").read_text())))
+    check_configs(folder, random.Random(family).sample(configs, 120))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_wrong_field_is_refused_in_one_sentence(family, seed, tmp_path) -> None:
+    folder = write_family(tmp_path / "m", family, seed)
+    check_configs(folder, spoilt(json.loads((folder / "config.json").read_text())))
+
+
+def test_every_wrong_field_of_generation_config_is_refused_in_one_sentence(tmp_path, namespace) -> None:
+    folder = write_family(tmp_path / "m", "Llama")
+    options = namespace(folder)
+    sound = dict(do_sample=True, temperature=0.5, top_k=4, top_p=0.5, eos_token_id=[2], bos_token_id=1)
+    outcomes = set()
+    for _, fields in spoilt(sound):
+        (folder / "generation_config.json").write_text(json.dumps(fields))
+        outcomes.add(bool(said(lambda: (load_config(folder), sampling_options(options)))))
+    assert outcomes == {True, False}
+
+
+@pytest.fixture
+def namespace() -> Callable[[Path], Any]:
+    """The options of a command that says nothing about sampling."""
+    from argparse import Namespace
+
+    return lambda folder: Namespace(model=folder, temperature=None, top_k=None, top_p=None, seed=0)
+
+
+Weights = dict[str, np.ndarray]
+
+
+def without(held: Weights, name: str) -> Weights:
+    return {each: tensor for each, tensor in held.items() if each != name}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tensor_that_is_missing_surplus_or_misshapen_is_named(family, tmp_path) -> None:
+    """Of the last layer, and of those around the layers, each tensor; one of a dtype of its own is noticed as well."""
+    folder = write_family(tmp_path / "m", family)
+    config, path = load_config(folder), folder / "model.safetensors"
+    held = safetensors.numpy.load_file(path)
+    assert said(lambda: open_checkpoint(folder, config)) == ""
+    last = f".{len(config.blocks) - 1}."
+    for name in [name for name in held if last in name or not any(map(str.isdigit, name))]:
+        tensor = held[name]
+        for changed, sentence in (
+            (without(held, name), f"tensor {name} is missing"),
+            ({**held, f"{name}.more": tensor}, f"{name}.more is not a tensor of {ARCHITECTURES[family]}"),
+            (
+                {**held, name: tensor[:-1].copy()},
+                f"{name} has shape {tensor[:-1].shape}; config.json asks for {tensor.shape}",
+            ),
+            (
+                {**held, name: tensor.astype(np.float16)},
+                "the tensors have several dtypes (float16, float32); kernels take weights of one dtype",
+            ),
+        ):
+            safetensors.numpy.save_file(changed, path)
+            assert said(lambda: open_checkpoint(folder, config)) == f"{path}: {sentence}"
+
+
+@pytest.mark.parametrize("value", [value for value in VALUES if isinstance(value, dict)] + [7])
+def test_quantised_weights_are_refused_by_name_in_every_family(value, tmp_path) -> None:
+    for family in FAMILIES:
+        folder = write_family(tmp_path / family, family)
+        fields = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**fields, "quantization_config": value}))
+        sentence = said(lambda: load_config(folder))  # noqa: B023 - called here
+        assert sentence.startswith(f"{folder / 'config.json'}: quantization_config: ")
