@@ -50,6 +50,11 @@ from model.precision import FLOAT32
 
 _SEQUENCES = 128
 """Sequences that one launch of a decode step takes."""
+_WIDEST_BLOCK = 8192
+"""The largest hidden size of `attention_block_decode`; the kernels of its parts take twice that in bfloat16."""
+
+_LARGEST_HEAD = 256
+"""Elements of a head that attention_block_decode takes; attention_decode takes 512."""
 
 
 @dataclass(frozen=True)
@@ -178,9 +183,11 @@ class Attention:
     def _is_one_launch(self) -> bool:
         """Whether `attention_block_decode` takes a decode step."""
         plain = self.norm is not None and self.norm.bias is None and self.norm.offset == 0.0
+        fits = self.hidden <= _WIDEST_BLOCK and self.heads.head_dim <= _LARGEST_HEAD
+        plain = plain and fits and not self.after
         biased = self.b_qkv is not None or self.b_o is not None
         own_heads = self.owner is None and not self.heads.value_norm and not self._whole_norms
-        return plain and not biased and own_heads and not self.after and self._rotates_by_position
+        return plain and not biased and own_heads and self._rotates_by_position
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Projection, attention, output; a decode step is one launch where that is possible."""

@@ -229,7 +229,7 @@ def test_a_cache_beyond_the_kernel_s_limit_is_a_roofline_in_the_kernel_s_words(
 def test_a_hidden_size_beyond_the_kernels_limit_is_named_for_each(tmp_path, hidden, refused) -> None:
     model = tiny(tmp_path, num_hidden_layers=1, hidden_size=hidden, head_dim=16, vocab_size=64)
     parts = named(predictor(model).step(1))
-    layer = ("attention_block_decode", "mlp") if refused else ("decoder_layer_decode",)
+    layer = ("qkv_projection", "mlp") if refused else ("decoder_layer_decode",)
     for kernel in (*layer, "lm_head"):
         said = f"{kernel} takes a hidden size of at most 8192, not {hidden}" if refused else ""
         assert parts[kernel].refusal == said

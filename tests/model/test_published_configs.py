@@ -1,0 +1,117 @@
+"""Every published config whose family is computed: one rank's launches run dry where `nkw plan` puts the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from model.cache import bucket_length
+from model.config import ModelConfig
+from model.device import DryDevice, chip, instance_named
+from model.errors import ModelError
+from model.families import compose, load_config, read_config
+from model.kernel_model import KernelModel
+from model.layers.shard import Shard
+from model.plan.memory import footprint, possible_tp, smallest_tp
+from model.plan.parameters import ModelCounts, load_model
+from model.plan.plan import DEFAULT_INSTANCE, DEFAULT_TOKENS, Request, make_plan
+from model.plan.predict import PassTime, Predictor
+from model.weights import RankWeights
+from tests.model.test_plan_parameters import CONFIGS
+
+ALL = {path.stem: read_config(path) for path in CONFIGS.glob("*.json")}
+COMPUTED = sorted(name for name, config in ALL.items() if config.architecture)
+PLANNED = sorted(set(ALL) - set(COMPUTED))
+ONE_OF_EACH = [
+    "gemma-2-27b",
+    "gemma-3-1b",
+    "llama-3.1-70b",
+    "llama-3.1-405b",
+    "mistral-7b-v0.1",
+    "olmo-2-13b",
+    "qwen3-0.6b",
+    "smollm2-135m",
+    "tinyllama-1.1b",
+]
+
+
+def rank_of(config: ModelConfig, tp: int, dtype: np.dtype) -> RankWeights:
+    """Weights of one rank that have shapes and no memory."""
+    shard = Shard(0, tp)
+    held = {each.name: np.broadcast_to(dtype.type(0), each.shape(shard)) for each in compose(config).weights}
+    return RankWeights(shard, dtype, held)
+
+
+def launched(config: ModelConfig, place: str, tp: int, dtype: str, prompt: int, context: int):
+    """The predicted first token and last step of a model on a device that plans rank 0, in ns."""
+    device = DryDevice(place, tp, one_for_all=True)
+    weights = rank_of(config, tp, np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16))
+    model = KernelModel(config, [weights], device, bucket_length(context, context))
+    model.prefill([list(range(prompt))])
+    first = device.take_pass().prediction().program_ns
+    model.decode([5], [prompt])
+    return first, device.take_pass().prediction().program_ns
+
+
+def equal(times: tuple[float, float], *planned: PassTime) -> None:
+    """The launches take what the plan says, which counts a launch as no shorter than its work."""
+    for time_ns, done in zip(times, planned):
+        assert done.refusals == ()
+        assert done.time.program_ns == pytest.approx(time_ns, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_one_layer_of_each_kind_takes_the_planned_time(name) -> None:
+    """Equal layers make equal launches, so one of each kind stands for all. The ranks are those of the whole model."""
+    whole = load_model(CONFIGS / f"{name}.json")
+    config = replace(whole.config, blocks=tuple(dict.fromkeys(whole.config.blocks)))
+    dtype = config.dtype or "bfloat16"
+    instance = instance_named(DEFAULT_INSTANCE)
+    capacity = chip(instance.target).hbm_bytes_per_core
+    tp = smallest_tp(whole, dtype, DEFAULT_TOKENS, 1, instance.physical_cores, capacity)
+    assert tp is not None
+    prompt, context = 16, 128
+    plan = Predictor(config, instance.name, tp, dtype, context)
+    times = launched(config, instance.name, tp, dtype, prompt, context)
+    equal(times, plan.first_token(prompt), plan.step(1))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", COMPUTED)
+def test_all_layers_take_the_planned_times(name) -> None:
+    plan = make_plan(load_model(CONFIGS / f"{name}.json"), Request())
+    given = (plan.model.config, plan.place, plan.tp, plan.dtype, plan.prompt, plan.context)
+    first, step = plan.first_token.predicted, plan.step.predicted
+    assert first is not None and step is not None
+    equal(launched(*given), first, step)
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_rank_holds_what_the_plan_says(name) -> None:
+    """Where the plan says that a model fits, the weights of a rank fit; norms that ranks cut are planned whole."""
+    model = load_model(CONFIGS / f"{name}.json")
+    for tp in possible_tp(model, 64):
+        arrays = rank_of(model.config, tp, np.dtype(ml_dtypes.bfloat16)).arrays.values()
+        held, planned = sum(each.nbytes for each in arrays), footprint(model, "bfloat16", tp, 1).weight_bytes
+        assert held <= planned <= 1.001 * held
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_computed_config_loads(name, tmp_path) -> None:
+    (tmp_path / "config.json").write_text((CONFIGS / f"{name}.json").read_text())
+    assert load_config(tmp_path).blocks == ALL[name].blocks
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_planned_config_is_refused_by_what_is_missing(name, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((CONFIGS / f"{name}.json").read_text())
+    with pytest.raises(ModelError) as refused:
+        load_config(tmp_path)
+    sentence = str(refused.value)
+    assert sentence.startswith(f"{tmp_path / 'config.json'}: model_type: {ALL[name].model_type} needs ")
+    assert sentence.endswith(", which no layer computes; nkw plan takes it")
+    assert ModelCounts.of(ALL[name]).total > 0
