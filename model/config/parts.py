@@ -265,7 +265,8 @@ class ModelConfig:
         """The longest sequence that longrope turns by its short factors; a longer one is computed anew."""
         mixers = (block.mixer for block in self.blocks)
         turned = (each.positions for each in mixers if isinstance(each, GroupedAttention))
-        return next((each.rope.longest_short for each in turned if each is not None), None)
+        limits = (each.rope.longest_short for each in turned if each is not None)
+        return next((each for each in limits if each is not None), None)
 
     @property
     def most_ranks(self) -> int:

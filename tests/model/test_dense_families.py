@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from model.families import load_config
 from model.kernel_model import KernelModel
 from model.reference import ReferenceModel
 from model.weights import shard_weights
+from tests.model.oracle import Oracle
 from tests.model.tiny_families import TINY, tiny_model, write_tiny
 
 pytest.importorskip("torch", reason="torch is an extra of development (dev)")
@@ -28,29 +30,29 @@ CACHE = 64
 
 
 @cache
-def oracle(name: str, dtype: str = "float64") -> np.ndarray:
-    """Logits of transformers after the prompt and after every later token, each computed from the first one on."""
-    import torch
-
-    model = tiny_model(name).to(getattr(torch, dtype))
-    with torch.no_grad():
-        rows = [model(torch.tensor([IDS[:end]])).logits[0, -1] for end in range(PROMPT, len(IDS) + 1)]
-    return torch.stack(rows).double().numpy()
+def oracle(name: str) -> Oracle:
+    """transformers after the prompt and after every later token."""
+    return Oracle(tiny_model(name), IDS, PROMPT)
 
 
-def bound(name: str, dtype: str = "float32") -> float:
-    """Four times what a dtype costs transformers: the errors of two programs add up at most, and maxima scatter."""
-    return 4 * float(np.abs(oracle(name, dtype) - oracle(name)).max())
-
-
-def logits_of(model: ReferenceModel | KernelModel) -> np.ndarray:
-    rows = [model.prefill([IDS[:PROMPT]])[0].logits]
-    rows += [model.decode([IDS[place]], [place])[0].logits for place in range(PROMPT, len(IDS))]
+def logits_of(
+    model: ReferenceModel | KernelModel, ids: Sequence[int] = IDS, prompt: int = PROMPT
+) -> np.ndarray:
+    rows = [model.prefill([ids[:prompt]])[0].logits]
+    rows += [model.decode([ids[place]], [place])[0].logits for place in range(prompt, len(ids))]
     return np.stack(rows)
 
 
-def at_once(model: ReferenceModel | KernelModel) -> np.ndarray:
-    return model.prefill([IDS])[0].logits
+def assert_equal(model: ReferenceModel | KernelModel, oracle: Oracle) -> None:
+    """Logits within the bound, so the same choices wherever the best two lie further apart; steps as at once."""
+    wanted, bound = oracle.logits, oracle.bound()
+    own = logits_of(model, oracle.ids, oracle.prompt)
+    assert np.abs(own - wanted).max() <= bound
+    assert np.abs(model.prefill([oracle.ids])[0].logits - wanted[-1]).max() <= bound
+    second, first = np.sort(wanted, axis=1)[:, -2:].T
+    sure = first - second > 2 * bound
+    assert sure.any()
+    assert np.array_equal(own.argmax(axis=1)[sure], wanted.argmax(axis=1)[sure])
 
 
 def load(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
@@ -67,19 +69,11 @@ def kernels(
 
 @pytest.mark.parametrize("name", TINY)
 def test_reference_and_kernels_equal_transformers(tmp_path, name) -> None:
-    """Logits within the bound, so the same choices wherever the best two lie further apart; steps as at once."""
     config, weights = load(write_tiny(tmp_path, name))
     models = [ReferenceModel(config, weights)]
     models += [kernels(config, weights, ranks, "float32") for ranks in (1, 2)]
-    wanted = oracle(name)
     for model in models:
-        own = logits_of(model)
-        assert np.abs(own - wanted).max() <= bound(name)
-        assert np.abs(at_once(model) - wanted[-1]).max() <= bound(name)
-        second, first = np.sort(wanted, axis=1)[:, -2:].T
-        sure = first - second > 2 * bound(name)
-        assert sure.any()
-        assert np.array_equal(own.argmax(axis=1)[sure], wanted.argmax(axis=1)[sure])
+        assert_equal(model, oracle(name))
 
 
 @pytest.mark.parametrize(
@@ -88,12 +82,15 @@ def test_reference_and_kernels_equal_transformers(tmp_path, name) -> None:
 def test_bfloat16_costs_what_it_costs_transformers(tmp_path, name) -> None:
     config, weights = load(write_tiny(tmp_path, name))
     own = logits_of(kernels(config, weights, 1, "bfloat16"))
-    assert np.abs(own - oracle(name)).max() <= bound(name, "bfloat16")
+    assert np.abs(own - oracle(name).logits).max() <= oracle(name).bound("bfloat16")
 
 
 @pytest.mark.parametrize("name", ["llama with longrope", "gemma3", "gemma4", "gpt2"])
 def test_sequences_of_a_batch_get_what_they_get_alone(tmp_path, name) -> None:
-    """Of the first, longrope changes the frequencies in the second step; the second stays short, and so do its keys."""
+    """Of the first, longrope changes the frequencies in the second step; the second stays short, and so do its keys.
+
+    Both models err.
+    """
     config, weights = load(write_tiny(tmp_path, name))
     model, alone = kernels(config, weights, 1, "float32", sequences=2), ReferenceModel(config, weights)
     first, second = IDS[:PROMPT], IDS[4:11]
@@ -105,7 +102,7 @@ def test_sequences_of_a_batch_get_what_they_get_alone(tmp_path, name) -> None:
         wanted.append(alone.decode(*arguments))
     for step, expected in zip(steps, wanted):
         for own, other in zip(step, expected):
-            assert np.abs(own.logits - other.logits).max() <= bound(name)
+            assert np.abs(own.logits - other.logits).max() <= 2 * oracle(name).bound()
 
 
 def test_a_checkpoint_of_gpt2_without_its_head_lacks_a_prefix_and_holds_masks(tmp_path) -> None:

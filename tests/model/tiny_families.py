@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.model.oracle import random_model
+
 WINDOWED = {"rope_type": "default", "rope_theta": 5000.0}
 LONGROPE = {
     "rope_type": "longrope",
@@ -208,32 +210,14 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def tiny_model(name: str) -> Any:
-    """A model of transformers with random weights, in float32; every tensor is far from its initial zeros and ones."""
-    import torch
-    import transformers
-
+    """A model of transformers with random weights, in float32."""
     family, changes = TINY[name]
     fields = {**COMMON, **changes}
     if family == "GPT2":
         fields = {
             key: value for key, value in fields.items() if not key.startswith(("num_", "hidden_", "max_"))
         }
-    configs = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
-    classes = {"GPT2": "GPT2LMHeadModel"}
-    config = getattr(transformers, configs.get(family, f"{family}Config"))(
-        **fields, attn_implementation="eager"
-    )
-    torch.manual_seed(len(name))
-    model = getattr(transformers, classes.get(family, f"{family}ForCausalLM"))(config).eval()
-    with torch.no_grad():
-        for each in model.parameters():
-            spread = 1.5 / each.shape[-1] ** 0.5 if each.ndim == 2 else 0.5
-            center = float(each.mean()) if each.ndim == 1 else 0.0
-            each.copy_(center + spread * torch.randn(each.shape))
-        for name, each in model.named_buffers():
-            if name.endswith("layer_scalar"):
-                each.copy_(0.5 + torch.rand(each.shape))
-    return model
+    return random_model(family, fields, seed=len(name))
 
 
 def write_tiny(folder: Path, name: str) -> Path:

@@ -1,0 +1,152 @@
+"""Models of transformers as an oracle: their logits without rounding, and what rounding costs transformers itself.
+
+A model of transformers in float64 is none: frequencies and angles of rotations, softmax and RMSNorms are float32 in a
+model of any dtype. Where a model amplifies, what these roundings change exceeds what float32 costs besides by an order
+of magnitude, and both its models share them. So the oracle computes in float64 what transformers asks float32 for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+_CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
+_CLASSES = {"GPT2": "GPT2LMHeadModel"}
+
+
+def random_model(family: str, fields: dict[str, Any], seed: int) -> Any:
+    """A model of transformers with random weights, in float32; every tensor is far from its initial zeros and ones."""
+    import torch
+    import transformers
+
+    config = getattr(transformers, _CONFIGS.get(family, f"{family}Config"))(
+        **fields, attn_implementation="eager"
+    )
+    torch.manual_seed(seed)
+    model = getattr(transformers, _CLASSES.get(family, f"{family}ForCausalLM"))(config).eval()
+    with torch.no_grad():
+        for each in model.parameters():
+            spread = 1.5 / each.shape[-1] ** 0.5 if each.ndim == 2 else 0.5
+            center = float(each.mean()) if each.ndim == 1 else 0.0
+            each.copy_(center + spread * torch.randn(each.shape))
+        for name, each in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                each.copy_(0.5 + torch.rand(each.shape))
+    return model
+
+
+ORDERS = 8
+"""In how many orders transformers adds up, to see what its sums cost."""
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """The logits of a model after each prefix of `ids` from `prompt` tokens on, and what dtypes cost it."""
+
+    model: Any
+    ids: Sequence[int]
+    prompt: int
+
+    @cached_property
+    def logits(self) -> np.ndarray:
+        """Float64 [prefixes, vocabulary], each prefix computed from its first token on."""
+        prefixes = range(self.prompt, len(self.ids) + 1)
+        with _exact(self.model) as model:
+            return np.stack([_logits(model, self.ids[:end])[-1] for end in prefixes])
+
+    @cached_property
+    def _after_each_token(self) -> np.ndarray:
+        with _exact(self.model) as model:
+            return _logits(model, self.ids)
+
+    @lru_cache(maxsize=2)  # noqa: B019 - an oracle lives as long as its bounds
+    def bound(self, dtype: str = "float32") -> float:
+        """Twice the most that a dtype costs transformers, over all tokens and over several orders of its sums.
+
+        Where scores amplify, one error of a token is a number of any size between nothing and its spread, so that the
+        ratio of two programs' errors has no bound. The largest of many such errors is one of their spread.
+        """
+        import torch
+
+        worst = 0.0
+        for order in range(ORDERS):
+            other = type(self.model)(self.model.config).eval()
+            other.load_state_dict(reordered(self.model.state_dict(), order))
+            rows = _logits(other.to(getattr(torch, dtype)), self.ids)
+            worst = max(worst, float(np.abs(rows - self._after_each_token).max()))
+        return 2 * worst
+
+
+def _logits(model: Any, ids: Sequence[int]) -> np.ndarray:
+    """After each token, in float64."""
+    import torch
+
+    with torch.no_grad():
+        rows: np.ndarray = model(torch.tensor([ids])).logits[0].double().numpy()
+    return rows
+
+
+_ROWS = "o_proj down_proj norm layernorm ln_1 ln_2 ln_f per_layer_projection".split()
+_COLUMNS = "embed_tokens lm_head wte wpe q_proj k_proj v_proj qkv_proj gate_proj up_proj gate_up_proj".split()
+_COLUMNS += "per_layer_input_gate per_layer_model_projection".split()
+_OTHERS = "q_norm k_norm per_layer_projection_norm embed_tokens_per_layer".split()
+"""Tensors without an axis of hidden dimensions, beside numbers of a layer."""
+
+
+def reordered(weights: dict[str, Any], seed: int) -> dict[str, Any]:
+    """The same function with the hidden dimensions in another order, so every sum over them is taken differently."""
+    import torch
+
+    def hidden_axis(name: str) -> int | None:
+        """The axis along which a tensor has the hidden dimensions."""
+        *_, module, kind = name.split(".")
+        if module in ("c_attn", "c_fc"):  # stored [in, out]
+            return 0 if kind == "weight" else None
+        if module == "c_proj":
+            return 1 if kind == "weight" else 0
+        if module in _OTHERS or kind == "layer_scalar":
+            return None
+        if module in _COLUMNS:
+            return 1 if kind == "weight" else None
+        assert module.rpartition("_")[2] in _ROWS or module in _ROWS, name
+        return 0
+
+    table = next(
+        each for name, each in weights.items() if name.endswith(("embed_tokens.weight", "wte.weight"))
+    )
+    order = torch.randperm(table.shape[1], generator=torch.Generator().manual_seed(seed))
+    axes = {name: hidden_axis(name) for name in weights}
+    return {
+        name: each if (axis := axes[name]) is None else each.index_select(axis, order)
+        for name, each in weights.items()
+    }
+
+
+@contextmanager
+def _exact(model: Any) -> Iterator[Any]:
+    """The same model with float64 wherever transformers asks for float32."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Widened(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+            def wide(value: Any) -> Any:
+                return torch.float64 if value is torch.float32 else value
+
+            function = torch.Tensor.double if function is torch.Tensor.float else function
+            return function(*map(wide, given), **{key: wide(each) for key, each in (named or {}).items()})
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Widened():
+            other = type(model)(model.config).eval()
+            other.load_state_dict({name: each.double() for name, each in model.state_dict().items()})
+            yield other
+    finally:
+        torch.set_default_dtype(before)

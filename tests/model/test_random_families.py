@@ -1,0 +1,84 @@
+"""Random configurations of every dense family against transformers; each number decides everything about its draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.reference import ReferenceModel
+from tests.model.oracle import Oracle, random_model
+from tests.model.random_families import FAMILIES, ORIGINAL, drawn, drawn_ids
+from tests.model.test_dense_families import assert_equal, kernels, load, logits_of
+
+pytest.importorskip("torch", reason="torch is an extra of development (dev)")
+pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
+
+MANY = range(1, 31)
+
+
+def oracle_of(family: str, seed: int, folder: Path) -> Oracle:
+    """The oracle of a draw, whose model is written into a folder."""
+    fields = drawn(family, seed)
+    model = random_model(family, fields, seed)
+    model.save_pretrained(folder)
+    return Oracle(model, *drawn_ids(fields, seed))
+
+
+def check_float32(family: str, seed: int, folder: Path) -> None:
+    oracle = oracle_of(family, seed, folder)
+    config, weights = load(folder)
+    for model in (ReferenceModel(config, weights), kernels(config, weights, 1, "float32")):
+        assert_equal(model, oracle)
+
+
+def check_bfloat16(family: str, seed: int, folder: Path) -> None:
+    oracle = oracle_of(family, seed, folder)
+    own = logits_of(kernels(*load(folder), 1, "bfloat16"), oracle.ids, oracle.prompt)
+    assert np.abs(own - oracle.logits).max() <= oracle.bound("bfloat16")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_random_configuration_equals_transformers(family, tmp_path) -> None:
+    check_float32(family, 0, tmp_path)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("seed", MANY)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_random_configurations_equal_transformers(family, seed, tmp_path) -> None:
+    check_float32(family, seed, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Qwen3", "SmolLM3"])
+def test_bfloat16_costs_a_random_configuration_what_it_costs_transformers(family, tmp_path) -> None:
+    check_bfloat16(family, 0, tmp_path)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("seed", MANY)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_costs_many_random_configurations_what_it_costs_transformers(family, seed, tmp_path) -> None:
+    check_bfloat16(family, seed, tmp_path)
+
+
+def test_longrope_in_some_layers_alone_equals_transformers(tmp_path) -> None:
+    """transformers takes no sequence beyond the short factors there."""
+    fields = drawn("Gemma3", 0)
+    width = fields["head_dim"] // 2
+    fields |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    fields["rope_parameters"]["full_attention"] = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": ORIGINAL,
+        "short_factor": np.linspace(1, 2, width).tolist(),
+        "long_factor": np.linspace(1, 4, width).tolist(),
+    }
+    model = random_model("Gemma3", fields, 0)
+    model.save_pretrained(tmp_path)
+    oracle = Oracle(model, list(range(3, 3 + ORIGINAL)), ORIGINAL - 3)
+    config, weights = load(tmp_path)
+    for own in (ReferenceModel(config, weights), kernels(config, weights, 1, "float32")):
+        assert_equal(own, oracle)
