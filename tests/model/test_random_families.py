@@ -82,3 +82,18 @@ def test_longrope_in_some_layers_alone_equals_transformers(tmp_path) -> None:
     config, weights = load(tmp_path)
     for own in (ReferenceModel(config, weights), kernels(config, weights, 1, "float32")):
         assert_equal(own, oracle)
+
+
+@pytest.mark.parametrize(("family", "asks"), [("GPT2", False), ("Llama", True)])
+def test_the_oracle_is_transformers_in_float64_but_for_what_asks_for_float32(family, asks) -> None:
+    import torch
+
+    fields = drawn(family, 0)
+    model = random_model(family, fields, 0)
+    oracle = Oracle(model, *drawn_ids(fields, 0))
+    wanted, bound = oracle.logits[-1], oracle.bound()
+    with torch.no_grad():
+        double = model.double()(torch.tensor([oracle.ids])).logits[0, -1].numpy()
+    difference = np.abs(double - wanted).max()
+    assert (difference > 1e-12) == asks
+    assert difference <= bound
