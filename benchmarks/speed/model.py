@@ -27,9 +27,9 @@ def rows() -> Iterator[Row]:
 
     def steps(model: KernelModel | ReferenceModel) -> Callable[[], None]:
         def run() -> None:
-            model.prefill(_PROMPT)
+            model.prefill([_PROMPT])
             for step in range(_STEPS):
-                model.decode(7 + step, len(_PROMPT) + step)
+                model.decode([7 + step], [len(_PROMPT) + step])
 
         return run
 
