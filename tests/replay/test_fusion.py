@@ -10,7 +10,7 @@ import simulate
 from simulate.errors import OutOfBounds
 from simulate.replay import ReplayOptions
 from simulate.world import process_replays
-from tests.replay.matmuls import tiled_product, whole
+from tests.replay.matmuls import calls, tiled_product, whole
 
 simulate.install("simulate")
 
@@ -122,6 +122,84 @@ def test_adjacent_results_need_no_copy(cache, rows) -> None:
     (program,) = cache.programs
     called = [function.__name__ for segment in program.fused._ranks[0].segments for function, _ in segment]
     assert called == ["matmul", "multiply"]
+
+
+def interleaved_product(x, w, rows_first):
+    """w.T @ x, or its transpose: partition p holds the neighbouring rows p * count … of both, as decode kernels do."""
+    columns, count = w.shape[1], w.shape[0] // 128
+    vector = nl.load(x.reshape((128, count)))
+    matrix = nl.load(w.reshape((128, count, columns)))
+    shape = (columns, 1) if rows_first else (1, columns)
+    total = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    for part in range(count):
+        operands = matrix[:, part, :], vector[:, part : part + 1]
+        stationary, moving = operands if rows_first else operands[::-1]
+        nisa.nc_matmul(dst=total, stationary=stationary, moving=moving, accumulate=part > 0)
+    out = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm)
+    result = nl.ndarray(shape, dtype=nl.float32)
+    nisa.tensor_copy(dst=result, src=total)
+    stored(out, result)
+    return out
+
+
+@pytest.mark.parametrize("rows_first", [True, False])
+@pytest.mark.parametrize(("count", "dtype"), [(1, np.float32), (2, np.float32), (5, np.float32), (3, BF16)])
+def test_interleaved_parts_of_a_sum_are_one_matmul(cache, count, dtype, rows_first) -> None:
+    x, w = whole(1, 128 * count, 1, dtype=dtype), whole(2, 128 * count, 127, dtype=dtype)
+    agree(interleaved_product, x, w, rows_first)
+    assert cache.report.matmuls_fused == count - 1
+    assert calls(cache).count("matmul") == 1 and "add" not in calls(cache)
+
+
+def spread_product(x, w, chunks):
+    """Chunks of x @ w, one a partition, all but a rest: the stationary operand of a chunk is zero in other columns."""
+    depth, columns = w.shape
+    count, size = depth // 128, columns // chunks
+    vector = nl.load(x.reshape((128, count)))
+    matrix = nl.load(w.reshape((128, count, columns)))
+    total = nl.ndarray((chunks, size), dtype=nl.float32, buffer=nl.psum)
+    for part in range(count):
+        for chunk in range(chunks):
+            spread = nl.ndarray((128, chunks), dtype=nl.float32)
+            nisa.memset(dst=spread, value=0.0)
+            nisa.tensor_copy(dst=spread[:, chunk : chunk + 1], src=vector[:, part : part + 1])
+            nisa.nc_matmul(
+                dst=total,
+                stationary=spread,
+                moving=matrix[:, part, chunk * size : (chunk + 1) * size],
+                accumulate=part + chunk > 0,
+            )
+    out = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.shared_hbm)
+    result = nl.ndarray(total.shape, dtype=nl.float32)
+    nisa.tensor_copy(dst=result, src=total)
+    stored(out, result)
+    return out
+
+
+@pytest.mark.parametrize(("count", "chunks"), [(1, 3), (3, 2), (3, 4), (2, 7)])
+def test_a_sum_of_parts_of_several_matrices_is_one_matmul_for_each(cache, count, chunks) -> None:
+    agree(spread_product, whole(1, 128 * count, 1), whole(2, 128 * count, 9 * chunks + 1), chunks)
+    assert calls(cache).count("matmul") == chunks and calls(cache).count("add") == chunks - 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_interleaved_rows_of_a_result_are_one_matmul(cache, count) -> None:
+    def rows_of_a_product(x, w):
+        columns = w.shape[1]
+        vector, matrix = nl.load(x), nl.load(w)
+        result = nl.ndarray((127, count), dtype=nl.float32)
+        total = nl.ndarray((127, count), dtype=nl.float32, buffer=nl.psum)
+        for part in range(count):
+            nisa.nc_matmul(
+                dst=total[:, part : part + 1], stationary=matrix[:, part:columns:count], moving=vector
+            )
+        nisa.tensor_copy(dst=result, src=total)
+        out = nl.ndarray((127, count), dtype=nl.float32, buffer=nl.shared_hbm)
+        stored(out, result)
+        return out
+
+    agree(rows_of_a_product, whole(1, 64, 1), whole(2, 64, 127 * count))
+    assert calls(cache).count("matmul") == 1
 
 
 @pytest.mark.parametrize("per_row", [True, False])

@@ -95,16 +95,22 @@ class Builder:
         self._known = {key: value for key, value in self._known.items() if value.ready < sequence}
 
     def view_of(self, provenance: Provenance, dtype: DType | np.dtype[Any]) -> View:
-        """A view of elements in their own dtype; copies concatenate them where they come from several views."""
+        """A view of elements in their own dtype; copies concatenate them, once, where they come from several views."""
         view = as_view(provenance, self.values)
         if view is not None:
             return view
         found = boxes_of(provenance, self.values)
         dtypes = {str(piece.value.dtype): piece.value.dtype for _, piece in found}
         kept = next(iter(dtypes.values())) if len(dtypes) == 1 else dtype
+        places = (tuple((s.start, s.stop) for s in box) for box, _ in found)
+        key = (provenance.shape, str(kept), *zip(places, (identity(piece) for _, piece in found)))
+        known = self._known.get(key)
+        if known is not None:
+            return View.whole(known)
         whole = View.whole(self.value(ValueKind.buffer, provenance.shape, kept))
         for box, piece in found:
             self.append(Copy(), [self.converted(piece, kept)], [whole.at(box)])
+        self._known[key] = whole.value
         return whole
 
     def read(self, provenance: Provenance, dtype: DType | np.dtype[Any]) -> View:

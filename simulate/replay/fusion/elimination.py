@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from simulate.memory import Storage, views
 from simulate.replay.fusion.builder import Builder
 from simulate.replay.fusion.graph import DefUse, Op, Value, ValueKind, View
@@ -51,9 +53,10 @@ def eliminate_result_copies(builder: Builder, results: dict[int, Storage]) -> in
 
 
 def eliminate_concatenations(builder: Builder) -> int:
-    """Replace a matrix that copies concatenate from adjacent parts of one value; returns the number of copies removed.
+    """Replace a value that copies concatenate from parts of another one; returns the number of copies removed.
 
-    Matmul fusion leaves such matrices: the results of fused matmuls were separate values, and are adjacent now.
+    Matmul fusion leaves such values: the results of fused matmuls were separate values, and are adjacent now. So do
+    copies that are eliminated.
     """
     def_use = DefUse(builder.ops)
     removed: set[int] = set()
@@ -71,32 +74,49 @@ def eliminate_concatenations(builder: Builder) -> int:
 
 
 def _concatenated_source(value: Value, copies: Sequence[Op]) -> View | None:
-    """The view of another buffer whose parts `copies` concatenate to the matrix `value`; None if there is none."""
-    if value.kind is not ValueKind.buffer or len(value.shape) != 2 or not copies:
+    """The view of another buffer whose parts `copies` put together to `value`; None if there is none."""
+    if value.kind is not ValueKind.buffer or not copies:
         return None
-    first = copies[0]
-    if not all(
-        isinstance(op.opcode, Copy) and not op.has_effects and len(op.reads[0].shape) == 2 for op in copies
-    ):
+    if not all(isinstance(op.opcode, Copy) and not op.has_effects for op in copies):
         return None
-    source, strides = first.reads[0].value, first.reads[0].strides
+    source, dims = copies[0].reads[0].value, len(value.shape)
     if source.kind is not ValueKind.buffer or source is value or source.dtype != value.dtype:
         return None
     if sum(views.count(op.writes[0].shape) for op in copies) != value.size:
         return None
-    offsets = set()
+    row_major = views.row_major(value.shape)
+    places: dict[tuple[int, ...], int] = {}
+    strides: list[int | None] = [None] * dims
     for op in copies:
-        part, place = op.reads[0], op.writes[0]
-        steps = zip(part.shape, part.strides, strides, place.strides, (value.shape[1], 1))
-        if part.value is not source or any(
-            extent > 1 and (own != wanted or there != unit) for extent, own, wanted, there, unit in steps
-        ):
+        part, target = op.reads[0], op.writes[0]
+        if part.value is not source or len(part.shape) != dims:
             return None
-        row, column = divmod(place.offset, value.shape[1])
-        offsets.add(part.offset - row * strides[0] - column * strides[1])
-    if len(offsets) != 1:
+        for dim, extent in enumerate(part.shape):
+            if extent > 1 and target.strides[dim] != row_major[dim]:
+                return None
+            if extent > 1 and strides[dim] not in (None, part.strides[dim]):
+                return None
+            strides[dim] = part.strides[dim] if extent > 1 else strides[dim]
+        places[_digits_of(target.offset, value.shape)] = part.offset
+    origin = places.get((0,) * dims)
+    if origin is None:
         return None
-    return View(source, offsets.pop(), value.shape, strides)
+    for dim, stride in enumerate(strides):
+        if stride is None:  # every part has one element there
+            next_one = places.get((0,) * dim + (1,) + (0,) * (dims - dim - 1), origin)
+            strides[dim] = next_one - origin
+    known = tuple(stride or 0 for stride in strides)
+    if any(stride < 0 for stride in known) or any(
+        offset != origin + sum(at * stride for at, stride in zip(place, known))
+        for place, offset in places.items()
+    ):
+        return None
+    return View(source, origin, value.shape, known)
+
+
+def _digits_of(offset: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of an element of a contiguous array."""
+    return tuple(map(int, np.unravel_index(offset, shape)))
 
 
 def simplified(view: View) -> View:

@@ -55,6 +55,7 @@ class _RankProgram:
         eliminate_concatenations(builder)
         results = lowering.results_written_once(inputs)
         eliminate_result_copies(builder, results)
+        eliminate_concatenations(builder)
         select_matmuls(builder, narrow)
         self.memory = lowering.memory
         self._temporary = [
