@@ -1,4 +1,4 @@
-"""`make bench`: measure the simulator on this machine and print the table of benchmarks/speed/README.md."""
+"""`make bench`: measure the simulator on this machine and print the tables of benchmarks/speed/README.md."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ import sys
 
 import numpy as np
 
-from benchmarks.speed import checks, dry, families, foreign, kernels, model, replays, simulator
+from benchmarks.speed import (
+    against_transformers,
+    checks,
+    dry,
+    families,
+    foreign,
+    kernels,
+    model,
+    replays,
+    simulator,
+)
 from benchmarks.speed.measure import Row
 
 
 def main() -> int:
-    """Print each row right after its measurement."""
+    """Print each row right after its measurement; the models against transformers come last."""
     print(
         f"Python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}, {_processor()}\n"
     )
@@ -21,6 +31,9 @@ def main() -> int:
     for source in (simulator, families, kernels, replays, checks, model, dry, foreign):
         for row in source.rows():
             print(_line(row), flush=True)
+    print()
+    for line in against_transformers.table():
+        print(line, flush=True)
     return 0
 
 

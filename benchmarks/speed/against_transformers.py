@@ -1,7 +1,7 @@
 """The model replayed against Hugging Face transformers on the same cores: a prompt, decode steps, and peak memory.
 
     python -m benchmarks.speed.against_transformers                     all models of model_shapes.py, in float32
-    python -m benchmarks.speed.against_transformers Llama Qwen3-0.6B    those whose name begins so
+    python -m benchmarks.speed.against_transformers GPT-2 Qwen3-0.6B    those whose name begins so
     python -m benchmarks.speed.against_transformers --dtype bfloat16    bfloat16 activations; NKW_SPEED=torch multiplies
 
 Both sides read one folder of random weights, each in a process of its own with as many threads, and work in turn. The

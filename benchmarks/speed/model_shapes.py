@@ -43,7 +43,7 @@ class ModelShape:
 _ALTERNATING = ["sliding_attention", "full_attention"] * 6
 
 KINDS: dict[str, ModelShape] = {
-    "Llama": ModelShape("Llama"),
+    "Llama: plain": ModelShape("Llama"),
     "Mistral: windows": ModelShape("Mistral", dict(sliding_window=_WINDOW)),
     "Qwen2: biases": ModelShape("Qwen2"),
     "Qwen3: norms of heads": ModelShape("Qwen3"),
