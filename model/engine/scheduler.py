@@ -1,0 +1,322 @@
+"""The scheduler: which requests compute which tokens in the next step, and in which pages.
+
+It is a function of what it was given: requests, pages, and the tokens chosen so far. It knows neither a clock nor a
+device, so a server, a prediction of traffic and a test make the same decisions.
+
+Requests go by priority, then by arrival. A step has a budget of tokens. Requests that need one token (decoding) take
+theirs first; the rest of the budget goes to prompts, in chunks. Where pages run out, the last request in order gives
+back its pages and waits; it computes its tokens again later (preemption by recomputation). The first request in order
+can take every page, so it always ends, and no request waits for one behind it of its own priority.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from operator import attrgetter
+
+from model.engine.request import Request
+from model.errors import ModelError
+from model.state import PagePool
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """The limits of a step, and what may be left out to compare.
+
+    Without `chunked_prefill` a prompt is computed in one step, in which nothing decodes. Without `continuous` batching
+    requests start only when no other is running (static batching).
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+    continuous: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise ModelError(f"max_num_seqs is {self.max_num_seqs}; at least 1 is needed")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ModelError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than the {self.max_num_seqs} sequences "
+                "that decode in a step"
+            )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The tokens start … start + count of a request; where they are its last, the step chooses the next one."""
+
+    request: Request
+    start: int
+    count: int
+    chooses: bool
+
+
+@dataclass
+class Batch:
+    """What one step computes: a chunk of each of its requests, after pages were copied.
+
+    `copies` are pages (by their new number) that get the contents of another. `preempted` requests gave back theirs.
+    """
+
+    chunks: dict[Request, Chunk] = field(default_factory=dict)
+    copies: dict[int, int] = field(default_factory=dict)
+    preempted: list[Request] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all chunks."""
+        return sum(chunk.count for chunk in self.chunks.values())
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether there are requests, and each computes one token and chooses the next."""
+        return bool(self.chunks) and all(chunk.count == 1 and chunk.chooses for chunk in self.chunks.values())
+
+
+_order = attrgetter("priority", "arrival", "number")
+
+
+class Scheduler:
+    """Requests that wait and run, on one pool of pages."""
+
+    def __init__(self, pool: PagePool, options: SchedulerOptions | None = None) -> None:
+        self.pool = pool
+        self.options = options or SchedulerOptions()
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._numbers = count()
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """Requests without pages, in order."""
+        return self._waiting
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Requests that hold pages, in order."""
+        return self._running
+
+    def submit(self, request: Request) -> None:
+        """Let a request wait for its turn.
+
+        Raises ModelError for one that has no token, or that would never fit: in all pages, or, where prompts are not
+        cut into chunks, in one step.
+        """
+        pages, positions = self.pool.pages_of(request.most_positions), request.most_positions
+        if not request.prompt_tokens or request.max_new_tokens < 1:
+            raise ModelError(f"request {request.id} needs at least one token of a prompt and one new token")
+        if pages > self.pool.count:
+            raise ModelError(
+                f"request {request.id} fills up to {positions} positions, {pages} pages of {self.pool.block_size}; "
+                f"the cache has {self.pool.count} pages"
+            )
+        if not self.options.chunked_prefill and positions > self.options.max_num_batched_tokens:
+            raise ModelError(
+                f"request {request.id} computes up to {positions} tokens at once without chunked prefill; a step takes "
+                f"{self.options.max_num_batched_tokens}"
+            )
+        request.number = next(self._numbers)
+        insort(self._waiting, request, key=_order)
+
+    def end(self, request: Request) -> None:
+        """A request is done or cancelled: its pages are free from here on. One that has ended already is left alone."""
+        if request in self._running:
+            self._running.remove(request)
+            self._give_back(request)
+        elif request in self._waiting:
+            self._waiting.remove(request)
+
+    def fork(self, request: Request, id: str) -> Request:
+        """A second request that has computed the same tokens in the same pages.
+
+        The two share also the last page until one of them writes to it. Where no more requests may run, or the first
+        one waits, the second one waits and computes its tokens again.
+        """
+        child = Request(
+            id, request.tokens[:], request.max_new_tokens, request.priority, request.arrival, request.root
+        )
+        child.prompt_tokens = request.prompt_tokens
+        child.number = next(self._numbers)
+        if request not in self._running or len(self._running) >= self.options.max_num_seqs:
+            insort(self._waiting, child, key=_order)
+            return child
+        child.computed, child.table, child.published = request.computed, request.table[:], request.published
+        for page in child.table:
+            self.pool.hold(page)
+        insort(self._running, child, key=_order)
+        return child
+
+    def schedule(self) -> Batch:
+        """The next step. It computes at least one token if any request is there, and is empty if none is."""
+        batch = Batch()
+        if not self.options.chunked_prefill and self._admit(batch, self.options.max_num_batched_tokens):
+            return batch
+        decoding = [each for each in self._running if each.missing == 1]
+        left = self._continue(batch, decoding, self.options.max_num_batched_tokens)
+        left = self._continue(batch, [each for each in self._running if each not in batch.chunks], left)
+        if self.options.chunked_prefill and not batch.preempted:
+            self._admit(batch, left)
+        return batch
+
+    def finish(self, batch: Batch, chosen: Mapping[Request, Sequence[int]]) -> None:
+        """A step is done: its tokens are computed, and `chosen` follow those requests whose last token it was."""
+        for request, chunk in batch.chunks.items():
+            if request.table:  # one that was cancelled meanwhile has none
+                self._computed(request, chunk.start + chunk.count)
+                request.tokens.extend(chosen.get(request, ()))
+
+    def steady_steps(self, batch: Batch) -> int:
+        """How many steps in a row, this one included, decide alike while no request comes or is cancelled.
+
+        One, except where all requests decode, none of those that wait can start, and the free pages suffice.
+        """
+        everyone = batch.only_decodes and len(batch.chunks) == len(self._running)
+        if not everyone or batch.preempted or (self._waiting and not self._is_full):
+            return 1
+        steps = min(each.prompt_tokens + each.max_new_tokens - len(each.tokens) for each in batch.chunks)
+        while (
+            steps > 1
+            and sum(self._lacking(each, len(each.tokens) + steps - 1) for each in batch.chunks)
+            > self.pool.free
+        ):
+            steps //= 2
+        return steps
+
+    def repeat(self, batch: Batch, steps: int, tokens: Sequence[int]) -> None:
+        """Finish a batch that decodes `steps` times in a row, no more than `steady_steps`; each adds `tokens`."""
+        for request in batch.chunks:
+            reserved = self._reserve(request, len(request.tokens) + steps - 1, batch)
+            assert reserved, "the free pages do not suffice"
+            request.tokens.extend(tokens[:steps])
+            self._computed(request, len(request.tokens) - 1)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._running) >= self.options.max_num_seqs or not self.options.continuous
+
+    def _continue(self, batch: Batch, requests: Sequence[Request], budget: int) -> int:
+        """Give running requests their tokens, in order, and preempt from the last one on; returns what is left."""
+        for request in requests:
+            wanted = min(request.missing, budget)
+            if not wanted or not request.table:  # without a table it was preempted in this loop
+                continue
+            while not self._reserve(request, request.computed + wanted, batch):
+                victim = self._running[-1]
+                budget += self._preempt(victim, batch)
+                if victim is request:
+                    break
+            else:
+                self._add(batch, request, wanted)
+                budget -= wanted
+        return budget
+
+    def _admit(self, batch: Batch, budget: int) -> int:
+        """Start waiting requests in order while pages, sequences and budget last; returns how many."""
+        options, admitted = self.options, 0
+        if not options.continuous and self._running:
+            return 0
+        while self._waiting and budget:
+            request = self._waiting[0]
+            while len(self._running) >= options.max_num_seqs and self._outranks(request):
+                budget += self._preempt(self._running[-1], batch)
+            if len(self._running) >= options.max_num_seqs:
+                break
+            shared = self._shared(request)
+            wanted = len(request.tokens) - len(shared) * self.pool.block_size
+            if wanted > budget:
+                if not options.chunked_prefill:
+                    break
+                wanted = budget
+            while not (started := self._start(request, shared, wanted)) and self._outranks(request):
+                budget += self._preempt(self._running[-1], batch)
+            if not started:
+                break
+            self._waiting.remove(request)
+            insort(self._running, request, key=_order)
+            self._add(batch, request, wanted)
+            budget -= wanted
+            admitted += 1
+        return admitted
+
+    def _outranks(self, request: Request) -> bool:
+        """Whether the last running request has to give way to one that waits."""
+        return bool(self._running) and request.priority < self._running[-1].priority
+
+    def _shared(self, request: Request) -> list[int]:
+        """The pages that hold the first tokens of a request already; at least one token is left to compute."""
+        if not self.options.prefix_caching:
+            return []
+        pages = (len(request.tokens) - 1) // self.pool.block_size
+        return self.pool.known(request.page_keys(pages, self.pool.block_size))
+
+    def _start(self, request: Request, shared: Sequence[int], wanted: int) -> bool:
+        """Take the pages of a request's first chunk; False, and nothing is taken, where too few are free."""
+        first = len(shared) * self.pool.block_size
+        new = self.pool.pages_of(first + wanted) - len(shared)
+        if new + sum(map(self.pool.is_free, shared)) > self.pool.free:
+            return False
+        for page in shared:
+            self.pool.hold(page)
+        request.table = [*shared, *(self.pool.take() for _ in range(new))]
+        request.computed, request.published, request.shared_tokens = first, len(shared), first
+        return True
+
+    def _lacking(self, request: Request, positions: int) -> int:
+        """Pages that a request has to take to hold so many positions, a copy of a shared one included."""
+        lacking = self.pool.pages_of(positions) - len(request.table)
+        return lacking + (self._written_and_shared(request) is not None)
+
+    def _written_and_shared(self, request: Request) -> int | None:
+        """The place in the table of the page that the next token is written to, where others hold it too."""
+        place, offset = divmod(request.computed, self.pool.block_size)
+        return place if offset and self.pool.holders(request.table[place]) > 1 else None
+
+    def _reserve(self, request: Request, positions: int, batch: Batch) -> bool:
+        """Pages for so many positions, of which those still to be written are the request's own; False for too few."""
+        if self._lacking(request, positions) > self.pool.free:
+            return False
+        place = self._written_and_shared(request)
+        if place is not None:
+            old, new = request.table[place], self.pool.take()
+            self.pool.release([old])
+            request.table[place] = new
+            batch.copies[new] = old
+        while len(request.table) < self.pool.pages_of(positions):
+            request.table.append(self.pool.take())
+        return True
+
+    def _add(self, batch: Batch, request: Request, wanted: int) -> None:
+        batch.chunks[request] = Chunk(request, request.computed, wanted, wanted == request.missing)
+
+    def _computed(self, request: Request, positions: int) -> None:
+        """Keys and values of so many positions are there; full pages are known by their contents."""
+        request.computed = positions
+        if not self.options.prefix_caching:
+            return
+        full = positions // self.pool.block_size
+        keys = request.page_keys(full, self.pool.block_size)
+        for page in range(request.published, full):
+            self.pool.publish(request.table[page], keys[page])
+        request.published = full
+
+    def _preempt(self, request: Request, batch: Batch) -> int:
+        """A running request waits again, in its place in the order; returns the tokens that its step is spared."""
+        spared = batch.chunks.pop(request, None)
+        for page in request.table:
+            if self.pool.holders(page) == 1:
+                batch.copies.pop(page, None)
+        self._running.remove(request)
+        self._give_back(request)
+        request.preemptions += 1
+        batch.preempted.append(request)
+        insort(self._waiting, request, key=_order)
+        return 0 if spared is None else spared.count
+
+    def _give_back(self, request: Request) -> None:
+        self.pool.release(request.table)
+        request.table, request.computed, request.published = [], 0, 0

@@ -1,0 +1,313 @@
+"""Every request gets what it would get alone, and no page is lost or shared wrongly."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from model.engine import Request, Scheduler, SchedulerOptions
+from model.errors import ModelError
+from model.state import PagePool
+from tests.engine.paged_text import PagedText, alone, check_pages
+
+OPTIONS = SchedulerOptions(max_num_seqs=4, max_num_batched_tokens=8)
+KINDS = (
+    OPTIONS,
+    replace(OPTIONS, chunked_prefill=False, max_num_batched_tokens=64),
+    replace(OPTIONS, prefix_caching=False),
+    replace(OPTIONS, continuous=False),
+)
+
+
+def request(
+    name: str, prompt: Sequence[int], new: int = 4, priority: int = 0, arrival: float = 0.0
+) -> Request:
+    return Request(name, list(prompt), new, priority, arrival)
+
+
+class Service:
+    """A scheduler with a model of text, run to the end."""
+
+    def __init__(self, pages: int = 16, block: int = 4, options: SchedulerOptions = OPTIONS) -> None:
+        self.scheduler = Scheduler(PagePool(pages, block), options)
+        self.model = PagedText(self.scheduler.pool)
+        self.done: list[Request] = []
+
+    def step(self) -> list[str]:
+        """One step; the requests that computed a chunk, with its size, in order."""
+        batch = self.scheduler.schedule()
+        assert batch.tokens <= self.scheduler.options.max_num_batched_tokens
+        assert len(self.scheduler.running) <= self.scheduler.options.max_num_seqs
+        assert batch.chunks or not (self.scheduler.running or self.scheduler.waiting)
+        self.scheduler.finish(batch, self.model.step(batch))
+        for each in batch.chunks:
+            if len(each.generated) == each.max_new_tokens:
+                self.scheduler.end(each)
+                self.done.append(each)
+        check_pages(self.scheduler)
+        return [f"{each.id}:{chunk.count}" for each, chunk in batch.chunks.items()]
+
+    def run(self) -> list[list[str]]:
+        """Steps until every request has ended."""
+        steps = []
+        while self.scheduler.running or self.scheduler.waiting:
+            steps.append(self.step())
+        return steps
+
+    def submit(self, *requests: Request) -> None:
+        """Submit requests."""
+        for each in requests:
+            self.scheduler.submit(each)
+
+
+def test_one_request_runs_prompt_then_tokens() -> None:
+    service = Service()
+    service.submit(request("a", range(5), new=3))
+    assert service.run() == [["a:5"], ["a:1"], ["a:1"]]
+    assert list(service.done[0].generated) == alone(range(5), 3)
+    assert service.scheduler.pool.free == 16
+
+
+@pytest.mark.parametrize("tokens", [7, 8, 9, 16, 17])
+def test_prompts_are_cut_into_chunks_of_the_budget(tokens: int) -> None:
+    service = Service()
+    service.submit(request("a", range(tokens), new=1))
+    chunks = [int(each[0].split(":")[1]) for each in service.run()]
+    assert sum(chunks) == tokens
+    assert all(chunk == 8 for chunk in chunks[:-1])
+
+
+def test_decoding_goes_before_chunks_of_prompts() -> None:
+    service = Service()
+    service.submit(request("a", range(3), new=4))
+    service.step()
+    service.submit(request("b", range(20), arrival=1.0))
+    assert service.step() == ["a:1", "b:7"]
+
+
+def test_without_chunks_a_prompt_has_a_step_of_its_own() -> None:
+    service = Service(options=KINDS[1])
+    service.submit(request("a", range(3)))
+    service.step()
+    service.submit(request("b", range(20), arrival=1.0))
+    assert service.step() == ["b:20"]
+    assert service.step() == ["a:1", "b:1"]
+
+
+def test_static_batches_start_when_the_one_before_has_ended() -> None:
+    service = Service(options=KINDS[3])
+    service.submit(request("a", range(3), new=1), request("b", range(3), new=3))
+    assert service.step() == ["a:3", "b:3"]
+    service.submit(request("c", range(3), arrival=1.0))
+    assert [service.step(), service.step(), service.step()] == [["b:1"], ["b:1"], ["c:3"]]
+
+
+def test_an_equal_prefix_is_computed_once() -> None:
+    service = Service()
+    service.submit(request("a", range(8), new=1))
+    service.run()
+    service.submit(request("b", [*range(8), 9], new=1), request("c", range(8), new=1, arrival=1.0))
+    # Of an equal prompt at least one token is computed, so its last page is not shared.
+    assert service.step() == ["b:1", "c:4"]
+
+
+def test_a_prefix_counts_from_the_first_token() -> None:
+    service = Service()
+    service.submit(request("a", range(9), new=1))
+    service.run()
+    service.submit(request("b", [9, *range(1, 9)], new=1))
+    assert service.step() == ["b:8"]
+
+
+def test_a_root_keeps_equal_prefixes_apart() -> None:
+    service = Service()
+    service.submit(request("a", range(9), new=1))
+    service.run()
+    other = request("b", range(9), new=1)
+    other.root = b"another adapter"
+    service.submit(other)
+    assert service.step() == ["b:8"]
+
+
+def test_released_pages_are_given_away_oldest_and_last_first() -> None:
+    service = Service(pages=4)
+    service.submit(request("a", range(9), new=1))
+    service.run()
+    service.submit(request("b", range(20, 24), new=1))  # the page never used goes first
+    service.run()
+    service.submit(request("c", range(30, 34), new=1))  # then the last one of a, which is not full
+    service.run()
+    service.submit(request("a again", range(9), new=1))
+    assert service.step() == ["a again:1"]
+
+
+def test_the_last_request_in_order_is_preempted() -> None:
+    service = Service(pages=4, options=replace(OPTIONS, prefix_caching=False))
+    service.submit(request("a", range(6), new=6), request("b", range(2), new=8, arrival=1.0))
+    steps = service.run()
+    assert [each.preemptions for each in service.done] == [0, 1]
+    assert [list(each.generated) for each in service.done] == [alone(range(6), 6), alone(range(2), 8)]
+    assert steps[0] == ["a:6", "b:2"]
+
+
+def test_a_lower_priority_number_runs_first_and_takes_the_place_of_others() -> None:
+    service = Service(options=replace(OPTIONS, max_num_seqs=1))
+    service.submit(request("a", range(3)), request("b", range(3), arrival=1.0))
+    assert service.step() == ["a:3"]
+    service.submit(request("urgent", range(4), new=1, priority=-1, arrival=2.0))
+    assert service.step() == ["urgent:4"]
+    assert [each.id for each in service.scheduler.waiting] == ["a", "b"]
+    service.run()
+    assert [each.id for each in service.done] == ["urgent", "a", "b"]
+
+
+def test_a_fork_copies_the_page_that_both_write() -> None:
+    service = Service()
+    service.submit(request("a", range(6), new=4))
+    service.step()
+    child = service.scheduler.fork(service.scheduler.running[0], "b")
+    child.tokens[-1] = 49  # the child chose otherwise
+    batch = service.scheduler.schedule()
+    assert len(batch.copies) == 1
+    service.scheduler.finish(batch, service.model.step(batch))
+    service.run()
+    assert child.table == []
+    assert list(child.generated[1:]) == alone([*range(6), 49], 3)
+
+
+def test_a_fork_of_full_pages_copies_nothing() -> None:
+    service = Service()
+    service.submit(request("a", range(8), new=4))
+    service.step()
+    service.scheduler.fork(service.scheduler.running[0], "b")
+    assert service.scheduler.schedule().copies == {}
+
+
+@pytest.mark.parametrize(("new", "fits"), [(8, True), (9, True), (10, False)])
+def test_a_request_that_never_fits_is_refused(new: int, fits: bool) -> None:
+    service = Service(pages=3)
+    each = request("a", range(4), new=new)
+    if fits:
+        service.submit(each)
+        service.run()
+    else:
+        with pytest.raises(ModelError, match="13 positions, 4 pages of 4; the cache has 3 pages"):
+            service.submit(each)
+
+
+@pytest.mark.parametrize(("prompt", "new"), [((), 1), ((1,), 0)])
+def test_a_request_without_tokens_is_refused(prompt: tuple[int, ...], new: int) -> None:
+    with pytest.raises(ModelError, match="at least one token"):
+        Service().submit(request("a", prompt, new))
+
+
+@pytest.mark.parametrize("limits", [(0, 8), (9, 8)])
+def test_limits_that_cannot_hold_are_refused(limits: tuple[int, int]) -> None:
+    with pytest.raises(ModelError, match="max_num"):
+        SchedulerOptions(*limits)
+
+
+def test_a_prompt_beyond_the_budget_is_refused_without_chunks() -> None:
+    service = Service(pages=64, options=KINDS[1])
+    service.submit(request("a", range(40), new=25))
+    with pytest.raises(ModelError, match="65 tokens at once"):
+        service.submit(request("b", range(40), new=26))
+
+
+def test_a_cancelled_request_leaves_no_page() -> None:
+    service = Service()
+    service.submit(request("a", range(6)), request("b", range(6), arrival=1.0))
+    batch = service.scheduler.schedule()
+    service.scheduler.end(service.scheduler.running[0])
+    service.scheduler.end(service.scheduler.running[0])
+    service.scheduler.finish(batch, {})
+    assert service.scheduler.pool.free == 16
+
+
+def campaign(options: SchedulerOptions, seed: int, steps: int) -> int:
+    """Random submits, cancels, forks and steps; returns how many requests ended."""
+    draw = random.Random(seed)
+    service = Service(pages=draw.choice((10, 14, 40)), block=draw.choice((1, 3, 4)), options=options)
+    pool = service.scheduler.pool
+    most = min(
+        pool.count * pool.block_size, options.max_num_batched_tokens if not options.chunked_prefill else 10**6
+    )
+    starts = [[draw.randrange(50) for _ in range(12)] for _ in range(3)]
+    for number in range(steps):
+        choice = draw.random()
+        if choice < 0.3 and len(service.scheduler.waiting) < 12:
+            start = draw.choice(starts)[: draw.randint(1, 12)]
+            prompt = [*start, *(draw.randrange(50) for _ in range(draw.randrange(6)))][:most]
+            new = draw.randint(1, min(12, most - len(prompt) + 1))
+            service.submit(request(str(number), prompt, new, draw.choice((0, 0, 0, 1)), float(number)))
+        elif choice < 0.33 and service.scheduler.running:
+            service.scheduler.end(draw.choice(service.scheduler.running))
+        elif choice < 0.35 and service.scheduler.waiting:
+            service.scheduler.end(draw.choice(service.scheduler.waiting))
+        elif choice < 0.39 and service.scheduler.running:
+            service.scheduler.fork(draw.choice(service.scheduler.running), f"fork {number}")
+        else:
+            service.step()
+    service.run()
+    assert pool.free == pool.count
+    for each in service.done:
+        assert list(each.generated) == alone(each.tokens[: each.prompt_tokens], each.max_new_tokens)
+    return len(service.done)
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_request_gets_what_it_would_get_alone(options: SchedulerOptions, seed: int) -> None:
+    assert campaign(options, seed, 600) > 40
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("options", KINDS)
+def test_every_request_gets_what_it_would_get_alone_in_many_steps(options: SchedulerOptions) -> None:
+    assert campaign(options, 77, 100_000) > 10_000
+
+
+def signature(service: Service) -> list[tuple[str, int, int, int, list[int]]]:
+    """What steps decided: without the numbers of pages, whose order may differ."""
+    return [
+        (each.id, each.computed, each.shared_tokens, each.preemptions, list(each.tokens))
+        for each in (*service.scheduler.running, *service.scheduler.waiting, *service.done)
+    ]
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_at_once_decide_like_single_steps(options: SchedulerOptions, seed: int) -> None:
+    at_once, single = Service(pages=12, options=options), Service(pages=12, options=options)
+    draw, rows, saved = random.Random(seed), [0] * 64, 0
+    for number in range(60):
+        prompt, new = [draw.randrange(4) for _ in range(draw.randint(1, 12))], draw.randint(1, 20)
+        for service in (at_once, single):
+            service.submit(request(str(number), prompt, new, arrival=float(number)))
+        for _ in range(draw.randint(0, 6)):
+            batch = at_once.scheduler.schedule()
+            steps = at_once.scheduler.steady_steps(batch)
+            if steps > 1:
+                at_once.scheduler.repeat(batch, steps, rows)
+            else:
+                chosen = {each: [0] for each, chunk in batch.chunks.items() if chunk.chooses}
+                at_once.scheduler.finish(batch, chosen)
+            saved += steps - 1
+            for each in batch.chunks:
+                if len(each.generated) == each.max_new_tokens:
+                    at_once.scheduler.end(each)
+                    at_once.done.append(each)
+            for _ in range(steps):
+                batch = single.scheduler.schedule()
+                chosen = {each: [0] for each, chunk in batch.chunks.items() if chunk.chooses}
+                single.scheduler.finish(batch, chosen)
+                for each in batch.chunks:
+                    if len(each.generated) == each.max_new_tokens:
+                        single.scheduler.end(each)
+                        single.done.append(each)
+            assert signature(at_once) == signature(single)
+            check_pages(at_once.scheduler)
+    assert saved > 20
