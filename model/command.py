@@ -17,7 +17,8 @@ from model.errors import ModelError
 from model.families import load_config
 from model.folder import model_files
 from model.generate import Backend, Generation, generate, positions_needed
-from model.kernel_model import Device, KernelModel
+from model.kernel_model import KernelModel
+from model.launched import Device
 from model.layers.uneven import uneven
 from model.mesh import Mesh, check_sequence
 from model.precision import activation_dtype

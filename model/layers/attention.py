@@ -138,13 +138,18 @@ class Attention:
         return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *biases)
 
     def states(self, step: StepShape) -> Sequence[Value]:
-        """Keys and values of a rank's heads, by sequence; none of a layer that reads those of another."""
+        """Keys and values of a rank's heads, by sequence or by page; none of a layer that reads those of another."""
         return () if self.owner is not None else self._caches(step)
 
     def _caches(self, step: StepShape) -> tuple[Value, Value]:
         """The keys and values that the layer reads."""
         name = self.owner or self.name
-        heads, dim = self.heads.layout(step.ranks).kv_heads_of_rank, self.heads.head_dim
+        heads, dim = self._kv_heads(step), self.heads.head_dim
+        if step.pages:
+            shape = (step.pages, step.block_size, heads, dim)
+            return Value(f"{name}.keys", shape, step.activations), Value(
+                f"{name}.values", shape, step.activations
+            )
         return (
             Value(f"{name}.keys", (step.sequences, heads, dim, step.cache_length), step.activations),
             Value(f"{name}.values", (step.sequences, heads, step.cache_length, dim), step.activations),
@@ -268,24 +273,31 @@ class Attention:
         )
         return q, k, v
 
+    def _kv_heads(self, step: StepShape) -> int:
+        return self.heads.layout(step.ranks).kv_heads_of_rank
+
     def _window(self, length: int) -> int | None:
         """The window, where it is shorter than `length` positions."""
         window = self.heads.window
         return window if window is not None and window < length else None
 
     def _prefill(self, step: StepShape) -> Launch:
-        tokens, of_each = step.tokens, step.tokens // step.sequences
+        tokens, end = step.tokens, step.prefix + step.tokens // step.sequences
         q, k, v = self._projected(step)
         keys, values = self._caches(step)
-        passes = 4.0 if self.owner is None else 2.0
-        moved = step.activations.itemsize * tokens * (2.0 * q.shape[1] + passes * k.shape[1])
-        window = self._window(of_each)
-        options = (keys.shape[1], None, 0, None, None, window, self.heads.softcap)
+        pairs = step.sequences * (self.heads.pairs(end) - self.heads.pairs(step.prefix))
+        passes = 4 if self.owner is None else 2
+        elements = (
+            tokens * (2 * q.shape[1] + passes * k.shape[1]) + 2 * step.sequences * step.prefix * k.shape[1]
+        )
+        window = self._window(end)
+        at = Value("positions", (tokens, 1), INT32) if step.prefix else None
+        cached = self._kv_heads(step), at, step.prefix, *_places(step, tokens, step.sequences)
         return Launch(
             "attention_prefill",
-            (q, *self._new(k, v), keys, values, self.heads.score_scale, *options),
+            (q, *self._new(k, v), keys, values, self.heads.score_scale, *cached, window, self.heads.softcap),
             self._attends_into(keys, values),
-            LeastWork(4.0 * q.shape[1] * step.sequences * self.heads.pairs(of_each), moved),
+            LeastWork(4.0 * q.shape[1] * pairs, float(step.activations.itemsize * elements)),
             tokens,
             growth=Growth.square,
             window=window,
@@ -305,22 +317,33 @@ class Attention:
         keys, values = self._caches(replace(step, sequences=rows))
         at = Value("positions", (rows, 1), INT32)
         tables = self._tables(step) if self._rotates_in_attention(step) else (None, None)
-        options = (None, None, 0.0, None, None, self._window(step.cache_length), self.heads.softcap)
+        slots, block_tables = _places(step, rows, rows)
+        places = slots if self.owner is None else None, block_tables
+        options = (None, None, 0.0, *places, self._window(step.cache_length), self.heads.softcap)
         return Launch(
             "attention_decode",
-            (q, *self._new(k, v), keys, values, at, self.heads.score_scale, keys.shape[1], *tables, *options),
+            (
+                q,
+                *self._new(k, v),
+                keys,
+                values,
+                at,
+                self.heads.score_scale,
+                self._kv_heads(step),
+                *tables,
+                *options,
+            ),
             self._attends_into(keys, values),
-            LeastWork(*self._attended(step, rows, keys, values)),
+            LeastWork(*self._attended(step, rows)),
             rows,
             repeat=repeat,
         )
 
-    def _attended(self, step: StepShape, rows: int, keys: Value, values: Value) -> tuple[float, float]:
+    def _attended(self, step: StepShape, rows: int) -> tuple[float, float]:
         """Operations and bytes of a step's attention of `rows` sequences whose caches are full."""
-        q, _, _ = self._projected(step)
-        seen = self.heads.seen(step.cache_length)
-        moved = (keys.nbytes + values.nbytes) * seen / step.cache_length
-        return 4.0 * q.shape[1] * seen * rows, float(moved)
+        q, k, _ = self._projected(step)
+        seen = rows * self.heads.seen(step.cache_length)
+        return 4.0 * q.shape[1] * seen, 2.0 * k.shape[1] * seen * step.activations.itemsize
 
     def _decode_block(self, step: StepShape, rows: int, repeat: int) -> Launch:
         """The step of `rows` sequences, norm and both projections included."""
@@ -331,14 +354,14 @@ class Attention:
         keys, values = self._caches(replace(step, sequences=rows))
         at = Value("positions", (rows, 1), INT32)
         w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
-        attended, moved = self._attended(step, rows, keys, values)
+        attended, moved = self._attended(step, rows)
         products = product(rows, w_qkv, w_o, moved_bytes=moved)
-        options = (None, None, self._window(step.cache_length), self.heads.softcap)
+        options = (*_places(step, rows, rows), self._window(step.cache_length), self.heads.softcap)
         return Launch(
             "attention_block_decode",
             (
                 *(x, self.norm.weight.value(step), w_qkv, self.norm.eps, q.shape[1], k.shape[1]),
-                *(keys, values, at, self.heads.score_scale, w_o, keys.shape[1], *self._tables(step)),
+                *(keys, values, at, self.heads.score_scale, w_o, self._kv_heads(step), *self._tables(step)),
                 *(*self._head_weights(step), Axis.tensor, *options),
             ),
             ("x", keys.name, values.name),
@@ -404,6 +427,14 @@ class Attention:
         total = (weights if span.start else scores).sum(axis=-1, keepdims=True)
         mixed = weights @ np.repeat(values, group, axis=0) / total
         return numpy.rounded(mixed).swapaxes(0, 1).reshape(tokens, -1)
+
+
+def _places(step: StepShape, tokens: int, sequences: int) -> tuple[Value | None, Value | None]:
+    """Where tokens are written and the pages of their sequences, where states are pages."""
+    if not step.pages:
+        return None, None
+    blocks = step.cache_length // step.block_size
+    return Value("slots", (tokens, 1), INT32), Value("block_tables", (sequences, blocks), INT32)
 
 
 def _value(weight: Weight | None, step: StepShape) -> Value | None:

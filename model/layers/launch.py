@@ -49,6 +49,9 @@ class StepShape:
     dtype of activations and states, `weights` that of the weights. The head picks `candidates` of the likeliest tokens.
     Prompts are `padded` where some of them, perhaps of another rank, is longer. With `cuts_sequence` the ranks cut
     the tokens of prompts among them (sequence parallelism). Launches have the shapes of `rank`.
+
+    Where there are `pages`, states are that many pages of `block_size` positions each, and tables of pages name the
+    `cache_length` positions of each sequence; a prefill step reads `prefix` of them, which were computed before it.
     """
 
     phase: Phase
@@ -63,6 +66,9 @@ class StepShape:
     padded: bool = False
     cuts_sequence: bool = False
     rank: int = 0
+    pages: int = 0
+    block_size: int = 0
+    prefix: int = 0
 
     def resized(self, rows: int) -> StepShape:
         """This step with `rows` tokens of the prompt, or `rows` sequences."""
@@ -99,7 +105,8 @@ class Value:
     the `ids` and `own_positions` of the rank's own rows, [own rows, 1] int32; `positions` of all, [tokens, 1] int32;
     the rows where prompts end, `ends`, [sequences, 1] int32, among own rows, their number where another rank holds the
     row; and `rope_rows`, the rows of tables of rotations, [tokens, 1] int32, for models whose long sequences have other
-    rotations.
+    rotations. Where states are pages, `slots`, [tokens, 1] int32, are the page and the place in it that take each token,
+    and `block_tables`, [sequences, blocks] int32, the pages of each sequence.
     """
 
     name: str

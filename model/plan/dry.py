@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from model.device import DryDevice
-from model.kernel_model import Device, bound
+from model.launched import Device, bound
 from model.layers.launch import Argument, Launch, Value
 from model.mesh import Mesh
 

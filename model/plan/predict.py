@@ -21,7 +21,7 @@ from model.decoder import BlockLayers
 from model.device import chip, kernel_limit
 from model.errors import ModelError
 from model.families import compose
-from model.kernel_model import launches_of
+from model.launched import launches_of
 from model.layers.launch import Growth, Launch, Phase, StepShape
 from model.mesh import Mesh
 from model.plan.dry import DryTimes, Time
