@@ -8,7 +8,7 @@ from model.errors import ModelError
 
 
 class StopStrings:
-    """Gives out the text before the first stop string, and holds back what may still become one."""
+    """Gives out the text before the first stop string, `found`, and holds back what may still become one."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         """ModelError for an empty stop string, which every text begins with."""
@@ -16,15 +16,15 @@ class StopStrings:
             raise ModelError("a stop string is empty; every text begins with it")
         self._stops = tuple(stops)
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def push(self, text: str) -> str:
         """The text that is certain to stand before a stop string, now that `text` has come."""
         self._held += text
-        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        places = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if places:
-            self.found = True
-            given, self._held = self._held[: min(places)], ""
+            first, self.found = min(places)
+            given, self._held = self._held[:first], ""
             return given
         kept = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         given, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]

@@ -1,6 +1,23 @@
-"""Many requests at once: which of them compute which tokens in the next step."""
+"""Many requests at once: what each step computes, how tokens are chosen, and what a request returns."""
 
+from model.engine.engine import Engine, EngineLimits
+from model.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from model.engine.params import SamplingParams
 from model.engine.request import Request
+from model.engine.sampler import Logprob
 from model.engine.scheduler import Batch, Chunk, Scheduler, SchedulerOptions
 
-__all__ = ["Batch", "Chunk", "Request", "Scheduler", "SchedulerOptions"]
+__all__ = [
+    "Batch",
+    "Chunk",
+    "CompletionOutput",
+    "Engine",
+    "EngineLimits",
+    "Logprob",
+    "Request",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "Scheduler",
+    "SchedulerOptions",
+]

@@ -1,0 +1,242 @@
+"""The engine: requests in, text out, step by step.
+
+Each step asks the scheduler what to compute, has a runner compute it, chooses a token for every request whose last
+token was computed, and says what became of each. It has no thread and no clock of its own: whoever calls `step` has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+import numpy as np
+
+from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from model.engine.params import SamplingParams
+from model.engine.request import Request
+from model.engine.sampler import Choice, Draw, TokenSampler
+from model.engine.scheduler import Batch, Scheduler
+from model.errors import ModelError
+from model.sampling import StepOutput
+from model.stop_strings import StopStrings
+from model.tokenizer import Tokenizer, TokenStream
+
+
+class Runner(Protocol):
+    """Something that computes the steps of a model."""
+
+    def step(self, batch: Batch) -> Mapping[Request, StepOutput]:
+        """Compute a batch; says what follows each request of it whose last token is computed."""
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """The model's end tokens, its vocabulary, the longest sequence, and the seed of requests that have none."""
+
+    end_tokens: Sequence[int]
+    vocab_size: int
+    max_model_len: int
+    seed: int = 0
+
+
+class Engine:
+    """Requests on one model; `clock` gives seconds."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        limits: EngineLimits,
+        draw: Draw,
+        clock: Callable[[], float],
+    ) -> None:
+        self.scheduler = scheduler
+        self.limits = limits
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._draw = draw
+        self._clock = clock
+        self._groups: dict[str, _Group] = {}
+        self._sequences: dict[Request, _Sequence] = {}
+        self._numbers = count()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has not ended."""
+        return bool(self._groups)
+
+    def submit(
+        self,
+        id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        prompt: str | None = None,
+        priority: int = 0,
+    ) -> RequestOutput:
+        """Let a request wait for its turn; its output fills up from step to step.
+
+        Raises ModelError for an id in use, a prompt without tokens or without room for a new one, token ids outside the
+        vocabulary, and a request that never fits into the pages.
+        """
+        limits = self.limits
+        if id in self._groups:
+            raise ModelError(f"request {id} is there already")
+        room = limits.max_model_len - len(prompt_ids)
+        if not prompt_ids:
+            raise ModelError("the prompt has no tokens")
+        if room < 1:
+            raise ModelError(
+                f"the prompt has {len(prompt_ids)} tokens; sequences of at most {limits.max_model_len} leave no room "
+                "for a new one"
+            )
+        wrong = next((each for each in prompt_ids if not 0 <= each < limits.vocab_size), None)
+        if wrong is not None:
+            raise ModelError(
+                f"the prompt has token id {wrong}; the vocabulary has {limits.vocab_size} tokens"
+            )
+        params.check_vocabulary(limits.vocab_size)
+        number, now = next(self._numbers), self._clock()
+        most = room if params.max_tokens is None else min(room, params.max_tokens)
+        request = Request(id, list(prompt_ids), most, priority, now)
+        self.scheduler.submit(request)
+        outputs = [CompletionOutput(index) for index in range(params.n)]
+        output = RequestOutput(id, prompt, list(prompt_ids), outputs, RequestMetrics(now))
+        seed = (limits.seed, number) if params.seed is None else (params.seed,)
+        self._groups[id] = _Group(output, params, seed)
+        self._sequences[request] = self._sequence(self._groups[id], 0)
+        return output
+
+    def cancel(self, id: str) -> None:
+        """End a request; its pages are free from here on. One that has ended is left alone."""
+        group = self._groups.get(id)
+        if group is not None:
+            for request, sequence in list(self._sequences.items()):
+                if sequence.group is group:
+                    self._end(request, "abort", None)
+            for output in group.output.outputs:
+                output.finish_reason = output.finish_reason or "abort"
+            self._settle(group)
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; the outputs of the requests that got a token in it."""
+        batch = self.scheduler.schedule()
+        if not batch.chunks:
+            return []
+        now = self._clock()
+        for request in batch.chunks:
+            metrics = self._sequences[request].group.output.metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = now
+                metrics.num_cached_tokens = request.shared_tokens
+        answers = self._runner.step(batch)
+        now = self._clock()
+        choices = {
+            request: self._sequences[request].sampler.choose(_logits(answer))
+            for request, answer in answers.items()
+        }
+        self.scheduler.finish(batch, {request: (choice.token,) for request, choice in choices.items()})
+        touched = []
+        for request, choice in choices.items():
+            sequence = self._sequences[request]
+            group = sequence.group
+            if not group.forked:
+                self._fork(request, group, answers[request])
+            self._take(request, choice, now)
+            touched.append(group)
+        for group in dict.fromkeys(touched):
+            self._settle(group)
+        return [group.output for group in dict.fromkeys(touched)]
+
+    def _sequence(self, group: _Group, index: int) -> _Sequence:
+        params, prompt = group.params, group.output.prompt_token_ids
+        ends = [*(() if params.ignore_eos else self.limits.end_tokens), *(params.stop_token_ids or ())]
+        return _Sequence(
+            group,
+            group.output.outputs[index],
+            TokenSampler(params, prompt, ends, (*group.seed, index), self._draw, self._tokenizer.decode),
+            self._tokenizer.stream(prompt),
+            StopStrings(params.stops),
+        )
+
+    def _fork(self, request: Request, group: _Group, answer: StepOutput) -> None:
+        """The other continuations of a prompt, each with its own first token."""
+        group.forked = True
+        for index in range(1, group.params.n):
+            child = self.scheduler.fork(request, f"{request.id} {index}")
+            sequence = self._sequences[child] = self._sequence(group, index)
+            choice = sequence.sampler.choose(_logits(answer))
+            child.tokens[-1] = choice.token
+            self._take(child, choice, self._clock())
+
+    def _take(self, request: Request, choice: Choice, now: float) -> None:
+        """A continuation gets a token, and may end with it."""
+        sequence, limits = self._sequences[request], self.limits
+        output, params = sequence.output, sequence.group.params
+        metrics = sequence.group.output.metrics
+        metrics.first_token_time = metrics.first_token_time or now
+        metrics.last_token_time = now
+        output.token_ids.append(choice.token)
+        if choice.logprobs is not None:
+            output.logprobs = [*(output.logprobs or ()), choice.logprobs]
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + choice.logprobs[
+                choice.token
+            ].logprob
+        if choice.token in limits.end_tokens and not params.ignore_eos:
+            self._end(request, "stop", None)
+        elif choice.token in (params.stop_token_ids or ()):
+            self._end(request, "stop", choice.token)
+        else:
+            text = sequence.stream.push(choice.token)
+            early = len(output.token_ids) < params.min_tokens
+            output.text += text if early else sequence.stops.push(text)
+            if sequence.stops.found is not None:
+                if params.include_stop_str_in_output:
+                    output.text += sequence.stops.found
+                self._end(request, "stop", sequence.stops.found)
+            elif len(output.token_ids) == request.max_new_tokens:
+                self._end(request, "length", None)
+
+    def _end(self, request: Request, reason: FinishReason, stopped_by: str | int | None) -> None:
+        sequence = self._sequences.pop(request)
+        self.scheduler.end(request)
+        output = sequence.output
+        if sequence.stops.found is None:
+            output.text += sequence.stops.push(sequence.stream.finish()) + sequence.stops.finish()
+        output.finish_reason, output.stop_reason = reason, stopped_by
+        sequence.group.output.metrics.num_preemptions += request.preemptions
+
+    def _settle(self, group: _Group) -> None:
+        """Forget a request all of whose continuations have ended."""
+        if group.output.finished:
+            group.output.metrics.finished_time = self._clock()
+            del self._groups[group.output.request_id]
+
+
+@dataclass(eq=False)
+class _Group:
+    """The continuations of one prompt."""
+
+    output: RequestOutput
+    params: SamplingParams
+    seed: tuple[int, ...]
+    forked: bool = False
+
+
+@dataclass
+class _Sequence:
+    """One continuation on its way."""
+
+    group: _Group
+    output: CompletionOutput
+    sampler: TokenSampler
+    stream: TokenStream
+    stops: StopStrings
+
+
+def _logits(answer: StepOutput) -> np.ndarray:
+    """The logits of the whole vocabulary, which a runner of the engine returns."""
+    assert answer.logits is not None, "a step without logits"
+    return answer.logits

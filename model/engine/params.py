@@ -1,0 +1,93 @@
+"""How a request chooses its tokens and when it ends, with vLLM's names, defaults and meanings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from model.errors import ModelError
+
+MOST_LOGPROBS = 20
+"""As in OpenAI's API."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """`n` continuations of a prompt, and how each token of them is chosen.
+
+    - Logits first: `logit_bias` is added; `repetition_penalty` divides those above 0, and multiplies those below, of
+      tokens in the prompt or the output; `presence_penalty` is subtracted for tokens in the output,
+      `frequency_penalty` as often as they are there. `allowed_token_ids`, where given, are the only ones.
+    - The draw: logits are divided by `temperature`, 0 takes the largest; from the `top_k` largest (0 or -1: all), of
+      these the likeliest of joint probability `top_p`, of these those with at least `min_p` of the best's probability.
+      A continuation of a request with a `seed` draws with that and its number.
+    - The end: `max_tokens`, None for what the context allows; the model's end token, unless `ignore_eos`; a
+      `stop_token_ids`; a `stop` string, which is not part of the text unless `include_stop_str_in_output`. Nothing but
+      `max_tokens` ends the first `min_tokens`, whose text counts for no stop string.
+    - `logprobs` most likely tokens are returned for each place, with the chosen one: logarithms of the probabilities
+      of the model's logits, before any of the above.
+
+    Raises ModelError for a value out of range.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    stops: tuple[str, ...] = field(init=False, repr=False, default=())
+
+    def __post_init__(self) -> None:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stops", stops)
+        ranges: tuple[tuple[str, float | None, float, float], ...] = (
+            ("n", self.n, 1, 128),
+            ("presence_penalty", self.presence_penalty, -2, 2),
+            ("frequency_penalty", self.frequency_penalty, -2, 2),
+            ("repetition_penalty", self.repetition_penalty, 1 / 16, 16),
+            ("temperature", self.temperature, 0, 1e6),
+            ("top_k", self.top_k, -1, float("inf")),
+            ("min_p", self.min_p, 0, 1),
+            ("max_tokens", self.max_tokens, 1, float("inf")),
+            ("min_tokens", self.min_tokens, 0, float("inf") if self.max_tokens is None else self.max_tokens),
+            ("logprobs", self.logprobs, 0, MOST_LOGPROBS),
+            ("seed", self.seed, 0, 2**63 - 1),
+        )
+        for name, value, least, most in ranges:
+            if value is not None and not least <= value <= most:
+                raise ModelError(f"{name} is {value}; it must be between {least:g} and {most:g}")
+        if not 0 < self.top_p <= 1:
+            raise ModelError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        if not all(stops):
+            raise ModelError("a stop string is empty; every text begins with it")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ModelError("allowed_token_ids is empty; no token could be chosen")
+        for token, bias in (self.logit_bias or {}).items():
+            if not -100 <= bias <= 100:
+                raise ModelError(f"logit_bias of token {token} is {bias}; it must be between -100 and 100")
+
+    def check_vocabulary(self, size: int) -> None:
+        """ModelError for a token id that a vocabulary of `size` does not have."""
+        given = (
+            ("logit_bias", self.logit_bias or ()),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("stop_token_ids", self.stop_token_ids or ()),
+        )
+        for name, ids in given:
+            wrong = next((each for each in ids if not 0 <= each < size), None)
+            if wrong is not None:
+                raise ModelError(f"{name} has token id {wrong}; the vocabulary has {size} tokens")

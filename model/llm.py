@@ -1,0 +1,184 @@
+"""`LLM`: a model folder and its engine, with the arguments, methods and results of vLLM's class of that name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from model.chat import ChatTemplate, Message
+from model.checkpoint import open_checkpoint
+from model.device import SimulatedDevice, reference_of
+from model.engine import Engine, EngineLimits, RequestOutput, SamplingParams, Scheduler, SchedulerOptions
+from model.engine.buckets import Buckets
+from model.errors import ModelError
+from model.families import load_config
+from model.paged_model import PagedModel
+from model.state import PagePool
+from model.tokenizer import Tokenizer
+from model.weights import shard_weights
+from simulate.terminal import progress
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or one of them as `prompt` or `prompt_token_ids`."""
+
+PRETRAINED = Path(__file__).resolve().parent / "pretrained"
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """The arguments of an engine, with vLLM's names where it has them.
+
+    `model` is a Hugging Face folder. The kernels run on `tensor_parallel_size` simulated cores of `target`. The cache
+    has `num_pages` pages of `block_size` positions; by default as many as `max_num_seqs` sequences of `max_model_len`
+    positions fill, at most 4096. `max_model_len` is the context of the model, at most 2048, by default.
+    """
+
+    model: str | Path = PRETRAINED
+    tensor_parallel_size: int = 1
+    dtype: str = "float32"
+    target: str = "trn2"
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    max_model_len: int | None = None
+    block_size: int = 16
+    num_pages: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    seed: int = 0
+
+
+def make_engine(args: EngineArgs) -> Engine:
+    """The engine of a model folder; ModelError for what the folder, the arguments or this machine do not allow."""
+    folder = Path(args.model)
+    config = load_config(folder)
+    length = min(2048, config.context) if args.max_model_len is None else args.max_model_len
+    if not 1 < length <= config.context:
+        raise ModelError(f"max_model_len is {length}; this model takes 2 to {config.context} positions")
+    if args.block_size not in (1, 2, 4, 8, 16, 32, 64, 128):
+        raise ModelError(f"block_size is {args.block_size}; pages have 1, 2, 4 … 128 positions")
+    tokenizer = Tokenizer(folder, config.vocab_size)
+    options = SchedulerOptions(
+        args.max_num_seqs,
+        args.max_num_batched_tokens,
+        chunked_prefill=args.enable_chunked_prefill,
+        prefix_caching=args.enable_prefix_caching,
+    )
+    of_each = -(-length // args.block_size)
+    pages = min(4096, args.max_num_seqs * of_each) if args.num_pages is None else args.num_pages
+    if pages < 1:
+        raise ModelError(f"num_pages is {pages}; at least 1 is needed")
+    pool = PagePool(pages, args.block_size)
+    buckets = Buckets.powers(args.max_num_seqs, args.max_num_batched_tokens, length)
+    checkpoint = open_checkpoint(folder, config)
+    weights = shard_weights(
+        config, checkpoint, args.tensor_parallel_size, taken=checkpoint.let_go, dtype=args.dtype
+    )
+    device = SimulatedDevice(args.target, args.tensor_parallel_size)
+    runner = PagedModel(config, weights, device, pool, buckets)
+    limits = EngineLimits(config.eos_token_ids, config.vocab_size, length, args.seed)
+    return Engine(
+        runner, Scheduler(pool, options), tokenizer, limits, reference_of("sample"), clock=time.monotonic
+    )
+
+
+class LLM:
+    """A model that answers many prompts at once. The keywords are the fields of `EngineArgs`."""
+
+    def __init__(self, model: str | Path = PRETRAINED, **arguments: Any) -> None:
+        """Load a model folder; ModelError for an argument that is not known or cannot be."""
+        unknown = [name for name in arguments if name not in EngineArgs.__dataclass_fields__]
+        if unknown:
+            known = ", ".join(EngineArgs.__dataclass_fields__)
+            raise ModelError(f"LLM takes no {unknown[0]}; it takes {known}")
+        self._args = EngineArgs(model, **arguments)
+        self.engine = make_engine(self._args)
+        self._tokenizer = Tokenizer(Path(model), self.engine.limits.vocab_size)
+        self._numbers = count()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the folder."""
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """The continuations of one prompt or several, in their order, computed together.
+
+        One `sampling_params` holds for all prompts, a sequence has one for each. `use_tqdm` shows the progress on a
+        terminal. Raises ModelError, before anything is computed, for a prompt or parameters that cannot be.
+        """
+        several = _several(prompts)
+        params = self._params(sampling_params, len(several))
+        if priority is not None and len(priority) != len(several):
+            raise ModelError(f"{len(priority)} priorities for {len(several)} prompts")
+        submitted: list[RequestOutput] = []
+        try:
+            for number, (prompt, own) in enumerate(zip(several, params)):
+                text, ids = self._encoded(prompt)
+                rank = 0 if priority is None else priority[number]
+                submitted.append(self.engine.submit(str(next(self._numbers)), ids, own, text, rank))
+            self._run(submitted, use_tqdm)
+        finally:
+            for each in submitted:
+                self.engine.cancel(each.request_id)
+        return submitted
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **variables: Any,
+    ) -> list[RequestOutput]:
+        """The answers to one conversation or several, through the folder's chat template, given further `variables`."""
+        template = ChatTemplate(self._args.model)
+        several = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        texts = [template.render(each, **variables) for each in several]  # type: ignore[arg-type]
+        ids = [self._tokenizer.encode(text, special_tokens=False) for text in texts]
+        prompts = [{"prompt": text, "prompt_token_ids": own} for text, own in zip(texts, ids)]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def _run(self, submitted: Sequence[RequestOutput], shows: bool) -> None:
+        """Step until all have ended."""
+        left = iter(progress(submitted, "prompts")) if shows else iter(submitted)
+        for each in left:
+            while not each.finished:
+                self.engine.step()
+
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int
+    ) -> Sequence[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            return [given or SamplingParams()] * prompts
+        if len(given) != prompts:
+            raise ModelError(f"{len(given)} sampling_params for {prompts} prompts")
+        return given
+
+    def _encoded(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
+        """The text of a prompt, where it is known, and its ids."""
+        if isinstance(prompt, str):
+            return prompt, self._tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping):
+            text = prompt.get("prompt")
+            if "prompt_token_ids" in prompt:
+                return text, list(prompt["prompt_token_ids"])
+            if not isinstance(text, str):
+                raise ModelError("a prompt given as a mapping needs prompt or prompt_token_ids")
+            return text, self._tokenizer.encode(text)
+        return None, list(prompt)
+
+
+def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts, where one may stand alone."""
+    alone = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return [prompts] if alone else list(prompts)  # type: ignore[list-item,arg-type]
