@@ -1,0 +1,200 @@
+"""`LLM` on the shipped model: together equals alone, and arguments and results have vLLM's shape."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from model import LLM, SamplingParams
+from model.errors import ModelError
+
+PROMPTS = ["Once upon a time", "The sun was", "Tom had a red ball and", "Lily", "Once upon a time there was"]
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+
+
+@cache
+def llm() -> LLM:
+    return LLM(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=128, num_pages=20)
+
+
+def alone(prompt: str, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+    """The tokens of a prompt's continuations where no other request is there."""
+    (output,) = llm().generate(prompt, params, use_tqdm=False)
+    return tuple(tuple(each.token_ids) for each in output.outputs)
+
+
+SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.9, seed=11, max_tokens=6, n=2)
+PENALISED = SamplingParams(
+    temperature=0.7,
+    min_p=0.02,
+    seed=3,
+    max_tokens=6,
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    logit_bias={400: 2.0},
+)
+
+
+def test_requests_together_get_what_each_gets_alone() -> None:
+    params = [GREEDY, SAMPLED, PENALISED, GREEDY, SAMPLED]
+    outputs = llm().generate(PROMPTS, params, use_tqdm=False)
+    for prompt, own, output in zip(PROMPTS, params, outputs):
+        assert output.prompt == prompt
+        assert tuple(tuple(each.token_ids) for each in output.outputs) == alone(prompt, own)
+    assert llm().engine.scheduler.pool.free == 20
+    assert not llm().engine.busy
+
+
+def test_continuations_of_a_prompt_differ_and_repeat_by_seed() -> None:
+    first, second = alone(PROMPTS[0], SAMPLED)
+    assert first != second
+    assert alone(PROMPTS[0], SAMPLED) == (first, second)
+
+
+def test_an_equal_prompt_is_read_from_pages() -> None:
+    text = "Once upon a time there was a little girl named Lily who had a big red ball and a small blue car."
+    cold, warm = (llm().generate(text, GREEDY, use_tqdm=False)[0] for _ in range(2))
+    assert warm.metrics.num_cached_tokens == (len(warm.prompt_token_ids) - 1) // 16 * 16 > 0
+    assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
+
+
+def test_results_say_how_they_ended() -> None:
+    (full,) = llm().generate(PROMPTS[:1], SamplingParams(temperature=0, max_tokens=20), use_tqdm=False)
+    text = full.outputs[0].text
+    assert full.finished
+    assert full.outputs[0].finish_reason == "length"
+    place = text.index(" little")
+    (stopped,) = llm().generate(
+        PROMPTS[:1], SamplingParams(temperature=0, max_tokens=20, stop=" little"), use_tqdm=False
+    )
+    assert (stopped.outputs[0].text, stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == (
+        text[:place],
+        "stop",
+        " little",
+    )
+    (kept,) = llm().generate(
+        PROMPTS[0],
+        SamplingParams(temperature=0, max_tokens=20, stop=[" little"], include_stop_str_in_output=True),
+        use_tqdm=False,
+    )
+    assert kept.outputs[0].text == text[: place + len(" little")]
+    token = full.outputs[0].token_ids[3]
+    (by_id,) = llm().generate(
+        PROMPTS[0], SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[token]), use_tqdm=False
+    )
+    assert by_id.outputs[0].stop_reason == token
+    assert by_id.outputs[0].token_ids == full.outputs[0].token_ids[:4]
+
+
+def test_min_tokens_put_off_the_end() -> None:
+    (full,) = llm().generate(PROMPTS[0], GREEDY, use_tqdm=False)
+    first = full.outputs[0].token_ids[0]
+    (late,) = llm().generate(
+        PROMPTS[0],
+        SamplingParams(temperature=0, max_tokens=6, stop_token_ids=[first], min_tokens=3),
+        use_tqdm=False,
+    )
+    assert len(late.outputs[0].token_ids) >= 3
+    assert first not in late.outputs[0].token_ids[:3]
+
+
+def test_log_probabilities_come_with_their_rank_and_text() -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=2)
+    (output,) = llm().generate(PROMPTS[0], params, use_tqdm=False)
+    (own,) = output.outputs
+    assert own.logprobs is not None
+    assert [len(each) for each in own.logprobs] == [2, 2, 2]
+    chosen = [place[token] for place, token in zip(own.logprobs, own.token_ids)]
+    assert [each.rank for each in chosen] == [1, 1, 1]
+    assert own.cumulative_logprob == pytest.approx(sum(each.logprob for each in chosen))
+    assert "".join(each.decoded_token for each in chosen).strip() == own.text.strip()
+
+
+def test_allowed_tokens_are_the_only_ones() -> None:
+    params = SamplingParams(max_tokens=5, allowed_token_ids=[400, 401], seed=1)
+    assert set(alone(PROMPTS[0], params)[0]) <= {400, 401}
+
+
+def test_prompts_are_texts_ids_or_mappings() -> None:
+    ids = llm().get_tokenizer().encode(PROMPTS[0])
+    wanted = alone(PROMPTS[0], GREEDY)[0]
+    for prompt in (ids, {"prompt_token_ids": ids}, {"prompt": PROMPTS[0]}):
+        (output,) = llm().generate(prompt, GREEDY, use_tqdm=False)
+        assert tuple(output.outputs[0].token_ids) == wanted
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "said"),
+    [
+        ([], GREEDY, "the prompt has no tokens"),
+        ([4096], GREEDY, "token id 4096; the vocabulary has 4096"),
+        ([1] * 128, GREEDY, "128 tokens; sequences of at most 128"),
+        ([1], SamplingParams(stop_token_ids=[4096]), "stop_token_ids has token id 4096"),
+        ({"text": "a"}, GREEDY, "prompt or prompt_token_ids"),
+    ],
+)
+def test_a_prompt_that_cannot_be_is_refused_and_leaves_nothing(prompt, params, said) -> None:
+    with pytest.raises(ModelError, match=said):
+        llm().generate([PROMPTS[0], prompt], params)
+    assert not llm().engine.busy
+    assert llm().engine.scheduler.pool.free == 20
+
+
+def test_a_prompt_of_the_longest_length_gets_one_token() -> None:
+    (output,) = llm().generate([1] * 127, GREEDY, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 1
+    assert output.outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"max_model_len": 1}, "max_model_len is 1"),
+        ({"max_model_len": 100_000}, "2 to"),
+        ({"block_size": 24}, "block_size is 24"),
+        ({"num_pages": 0}, "num_pages is 0"),
+        ({"gpu_memory_utilization": 0.9}, "LLM takes no gpu_memory_utilization"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(arguments, said) -> None:
+    with pytest.raises(ModelError, match=said):
+        LLM(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"n": 0}, "n is 0"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": 17}, "between 0 and 16"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"stop": ""}, "stop string is empty"),
+        ({"logit_bias": {1: 101}}, "logit_bias of token 1"),
+        ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(values, said) -> None:
+    with pytest.raises(ModelError, match=said):
+        SamplingParams(**values)
+
+
+def test_parameters_at_their_limits_are_taken() -> None:
+    SamplingParams(
+        temperature=0,
+        top_p=1,
+        top_k=-1,
+        min_p=1,
+        max_tokens=None,
+        presence_penalty=2,
+        repetition_penalty=16,
+        logprobs=20,
+    )

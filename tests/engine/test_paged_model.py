@@ -1,0 +1,144 @@
+"""Requests of a batch, in chunks and on shared pages, get the logits that the numpy reference gives each alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.checkpoint import open_checkpoint
+from model.config import ModelConfig
+from model.device import SimulatedDevice
+from model.engine import Request, Scheduler, SchedulerOptions
+from model.engine.buckets import Buckets
+from model.errors import ModelError
+from model.families import load_config
+from model.paged_model import PagedModel
+from model.reference import ReferenceModel
+from model.state import PagePool
+from model.weights import shard_weights
+from tests.engine.paged_text import check_pages
+from tests.model.test_dense_families import bound
+from tests.model.tiny_families import TINY, write_tiny
+
+pytest.importorskip("torch", reason="torch is an extra of development (dev)")
+pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
+
+FIRST = np.random.default_rng(3).integers(3, 151, 26).tolist()
+TEXTS = (FIRST[:21], [*FIRST[:17], 9, 11, 10], FIRST[9:18])
+"""The second one shares a page of 16 tokens with the first, which has computed it before the second one comes."""
+PROMPTS = (18, 18, 6)
+
+
+def load(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    config = load_config(folder)
+    return config, dict(open_checkpoint(folder, config))
+
+
+def paged(
+    config: ModelConfig, weights: dict[str, np.ndarray], scheduler: Scheduler, ranks: int, length: int
+) -> PagedModel:
+    options = scheduler.options
+    buckets = Buckets.powers(options.max_num_seqs, options.max_num_batched_tokens, length)
+    shards = shard_weights(config, weights, ranks)
+    return PagedModel(config, shards, SimulatedDevice("trn2", ranks), scheduler.pool, buckets)
+
+
+def logits_of_requests(model: PagedModel, scheduler: Scheduler) -> tuple[list[np.ndarray], list[Request]]:
+    """The logits of every request after its prompt and each later token; what it is fed is its text."""
+    requests = [
+        Request(str(n), text[:prompt], len(text) - prompt + 1)
+        for n, (text, prompt) in enumerate(zip(TEXTS, PROMPTS))
+    ]
+    rows: dict[Request, list[np.ndarray]] = {each: [] for each in requests}
+    scheduler.submit(requests[0])
+    later = [*requests[1:]]
+    while scheduler.running or scheduler.waiting or later:
+        batch = scheduler.schedule()
+        outputs = model.step(batch)
+        fed = {}
+        for request, output in outputs.items():
+            rows[request].append(output.logits)
+            text = TEXTS[int(request.id)]
+            fed[request] = text[len(request.tokens) : len(request.tokens) + 1]
+        scheduler.finish(batch, fed)
+        for request in outputs:
+            if not fed[request]:
+                scheduler.end(request)
+        if later and requests[0].computed >= 16:
+            scheduler.submit(later.pop(0))
+        check_pages(scheduler)
+    return [np.stack(rows[each]) for each in requests], requests
+
+
+def alone(config: ModelConfig, weights: dict[str, np.ndarray], text: list[int], prompt: int) -> np.ndarray:
+    model = ReferenceModel(config, weights)
+    rows = [model.prefill([text[:prompt]])[0].logits]
+    rows += [model.decode([text[place]], [place])[0].logits for place in range(prompt, len(text))]
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in TINY if "longrope" not in name and name != "phi3 of a part of the head"]
+)
+def test_every_family_on_pages(tmp_path: Path, name: str) -> None:
+    config, weights = load(write_tiny(tmp_path, name))
+    scheduler = Scheduler(PagePool(12, 16), SchedulerOptions(4, 16))
+    rows, requests = logits_of_requests(paged(config, weights, scheduler, 2, 64), scheduler)
+    for own, text, prompt in zip(rows, TEXTS, PROMPTS):
+        assert np.abs(own - alone(config, weights, text, prompt)).max() <= bound(name)
+    assert [each.shared_tokens for each in requests] == [0, 16, 0]
+
+
+def test_a_preempted_request_gets_the_same_logits(tmp_path: Path) -> None:
+    config, weights = load(write_tiny(tmp_path, "qwen3"))
+    scheduler = Scheduler(PagePool(5, 8), SchedulerOptions(4, 16, prefix_caching=False))
+    rows, requests = logits_of_requests(paged(config, weights, scheduler, 1, 64), scheduler)
+    assert any(each.preemptions for each in requests)
+    for own, text, prompt in zip(rows, TEXTS, PROMPTS):
+        assert np.abs(own - alone(config, weights, text, prompt)).max() <= bound("qwen3")
+
+
+def test_a_copied_page_holds_what_the_first_one_held(tmp_path: Path) -> None:
+    config, weights = load(write_tiny(tmp_path, "qwen2"))
+    scheduler = Scheduler(PagePool(12, 16), SchedulerOptions(4, 16))
+    model = paged(config, weights, scheduler, 1, 64)
+    parent = Request("parent", TEXTS[2][:6], 4)
+    scheduler.submit(parent)
+    batch = scheduler.schedule()
+    model.step(batch)
+    scheduler.finish(batch, {parent: (7,)})
+    child = scheduler.fork(parent, "child")
+    child.tokens[-1] = 8
+    batch = scheduler.schedule()
+    assert len(batch.copies) == 1
+    outputs = model.step(batch)
+    for request, token in ((parent, 7), (child, 8)):
+        wanted = alone(config, weights, [*TEXTS[2][:6], token], 6)[-1]
+        assert np.abs(outputs[request].logits - wanted).max() <= bound("qwen2")
+
+
+def test_longrope_is_refused_beyond_the_length_that_changes_rotations(tmp_path: Path) -> None:
+    config, weights = load(write_tiny(tmp_path, "llama with longrope"))
+    scheduler = Scheduler(PagePool(12, 16), SchedulerOptions(4, 16))
+    with pytest.raises(ModelError, match="a max_model_len of at most 16"):
+        paged(config, weights, scheduler, 1, 64)
+
+
+def test_parts_are_rounded_up_to_buckets() -> None:
+    buckets = Buckets.powers(6, 64, 300)
+    assert buckets == Buckets((1, 2, 4, 8), (16, 32, 64), (128, 256, 512))
+    scheduler = Scheduler(PagePool(64, 16), SchedulerOptions(6, 64))
+    for number, tokens in enumerate((1, 3, 17, 18, 20)):
+        scheduler.submit(Request(str(number), list(range(tokens)), 4))
+    first, second, third = buckets.parts(scheduler.schedule())
+    assert first.shape.decodes
+    assert (first.shape.sequences, first.shape.context, first.padding) == (1, 128, 0)
+    assert (second.shape.sequences, second.shape.tokens, second.padding) == (1, 16, 13)
+    assert (third.shape.sequences, third.shape.tokens, third.shape.prefix, third.padding) == (
+        4,
+        32,
+        0,
+        128 - 17 - 18 - 20,
+    )
