@@ -11,9 +11,11 @@ from typing import Any
 
 from model.chat import ChatTemplate, Message
 from model.checkpoint import open_checkpoint
+from model.config import ModelConfig
 from model.device import SimulatedDevice, reference_of
 from model.engine import Engine, EngineLimits, RequestOutput, SamplingParams, Scheduler, SchedulerOptions
-from model.engine.buckets import Buckets
+from model.engine.buckets import MOST_ROWS, Buckets
+from model.engine.speculation import DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
 from model.families import load_config
 from model.paged_model import PagedModel
@@ -35,6 +37,8 @@ class EngineArgs:
     `model` is a Hugging Face folder. The kernels run on `tensor_parallel_size` simulated cores of `target`. The cache
     has `num_pages` pages of `block_size` positions; by default as many as `max_num_seqs` sequences of `max_model_len`
     positions fill, at most 4096. `max_model_len` is the context of the model, at most 2048, by default.
+    `speculative_config` has `num_speculative_tokens`, and the folder of a draft `model`, or `method` ngram with
+    `prompt_lookup_max` and `prompt_lookup_min`.
     """
 
     model: str | Path = PRETRAINED
@@ -48,6 +52,7 @@ class EngineArgs:
     num_pages: int | None = None
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
+    speculative_config: Mapping[str, Any] | None = None
     seed: int = 0
 
 
@@ -60,29 +65,88 @@ def make_engine(args: EngineArgs) -> Engine:
         raise ModelError(f"max_model_len is {length}; this model takes 2 to {config.context} positions")
     if args.block_size not in (1, 2, 4, 8, 16, 32, 64, 128):
         raise ModelError(f"block_size is {args.block_size}; pages have 1, 2, 4 … 128 positions")
+    speculation = _Speculation.of(args.speculative_config)
     tokenizer = Tokenizer(folder, config.vocab_size)
     options = SchedulerOptions(
         args.max_num_seqs,
         args.max_num_batched_tokens,
         chunked_prefill=args.enable_chunked_prefill,
         prefix_caching=args.enable_prefix_caching,
+        speculative_tokens=speculation.tokens,
     )
     of_each = -(-length // args.block_size)
     pages = min(4096, args.max_num_seqs * of_each) if args.num_pages is None else args.num_pages
     if pages < 1:
         raise ModelError(f"num_pages is {pages}; at least 1 is needed")
     pool = PagePool(pages, args.block_size)
-    buckets = Buckets.powers(args.max_num_seqs, args.max_num_batched_tokens, length)
-    checkpoint = open_checkpoint(folder, config)
-    weights = shard_weights(
-        config, checkpoint, args.tensor_parallel_size, taken=checkpoint.let_go, dtype=args.dtype
-    )
-    device = SimulatedDevice(args.target, args.tensor_parallel_size)
-    runner = PagedModel(config, weights, device, pool, buckets)
+    buckets = Buckets.powers(args.max_num_seqs, args.max_num_batched_tokens, length, speculation.tokens)
     limits = EngineLimits(config.eos_token_ids, config.vocab_size, length, args.seed)
     return Engine(
-        runner, Scheduler(pool, options), tokenizer, limits, reference_of("sample"), clock=time.monotonic
+        _paged_model(folder, config, args, pool, buckets),
+        Scheduler(pool, options),
+        tokenizer,
+        limits,
+        reference_of("sample"),
+        time.monotonic,
+        speculation.proposer(config, args, pool, buckets),
     )
+
+
+def _paged_model(
+    folder: Path, config: ModelConfig, args: EngineArgs, pool: PagePool, buckets: Buckets
+) -> PagedModel:
+    checkpoint = open_checkpoint(folder, config)
+    ranks = args.tensor_parallel_size
+    weights = shard_weights(config, checkpoint, ranks, taken=checkpoint.let_go, dtype=args.dtype)
+    return PagedModel(config, weights, SimulatedDevice(args.target, ranks), pool, buckets)
+
+
+@dataclass(frozen=True)
+class _Speculation:
+    """`speculative_config`, read: how many drafts a step verifies, and where they come from."""
+
+    tokens: int = 0
+    most: int = 4
+    least: int = 2
+    model: Path | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None) -> _Speculation:
+        """ModelError for a name or a value that is not known."""
+        if given is None:
+            return cls()
+        names = ("method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "model")
+        unknown = [name for name in given if name not in names]
+        method = given.get("method", "draft_model" if "model" in given else "ngram")
+        tokens = given.get("num_speculative_tokens")
+        if unknown:
+            raise ModelError(f"speculative_config takes no {unknown[0]}; it takes {', '.join(names)}")
+        if method not in ("ngram", "draft_model"):
+            raise ModelError(f"method of speculative_config is {method!r}; known are ngram and draft_model")
+        if not isinstance(tokens, int) or not 1 <= tokens < MOST_ROWS:
+            raise ModelError(f"num_speculative_tokens is {tokens}; it must be between 1 and {MOST_ROWS - 1}")
+        if (method == "draft_model") != ("model" in given):
+            raise ModelError("speculative_config has a model where its method is draft_model, and only there")
+        most = given.get("prompt_lookup_max", 4)
+        least = given.get("prompt_lookup_min", min(2, most))
+        return cls(tokens, most, least, Path(given["model"]) if "model" in given else None)
+
+    def proposer(
+        self, config: ModelConfig, args: EngineArgs, pool: PagePool, buckets: Buckets
+    ) -> Proposer | None:
+        """What proposes drafts; ModelError for a draft model of another vocabulary."""
+        if not self.tokens:
+            return None
+        if self.model is None:
+            return PromptLookup(self.most, self.least)
+        own = load_config(self.model)
+        if own.vocab_size != config.vocab_size:
+            raise ModelError(
+                f"{self.model}: the draft model has {own.vocab_size} tokens, the model {config.vocab_size}"
+            )
+        if own.context < buckets.context[-1] and own.context < config.context:
+            raise ModelError(f"{self.model}: the draft model has a context of {own.context} positions")
+        return DraftModel(_paged_model(self.model, own, args, pool, buckets))
 
 
 class LLM:

@@ -64,14 +64,17 @@ class PagedModel:
             config, weights, device, self._largest, Mesh(device.ranks), purpose, kept=kept
         )
 
-    def step(self, batch: Batch) -> dict[Request, StepOutput]:
-        """Compute a batch; says what follows each request of it whose last token is computed."""
+    def step(self, batch: Batch) -> dict[Request, list[StepOutput]]:
+        """Compute a batch; says what follows the last token of each request that chooses, and each of its drafts."""
         self._model.copy_pages(batch.copies)
-        outputs: dict[Request, StepOutput] = {}
+        outputs: dict[Request, list[StepOutput]] = {}
         for part in self._buckets.parts(batch):
-            for chunk, output in zip(part.chunks, self._model.step(self._shape(part), self._given(part))):
+            rows = self._model.step(self._shape(part), self._given(part))
+            of_each = part.shape.tokens if part.shape.decodes else 1
+            for number, chunk in enumerate(part.chunks):
                 if chunk.chooses:
-                    outputs[chunk.request] = output
+                    first = number * of_each
+                    outputs[chunk.request] = rows[first : first + 1 + len(chunk.drafts)]
         return outputs
 
     def _shape(self, part: Part) -> StepShape:
@@ -94,7 +97,7 @@ class PagedModel:
         tables = np.full((own.sequences, own.context // block), spare, np.int32)
         for row, chunk in enumerate(part.chunks):
             request, end = chunk.request, chunk.start + chunk.count
-            ids[row, : chunk.count] = request.tokens[chunk.start : end]
+            ids[row, : chunk.count] = chunk.tokens
             starts[row], counts[row] = chunk.start, chunk.count
             used = request.table[: self._pool.pages_of(end)]
             tables[row, : len(used)] = used

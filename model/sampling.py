@@ -27,6 +27,11 @@ class StepOutput:
     values: np.ndarray | None = None
     ids: np.ndarray | None = None
 
+    @property
+    def likeliest(self) -> int:
+        """The token with the largest score; of equal ones the lowest."""
+        return int(_candidates(self, 1)[1][0])
+
     def score(self, token: int) -> float | None:
         """The score of a token; None if it is none of the candidates and the logits are absent."""
         if self.logits is not None:

@@ -12,26 +12,22 @@ from dataclasses import dataclass
 
 from model.engine.scheduler import Batch, Chunk
 
-MOST_SEQUENCES = 128
-"""Of one launch of a decode step: one for each partition."""
+MOST_ROWS = 128
+"""Of one launch of a decode step: one token for each partition."""
 
 
 @dataclass(frozen=True)
 class PartShape:
-    """The rounded sizes of a part: sequences, tokens of each, positions that their tables name, cached ones read.
+    """The rounded sizes of a part: sequences, tokens of each, positions that their tables name.
 
-    A part of one token a sequence decodes, whatever `prefix` is.
+    A part of prompts reads `prefix` cached positions; one that `decodes` reads all that its tables name.
     """
 
     sequences: int
     tokens: int
     context: int
-    prefix: int
-
-    @property
-    def decodes(self) -> bool:
-        """Whether each sequence computes one token."""
-        return self.tokens == 1
+    decodes: bool
+    prefix: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,42 +45,51 @@ class Part:
 
 @dataclass(frozen=True)
 class Buckets:
-    """The sizes, each in ascending order: sequences of a part, tokens of a chunk, positions of a sequence."""
+    """The sizes, each in ascending order: sequences of a part, tokens of a chunk, positions of a sequence.
+
+    What decodes computes one token, or `drafts` more that it verifies.
+    """
 
     sequences: tuple[int, ...]
     tokens: tuple[int, ...]
     context: tuple[int, ...]
+    drafts: int = 0
 
     @classmethod
-    def powers(cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> Buckets:
+    def powers(
+        cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, drafts: int = 0
+    ) -> Buckets:
         """Powers of two: from 1 sequence, 16 tokens and 128 positions on, up to the limits, rounded up."""
-        sequences = min(max_num_seqs, MOST_SEQUENCES)
+        sequences = min(max_num_seqs, MOST_ROWS)
         tokens = min(max_num_batched_tokens, max_model_len)
-        return cls(_powers(1, sequences), _powers(16, tokens), _powers(128, max_model_len))
+        return cls(_powers(1, sequences), _powers(16, tokens), _powers(128, max_model_len + drafts), drafts)
 
     def parts(self, batch: Batch) -> list[Part]:
         """The parts of a step: first what decodes, then the chunks of prompts."""
-        decoding, groups = [], dict[tuple[int, int, int], list[Chunk]]()
+        decoding: dict[int, list[Chunk]] = {1: [], 1 + self.drafts: []}
+        groups = dict[tuple[int, int, int], list[Chunk]]()
         for chunk in batch.chunks.values():
-            if chunk.count == 1:
-                decoding.append(chunk)
+            if chunk.count == 1 + len(chunk.drafts):
+                decoding[1 + self.drafts if chunk.drafts else 1].append(chunk)
             else:
                 tokens = rounded(self.tokens, chunk.count)
                 prefix = rounded(self.context, chunk.start) if chunk.start else 0
                 context = rounded(self.context, max(prefix, chunk.start + chunk.count, tokens))
                 groups.setdefault((tokens, context, prefix), []).append(chunk)
-        parts = [
-            self._part(some, 1, rounded(self.context, max(chunk.start for chunk in some) + 1), 0)
-            for some in _in_turn(decoding, self.sequences[-1])
-        ]
-        for (tokens, context, prefix), chunks in groups.items():
+        parts = []
+        for new, some in decoding.items():
+            for chunks in _in_turn(some, min(self.sequences[-1], MOST_ROWS // new)):
+                context = rounded(self.context, max(chunk.start for chunk in chunks) + new)
+                parts.append(self._part(chunks, new, context, True))
+        for (tokens, context, prefix), some in groups.items():
             parts += [
-                self._part(some, tokens, context, prefix) for some in _in_turn(chunks, self.sequences[-1])
+                self._part(chunks, tokens, context, False, prefix)
+                for chunks in _in_turn(some, self.sequences[-1])
             ]
         return parts
 
-    def _part(self, chunks: list[Chunk], tokens: int, context: int, prefix: int) -> Part:
-        shape = PartShape(rounded(self.sequences, len(chunks)), tokens, context, prefix)
+    def _part(self, chunks: list[Chunk], tokens: int, context: int, decodes: bool, prefix: int = 0) -> Part:
+        shape = PartShape(rounded(self.sequences, len(chunks)), tokens, context, decodes, prefix)
         return Part(shape, tuple(chunks))
 
 

@@ -6,10 +6,9 @@ token was computed, and says what became of each. It has no thread and no clock 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
 
 import numpy as np
 
@@ -17,18 +16,12 @@ from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics,
 from model.engine.params import SamplingParams
 from model.engine.request import Request
 from model.engine.sampler import Choice, Draw, TokenSampler
-from model.engine.scheduler import Batch, Scheduler
+from model.engine.scheduler import Chunk, Scheduler
+from model.engine.speculation import Acceptance, Proposer, Steps
 from model.errors import ModelError
 from model.sampling import StepOutput
 from model.stop_strings import StopStrings
 from model.tokenizer import Tokenizer, TokenStream
-
-
-class Runner(Protocol):
-    """Something that computes the steps of a model."""
-
-    def step(self, batch: Batch) -> Mapping[Request, StepOutput]:
-        """Compute a batch; says what follows each request of it whose last token is computed."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +39,19 @@ class Engine:
 
     def __init__(
         self,
-        runner: Runner,
+        model: Steps,
         scheduler: Scheduler,
         tokenizer: Tokenizer,
         limits: EngineLimits,
         draw: Draw,
         clock: Callable[[], float],
+        proposer: Proposer | None = None,
     ) -> None:
+        self.acceptance = Acceptance()
+        self._proposer = proposer
         self.scheduler = scheduler
         self.limits = limits
-        self._runner = runner
+        self._model = model
         self._tokenizer = tokenizer
         self._draw = draw
         self._clock = clock
@@ -131,24 +127,38 @@ class Engine:
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = now
                 metrics.num_cached_tokens = request.shared_tokens
-        answers = self._runner.step(batch)
+        if self._proposer is not None:
+            for request, drafts in self._proposer.propose(batch).items():
+                batch.chunks[request] = batch.chunks[request].with_drafts(drafts)
+        answers = self._model.step(batch)
+        choices = {request: self._choose(batch.chunks[request], rows) for request, rows in answers.items()}
         now = self._clock()
-        choices = {
-            request: self._sequences[request].sampler.choose(_logits(answer))
-            for request, answer in answers.items()
-        }
-        self.scheduler.finish(batch, {request: (choice.token,) for request, choice in choices.items()})
-        touched = []
-        for request, choice in choices.items():
-            sequence = self._sequences[request]
-            group = sequence.group
+        self.scheduler.finish(
+            batch, {request: [choice.token for choice in own] for request, own in choices.items()}
+        )
+        groups: dict[_Group, None] = {}
+        for request, own in choices.items():
+            group = self._sequences[request].group
             if not group.forked:
-                self._fork(request, group, answers[request])
-            self._take(request, choice, now)
-            touched.append(group)
-        for group in dict.fromkeys(touched):
+                self._fork(request, group, answers[request][-1])
+            for choice in own:
+                if request in self._sequences:
+                    self._take(request, choice, now)
+            groups[group] = None
+        for group in groups:
             self._settle(group)
-        return [group.output for group in dict.fromkeys(touched)]
+        return [group.output for group in groups]
+
+    def _choose(self, chunk: Chunk, rows: Sequence[StepOutput]) -> list[Choice]:
+        """The tokens that follow a chunk: drafts as long as they are right, and the one after them."""
+        sampler, choices = self._sequences[chunk.request].sampler, list[Choice]()
+        for row, draft in zip(rows, (*chunk.drafts, None)):
+            choices.append(sampler.choose(_logits(row)))
+            if choices[-1].token != draft:
+                break
+        if chunk.drafts:
+            self.acceptance.add(len(chunk.drafts), len(choices) - 1)
+        return choices
 
     def _sequence(self, group: _Group, index: int) -> _Sequence:
         params, prompt = group.params, group.output.prompt_token_ids

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from operator import attrgetter
 
@@ -26,6 +26,8 @@ from model.state import PagePool
 class SchedulerOptions:
     """The limits of a step, and what may be left out to compare.
 
+    A request that decodes may verify up to `speculative_tokens` drafts, as far as budget and pages last.
+
     Without `chunked_prefill` a prompt is computed in one step, in which nothing decodes. Without `continuous` batching
     requests start only when no other is running (static batching).
     """
@@ -35,6 +37,7 @@ class SchedulerOptions:
     chunked_prefill: bool = True
     prefix_caching: bool = True
     continuous: bool = True
+    speculative_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -48,12 +51,30 @@ class SchedulerOptions:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The tokens start … start + count of a request; where they are its last, the step chooses the next one."""
+    """The tokens start … start + count of a request; where they are its last, the step chooses the next one.
+
+    There are pages for `draft_slots` more positions. `drafts` are tokens that may follow the request's: those in the
+    chunk are verified in the step.
+    """
 
     request: Request
     start: int
     count: int
     chooses: bool
+    draft_slots: int = 0
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens that are computed."""
+        end, known = self.start + self.count, len(self.request.tokens)
+        own = self.request.tokens[self.start : end]
+        return own if end <= known else [*own, *self.drafts[max(0, self.start - known) : end - known]]
+
+    def with_drafts(self, drafts: Sequence[int]) -> Chunk:
+        """The chunk with drafts to verify, no more than it has slots."""
+        assert len(drafts) <= self.draft_slots, f"{len(drafts)} drafts for {self.draft_slots} slots"
+        return replace(self, count=self.count + len(drafts), drafts=tuple(drafts))
 
 
 @dataclass
@@ -145,7 +166,10 @@ class Scheduler:
         if request not in self._running or len(self._running) >= self.options.max_num_seqs:
             insort(self._waiting, child, key=_order)
             return child
-        child.computed, child.table, child.published = request.computed, request.table[:], request.published
+        child.computed, child.published = request.computed, request.published
+        child.table = request.table[
+            : self.pool.pages_of(request.computed)
+        ]  # none that is reserved for what follows
         for page in child.table:
             self.pool.hold(page)
         insort(self._running, child, key=_order)
@@ -158,17 +182,23 @@ class Scheduler:
             return batch
         decoding = [each for each in self._running if each.missing == 1]
         left = self._continue(batch, decoding, self.options.max_num_batched_tokens)
+        left = self._make_room_for_drafts(batch, left)
         left = self._continue(batch, [each for each in self._running if each not in batch.chunks], left)
         if self.options.chunked_prefill and not batch.preempted:
             self._admit(batch, left)
         return batch
 
     def finish(self, batch: Batch, chosen: Mapping[Request, Sequence[int]]) -> None:
-        """A step is done: its tokens are computed, and `chosen` follow those requests whose last token it was."""
+        """A step is done: its tokens are computed, and `chosen` follow those requests whose last token it was.
+
+        All but the last of several chosen tokens are drafts that were right.
+        """
         for request, chunk in batch.chunks.items():
             if request.table:  # one that was cancelled meanwhile has none
-                self._computed(request, chunk.start + chunk.count)
-                request.tokens.extend(chosen.get(request, ()))
+                tokens = chosen.get(request, ())
+                wrong = len(chunk.drafts) - max(0, len(tokens) - 1)
+                request.tokens.extend(tokens)
+                self._computed(request, chunk.start + chunk.count - wrong)
 
     def steady_steps(self, batch: Batch) -> int:
         """How many steps in a row, this one included, decide alike while no request comes or is cancelled.
@@ -213,6 +243,15 @@ class Scheduler:
             else:
                 self._add(batch, request, wanted)
                 budget -= wanted
+        return budget
+
+    def _make_room_for_drafts(self, batch: Batch, budget: int) -> int:
+        """Give what decodes pages for drafts, in order; returns what is left of the budget."""
+        for request, chunk in batch.chunks.items() if self.options.speculative_tokens else ():
+            slots = min(self.options.speculative_tokens, budget, request.most_positions - len(request.tokens))
+            if slots > 0 and self._reserve(request, len(request.tokens) + slots, batch):
+                batch.chunks[request] = replace(chunk, draft_slots=slots)
+                budget -= slots
         return budget
 
     def _admit(self, batch: Batch, budget: int) -> int:
@@ -268,7 +307,7 @@ class Scheduler:
 
     def _lacking(self, request: Request, positions: int) -> int:
         """Pages that a request has to take to hold so many positions, a copy of a shared one included."""
-        lacking = self.pool.pages_of(positions) - len(request.table)
+        lacking = max(0, self.pool.pages_of(positions) - len(request.table))
         return lacking + (self._written_and_shared(request) is not None)
 
     def _written_and_shared(self, request: Request) -> int | None:

@@ -3,14 +3,14 @@
     q, k, v = qkv_projection(x)          norm and biases fused in; heads divided over the ranks
     q, k    = norm(q), norm(k)           head by head in the launch of qkv_projection, or whole in launches of their own
     q, k    = rope(q), rope(k)           in the launch of qkv_projection, if no norm of whole queries comes before it
-    o       = attention_prefill(q, k, v) for a prompt, attention_decode(q, k, v) for one token of each sequence
+    o       = attention_prefill(q, k, v) for a prompt, attention_decode(q, k, v) for new tokens of each sequence
     x       = output_projection(o, x)    all-reduced over the ranks, plus x; a norm after it is a launch that adds x
 
 Where rows are cut over the ranks (sequence parallelism), each has its own rows of x: the first launch gathers them, and
 the last one gives each rank its rows of the sum. Queries, keys, values and attention are of all rows.
 
 Attention fills the cache. A decode step with an RMSNorm before it and without biases is one launch for up to 128
-sequences, `attention_block_decode`.
+tokens, `attention_block_decode`.
 
 State: keys [sequences, heads, head_dim, length] and values [sequences, heads, length, head_dim] of a rank's heads. Keys
 lie transposed, because a decode step contracts over head_dim, which then is the partition axis of a tile read straight
@@ -48,11 +48,10 @@ from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads, query_span
 from model.precision import FLOAT32
 
-_SEQUENCES = 128
-"""Sequences that one launch of a decode step takes."""
+_ROWS = 128
+"""Rows, one for each token, that one launch of a decode step takes."""
 _WIDEST_BLOCK = 8192
 """The largest hidden size of `attention_block_decode`; the kernels of its parts take twice that in bfloat16."""
-
 _LARGEST_HEAD = 256
 """Elements of a head that attention_block_decode takes; attention_decode takes 512."""
 
@@ -198,11 +197,14 @@ class Attention:
         """Projection, attention, output; a decode step is one launch where that is possible."""
         if step.phase is Phase.prefill:
             return [*self._project(step), self._prefill(step), *self._finish(step)]
-        whole, rest = divmod(step.sequences, _SEQUENCES)
-        chunks = [(rows, repeat) for rows, repeat in ((_SEQUENCES, whole), (rest, 1)) if rows and repeat]
+        most = _ROWS // step.new_tokens
+        whole, rest = divmod(step.sequences, most)
+        chunks = [
+            (sequences, repeat) for sequences, repeat in ((most, whole), (rest, 1)) if sequences and repeat
+        ]
         if self._is_one_launch:
-            return [self._decode_block(step, rows, repeat) for rows, repeat in chunks]
-        attend = [self._decode(step, rows, repeat) for rows, repeat in chunks]
+            return [self._decode_block(step, sequences, repeat) for sequences, repeat in chunks]
+        attend = [self._decode(step, sequences, repeat) for sequences, repeat in chunks]
         return [*self._project(step), *attend, *self._finish(step)]
 
     def _project(self, step: StepShape) -> list[Launch]:
@@ -311,52 +313,45 @@ class Attention:
         """What a launch of attention returns."""
         return ("o", keys.name, values.name) if self.owner is None else ("o",)
 
-    def _decode(self, step: StepShape, rows: int, repeat: int) -> Launch:
-        """Attention of one token of `rows` sequences."""
+    def _decode(self, step: StepShape, sequences: int, repeat: int) -> Launch:
+        """Attention of the new tokens of some sequences."""
+        rows = sequences * step.new_tokens
         q, k, v = (each.last(rows) if rows < step.tokens else each for each in self._projected(step))
-        keys, values = self._caches(replace(step, sequences=rows))
+        keys, values = self._caches(replace(step, sequences=sequences))
         at = Value("positions", (rows, 1), INT32)
         tables = self._tables(step) if self._rotates_in_attention(step) else (None, None)
-        slots, block_tables = _places(step, rows, rows)
+        slots, block_tables = _places(step, rows, sequences)
         places = slots if self.owner is None else None, block_tables
         options = (None, None, 0.0, *places, self._window(step.cache_length), self.heads.softcap)
+        attended = (q, *self._new(k, v), keys, values, at)
         return Launch(
             "attention_decode",
-            (
-                q,
-                *self._new(k, v),
-                keys,
-                values,
-                at,
-                self.heads.score_scale,
-                self._kv_heads(step),
-                *tables,
-                *options,
-            ),
+            (*attended, self.heads.score_scale, self._kv_heads(step), *tables, *options),
             self._attends_into(keys, values),
-            LeastWork(*self._attended(step, rows)),
+            LeastWork(*self._attended(step, sequences)),
             rows,
             repeat=repeat,
         )
 
-    def _attended(self, step: StepShape, rows: int) -> tuple[float, float]:
-        """Operations and bytes of a step's attention of `rows` sequences whose caches are full."""
+    def _attended(self, step: StepShape, sequences: int) -> tuple[float, float]:
+        """Operations and bytes of a step's attention of sequences whose caches are full."""
         q, k, _ = self._projected(step)
-        seen = rows * self.heads.seen(step.cache_length)
-        return 4.0 * q.shape[1] * seen, 2.0 * k.shape[1] * seen * step.activations.itemsize
+        seen = sequences * self.heads.seen(step.cache_length)
+        return 4.0 * step.new_tokens * q.shape[1] * seen, 2.0 * k.shape[1] * seen * step.activations.itemsize
 
-    def _decode_block(self, step: StepShape, rows: int, repeat: int) -> Launch:
-        """The step of `rows` sequences, norm and both projections included."""
+    def _decode_block(self, step: StepShape, sequences: int, repeat: int) -> Launch:
+        """The step of some sequences, norm and both projections included."""
         assert self.norm is not None
+        rows = sequences * step.new_tokens
         x = Value("x", (step.tokens, self.hidden), step.activations)
         x = x.last(rows) if rows < step.tokens else x
         q, k, _ = self._projected(step)
-        keys, values = self._caches(replace(step, sequences=rows))
+        keys, values = self._caches(replace(step, sequences=sequences))
         at = Value("positions", (rows, 1), INT32)
         w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
-        attended, moved = self._attended(step, rows)
+        attended, moved = self._attended(step, sequences)
         products = product(rows, w_qkv, w_o, moved_bytes=moved)
-        options = (*_places(step, rows, rows), self._window(step.cache_length), self.heads.softcap)
+        options = (*_places(step, rows, sequences), self._window(step.cache_length), self.heads.softcap)
         return Launch(
             "attention_block_decode",
             (

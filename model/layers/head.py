@@ -35,8 +35,9 @@ _ROWS = 128
 
 @dataclass(frozen=True)
 class Head(Stateless):
-    """Logits for the last token of every sequence; every rank computes its part of the vocabulary.
+    """Logits for the last token of every prompt, and for every new one of a decode step.
 
+    Every rank computes its part of the vocabulary.
     `tensor` is [vocabulary, hidden]: the table of the embedding where the two are tied. Logits are scaled, then capped.
     """
 
@@ -76,8 +77,8 @@ class Head(Stateless):
         return max(CANDIDATES, min(-(-wanted // CANDIDATES) * CANDIDATES, most))
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """The head for up to 128 sequences at a time, after the last row of each prompt was picked."""
-        whole, rest = divmod(step.sequences, _ROWS)
+        """The head for up to 128 rows at a time; before it the last row of each prompt is picked."""
+        whole, rest = divmod(step.sequences if step.phase is Phase.prefill else step.tokens, _ROWS)
         chunks = [(rows, repeat) for rows, repeat in ((_ROWS, whole), (rest, 1)) if rows and repeat]
         launches = [self._launch(step, rows, repeat) for rows, repeat in chunks]
         if step.phase is Phase.prefill and (step.sequences > 1 or step.padded or step.sequence_ranks > 1):

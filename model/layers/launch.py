@@ -27,7 +27,7 @@ class Axis(Enum):
 
 
 class Phase(Enum):
-    """The kinds of steps: the prompts of all sequences, or one more token of every sequence."""
+    """The kinds of steps: the prompts of all sequences, or as many more tokens of every sequence, mostly one."""
 
     prefill = "prefill"
     decode = "decode"
@@ -85,6 +85,11 @@ class StepShape:
         return -(-self.tokens // self.sequence_ranks)
 
     @property
+    def new_tokens(self) -> int:
+        """Tokens of each sequence: more than one in a decode step that verifies drafts."""
+        return self.tokens // self.sequences
+
+    @property
     def shard(self) -> Shard:
         """The rank whose shapes the launches have."""
         return Shard(self.rank, self.ranks)
@@ -104,9 +109,9 @@ class Value:
     A step binds it by its name: weights, states and constants of a layer, activations, and what comes with the step:
     the `ids` and `own_positions` of the rank's own rows, [own rows, 1] int32; `positions` of all, [tokens, 1] int32;
     the rows where prompts end, `ends`, [sequences, 1] int32, among own rows, their number where another rank holds the
-    row; and `rope_rows`, the rows of tables of rotations, [tokens, 1] int32, for models whose long sequences have other
-    rotations. Where states are pages, `slots`, [tokens, 1] int32, are the page and the place in it that take each token,
-    and `block_tables`, [sequences, blocks] int32, the pages of each sequence.
+    row; and `rope_rows`, the rows of tables of rotations, [tokens, 1] int32, for models whose long sequences have
+    other rotations. Where states are pages, `slots`, [tokens, 1] int32, are the page and the place in it that take
+    each token, and `block_tables`, [sequences, blocks] int32, the pages of each sequence.
     """
 
     name: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from zlib import crc32
 
-from model.engine import Batch, Request, Scheduler
+from model.engine import Batch, Chunk, Request, Scheduler
 from model.state import PagePool
 
 VOCABULARY = 50
@@ -36,31 +36,35 @@ class PagedText:
         self._pages = [[_UNWRITTEN] * pool.block_size for _ in range(pool.count)]
 
     def step(self, batch: Batch) -> dict[Request, list[int]]:
-        """Compute a batch: copies, then writes of all chunks, then reads."""
+        """Compute a batch: copies, then writes of all chunks, then reads; drafts are verified."""
         for new, old in batch.copies.items():
             self._pages[new] = self._pages[old][:]
         for request, chunk in batch.chunks.items():
             assert chunk.count > 0
             assert chunk.start == request.computed
-            for position in range(chunk.start, chunk.start + chunk.count):
+            for position, token in enumerate(chunk.tokens, chunk.start):
                 page, offset = self._at(request, position)
                 assert self._pool.holders(page) == 1, "a page with two writers"
-                self._pages[page][offset] = request.tokens[position]
-        return {
-            request: [next_token(self._read(request, chunk.start + chunk.count))]
-            for request, chunk in batch.chunks.items()
-            if chunk.chooses
-        }
+                self._pages[page][offset] = token
+        return {request: self._chosen(chunk) for request, chunk in batch.chunks.items() if chunk.chooses}
+
+    def _chosen(self, chunk: Chunk) -> list[int]:
+        chosen: list[int] = []
+        for draft in (*chunk.drafts, None):
+            count = chunk.start + chunk.count - len(chunk.drafts) + len(chosen)
+            chosen.append(next_token(self._read(chunk.request, [*chunk.request.tokens, *chosen][:count])))
+            if chosen[-1] != draft:
+                break
+        return chosen
 
     def _at(self, request: Request, position: int) -> tuple[int, int]:
         place, offset = divmod(position, self._pool.block_size)
         return request.table[place], offset
 
-    def _read(self, request: Request, count: int) -> list[int]:
-        places = (self._at(request, position) for position in range(count))
-        history = [self._pages[page][offset] for page, offset in places]
-        assert history == list(request.tokens[:count])
-        return history
+    def _read(self, request: Request, expected: list[int]) -> list[int]:
+        places = (self._at(request, position) for position in range(len(expected)))
+        assert [self._pages[page][offset] for page, offset in places] == expected
+        return expected
 
 
 def check_pages(scheduler: Scheduler) -> None:

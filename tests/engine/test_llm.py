@@ -8,6 +8,7 @@ import pytest
 
 from model import LLM, SamplingParams
 from model.errors import ModelError
+from model.llm import PRETRAINED
 
 PROMPTS = ["Once upon a time", "The sun was", "Tom had a red ball and", "Lily", "Once upon a time there was"]
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -122,6 +123,52 @@ def test_prompts_are_texts_ids_or_mappings() -> None:
     for prompt in (ids, {"prompt_token_ids": ids}, {"prompt": PROMPTS[0]}):
         (output,) = llm().generate(prompt, GREEDY, use_tqdm=False)
         assert tuple(output.outputs[0].token_ids) == wanted
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1},
+        {"model": PRETRAINED, "num_speculative_tokens": 3},
+    ],
+)
+def test_drafts_change_no_token(speculation) -> None:
+    prompts = ["The sun was shining and the birds were singing and the birds were", PROMPTS[0]]
+    params = [SamplingParams(temperature=0, max_tokens=16), SAMPLED]
+    speculative = LLM(
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_model_len=128,
+        num_pages=20,
+        speculative_config=speculation,
+    )
+    outputs = speculative.generate(prompts, params, use_tqdm=False)
+    for prompt, own, output in zip(prompts, params, outputs):
+        assert tuple(tuple(each.token_ids) for each in output.outputs) == alone(prompt, own)
+    acceptance = speculative.engine.acceptance
+    assert acceptance.verified[0] > 0
+    if "model" in speculation:  # a model of its own drafts nothing else than it chooses
+        greedy = speculative.generate(prompts[0], params[0], use_tqdm=False)
+        assert greedy[0].outputs[0].token_ids == outputs[0].outputs[0].token_ids
+    assert speculative.engine.scheduler.pool.free == 20
+
+
+@pytest.mark.parametrize(
+    ("speculation", "said"),
+    [
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
+        ({"num_speculative_tokens": 2, "method": "eagle"}, "'eagle'; known are ngram and draft_model"),
+        ({"num_speculative_tokens": 2, "method": "draft_model"}, "has a model where"),
+        ({"num_speculative_tokens": 2, "depth": 3}, "takes no depth"),
+        (
+            {"num_speculative_tokens": 2, "prompt_lookup_max": 1, "prompt_lookup_min": 2},
+            "runs of 2 to 1 tokens",
+        ),
+    ],
+)
+def test_a_speculation_that_cannot_be_is_refused(speculation, said) -> None:
+    with pytest.raises(ModelError, match=said):
+        LLM(speculative_config=speculation)
 
 
 @pytest.mark.parametrize(

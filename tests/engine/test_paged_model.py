@@ -58,7 +58,7 @@ def logits_of_requests(model: PagedModel, scheduler: Scheduler) -> tuple[list[np
         batch = scheduler.schedule()
         outputs = model.step(batch)
         fed = {}
-        for request, output in outputs.items():
+        for request, (output,) in outputs.items():
             rows[request].append(output.logits)
             text = TEXTS[int(request.id)]
             fed[request] = text[len(request.tokens) : len(request.tokens) + 1]
@@ -116,7 +116,38 @@ def test_a_copied_page_holds_what_the_first_one_held(tmp_path: Path) -> None:
     outputs = model.step(batch)
     for request, token in ((parent, 7), (child, 8)):
         wanted = alone(config, weights, [*TEXTS[2][:6], token], 6)[-1]
-        assert np.abs(outputs[request].logits - wanted).max() <= bound("qwen2")
+        assert np.abs(outputs[request][0].logits - wanted).max() <= bound("qwen2")
+
+
+@pytest.mark.parametrize("name", ["llama with biases", "gemma3", "olmo2", "gpt2"])
+def test_drafts_are_verified_in_one_step(tmp_path: Path, name: str) -> None:
+    config, weights = load(write_tiny(tmp_path, name))
+    scheduler = Scheduler(PagePool(12, 16), SchedulerOptions(4, 32, speculative_tokens=3))
+    buckets = Buckets.powers(4, 32, 64, drafts=3)
+    model = PagedModel(
+        config, shard_weights(config, weights, 1), SimulatedDevice("trn2", 1), scheduler.pool, buckets
+    )
+    request, other = Request("0", FIRST[:14], 8), Request("1", FIRST[4:9], 8)
+    for each in (request, other):
+        scheduler.submit(each)
+    batch = scheduler.schedule()
+    model.step(batch)
+    scheduler.finish(batch, {request: (FIRST[14],), other: (FIRST[9],)})
+    batch = scheduler.schedule()
+    batch.chunks[request] = batch.chunks[request].with_drafts([FIRST[15], FIRST[16], 5])
+    batch.chunks[other] = batch.chunks[other].with_drafts([FIRST[10]])
+    outputs = model.step(batch)
+    assert [len(outputs[each]) for each in (request, other)] == [4, 2]
+    for own, text in ((outputs[request], [*FIRST[:17], 5]), (outputs[other], FIRST[4:11])):
+        wanted = alone(config, weights, text, len(text) - len(own))[1:]
+        assert np.abs(np.stack([each.logits for each in own]) - wanted).max() <= bound(name)
+    # The third draft is wrong: what the next step computes does not see it.
+    scheduler.finish(batch, {request: FIRST[15:18], other: FIRST[10:12]})
+    assert [each.computed for each in (request, other)] == [17, 7]
+    outputs = model.step(scheduler.schedule())
+    for each, text in ((request, FIRST[:18]), (other, FIRST[4:12])):
+        wanted = alone(config, weights, text, len(text) - 1)[-1]
+        assert np.abs(outputs[each][0].logits - wanted).max() <= bound(name)
 
 
 def test_longrope_is_refused_beyond_the_length_that_changes_rotations(tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""Drafts: tokens that may follow a request's, proposed cheaply and verified several at a time in one step.
+
+A draft counts where the request chooses the same token from the logits before it, with the same random number that it
+would have drawn alone. So drafts change no token, whether greedy or sampled; a wrong one costs its place in the step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from model.engine.request import Request
+from model.engine.scheduler import Batch, Chunk
+from model.errors import ModelError
+from model.sampling import StepOutput
+
+
+class Proposer(Protocol):
+    """Something that proposes the next tokens of requests."""
+
+    def propose(self, batch: Batch) -> Mapping[Request, Sequence[int]]:
+        """At most as many drafts for each request of a batch as its chunk has slots."""
+
+
+class Steps(Protocol):
+    """Something that computes batches on pages."""
+
+    def step(self, batch: Batch) -> Mapping[Request, Sequence[StepOutput]]:
+        """Compute a batch; says what follows the last token of each request that chooses, and each of its drafts."""
+
+
+@dataclass
+class Acceptance:
+    """How many drafts were verified, and how many were right, by their place behind the last token, from 0."""
+
+    verified: Counter[int] = field(default_factory=Counter)
+    accepted: Counter[int] = field(default_factory=Counter)
+
+    def add(self, verified: int, accepted: int) -> None:
+        """The drafts of one chunk."""
+        self.verified.update(range(verified))
+        self.accepted.update(range(accepted))
+
+    @property
+    def rates(self) -> list[float]:
+        """The share of verified drafts that were right, place by place."""
+        return [self.accepted[place] / count for place, count in sorted(self.verified.items())]
+
+
+class PromptLookup:
+    """Drafts are what followed the last tokens of a request where these stood before (n-grams).
+
+    The longest run of `most` to `least` last tokens that stands earlier decides, the latest of several.
+    """
+
+    def __init__(self, most: int = 4, least: int = 2) -> None:
+        if not 1 <= least <= most:
+            raise ModelError(f"prompt lookup takes runs of {least} to {most} tokens; at least 1 is needed")
+        self._most, self._least = most, least
+
+    def propose(self, batch: Batch) -> dict[Request, list[int]]:
+        """Drafts for requests whose last tokens stand earlier."""
+        found = {
+            request: self._drafts(np.asarray(request.tokens), chunk.draft_slots)
+            for request, chunk in batch.chunks.items()
+            if chunk.draft_slots
+        }
+        return {request: drafts for request, drafts in found.items() if drafts}
+
+    def _drafts(self, tokens: np.ndarray, slots: int) -> list[int]:
+        for size in range(min(self._most, len(tokens) - 1), self._least - 1, -1):
+            runs = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)
+            places = np.flatnonzero((runs == tokens[-size:]).all(axis=1))
+            if len(places):
+                after = int(places[-1]) + size
+                return [int(token) for token in tokens[after : after + slots]]
+        return []
+
+
+class DraftModel:
+    """Drafts are the likeliest tokens of a smaller model, which keeps its keys and values in pages of equal numbers.
+
+    Whatever the large model computes in a page, the small one computes in its own page of that number. So tables,
+    shared prefixes and copies of pages hold for both.
+    """
+
+    def __init__(self, model: Steps) -> None:
+        self._model = model
+        self._computed: dict[Request, int] = {}
+
+    def propose(self, batch: Batch) -> dict[Request, list[int]]:
+        """Compute the batch's prompts, then as many drafts, one after the other, as each request has slots."""
+        known = self._computed
+        self._computed = {request: count for request, count in known.items() if request.table}
+        first: dict[Request, Chunk] = {}
+        for request, chunk in batch.chunks.items():
+            start = min(chunk.start, known.get(request, chunk.start))
+            first[request] = replace(chunk, start=start, count=chunk.start + chunk.count - start)
+            self._computed[request] = chunk.start + chunk.count
+        drafts: dict[Request, list[int]] = {request: [] for request in first}
+        chunks, copies = first, batch.copies
+        while chunks:
+            outputs = self._model.step(Batch(chunks, copies))
+            for request in chunks:
+                if request in outputs and len(drafts[request]) < batch.chunks[request].draft_slots:
+                    drafts[request].append(outputs[request][-1].likeliest)
+            chunks, copies = self._next(batch, drafts, chunks), {}
+        return {request: own for request, own in drafts.items() if own}
+
+    def _next(
+        self, batch: Batch, drafts: Mapping[Request, Sequence[int]], done: Mapping[Request, Chunk]
+    ) -> dict[Request, Chunk]:
+        """The chunks that compute the newest draft of each request with slots for another."""
+        chunks = {}
+        for request in done:
+            own, slots = drafts[request], batch.chunks[request].draft_slots
+            if own and len(own) < slots:
+                at = len(request.tokens) + len(own) - 1
+                chunks[request] = Chunk(request, at, 1, chooses=True, drafts=tuple(own))
+                self._computed[request] = at + 1
+        return chunks
