@@ -63,6 +63,10 @@ class Tokenizer:
             lambda: self._inner.decode(list(ids), skip_special_tokens=True), "cannot decode its ids"
         )
 
+    def as_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json."""
+        return str(self._inner.to_str())
+
     def stream(self, context: Iterable[int] = ()) -> TokenStream:
         """A decoder that takes one id after the other; `context` holds the ids before the first."""
         return TokenStream(self, context)

@@ -6,6 +6,7 @@ from model.engine.params import SamplingParams
 from model.engine.request import Request
 from model.engine.sampler import Logprob
 from model.engine.scheduler import Batch, Chunk, Scheduler, SchedulerOptions
+from model.engine.structured import StructuredOutputsParams
 
 __all__ = [
     "Batch",
@@ -20,4 +21,5 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "SchedulerOptions",
+    "StructuredOutputsParams",
 ]

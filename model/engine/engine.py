@@ -18,6 +18,7 @@ from model.engine.request import Request
 from model.engine.sampler import Choice, Draw, TokenSampler
 from model.engine.scheduler import Chunk, Scheduler
 from model.engine.speculation import Acceptance, Proposer, Steps
+from model.engine.structured import Grammars
 from model.errors import ModelError
 from model.sampling import StepOutput
 from model.stop_strings import StopStrings
@@ -55,6 +56,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._draw = draw
         self._clock = clock
+        self._grammars = Grammars(tokenizer.as_json, limits.vocab_size, limits.end_tokens)
         self._groups: dict[str, _Group] = {}
         self._sequences: dict[Request, _Sequence] = {}
         self._numbers = count()
@@ -97,6 +99,8 @@ class Engine:
         number, now = next(self._numbers), self._clock()
         most = room if params.max_tokens is None else min(room, params.max_tokens)
         request = Request(id, list(prompt_ids), most, priority, now)
+        if params.structured_outputs is not None:
+            self._grammars.constraint(params.structured_outputs)
         self.scheduler.submit(request)
         outputs = [CompletionOutput(index) for index in range(params.n)]
         output = RequestOutput(id, prompt, list(prompt_ids), outputs, RequestMetrics(now))
@@ -162,11 +166,15 @@ class Engine:
 
     def _sequence(self, group: _Group, index: int) -> _Sequence:
         params, prompt = group.params, group.output.prompt_token_ids
+        form = params.structured_outputs
         ends = [*(() if params.ignore_eos else self.limits.end_tokens), *(params.stop_token_ids or ())]
         return _Sequence(
             group,
             group.output.outputs[index],
-            TokenSampler(params, prompt, ends, (*group.seed, index), self._draw, self._tokenizer.decode),
+            TokenSampler(
+                *(params, prompt, ends, (*group.seed, index), self._draw, self._tokenizer.decode),
+                None if form is None else self._grammars.constraint(form),
+            ),
             self._tokenizer.stream(prompt),
             StopStrings(params.stops),
         )
@@ -206,6 +214,8 @@ class Engine:
                 if params.include_stop_str_in_output:
                     output.text += sequence.stops.found
                 self._end(request, "stop", sequence.stops.found)
+            elif sequence.sampler.complete:
+                self._end(request, "stop", None)
             elif len(output.token_ids) == request.max_new_tokens:
                 self._end(request, "length", None)
 

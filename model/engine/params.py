@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from model.engine.structured import StructuredOutputsParams
 from model.errors import ModelError
 
 MOST_LOGPROBS = 20
@@ -17,7 +18,8 @@ class SamplingParams:
 
     - Logits first: `logit_bias` is added; `repetition_penalty` divides those above 0, and multiplies those below, of
       tokens in the prompt or the output; `presence_penalty` is subtracted for tokens in the output,
-      `frequency_penalty` as often as they are there. `allowed_token_ids`, where given, are the only ones.
+      `frequency_penalty` as often as they are there. `allowed_token_ids`, where given, are the only ones; so are those
+      that `structured_outputs` allows.
     - The draw: logits are divided by `temperature`, 0 takes the largest; from the `top_k` largest (0 or -1: all), of
       these the likeliest of joint probability `top_p`, of these those with at least `min_p` of the best's probability.
       A continuation of a request with a `seed` draws with that and its number.
@@ -49,6 +51,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     stops: tuple[str, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:

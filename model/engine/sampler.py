@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from model.engine.params import SamplingParams
+from model.engine.structured import Constraint
 from model.errors import ModelError
 
 Draw = Callable[..., tuple[np.ndarray, ...]]
@@ -48,7 +49,9 @@ class TokenSampler:
         seed: Sequence[int],
         draw: Draw,
         decode: Callable[[Sequence[int]], str],
+        constraint: Constraint | None = None,
     ) -> None:
+        self._constraint = constraint
         self._decode = decode
         self._params = params
         self._prompt = prompt
@@ -56,6 +59,11 @@ class TokenSampler:
         self._draw = draw
         self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
         self._chosen: Counter[int] = Counter()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text has the form it was asked for, and nothing may follow."""
+        return self._constraint is not None and self._constraint.complete
 
     def choose(self, logits: np.ndarray) -> Choice:
         """The next token, from logits [vocabulary] float32. ModelError where the largest is not finite."""
@@ -70,6 +78,8 @@ class TokenSampler:
         else:
             token = self._drawn(logits, uniform, bias, counts)
         self._chosen[token] += 1
+        if self._constraint is not None and not self.complete:
+            self._constraint.accept(token)
         return self._choice(logits, token)
 
     def _drawn(
@@ -99,7 +109,8 @@ class TokenSampler:
     def _bias(self, size: int) -> np.ndarray | None:
         params = self._params
         masks_ends = bool(self._ends) and self._chosen.total() < params.min_tokens
-        if not params.logit_bias and params.allowed_token_ids is None and not masks_ends:
+        given = params.logit_bias or params.allowed_token_ids is not None or self._constraint is not None
+        if not given and not masks_ends:
             return None
         bias = np.zeros((1, size), np.float32)
         if params.allowed_token_ids is not None:
@@ -109,8 +120,10 @@ class TokenSampler:
             bias[0, token] += added
         if masks_ends:
             bias[0, self._ends] = -np.inf
+        if self._constraint is not None and not self.complete:
+            bias[0, ~self._constraint.allowed()] = -np.inf
         if not np.isfinite(bias).any():
-            raise ModelError("min_tokens forbids every token of allowed_token_ids")
+            raise ModelError("allowed_token_ids, min_tokens and structured_outputs leave no token to choose")
         return bias
 
     def _counts(self, size: int) -> dict[str, Any]:

@@ -1,0 +1,101 @@
+"""Texts of a form that was asked for: every text keeps it, whatever the model would have said."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+
+from model import LLM, SamplingParams
+from model.engine import StructuredOutputsParams
+from model.errors import ModelError
+from tests.engine.test_llm import PROMPTS, llm
+
+pytest.importorskip("llguidance", reason="llguidance is an extra (serve)")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def texts(**form) -> list[str]:
+    params = SamplingParams(
+        temperature=1.0, seed=3, n=2, max_tokens=60, structured_outputs=StructuredOutputsParams(**form)
+    )
+    (output,) = llm().generate(PROMPTS[0], params, use_tqdm=False)
+    assert [each.finish_reason for each in output.outputs] == ["stop", "stop"]
+    return [each.text for each in output.outputs]
+
+
+def test_a_choice_is_one_of_the_texts() -> None:
+    assert set(texts(choice=["yes", "no"])) <= {"yes", "no"}
+
+
+def test_a_regular_expression_is_matched_whole() -> None:
+    for text in texts(regex="[0-9]{3}-[a-f]{2,5}!"):
+        assert re.fullmatch("[0-9]{3}-[a-f]{2,5}!", text)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)])
+def test_a_json_schema_is_kept(schema) -> None:
+    for text in texts(json=schema):
+        found = json.loads(text)
+        assert list(found) == ["name", "age"]
+        assert len(found["name"]) <= 8
+        assert 0 <= found["age"] <= 99
+
+
+def test_a_grammar_is_kept() -> None:
+    for text in texts(grammar='start: "a" ("b" | "c"){2,4} "."'):
+        assert re.fullmatch("a[bc]{2,4}[.]", text)
+
+
+def test_a_form_holds_beside_drafts() -> None:
+    speculative = LLM(
+        max_num_seqs=4,
+        max_model_len=128,
+        num_pages=20,
+        speculative_config={"num_speculative_tokens": 3, "prompt_lookup_min": 1},
+    )
+    params = SamplingParams(
+        temperature=1.0, seed=3, max_tokens=60, structured_outputs=StructuredOutputsParams(json=SCHEMA)
+    )
+    (output,) = speculative.generate(PROMPTS[0], params, use_tqdm=False)
+    assert output.outputs[0].text == texts(json=SCHEMA)[0]
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({}, "given are none"),
+        ({"regex": "a", "grammar": "start: /a/"}, r"given are \['regex', 'grammar'\]"),
+        ({"choice": [""]}, "texts that are not empty"),
+        ({"choice": []}, "choice is empty"),
+    ],
+)
+def test_forms_that_cannot_be_are_refused(form, said) -> None:
+    with pytest.raises(ModelError, match=said):
+        StructuredOutputsParams(**form)
+
+
+@pytest.mark.parametrize(
+    "form", [{"regex": "["}, {"json": "{"}, {"json": {"type": "nothing"}}, {"grammar": "start: x"}]
+)
+def test_forms_that_cannot_be_read_are_refused_before_anything_is_computed(form) -> None:
+    with pytest.raises(ModelError, match="structured outputs"):
+        llm().generate(PROMPTS[0], SamplingParams(structured_outputs=StructuredOutputsParams(**form)))
+    assert not llm().engine.busy
+
+
+def test_a_missing_library_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ModelError, match=r"pip install 'nki-workbench\[serve\]'"):
+        llm().generate(PROMPTS[0], SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"])))
