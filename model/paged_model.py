@@ -9,7 +9,7 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.engine import Batch, Request
-from model.engine.buckets import Buckets, Part
+from model.engine.buckets import Buckets, BucketUse, Part
 from model.errors import ModelError
 from model.launched import Device, LaunchedModel
 from model.layers.launch import Phase, StepShape
@@ -41,6 +41,7 @@ class PagedModel:
                 f"sequences of more than {config.longest_short} tokens change the rotations of cached keys; "
                 f"give a max_model_len of at most {config.longest_short}"
             )
+        self.use = BucketUse()
         self._buckets = buckets
         self._pool = pool
         self._positions = min(context, config.context)
@@ -69,6 +70,7 @@ class PagedModel:
         self._model.copy_pages(batch.copies)
         outputs: dict[Request, list[StepOutput]] = {}
         for part in self._buckets.parts(batch):
+            self.use.add(part)
             rows = self._model.step(self._shape(part), self._given(part))
             of_each = part.shape.tokens if part.shape.decodes else 1
             for number, chunk in enumerate(part.chunks):

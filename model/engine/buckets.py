@@ -7,8 +7,9 @@ prompts whose sizes round up to the same ones. What is added to round a part up 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from model.engine.scheduler import Batch, Chunk
 
@@ -43,6 +44,21 @@ class Part:
         return self.shape.sequences * self.shape.tokens - sum(chunk.count for chunk in self.chunks)
 
 
+@dataclass
+class BucketUse:
+    """What was launched: how often each shape, and how many tokens for requests and for nobody."""
+
+    parts: Counter[PartShape] = field(default_factory=Counter)
+    tokens: int = 0
+    padding: int = 0
+
+    def add(self, part: Part) -> None:
+        """One part."""
+        self.parts[part.shape] += 1
+        self.padding += part.padding
+        self.tokens += part.shape.sequences * part.shape.tokens - part.padding
+
+
 @dataclass(frozen=True)
 class Buckets:
     """The sizes, each in ascending order: sequences of a part, tokens of a chunk, positions of a sequence.
@@ -64,6 +80,25 @@ class Buckets:
         tokens = min(max_num_batched_tokens, max_model_len)
         return cls(_powers(1, sequences), _powers(16, tokens), _powers(128, max_model_len + drafts), drafts)
 
+    def shapes(self) -> list[PartShape]:
+        """Every shape that a part may have: the graphs that a chip needs compiled."""
+        decoding = [
+            PartShape(sequences, new, context, True)
+            for new in dict.fromkeys((1, 1 + self.drafts))
+            for sequences in self.sequences
+            if sequences * new <= MOST_ROWS
+            for context in self.context
+        ]
+        prompts = [
+            PartShape(sequences, tokens, context, False, prefix)
+            for sequences in self.sequences
+            for tokens in self.tokens
+            for context in self.context
+            if context >= tokens
+            for prefix in (0, *(each for each in self.context if each <= context))
+        ]
+        return decoding + prompts
+
     def parts(self, batch: Batch) -> list[Part]:
         """The parts of a step: first what decodes, then the chunks of prompts."""
         decoding: dict[int, list[Chunk]] = {1: [], 1 + self.drafts: []}
@@ -78,7 +113,7 @@ class Buckets:
                 groups.setdefault((tokens, context, prefix), []).append(chunk)
         parts = []
         for new, some in decoding.items():
-            for chunks in _in_turn(some, min(self.sequences[-1], MOST_ROWS // new)):
+            for chunks in _in_turn(some, max(each for each in self.sequences if each * new <= MOST_ROWS)):
                 context = rounded(self.context, max(chunk.start for chunk in chunks) + new)
                 parts.append(self._part(chunks, new, context, True))
         for (tokens, context, prefix), some in groups.items():

@@ -11,7 +11,7 @@ from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
 from model.device import SimulatedDevice
 from model.engine import Request, Scheduler, SchedulerOptions
-from model.engine.buckets import Buckets
+from model.engine.buckets import Buckets, BucketUse
 from model.errors import ModelError
 from model.families import load_config
 from model.paged_model import PagedModel
@@ -155,6 +155,28 @@ def test_longrope_is_refused_beyond_the_length_that_changes_rotations(tmp_path: 
     scheduler = Scheduler(PagePool(12, 16), SchedulerOptions(4, 16))
     with pytest.raises(ModelError, match="a max_model_len of at most 16"):
         paged(config, weights, scheduler, 1, 64)
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_every_part_has_a_shape_of_the_list(drafts: int) -> None:
+    draw = np.random.default_rng(1)
+    buckets = Buckets.powers(48, 64, 300, drafts)
+    shapes = set(buckets.shapes())
+    scheduler = Scheduler(PagePool(200, 16), SchedulerOptions(48, 64, speculative_tokens=drafts))
+    use, computed = BucketUse(), 0
+    for number in range(150):
+        scheduler.submit(Request(str(number), [number] * int(draw.integers(1, 250)), 40))
+        batch = scheduler.schedule()
+        for request, chunk in batch.chunks.items():
+            batch.chunks[request] = chunk.with_drafts([1] * int(draw.integers(0, chunk.draft_slots + 1)))
+        for part in buckets.parts(batch):
+            assert part.shape in shapes
+            assert all(chunk.count <= part.shape.tokens for chunk in part.chunks)
+            use.add(part)
+        computed += batch.tokens
+        assert use.tokens == computed
+        scheduler.finish(batch, {each: (1,) for each, chunk in batch.chunks.items() if chunk.chooses})
+    assert use.padding > 0
 
 
 def test_parts_are_rounded_up_to_buckets() -> None:
