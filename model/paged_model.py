@@ -9,7 +9,7 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.engine import Batch, Request
-from model.engine.buckets import Buckets, BucketUse, Part
+from model.engine.buckets import Buckets, BucketUse, Part, PartShape
 from model.errors import ModelError
 from model.launched import Device, LaunchedModel
 from model.layers.launch import Phase, StepShape
@@ -71,24 +71,13 @@ class PagedModel:
         outputs: dict[Request, list[StepOutput]] = {}
         for part in self._buckets.parts(batch):
             self.use.add(part)
-            rows = self._model.step(self._shape(part), self._given(part))
+            rows = self._model.step(step_of(part.shape, self._largest), self._given(part))
             of_each = part.shape.tokens if part.shape.decodes else 1
             for number, chunk in enumerate(part.chunks):
                 if chunk.chooses:
                     first = number * of_each
                     outputs[chunk.request] = rows[first : first + 1 + len(chunk.drafts)]
         return outputs
-
-    def _shape(self, part: Part) -> StepShape:
-        own = part.shape
-        return replace(
-            self._largest,
-            phase=Phase.decode if own.decodes else Phase.prefill,
-            tokens=own.sequences * own.tokens,
-            sequences=own.sequences,
-            cache_length=own.context,
-            prefix=own.prefix,
-        )
 
     def _given(self, part: Part) -> dict[str, np.ndarray]:
         """The arrays of a part, with an axis for the one group of ranks before them."""
@@ -117,3 +106,15 @@ class PagedModel:
         }
         columns = {name: each.astype(np.int32).reshape(1, -1, 1) for name, each in given.items()}
         return {**columns, "block_tables": tables[None]}
+
+
+def step_of(part: PartShape, paged: StepShape) -> StepShape:
+    """The step that computes a part, of a model with the pages of another step."""
+    return replace(
+        paged,
+        phase=Phase.decode if part.decodes else Phase.prefill,
+        tokens=part.sequences * part.tokens,
+        sequences=part.sequences,
+        cache_length=part.context,
+        prefix=part.prefix,
+    )

@@ -19,11 +19,13 @@ from model.cache import bucket_length
 from model.config import ModelConfig
 from model.decoder import BlockLayers
 from model.device import chip, kernel_limit
+from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import compose
 from model.launched import launches_of
 from model.layers.launch import Growth, Launch, Phase, StepShape
 from model.mesh import Mesh
+from model.paged_model import step_of
 from model.plan.dry import DryTimes, Time
 from model.plan.roofline import core
 
@@ -110,6 +112,12 @@ class Predictor:
         """One token for each of `batch` sequences."""
         return self._pass(self._step.resized(batch))
 
+    def paged(self, part: PartShape, pages: int, block_size: int) -> PassTime:
+        """A part of an engine's step, on that many pages; the head for the last token of each sequence."""
+        assert not part.decodes or part.tokens == 1, "steps that verify drafts are not predicted"
+        shape = replace(self._step, padded=True, pages=pages, block_size=block_size)
+        return self._pass(step_of(part, shape))
+
     def _pass(self, step: StepShape) -> PassTime:
         times = tuple(
             time
@@ -150,8 +158,9 @@ class Predictor:
 
     def _of_rank(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
         def resized(rows: int) -> Launch:
-            """The launch of this title in a step of `rows` rows."""
-            return _titled(part, step.resized(rows), launch.title)
+            """The launch of this title in a step of `rows` rows: of one prompt, or of as many sequences."""
+            sequences = rows if step.tokens == step.sequences else 1
+            return _titled(part, replace(step, tokens=rows, sequences=sequences), launch.title)
 
         def of_own_rows(rows: int) -> Launch:
             """The launch of this title in a step that leaves `rows` rows to each rank."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,13 +14,18 @@ import pytest
 from model.cache import bucket_length
 from model.checkpoint import open_checkpoint
 from model.device import DryDevice
+from model.engine import Batch, Chunk, Request
+from model.engine.buckets import Buckets, PartShape
 from model.families import load_config
-from model.kernel_model import KernelModel, launches_of
+from model.kernel_model import KernelModel
+from model.launched import launches_of
 from model.layers.launch import Growth, Phase
 from model.mesh import Mesh
+from model.paged_model import PagedModel
 from model.plan.dry import Time, continued
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.predict import PassTime, Predictor
+from model.state import PagePool
 from model.weights import shard_weights
 from tests.model.folders import TINY
 
@@ -89,6 +95,54 @@ def test_a_plan_takes_the_time_that_generating_takes(write_model, target, ranks,
                 (part.time.serial_ns, each.serial_ns),
             ):
                 assert time_ns / count == pytest.approx(max(own, floor_ns), rel=1e-9)
+
+
+ENDS = ("lm_head", "embedding, last rows")
+
+
+@pytest.mark.parametrize(
+    ("part", "between"),
+    [
+        ((1, 1, 128, True), ()),
+        ((16, 1, 128, True), ()),
+        ((1, 16, 128, False), ()),
+        ((1, 16, 128, False, 32), ()),
+        ((2, 8, 128, False), ENDS),
+        ((16, 8, 128, False, 32), ("attention_prefill",)),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, ranks, part, between) -> None:
+    """The same launches: tables of pages, a prefix, the last rows of the prompts, the head for one row of each.
+
+    The times `between` two sizes that are launched are interpolated, so they are not held against a launch.
+    """
+    folder, shape = write_model(vocab_size=301), PartShape(*part)
+    config = load_config(folder)
+    weights = shard_weights(config, dict(open_checkpoint(folder, config)), ranks)
+    device, pool = DryDevice("trn2", ranks), PagePool(300, 8)
+    buckets = Buckets((shape.sequences,), (shape.tokens,), (32, 128))
+    run = PagedModel(config, weights, device, pool, buckets)
+    length = 128 if shape.decodes else shape.prefix + shape.tokens
+    requests = [Request(str(number), [7] * length, 1) for number in range(shape.sequences)]
+    chunks = (Chunk(each, length - shape.tokens, shape.tokens, True) for each in requests)
+    run.step(Batch({chunk.request: chunk for chunk in chunks}))
+    launched = device.take_pass()
+    plan = predictor(load_model(folder), tp=ranks, context=128)
+    planned = plan.paged(shape, pool.count + 1, pool.block_size)
+    assert planned.refusals == ()
+    assert planned.overhead.program_ns == launched.overhead_ns
+    took = [(each.launch.kernel, each.program_ns) for each in launched.launches]
+    if not shape.decodes:
+        kernel, time_ns = took[-2]
+        took[-2] = (f"{kernel}, last rows", time_ns)
+    assert {part.name: part.launches for part in planned.parts} == Counter(name for name, _ in took)
+    for each in planned.parts:
+        if each.name not in between:
+            own = sum(
+                max(time_ns, each.floor_ns / each.launches) for name, time_ns in took if name == each.name
+            )
+            assert each.time.program_ns == pytest.approx(own, rel=1e-9)
 
 
 @pytest.mark.parametrize("target", CHIPS)
