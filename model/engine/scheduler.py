@@ -317,15 +317,16 @@ class Scheduler:
 
     def _reserve(self, request: Request, positions: int, batch: Batch) -> bool:
         """Pages for so many positions, of which those still to be written are the request's own; False for too few."""
-        if self._lacking(request, positions) > self.pool.free:
-            return False
         place = self._written_and_shared(request)
+        lacking = max(0, self.pool.pages_of(positions) - len(request.table))
+        if lacking + (place is not None) > self.pool.free:
+            return False
         if place is not None:
             old, new = request.table[place], self.pool.take()
             self.pool.release([old])
             request.table[place] = new
             batch.copies[new] = old
-        while len(request.table) < self.pool.pages_of(positions):
+        for _ in range(lacking):
             request.table.append(self.pool.take())
         return True
 
@@ -338,6 +339,8 @@ class Scheduler:
         if not self.options.prefix_caching:
             return
         full = positions // self.pool.block_size
+        if full == request.published:
+            return
         keys = request.page_keys(full, self.pool.block_size)
         for page in range(request.published, full):
             self.pool.publish(request.table[page], keys[page])
