@@ -6,6 +6,8 @@ import argparse
 import math
 
 FIRST_PROMPT = "Once upon a time"
+_LOWEST_RATE, _HIGHEST_RATE = 1e-6, 1e9  # requests a second; at the highest they come 1 ns apart
+_LONGEST_PAUSE = 1e6  # seconds
 _LOWEST_PRICE, _HIGHEST_PRICE = 1e-6, 1e9  # dollars an hour; beyond them prices of tokens leave float64
 
 
@@ -40,6 +42,32 @@ def price(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"{text!r:.60} is not a number from {_LOWEST_PRICE:g} to {_HIGHEST_PRICE:g}"
         )
+    return value
+
+
+def rate(text: str) -> float:
+    """Requests a second."""
+    value = number(text)
+    if not _LOWEST_RATE <= value <= _HIGHEST_RATE:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.60} is not a number from {_LOWEST_RATE:g} to {_HIGHEST_RATE:g}"
+        )
+    return value
+
+
+def load(text: str) -> float:
+    """A share of a rate, 0.9 or 90%."""
+    value = number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0.01 <= value <= 10:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a share from 1% to 1000%")
+    return value
+
+
+def pause(text: str) -> float:
+    """Seconds, 0 or more."""
+    value = number(text)
+    if not 0 <= value <= _LONGEST_PAUSE:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a number from 0 to {_LONGEST_PAUSE:g}")
     return value
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from model.arguments import FIRST_PROMPT, count, price, probability, seed, temperature
+from model.arguments import FIRST_PROMPT, count, load, pause, price, probability, rate, seed, temperature
 from simulate.errors import NkwError, shown
 from simulate.process import INTERRUPTED, imported, leave
 from simulate.targets import TARGETS
@@ -41,11 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{DISTRIBUTION} {version()}")
             return 0
         if options.command is None:
-            _parser().error(f"a command is needed: generate, plan, {', '.join(VERBS)}")
+            _parser().error(f"a command is needed: generate, plan, traffic, {', '.join(VERBS)}")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows a question mark
         if options.command == "plan":
             from model.plan.command import plan_command as command
+        elif options.command == "traffic":
+            from model.traffic.command import traffic_command as command
         else:
             from model.command import generate_command as command
         if argv is None:
@@ -117,6 +119,14 @@ def _parser() -> argparse.ArgumentParser:
             "plan",
             "what a model needs and would do on a chip, from its config.json",
             "model/pretrained --tp 2",
+        )
+    )
+    _add_traffic(
+        _command(
+            commands,
+            "traffic",
+            "what a stream of users would see, from a config.json",
+            "model/pretrained --users 8 --prompt-lengths 64 --output-lengths 32",
         )
     )
     for name, verb in VERBS.items():
@@ -322,3 +332,127 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         help="of the instance for an hour: adds the price of tokens",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan as JSON; - is stdout")
+
+
+def _add_traffic(parser: argparse.ArgumentParser) -> None:
+    parser.description = textwrap.fill(
+        "The scheduler of the engine serves requests on the clock of predicted steps: times to first token, "
+        "between tokens and end to end, throughput, goodput, pages, and the rate at which the service level breaks.",
+        78,
+    )
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="config.json, or a folder that holds one")
+    parser.add_argument("--instance", metavar="NAME", help="instance type (default: trn2.48xlarge)")
+    parser.add_argument(
+        "--tp",
+        metavar="N",
+        type=count,
+        help="tensor-parallel ranks of a replica (default: the fewest that hold the sequences of a step)",
+    )
+    parser.add_argument(
+        "--replicas",
+        metavar="N",
+        type=count,
+        help="copies of the model (default: all that the instance holds)",
+    )
+    parser.add_argument(
+        "--rate", metavar="R", type=rate, help="requests a second, at random; of a trace, its times stretched"
+    )
+    parser.add_argument(
+        "--load",
+        metavar="SHARE",
+        type=load,
+        help="instead, a share of the rate at which the service level breaks (default: 90%%, without a trace)",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        type=Path,
+        help="requests of a CSV file with TIMESTAMP, ContextTokens, GeneratedTokens, or of a ShareGPT JSON file",
+    )
+    parser.add_argument(
+        "--users",
+        metavar="N",
+        type=count,
+        help="instead, users that each wait for the answer before they go on",
+    )
+    parser.add_argument(
+        "--think", metavar="SECONDS", type=pause, default=0.0, help="for so long, with --users (default: 0)"
+    )
+    parser.add_argument(
+        "--requests", metavar="N", type=count, help="requests (default: 1,000, or the whole trace)"
+    )
+    parser.add_argument(
+        "--prompt-lengths",
+        metavar="LENGTHS",
+        default="512",
+        help="tokens: 512, 128..1024, exp:512 or lognormal:512,0.8 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output-lengths", metavar="LENGTHS", default="128", help="the same (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--shared-prefix",
+        metavar="N[:GROUPS]",
+        help="tokens before every prompt, the same for all requests of a group",
+    )
+    parser.add_argument(
+        "--sla",
+        metavar="BOUNDS",
+        default="ttft=500ms,itl=50ms",
+        help="the service level of a request: ttft, itl (its mean) and e2e (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="serve the same requests in other ways: static batches, whole prompts, no prefix cache, half the "
+        "buckets, other tp",
+    )
+    parser.add_argument(
+        "--max-num-seqs",
+        metavar="N",
+        type=count,
+        default=256,
+        help="sequences of a step (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-num-batched-tokens",
+        metavar="N",
+        type=count,
+        default=2048,
+        help="tokens of a step (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-model-len", metavar="N", type=count, help="tokens of a request (default: those of the longest)"
+    )
+    parser.add_argument(
+        "--block-size", metavar="N", type=count, default=16, help="positions of a page (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--no-chunked-prefill",
+        dest="chunked_prefill",
+        action="store_false",
+        help="compute a prompt in one step, in which nothing decodes",
+    )
+    parser.add_argument(
+        "--no-prefix-caching",
+        dest="prefix_caching",
+        action="store_false",
+        help="compute every prompt whole",
+    )
+    parser.add_argument(
+        "--dtype",
+        metavar="NAME",
+        choices=DTYPES,
+        default="auto",
+        help="bfloat16, float16, float32 or auto, what the config names (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", metavar="S", type=seed, default=0, help="of arrivals and lengths (default: 0)"
+    )
+    parser.add_argument(
+        "--price",
+        metavar="DOLLARS",
+        type=price,
+        help="of the instance for an hour: adds the price of tokens",
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the prediction as JSON; - is stdout")

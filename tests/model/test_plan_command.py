@@ -32,10 +32,10 @@ def printed(capsys, *arguments: str) -> str:
     return captured.out
 
 
-def refused(capsys, *arguments: str) -> str:
+def refused(capsys, *arguments: str, command: str = "plan") -> str:
     """The one line that a refused command prints."""
     try:
-        status = main(["plan", *arguments])
+        status = main([command, *arguments])
     except SystemExit as left:
         status = left.code
     captured = capsys.readouterr()

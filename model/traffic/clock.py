@@ -1,0 +1,68 @@
+"""The predicted clock: how long a step of the engine takes, from dry launches of its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from model.engine import Batch
+from model.engine.buckets import Buckets, PartShape
+from model.plan.predict import PassTime, Predictor
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A step of `time_ns`, with padding of so many tokens.
+
+    Where its requests decode, `alike` steps in a row, this one included, take as long.
+    """
+
+    time_ns: int
+    padding: int = 0
+    alike: int = 1
+
+
+class Clock(Protocol):
+    """Something that says how long a step takes."""
+
+    def step(self, batch: Batch) -> StepTime:
+        """The time of a step, at least 1 ns."""
+
+
+class PredictedClock:
+    """Times of steps as the sum of their parts, in the program reading; a shape is predicted once.
+
+    Pages that are copied take no time: no request of a run shares a page that it writes.
+    """
+
+    def __init__(self, predictor: Predictor, buckets: Buckets, pages: int, block_size: int) -> None:
+        self._predictor = predictor
+        self._buckets = buckets
+        self._pages = pages
+        self._block_size = block_size
+        self.shapes: dict[PartShape, PassTime] = {}
+        self._times_ns: dict[PartShape, int] = {}
+
+    def step(self, batch: Batch) -> StepTime:
+        """The time of a step in whole nanoseconds."""
+        time_ns, padding, alike = 0, 0, []
+        for part in self._buckets.parts(batch):
+            shape = part.shape
+            taken = self._times_ns.get(shape)
+            if taken is None:
+                taken = self._predicted(shape)
+            time_ns += taken
+            padding += part.padding
+            # A part has another shape once its longest request is at the end of its bucket.
+            alike.append(shape.context - max(chunk.start for chunk in part.chunks) if shape.decodes else 1)
+        return StepTime(time_ns, padding, min(alike))
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """The different reasons for which parts of steps are rooflines."""
+        return tuple(dict.fromkeys(each for done in self.shapes.values() for each in done.refusals))
+
+    def _predicted(self, shape: PartShape) -> int:
+        self.shapes[shape] = self._predictor.paged(shape, self._pages, self._block_size)
+        self._times_ns[shape] = max(1, round(self.shapes[shape].time.program_ns))
+        return self._times_ns[shape]

@@ -1,0 +1,58 @@
+"""`nkw traffic`: reads a config and a workload, predicts, reports."""
+
+from __future__ import annotations
+
+import argparse
+
+from model.engine import SchedulerOptions
+from model.folder import model_files
+from model.traffic.document import document
+from model.traffic.lengths import Lengths
+from model.traffic.report import ServiceLevel
+from model.traffic.text import parts
+from model.traffic.traffic import Request, make_traffic
+from model.traffic.workload import SharedPrefix
+from simulate.files import Outputs, json_document
+from simulate.terminal import show, show_lines, working
+
+
+def traffic_command(options: argparse.Namespace) -> int:
+    """Predict the traffic of a model; returns the exit status."""
+    request = Request(
+        config=options.config,
+        instance=options.instance,
+        tp=options.tp,
+        replicas=options.replicas,
+        dtype=None if options.dtype == "auto" else options.dtype,
+        rate=options.rate,
+        share=options.load,
+        trace=options.trace,
+        users=options.users,
+        think_s=options.think,
+        requests=options.requests,
+        prompts=Lengths.parsed(options.prompt_lengths),
+        news=Lengths.parsed(options.output_lengths),
+        prefix=None if options.shared_prefix is None else SharedPrefix.parsed(options.shared_prefix),
+        level=ServiceLevel.parsed(options.sla),
+        price=options.price,
+        seed=options.seed,
+        block_size=options.block_size,
+        options=SchedulerOptions(
+            options.max_num_seqs,
+            options.max_num_batched_tokens,
+            chunked_prefill=options.chunked_prefill,
+            prefix_caching=options.prefix_caching,
+        ),
+        max_model_len=options.max_model_len,
+        compare=options.compare,
+    )
+    name = str(options.config)
+    outputs = Outputs(lambda: [*model_files(options.config), *filter(None, [options.trace])])
+    doing = ["reading"]
+    with json_document(options.json, outputs, "traffic", "NKW-TRAFFIC-FILE", "traffic") as contents:
+        with working(lambda: f"traffic of {name}: {doing[-1]}"):
+            traffic = make_traffic(request, doing.append)
+        contents.update(document(traffic, name))
+        show_lines(f"{name}:")
+        show(parts(traffic))
+    return 0

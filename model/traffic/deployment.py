@@ -1,0 +1,134 @@
+"""How a model is deployed: ranks and replicas on an instance, pages of the cache, and the limits of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from model.device import chip, instance_named
+from model.engine import Scheduler, SchedulerOptions
+from model.engine.buckets import Buckets
+from model.errors import ModelError
+from model.layers import unsupported
+from model.plan.memory import footprint, possible_tp, smallest_tp
+from model.plan.parameters import ModelCounts
+from model.plan.predict import Predictor
+from model.state import PagePool
+from model.traffic.clock import PredictedClock
+from model.traffic.service import Record, Service
+from model.traffic.workload import Workload
+
+LIMITS = SchedulerOptions()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The options of a deployment; None leaves the choice to the planner. `max_model_len` are positions of a request.
+
+    With `few_buckets` steps are rounded up to every second size only, the largest among them.
+    """
+
+    instance: str
+    dtype: str
+    max_model_len: int
+    tp: int | None = None
+    replicas: int | None = None
+    block_size: int = 16
+    options: SchedulerOptions = LIMITS
+    few_buckets: bool = False
+
+    def whole_prompts(self) -> Setup:
+        """The same without chunks of prompts, with steps that take the longest prompt at once."""
+        most = max(self.options.max_num_batched_tokens, self.max_model_len)
+        options = replace(self.options, chunked_prefill=False, max_num_batched_tokens=most)
+        return replace(self, options=options)
+
+
+class Deployment:
+    """Replicas of one model, and the clock of their steps."""
+
+    def __init__(self, model: ModelCounts, setup: Setup, like: Deployment | None = None) -> None:
+        """Predictions of another deployment `like` this one, of the same instance, dtype and lengths, are taken over.
+
+        ModelError for what the model, the instance or the options do not allow.
+        """
+        missing = unsupported(model.config)
+        if missing:
+            raise ModelError(
+                f"no kernel of this project computes {' or '.join(missing)}, so traffic has no predicted steps; "
+                "nkw plan gives the rooflines"
+            )
+        instance = instance_named(setup.instance)
+        record, cores, length = chip(instance.target), instance.physical_cores, setup.max_model_len
+        longest = model.config.max_position_embeddings
+        if longest is not None and length > longest:
+            raise ModelError(f"requests of up to {length:,} tokens exceed the model's context, {longest:,}")
+        short = model.config.longest_short
+        if short is not None and length > short:
+            raise ModelError(
+                f"requests of up to {length:,} tokens; beyond {short:,} tokens the rotations of cached keys change, "
+                "which the engine does not take"
+            )
+        tp = setup.tp or _fewest(model, setup, cores, record.hbm_bytes_per_core)
+        if tp > cores:
+            raise ModelError(f"{tp} ranks on {instance.name}, which has {cores} cores")
+        undivided = model.config.undivided(tp)
+        if undivided is not None:
+            raise ModelError(f"{undivided}; this model takes {model.config.allowed_ranks()}")
+        self.replicas = setup.replicas or cores // tp
+        if self.replicas * tp > cores:
+            raise ModelError(
+                f"{self.replicas} replicas of {tp} ranks take {self.replicas * tp} cores; {instance.name} has {cores}"
+            )
+        self.setup, self.instance, self.tp = replace(setup, tp=tp), instance, tp
+        # A page holds what a sequence of so many positions keeps; windows do not shorten what pages hold.
+        held = footprint(model, setup.dtype, tp, setup.block_size)
+        self.pages = held.sequences(record.hbm_bytes_per_core)
+        self.page_bytes = held.cache_bytes_per_sequence
+        needed = -(-length // setup.block_size)
+        if self.pages < needed:
+            raise ModelError(
+                f"tp {tp} on {instance.name} leaves {self.pages:,} pages of {setup.block_size} positions beside the "
+                f"weights; a request of {length:,} tokens takes {needed:,}; more ranks "
+                "leave more"
+            )
+        own = setup.options
+        buckets = Buckets.powers(own.max_num_seqs, own.max_num_batched_tokens, length)
+        if setup.few_buckets:
+            buckets = Buckets(
+                buckets.sequences[::-2][::-1], buckets.tokens[::-2][::-1], buckets.context[::-2][::-1]
+            )
+        # The instance's own name, so that collectives go over its links.
+        self.predictor: Predictor
+        if like is not None and like.tp == tp:
+            self.predictor = like.predictor
+        else:
+            self.predictor = Predictor(model.config, instance.name, tp, setup.dtype, length)
+        self.clock = PredictedClock(self.predictor, buckets, self.pages, setup.block_size)
+
+    @property
+    def limits(self) -> SchedulerOptions:
+        """The limits of a step."""
+        return self.setup.options
+
+    def serve(self, workload: Workload) -> list[Record]:
+        """What the replicas do with a workload whose requests go to each of them in turn."""
+        shares = (workload.of_replica(number, self.replicas) for number in range(self.replicas))
+        return [self.serve_one(each) for each in shares if each is not None]
+
+    def serve_one(self, workload: Workload) -> Record:
+        """What one replica does with its own workload."""
+        # More pages than all requests together fill would never be taken.
+        size = self.setup.block_size
+        filled = sum(-(-query.positions // size) for query in workload.queries)
+        pool = PagePool(min(self.pages, filled), size)
+        return Service(Scheduler(pool, self.setup.options), self.clock).run(workload)
+
+
+def _fewest(model: ModelCounts, setup: Setup, cores: int, core_bytes: int) -> int:
+    """The fewest ranks that hold as many sequences as run at most; else one sequence; else the most there are."""
+    length = setup.max_model_len
+    for sequences in (setup.options.max_num_seqs, 1):
+        tp = smallest_tp(model, setup.dtype, length, sequences, cores, core_bytes)
+        if tp is not None:
+            return tp
+    return possible_tp(model, cores)[-1]

@@ -1,0 +1,256 @@
+"""`nkw traffic`: predictions against the passes they are made of, policies against each other, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.cli import main
+from model.engine import SchedulerOptions
+from model.engine.buckets import PartShape
+from model.plan.memory import footprint
+from model.plan.parameters import ModelCounts, load_model
+from model.traffic.deployment import Deployment, Setup
+from model.traffic.lengths import Lengths
+from model.traffic.report import ServiceLevel, Summary, summary
+from model.traffic.search import breaking_rate
+from model.traffic.workload import Query, Workload, drawn, poisson
+from tests.model.folders import TINY, write_folder
+from tests.model.test_plan_command import refused
+from tests.model.test_plan_parameters import CONFIGS
+
+SETUP = Setup("trn2.48xlarge", "bfloat16", 1024, tp=8, replicas=1, options=SchedulerOptions(max_num_seqs=32))
+
+
+@pytest.fixture(scope="module")
+def model() -> ModelCounts:
+    return load_model(CONFIGS / "llama-3.2-1b.json")
+
+
+@pytest.fixture(scope="module")
+def deployment(model: ModelCounts) -> Deployment:
+    return Deployment(model, SETUP)
+
+
+def run(deployment: Deployment, workload: Workload) -> Summary:
+    return summary([deployment.serve_one(workload)], ServiceLevel(ttft=500e6), deployment.pages)
+
+
+def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> None:
+    """A prompt of 510 tokens is padded to 512; a decode step from position 512 on reads 1,024 positions."""
+    (life,) = deployment.serve_one(Workload((Query(510, 6),), (0,))).lives
+    shapes = [
+        PartShape(1, 512, 512, False),
+        *[PartShape(1, 1, 512, True)] * 2,
+        *[PartShape(1, 1, 1024, True)] * 3,
+    ]
+    passes = [deployment.predictor.paged(shape, deployment.pages, 16).time.program_ns for shape in shapes]
+    assert life.first_ns == round(passes[0])
+    assert life.whole_ns == sum(map(round, passes))
+
+
+def test_the_pages_fill_what_the_weights_leave(model: ModelCounts, deployment: Deployment) -> None:
+    weights = footprint(model, "bfloat16", 8, 0).weight_bytes
+    # 16 positions of keys and values of 64 elements, one head of each on a rank, in 16 layers
+    assert deployment.page_bytes == 16 * 2 * 64 * 16 * 2
+    assert deployment.pages == (12 * 2**30 - weights) // deployment.page_bytes
+
+
+def test_continuous_batches_give_two_to_four_times_the_tokens_of_static_ones(
+    model: ModelCounts, deployment: Deployment
+) -> None:
+    """512 requests at one moment, 64 tokens each and exponentially many more, 128 on average.
+
+    A static batch of 32 lasts as long as its longest request: on average 1 + 1/2 + … + 1/32 = 4.1 times the mean, in
+    steps that are the shorter, the fewer requests are left.
+    """
+    draw = np.random.default_rng(0)
+    queries = drawn(512, Lengths.parsed("64"), Lengths.parsed("exp:128"), None, draw)
+    workload = Workload(tuple(replace(each, new=min(each.new, 960)) for each in queries), (0,) * 512)
+    static = Deployment(model, replace(SETUP, options=replace(SETUP.options, continuous=False)), deployment)
+    ratio = run(deployment, workload).tokens_per_s / run(static, workload).tokens_per_s
+    assert 2 <= ratio <= 4
+
+
+def test_chunks_of_prompts_keep_gaps_short_and_let_first_tokens_wait(
+    model: ModelCounts, deployment: Deployment
+) -> None:
+    queries = (Query(512, 64),) * 300
+    workload = poisson(
+        queries, 0.3 * 1e9 / run(deployment, Workload(queries[:1], (0,))).e2e[50] * 32, _draw()
+    )
+    small = Deployment(
+        model, replace(SETUP, options=replace(SETUP.options, max_num_batched_tokens=256)), deployment
+    )
+    whole = Deployment(model, SETUP.whole_prompts(), deployment)
+    chunked, unchunked = run(small, workload), run(whole, workload)
+    assert chunked.itl[99] < 0.8 * unchunked.itl[99]
+    assert chunked.ttft[50] > unchunked.ttft[50]
+
+
+def _draw() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("limit", [0.37, 5.0, 9.99])
+def test_the_breaking_rate_is_found_by_bisection(limit: float) -> None:
+    found = breaking_rate(lambda rate: rate <= limit, 10.0)
+    assert found is not None
+    assert found <= limit < 1.02 * found
+
+
+def test_a_level_that_never_holds_has_no_breaking_rate() -> None:
+    assert breaking_rate(lambda rate: False, 10.0) is None
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "max_position_embeddings": 128}))
+    monkeypatch.chdir(tmp_path)
+    return "config.json"
+
+
+SHORT = (
+    "--prompt-lengths",
+    "8..24",
+    "--output-lengths",
+    "8",
+    "--requests",
+    "60",
+    "--tp",
+    "2",
+    "--replicas",
+    "2",
+)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["traffic", *words]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    return out
+
+
+def test_the_text_says_times_rates_and_comparisons(small: str, capsys: Any) -> None:
+    text = printed(
+        capsys, small, *SHORT, "--compare", "--price", "20", "--sla", "ttft=5ms", "--shared-prefix", "32:2"
+    )
+    for words in (
+        "llama on trn2.48xlarge: tp 2, 2 replicas, float32",
+        "60 requests, ",
+        "\ntime to first token (TTFT) ",
+        "\nthe service level breaks at ",
+        "were cached",
+        "\nno prefix cache ",
+        "\nstatic batching ",
+        "\nwhole prompts ",
+        "\nhalf the buckets ",
+        "\ntp 1, replicas 4 ",
+        "\ntp 4, replicas 1 ",
+        "per million new tokens at $20.00/h",
+        "Times of steps are dry runs of this project's kernels",
+    ):
+        assert words in text
+
+
+def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path: Path) -> None:
+    words = (*SHORT, "--users", "6", "--think", "0.001", "--json", "out.json", "--compare")
+    printed(capsys, small, *words)
+    document = json.loads((tmp_path / "out.json").read_text())
+    keys = (
+        "schema command config model_type instance tp replicas dtype max_model_len pages block_size page_bytes options "
+        "requests left_out rate users think_s seed sla_ns breaking_rate price run variants shapes basis versions"
+    )
+    assert list(document) == keys.split()
+    assert (document["users"], document["think_s"], document["rate"], document["breaking_rate"]) == (
+        6,
+        1e-3,
+        None,
+        None,
+    )
+    of_run = (
+        "ttft_ns itl_ns e2e_ns queue_ns requests_per_s tokens_per_s goodput_per_s met prompt_tokens new_tokens "
+        "cached_tokens elapsed_ns utilisation steps computed_tokens padding preemptions dollars_per_million slices"
+    )
+    for each in (document, *document["variants"]):
+        assert list(each["run"]) == of_run.split()
+    assert document["run"]["new_tokens"] == 60 * 8
+    assert list(document["run"]["ttft_ns"]) == ["p50", "p90", "p99"]
+
+
+def test_a_trace_is_served_at_its_times_and_at_a_rate(small: str, capsys: Any, tmp_path: Path) -> None:
+    rows = [f"2024-05-10 00:00:{number:02}.5,{9 + number % 7},{3 + number % 5}" for number in range(40)]
+    rows.append("2024-05-10 00:00:59.5,500,5")
+    (tmp_path / "azure.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    words = (small, "--trace", "azure.csv", "--tp", "1", "--replicas", "1")
+    assert "40 requests, 1.00 per second; 1 left out, without tokens or too long" in printed(capsys, *words)
+    assert "40 requests, 50.00 per second" in printed(capsys, *words, "--rate", "50")
+    assert "40 requests, 3 users, 0 s between" in printed(capsys, *words, "--users", "3")
+
+
+def test_conversations_come_at_random_and_a_request_alone_comes_at_once(
+    small: str, capsys: Any, tmp_path: Path
+) -> None:
+    turns = [[{"value": "a b c"}, {"value": "d e"}]] * 30
+    (tmp_path / "chat.json").write_text(json.dumps([{"conversations": each} for each in turns]))
+    folder = str(write_folder(tmp_path / "model"))
+    words = ("--trace", "chat.json", "--tp", "1", "--replicas", "1")
+    assert "30 requests, 20.00 per second" in printed(capsys, folder, *words, "--rate", "20")
+    assert "the service level breaks at" in printed(capsys, folder, *words)
+    assert "1 request, " in printed(capsys, folder, *words, "--requests", "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--rate", "0"), "'0' is not a number from 1e-06"),
+        (("--load", "0%"), "'0%' is not a share from 1%"),
+        (("--think", "-1"), "'-1' is not a number from 0"),
+        (("--rate", "1", "--users", "2"), "one of --rate, --load and --users decides when requests come"),
+        (("--trace", "none.csv"), "the trace none.csv cannot be read"),
+        (("--trace", "config.json"), "is a JSON object; a trace is a list"),
+        (("--trace", "chat.json"), "tokenizer.json is missing"),
+        (("--prompt-lengths", "x"), "lengths 'x'; write 512"),
+        (("--sla", "ttft"), "service level 'ttft'"),
+        (("--shared-prefix", "0"), "shared prefix '0'"),
+        (("--shared-prefix", "8", "--trace", "x"), "a trace has its own prompts"),
+        (("--block-size", "12"), "block_size is 12"),
+        (
+            ("--prompt-lengths", "200"),
+            "no request fits into the 128 tokens that the model takes; the shortest has 208",
+        ),
+        (("--max-model-len", "12"), "no request fits into the 12 tokens that the model takes"),
+        (("--max-model-len", "129"), "requests of up to 129 tokens exceed the model's context, 128"),
+        (("--sla", "ttft=1us"), "requests alone do not keep to the service level"),
+        (("--tp", "3"), "this model takes"),
+        (("--tp", "4", "--replicas", "64"), "64 replicas of 4 ranks take 256 cores; trn2.48xlarge has 128"),
+        (("--max-num-seqs", "9999"), "max_num_batched_tokens is 2048, less than"),
+        (("--instance", "x"), "'x'"),
+        (("--json", "config.json"), "config.json"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_one_sentence(
+    small: str, capsys: Any, tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    (tmp_path / "chat.json").write_text('[{"conversations": [{"value": "a"}, {"value": "b"}]}]')
+    given = (*SHORT[:6], *words) if "--prompt-lengths" not in words else (*SHORT[2:6], *words)
+    assert sentence in refused(capsys, small, *given, command="traffic")
+
+
+def test_a_model_without_kernels_is_refused_with_what_it_has(capsys: Any) -> None:
+    told = refused(capsys, str(CONFIGS / "mixtral-8x7b.json"), command="traffic")
+    assert "no kernel of this project computes routed experts" in told
+    assert "nkw plan gives the rooflines" in told
+
+
+def test_a_model_that_does_not_fit_is_refused_with_its_pages(capsys: Any) -> None:
+    told = refused(capsys, str(CONFIGS / "llama-3.1-70b.json"), "--tp", "2", command="traffic")
+    assert (
+        "tp 2 on trn2.48xlarge leaves 0 pages of 16 positions beside the weights; a request of 640 tokens"
+        in told
+    )

@@ -1,0 +1,188 @@
+"""The scheduler on a clock: queueing theory, sums of times, steps at once equal to single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import sqrt
+
+import numpy as np
+import pytest
+
+from model.engine import Batch, Scheduler, SchedulerOptions
+from model.engine.buckets import Buckets, PartShape
+from model.plan.dry import Time
+from model.plan.predict import PassTime
+from model.state import PagePool
+from model.traffic.clock import Clock, PredictedClock, StepTime
+from model.traffic.lengths import Lengths
+from model.traffic.report import ServiceLevel, percentiles, summary
+from model.traffic.service import Life, Record, Service
+from model.traffic.workload import SECOND_NS, Query, SharedPrefix, Workload, drawn, poisson
+
+MEAN_NS = 1_000_000
+
+
+class Exponential:
+    """Steps of exponential times."""
+
+    def __init__(self) -> None:
+        self._draw = np.random.default_rng(5)
+
+    def step(self, batch: Batch) -> StepTime:
+        """A time drawn anew."""
+        return StepTime(1 + int(self._draw.exponential(MEAN_NS)))
+
+
+class Constant:
+    """Steps of one time."""
+
+    def step(self, batch: Batch) -> StepTime:
+        """The same for every step."""
+        return StepTime(MEAN_NS)
+
+
+class Shapes:
+    """A predictor whose times follow the sizes of a part."""
+
+    def paged(self, part: PartShape, pages: int, block_size: int) -> PassTime:
+        """Longer for more tokens and for a longer context."""
+        time_ns = (
+            1_000.0 + 37 * part.sequences * part.tokens + part.sequences * part.context + 11 * part.prefix
+        )
+        return PassTime(Time.exact(time_ns), ())
+
+
+def served(
+    workload: Workload,
+    clock: Clock,
+    options: SchedulerOptions,
+    pages: int = 64,
+    at_once: bool = True,
+) -> Record:
+    return Service(Scheduler(PagePool(pages, 4), options), clock, at_once).run(workload)
+
+
+def alone(clock: Clock, load: float) -> Record:
+    """One server: requests of one step each that come at random."""
+    queries = [Query(1, 1)] * 30_000
+    workload = poisson(queries, load * SECOND_NS / MEAN_NS, np.random.default_rng(11))
+    return served(workload, clock, SchedulerOptions(max_num_seqs=1, prefix_caching=False))
+
+
+def mean_and_error(lives: list[Life], values: list[float]) -> tuple[float, float]:
+    """The mean of a value of each request and its standard error, from the cycles that begin with an idle server."""
+    first = [number for number, life in enumerate(lives) if life.queue_ns == 0]
+    sums, counts = np.add.reduceat(np.array(values, float), first), np.diff([*first, len(lives)])
+    mean = sum(values) / len(lives)
+    return mean, sqrt(np.sum((sums - mean * counts) ** 2)) / len(lives)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.5])
+@pytest.mark.parametrize(("clock", "factor"), [(Exponential, 1.0), (Constant, 0.5)])
+def test_a_single_server_waits_as_queueing_theory_says(
+    clock: type[Clock], factor: float, load: float
+) -> None:
+    """M/M/1: load / (1 - load) times of service in the queue; M/D/1: half of that. Poisson arrivals see the mean."""
+    record = alone(clock(), load)
+    mean, error = mean_and_error(record.lives, [life.queue_ns for life in record.lives])
+    assert mean == pytest.approx(factor * MEAN_NS * load / (1 - load), abs=4 * error)
+    assert error < 0.05 * mean
+    waiting, error = mean_and_error(record.lives, [life.queue_ns > 0 for life in record.lives])
+    assert waiting == pytest.approx(load, abs=4 * error)
+    assert error < 0.05 * load
+
+
+OPTIONS = SchedulerOptions(max_num_seqs=6, max_num_batched_tokens=16)
+KINDS = (
+    OPTIONS,
+    replace(OPTIONS, chunked_prefill=False, max_num_batched_tokens=64),
+    replace(OPTIONS, prefix_caching=False),
+    replace(OPTIONS, continuous=False),
+)
+
+
+def shaped(options: SchedulerOptions) -> PredictedClock:
+    buckets = Buckets.powers(options.max_num_seqs, options.max_num_batched_tokens, 64)
+    buckets = replace(buckets, context=(8, 16, 32, 64))
+    return PredictedClock(Shapes(), buckets, 64, 4)  # type: ignore[arg-type]
+
+
+def workloads(seed: int) -> Iterable[Workload]:
+    draw = np.random.default_rng(seed)
+    lengths = Lengths("uniform", 1, 24), Lengths("uniform", 1, 30)
+    queries = drawn(150, *lengths, SharedPrefix(9, 3), draw)
+    yield poisson(queries, 4_000.0, draw)
+    yield poisson(queries, 40_000.0, draw)
+    yield Workload(queries, users=9, think_ns=70_001)
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("pages", [24, 64])
+def test_steps_at_once_take_the_times_of_single_steps(options: SchedulerOptions, pages: int) -> None:
+    saved = 0
+    for workload in workloads(pages):
+        at_once = served(workload, shaped(options), options, pages)
+        single = served(workload, shaped(options), options, pages, at_once=False)
+        for one, other in zip(at_once.lives, single.lives, strict=True):
+            assert vars(one) == vars(other)
+        assert at_once.gaps_ns == single.gaps_ns
+        assert (at_once.steps, at_once.tokens, at_once.padding) == (
+            single.steps,
+            single.tokens,
+            single.padding,
+        )
+        assert (at_once.busy_ns, at_once.end_ns) == (single.busy_ns, single.end_ns)
+        saved += len(single.spans) - len(at_once.spans)
+    assert saved > 100
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_times_add_up(options: SchedulerOptions) -> None:
+    for workload in workloads(3):
+        record = served(workload, shaped(options), options, 24)
+        lives = record.lives
+        assert len(lives) == len(workload.queries)
+        for life in lives:
+            assert life.arrival_ns <= life.started_ns < life.first_token_ns <= life.end_ns
+            decode = life.between_ns * (life.query.new - 1)
+            assert life.queue_ns + (life.first_token_ns - life.started_ns) + decode == pytest.approx(
+                life.whole_ns
+            )
+        # Every token but a request's first one ends a gap, and the gaps of a request are its time of decoding.
+        assert record.gaps_ns.total() == sum(life.query.new - 1 for life in lives)
+        gaps = sum(gap * count for gap, count in record.gaps_ns.items())
+        assert gaps == sum(life.end_ns - life.first_token_ns for life in lives)
+        assert all(before.end_ns <= after.begin_ns for before, after in zip(record.spans, record.spans[1:]))
+        run = summary([record], ServiceLevel(ttft=1e6), 24)
+        assert 0 < run.utilisation <= 1
+        assert sum(each.preemptions for each in run.slices) == run.preemptions
+        area = sum(each.running * (each.end_ns - each.begin_ns) for each in run.slices)
+        assert area == pytest.approx(
+            sum(span.running * (span.end_ns - span.begin_ns) for span in record.spans)
+        )
+
+
+def test_users_have_one_request_each_on_its_way() -> None:
+    queries = (Query(8, 8),) * 40
+    record = served(Workload(queries, users=4, think_ns=50), shaped(OPTIONS), OPTIONS)
+    arrivals = sorted(life.arrival_ns for life in record.lives)
+    ends = sorted(life.end_ns for life in record.lives)
+    assert arrivals[:4] == [0] * 4
+    assert arrivals[4:] == [end + 50 for end in ends[: len(queries) - 4]]
+
+
+def test_a_shared_prefix_is_computed_once() -> None:
+    queries = drawn(
+        20, Lengths("constant", 6), Lengths("constant", 2), SharedPrefix(32, 1), np.random.default_rng(0)
+    )
+    cached = served(Workload(queries, users=1), shaped(OPTIONS), OPTIONS)
+    plain = served(Workload(queries, users=1), shaped(OPTIONS), KINDS[2])
+    assert [life.cached_tokens for life in cached.lives] == [0] + [32] * 19
+    assert cached.tokens == plain.tokens - 19 * 32
+
+
+def test_percentiles_are_the_least_values_that_so_many_do_not_exceed() -> None:
+    assert percentiles(dict.fromkeys(range(1, 101), 1)) == {50: 50, 90: 90, 99: 99}
+    assert percentiles({7: 1}) == {50: 7, 90: 7, 99: 7}
+    assert percentiles({1: 9, 5: 1}) == {50: 1, 90: 1, 99: 5}
