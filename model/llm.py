@@ -218,6 +218,9 @@ class LLM:
         for each in left:
             while not each.finished:
                 self.engine.step()
+            for output in each.outputs:
+                if output.finish_reason == "error":
+                    raise ModelError(str(output.stop_reason))
 
     def _params(
         self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int

@@ -113,15 +113,11 @@ class Engine:
         """End a request; its pages are free from here on. One that has ended is left alone."""
         group = self._groups.get(id)
         if group is not None:
-            for request, sequence in list(self._sequences.items()):
-                if sequence.group is group:
-                    self._end(request, "abort", None)
-            for output in group.output.outputs:
-                output.finish_reason = output.finish_reason or "abort"
+            self._end_all(group, "abort", None)
             self._settle(group)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; the outputs of the requests that got a token in it."""
+        """Compute one step; the outputs of the requests that got a token in it, or for which none could be chosen."""
         batch = self.scheduler.schedule()
         if not batch.chunks:
             return []
@@ -135,20 +131,31 @@ class Engine:
             for request, drafts in self._proposer.propose(batch).items():
                 batch.chunks[request] = batch.chunks[request].with_drafts(drafts)
         answers = self._model.step(batch)
-        choices = {request: self._choose(batch.chunks[request], rows) for request, rows in answers.items()}
+        choices: dict[Request, list[Choice]] = {}
+        groups: dict[_Group, None] = {}
+        for request, rows in answers.items():
+            group = self._sequences[request].group
+            groups[group] = None
+            try:
+                choices[request] = self._choose(batch.chunks[request], rows)
+            except ModelError as error:
+                group.failure = error.message
         now = self._clock()
         self.scheduler.finish(
             batch, {request: [choice.token for choice in own] for request, own in choices.items()}
         )
-        groups: dict[_Group, None] = {}
+        for group in groups:
+            if group.failure is not None:
+                self._end_all(group, "error", group.failure)
         for request, own in choices.items():
+            if request not in self._sequences:
+                continue
             group = self._sequences[request].group
             if not group.forked:
                 self._fork(request, group, answers[request][-1])
             for choice in own:
                 if request in self._sequences:
                     self._take(request, choice, now)
-            groups[group] = None
         for group in groups:
             self._settle(group)
         return [group.output for group in groups]
@@ -228,6 +235,15 @@ class Engine:
         output.finish_reason, output.stop_reason = reason, stopped_by
         sequence.group.output.metrics.num_preemptions += request.preemptions
 
+    def _end_all(self, group: _Group, reason: FinishReason, stopped_by: str | None) -> None:
+        """End the continuations of a prompt, those that were never begun as well."""
+        for request, sequence in list(self._sequences.items()):
+            if sequence.group is group:
+                self._end(request, reason, stopped_by)
+        for output in group.output.outputs:
+            if not output.finished:
+                output.finish_reason, output.stop_reason = reason, stopped_by
+
     def _settle(self, group: _Group) -> None:
         """Forget a request all of whose continuations have ended."""
         if group.output.finished:
@@ -243,6 +259,7 @@ class _Group:
     params: SamplingParams
     seed: tuple[int, ...]
     forked: bool = False
+    failure: str | None = None
 
 
 @dataclass

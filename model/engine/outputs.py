@@ -7,12 +7,15 @@ from typing import Literal
 
 from model.engine.sampler import Logprob
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass
 class CompletionOutput:
-    """One continuation. `stop_reason` is the stop string or the token of stop_token_ids that ended it."""
+    """One continuation. `stop_reason` is the stop string or the token of stop_token_ids that ended it.
+
+    With the finish reason error, it is the sentence that says why no token could be chosen.
+    """
 
     index: int
     text: str = ""
