@@ -1,0 +1,306 @@
+"""The engine for many callers at once: a thread computes steps; coroutines submit, follow and cancel requests.
+
+Only the thread touches the engine. Between two steps it does what callers asked for, so a request that is cancelled
+gives back its pages before the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Thread
+from types import TracebackType
+
+from model.engine.engine import Engine
+from model.engine.outputs import FinishReason, RequestOutput
+from model.engine.params import SamplingParams
+from model.engine.sampler import Logprob
+from model.errors import ModelError
+
+Watch = Callable[[RequestOutput], None]
+"""Called by the engine's thread for each request that got a token or ended."""
+
+
+class EngineFull(Exception):
+    """As many continuations are on their way as may be."""
+
+
+class EngineFailed(Exception):
+    """A step failed; the requests that were on their way have ended. `__cause__` is what was raised."""
+
+
+@dataclass(frozen=True)
+class TokenPrompt:
+    """Token ids to continue, and their text where it is known."""
+
+    ids: Sequence[int]
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one step added to continuation `index` of the prompt with number `prompt`; with a reason, the last one."""
+
+    prompt: int
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[dict[int, Logprob]]
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """Requests and pages between two steps."""
+
+    running: int
+    waiting: int
+    pages: int
+    free_pages: int
+
+
+class Stream:
+    """The updates of some prompts, in the order of the steps; to leave it cancels what has not ended.
+
+    `requests` are the outputs so far, one for each prompt; the engine's thread writes to them until the last update.
+    """
+
+    def __init__(self, places: int, cancel: Callable[[Stream], None]) -> None:
+        self.requests: list[RequestOutput] = []
+        self.places = places
+        self._cancel = cancel
+        self._queue: asyncio.Queue[Update | Exception | None] = asyncio.Queue()
+
+    def put(self, each: Update | Exception | None) -> None:
+        """The next update, an error, or None for the end. The event loop's thread calls it."""
+        self._queue.put_nowait(each)
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Update:
+        found = await self._queue.get()
+        if found is None:
+            raise StopAsyncIteration
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cancel(self)
+
+
+class AsyncEngine:
+    """An engine and its thread, on the event loop that runs when `start` is called.
+
+    At most `places` continuations wait or run; `watch` sees every request that got a token or ended.
+    """
+
+    def __init__(self, engine: Engine, places: int, watch: Watch = lambda output: None) -> None:
+        self.limits = engine.limits
+        self.places = places
+        self._engine = engine
+        self._watch = watch
+        self._taken: dict[Stream, int] = {}
+        self._followed: dict[str, _Followed] = {}
+        self._wishes: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread after its step; requests on their way stay as they are."""
+        self._wishes.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    @property
+    def alive(self) -> bool:
+        """Whether steps are computed."""
+        return self._thread.is_alive()
+
+    @property
+    def taken(self) -> int:
+        """Continuations that wait or run."""
+        return sum(self._taken.values())
+
+    def state(self) -> EngineState:
+        """Requests and pages now."""
+        scheduler = self._engine.scheduler
+        pool = scheduler.pool
+        return EngineState(len(scheduler.running), len(scheduler.waiting), pool.count, pool.free)
+
+    def check_places(self, wanted: int) -> None:
+        """EngineFull where so many places are lacking; ModelError for more than there are."""
+        if wanted > self.places:
+            raise ModelError(
+                f"{wanted} continuations are asked for; {self.places} at most are computed at once"
+            )
+        if self.taken + wanted > self.places:
+            raise EngineFull
+
+    async def submit(
+        self, id: str, prompts: Sequence[TokenPrompt], params: SamplingParams, priority: int = 0
+    ) -> Stream:
+        """Let prompts wait for their turn.
+
+        Raises EngineFull where places are lacking, and ModelError for what `Engine.submit` refuses and for more
+        continuations than there are places; no prompt is submitted then.
+        """
+        assert self._loop is not None, "start was not called"
+        wanted = len(prompts) * params.n
+        if wanted > self.places:
+            raise ModelError(
+                f"{wanted} continuations are asked for; {self.places} at most are computed at once"
+            )
+        if self.taken + wanted > self.places:
+            raise EngineFull
+        stream = Stream(wanted, self._leave)
+        self._taken[stream] = wanted
+        accepted: asyncio.Future[None] = self._loop.create_future()
+        self._wishes.put(lambda: self._submit(stream, id, prompts, params, priority, accepted))
+        try:
+            await accepted
+        except BaseException:
+            self._leave(stream)
+            raise
+        return stream
+
+    def _leave(self, stream: Stream) -> None:
+        """Cancel a stream's requests between this step and the next."""
+        if self._taken.pop(stream, None) is not None:
+            self._wishes.put(lambda: self._cancel(stream))
+
+    def _run(self) -> None:
+        """The thread: wishes first, then a step; without requests it waits for a wish."""
+        while True:
+            try:
+                wish = self._wishes.get(block=not self._engine.busy)
+            except Empty:
+                self._step()
+                continue
+            if wish is None:
+                return
+            wish()
+
+    def _step(self) -> None:
+        try:
+            touched = self._engine.step()
+        except Exception as error:
+            self._fail(error)
+            return
+        told: list[tuple[Stream, Update | None]] = []
+        for output in touched:
+            self._watch(output)
+            followed = self._followed[output.request_id]
+            told += [(followed.stream, update) for update in followed.news()]
+            if output.finished:
+                del self._followed[output.request_id]
+                if all(each.finished for each in followed.stream.requests):
+                    told.append((followed.stream, None))
+        self._call(self._tell, told)
+
+    def _submit(
+        self,
+        stream: Stream,
+        id: str,
+        prompts: Sequence[TokenPrompt],
+        params: SamplingParams,
+        priority: int,
+        accepted: asyncio.Future[None],
+    ) -> None:
+        try:
+            for number, prompt in enumerate(prompts):
+                own = f"{id}-{number}"
+                output = self._engine.submit(own, prompt.ids, params, prompt.text, priority)
+                stream.requests.append(output)
+                self._followed[own] = _Followed(stream, number, output)
+        except Exception as error:
+            self._cancel(stream)
+            self._call(_answer, accepted, error)
+        else:
+            self._call(_answer, accepted, None)
+
+    def _cancel(self, stream: Stream) -> None:
+        for output in stream.requests:
+            if self._followed.pop(output.request_id, None) is not None:
+                self._engine.cancel(output.request_id)
+                self._watch(output)
+
+    def _fail(self, error: Exception) -> None:
+        """End all requests: the step that failed has computed parts of them."""
+        streams = dict.fromkeys(each.stream for each in self._followed.values())
+        for stream in streams:
+            self._cancel(stream)
+        failed = EngineFailed()
+        failed.__cause__ = error
+        self._call(self._tell, [(stream, failed) for stream in streams])
+
+    def _tell(self, told: Sequence[tuple[Stream, Update | Exception | None]]) -> None:
+        for stream, each in told:
+            if not isinstance(each, Update):
+                self._taken.pop(stream, None)
+            stream.put(each)
+
+    def _call(self, action: Callable[..., None], *arguments: object) -> None:
+        """Have the event loop do something; a loop that was closed meanwhile has no callers left."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(action, *arguments)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+
+@dataclass
+class _Followed:
+    """A request, and how much of its continuations was told."""
+
+    stream: Stream
+    prompt: int
+    output: RequestOutput
+    told: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+
+    def news(self) -> list[Update]:
+        """What came since the last call."""
+        updates = []
+        for each in self.output.outputs:
+            text, tokens = self.told.get(each.index, (0, 0))
+            if each.index in self.ended or (len(each.token_ids) == tokens and not each.finished):
+                continue
+            self.told[each.index] = len(each.text), len(each.token_ids)
+            if each.finished:
+                self.ended.add(each.index)
+            updates.append(
+                Update(
+                    self.prompt,
+                    each.index,
+                    each.text[text:],
+                    each.token_ids[tokens:],
+                    (each.logprobs or [])[tokens:],
+                    each.finish_reason,
+                    each.stop_reason,
+                )
+            )
+        return updates
+
+
+def _answer(accepted: asyncio.Future[None], error: Exception | None) -> None:
+    if accepted.done():  # whoever waited for it has left
+        return
+    if error is None:
+        accepted.set_result(None)
+    else:
+        accepted.set_exception(error)

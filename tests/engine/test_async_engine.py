@@ -1,0 +1,141 @@
+"""Many callers on one engine: who leaves frees pages before the next step, and no request ends another one."""
+
+from __future__ import annotations
+
+import asyncio
+from threading import Semaphore
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.device import reference_of
+from model.engine import Batch, Engine, EngineLimits, Request, SamplingParams, Scheduler, SchedulerOptions
+from model.engine.async_engine import AsyncEngine, EngineFailed, EngineFull, Stream, TokenPrompt
+from model.errors import ModelError
+from model.llm import PRETRAINED
+from model.sampling import StepOutput
+from model.state import PagePool
+from model.tokenizer import Tokenizer
+
+VOCABULARY = 4096
+PROMPT = TokenPrompt([1, 2, 3])
+GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+IMPOSSIBLE = SamplingParams(min_tokens=1, stop_token_ids=range(VOCABULARY))
+
+
+class Stepper:
+    """A model whose every step waits to be allowed; it chooses the number of tokens before."""
+
+    def __init__(self, allowed: int) -> None:
+        self.begun = Semaphore(0)
+        self.allowed = Semaphore(allowed)
+        self.batches: list[list[str]] = []
+        self.fails = False
+
+    def step(self, batch: Batch) -> dict[Request, list[StepOutput]]:
+        self.batches.append([request.id for request in batch.chunks])
+        self.begun.release()
+        self.allowed.acquire()
+        if self.fails:
+            self.fails = False
+            raise ZeroDivisionError
+        return {
+            request: [StepOutput(np.eye(VOCABULARY, dtype=np.float32)[len(request.tokens)])]
+            for request, chunk in batch.chunks.items()
+            if chunk.chooses
+        }
+
+
+def engine_of(stepper: Stepper, places: int = 4) -> tuple[AsyncEngine, PagePool]:
+    pool = PagePool(16, 4)
+    limits = EngineLimits((0,), VOCABULARY, 32)
+    scheduler = Scheduler(pool, SchedulerOptions(4, 32))
+    tokenizer = Tokenizer(PRETRAINED, VOCABULARY)
+    engine = Engine(stepper, scheduler, tokenizer, limits, reference_of("sample"), lambda: 0.0)
+    return AsyncEngine(engine, places), pool
+
+
+async def tokens(stream: Stream) -> list[int]:
+    async with stream:
+        return [token async for update in stream for token in update.token_ids]
+
+
+def test_request_that_is_left_during_a_step_is_not_in_the_next_one_and_holds_no_page() -> None:
+    stepper = Stepper(allowed=0)
+
+    async def run() -> Any:
+        engine, pool = engine_of(stepper)
+        engine.start()
+        stays = await engine.submit("stays", [PROMPT], GREEDY)
+        await asyncio.to_thread(stepper.begun.acquire)
+        going = asyncio.ensure_future(engine.submit("goes", [PROMPT, PROMPT], GREEDY))
+        await asyncio.sleep(0)  # it is asked for during the first step
+        stepper.allowed.release()
+        async with await going:
+            await asyncio.to_thread(stepper.begun.acquire)
+            both = pool.count - pool.free
+        stepper.allowed.release()
+        await asyncio.to_thread(stepper.begun.acquire)
+        one = pool.count - pool.free
+        stepper.allowed.release()
+        answer = await tokens(stays)
+        await engine.stop()
+        return both, one, answer, pool.free, engine.taken
+
+    assert asyncio.run(run()) == (3, 2, [3, 4, 5], 16, 0)
+    assert stepper.batches == [["stays-0"], ["stays-0", "goes-0", "goes-1"], ["stays-0"]]
+
+
+def test_step_that_fails_ends_its_requests_and_later_ones_are_computed() -> None:
+    stepper = Stepper(allowed=100)
+    stepper.fails = True
+
+    async def run() -> None:
+        engine, pool = engine_of(stepper)
+        engine.start()
+        with pytest.raises(EngineFailed) as failed:
+            await tokens(await engine.submit("first", [PROMPT], GREEDY))
+        assert isinstance(failed.value.__cause__, ZeroDivisionError)
+        assert pool.free == pool.count
+        assert await tokens(await engine.submit("second", [PROMPT], GREEDY)) == [3, 4, 5]
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+def test_request_that_can_choose_no_token_ends_alone() -> None:
+    async def run() -> None:
+        engine, pool = engine_of(Stepper(allowed=100))
+        engine.start()
+        good = await engine.submit("good", [PROMPT], GREEDY)
+        bad = await engine.submit("bad", [PROMPT], IMPOSSIBLE)
+        updates = [update async for update in bad]
+        assert [(each.finish_reason, each.stop_reason) for each in updates] == [
+            ("error", "allowed_token_ids, min_tokens and structured_outputs leave no token to choose")
+        ]
+        assert await tokens(good) == [3, 4, 5]
+        assert pool.free == pool.count
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+def test_places_are_taken_until_a_stream_ends() -> None:
+    async def run() -> None:
+        engine, _ = engine_of(Stepper(allowed=100), places=2)
+        engine.start()
+        twice = SamplingParams(n=2, temperature=0, max_tokens=1)
+        stream = await engine.submit("two", [PROMPT], twice)
+        with pytest.raises(EngineFull):
+            await engine.submit("third", [PROMPT], GREEDY)
+        assert await tokens(stream) == [3, 3]
+        assert await tokens(await engine.submit("third", [PROMPT], GREEDY)) == [3, 4, 5]
+        with pytest.raises(ModelError, match="4 continuations are asked for; 2 at most are computed at once"):
+            await engine.submit("four", [PROMPT, PROMPT], twice)
+        with pytest.raises(ModelError, match="the prompt has no tokens"):
+            await engine.submit("none", [PROMPT, TokenPrompt([])], GREEDY)
+        assert engine.taken == 0
+        await engine.stop()
+
+    asyncio.run(run())
