@@ -14,7 +14,7 @@ PARALLEL := --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast deep mutants lint format docs timelines notebooks bench wheel hook pre-commit clean
+.PHONY: help demo serve test test-fast deep mutants lint format docs timelines notebooks bench wheel hook pre-commit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ help: ## list the targets
 demo: $(VENV)/.base ## write a story on two simulated trn1 cores; the trace goes to build/
 	@mkdir -p $(dir $(TRACE))
 	$(BIN)/nkw generate --target trn1 --tp 2 --prompt "Once upon a time" --max-new-tokens 48 --trace $(TRACE)
+
+serve: $(VENV)/.serve ## answer OpenAI's API at 127.0.0.1:8000 with the default model
+	$(BIN)/nkw serve
 
 test: lint ## lint, then all tests but the exhaustive ones
 	$(PYTEST) $(PARALLEL) -m "not deep"
@@ -81,6 +84,10 @@ $(BIN)/python:
 $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) --editable .
 	@touch $@
+
+$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[serve]'
+	@touch $@ $(VENV)/.base
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) --editable '.[dev]'

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from model.arguments import FIRST_PROMPT, count, load, pause, price, probability, rate, seed, temperature
+from model.serve.arguments import add_arguments
 from simulate.errors import NkwError, shown
 from simulate.process import INTERRUPTED, imported, leave
 from simulate.targets import TARGETS
@@ -41,13 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{DISTRIBUTION} {version()}")
             return 0
         if options.command is None:
-            _parser().error(f"a command is needed: generate, plan, traffic, {', '.join(VERBS)}")
+            _parser().error(f"a command is needed: generate, serve, plan, traffic, {', '.join(VERBS)}")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows a question mark
         if options.command == "plan":
             from model.plan.command import plan_command as command
         elif options.command == "traffic":
             from model.traffic.command import traffic_command as command
+        elif options.command == "serve":
+            from model.serve.command import serve_command as command
         else:
             from model.command import generate_command as command
         if argv is None:
@@ -112,6 +115,15 @@ def _parser() -> argparse.ArgumentParser:
             "continue a prompt, check every token, predict the time",
             "--max-new-tokens 8",
         )
+    )
+    add_arguments(
+        _command(
+            commands,
+            "serve",
+            "answer OpenAI's HTTP API with a model, many requests at once",
+            "--port 8000 --target trn2 --tp 2",
+        ),
+        PRETRAINED,
     )
     _add_plan(
         _command(

@@ -48,6 +48,12 @@ GENUINE = {
 
 # Files that need an extra as soon as they are imported; everything else must import with the base install.
 NEED_AN_EXTRA = {
+    "model/serve/answers.py",
+    "model/serve/app.py",
+    "model/serve/gate.py",
+    "model/serve/metrics.py",
+    "model/serve/requests.py",
+    "model/serve/server.py",
     "simulate/pytest_plugin.py",
     "simulate/testing/strategies.py",
 }
@@ -173,7 +179,7 @@ def test_development_versions_are_pinned_within_the_ranges(project: dict[str, An
             name = canonicalize_name(line.name)
             assert name not in pins, f"{name} is pinned twice for Python {python}"
             pins[name] = specifier.version
-    for line in requirements(project, "dev", "speed", "tune", "cluster"):
+    for line in requirements(project, "dev", "serve", "speed", "tune", "cluster"):
         if applies(line, python):
             assert line.specifier.contains(pins[canonicalize_name(line.name)]), f"{line}, Python {python}"
 

@@ -331,7 +331,7 @@ def test_refuses_no_command_in_one_line(capsys) -> None:
         main([])
     assert left.value.code == 2
     assert capsys.readouterr().err == (
-        "nkw: error: a command is needed: generate, plan, run, time, memory, check, verify, tune, lint, doctor, "
+        "nkw: error: a command is needed: generate, serve, plan, run, time, memory, check, verify, tune, lint, doctor, "
         "explain, fidelity, targets\n"
     )
 

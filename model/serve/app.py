@@ -1,0 +1,213 @@
+"""The routes, and how their errors look."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRouter
+from starlette.exceptions import HTTPException
+
+from model.engine.async_engine import EngineFull, Stream
+from model.errors import ModelError
+from model.serve import answers
+from model.serve.errors import ApiError, queue_is_full, stopping_now
+from model.serve.gate import error_bytes
+from model.serve.generation import Chatting, ClientGone, Completing, Service, while_connected
+from model.serve.log import LOG
+from model.serve.metrics import CONTENT_TYPE, Metrics
+from model.serve.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from model.version import version
+
+_SENTENCES = {
+    400: "an argument cannot be",
+    401: "a key is needed",
+    403: "the host's name is none of this server's",
+    404: "the model does not exist",
+    408: "the body came too slowly",
+    413: "the body is too large",
+    429: "the queue is full",
+    500: "the model could not compute the answer",
+    503: "the server is stopping",
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": answers.ErrorAnswer, "description": text} for status, text in _SENTENCES.items()
+}
+_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}, "description": "The answer, or its pieces as events"}
+}
+
+router = APIRouter(responses=_ERRORS)
+
+
+def make_app(service: Service, metrics: Metrics) -> FastAPI:
+    """The application; its pages for people are left out, because they load scripts of other hosts."""
+    app = FastAPI(
+        title="NKI Workbench", version=version(), docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.state.service, app.state.metrics = service, metrics
+    app.include_router(router)
+    app.add_exception_handler(ApiError, _said)
+    app.add_exception_handler(EngineFull, _full)
+    app.add_exception_handler(ModelError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientGone, _gone)
+    app.add_exception_handler(Exception, _failed)
+    return app
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+Shared = Annotated[Service, Depends(_service)]
+
+
+@router.get("/v1/models")
+async def models(service: Shared) -> answers.ModelList:
+    """The model."""
+    return answers.ModelList(data=[_card(service)])
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, service: Shared) -> answers.ModelCard:
+    """The model, by its name."""
+    service.check_model(name)
+    return _card(service)
+
+
+@router.post("/v1/completions", response_model=answers.Completion, responses=_EVENTS)
+async def completions(asked: CompletionRequest, request: Request, service: Shared) -> Any:
+    """Continue texts."""
+    return await _generated(Completing, asked, request, service)
+
+
+@router.post("/v1/chat/completions", response_model=answers.ChatCompletion, responses=_EVENTS)
+async def chat(asked: ChatRequest, request: Request, service: Shared) -> Any:
+    """Answer a conversation."""
+    return await _generated(Chatting, asked, request, service)
+
+
+@router.post("/tokenize")
+async def tokenize(asked: TokenizeRequest, service: Shared) -> answers.Tokens:
+    """The token ids of a text, or of the prompt that a conversation makes."""
+    service.check_model(asked.model)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise ApiError(400, "either prompt or messages is needed", param="prompt")
+    if asked.messages is not None:
+        ids = list((await service.conversation(asked.messages)).ids)
+    else:
+        ids = await service.texts.encode(asked.prompt or "", asked.add_special_tokens)
+    return answers.Tokens(count=len(ids), max_model_len=service.engine.limits.max_model_len, tokens=ids)
+
+
+@router.post("/detokenize")
+async def detokenize(asked: DetokenizeRequest, service: Shared) -> answers.Text:
+    """The text of token ids."""
+    service.check_model(asked.model)
+    return answers.Text(prompt=await service.texts.decode(asked.tokens))
+
+
+@router.get("/health")
+async def health(service: Shared) -> answers.Status:
+    """Whether steps are computed."""
+    if not service.engine.alive:
+        raise ApiError(503, "the engine has stopped", "engine_stopped")
+    return answers.Status(status="ok")
+
+
+@router.get("/ready")
+async def ready(service: Shared) -> answers.Status:
+    """Whether requests are taken."""
+    if service.draining or not service.engine.alive:
+        raise stopping_now()
+    return answers.Status(status="ready")
+
+
+@router.get("/version")
+async def version_of_this() -> answers.Version:
+    """The version of NKI Workbench."""
+    return answers.Version(version=version())
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(request: Request) -> Response:
+    """Numbers for Prometheus."""
+    return Response(request.app.state.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+
+async def _generated(
+    kind: type[Completing] | type[Chatting], asked: Any, request: Request, service: Service
+) -> Any:
+    """The whole answer, or a response that streams it. A client that leaves cancels its request."""
+    answering = await kind.prepared(service, asked)
+    stream = await answering.open(asked.priority)
+    if asked.stream:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(_events(answering, stream), media_type="text/event-stream", headers=headers)
+    async with stream:
+        return await while_connected(request.receive, answering.answer(stream))
+
+
+async def _events(answering: Completing | Chatting, stream: Stream) -> AsyncIterator[bytes]:
+    """Server-sent events; an error is the last one but [DONE]."""
+    async with stream:
+        try:
+            async for event in answering.events(stream):
+                yield f"data: {event}\n\n".encode()
+        except ApiError as error:
+            yield b"data: " + error_bytes(error) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+
+def _card(service: Service) -> answers.ModelCard:
+    return answers.ModelCard(
+        id=service.model, created=service.created, max_model_len=service.engine.limits.max_model_len
+    )
+
+
+async def _said(request: Request, error: Any) -> Response:
+    return JSONResponse(error.document, error.status, headers=error.headers)
+
+
+async def _full(request: Request, error: Any) -> Response:
+    return await _said(request, queue_is_full())
+
+
+async def _refused(request: Request, error: Any) -> Response:
+    return await _said(request, ApiError(400, error.message))
+
+
+async def _invalid(request: Request, error: Any) -> Response:
+    """The first thing that is wrong with the arguments, without the values."""
+    first = error.errors()[0]
+    name = ".".join(str(each) for each in first["loc"][1:]) or None
+    if first["type"] == "extra_forbidden":
+        return await _said(
+            request,
+            ApiError(400, f"nkw serve does not take the argument {name}", "unsupported_parameter", name),
+        )
+    if first["type"] == "json_invalid":
+        return await _said(request, ApiError(400, "the body is no JSON", "invalid_json"))
+    return await _said(request, ApiError(400, f"{name or 'the body'}: {first['msg']}", None, name))
+
+
+async def _http(request: Request, error: Any) -> Response:
+    """Unknown paths and methods, and bodies that cannot be read."""
+    sentences = {404: "there is no such path", 405: "the path does not take this method"}
+    message = sentences.get(error.status_code, "the request cannot be read")
+    return await _said(request, ApiError(error.status_code, message, headers=dict(error.headers or {})))
+
+
+async def _gone(request: Request, error: Any) -> Response:
+    return Response(status_code=499)
+
+
+async def _failed(request: Request, error: Any) -> Response:
+    LOG.error("a request failed", exc_info=error)
+    return await _said(request, ApiError(500, "the server could not answer", "internal_error"))

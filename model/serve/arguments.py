@@ -1,0 +1,116 @@
+"""The options of `nkw serve`; imports nothing of the extra."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from pathlib import Path
+
+from model.arguments import count, seed
+from simulate.targets import TARGETS
+
+_DTYPES = ("auto", "float32", "bfloat16")
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
+    """Add the options to a parser; `model` is the folder of the model without --model."""
+    parser.description = textwrap.fill(
+        "Serve a model with OpenAI's HTTP API: completions and chats of many clients, computed together by NKI kernels "
+        "on simulated cores. SIGTERM or Ctrl-C finishes what was begun; a second one stops.",
+        78,
+    )
+    add = parser.add_argument
+    add(
+        "--model",
+        metavar="DIR",
+        type=Path,
+        default=model,
+        help="Hugging Face folder (default: a small story writer)",
+    )
+    add("--served-model-name", metavar="NAME", help="what clients call it (default: the folder's name)")
+    add("--host", metavar="HOST", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    add("--port", metavar="N", type=seed, default=8000, help="0 takes a free one (default: %(default)s)")
+    add(
+        "--api-key-file",
+        metavar="FILE",
+        type=Path,
+        help="the clients' keys, one on each line; without it only a loopback address is listened at",
+    )
+    add(
+        "--target",
+        metavar="CHIP",
+        choices=TARGETS,
+        default="trn2",
+        help="trn1, inf2, trn2 or trn3 (default: trn2)",
+    )
+    add("--tp", metavar="N", type=count, default=1, help="tensor-parallel ranks, one core each (default: 1)")
+    add(
+        "--dtype",
+        metavar="NAME",
+        choices=_DTYPES,
+        default="float32",
+        help="as of nkw generate (default: float32)",
+    )
+    add(
+        "--max-model-len",
+        metavar="N",
+        type=count,
+        help="longest sequence (default: the context, at most 2048)",
+    )
+    add(
+        "--max-num-seqs",
+        metavar="N",
+        type=count,
+        default=16,
+        help="sequences of a step (default: %(default)s)",
+    )
+    add(
+        "--max-num-batched-tokens",
+        metavar="N",
+        type=count,
+        default=512,
+        help="tokens of a step (default: %(default)s)",
+    )
+    add(
+        "--block-size", metavar="N", type=count, default=16, help="positions of a page (default: %(default)s)"
+    )
+    add(
+        "--num-pages",
+        metavar="N",
+        type=count,
+        help="pages of the cache (default: as many as the sequences fill)",
+    )
+    add("--no-prefix-caching", action="store_true", help="do not share pages of prompts that begin alike")
+    add("--seed", metavar="S", type=seed, default=0, help="of requests that have none (default: 0)")
+    add(
+        "--max-queue",
+        metavar="N",
+        type=seed,
+        default=64,
+        help="continuations that may wait beside those of a step; more are answered 429 (default: %(default)s)",
+    )
+    add("--max-body", metavar="BYTES", type=count, default=2**20, help="of a request (default: 1 MiB)")
+    add("--max-connections", metavar="N", type=count, default=256, help="at once (default: %(default)s)")
+    add(
+        "--header-timeout",
+        metavar="S",
+        type=count,
+        default=10,
+        help="seconds for a header (default: %(default)s)",
+    )
+    add(
+        "--body-timeout",
+        metavar="S",
+        type=count,
+        default=30,
+        help="seconds for a body (default: %(default)s)",
+    )
+    add(
+        "--write-timeout",
+        metavar="S",
+        type=count,
+        default=30,
+        help="seconds for a client to read what was written (default: %(default)s)",
+    )
+    add("--log-level", metavar="NAME", choices=_LEVELS, default="info", help="debug to error (default: info)")

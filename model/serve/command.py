@@ -1,0 +1,140 @@
+"""`nkw serve`: a model folder, its engine, and the server, put together."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from model.engine import Engine
+from model.engine.async_engine import AsyncEngine
+from model.errors import ModelError
+from model.llm import EngineArgs, make_engine
+from simulate.files import read_text
+from simulate.terminal import show_lines
+
+if TYPE_CHECKING:
+    from model.serve.server import Server
+
+_EXTRA = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
+_SHORTEST_KEY = 16
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def serve_command(options: argparse.Namespace) -> int:
+    """Serve until a signal comes. Everything that can be refused is refused before the port is opened."""
+    check_extra()
+    keys = read_keys(options.api_key_file)
+    if not keys and not is_loopback(options.host):
+        raise ModelError(
+            f"--host {options.host} is no loopback address, and without keys anybody could use the server: give "
+            "--api-key-file FILE"
+        )
+    if options.port > 65535:
+        raise ModelError(f"--port is {options.port}; ports end at 65535")
+    engine = make_engine(engine_args(options))
+    from model.serve.log import log_to_stderr
+
+    log_to_stderr(options.log_level)
+    asyncio.run(serve(options, keys, engine, show_url(options.host)))
+    return 0
+
+
+def check_extra() -> None:
+    """ModelError without the packages of the extra `serve`."""
+    missing = [name for module, name in _EXTRA.items() if find_spec(module) is None]
+    if missing:
+        raise ModelError(
+            f"nkw serve needs {', '.join(missing)}; pip install 'nki-workbench[serve]'", "NKW-SERVE-EXTRA"
+        )
+
+
+def read_keys(path: Path | None) -> list[str]:
+    """The keys of a file, one on each line; ModelError for a file without keys, and for short ones."""
+    if path is None:
+        return []
+    try:
+        keys = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} is not text: {error}") from None
+    if not keys:
+        raise ModelError(f"{path} has no key; each line that is not empty is one")
+    wrong = next((n for n, key in enumerate(keys, 1) if len(key) < _SHORTEST_KEY or not key.isascii()), None)
+    if wrong is not None:
+        raise ModelError(f"key {wrong} of {path} is no ASCII text of at least {_SHORTEST_KEY} characters")
+    return keys
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def engine_args(options: argparse.Namespace) -> EngineArgs:
+    """The engine that the options ask for."""
+    return EngineArgs(
+        model=options.model,
+        tensor_parallel_size=options.tp,
+        dtype=options.dtype,
+        target=options.target,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
+        max_model_len=options.max_model_len,
+        block_size=options.block_size,
+        num_pages=options.num_pages,
+        enable_prefix_caching=not options.no_prefix_caching,
+        seed=options.seed,
+    )
+
+
+def show_url(host: str) -> Callable[[int], None]:
+    """What says on stdout where the server is, once it is there."""
+    shown = f"[{host}]" if ":" in host else host
+    return lambda port: show_lines(f"http://{shown}:{port}/v1")
+
+
+async def serve(
+    options: argparse.Namespace,
+    keys: list[str],
+    engine: Engine,
+    bound: Callable[[int], None],
+    server_made: Callable[[Server], None] = lambda server: None,
+) -> None:
+    """Serve until the server is told to end; `server_made` gets it before it starts."""
+    from model.serve.app import make_app
+    from model.serve.gate import Gate, Keys
+    from model.serve.generation import Service
+    from model.serve.metrics import Metrics
+    from model.serve.server import ConnectionLimits, Server
+    from model.serve.texts import Texts
+
+    name = options.served_model_name or Path(options.model).resolve().name
+    metrics = Metrics(name)
+    asynchronous = AsyncEngine(engine, options.max_num_seqs + options.max_queue, metrics.watch)
+    metrics.show(asynchronous.state)
+    texts = Texts(Path(options.model), engine.limits.vocab_size)
+    service = Service(asynchronous, texts, name)
+    hosts = None if keys else LOOPBACK_NAMES | {options.host.lower()}
+    app = Gate(make_app(service, metrics), Keys(keys), options.max_body, options.body_timeout, hosts)
+
+    def drains() -> None:
+        service.draining = True
+
+    limits = ConnectionLimits(options.max_connections, options.header_timeout, options.write_timeout)
+    server = Server(app, options.host, options.port, limits, bound, drains)
+    server_made(server)
+    asynchronous.start()
+    try:
+        await server.serve()
+    finally:
+        texts.stop()
+        await asynchronous.stop()

@@ -1,0 +1,43 @@
+"""Refusals in the shape of OpenAI's API: a status, and an object with message, type, param and code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class ApiError(Exception):
+    """A request that is not answered as asked. `param` is the argument at fault, `headers` go with the answer."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The answer's body."""
+        types = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = types.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def stopping_now() -> ApiError:
+    """The server drains."""
+    return ApiError(503, "the server is stopping", "stopping")
+
+
+def queue_is_full() -> ApiError:
+    """The engine has no place left."""
+    return ApiError(
+        429,
+        "as many requests wait as may: try again later",
+        "queue_full",
+        headers={"retry-after": RETRY_SECONDS},
+    )
+
+
+RETRY_SECONDS = "2"
+"""After which a refused client should come back: a few steps of a small simulated model."""

@@ -1,0 +1,270 @@
+"""From a request to the engine and back: prompts in, whole answers or events of a stream out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from uuid import uuid4
+
+from model.engine import Logprob, SamplingParams
+from model.engine.async_engine import AsyncEngine, EngineFailed, Stream, TokenPrompt, Update
+from model.serve import answers
+from model.serve.errors import ApiError, stopping_now
+from model.serve.log import LOG
+from model.serve.requests import ChatMessage, ChatRequest, CompletionRequest
+from model.serve.texts import Texts
+
+T = TypeVar("T")
+Receive = Callable[[], Awaitable[Any]]
+
+
+@dataclass
+class Service:
+    """What the routes share. `draining` is set when the server takes no further requests."""
+
+    engine: AsyncEngine
+    texts: Texts
+    model: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+
+    def check_model(self, name: str | None) -> None:
+        """ApiError for another model than the one that is served."""
+        if name not in (None, self.model):
+            raise ApiError(
+                404, f"the model does not exist; this server has {self.model}", "model_not_found", "model"
+            )
+
+    async def conversation(self, messages: Sequence[ChatMessage]) -> TokenPrompt:
+        """The prompt that the chat template makes of messages, whose special tokens it writes itself."""
+        text = await self.texts.render([each.for_template() for each in messages])
+        return TokenPrompt(await self.texts.encode(text, special_tokens=False), text)
+
+
+@dataclass
+class _Continuation:
+    """One continuation so far."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    finish_reason: Any = None
+    stop_reason: str | int | None = None
+
+    def add(self, update: Update) -> None:
+        """Take in what a step added."""
+        self.text += update.text
+        self.token_ids += update.token_ids
+        self.logprobs += update.logprobs
+        self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
+
+
+@dataclass
+class _Answering(Generic[T]):
+    """One request on its way."""
+
+    service: Service
+    asked: T
+    prefix: str
+    params: SamplingParams = field(init=False)
+    prompts: Sequence[TokenPrompt] = field(init=False, default=())
+    completion_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.head: dict[str, Any] = {
+            "id": f"{self.prefix}-{uuid4().hex}",
+            "created": int(time.time()),
+            "model": self.service.model,
+        }
+
+    async def open(self, priority: int | None) -> Stream:
+        """The stream of the prompts; ApiError where the server is stopping."""
+        if self.service.draining:
+            raise stopping_now()
+        return await self.service.engine.submit(self.head["id"], self.prompts, self.params, priority or 0)
+
+    def place(self, update: Update) -> int:
+        """The index of a choice: continuations of the first prompt, then those of the second one."""
+        return update.prompt * self.params.n + update.index
+
+    async def updates(self, stream: Stream) -> AsyncIterator[Update]:
+        """The updates, whose tokens are counted."""
+        try:
+            async for update in stream:
+                if update.finish_reason == "error":
+                    raise ApiError(400, str(update.stop_reason))
+                self.completion_tokens += len(update.token_ids)
+                yield update
+        except EngineFailed as error:
+            LOG.error("a step failed", exc_info=error.__cause__)
+            raise ApiError(500, "the model could not compute the answer", "engine_failed") from None
+
+    async def whole(self, stream: Stream) -> list[_Continuation]:
+        """All continuations, in the order of their places."""
+        found = [_Continuation() for _ in range(len(self.prompts) * self.params.n)]
+        async for update in self.updates(stream):
+            found[self.place(update)].add(update)
+        return found
+
+    def usage(self, stream: Stream) -> answers.Usage:
+        """Tokens, once the stream has ended."""
+        prompts = sum(len(each.ids) for each in self.prompts)
+        cached = sum(each.metrics.num_cached_tokens for each in stream.requests)
+        return answers.Usage(
+            prompt_tokens=prompts,
+            completion_tokens=self.completion_tokens,
+            total_tokens=prompts + self.completion_tokens,
+            prompt_tokens_details=answers.CachedTokens(cached_tokens=cached),
+        )
+
+
+class Completing(_Answering[CompletionRequest]):
+    """`/v1/completions`."""
+
+    @classmethod
+    async def prepared(cls, service: Service, asked: CompletionRequest) -> Completing:
+        """With prompts as ids; ApiError or ModelError for what cannot be."""
+        service.check_model(asked.model)
+        self = cls(service, asked, "cmpl")
+        self.params = asked.params()
+        service.engine.check_places(len(asked.prompts) * self.params.n)
+        self.prompts = [await self._encoded(each) for each in asked.prompts]
+        if not self.prompts:
+            raise ApiError(400, "prompt is an empty list", param="prompt")
+        return self
+
+    async def answer(self, stream: Stream) -> answers.Completion:
+        """The whole answer."""
+        choices = [
+            answers.CompletionChoice(
+                index=index,
+                text=self._echoed(index) + each.text,
+                logprobs=self._logprobs(each.token_ids, each.logprobs, 0),
+                finish_reason=each.finish_reason,
+                stop_reason=each.stop_reason,
+            )
+            for index, each in enumerate(await self.whole(stream))
+        ]
+        return answers.Completion(**self.head, choices=choices, usage=self.usage(stream))
+
+    async def events(self, stream: Stream) -> AsyncIterator[str]:
+        """The pieces as JSON."""
+        offsets: dict[int, int] = {}
+        async for update in self.updates(stream):
+            index = self.place(update)
+            first = index not in offsets
+            logprobs = self._logprobs(update.token_ids, update.logprobs, offsets.get(index, 0))
+            offsets[index] = offsets.get(index, 0) + sum(
+                len(each[token].decoded_token) for token, each in zip(update.token_ids, update.logprobs)
+            )
+            text = (self._echoed(index) if first else "") + update.text
+            if text or logprobs is not None or update.finish_reason is not None:
+                choice = answers.CompletionChoice(
+                    index=index,
+                    text=text,
+                    logprobs=logprobs,
+                    finish_reason=update.finish_reason,  # type: ignore[arg-type]
+                    stop_reason=update.stop_reason,
+                )
+                yield answers.Completion(**self.head, choices=[choice]).model_dump_json()
+        if self.asked.include_usage:
+            yield answers.Completion(**self.head, choices=[], usage=self.usage(stream)).model_dump_json()
+
+    async def _encoded(self, prompt: str | list[int]) -> TokenPrompt:
+        if isinstance(prompt, str):
+            return TokenPrompt(await self.service.texts.encode(prompt), prompt)
+        text = await self.service.texts.decode(prompt) if self.asked.echo else None
+        return TokenPrompt(prompt, text)
+
+    def _echoed(self, index: int) -> str:
+        return (self.prompts[index // self.params.n].text or "") if self.asked.echo else ""
+
+    def _logprobs(
+        self, token_ids: Sequence[int], found: Sequence[dict[int, Logprob]], offset: int
+    ) -> answers.CompletionLogprobs | None:
+        return None if self.params.logprobs is None else answers.completion_logprobs(token_ids, found, offset)
+
+
+class Chatting(_Answering[ChatRequest]):
+    """`/v1/chat/completions`."""
+
+    @classmethod
+    async def prepared(cls, service: Service, asked: ChatRequest) -> Chatting:
+        """With the conversation as ids; ApiError or ModelError for what cannot be."""
+        service.check_model(asked.model)
+        self = cls(service, asked, "chatcmpl")
+        self.params = asked.params()
+        self.prompts = [await service.conversation(asked.messages)]
+        return self
+
+    async def answer(self, stream: Stream) -> answers.ChatCompletion:
+        """The whole answer."""
+        choices = [
+            answers.ChatChoice(
+                index=index,
+                message=answers.AnswerMessage(content=each.text),
+                logprobs=self._logprobs(each.token_ids, each.logprobs),
+                finish_reason=each.finish_reason,
+                stop_reason=each.stop_reason,
+            )
+            for index, each in enumerate(await self.whole(stream))
+        ]
+        return answers.ChatCompletion(**self.head, choices=choices, usage=self.usage(stream))
+
+    async def events(self, stream: Stream) -> AsyncIterator[str]:
+        """The pieces as JSON: of each choice first its role, then its text."""
+        begun: set[int] = set()
+        async for update in self.updates(stream):
+            index = self.place(update)
+            if index not in begun:
+                begun.add(index)
+                yield self._chunk(
+                    [answers.ChatPiece(index=index, delta={"role": "assistant", "content": ""})]
+                )
+            logprobs = self._logprobs(update.token_ids, update.logprobs)
+            if update.text or logprobs is not None or update.finish_reason is not None:
+                piece = answers.ChatPiece(
+                    index=index,
+                    delta={"content": update.text} if update.text else {},
+                    logprobs=logprobs,
+                    finish_reason=update.finish_reason,  # type: ignore[arg-type]
+                    stop_reason=update.stop_reason,
+                )
+                yield self._chunk([piece])
+        if self.asked.include_usage:
+            yield self._chunk([], self.usage(stream))
+
+    def _chunk(self, choices: list[answers.ChatPiece], usage: answers.Usage | None = None) -> str:
+        return answers.ChatChunk(**self.head, choices=choices, usage=usage).model_dump_json()
+
+    def _logprobs(
+        self, token_ids: Sequence[int], found: Sequence[dict[int, Logprob]]
+    ) -> answers.ChatLogprobs | None:
+        count = self.params.logprobs
+        return None if count is None else answers.chat_logprobs(token_ids, found, count)
+
+
+class ClientGone(Exception):
+    """The client left before its answer."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of some work, which is cancelled with ClientGone when the client leaves."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    watching, working = asyncio.ensure_future(gone()), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone
+    finally:
+        for task in (watching, working):
+            task.cancel()
+        await asyncio.gather(watching, working, return_exceptions=True)

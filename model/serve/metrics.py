@@ -1,0 +1,131 @@
+"""What /metrics shows: vLLM's names under the prefix `nkw_`, from what the engine's thread sees.
+
+Times are seconds of the engine's clock. Each number has the label `model_name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from model.engine import RequestOutput
+from model.engine.async_engine import EngineState
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
+_TOKENS = tuple(2**power for power in range(18))
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SECONDS),
+    "inter_token_latency_seconds": ("From a token of a request to the next one.", _SECONDS),
+    "e2e_request_latency_seconds": ("From a request's arrival to its end.", _SECONDS),
+    "request_queue_time_seconds": ("From a request's arrival to its first step.", _SECONDS),
+    "request_prefill_time_seconds": ("From a request's first step to its first token.", _SECONDS),
+    "request_decode_time_seconds": ("From a request's first token to its last.", _SECONDS),
+    "request_prompt_tokens": ("Tokens of a prompt.", _TOKENS),
+    "request_generation_tokens": ("Tokens of all continuations of a prompt.", _TOKENS),
+}
+_COUNTERS = {
+    "prompt_tokens": "Tokens of prompts that got their first token.",
+    "generation_tokens": "Tokens of continuations.",
+    "prefix_cache_queries": "Tokens of prompts that were looked up among the known pages.",
+    "prefix_cache_hits": "Tokens of prompts that known pages held.",
+    "num_preemptions": "Requests that gave back their pages and computed again.",
+}
+
+
+class Metrics:
+    """Numbers of one server, in a registry of their own."""
+
+    def __init__(self, model: str) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._histograms = {
+            name: Histogram(f"nkw_{name}", text, ["model_name"], buckets=edges, registry=self._registry)
+            for name, (text, edges) in _HISTOGRAMS.items()
+        }
+        self._counters = {
+            name: Counter(f"nkw_{name}", text, ["model_name"], registry=self._registry)
+            for name, text in _COUNTERS.items()
+        }
+        self._ended = Counter(
+            "nkw_request_success",
+            "Continuations that ended, by reason.",
+            ["model_name", "finished_reason"],
+            registry=self._registry,
+        )
+        self._model = model
+        self._seen: dict[str, tuple[int, float]] = {}
+        for labelled in (*self._histograms.values(), *self._counters.values()):
+            labelled.labels(model)  # shown from the start, as 0
+
+    def show(self, state: Callable[[], EngineState]) -> None:
+        """Show an engine's requests and pages as well."""
+        self._registry.register(_State(self._model, state))
+
+    def watch(self, output: RequestOutput) -> None:
+        """A request got a token or ended; the engine's thread says so."""
+        metrics, tokens = output.metrics, sum(len(each.token_ids) for each in output.outputs)
+        before, last = self._seen.get(output.request_id, (0, metrics.arrival_time))
+        first, now = metrics.first_token_time, metrics.last_token_time
+        if now is not None and tokens > before:
+            self._add("generation_tokens", tokens - before)
+            if before == 0:
+                self._first_token(output)
+            else:
+                self._observe("inter_token_latency_seconds", now - last)
+            self._seen[output.request_id] = tokens, now
+        if not output.finished:
+            return
+        self._seen.pop(output.request_id, None)
+        for each in output.outputs:
+            self._ended.labels(self._model, each.finish_reason).inc()
+        self._add("num_preemptions", metrics.num_preemptions)
+        self._observe("request_generation_tokens", tokens)
+        if metrics.finished_time is not None:
+            self._observe("e2e_request_latency_seconds", metrics.finished_time - metrics.arrival_time)
+        if first is not None and now is not None:
+            self._observe("request_decode_time_seconds", now - first)
+
+    def text(self) -> bytes:
+        """All numbers in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _first_token(self, output: RequestOutput) -> None:
+        metrics, prompt = output.metrics, len(output.prompt_token_ids)
+        assert metrics.first_token_time is not None and metrics.first_scheduled_time is not None
+        self._add("prompt_tokens", prompt)
+        self._add("prefix_cache_queries", prompt)
+        self._add("prefix_cache_hits", metrics.num_cached_tokens)
+        self._observe("request_prompt_tokens", prompt)
+        self._observe("time_to_first_token_seconds", metrics.first_token_time - metrics.arrival_time)
+        self._observe("request_queue_time_seconds", metrics.first_scheduled_time - metrics.arrival_time)
+        self._observe("request_prefill_time_seconds", metrics.first_token_time - metrics.first_scheduled_time)
+
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[name].labels(self._model).observe(value)
+
+    def _add(self, name: str, value: int) -> None:
+        self._counters[name].labels(self._model).inc(value)
+
+
+class _State(Collector):
+    """Requests and pages at the moment they are asked for."""
+
+    def __init__(self, model: str, state: Callable[[], EngineState]) -> None:
+        self._model = model
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges."""
+        state = self._state()
+        used = 1 - state.free_pages / state.pages
+        for name, text, value in (
+            ("num_requests_running", "Requests that hold pages.", state.running),
+            ("num_requests_waiting", "Requests that wait for pages.", state.waiting),
+            ("kv_cache_usage_perc", "Share of the pages that requests hold; 1 is all.", used),
+        ):
+            gauge = GaugeMetricFamily(f"nkw_{name}", text, labels=["model_name"])
+            gauge.add_metric([self._model], value)
+            yield gauge

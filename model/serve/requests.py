@@ -1,0 +1,193 @@
+"""What clients send: OpenAI's arguments, checked for names and types; vLLM's further ones under its names.
+
+Ranges are checked where they are meant, in `SamplingParams` and in the engine. An argument that would change the answer
+and is not computed is refused by name; those that change nothing are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from model.engine import SamplingParams
+from model.serve.errors import ApiError
+
+_IGNORED = (
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+)
+"""Arguments of OpenAI's that say nothing about the answer's text."""
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+"""Values that ask for nothing, of arguments that are refused otherwise."""
+
+_MOST_STOPS = 16
+
+
+class _Checked(BaseModel):
+    """Arguments of exactly these names and types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(_Checked):
+    """What a stream holds beside the text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class _Generation(_Checked):
+    """The arguments that both ways of asking share."""
+
+    model: str
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_says_nothing(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {
+            name: value
+            for name, value in given.items()
+            if name in cls.model_fields
+            or not (name in _IGNORED or value is None or value in _NEUTRAL.get(name, ()))
+        }
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with the number of tokens."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def _params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """How to choose tokens; ModelError for values out of range."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
+        if isinstance(self.stop, list) and len(self.stop) > _MOST_STOPS:
+            raise ApiError(400, f"stop has {len(self.stop)} texts; at most {_MOST_STOPS}", param="stop")
+        same = (
+            "n temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty min_tokens "
+            "stop stop_token_ids include_stop_str_in_output ignore_eos"
+        ).split()
+        given = {name: value for name in same if (value := getattr(self, name)) is not None}
+        return SamplingParams(
+            **given, max_tokens=max_tokens, logprobs=logprobs, logit_bias=_biases(self.logit_bias)
+        )
+
+
+class CompletionRequest(_Generation):
+    """`POST /v1/completions`: texts, or token ids, to continue."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+
+    def params(self) -> SamplingParams:
+        """How to choose tokens; 16 of them where the request does not say."""
+        if self.echo and self.logprobs is not None:
+            raise ApiError(400, "logprobs of the prompt are not computed: leave out echo", param="echo")
+        return self._params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, where one may stand alone."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return self.prompt  # type: ignore[return-value]
+
+
+class TextPart(_Checked):
+    """A part of a message; only text is read."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Checked):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it: the content is one text."""
+        parts = self.content
+        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": self.role, "content": content} | ({} if self.name is None else {"name": self.name})
+
+
+class ChatRequest(_Generation):
+    """`POST /v1/chat/completions`: a conversation to answer."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def params(self) -> SamplingParams:
+        """How to choose tokens; as many as the context allows where the request does not say."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self._params(most, (self.top_logprobs or 0) if self.logprobs else None)
+
+
+class TokenizeRequest(_Checked):
+    """`POST /tokenize`: a text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(_Checked):
+    """`POST /detokenize`: token ids."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def _biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
+    """JSON's names are texts; here they are token ids."""
+    if not given:
+        return None
+    wrong = next((each for each in given if not (each.isascii() and each.isdigit() and len(each) < 10)), None)
+    if wrong is not None:
+        raise ApiError(400, "logit_bias has a name that is no token id", param="logit_bias")
+    return {int(name): bias for name, bias in given.items()}

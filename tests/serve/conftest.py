@@ -1,0 +1,112 @@
+"""A server in a thread of this process, on a free port, and the official client of OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server needs the extra serve")
+
+from model.cli import _parser
+from model.engine import Engine
+from model.llm import make_engine
+from model.serve.command import engine_args, read_keys, serve
+
+MODEL = "pretrained"
+
+
+@dataclass
+class Served:
+    """A server that runs."""
+
+    port: int
+    engine: Engine
+    keys: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Where OpenAI's routes are."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def client(self, **options: Any) -> Any:
+        """OpenAI's client, which tries once."""
+        import openai
+
+        key = self.keys[0] if self.keys else "none"
+        return openai.OpenAI(**{"base_url": self.url, "api_key": key, "max_retries": 0} | options)
+
+    def send(
+        self, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """A request as it stands, and its answer with the body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        given = {"content-type": "application/json"} | {
+            name.replace("_", "-"): value for name, value in headers.items()
+        }
+        try:
+            connection.request(method, path, body, given)
+            response = connection.getresponse()
+            return response, response.read()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def serving(*words: str) -> Iterator[Served]:
+    """The server of `nkw serve WORDS`."""
+    options = _parser().parse_args(["serve", "--port", "0", *words])
+    engine, keys = make_engine(engine_args(options)), read_keys(options.api_key_file)
+    ports: list[int] = []
+    servers: list[Any] = []
+    bound = threading.Event()
+
+    def told(port: int) -> None:
+        ports.append(port)
+        bound.set()
+
+    thread = threading.Thread(
+        target=lambda: asyncio.run(serve(options, keys, engine, told, servers.append)), daemon=True
+    )
+    thread.start()
+    assert bound.wait(60), "the server did not start"
+    try:
+        yield Served(ports[0], engine, keys)
+    finally:
+        servers[0].should_exit = True
+        thread.join()
+    assert engine.scheduler.pool.free == engine.scheduler.pool.count, "a page was lost"
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[Served]:
+    """The default model with six places."""
+    with serving("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-queue", "2") as served:
+        yield served
+
+
+@pytest.fixture(scope="package")
+def client(server: Served) -> Any:
+    """OpenAI's client of it."""
+    return server.client()
+
+
+@pytest.fixture
+def start() -> Callable[..., Any]:
+    """`with start("--max-body", "1000") as served`: a server of one's own."""
+    return serving
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    """Two keys."""
+    path = tmp_path / "keys"
+    path.write_text("first-key-of-clients\nsecond-key-of-clients\n", encoding="utf-8")
+    return path

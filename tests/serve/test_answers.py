@@ -1,0 +1,147 @@
+"""What OpenAI's own client gets, whole and in pieces, equals what the engine gives alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from model import LLM, RequestOutput, SamplingParams
+from tests.serve.conftest import MODEL, Served
+
+openai = pytest.importorskip("openai", reason="openai is an extra of development (dev)")
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
+DRAWN: dict[str, Any] = {"temperature": 0.9, "seed": 7, "max_tokens": 6, "n": 2}
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """The engine without a server."""
+    return LLM(max_num_seqs=4, max_num_batched_tokens=64)
+
+
+def alone(llm: LLM, prompt: str, **params: Any) -> RequestOutput:
+    (output,) = llm.generate(prompt, SamplingParams(**params), use_tqdm=False)
+    return output
+
+
+def pieces(stream: Any, text: Any) -> tuple[dict[int, str], dict[int, str]]:
+    """The joined text and the finish reason of each choice of a stream."""
+    texts: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    for event in stream:
+        for choice in event.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (text(choice) or "")
+            if choice.finish_reason:
+                assert choice.index not in reasons, "two ends"
+                reasons[choice.index] = choice.finish_reason
+    return texts, reasons
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_completion_is_that_of_the_engine_whole_and_in_pieces(
+    client: Any, llm: LLM, params: dict[str, Any]
+) -> None:
+    expected = alone(llm, "The red key", **params)
+    answer = client.completions.create(model=MODEL, prompt="The red key", **params)
+    assert [each.text for each in answer.choices] == [each.text for each in expected.outputs]
+    assert [each.finish_reason for each in answer.choices] == ["length"] * len(expected.outputs)
+    assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
+    assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in expected.outputs)
+    stream = client.completions.create(model=MODEL, prompt="The red key", stream=True, **params)
+    texts, reasons = pieces(stream, lambda choice: choice.text)
+    assert texts == {each.index: each.text for each in expected.outputs}
+    assert reasons == dict.fromkeys(texts, "length")
+
+
+def test_many_clients_at_once_get_what_each_gets_alone(server: Served, llm: LLM) -> None:
+    prompts = ["Tom had", "The sun", "One day a dog", "Lily saw"]
+    ask = server.client().completions.create
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda each: ask(model=MODEL, prompt=each, **GREEDY), prompts))
+    texts = [alone(llm, each, **GREEDY).outputs[0].text for each in prompts]
+    assert [each.choices[0].text for each in answers] == texts
+
+
+def test_chat_goes_through_the_template_whole_and_in_pieces(client: Any, llm: LLM) -> None:
+    messages = [
+        {"role": "system", "content": "Once upon a time"},
+        {"role": "user", "content": "there was a cat."},
+    ]
+    parts = [messages[0], {"role": "user", "content": [{"type": "text", "text": "there was a cat."}]}]
+    (expected,) = llm.chat(messages, SamplingParams(**GREEDY), use_tqdm=False)
+    for given in (messages, parts):
+        answer = client.chat.completions.create(model=MODEL, messages=given, **GREEDY)
+        assert answer.choices[0].message.content == expected.outputs[0].text
+    stream = list(
+        client.chat.completions.create(
+            model=MODEL, messages=messages, stream=True, stream_options={"include_usage": True}, **GREEDY
+        )
+    )
+    texts, reasons = pieces(stream, lambda choice: choice.delta.content)
+    assert (texts, reasons) == ({0: expected.outputs[0].text}, {0: "length"})
+    assert stream[0].choices[0].delta.role == "assistant"
+    assert [each.usage is None for each in stream] == [True] * (len(stream) - 1) + [False]
+    assert stream[-1].usage == answer.usage
+
+
+def test_stop_strings_and_biases_count(client: Any, llm: LLM) -> None:
+    plain = alone(llm, "Once upon a time", **GREEDY).outputs[0]
+    word = plain.text.split()[3]
+    stopped = client.completions.create(model=MODEL, prompt="Once upon a time", stop=[word], **GREEDY)
+    assert stopped.choices[0].text == plain.text[: plain.text.index(word)]
+    assert stopped.choices[0].finish_reason == "stop"
+    biased = {"logit_bias": {plain.token_ids[0]: -100}, "frequency_penalty": 1.5, "presence_penalty": 0.5}
+    answer = client.completions.create(
+        model=MODEL,
+        prompt="Once upon a time",
+        **GREEDY | biased | {"logit_bias": {str(plain.token_ids[0]): -100}},
+    )
+    assert answer.choices[0].text == alone(llm, "Once upon a time", **GREEDY | biased).outputs[0].text
+    assert answer.choices[0].text != plain.text
+
+
+def test_logprobs_are_those_of_the_engine(client: Any, llm: LLM) -> None:
+    output = alone(llm, "Tom had", logprobs=2, **GREEDY).outputs[0]
+    assert output.logprobs is not None
+    chosen = [each[token].logprob for token, each in zip(output.token_ids, output.logprobs)]
+    best = [sorted((one.logprob for one in each.values()), reverse=True) for each in output.logprobs]
+    answer = client.completions.create(model=MODEL, prompt="Tom had", logprobs=2, **GREEDY)
+    found = answer.choices[0].logprobs
+    assert found.token_logprobs == pytest.approx(chosen, abs=1e-4)
+    assert "".join(found.tokens) == output.text
+    assert [found.text_offset[0], found.text_offset[1]] == [0, len(found.tokens[0])]
+    chat = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Tom had"}],
+        logprobs=True,
+        top_logprobs=2,
+        **GREEDY,
+    )
+    rows = chat.choices[0].logprobs.content
+    assert [len(row.top_logprobs) for row in rows] == [2] * 6
+    assert all(row.top_logprobs[0].logprob >= row.logprob for row in rows)
+    assert [len(each) for each in best] == [2] * 6
+
+
+def test_prompts_may_be_several_texts_or_token_ids_and_are_echoed(client: Any, server: Served) -> None:
+    tokens = client.post("/../tokenize", body={"prompt": "Tom had"}, cast_to=object)["tokens"]
+    assert client.post("/../detokenize", body={"tokens": tokens}, cast_to=object) == {"prompt": "Tom had"}
+    several = client.completions.create(model=MODEL, prompt=["Tom had", "The sun"], **GREEDY)
+    one = client.completions.create(model=MODEL, prompt=tokens, echo=True, **GREEDY)
+    assert [each.index for each in several.choices] == [0, 1]
+    assert one.choices[0].text == "Tom had" + several.choices[0].text
+    assert several.choices[0].text != several.choices[1].text
+
+
+def test_model_is_listed_and_health_ready_and_version_are_said(client: Any, server: Served) -> None:
+    assert [each.id for each in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).max_model_len == server.engine.limits.max_model_len
+    for path in ("/health", "/ready", "/version"):
+        response, body = server.send("GET", path)
+        assert (response.status, list(__import__("json").loads(body))) == (
+            200,
+            ["version" if path == "/version" else "status"],
+        )

@@ -1,0 +1,138 @@
+"""Requests that do not run to their end: a client leaves, the queue is full, the server stops."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.interruptible import started
+from tests.serve.conftest import MODEL, Served
+
+openai = pytest.importorskip("openai", reason="openai is an extra of development (dev)")
+
+LONG: dict[str, Any] = {"model": MODEL, "prompt": "Tom had", "max_tokens": 240, "ignore_eos": True}
+"""Until the context ends."""
+
+
+def long_stream(client: Any, **changes: Any) -> Any:
+    """A stream of many tokens, of which the first has come."""
+    given = LONG | changes
+    extra = {"ignore_eos": given.pop("ignore_eos")}
+    stream = client.completions.create(stream=True, extra_body=extra, **given)
+    next(iter(stream))
+    return stream
+
+
+def metric(server: Served, name: str) -> float:
+    """A number of /metrics; 0 where it is not there yet."""
+    _, body = server.send("GET", "/metrics")
+    lines = (line for line in body.decode().splitlines() if line.startswith(name))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Ask again until it holds; what is waited for comes, or the request ends and the test fails by its counts."""
+    while not holds():
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole answer"])
+def test_client_that_leaves_frees_its_pages(server: Served, whole: bool) -> None:
+    aborted = 'nkw_request_success_total{finished_reason="abort"'
+    before, pool = metric(server, aborted), server.engine.scheduler.pool
+    if whole:
+        given = {name: value for name, value in LONG.items() if name != "ignore_eos"}
+        with pytest.raises(openai.APITimeoutError):
+            server.client(timeout=0.5).completions.create(extra_body={"ignore_eos": True}, **given)
+    else:
+        stream = long_stream(server.client())
+        assert pool.free < pool.count
+        stream.close()
+    wait_until(lambda: pool.free == pool.count and not server.engine.busy)
+    assert metric(server, aborted) == before + 1
+
+
+def test_full_queue_answers_429_until_a_place_is_free(server: Served) -> None:
+    client = server.client()
+    streams = [long_stream(client) for _ in range(4)]
+    waiting = LONG | {"n": 2, "stream": True}
+    extra = {"ignore_eos": waiting.pop("ignore_eos")}
+    with client.completions.with_streaming_response.create(extra_body=extra, **waiting):
+        assert metric(server, "nkw_num_requests_waiting") == 1
+        with pytest.raises(openai.RateLimitError) as refused:
+            client.completions.create(model=MODEL, prompt="The sun", max_tokens=1)
+        assert refused.value.code == "queue_full"
+        assert int(refused.value.response.headers["retry-after"]) > 0
+        assert metric(server, "nkw_kv_cache_usage_perc") > 0
+        for stream in streams:
+            stream.close()
+        again = server.client(max_retries=5).completions.create(model=MODEL, prompt="The sun", max_tokens=1)
+        assert again.choices[0].finish_reason == "length"
+
+
+def test_metrics_count_what_was_computed(server: Served) -> None:
+    names = ("nkw_prompt_tokens_total", "nkw_generation_tokens_total", "nkw_prefix_cache_hits_total")
+    seconds = ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_decode_time")
+    counted = (
+        *names,
+        *(f"nkw_{name}_seconds_count" for name in seconds),
+        "nkw_inter_token_latency_seconds_count",
+    )
+    client, prompt = server.client(), list(range(100, 133))
+    before = [metric(server, name) for name in counted]
+    for _ in range(2):
+        answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=3, temperature=0, seed=1)
+    tokens = answer.usage.completion_tokens
+    assert answer.usage.prompt_tokens_details.cached_tokens == 32
+    after = [metric(server, name) for name in counted]
+    assert [now - then for now, then in zip(after, before)] == [
+        66, 2 * tokens, 32, 2, 2, 2, 2, 2 * (tokens - 1)
+    ]  # fmt: skip
+
+
+@contextmanager
+def process() -> Iterator[tuple[Any, Any]]:
+    """`nkw serve` as a process, and a client of it."""
+    running = started("-m", "nkw", "serve", "--port", "0", "--max-num-seqs", "2", "--log-level", "error")
+    try:
+        assert running.stdout is not None
+        url = running.stdout.readline().strip()
+        yield running, openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def test_sigterm_finishes_what_was_begun_and_takes_nothing_more() -> None:
+    with process() as (running, client):
+        stream = long_stream(client, max_tokens=12)
+        running.send_signal(signal.SIGTERM)
+        reasons = [event.choices[0].finish_reason for event in stream]
+        assert reasons[-1] == "length"
+        assert running.communicate() == ("", "")
+        assert running.returncode == 0
+        with pytest.raises(openai.APIConnectionError):
+            client.models.list()
+
+
+def test_second_sigterm_stops_at_once() -> None:
+    with process() as (running, client):
+        stream = long_stream(client)
+        running.send_signal(signal.SIGTERM)
+
+        def refused() -> bool:
+            try:
+                client.models.list()
+            except (openai.APIConnectionError, openai.InternalServerError):
+                return True
+            return False
+
+        wait_until(refused)
+        running.send_signal(signal.SIGTERM)
+        running.communicate()
+        assert (running.returncode, stream.response.status_code) == (143, 200)

@@ -1,0 +1,216 @@
+"""What the server does not do as asked, in OpenAI's shape; each refusal has a twin that is answered."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.cli import main
+from tests.serve.conftest import MODEL, Served
+
+openai = pytest.importorskip("openai", reason="openai is an extra of development (dev)")
+
+PLAIN: dict[str, Any] = {"model": MODEL, "prompt": "Tom had", "max_tokens": 1}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Tom had"}], "max_tokens": 1}
+
+
+def posted(server: Served, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
+    """The status and the `error` of a request; what is no error is empty."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response, answer = server.send("POST", path, data, **headers)
+    assert response.headers["x-request-id"].startswith("req_")
+    error = json.loads(answer).get("error", {})
+    assert set(error) in (set(), {"message", "type", "param", "code"})
+    return response.status, error
+
+
+COMPLETIONS_REFUSED = [
+    ({"model": "other"}, 404, "the model does not exist; this server has pretrained"),
+    ({"temperature": -1}, 400, "temperature is -1.0; it must be between 0 and 1e+06"),
+    ({"temperature": "0"}, 400, "temperature: Input should be a valid number"),
+    ({"n": 7}, 400, "7 continuations are asked for; 6 at most are computed at once"),
+    ({"prompt": []}, 400, "prompt is an empty list"),
+    (
+        {"prompt": "word " * 400},
+        400,
+        "the prompt has 403 tokens; sequences of at most 256 leave no room for a new one",
+    ),
+    ({"prompt": [4096]}, 400, "the prompt has token id 4096; the vocabulary has 4096 tokens"),
+    ({"best_of": 2}, 400, "nkw serve does not take the argument best_of"),
+    ({"echo": True, "logprobs": 1}, 400, "logprobs of the prompt are not computed: leave out echo"),
+    ({"logit_bias": {"x": 1}}, 400, "logit_bias has a name that is no token id"),
+    ({"logit_bias": {"4096": 1}}, 400, "logit_bias has token id 4096; the vocabulary has 4096 tokens"),
+    ({"stream_options": {}}, 400, "stream_options needs stream to be true"),
+    ({"stop": [str(n) for n in range(17)]}, 400, "stop has 17 texts; at most 16"),
+]
+
+
+@pytest.mark.parametrize(("changes", "status", "message"), COMPLETIONS_REFUSED)
+def test_completion_that_cannot_be_is_refused(
+    server: Served, changes: dict[str, Any], status: int, message: str
+) -> None:
+    found, error = posted(server, "/v1/completions", PLAIN | changes)
+    assert (found, error["message"], error["type"]) == (status, message, "invalid_request_error")
+
+
+CHATS_REFUSED = [
+    ({"tools": [{"type": "function"}]}, "nkw serve does not take the argument tools"),
+    ({"response_format": {"type": "json_object"}}, "nkw serve does not take the argument response_format"),
+    ({"messages": []}, "messages: List should have at least 1 item after validation, not 0"),
+    ({"top_logprobs": 1}, "top_logprobs needs logprobs to be true"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), CHATS_REFUSED)
+def test_chat_that_cannot_be_is_refused(server: Served, changes: dict[str, Any], message: str) -> None:
+    assert posted(server, "/v1/chat/completions", CHAT | changes)[1]["message"] == message
+
+
+def test_arguments_that_ask_for_nothing_are_taken(server: Served) -> None:
+    empty = {
+        "tools": [],
+        "response_format": {"type": "text"},
+        "user": "me",
+        "top_logprobs": None,
+        "stop": None,
+    }
+    assert posted(server, "/v1/chat/completions", CHAT | empty) == (200, {})
+    assert posted(server, "/v1/completions", PLAIN | {"best_of": 1, "n": 6, "logit_bias": {"4095": 1}}) == (
+        200,
+        {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "the body is no JSON"),
+        (b"[" * 100_000, "the request cannot be read"),
+        (b'{"model": "\xff"}', "the request cannot be read"),
+        (b"null", "the body: Input should be a valid dictionary or object to extract fields from"),
+    ],
+    ids=["cut", "deep", "no text", "null"],
+)
+def test_body_that_is_no_request_is_refused(server: Served, body: bytes, message: str) -> None:
+    found, error = posted(server, "/v1/completions", body)
+    assert (found, error["message"].startswith(message)) == (400, True), error
+
+
+def test_unknown_paths_and_methods_are_refused_and_nothing_raw_is_logged(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "nkw.serve")
+    response, body = server.send("GET", "/v1/secret-path?secret-query")
+    assert (response.status, json.loads(body)["error"]["message"]) == (404, "there is no such path")
+    response, _ = server.send("DELETE", "/v1/completions", x_secret="header")
+    assert response.status == 405
+    posted(server, "/v1/completions", PLAIN | {"model": "secret-model\n"})
+    posted(server, "/v1/completions", PLAIN | {"secret-argument": 1})
+    said: list[str] = []
+    while len(said) < 4:  # a line is written once its answer was sent
+        said = [record.getMessage() for record in caplog.records if record.name == "nkw.serve"]
+    assert [line.split(" 0.")[0] for line in said] == [
+        "GET unknown path 404",
+        "DELETE /v1/completions 405",
+        "POST /v1/completions 404",
+        "POST /v1/completions 400",
+    ]
+
+
+def test_client_gets_the_errors_of_openai(client: Any) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="other", prompt="a")
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model=MODEL, prompt="a", max_tokens=0)
+
+
+def test_key_is_needed_where_there_are_keys(start: Callable[..., Any], key_file: Path) -> None:
+    with start("--api-key-file", str(key_file), "--max-body", "300", "--max-num-seqs", "1") as served:
+        for key in ("first-key-of-clients", "second-key-of-clients"):
+            assert [each.id for each in served.client(api_key=key).models.list()] == [MODEL]
+        for key in ("first-key-of-client", "first-key-of-clients2", "", "ключ"):
+            response, body = served.send(
+                "GET", "/v1/models", authorization=f"Bearer {key}".encode().decode("latin-1")
+            )
+            assert (response.status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
+        with pytest.raises(openai.AuthenticationError):
+            served.client(api_key="wrong").models.list()
+        assert served.send("GET", "/metrics")[0].status == 401
+        assert served.send("GET", "/health")[0].status == 200
+        assert served.send("GET", "/health", host="any.example")[0].status == 200
+        authorization = f"Bearer {served.keys[0]}"
+        padding = 300 - len(json.dumps({"prompt": ""}))
+        for more, status in ((0, 200), (1, 413)):
+            body = json.dumps({"prompt": "a" * (padding + more)}).encode()
+            assert posted(served, "/tokenize", body, authorization=authorization)[0] == status
+        chunked = {"authorization": authorization, "transfer_encoding": "chunked"}
+        body = b"12d\r\n" + b" " * 301 + b"\r\n0\r\n\r\n"
+        assert posted(served, "/tokenize", body, **chunked)[0] == 413
+
+
+def test_without_keys_only_loopback_names_are_answered(server: Served) -> None:
+    for host, status in (("localhost:80", 200), ("[::1]", 200), ("[::1]:80", 200), ("rebound.example", 403)):
+        assert server.send("GET", "/health", host=host)[0].status == status
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+def test_without_keys_only_a_loopback_address_is_listened_at(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--host", host]) == 2
+    assert capsys.readouterr().err == (
+        f"nkw: error: --host {host} is no loopback address, and without keys anybody could use the server: give "
+        "--api-key-file FILE\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\n \n", "has no key; each line that is not empty is one"),
+        ("long-enough-for-a-key\nshort\n", "key 2 of {} is no ASCII text of at least 16 characters"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_key_file_without_good_keys_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str
+) -> None:
+    path = tmp_path / "keys"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    assert main(["serve", "--api-key-file", str(path)]) == 2
+    said = message.format(path) if "{}" in message else f"{path} {message}"
+    assert capsys.readouterr().err == f"nkw: error: {said}\n"
+
+
+def test_without_the_extra_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("model.serve.command.find_spec", lambda name: None if name == "uvicorn" else object())
+    assert main(["serve"]) == 2
+    assert (
+        capsys.readouterr().err == "nkw: error: nkw serve needs uvicorn; pip install 'nki-workbench[serve]'\n"
+    )
+
+
+def test_slow_and_too_many_connections_end(start: Callable[..., Any]) -> None:
+    words = ("--header-timeout", "1", "--body-timeout", "1", "--max-connections", "2", "--max-num-seqs", "1")
+    with start(*words) as served:
+        address = ("127.0.0.1", served.port)
+        with socket.create_connection(address) as slow, socket.create_connection(address) as silent:
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+            silent.sendall(b"GET /health HTTP/1.1\r\n")
+            with socket.create_connection(address) as third:
+                assert b" 503 " in third.makefile("rb").readline()
+            assert b" 408 " in slow.makefile("rb").readline()
+            assert b" 408 " in silent.makefile("rb").readline()
+        assert served.send("GET", "/health")[0].status == 200
+        with socket.create_connection(address) as wrong:
+            wrong.sendall(b"\x16\x03\x01\r\n\r\n")
+            assert b" 400 " in wrong.makefile("rb").readline()
