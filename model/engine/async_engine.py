@@ -54,12 +54,16 @@ class Update:
 
 @dataclass(frozen=True)
 class EngineState:
-    """Requests and pages between two steps."""
+    """Requests and pages now; tokens that steps computed for requests and for nobody; drafts, and how many held."""
 
     running: int
     waiting: int
     pages: int
     free_pages: int
+    tokens: int
+    padding: int
+    drafts: int
+    accepted_drafts: int
 
 
 class Stream:
@@ -136,10 +140,18 @@ class AsyncEngine:
         return sum(self._taken.values())
 
     def state(self) -> EngineState:
-        """Requests and pages now."""
-        scheduler = self._engine.scheduler
-        pool = scheduler.pool
-        return EngineState(len(scheduler.running), len(scheduler.waiting), pool.count, pool.free)
+        """What the engine holds and has done."""
+        scheduler, use, acceptance = self._engine.scheduler, self._engine.use, self._engine.acceptance
+        return EngineState(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pages=scheduler.pool.count,
+            free_pages=scheduler.pool.free,
+            tokens=use.tokens,
+            padding=use.padding,
+            drafts=acceptance.verified.total(),
+            accepted_drafts=acceptance.accepted.total(),
+        )
 
     def check_places(self, wanted: int) -> None:
         """EngineFull where so many places are lacking; ModelError for more than there are."""
@@ -197,7 +209,7 @@ class AsyncEngine:
     def _step(self) -> None:
         try:
             touched = self._engine.step()
-        except Exception as error:
+        except BaseException as error:  # a panic of a library is no Exception, and must not end the thread
             self._fail(error)
             return
         told: list[tuple[Stream, Update | None]] = []
@@ -226,9 +238,9 @@ class AsyncEngine:
                 output = self._engine.submit(own, prompt.ids, params, prompt.text, priority)
                 stream.requests.append(output)
                 self._followed[own] = _Followed(stream, number, output)
-        except Exception as error:
+        except BaseException as error:
             self._cancel(stream)
-            self._call(_answer, accepted, error)
+            self._call(_answer, accepted, error if isinstance(error, Exception) else _failed(error))
         else:
             self._call(_answer, accepted, None)
 
@@ -238,13 +250,12 @@ class AsyncEngine:
                 self._engine.cancel(output.request_id)
                 self._watch(output)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """End all requests: the step that failed has computed parts of them."""
         streams = dict.fromkeys(each.stream for each in self._followed.values())
         for stream in streams:
             self._cancel(stream)
-        failed = EngineFailed()
-        failed.__cause__ = error
+        failed = _failed(error)
         self._call(self._tell, [(stream, failed) for stream in streams])
 
     def _tell(self, told: Sequence[tuple[Stream, Update | Exception | None]]) -> None:
@@ -295,6 +306,12 @@ class _Followed:
                 )
             )
         return updates
+
+
+def _failed(error: BaseException) -> EngineFailed:
+    failed = EngineFailed()
+    failed.__cause__ = error
+    return failed
 
 
 def _answer(accepted: asyncio.Future[None], error: Exception | None) -> None:

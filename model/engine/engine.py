@@ -12,6 +12,7 @@ from itertools import count
 
 import numpy as np
 
+from model.engine.buckets import BucketUse
 from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from model.engine.params import SamplingParams
 from model.engine.request import Request
@@ -60,6 +61,11 @@ class Engine:
         self._groups: dict[str, _Group] = {}
         self._sequences: dict[Request, _Sequence] = {}
         self._numbers = count()
+
+    @property
+    def use(self) -> BucketUse:
+        """What the model's steps launched."""
+        return self._model.use
 
     @property
     def busy(self) -> bool:

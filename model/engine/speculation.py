@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from model.engine.buckets import BucketUse
 from model.engine.request import Request
 from model.engine.scheduler import Batch, Chunk
 from model.errors import ModelError
@@ -27,7 +28,9 @@ class Proposer(Protocol):
 
 
 class Steps(Protocol):
-    """Something that computes batches on pages."""
+    """Something that computes batches on pages; `use` counts what it launched."""
+
+    use: BucketUse
 
     def step(self, batch: Batch) -> Mapping[Request, Sequence[StepOutput]]:
         """Compute a batch; says what follows the last token of each request that chooses, and each of its drafts."""

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRouter
 from starlette.exceptions import HTTPException
 
-from model.engine.async_engine import EngineFull, Stream
+from model.engine.async_engine import EngineFailed, EngineFull, Stream
 from model.errors import ModelError
 from model.serve import answers
 from model.serve.errors import ApiError, queue_is_full, stopping_now
@@ -51,6 +51,7 @@ def make_app(service: Service, metrics: Metrics) -> FastAPI:
     app.state.service, app.state.metrics = service, metrics
     app.include_router(router)
     app.add_exception_handler(ApiError, _said)
+    app.add_exception_handler(EngineFailed, _failed)
     app.add_exception_handler(EngineFull, _full)
     app.add_exception_handler(ModelError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -209,5 +210,5 @@ async def _gone(request: Request, error: Any) -> Response:
 
 
 async def _failed(request: Request, error: Any) -> Response:
-    LOG.error("a request failed", exc_info=error)
+    LOG.error("a request failed", exc_info=error.__cause__ or error)
     return await _said(request, ApiError(500, "the server could not answer", "internal_error"))

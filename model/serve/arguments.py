@@ -82,6 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         help="pages of the cache (default: as many as the sequences fill)",
     )
     add("--no-prefix-caching", action="store_true", help="do not share pages of prompts that begin alike")
+    add(
+        "--speculative-config",
+        metavar="JSON",
+        help="drafts, as LLM takes them: '{\"num_speculative_tokens\": 3}' looks them up in the prompt",
+    )
     add("--seed", metavar="S", type=seed, default=0, help="of requests that have none (default: 0)")
     add(
         "--max-queue",

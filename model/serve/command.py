@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ipaddress
+import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from model.engine import Engine
 from model.engine.async_engine import AsyncEngine
@@ -92,8 +93,22 @@ def engine_args(options: argparse.Namespace) -> EngineArgs:
         block_size=options.block_size,
         num_pages=options.num_pages,
         enable_prefix_caching=not options.no_prefix_caching,
+        speculative_config=_object(options.speculative_config),
         seed=options.seed,
     )
+
+
+def _object(text: str | None) -> dict[str, Any] | None:
+    """A JSON object on the command line."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ModelError("--speculative-config is no JSON object, such as '{\"num_speculative_tokens\": 3}'")
+    return found
 
 
 def show_url(host: str) -> Callable[[int], None]:

@@ -98,7 +98,7 @@ class _Answering(Generic[T]):
                     raise ApiError(400, str(update.stop_reason))
                 self.completion_tokens += len(update.token_ids)
                 yield update
-        except EngineFailed as error:
+        except EngineFailed as error:  # the sentence of its cause may hold what a client sent
             LOG.error("a step failed", exc_info=error.__cause__)
             raise ApiError(500, "the model could not compute the answer", "engine_failed") from None
 

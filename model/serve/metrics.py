@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from model.engine import RequestOutput
@@ -111,14 +111,14 @@ class Metrics:
 
 
 class _State(Collector):
-    """Requests and pages at the moment they are asked for."""
+    """The engine's state at the moment it is asked for."""
 
     def __init__(self, model: str, state: Callable[[], EngineState]) -> None:
         self._model = model
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges."""
+        """The gauges, and what the engine counts itself."""
         state = self._state()
         used = 1 - state.free_pages / state.pages
         for name, text, value in (
@@ -129,3 +129,12 @@ class _State(Collector):
             gauge = GaugeMetricFamily(f"nkw_{name}", text, labels=["model_name"])
             gauge.add_metric([self._model], value)
             yield gauge
+        for name, text, value in (
+            ("step_tokens", "Tokens that steps computed for requests.", state.tokens),
+            ("padding_tokens", "Tokens that steps computed for nobody, to fill a bucket.", state.padding),
+            ("spec_decode_num_draft_tokens", "Drafts that were verified.", state.drafts),
+            ("spec_decode_num_accepted_tokens", "Drafts that were right.", state.accepted_drafts),
+        ):
+            counter = CounterMetricFamily(f"nkw_{name}", text, labels=["model_name"])
+            counter.add_metric([self._model], value)
+            yield counter

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from model.engine import SamplingParams
+from model.engine.structured import StructuredOutputsParams
 from model.serve.errors import ApiError
 
 _IGNORED = (
@@ -27,7 +28,6 @@ _IGNORED = (
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -50,6 +50,32 @@ class StreamOptions(_Checked):
     include_obfuscation: Literal[False] | None = None
 
 
+class JsonSchema(_Checked):
+    """The schema of an answer."""
+
+    name: str
+    form: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Checked):
+    """The form of an answer in OpenAI's words."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Checked):
+    """The form of a text in vLLM's words: one of these."""
+
+    json_schema: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class _Generation(_Checked):
     """The arguments that both ways of asking share."""
 
@@ -70,6 +96,8 @@ class _Generation(_Checked):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -103,8 +131,26 @@ class _Generation(_Checked):
         ).split()
         given = {name: value for name in same if (value := getattr(self, name)) is not None}
         return SamplingParams(
-            **given, max_tokens=max_tokens, logprobs=logprobs, logit_bias=_biases(self.logit_bias)
+            **given,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            logit_bias=_biases(self.logit_bias),
+            structured_outputs=self._form(),
         )
+
+    def _form(self) -> StructuredOutputsParams | None:
+        """The form that the text must have; one argument may ask for it."""
+        asked, form = self.response_format, self.structured_outputs
+        if asked is not None and asked.type != "text":
+            if form is not None:
+                raise ApiError(400, "give response_format or structured_outputs", param="structured_outputs")
+            if (asked.type == "json_schema") != (asked.json_schema is not None):
+                raise ApiError(
+                    400, "json_schema goes with the type json_schema, and only there", param="response_format"
+                )
+            schema = None if asked.json_schema is None else asked.json_schema.form
+            return StructuredOutputsParams(json=schema, json_object=schema is None or None)
+        return None if form is None else StructuredOutputsParams(**form.model_dump(by_alias=True))
 
 
 class CompletionRequest(_Generation):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -126,6 +127,23 @@ def test_logprobs_are_those_of_the_engine(client: Any, llm: LLM) -> None:
     assert [len(each) for each in best] == [2] * 6
 
 
+def test_answers_have_the_form_that_is_asked_for(client: Any) -> None:
+    pytest.importorskip("llguidance", reason="llguidance is an extra (serve)")
+    schema = {"type": "object", "properties": {"cat": {"type": "boolean"}}, "required": ["cat"]}
+    asked = {"name": "animals", "schema": schema | {"additionalProperties": False}}
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Tom had"}],
+        response_format={"type": "json_schema", "json_schema": asked},
+        temperature=0,
+    )
+    assert list(json.loads(answer.choices[0].message.content)) == ["cat"]
+    body = {"structured_outputs": {"choice": ["dog", "cat"]}}
+    answer = client.completions.create(model=MODEL, prompt="Tom had", extra_body=body)
+    assert answer.choices[0].text in ("dog", "cat")
+    assert answer.choices[0].finish_reason == "stop"
+
+
 def test_prompts_may_be_several_texts_or_token_ids_and_are_echoed(client: Any, server: Served) -> None:
     tokens = client.post("/../tokenize", body={"prompt": "Tom had"}, cast_to=object)["tokens"]
     assert client.post("/../detokenize", body={"tokens": tokens}, cast_to=object) == {"prompt": "Tom had"}
@@ -141,7 +159,7 @@ def test_model_is_listed_and_health_ready_and_version_are_said(client: Any, serv
     assert client.models.retrieve(MODEL).max_model_len == server.engine.limits.max_model_len
     for path in ("/health", "/ready", "/version"):
         response, body = server.send("GET", path)
-        assert (response.status, list(__import__("json").loads(body))) == (
+        assert (response.status, list(json.loads(body))) == (
             200,
             ["version" if path == "/version" else "status"],
         )

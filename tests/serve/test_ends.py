@@ -84,7 +84,8 @@ def test_metrics_count_what_was_computed(server: Served) -> None:
         "nkw_inter_token_latency_seconds_count",
     )
     client, prompt = server.client(), list(range(100, 133))
-    before = [metric(server, name) for name in counted]
+    steps = ("nkw_step_tokens_total", "nkw_padding_tokens_total")
+    before, launched = [[metric(server, name) for name in names] for names in (counted, steps)]
     for _ in range(2):
         answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=3, temperature=0, seed=1)
     tokens = answer.usage.completion_tokens
@@ -93,6 +94,9 @@ def test_metrics_count_what_was_computed(server: Served) -> None:
     assert [now - then for now, then in zip(after, before)] == [
         66, 2 * tokens, 32, 2, 2, 2, 2, 2 * (tokens - 1)
     ]  # fmt: skip
+    computed, padding = [metric(server, name) - then for name, then in zip(steps, launched)]
+    assert computed == 66 - 32 + 2 * (tokens - 1)
+    assert padding > 0
 
 
 @contextmanager

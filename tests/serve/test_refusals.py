@@ -60,7 +60,18 @@ def test_completion_that_cannot_be_is_refused(
 
 CHATS_REFUSED = [
     ({"tools": [{"type": "function"}]}, "nkw serve does not take the argument tools"),
-    ({"response_format": {"type": "json_object"}}, "nkw serve does not take the argument response_format"),
+    (
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+        "give response_format or structured_outputs",
+    ),
+    (
+        {"response_format": {"type": "json_schema"}},
+        "json_schema goes with the type json_schema, and only there",
+    ),
+    (
+        {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        "structured outputs take one of json, regex, choice, grammar, json_object; given are ['regex', 'choice']",
+    ),
     ({"messages": []}, "messages: List should have at least 1 item after validation, not 0"),
     ({"top_logprobs": 1}, "top_logprobs needs logprobs to be true"),
 ]
