@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from model.arguments import FIRST_PROMPT, count, load, pause, price, probability, rate, seed, temperature
+from model.serve import top
 from model.serve.arguments import add_arguments
 from simulate.errors import NkwError, shown
 from simulate.process import INTERRUPTED, imported, leave
@@ -42,13 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{DISTRIBUTION} {version()}")
             return 0
         if options.command is None:
-            _parser().error(f"a command is needed: generate, serve, plan, traffic, {', '.join(VERBS)}")
+            _parser().error(f"a command is needed: generate, serve, top, plan, traffic, {', '.join(VERBS)}")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows a question mark
         if options.command == "plan":
             from model.plan.command import plan_command as command
         elif options.command == "traffic":
             from model.traffic.command import traffic_command as command
+        elif options.command == "top":
+            from model.serve.top import top_command as command
         elif options.command == "serve":
             from model.serve.command import serve_command as command
         else:
@@ -125,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         ),
         PRETRAINED,
     )
+    top.add_arguments(_command(commands, "top", "show what a server does", "--url http://127.0.0.1:8000"))
     _add_plan(
         _command(
             commands,

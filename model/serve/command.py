@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import ipaddress
 import json
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,14 +16,13 @@ from model.engine import Engine
 from model.engine.async_engine import AsyncEngine
 from model.errors import ModelError
 from model.llm import EngineArgs, make_engine
-from simulate.files import read_text
+from model.serve.keys import read_keys
 from simulate.terminal import show_lines
 
 if TYPE_CHECKING:
     from model.serve.server import Server
 
 _EXTRA = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
-_SHORTEST_KEY = 16
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -52,24 +52,6 @@ def check_extra() -> None:
         raise ModelError(
             f"nkw serve needs {', '.join(missing)}; pip install 'nki-workbench[serve]'", "NKW-SERVE-EXTRA"
         )
-
-
-def read_keys(path: Path | None) -> list[str]:
-    """The keys of a file, one on each line; ModelError for a file without keys, and for short ones."""
-    if path is None:
-        return []
-    try:
-        keys = [line.strip() for line in read_text(path).splitlines() if line.strip()]
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path} is not text: {error}") from None
-    if not keys:
-        raise ModelError(f"{path} has no key; each line that is not empty is one")
-    wrong = next((n for n, key in enumerate(keys, 1) if len(key) < _SHORTEST_KEY or not key.isascii()), None)
-    if wrong is not None:
-        raise ModelError(f"key {wrong} of {path} is no ASCII text of at least {_SHORTEST_KEY} characters")
-    return keys
 
 
 def is_loopback(host: str) -> bool:
@@ -114,7 +96,12 @@ def _object(text: str | None) -> dict[str, Any] | None:
 def show_url(host: str) -> Callable[[int], None]:
     """What says on stdout where the server is, once it is there."""
     shown = f"[{host}]" if ":" in host else host
-    return lambda port: show_lines(f"http://{shown}:{port}/v1")
+
+    def show(port: int) -> None:
+        show_lines(f"http://{shown}:{port}/v1")
+        sys.stdout.flush()
+
+    return show
 
 
 async def serve(

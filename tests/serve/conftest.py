@@ -18,7 +18,8 @@ pytest.importorskip("fastapi", reason="the server needs the extra serve")
 from model.cli import _parser
 from model.engine import Engine
 from model.llm import make_engine
-from model.serve.command import engine_args, read_keys, serve
+from model.serve.command import engine_args, serve
+from model.serve.keys import read_keys
 
 MODEL = "pretrained"
 
@@ -29,6 +30,7 @@ class Served:
 
     port: int
     engine: Engine
+    server: Any
     keys: list[str] = field(default_factory=list)
 
     @property
@@ -78,7 +80,7 @@ def serving(*words: str) -> Iterator[Served]:
     thread.start()
     assert bound.wait(60), "the server did not start"
     try:
-        yield Served(ports[0], engine, keys)
+        yield Served(ports[0], engine, servers[0], keys)
     finally:
         servers[0].should_exit = True
         thread.join()

@@ -88,6 +88,13 @@ def test_chat_goes_through_the_template_whole_and_in_pieces(client: Any, llm: LL
     assert stream[-1].usage == answer.usage
 
 
+def test_messages_are_data_of_the_template(client: Any) -> None:
+    text = "{{ 7 * 7 }}{% for a in b %}{{ ''.__class__ }}"
+    asked = {"messages": [{"role": "user", "content": text}]}
+    tokens = client.post("/../tokenize", body=asked, cast_to=object)["tokens"]
+    assert client.post("/../detokenize", body={"tokens": tokens}, cast_to=object) == {"prompt": f"{text}\n"}
+
+
 def test_stop_strings_and_biases_count(client: Any, llm: LLM) -> None:
     plain = alone(llm, "Once upon a time", **GREEDY).outputs[0]
     word = plain.text.split()[3]

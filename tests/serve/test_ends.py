@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from model.cli import main
 from tests.interruptible import started
 from tests.serve.conftest import MODEL, Served
 
@@ -97,6 +100,32 @@ def test_metrics_count_what_was_computed(server: Served) -> None:
     computed, padding = [metric(server, name) - then for name, then in zip(steps, launched)]
     assert computed == 66 - 32 + 2 * (tokens - 1)
     assert padding > 0
+
+
+def test_top_shows_what_a_server_does(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{server.port}"
+    server.client().completions.create(model=MODEL, prompt="Tom had", max_tokens=2)
+    assert main(["top", "--url", url]) == 0
+    shown = dict(re.split("  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert shown["requests"] == "0 running, 0 waiting"
+    assert shown["new tokens"] == f"{metric(server, 'nkw_generation_tokens_total'):,.0f}"
+    assert re.fullmatch(r"p50 up to [\d.]+ s, p99 up to [\d.]+ s", shown["first token"])
+    assert main(["top", "--url", "http://127.0.0.1:1"]) == 2
+    assert main(["top", "--url", "file:///etc/passwd"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "nkw: error: http://127.0.0.1:1 does not answer: [Errno 111] Connection refused",
+        "nkw: error: --url is 'file:///etc/passwd'; it must be like http://127.0.0.1:8000",
+    ]
+
+
+def test_client_that_does_not_read_is_left(start: Callable[..., Any]) -> None:
+    with start("--write-timeout", "1", "--max-num-seqs", "1") as served, socket.socket() as lazy:
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect(("127.0.0.1", served.port))
+        lazy.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000)
+        wait_until(lambda: len(served.server.server_state.connections) == 1)
+        wait_until(lambda: not served.server.server_state.connections)
+        assert served.send("GET", "/health")[0].status == 200
 
 
 @contextmanager
