@@ -71,9 +71,9 @@ class Deployment:
         tp = setup.tp or _fewest(model, setup, cores, record.hbm_bytes_per_core)
         if tp > cores:
             raise ModelError(f"{tp} ranks on {instance.name}, which has {cores} cores")
-        undivided = model.config.undivided(tp)
-        if undivided is not None:
-            raise ModelError(f"{undivided}; this model takes {model.config.allowed_ranks()}")
+        refusal = model.config.refusal(tp)
+        if refusal is not None:
+            raise ModelError(refusal)
         self.replicas = setup.replicas or cores // tp
         if self.replicas * tp > cores:
             raise ModelError(

@@ -12,7 +12,7 @@ from model.mesh import Mesh
 from model.reference import ReferenceModel
 from model.weights import shard_weights
 from tests.model.reordering import reordered
-from tests.model.test_dense_families import CACHE, IDS, bound, load, oracle
+from tests.model.test_dense_families import CACHE, IDS, load, oracle
 from tests.model.test_kernel_model import load as load_llama
 from tests.model.tiny_families import TINY, write_tiny
 
@@ -52,9 +52,10 @@ def test_every_family_has_the_tokens_of_one_rank(tmp_path, name) -> None:
         *zip(model.prefill([first, second]), alone.prefill([first, second])),
         *zip(model.decode(*step), alone.decode(*step)),
     ):
-        assert np.abs(own.logits - wanted.logits).max() <= bound(name)
+        # Kernels and reference are each as far from exact logits as float32 takes transformers.
+        assert np.abs(own.logits - wanted.logits).max() <= 2 * oracle(name).bound()
         next_best, best = np.sort(wanted.logits)[-2:]
-        if best - next_best > 2 * bound(name):
+        if best - next_best > 2 * oracle(name).bound():
             assert own.ids[0] == np.argmax(wanted.logits)
 
 
@@ -62,7 +63,7 @@ def test_bfloat16_costs_what_it_costs_transformers(tmp_path) -> None:
     """A family whose rows are normalised by the ranks in launches of their own as well."""
     config, weights = load(write_tiny(tmp_path, "gemma2"))
     (own,) = model_of(config, weights, 2, dtype="bfloat16").prefill([IDS])
-    assert np.abs(own.logits - oracle("gemma2")[-1]).max() <= bound("gemma2", "bfloat16")
+    assert np.abs(own.logits - oracle("gemma2").logits[-1]).max() <= oracle("gemma2").bound("bfloat16")
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

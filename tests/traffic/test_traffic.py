@@ -227,7 +227,7 @@ def test_conversations_come_at_random_and_a_request_alone_comes_at_once(
         (("--max-model-len", "12"), "no request fits into the 12 tokens that the model takes"),
         (("--max-model-len", "129"), "requests of up to 129 tokens exceed the model's context, 128"),
         (("--sla", "ttft=1us"), "requests alone do not keep to the service level"),
-        (("--tp", "3"), "this model takes"),
+        (("--tp", "64"), "this model takes"),
         (("--tp", "4", "--replicas", "64"), "64 replicas of 4 ranks take 256 cores; trn2.48xlarge has 128"),
         (("--max-num-seqs", "9999"), "max_num_batched_tokens is 2048, less than"),
         (("--instance", "x"), "'x'"),
