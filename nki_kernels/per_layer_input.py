@@ -22,7 +22,7 @@ Tiling
     Both weights stay in SBUF. For 128 rows: x and inputs are loaded one row tile ahead, and x is transposed on the
     Tensor engine. The row tile before is multiplied, activated and gated meanwhile. The one before that is transposed,
     multiplied by w_output 512 columns at a time, and stored.
-    Two cores of a logical core take half of the rows each; up to 128 rows each core does the whole.
+    Two cores of a logical core take half of the rows each; up to 128 rows the first core does the whole.
 
 Limits
     P up to 512. Both weights together take at most 96 KiB of a partition: 2 * ceil(H / 128) * P elements of x's dtype,
@@ -39,7 +39,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import own_rows
+from nki_kernels.cores import divides_columns, own_rows
 from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.projection.block_loads import load_cast
@@ -62,6 +62,8 @@ def per_layer_input(x, w_gate, inputs, w_output, first=0, activation="gelu_tanh"
     width = w_gate.shape[1]
     check_arguments(x, w_gate, inputs, w_output, first)
     y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
+    if divides_columns(tokens) and nl.program_id(0) > 0:
+        return y
     start, end = own_rows(tokens)
     tiles = ranges(start, end)
     own = inputs[:, first : first + width]

@@ -148,11 +148,9 @@ def test_trace_holds_every_kernel_of_both_passes(write_model, tmp_path) -> None:
 
 
 def test_what_a_kernel_refuses_is_one_line_that_names_it(write_model) -> None:
-    config, weights = load(write_model(head_dim=258, num_hidden_layers=1))
+    config, weights = load(write_model(head_dim=514, num_hidden_layers=1))
     model = KernelModel(config, shard_weights(config, weights, 1), DryDevice("trn1", 1), 128)
-    with pytest.raises(
-        ModelError, match="attention_prefill takes head sizes up to 128, and even ones up to 256, not 258"
-    ):
+    with pytest.raises(ModelError, match="qkv_projection takes heads of at most 512, not 514"):
         model.prefill([IDS])
 
 

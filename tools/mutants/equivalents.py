@@ -61,7 +61,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "*.* duplicate: transpose_into(*",
         "*.* duplicate: transpose_rows(*",
         "prefill.cached.load_cached duplicate: load_piece(*",
-        "prefill.keys.load_new_keys duplicate: clean(*",
+        "prefill.keys.clean_keys duplicate: clean(*",
         "rope.rotate duplicate: nisa.tensor_tensor(dst=with_*",
         "tiles.rms_normalised duplicate: nisa.activation(dst=result*",
     ),

@@ -11,7 +11,9 @@ from tests.kernels.accuracy import copied, normal
 from tools.mutants.cases.case import BF16, EPS, Case, by_reference, weights
 
 
-def _layer(target: str, sequences: int, hidden: int, inner: int, dtype: Any, ranks: int = 1) -> Case:
+def _layer(
+    target: str, sequences: int, hidden: int, inner: int, dtype: Any, ranks: int = 1, biased: bool = False
+) -> Case:
     """A step of a layer: each rank has two query heads on the one key/value head, and its part of the MLP."""
     q, kv, positions = 2 * 16 * ranks, 16, 130
     caches = (
@@ -35,6 +37,11 @@ def _layer(target: str, sequences: int, hidden: int, inner: int, dtype: Any, ran
         return *products, *mlp, 1, None, None, None, None, group
 
     whole = shard(0, 1, None)
+    if biased:
+        rows = (
+            normal(seed, 1, width, dtype=dtype) for seed, width in ((19, inner), (20, inner), (21, hidden))
+        )
+        whole += (*(None,) * 5, "gelu_tanh", *rows)
     if ranks == 1:
         return by_reference("decoder_layer_decode", target, *whole)
     group = ReplicaGroup([list(range(ranks))])
@@ -49,4 +56,5 @@ def layer() -> list[Case]:
         _layer("trn1", 5, 64, 130, BF16),
         _layer("trn2", 2, 40, 36, np.float32, ranks=2),
         _layer("trn3", 129, 24, 40, np.float32),
+        _layer("trn2", 8, 48, 36, np.float32, biased=True),
     ]

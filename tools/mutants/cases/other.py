@@ -131,7 +131,7 @@ def _scaled_norms() -> list[Case]:
     return [
         by_reference(
             *("rmsnorm", target, *(normal(seed, rows, width) for seed, rows in ((4, rows), (5, 1))), EPS),
-            *(normal(6, rows, width), 0.0, None, 1, scale),
+            *(normal(6, rows, width), 0.0, None, None, scale),
         )
         for target, rows, width in (("trn2", 3, 172), ("trn1", 1, 20), ("trn3", 130, 72))
     ]
