@@ -1,4 +1,4 @@
-"""A Llama read from a Hugging Face folder, run by NKI kernels or by plain numpy.
+"""Language models read from Hugging Face folders, run by NKI kernels or by plain numpy.
 
 `LLM` and `SamplingParams` are imported when they are asked for; importing this package alone imports nothing.
 """
