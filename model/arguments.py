@@ -1,4 +1,6 @@
-"""Numbers on the command line, each with the sentence that refuses another text; and the prompt of no options."""
+"""Numbers on the command line, each with the sentence that refuses another text; an option of several commands; and
+the prompt of no options.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,15 @@ FIRST_PROMPT = "Once upon a time"
 _LOWEST_RATE, _HIGHEST_RATE = 1e-6, 1e9  # requests a second; at the highest they come 1 ns apart
 _LONGEST_PAUSE = 1e6  # seconds
 _LOWEST_PRICE, _HIGHEST_PRICE = 1e-6, 1e9  # dollars an hour; beyond them prices of tokens leave float64
+
+
+def add_sequence(parser: argparse.ArgumentParser) -> None:
+    """Add `--sp` to the options of a command that has `--tp`."""
+    parser.add_argument(
+        "--sp",
+        action="store_true",
+        help="the ranks of --tp cut the rows of prompts among them, for norms and residuals",
+    )
 
 
 def count(text: str) -> int:

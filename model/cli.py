@@ -1,4 +1,6 @@
-"""The command `nkw`: its options and exit statuses. What it does is in `command.py`, imported when it is needed.
+"""The command `nkw`: its commands and exit statuses, and the options of `nkw generate`.
+
+What a command does is in a `command.py`, imported when it is needed; other options are in files `arguments.py`.
 
 Exit status: 0 done, 2 wrong input (one line on stderr), 130 interrupted.
 """
@@ -14,16 +16,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from model.arguments import FIRST_PROMPT, count, load, pause, price, probability, rate, seed, temperature
+from model.arguments import FIRST_PROMPT, add_sequence, count, probability, seed, temperature
+from model.plan import arguments as plan
+from model.serve import arguments as serve
 from model.serve import top
-from model.serve.arguments import add_arguments
+from model.traffic import arguments as traffic
 from simulate.errors import NkwError, shown
 from simulate.process import INTERRUPTED, imported, leave
 from simulate.targets import TARGETS
 from simulate.verbs import VERBS
 
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
-DTYPES = ("auto", "bfloat16", "float16", "float32")
 ACTIVATIONS = ("auto", "float32", "bfloat16")
 BACKENDS = ("simulate", "numpy", "neuron")
 
@@ -107,7 +110,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="nkw",
-        description="NKI Workbench: NKI kernels run, timed and checked without a chip, and a Llama made of them.",
+        description="NKI Workbench: NKI kernels run, timed and checked without a chip, and models made of them.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -119,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
             "--max-new-tokens 8",
         )
     )
-    add_arguments(
+    serve.add_arguments(
         _command(
             commands,
             "serve",
@@ -129,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         PRETRAINED,
     )
     top.add_arguments(_command(commands, "top", "show what a server does", "--url http://127.0.0.1:8000"))
-    _add_plan(
+    plan.add_arguments(
         _command(
             commands,
             "plan",
@@ -137,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
             "model/pretrained --tp 2",
         )
     )
-    _add_traffic(
+    traffic.add_arguments(
         _command(
             commands,
             "traffic",
@@ -224,7 +227,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="groups of such ranks, which share the prompts (default: %(default)s)",
     )
-    _add_sequence(parser)
+    add_sequence(parser)
     parser.add_argument(
         "--backend",
         metavar="NAME",
@@ -284,191 +287,3 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write ids, checks and predictions as JSON; - is stdout"
     )
-
-
-def _add_sequence(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--sp",
-        action="store_true",
-        help="the ranks of --tp cut the rows of prompts among them, for norms and residuals",
-    )
-
-
-def _add_plan(parser: argparse.ArgumentParser) -> None:
-    parser.description = textwrap.fill(
-        "From a config.json alone: parameters, bytes, what fits where, and the predicted times of a prompt and of a "
-        "decode step, composed of dry runs of this project's kernels.",
-        78,
-    )
-    parser.add_argument("config", metavar="CONFIG", type=Path, help="config.json, or a folder that holds one")
-    parser.add_argument(
-        "--instance",
-        metavar="NAME",
-        help="instance type, or several over EFA: '4 x trn1.32xlarge' (default: trn2.48xlarge)",
-    )
-    parser.add_argument(
-        "--accelerator",
-        metavar="NAME",
-        help="instead, the roofline of h100, a100 or any peaks given as TFLOPS,TB/s",
-    )
-    parser.add_argument(
-        "--tp",
-        metavar="N",
-        type=count,
-        help="tensor-parallel ranks, one core each (default: the fewest that hold the model)",
-    )
-    _add_sequence(parser)
-    parser.add_argument(
-        "--batch",
-        metavar="N",
-        type=count,
-        default=1,
-        help="sequences decoded together (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prompt",
-        metavar="N",
-        type=count,
-        help="tokens of a prompt (default: 896, or what the context leaves)",
-    )
-    parser.add_argument(
-        "--generate", metavar="N", type=count, help="tokens generated (default: an eighth of 1,024)"
-    )
-    parser.add_argument(
-        "--dtype",
-        metavar="NAME",
-        choices=DTYPES,
-        default="auto",
-        help="bfloat16, float16, float32 or auto, what the config names (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--price",
-        metavar="DOLLARS",
-        type=price,
-        help="of the instance for an hour: adds the price of tokens",
-    )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan as JSON; - is stdout")
-
-
-def _add_traffic(parser: argparse.ArgumentParser) -> None:
-    parser.description = textwrap.fill(
-        "The scheduler of the engine serves requests on the clock of predicted steps: times to first token, "
-        "between tokens and end to end, throughput, goodput, pages, and the rate at which the service level breaks.",
-        78,
-    )
-    parser.add_argument("config", metavar="CONFIG", type=Path, help="config.json, or a folder that holds one")
-    parser.add_argument("--instance", metavar="NAME", help="instance type (default: trn2.48xlarge)")
-    parser.add_argument(
-        "--tp",
-        metavar="N",
-        type=count,
-        help="tensor-parallel ranks of a replica (default: the fewest that hold the sequences of a step)",
-    )
-    parser.add_argument(
-        "--replicas",
-        metavar="N",
-        type=count,
-        help="copies of the model (default: all that the instance holds)",
-    )
-    parser.add_argument(
-        "--rate", metavar="R", type=rate, help="requests a second, at random; of a trace, its times stretched"
-    )
-    parser.add_argument(
-        "--load",
-        metavar="SHARE",
-        type=load,
-        help="instead, a share of the rate at which the service level breaks (default: 90%%, without a trace)",
-    )
-    parser.add_argument(
-        "--trace",
-        metavar="FILE",
-        type=Path,
-        help="requests of a CSV file with TIMESTAMP, ContextTokens, GeneratedTokens, or of a ShareGPT JSON file",
-    )
-    parser.add_argument(
-        "--users",
-        metavar="N",
-        type=count,
-        help="instead, users that each wait for the answer before they go on",
-    )
-    parser.add_argument(
-        "--think", metavar="SECONDS", type=pause, default=0.0, help="for so long, with --users (default: 0)"
-    )
-    parser.add_argument(
-        "--requests", metavar="N", type=count, help="requests (default: 1,000, or the whole trace)"
-    )
-    parser.add_argument(
-        "--prompt-lengths",
-        metavar="LENGTHS",
-        default="512",
-        help="tokens: 512, 128..1024, exp:512 or lognormal:512,0.8 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--output-lengths", metavar="LENGTHS", default="128", help="the same (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--shared-prefix",
-        metavar="N[:GROUPS]",
-        help="tokens before every prompt, the same for all requests of a group",
-    )
-    parser.add_argument(
-        "--sla",
-        metavar="BOUNDS",
-        default="ttft=500ms,itl=50ms",
-        help="the service level of a request: ttft, itl (its mean) and e2e (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="serve the same requests in other ways: static batches, whole prompts, no prefix cache, half the "
-        "buckets, other tp",
-    )
-    parser.add_argument(
-        "--max-num-seqs",
-        metavar="N",
-        type=count,
-        default=256,
-        help="sequences of a step (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-num-batched-tokens",
-        metavar="N",
-        type=count,
-        default=2048,
-        help="tokens of a step (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-model-len", metavar="N", type=count, help="tokens of a request (default: those of the longest)"
-    )
-    parser.add_argument(
-        "--block-size", metavar="N", type=count, default=16, help="positions of a page (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--no-chunked-prefill",
-        dest="chunked_prefill",
-        action="store_false",
-        help="compute a prompt in one step, in which nothing decodes",
-    )
-    parser.add_argument(
-        "--no-prefix-caching",
-        dest="prefix_caching",
-        action="store_false",
-        help="compute every prompt whole",
-    )
-    parser.add_argument(
-        "--dtype",
-        metavar="NAME",
-        choices=DTYPES,
-        default="auto",
-        help="bfloat16, float16, float32 or auto, what the config names (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", metavar="S", type=seed, default=0, help="of arrivals and lengths (default: 0)"
-    )
-    parser.add_argument(
-        "--price",
-        metavar="DOLLARS",
-        type=price,
-        help="of the instance for an hour: adds the price of tokens",
-    )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the prediction as JSON; - is stdout")

@@ -1,0 +1,73 @@
+"""The options of `nkw plan`, and those that every command takes that reads a config.json alone."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from pathlib import Path
+
+from model.arguments import add_sequence, count, price
+
+_DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options to a parser."""
+    parser.description = textwrap.fill(
+        "From a config.json alone: parameters, bytes, what fits where, and the predicted times of a prompt and of a "
+        "decode step, composed of dry runs of this project's kernels.",
+        78,
+    )
+    parser.add_argument(
+        "--instance",
+        metavar="NAME",
+        help="instance type, or several over EFA: '4 x trn1.32xlarge' (default: trn2.48xlarge)",
+    )
+    parser.add_argument(
+        "--accelerator",
+        metavar="NAME",
+        help="instead, the roofline of h100, a100 or any peaks given as TFLOPS,TB/s",
+    )
+    parser.add_argument(
+        "--tp",
+        metavar="N",
+        type=count,
+        help="tensor-parallel ranks, one core each (default: the fewest that hold the model)",
+    )
+    add_sequence(parser)
+    parser.add_argument(
+        "--batch",
+        metavar="N",
+        type=count,
+        default=1,
+        help="sequences decoded together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt",
+        metavar="N",
+        type=count,
+        help="tokens of a prompt (default: 896, or what the context leaves)",
+    )
+    parser.add_argument(
+        "--generate", metavar="N", type=count, help="tokens generated (default: an eighth of 1,024)"
+    )
+    add_config(parser)
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan as JSON; - is stdout")
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add the config, the dtype in which it is planned, and the price of the instance."""
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="config.json, or a folder that holds one")
+    parser.add_argument(
+        "--dtype",
+        metavar="NAME",
+        choices=_DTYPES,
+        default="auto",
+        help="bfloat16, float16, float32 or auto, what the config names (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--price",
+        metavar="DOLLARS",
+        type=price,
+        help="of the instance for an hour: adds the price of tokens",
+    )
