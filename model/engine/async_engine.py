@@ -1,7 +1,7 @@
 """The engine for many callers at once: a thread computes steps; coroutines submit, follow and cancel requests.
 
-Only the thread touches the engine. Between two steps it does what callers asked for, so a request that is cancelled
-gives back its pages before the next step.
+Only the thread touches the engine. Between two steps it carries out the callers' commands, so a cancelled
+request gives back its pages before the next step.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class AsyncEngine:
         self._watch = watch
         self._taken: dict[Stream, int] = {}
         self._followed: dict[str, _Followed] = {}
-        self._wishes: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -125,8 +125,8 @@ class AsyncEngine:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread after its step; requests on their way stay as they are."""
-        self._wishes.put(None)
+        """End the thread after its step; requests that have not ended get no further token."""
+        self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
     @property
@@ -172,16 +172,11 @@ class AsyncEngine:
         """
         assert self._loop is not None, "start was not called"
         wanted = len(prompts) * params.n
-        if wanted > self.places:
-            raise ModelError(
-                f"{wanted} continuations are asked for; {self.places} at most are computed at once"
-            )
-        if self.taken + wanted > self.places:
-            raise EngineFull
+        self.check_places(wanted)
         stream = Stream(wanted, self._leave)
         self._taken[stream] = wanted
         accepted: asyncio.Future[None] = self._loop.create_future()
-        self._wishes.put(lambda: self._submit(stream, id, prompts, params, priority, accepted))
+        self._commands.put(lambda: self._submit(stream, id, prompts, params, priority, accepted))
         try:
             await accepted
         except BaseException:
@@ -192,19 +187,19 @@ class AsyncEngine:
     def _leave(self, stream: Stream) -> None:
         """Cancel a stream's requests between this step and the next."""
         if self._taken.pop(stream, None) is not None:
-            self._wishes.put(lambda: self._cancel(stream))
+            self._commands.put(lambda: self._cancel(stream))
 
     def _run(self) -> None:
-        """The thread: wishes first, then a step; without requests it waits for a wish."""
+        """The thread: commands first, then a step; without requests it waits for a command."""
         while True:
             try:
-                wish = self._wishes.get(block=not self._engine.busy)
+                command = self._commands.get(block=not self._engine.busy)
             except Empty:
                 self._step()
                 continue
-            if wish is None:
+            if command is None:
                 return
-            wish()
+            command()
 
     def _step(self) -> None:
         try:

@@ -1,6 +1,6 @@
 """The engine: requests in, text out, step by step.
 
-Each step asks the scheduler what to compute, has a runner compute it, chooses a token for every request whose last
+Each step asks the scheduler what to compute, has the model compute it, chooses a token for every request whose last
 token was computed, and says what became of each. It has no thread and no clock of its own: whoever calls `step` has.
 """
 
@@ -83,7 +83,7 @@ class Engine:
         """Let a request wait for its turn; its output fills up from step to step.
 
         Raises ModelError for an id in use, a prompt without tokens or without room for a new one, token ids outside the
-        vocabulary, and a request that never fits into the pages.
+        vocabulary, a form that cannot be, and a request that never fits into the pages.
         """
         limits = self.limits
         if id in self._groups:
@@ -105,14 +105,13 @@ class Engine:
         number, now = next(self._numbers), self._clock()
         most = room if params.max_tokens is None else min(room, params.max_tokens)
         request = Request(id, list(prompt_ids), most, priority, now)
-        if params.structured_outputs is not None:
-            self._grammars.constraint(params.structured_outputs)
-        self.scheduler.submit(request)
         outputs = [CompletionOutput(index) for index in range(params.n)]
         output = RequestOutput(id, prompt, list(prompt_ids), outputs, RequestMetrics(now))
         seed = (limits.seed, number) if params.seed is None else (params.seed,)
-        self._groups[id] = _Group(output, params, seed)
-        self._sequences[request] = self._sequence(self._groups[id], 0)
+        group = _Group(output, params, seed)
+        sequence = self._sequence(group, 0)
+        self.scheduler.submit(request)
+        self._groups[id], self._sequences[request] = group, sequence
         return output
 
     def cancel(self, id: str) -> None:
@@ -167,7 +166,7 @@ class Engine:
         return [group.output for group in groups]
 
     def _choose(self, chunk: Chunk, rows: Sequence[StepOutput]) -> list[Choice]:
-        """The tokens that follow a chunk: drafts as long as they are right, and the one after them."""
+        """The tokens that follow a chunk: its drafts up to the first wrong one, and one more token."""
         sampler, choices = self._sequences[chunk.request].sampler, list[Choice]()
         for row, draft in zip(rows, (*chunk.drafts, None)):
             choices.append(sampler.choose(_logits(row)))
@@ -211,10 +210,10 @@ class Engine:
         metrics.last_token_time = now
         output.token_ids.append(choice.token)
         if choice.logprobs is not None:
-            output.logprobs = [*(output.logprobs or ()), choice.logprobs]
-            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + choice.logprobs[
-                choice.token
-            ].logprob
+            own = choice.logprobs[choice.token].logprob
+            output.logprobs = output.logprobs or []
+            output.logprobs.append(choice.logprobs)
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + own
         if choice.token in limits.end_tokens and not params.ignore_eos:
             self._end(request, "stop", None)
         elif choice.token in (params.stop_token_ids or ()):
@@ -242,7 +241,7 @@ class Engine:
         sequence.group.output.metrics.num_preemptions += request.preemptions
 
     def _end_all(self, group: _Group, reason: FinishReason, stopped_by: str | None) -> None:
-        """End the continuations of a prompt, those that were never begun as well."""
+        """End all continuations of a prompt; some may have no token yet."""
         for request, sequence in list(self._sequences.items()):
             if sequence.group is group:
                 self._end(request, reason, stopped_by)
@@ -280,6 +279,6 @@ class _Sequence:
 
 
 def _logits(answer: StepOutput) -> np.ndarray:
-    """The logits of the whole vocabulary, which a runner of the engine returns."""
+    """The logits of the whole vocabulary."""
     assert answer.logits is not None, "a step without logits"
     return answer.logits

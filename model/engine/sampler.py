@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,10 @@ class TokenSampler:
         self._draw = draw
         self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
         self._chosen: Counter[int] = Counter()
+
+    @cached_property
+    def _prompt_counts(self) -> Counter[int]:
+        return Counter(self._prompt)
 
     @property
     def complete(self) -> bool:
@@ -131,7 +136,7 @@ class TokenSampler:
         if (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0, 0, 1):
             return {}
         return {
-            "prompt_counts": _counted(Counter(self._prompt), size),
+            "prompt_counts": _counted(self._prompt_counts, size),
             "output_counts": _counted(self._chosen, size),
         }
 

@@ -203,7 +203,7 @@ class Scheduler:
     def steady_steps(self, batch: Batch) -> int:
         """How many steps in a row, this one included, decide alike while no request comes or is cancelled.
 
-        One, except where all requests decode, none of those that wait can start, and the free pages suffice.
+        More than one only where every running request decodes, no waiting one can start, and the free pages suffice.
         """
         everyone = batch.only_decodes and len(batch.chunks) == len(self._running)
         if not everyone or batch.preempted or (self._waiting and not self._is_full):
