@@ -73,6 +73,8 @@ class SamplingParams:
         for name, value, least, most in ranges:
             if value is not None and not least <= value <= most:
                 raise ModelError(f"{name} is {value}; it must be between {least:g} and {most:g}")
+        if not self.skip_special_tokens:
+            raise ModelError("skip_special_tokens is False; texts are decoded without special tokens only")
         if not 0 < self.top_p <= 1:
             raise ModelError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
         if not all(stops):

@@ -225,6 +225,7 @@ def test_arguments_that_cannot_be_are_refused(arguments, said) -> None:
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"logprobs": 21}, "logprobs"),
         ({"stop": ""}, "stop string is empty"),
+        ({"skip_special_tokens": False}, "skip_special_tokens is False"),
         ({"logit_bias": {1: 101}}, "logit_bias of token 1"),
         ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
     ],
@@ -235,13 +236,13 @@ def test_parameters_out_of_range_are_refused(values, said) -> None:
 
 
 def test_parameters_at_their_limits_are_taken() -> None:
-    SamplingParams(
-        temperature=0,
-        top_p=1,
-        top_k=-1,
-        min_p=1,
-        max_tokens=None,
-        presence_penalty=2,
-        repetition_penalty=16,
-        logprobs=20,
-    )
+    limits = {
+        "temperature": 0,
+        "top_p": 1,
+        "top_k": -1,
+        "min_p": 1,
+        "max_tokens": None,
+        "presence_penalty": 2,
+    }
+    params = SamplingParams(**limits, repetition_penalty=16, logprobs=20)
+    assert {name: getattr(params, name) for name in limits} == limits
