@@ -19,7 +19,7 @@ from model.engine.speculation import DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
 from model.families import load_config
 from model.paged_model import PagedModel
-from model.state import PagePool
+from model.state import PagePool, check_block_size
 from model.tokenizer import Tokenizer
 from model.weights import shard_weights
 from simulate.terminal import progress
@@ -63,8 +63,7 @@ def make_engine(args: EngineArgs) -> Engine:
     length = min(2048, config.context) if args.max_model_len is None else args.max_model_len
     if not 1 < length <= config.context:
         raise ModelError(f"max_model_len is {length}; this model takes 2 to {config.context} positions")
-    if args.block_size not in (1, 2, 4, 8, 16, 32, 64, 128):
-        raise ModelError(f"block_size is {args.block_size}; pages have 1, 2, 4 … 128 positions")
+    check_block_size(args.block_size)
     speculation = _Speculation.of(args.speculative_config)
     tokenizer = Tokenizer(folder, config.vocab_size)
     options = SchedulerOptions(

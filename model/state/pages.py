@@ -13,6 +13,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
+from model.errors import ModelError
+
+BLOCK_SIZES = tuple(2**power for power in range(8))
+"""Positions of a page that the attention kernels take: those that divide the 128 partitions of a tile."""
+
 Key = bytes
 """What a full page holds: a digest of 16 bytes."""
 
@@ -20,6 +25,12 @@ Key = bytes
 def page_key(parent: Key, tokens: Sequence[int]) -> Key:
     """The key of a page of `tokens` behind the page of key `parent`; behind none, `parent` names what else decides."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+def check_block_size(block_size: int) -> None:
+    """ModelError for pages that the attention kernels do not take."""
+    if block_size not in BLOCK_SIZES:
+        raise ModelError(f"block_size is {block_size}; pages have 1, 2, 4 … 128 positions")
 
 
 class PagePool:

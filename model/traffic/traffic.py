@@ -13,6 +13,7 @@ from model.errors import ModelError
 from model.folder import config_file
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.plan import DEFAULT_INSTANCE
+from model.state import check_block_size
 from model.tokenizer import Tokenizer
 from model.traffic.deployment import LIMITS, Deployment, Setup
 from model.traffic.lengths import Lengths
@@ -74,8 +75,7 @@ class Request:
             raise ModelError(f"{self.requests} requests; a run takes at most {LARGEST:,}")
         if self.users is not None and self.users > LARGEST:
             raise ModelError(f"{self.users} users; a run takes at most {LARGEST:,}")
-        if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128):
-            raise ModelError(f"block_size is {self.block_size}; pages have 1, 2, 4 … 128 positions")
+        check_block_size(self.block_size)
 
 
 @dataclass(frozen=True)
