@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """`heads` query heads in `kv_heads` groups, over `ranks` ranks, of which there are no more than query heads."""
+    """`heads` query heads in `kv_heads` groups, divided over `ranks` ranks: at most as many as query heads."""
 
     heads: int
     kv_heads: int

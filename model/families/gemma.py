@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: norms around every layer, scaled embeddings, and layers that see a window between those that see all.
+"""Gemma 2 and 3: norms around every layer, scaled embeddings, layers with a window and layers without.
 
 Norms add 1 to their weights. Gemma 2 caps scores and logits; Gemma 3 normalises queries and keys head by head, and its
 layers with a window turn them by frequencies of another base.

@@ -1,7 +1,7 @@
 """Times of kernels from dry runs, at few enough sizes that a plan takes seconds.
 
 - Up to 128 rows go through the weights together, with almost the same instructions: between launches at 1, 16 and 128
-  rows, times are taken as linear. Products of rows that ranks cut among them are launched as they are.
+  rows, times are taken as linear. With sequence parallelism products are launched at their own number of rows.
 - Beyond some thousand rows a kernel repeats itself, products with weights every 1,536 rows and attention every 512: the
   number of instructions is a polynomial in the number of repetitions, linear for products and beyond a window of
   attention, quadratic for attention else. Forward differences of launches at the first sizes with the same remainder

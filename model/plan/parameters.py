@@ -49,7 +49,7 @@ class BlockCounts:
     `mlp_width` is the width of `mlp` where it is one block, of which every rank holds as many elements.
     `attention_shared` are the parameters of `attention` that more ranks than key/value heads hold several times,
     `attention_again` those that a rank holds a second time, because its keys are its values too. `whole` are
-    those that every rank holds whole. `other_cache_per_token` is what the layer reads of another one's cache.
+    those that every rank holds whole. `other_cache_per_token` are elements that the layer reads of another's cache.
     Products are multiply-adds: for a (query, key) pair over all heads in a prompt and in a decode step, and for a
     token beside those with weights. Where `window` is a number, a token sees that many positions and the cache holds
     no more.

@@ -1,7 +1,7 @@
 """What clients send: OpenAI's arguments, checked for names and types; vLLM's further ones under its names.
 
-Ranges are checked where they are meant, in `SamplingParams` and in the engine. An argument that would change the answer
-and is not computed is refused by name; those that change nothing are accepted.
+Ranges are checked where they are meant, in `SamplingParams` and in the engine. An unsupported
+argument that would change the answer is refused by name; one that changes nothing is accepted.
 """
 
 from __future__ import annotations

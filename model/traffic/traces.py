@@ -1,4 +1,4 @@
-"""Traces of real requests, read as they are published.
+"""Traces of real requests, in their published formats.
 
 The Azure LLM inference traces are CSV files with the columns TIMESTAMP, ContextTokens and GeneratedTokens. A file of
 ShareGPT's form is a JSON list of conversations; of each, the first two turns are a prompt and its answer, whose tokens

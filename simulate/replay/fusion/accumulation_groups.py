@@ -183,7 +183,7 @@ def _runs(members: Sequence[Op]) -> list[list[Op]]:
 
 
 def _longest_run(offsets: Collection[int], extent: int, stride: int) -> list[int]:
-    """Of parts with so many elements along an axis, those that make one matrix with the first part."""
+    """Offsets of the parts that form one matrix with the first part; a part has `extent` elements, `stride` apart."""
     first = min(offsets)
     found = [first]
     while stride and found[-1] + extent * stride in offsets:
