@@ -12,7 +12,7 @@ from typing import Any
 from model.chat import ChatTemplate, Message
 from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
-from model.device import SimulatedDevice, reference_of
+from model.device import SimulatedDevice
 from model.engine import Engine, EngineLimits, RequestOutput, SamplingParams, Scheduler, SchedulerOptions
 from model.engine.buckets import MOST_ROWS, Buckets
 from model.engine.speculation import DraftModel, PromptLookup, Proposer
@@ -85,7 +85,6 @@ def make_engine(args: EngineArgs) -> Engine:
         Scheduler(pool, options),
         tokenizer,
         limits,
-        reference_of("sample"),
         time.monotonic,
         speculation.proposer(config, args, pool, buckets),
     )

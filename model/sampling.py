@@ -16,6 +16,34 @@ from model.errors import ModelError
 
 
 @dataclass(frozen=True)
+class SampleRow:
+    """How one token is drawn: a row of what the kernel `sample` takes beside logits, by the same names.
+
+    A `top_k` of 0 is the whole vocabulary. `bias`, [vocabulary] float32, is added to the logits; penalties go by
+    `prompt_counts` and `output_counts`, [vocabulary] float32, which are there together. With `logprobs` the logarithms
+    of the probabilities of as many likeliest tokens are wanted, and that of the drawn one: of the logits as they are.
+    """
+
+    uniform: float
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    bias: np.ndarray | None = None
+    prompt_counts: np.ndarray | None = None
+    output_counts: np.ndarray | None = None
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    logprobs: int | None = None
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits change before the draw."""
+        return self.bias is not None or self.output_counts is not None
+
+
+@dataclass(frozen=True)
 class StepOutput:
     """The output of one step: scores of the next token.
 

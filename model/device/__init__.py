@@ -5,7 +5,6 @@ No other package of the model imports the simulator.
 
 from __future__ import annotations
 
-from model.device.binding import reference_of
 from model.device.chips import INSTANCES, Hardware, Instance, chip, instance_named, kernel_limit
 from model.device.dry import DryDevice
 from model.device.files import write_page, write_passes
@@ -25,7 +24,6 @@ __all__ = [
     "instance_named",
     "kernel_limit",
     "rank_of_this_process",
-    "reference_of",
     "write_page",
     "write_passes",
 ]

@@ -57,12 +57,6 @@ def kernel_named(name: str) -> Any:
     return getattr(nki_kernels, name)
 
 
-def reference_of(name: str) -> Any:
-    """The numpy reference of a kernel of `nki_kernels`, which binds the simulator."""
-    bind_simulator()
-    return kernel_named(f"{name}_reference")
-
-
 def by_rank(arguments: Sequence[tuple[Any, ...]]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """The arguments of every rank, as the simulator takes them."""
     return [(tuple(each), {}) for each in arguments]

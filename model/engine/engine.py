@@ -6,22 +6,20 @@ token was computed, and says what became of each. It has no thread and no clock 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-
-import numpy as np
 
 from model.engine.buckets import BucketUse
 from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from model.engine.params import SamplingParams
 from model.engine.request import Request
-from model.engine.sampler import Choice, Draw, TokenSampler
-from model.engine.scheduler import Chunk, Scheduler
+from model.engine.sampler import Choice, TokenSampler, choose
+from model.engine.scheduler import Batch, Chunk, Scheduler
 from model.engine.speculation import Acceptance, Proposer, Steps
 from model.engine.structured import Grammars
 from model.errors import ModelError
-from model.sampling import StepOutput
+from model.sampling import SampleRow, StepOutput
 from model.stop_strings import StopStrings
 from model.tokenizer import Tokenizer, TokenStream
 
@@ -45,7 +43,6 @@ class Engine:
         scheduler: Scheduler,
         tokenizer: Tokenizer,
         limits: EngineLimits,
-        draw: Draw,
         clock: Callable[[], float],
         proposer: Proposer | None = None,
     ) -> None:
@@ -55,7 +52,6 @@ class Engine:
         self.limits = limits
         self._model = model
         self._tokenizer = tokenizer
-        self._draw = draw
         self._clock = clock
         self._grammars = Grammars(tokenizer.as_json, limits.vocab_size, limits.end_tokens)
         self._groups: dict[str, _Group] = {}
@@ -135,16 +131,10 @@ class Engine:
         if self._proposer is not None:
             for request, drafts in self._proposer.propose(batch).items():
                 batch.chunks[request] = batch.chunks[request].with_drafts(drafts)
+        rows = self._rows(batch)
         answers = self._model.step(batch)
-        choices: dict[Request, list[Choice]] = {}
-        groups: dict[_Group, None] = {}
-        for request, rows in answers.items():
-            group = self._sequences[request].group
-            groups[group] = None
-            try:
-                choices[request] = self._choose(batch.chunks[request], rows)
-            except ModelError as error:
-                group.failure = error.message
+        choices = self._choose(batch, rows, answers)
+        groups = dict.fromkeys(self._sequences[request].group for request in answers)
         now = self._clock()
         self.scheduler.finish(
             batch, {request: [choice.token for choice in own] for request, own in choices.items()}
@@ -160,21 +150,54 @@ class Engine:
                 self._fork(request, group, answers[request][-1])
             for choice in own:
                 if request in self._sequences:
-                    self._take(request, choice, now)
+                    self._take(request, choice, now, choice is own[-1])
         for group in groups:
             self._settle(group)
         return [group.output for group in groups]
 
-    def _choose(self, chunk: Chunk, rows: Sequence[StepOutput]) -> list[Choice]:
-        """The tokens that follow a chunk: its drafts up to the first wrong one, and one more token."""
-        sampler, choices = self._sequences[chunk.request].sampler, list[Choice]()
-        for row, draft in zip(rows, (*chunk.drafts, None)):
-            choices.append(sampler.choose(_logits(row)))
-            if choices[-1].token != draft:
+    def _rows(self, batch: Batch) -> dict[Request, list[SampleRow]]:
+        """The draws of the requests that choose; where one has no token to choose from, its group fails."""
+        rows = {}
+        for request, chunk in batch.chunks.items():
+            if chunk.chooses:
+                sequence = self._sequences[request]
+                try:
+                    rows[request] = sequence.sampler.rows(chunk.drafts)
+                except ModelError as error:
+                    sequence.group.failure = error.message
+        return rows
+
+    def _choose(
+        self,
+        batch: Batch,
+        rows: Mapping[Request, Sequence[SampleRow]],
+        answers: Mapping[Request, Sequence[StepOutput]],
+    ) -> dict[Request, list[Choice]]:
+        """The tokens that follow each chunk: its drafts up to the first wrong one, and one more token."""
+        flat = [(row, answer) for request, own in rows.items() for row, answer in zip(own, answers[request])]
+        found = iter(choose(flat, self._tokenizer.decode))
+        choices = {}
+        for request, own in rows.items():
+            drawn = [next(found) for _ in own]
+            try:
+                choices[request] = self._taken(batch.chunks[request], drawn)
+            except ModelError as error:
+                self._sequences[request].group.failure = error.message
+        return choices
+
+    def _taken(self, chunk: Chunk, drawn: Sequence[Choice | ModelError]) -> list[Choice]:
+        """The choices that follow one another; raises the error of one that they need."""
+        sampler, chosen = self._sequences[chunk.request].sampler, list[Choice]()
+        for choice, draft in zip(drawn, (*chunk.drafts, None)):
+            if isinstance(choice, ModelError):
+                raise choice
+            chosen.append(choice)
+            sampler.take(choice.token)
+            if choice.token != draft:
                 break
         if chunk.drafts:
-            self.acceptance.add(len(chunk.drafts), len(choices) - 1)
-        return choices
+            self.acceptance.add(len(chunk.drafts), len(chosen) - 1)
+        return chosen
 
     def _sequence(self, group: _Group, index: int) -> _Sequence:
         params, prompt = group.params, group.output.prompt_token_ids
@@ -184,7 +207,7 @@ class Engine:
             group,
             group.output.outputs[index],
             TokenSampler(
-                *(params, prompt, ends, (*group.seed, index), self._draw, self._tokenizer.decode),
+                *(params, prompt, ends, (*group.seed, index), self.limits.vocab_size),
                 None if form is None else self._grammars.constraint(form),
             ),
             self._tokenizer.stream(prompt),
@@ -197,12 +220,14 @@ class Engine:
         for index in range(1, group.params.n):
             child = self.scheduler.fork(request, f"{request.id} {index}")
             sequence = self._sequences[child] = self._sequence(group, index)
-            choice = sequence.sampler.choose(_logits(answer))
+            (choice,) = choose([(sequence.sampler.rows()[0], answer)], self._tokenizer.decode)
+            assert isinstance(choice, Choice), "the first continuation was chosen from the same logits"
+            sequence.sampler.take(choice.token)
             child.tokens[-1] = choice.token
-            self._take(child, choice, self._clock())
+            self._take(child, choice, self._clock(), last=True)
 
-    def _take(self, request: Request, choice: Choice, now: float) -> None:
-        """A continuation gets a token, and may end with it."""
+    def _take(self, request: Request, choice: Choice, now: float, last: bool) -> None:
+        """A continuation gets a token, and may end with it; the `last` one of a step may complete its form."""
         sequence, limits = self._sequences[request], self.limits
         output, params = sequence.output, sequence.group.params
         metrics = sequence.group.output.metrics
@@ -226,7 +251,7 @@ class Engine:
                 if params.include_stop_str_in_output:
                     output.text += sequence.stops.found
                 self._end(request, "stop", sequence.stops.found)
-            elif sequence.sampler.complete:
+            elif last and sequence.sampler.complete:
                 self._end(request, "stop", None)
             elif len(output.token_ids) == request.max_new_tokens:
                 self._end(request, "length", None)
@@ -276,9 +301,3 @@ class _Sequence:
     sampler: TokenSampler
     stream: TokenStream
     stops: StopStrings
-
-
-def _logits(answer: StepOutput) -> np.ndarray:
-    """The logits of the whole vocabulary."""
-    assert answer.logits is not None, "a step without logits"
-    return answer.logits

@@ -1,25 +1,23 @@
-"""Chooses the tokens of one continuation from the logits of its steps.
+"""What one continuation asks of each draw, and the choices that follow from the draws of a step.
 
-The draw is that of the kernel `sample`, of all candidates: its numpy reference is called here. Random numbers are
-numpy's Philox, one for each token, so a seed gives the same numbers on every machine and however requests are batched.
+Random numbers are numpy's Philox, one for each token, so a seed gives the same numbers on every machine and however
+requests are batched.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from model.engine.draw import draw
 from model.engine.params import SamplingParams
 from model.engine.structured import Constraint
 from model.errors import ModelError
+from model.sampling import SampleRow, StepOutput
 
-Draw = Callable[..., tuple[np.ndarray, ...]]
-"""`sample_reference` of nki_kernels."""
+Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Choice:
 
 
 class TokenSampler:
-    """The choices of one continuation; `ends` are tokens that end it, and `seed` decides its random numbers."""
+    """The draws of one continuation; `ends` are tokens that end it, and `seed` decides its random numbers."""
 
     def __init__(
         self,
@@ -48,113 +46,142 @@ class TokenSampler:
         prompt: Sequence[int],
         ends: Sequence[int],
         seed: Sequence[int],
-        draw: Draw,
-        decode: Callable[[Sequence[int]], str],
+        size: int,
         constraint: Constraint | None = None,
     ) -> None:
         self._constraint = constraint
-        self._decode = decode
         self._params = params
-        self._prompt = prompt
         self._ends = list(ends)
-        self._draw = draw
+        self._size = size
         self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
-        self._chosen: Counter[int] = Counter()
-
-    @cached_property
-    def _prompt_counts(self) -> Counter[int]:
-        return Counter(self._prompt)
+        self._numbers: list[float] = []
+        self._chosen = 0
+        penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
+        self._counts = None if penalties == (0, 0, 1) else np.zeros(size, np.float32)
+        self._prompt_counts = None if self._counts is None else _counted(prompt, size)
+        self._fixed_bias = self._given_bias()
 
     @property
     def complete(self) -> bool:
         """Whether the text has the form it was asked for, and nothing may follow."""
         return self._constraint is not None and self._constraint.complete
 
-    def choose(self, logits: np.ndarray) -> Choice:
-        """The next token, from logits [vocabulary] float32. ModelError where the largest is not finite."""
-        if not np.isfinite(logits.max()):
-            raise ModelError(
-                f"the model's largest logit is {logits.max()}; its weights are too large or not finite"
-            )
-        uniform = self._generator.random(dtype=np.float32)
-        bias, counts = self._bias(len(logits)), self._counts(len(logits))
-        if self._params.temperature == 0 and bias is None and not counts:
-            token = int(np.argmax(logits))
-        else:
-            token = self._drawn(logits, uniform, bias, counts)
-        self._chosen[token] += 1
+    def rows(self, drafts: Sequence[int] = ()) -> list[SampleRow]:
+        """The draw of the next token, and of the one behind each of some drafts, up to one that ends or breaks a form.
+
+        Raises ModelError where no token is left for the first of them.
+        """
+        rows = [self._row(())]
+        taken = 0
+        for place, draft in enumerate(drafts, 1):
+            bias = rows[-1].bias
+            if bias is not None and not bias[draft] > -np.inf:
+                break
+            if self._constraint is not None:
+                if self.complete or not self._constraint.accept(draft):
+                    break
+                taken += 1
+                if self.complete:
+                    break
+            try:
+                rows.append(self._row(drafts[:place]))
+            except ModelError:  # where no token may follow a draft, that is said when it was chosen
+                break
+        if self._constraint is not None and taken:
+            self._constraint.take_back(taken)
+        return rows
+
+    def take(self, token: int) -> None:
+        """The token of the next draw was chosen."""
+        self._numbers.pop(0)
+        self._chosen += 1
+        if self._counts is not None:
+            self._counts[token] += 1
         if self._constraint is not None and not self.complete:
             self._constraint.accept(token)
-        return self._choice(logits, token)
 
-    def _drawn(
-        self, logits: np.ndarray, uniform: float, bias: np.ndarray | None, counts: dict[str, np.ndarray]
-    ) -> int:
-        params, size = self._params, len(logits)
-
-        def column(value: float) -> np.ndarray:
-            return np.full((1, 1), value, np.float32)
-
-        chosen, *_ = self._draw(
-            logits[None],
-            column(uniform),
-            column(params.temperature),
-            column(params.top_k if params.top_k > 0 else size),
-            column(params.top_p),
-            column(params.min_p),
-            size,
-            bias=bias,
-            repetition=column(params.repetition_penalty),
-            presence=column(params.presence_penalty),
-            frequency=column(params.frequency_penalty),
-            **counts,
+    def _row(self, drafts: Sequence[int]) -> SampleRow:
+        params, place = self._params, len(drafts)
+        while len(self._numbers) <= place:
+            self._numbers.append(float(self._generator.random(dtype=np.float32)))
+        return SampleRow(
+            self._numbers[place],
+            params.temperature,
+            max(0, params.top_k),
+            params.top_p,
+            params.min_p,
+            self._bias(place),
+            self._prompt_counts,
+            None if self._counts is None else self._counts + _counted(drafts, self._size),
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+            params.logprobs,
         )
-        return int(chosen[0, 0])
 
-    def _bias(self, size: int) -> np.ndarray | None:
+    def _given_bias(self) -> np.ndarray | None:
         params = self._params
-        masks_ends = bool(self._ends) and self._chosen.total() < params.min_tokens
-        given = params.logit_bias or params.allowed_token_ids is not None or self._constraint is not None
-        if not given and not masks_ends:
+        if not params.logit_bias and params.allowed_token_ids is None:
             return None
-        bias = np.zeros((1, size), np.float32)
+        bias = np.zeros(self._size, np.float32)
         if params.allowed_token_ids is not None:
             bias[:] = -np.inf
-            bias[0, list(params.allowed_token_ids)] = 0
+            bias[list(params.allowed_token_ids)] = 0
         for token, added in (params.logit_bias or {}).items():
-            bias[0, token] += added
+            bias[token] += added
+        return bias
+
+    def _bias(self, drafts: int) -> np.ndarray | None:
+        """What is added to the logits behind so many drafts."""
+        masks_ends = bool(self._ends) and self._chosen + drafts < self._params.min_tokens
+        if self._fixed_bias is None and self._constraint is None and not masks_ends:
+            return None
+        bias = np.zeros(self._size, np.float32) if self._fixed_bias is None else self._fixed_bias.copy()
         if masks_ends:
-            bias[0, self._ends] = -np.inf
+            bias[self._ends] = -np.inf
         if self._constraint is not None and not self.complete:
-            bias[0, ~self._constraint.allowed()] = -np.inf
+            bias[~self._constraint.allowed()] = -np.inf
         if not np.isfinite(bias).any():
             raise ModelError("allowed_token_ids, min_tokens and structured_outputs leave no token to choose")
         return bias
 
-    def _counts(self, size: int) -> dict[str, Any]:
-        params = self._params
-        if (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0, 0, 1):
-            return {}
-        return {
-            "prompt_counts": _counted(self._prompt_counts, size),
-            "output_counts": _counted(self._chosen, size),
-        }
 
-    def _choice(self, logits: np.ndarray, token: int) -> Choice:
-        count = self._params.logprobs
-        if count is None:
-            return Choice(token, None)
-        wide = logits.astype(np.float64)
-        shares = wide - wide.max()
-        shares -= np.log(np.exp(shares).sum())
-        best = np.argsort(-shares, kind="stable")[:count]
-        wanted = dict.fromkeys([token, *map(int, best)])
-        ranks = {each: int((shares > shares[each]).sum()) + 1 for each in wanted}
-        found = {each: Logprob(float(shares[each]), ranks[each], self._decode([each])) for each in wanted}
-        return Choice(token, found)
+def choose(draws: Sequence[tuple[SampleRow, StepOutput]], decode: Decode) -> list[Choice | ModelError]:
+    """The choices of rows from the logits of their steps; an error where the largest logit is not finite."""
+    if not draws:
+        return []
+    logits = np.stack([_logits(answer) for _, answer in draws])
+    largest = logits.max(axis=1)
+    tokens = draw(logits, [row for row, _ in draws])
+    choices: list[Choice | ModelError] = []
+    for (row, _), own, most, token in zip(draws, logits, largest, tokens.tolist()):
+        if not np.isfinite(most):
+            choices.append(
+                ModelError(f"the model's largest logit is {most}; its weights are too large or not finite")
+            )
+        else:
+            found = None if row.logprobs is None else logprobs(own, token, row.logprobs, decode)
+            choices.append(Choice(token, found))
+    return choices
 
 
-def _counted(counts: Counter[int], size: int) -> np.ndarray:
-    row = np.zeros((1, size), np.float32)
-    row[0, list(counts)] = list(counts.values())
-    return row
+def logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict[int, Logprob]:
+    """The logarithms of probabilities of a token and the `count` likeliest ones, from logits [vocabulary]."""
+    wide = logits.astype(np.float64)
+    shares = wide - wide.max()
+    shares -= np.log(np.exp(shares).sum())
+    best = np.argsort(-shares, kind="stable")[:count]
+    wanted = dict.fromkeys([token, *map(int, best)])
+    ranks = {each: int((shares > shares[each]).sum()) + 1 for each in wanted}
+    return {each: Logprob(float(shares[each]), ranks[each], decode([each])) for each in wanted}
+
+
+def _logits(answer: StepOutput) -> np.ndarray:
+    """The logits of the whole vocabulary."""
+    assert answer.logits is not None, "a step without logits"
+    return answer.logits
+
+
+def _counted(tokens: Sequence[int], size: int) -> np.ndarray:
+    """How often each token is among some, [vocabulary] float32."""
+    return np.bincount(np.asarray(tokens, np.int64), minlength=size).astype(np.float32)

@@ -59,9 +59,13 @@ class Constraint:
         mask[: len(known)] = known
         return mask
 
-    def accept(self, token: int) -> None:
-        """A token was chosen."""
-        self._matcher.consume_token(token)
+    def accept(self, token: int) -> bool:
+        """A token was chosen; says whether it may follow."""
+        return bool(self._matcher.consume_token(token))
+
+    def take_back(self, count: int) -> None:
+        """The last tokens were not chosen."""
+        self._matcher.rollback(count)
 
 
 class Grammars:

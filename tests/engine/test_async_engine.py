@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.device import reference_of
 from model.engine import Batch, Engine, EngineLimits, Request, SamplingParams, Scheduler, SchedulerOptions
 from model.engine.async_engine import AsyncEngine, EngineFailed, EngineFull, Stream, TokenPrompt
 from model.errors import ModelError
@@ -52,7 +51,7 @@ def engine_of(stepper: Stepper, places: int = 4) -> tuple[AsyncEngine, PagePool]
     limits = EngineLimits((0,), VOCABULARY, 32)
     scheduler = Scheduler(pool, SchedulerOptions(4, 32))
     tokenizer = Tokenizer(PRETRAINED, VOCABULARY)
-    engine = Engine(stepper, scheduler, tokenizer, limits, reference_of("sample"), lambda: 0.0)
+    engine = Engine(stepper, scheduler, tokenizer, limits, lambda: 0.0)
     return AsyncEngine(engine, places), pool
 
 

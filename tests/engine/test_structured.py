@@ -99,3 +99,25 @@ def test_a_missing_library_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ModelError, match=r"pip install 'nki-workbench\[serve\]'"):
         llm().generate(PROMPTS[0], SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"])))
+
+
+def test_drafts_keep_the_form_and_change_no_token() -> None:
+    """What is masked behind a draft follows from the draft, and is forgotten where the draft is wrong."""
+    speculative = LLM(
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_model_len=128,
+        num_pages=20,
+        speculative_config={"num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1},
+    )
+    form = StructuredOutputsParams(regex="(the cat and ){6}[0-9]{4}[.]")
+    for params in (
+        SamplingParams(temperature=0, max_tokens=60, structured_outputs=form),
+        SamplingParams(seed=5, max_tokens=60, structured_outputs=form, repetition_penalty=1.1),
+    ):
+        (wanted,) = llm().generate("the cat and the dog", params, use_tqdm=False)
+        (found,) = speculative.generate("the cat and the dog", params, use_tqdm=False)
+        assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
+        assert found.outputs[0].finish_reason == "stop"
+    assert min(speculative.engine.acceptance.rates) > 0.2
+    assert speculative.engine.acceptance.rates[0] < 1
