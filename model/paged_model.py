@@ -76,7 +76,7 @@ class PagedModel:
             for number, chunk in enumerate(part.chunks):
                 if chunk.chooses:
                     first = number * of_each
-                    outputs[chunk.request] = rows[first : first + 1 + len(chunk.drafts)]
+                    outputs[chunk.request] = rows[first : first + 1 + chunk.verified]
         return outputs
 
     def _given(self, part: Part) -> dict[str, np.ndarray]:

@@ -104,8 +104,8 @@ class Buckets:
         decoding: dict[int, list[Chunk]] = {1: [], 1 + self.drafts: []}
         groups = dict[tuple[int, int, int], list[Chunk]]()
         for chunk in batch.chunks.values():
-            if chunk.count == 1 + len(chunk.drafts):
-                decoding[1 + self.drafts if chunk.drafts else 1].append(chunk)
+            if chunk.count == 1 + chunk.verified:
+                decoding[1 + self.drafts if chunk.verified else 1].append(chunk)
             else:
                 tokens = rounded(self.tokens, chunk.count)
                 prefix = rounded(self.context, chunk.start) if chunk.start else 0

@@ -71,6 +71,11 @@ class Chunk:
         own = self.request.tokens[self.start : end]
         return own if end <= known else [*own, *self.drafts[max(0, self.start - known) : end - known]]
 
+    @property
+    def verified(self) -> int:
+        """How many drafts stand behind its first token; what comes after each of them is a choice too."""
+        return min(len(self.drafts), self.count - 1)
+
     def with_drafts(self, drafts: Sequence[int]) -> Chunk:
         """The chunk with drafts to verify, no more than it has slots."""
         assert len(drafts) <= self.draft_slots, f"{len(drafts)} drafts for {self.draft_slots} slots"

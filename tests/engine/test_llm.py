@@ -147,10 +147,22 @@ def test_drafts_change_no_token(speculation) -> None:
         assert tuple(tuple(each.token_ids) for each in output.outputs) == alone(prompt, own)
     acceptance = speculative.engine.acceptance
     assert acceptance.verified[0] > 0
-    if "model" in speculation:  # a model of its own drafts nothing else than it chooses
-        greedy = speculative.generate(prompts[0], params[0], use_tqdm=False)
-        assert greedy[0].outputs[0].token_ids == outputs[0].outputs[0].token_ids
     assert speculative.engine.scheduler.pool.free == 20
+
+
+def test_a_model_drafts_for_itself_what_each_of_several_requests_chooses() -> None:
+    speculative = LLM(
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        max_model_len=128,
+        num_pages=32,
+        speculative_config={"model": PRETRAINED, "num_speculative_tokens": 3},
+    )
+    greedy = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    speculative.generate(PROMPTS[:3], greedy, use_tqdm=False)
+    acceptance = speculative.engine.acceptance
+    assert acceptance.verified[2] >= 6
+    assert acceptance.rates == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
