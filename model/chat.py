@@ -1,8 +1,9 @@
 """Chat templates: the messages of a conversation become the text of a prompt, by Jinja2 in its sandbox.
 
 A folder holds its template as `chat_template.jinja`, or as `chat_template` of tokenizer_config.json: a text, or a list
-of named ones, of which `default` is taken. A template is a program of strangers. It runs in Jinja2's immutable sandbox,
-and in a copy of this process with limits, because a loop may never end and a product may take all memory.
+of named ones, of which `tool_use` is taken for conversations with tools, where it is there, and `default` otherwise.
+A template is a program of strangers. It runs in Jinja2's immutable sandbox, and in a copy of this process with limits,
+because a loop may never end and a product may take all memory.
 """
 
 from __future__ import annotations
@@ -43,10 +44,15 @@ class ChatTemplate:
         """Read the template; ModelError where the folder has none."""
         folder = Path(folder)
         fields = Fields(folder / _CONFIG, optional=True)
-        self._path, self._source = _source(folder, fields)
+        self._path, self._source, self._of_tools = _sources(folder, fields)
         self._tokens = {name: text for name in _TOKENS if (text := _token(fields, name)) is not None}
 
-    def render(self, messages: Sequence[Message], **variables: Any) -> str:
+    @property
+    def text_with_tools(self) -> str:
+        """The template, as text, of a conversation with tools."""
+        return self._of_tools
+
+    def render(self, messages: Sequence[Message], /, **variables: Any) -> str:
         """The text of a conversation, with the start of the assistant's answer.
 
         `variables` are further names that the template reads. Raises ModelError for what is no Jinja2, for what the
@@ -54,7 +60,8 @@ class ChatTemplate:
         """
         given = {"add_generation_prompt": True, "tools": None, "documents": None} | variables
         given |= {"messages": [dict(each) for each in messages], **self._tokens}
-        said = answer(lambda: _rendered(self._source, given), _LIMITS, 4 * _MOST_CHARACTERS + len(_DONE))
+        source = self._of_tools if given["tools"] else self._source
+        said = answer(lambda: _rendered(source, given), _LIMITS, 4 * _MOST_CHARACTERS + len(_DONE))
         if not said:
             raise self._error(
                 f"does not end within {_LIMITS.cpu_seconds} seconds and {_LIMITS.memory_bytes >> 20} MiB"
@@ -127,30 +134,33 @@ def _refuse(message: str) -> NoReturn:
     raise _Refusal(message)
 
 
-def _source(folder: Path, fields: Fields) -> tuple[Path, str]:
-    """The template's text and the file that holds it."""
+def _sources(folder: Path, fields: Fields) -> tuple[Path, str, str]:
+    """The file that holds the template, its text, and the text for conversations with tools."""
     path = folder / _FILE
     try:
-        return path, read_text(path)
+        text = read_text(path)
+        return path, text, text
     except FileNotFoundError:
         pass
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}", "NKW-MODEL-CHAT") from None
     except UnicodeDecodeError as error:
         raise ModelError(f"{path} is not text: {error}", "NKW-MODEL-CHAT") from None
-    found = fields.get(_FIELD, None)
+    found = of_tools = fields.get(_FIELD, None)
     if isinstance(found, list):
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
         found = named.get("default")
+        of_tools = named.get("tool_use", found)
         if found is None:
             raise fields.error(_FIELD, "none of the templates is called default")
     if found is None:
         raise ModelError(
             f"{folder} has no chat template: neither {_FILE} nor {_FIELD} in {_CONFIG}", "NKW-MODEL-CHAT"
         )
-    if not isinstance(found, str):
-        raise fields.error(_FIELD, f"{found!r:.60} is not a template")
-    return folder / _CONFIG, found
+    for each in (found, of_tools):
+        if not isinstance(each, str):
+            raise fields.error(_FIELD, f"{each!r:.60} is not a template")
+    return folder / _CONFIG, found, of_tools
 
 
 def _token(fields: Fields, name: str) -> str | None:

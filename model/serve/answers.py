@@ -8,8 +8,10 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from model.engine import Logprob
+from model.serve.messages import ToolCall
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class CachedTokens(BaseModel):
@@ -82,7 +84,8 @@ class AnswerMessage(BaseModel):
     """An answer."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -91,7 +94,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: str | int | None = None
 
 
@@ -107,12 +110,12 @@ class ChatCompletion(BaseModel):
 
 
 class ChatPiece(BaseModel):
-    """The next piece of one answer: in `delta`, its role or text."""
+    """The next piece of one answer: in `delta`, its role, text, or pieces of calls."""
 
     index: int
-    delta: dict[str, str]
+    delta: dict[str, Any]
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: str | int | None = None
 
 

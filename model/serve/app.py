@@ -14,9 +14,10 @@ from starlette.exceptions import HTTPException
 from model.engine.async_engine import EngineFailed, EngineFull, Stream
 from model.errors import ModelError
 from model.serve import answers
+from model.serve.chatting import Chatting
 from model.serve.errors import ApiError, queue_is_full, stopping_now
 from model.serve.gate import error_bytes
-from model.serve.generation import Chatting, ClientGone, Completing, Service, while_connected
+from model.serve.generation import ClientGone, Completing, Service, while_connected
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE, Metrics
 from model.serve.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -101,7 +102,7 @@ async def tokenize(asked: TokenizeRequest, service: Shared) -> answers.Tokens:
     if (asked.prompt is None) == (asked.messages is None):
         raise ApiError(400, "either prompt or messages is needed", param="prompt")
     if asked.messages is not None:
-        ids = list((await service.conversation(asked.messages)).ids)
+        ids = list((await service.conversation(asked.messages, asked.variables())).ids)
     else:
         ids = await service.texts.encode(asked.prompt or "", asked.add_special_tokens)
     return answers.Tokens(count=len(ids), max_model_len=service.engine.limits.max_model_len, tokens=ids)

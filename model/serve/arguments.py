@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 from model.arguments import count, seed
+from model.serve.calls import TOOL_CALL_PARSERS
 from simulate.targets import TARGETS
 
 _DTYPES = ("auto", "float32", "bfloat16")
@@ -86,6 +87,12 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         "--speculative-config",
         metavar="JSON",
         help="drafts, as LLM takes them: '{\"num_speculative_tokens\": 3}' looks them up in the prompt",
+    )
+    add(
+        "--tool-call-parser",
+        metavar="NAME",
+        choices=TOOL_CALL_PARSERS,
+        help="how the model writes calls: hermes or llama3_json (default: as its chat template says)",
     )
     add("--seed", metavar="S", type=seed, default=0, help="of requests that have none (default: 0)")
     add(

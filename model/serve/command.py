@@ -118,13 +118,15 @@ async def serve(
     from model.serve.metrics import Metrics
     from model.serve.server import ConnectionLimits, Server
     from model.serve.texts import Texts
+    from model.serve.tools import tool_parser
 
     name = options.served_model_name or Path(options.model).resolve().name
     metrics = Metrics(name)
     asynchronous = AsyncEngine(engine, options.max_num_seqs + options.max_queue, metrics.watch)
     metrics.show(asynchronous.state)
     texts = Texts(Path(options.model), engine.limits.vocab_size)
-    service = Service(asynchronous, texts, name)
+    parser = tool_parser(Path(options.model), options.tool_call_parser)
+    service = Service(asynchronous, texts, name, parser)
     hosts = None if keys else LOOPBACK_NAMES | {options.host.lower()}
     app = Gate(make_app(service, metrics), Keys(keys), options.max_body, options.body_timeout, hosts)
 

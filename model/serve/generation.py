@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
@@ -14,7 +14,8 @@ from model.engine.async_engine import AsyncEngine, EngineFailed, Stream, TokenPr
 from model.serve import answers
 from model.serve.errors import ApiError, stopping_now
 from model.serve.log import LOG
-from model.serve.requests import ChatMessage, ChatRequest, CompletionRequest
+from model.serve.messages import ChatMessage
+from model.serve.requests import CompletionRequest
 from model.serve.texts import Texts
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ class Service:
     engine: AsyncEngine
     texts: Texts
     model: str
+    tool_parser: str | None
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
 
@@ -38,14 +40,16 @@ class Service:
                 404, f"the model does not exist; this server has {self.model}", "model_not_found", "model"
             )
 
-    async def conversation(self, messages: Sequence[ChatMessage]) -> TokenPrompt:
+    async def conversation(
+        self, messages: Sequence[ChatMessage], variables: Mapping[str, Any]
+    ) -> TokenPrompt:
         """The prompt that the chat template makes of messages, whose special tokens it writes itself."""
-        text = await self.texts.render([each.for_template() for each in messages])
+        text = await self.texts.render([each.for_template() for each in messages], variables)
         return TokenPrompt(await self.texts.encode(text, special_tokens=False), text)
 
 
 @dataclass
-class _Continuation:
+class Continuation:
     """One continuation so far."""
 
     text: str = ""
@@ -63,7 +67,7 @@ class _Continuation:
 
 
 @dataclass
-class _Answering(Generic[T]):
+class Answering(Generic[T]):
     """One request on its way."""
 
     service: Service
@@ -102,9 +106,9 @@ class _Answering(Generic[T]):
             LOG.error("a step failed", exc_info=error.__cause__)
             raise ApiError(500, "the model could not compute the answer", "engine_failed") from None
 
-    async def whole(self, stream: Stream) -> list[_Continuation]:
+    async def whole(self, stream: Stream) -> list[Continuation]:
         """All continuations, in the order of their places."""
-        found = [_Continuation() for _ in range(len(self.prompts) * self.params.n)]
+        found = [Continuation() for _ in range(len(self.prompts) * self.params.n)]
         async for update in self.updates(stream):
             found[self.place(update)].add(update)
         return found
@@ -121,7 +125,7 @@ class _Answering(Generic[T]):
         )
 
 
-class Completing(_Answering[CompletionRequest]):
+class Completing(Answering[CompletionRequest]):
     """`/v1/completions`."""
 
     @classmethod
@@ -186,65 +190,6 @@ class Completing(_Answering[CompletionRequest]):
         self, token_ids: Sequence[int], found: Sequence[dict[int, Logprob]], offset: int
     ) -> answers.CompletionLogprobs | None:
         return None if self.params.logprobs is None else answers.completion_logprobs(token_ids, found, offset)
-
-
-class Chatting(_Answering[ChatRequest]):
-    """`/v1/chat/completions`."""
-
-    @classmethod
-    async def prepared(cls, service: Service, asked: ChatRequest) -> Chatting:
-        """With the conversation as ids; ApiError or ModelError for what cannot be."""
-        service.check_model(asked.model)
-        self = cls(service, asked, "chatcmpl")
-        self.params = asked.params()
-        self.prompts = [await service.conversation(asked.messages)]
-        return self
-
-    async def answer(self, stream: Stream) -> answers.ChatCompletion:
-        """The whole answer."""
-        choices = [
-            answers.ChatChoice(
-                index=index,
-                message=answers.AnswerMessage(content=each.text),
-                logprobs=self._logprobs(each.token_ids, each.logprobs),
-                finish_reason=each.finish_reason,
-                stop_reason=each.stop_reason,
-            )
-            for index, each in enumerate(await self.whole(stream))
-        ]
-        return answers.ChatCompletion(**self.head, choices=choices, usage=self.usage(stream))
-
-    async def events(self, stream: Stream) -> AsyncIterator[str]:
-        """The pieces as JSON: of each choice first its role, then its text."""
-        begun: set[int] = set()
-        async for update in self.updates(stream):
-            index = self.place(update)
-            if index not in begun:
-                begun.add(index)
-                yield self._chunk(
-                    [answers.ChatPiece(index=index, delta={"role": "assistant", "content": ""})]
-                )
-            logprobs = self._logprobs(update.token_ids, update.logprobs)
-            if update.text or logprobs is not None or update.finish_reason is not None:
-                piece = answers.ChatPiece(
-                    index=index,
-                    delta={"content": update.text} if update.text else {},
-                    logprobs=logprobs,
-                    finish_reason=update.finish_reason,  # type: ignore[arg-type]
-                    stop_reason=update.stop_reason,
-                )
-                yield self._chunk([piece])
-        if self.asked.include_usage:
-            yield self._chunk([], self.usage(stream))
-
-    def _chunk(self, choices: list[answers.ChatPiece], usage: answers.Usage | None = None) -> str:
-        return answers.ChatChunk(**self.head, choices=choices, usage=usage).model_dump_json()
-
-    def _logprobs(
-        self, token_ids: Sequence[int], found: Sequence[dict[int, Logprob]]
-    ) -> answers.ChatLogprobs | None:
-        count = self.params.logprobs
-        return None if count is None else answers.chat_logprobs(token_ids, found, count)
 
 
 class ClientGone(Exception):

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from model.engine import SamplingParams
 from model.engine.structured import StructuredOutputsParams
 from model.serve.errors import ApiError
+from model.serve.messages import ChatMessage, Checked, NamedTool, Tool, template_variables
+from model.serve.tools import ToolUse
 
 _IGNORED = (
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "safety_identifier",
     "service_tier",
@@ -29,28 +30,20 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "modalities": (["text"],),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
 }
 """Values that ask for nothing, of arguments that are refused otherwise."""
 
 _MOST_STOPS = 16
 
 
-class _Checked(BaseModel):
-    """Arguments of exactly these names and types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class StreamOptions(_Checked):
+class StreamOptions(Checked):
     """What a stream holds beside the text."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
-class JsonSchema(_Checked):
+class JsonSchema(Checked):
     """The schema of an answer."""
 
     name: str
@@ -59,14 +52,14 @@ class JsonSchema(_Checked):
     strict: bool | None = None
 
 
-class ResponseFormat(_Checked):
+class ResponseFormat(Checked):
     """The form of an answer in OpenAI's words."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(_Checked):
+class StructuredOutputs(Checked):
     """The form of a text in vLLM's words: one of these."""
 
     json_schema: dict[str, Any] | str | None = Field(None, alias="json")
@@ -76,7 +69,7 @@ class StructuredOutputs(_Checked):
     json_object: bool | None = None
 
 
-class _Generation(_Checked):
+class _Generation(Checked):
     """The arguments that both ways of asking share."""
 
     model: str
@@ -176,27 +169,6 @@ class CompletionRequest(_Generation):
         return self.prompt  # type: ignore[return-value]
 
 
-class TextPart(_Checked):
-    """A part of a message; only text is read."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(_Checked):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates read it: the content is one text."""
-        parts = self.content
-        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return {"role": self.role, "content": content} | ({} if self.name is None else {"name": self.name})
-
-
 class ChatRequest(_Generation):
     """`POST /v1/chat/completions`: a conversation to answer."""
 
@@ -204,6 +176,39 @@ class ChatRequest(_Generation):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def tool_use(self) -> ToolUse | None:
+        """The functions that may or must be called; None where none is given or none may be."""
+        functions, choice = [each.function for each in self.tools or ()], self.tool_choice
+        names = [each.name for each in functions]
+        if len(set(names)) < len(names):
+            raise ApiError(400, "two tools have the same name", param="tools")
+        several = self.parallel_tool_calls is not False
+        if isinstance(choice, NamedTool):
+            if choice.function.name not in names:
+                raise ApiError(400, "tool_choice names a function that is not in tools", param="tool_choice")
+            one = functions[names.index(choice.function.name)]
+            return ToolUse([one], held=True, several=False)
+        if choice == "required" and not functions:
+            raise ApiError(400, "tool_choice is required and there are no tools", param="tool_choice")
+        if choice == "none" or not functions:
+            return None
+        return ToolUse(functions, choice == "required", several)
+
+    def _form(self) -> StructuredOutputsParams | None:
+        """The form of required calls, or the one that is asked for."""
+        form, use = super()._form(), self.tool_use()
+        if form is not None and use is not None:
+            raise ApiError(400, "an answer that may call tools takes no other form", param="response_format")
+        return form if use is None else use.form()
+
+    def variables(self) -> dict[str, Any]:
+        """What the chat template reads beside the messages."""
+        return template_variables(None if self.tool_use() is None else self.tools, self.chat_template_kwargs)
 
     def params(self) -> SamplingParams:
         """How to choose tokens; as many as the context allows where the request does not say."""
@@ -213,16 +218,22 @@ class ChatRequest(_Generation):
         return self._params(most, (self.top_logprobs or 0) if self.logprobs else None)
 
 
-class TokenizeRequest(_Checked):
+class TokenizeRequest(Checked):
     """`POST /tokenize`: a text or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
 
+    def variables(self) -> dict[str, Any]:
+        """What the chat template reads beside the messages."""
+        return template_variables(self.tools, self.chat_template_kwargs)
 
-class DetokenizeRequest(_Checked):
+
+class DetokenizeRequest(Checked):
     """`POST /detokenize`: token ids."""
 
     model: str | None = None

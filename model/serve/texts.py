@@ -10,7 +10,7 @@ import asyncio
 import json
 import multiprocessing
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,9 +46,9 @@ class Texts:
         text: str = await self._ask("decode", list(ids))
         return text
 
-    async def render(self, messages: Sequence[Message]) -> str:
-        """A conversation as the text of a prompt, which has its special tokens."""
-        text: str = await self._ask("render", list(messages))
+    async def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        """A conversation as the text of a prompt, which has its special tokens; templates read `variables` too."""
+        text: str = await self._ask("render", list(messages), dict(variables))
         return text
 
     def stop(self) -> None:
@@ -105,7 +105,8 @@ def _answers(pipe: Connection, folder: Path, vocab_size: int) -> None:
         try:
             if what == "render":
                 template = template or ChatTemplate(folder)
-                answer = True, template.render(*arguments)
+                messages, variables = arguments
+                answer = True, template.render(messages, **variables)
             else:
                 answer = True, getattr(tokenizer, what)(*arguments)
         except ModelError as error:

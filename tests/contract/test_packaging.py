@@ -51,6 +51,7 @@ NEED_AN_EXTRA = {
     "model/serve/answers.py",
     "model/serve/app.py",
     "model/serve/gate.py",
+    "model/serve/messages.py",
     "model/serve/metrics.py",
     "model/serve/requests.py",
     "model/serve/server.py",

@@ -59,7 +59,6 @@ def test_completion_that_cannot_be_is_refused(
 
 
 CHATS_REFUSED = [
-    ({"tools": [{"type": "function"}]}, "nkw serve does not take the argument tools"),
     (
         {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
         "give response_format or structured_outputs",
@@ -84,7 +83,6 @@ def test_chat_that_cannot_be_is_refused(server: Served, changes: dict[str, Any],
 
 def test_arguments_that_ask_for_nothing_are_taken(server: Served) -> None:
     empty = {
-        "tools": [],
         "response_format": {"type": "text"},
         "user": "me",
         "top_logprobs": None,

@@ -1,0 +1,247 @@
+"""The official client lets a model call functions: required, chosen by the model, whole and in pieces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.chat import ChatTemplate
+from model.errors import ModelError
+from model.serve.tools import tool_parser
+from tests.serve.conftest import MODEL, Served, serving
+from tests.serve.scripted import write_scripted
+from tests.serve.test_refusals import CHAT, posted
+
+openai = pytest.importorskip("openai", reason="openai is an extra of development (dev)")
+pytest.importorskip("llguidance", reason="llguidance is an extra (serve)")
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/City"}, "days": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"City": {"enum": ["Paris", "Oslo"]}},
+}
+
+
+def tool(name: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+    given = {} if parameters is None else {"parameters": parameters}
+    return {"type": "function", "function": {"name": name, "description": f"{name}?", **given}}
+
+
+TOOLS = [tool("weather", CITY), tool("now")]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+SCRIPTS = {
+    "CALL": [
+        "I ", "look.\n", "<tool_", "call>\n{", '"name": "wea', 'ther", "argum', 'ents": {"ci', 'ty": "Os', 'lo", "da',
+        'ys": 3', "}}\n</tool", "_call>",
+    ],
+    "TWICE": [
+        '<tool_call>{"name": "now", "arguments": {}}', "</tool_call>\n", '<tool_call>{"name": "weather", ',
+        '"arguments": {"city"', ': "Paris"}', "} </tool_call>",
+    ],
+    "LLAMA": ['{"name": "weather"', ', "parameters": {"city": ', '"Oslo"', "} }"],
+    "TALK": ["Just ", "<tool", "> talk", " now."],
+    "RETURNED": ["It is ", "5 degrees."],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scripted(tmp_path_factory.mktemp("models") / "scripted", SCRIPTS, note="<tool_call>")
+
+
+@pytest.fixture(scope="module")
+def caller(scripted: Path) -> Iterator[Served]:
+    with serving("--model", str(scripted), "--max-num-seqs", "2") as served:
+        yield served
+
+
+def asked(client: Any, model: str, content: str, **arguments: Any) -> tuple[Any, Any]:
+    """The message of a whole answer and its finish reason; the stream, as the client accumulates it, is the same."""
+    given = {"tools": TOOLS, "temperature": 0} | arguments
+    given |= {"model": model, "messages": [{"role": "user", "content": content}]}
+    choice = client.chat.completions.create(**given).choices[0]
+    with client.chat.completions.stream(**given) as stream:
+        final = stream.get_final_completion().choices[0]
+
+    def plain(message: Any) -> tuple[Any, ...]:
+        calls = [(each.function.name, each.function.arguments) for each in message.tool_calls or ()]
+        return message.role, message.content or None, calls
+
+    assert plain(final.message) == plain(choice.message)
+    assert final.finish_reason == choice.finish_reason
+    return choice.message, choice.finish_reason
+
+
+def calls(message: Any) -> list[tuple[str, Any]]:
+    assert len({each.id for each in message.tool_calls}) == len(message.tool_calls)
+    return [(each.function.name, json.loads(each.function.arguments)) for each in message.tool_calls]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_required_call_keeps_the_schema_of_its_function(client: Any, choice: Any) -> None:
+    arguments = {"tool_choice": choice, "parallel_tool_calls": False, "temperature": 0.7, "seed": 5}
+    message, reason = asked(client, MODEL, "Tom had", **arguments)
+    ((name, found),) = calls(message)
+    assert (reason, message.content) == ("tool_calls", None)
+    if choice == NAMED:
+        assert name == "weather"
+    if name == "weather":
+        assert list(found) == ["city", "days"]
+        assert found["city"] in ("Paris", "Oslo") and 0 <= found["days"] <= 9
+    else:
+        assert (name, found) == ("now", {})
+
+
+def test_call_that_the_model_chooses_is_read_from_its_text(caller: Served) -> None:
+    client = caller.client()
+    message, reason = asked(client, "scripted", "CALL")
+    assert (message.content, reason) == ("I look.", "tool_calls")
+    assert calls(message) == [("weather", {"city": "Oslo", "days": 3})]
+    message, reason = asked(client, "scripted", "TWICE")
+    assert (message.content, reason) == (None, "tool_calls")
+    assert calls(message) == [("now", {}), ("weather", {"city": "Paris"})]
+    message, _ = asked(client, "scripted", "TWICE", parallel_tool_calls=False)
+    assert calls(message) == [("now", {})]
+    message, reason = asked(client, "scripted", "TALK")
+    assert (message.content, message.tool_calls, reason) == ("Just <tool> talk now.", None, "stop")
+
+
+def test_arguments_are_streamed_before_the_call_has_ended(caller: Served) -> None:
+    events = caller.client().chat.completions.create(
+        model="scripted",
+        messages=[{"role": "user", "content": "CALL"}],
+        tools=TOOLS,
+        temperature=0,
+        stream=True,
+    )
+    deltas = [event.choices[0].delta for event in events]
+    pieces = [each.tool_calls[0].function for each in deltas if each.tool_calls]
+    assert [each.name for each in pieces] == ["weather"] + [None] * (len(pieces) - 1)
+    assert [each.arguments for each in pieces] == ['{"ci', 'ty": "Os', 'lo", "da', 'ys": 3', "}"]
+
+
+def test_calls_are_text_without_tools_and_where_none_may_be(caller: Served) -> None:
+    whole = "".join(SCRIPTS["CALL"])
+    for arguments in ({"tool_choice": "none"}, {"tools": openai.NOT_GIVEN}):
+        message, reason = asked(caller.client(), "scripted", "CALL", **arguments)
+        assert (message.content, message.tool_calls, reason) == (whole, None, "stop")
+
+
+def test_answer_and_what_its_call_returned_go_back_through_the_template(caller: Served) -> None:
+    client = caller.client()
+    question = {"role": "user", "content": "CALL"}
+    message, _ = asked(client, "scripted", "CALL")
+    call = message.tool_calls[0]
+    returned = {"role": "tool", "tool_call_id": call.id, "content": "RETURNED"}
+    answer = client.chat.completions.create(
+        model="scripted", messages=[question, message, returned], tools=TOOLS, temperature=0
+    )
+    assert answer.choices[0].message.content == "It is 5 degrees."
+    body = {"messages": [question, message.to_dict(), returned], "tools": TOOLS}
+    body["chat_template_kwargs"] = {"mood": "!", "messages": "ours", "tools": "ours"}
+    tokens = client.post("/../tokenize", body=body, cast_to=object)["tokens"]
+    text = client.post("/../detokenize", body={"tokens": tokens}, cast_to=object)["prompt"]
+    made = {"name": "weather", "arguments": {"city": "Oslo", "days": 3}}
+    assert text == (
+        f"{json.dumps(TOOLS)}\nuser: CALL\nassistant: "
+        f"{json.dumps([{'id': call.id, 'type': 'function', 'function': made}])}I look.\ntool{call.id}: RETURNED!"
+    )
+
+
+def test_parser_is_that_of_the_option(scripted: Path) -> None:
+    with serving(
+        "--model", str(scripted), "--tool-call-parser", "llama3_json", "--max-num-seqs", "1"
+    ) as served:
+        message, reason = asked(served.client(), "scripted", "LLAMA")
+        assert (calls(message), reason) == ([("weather", {"city": "Oslo"})], "tool_calls")
+        assert asked(served.client(), "scripted", "TWICE")[0].tool_calls is None
+
+
+@pytest.mark.parametrize(
+    ("template", "parser"),
+    [
+        ("{% if tools %}within <tool_call></tool_call>{% endif %}", "hermes"),
+        ('{% if tools %}{"name": n, "parameters": dictionary of argument name and}{% endif %}', "llama3_json"),
+        ("{% if tools %}<tool_call><function=example>{% endif %}", None),
+        ("{{ messages }}", None),
+    ],
+)  # fmt: skip
+def test_parser_is_that_of_the_template(tmp_path: Path, template: str, parser: str | None) -> None:
+    assert tool_parser(tmp_path, None) is None
+    (tmp_path / "chat_template.jinja").write_text(template)
+    assert tool_parser(tmp_path, None) == parser
+    assert tool_parser(tmp_path, "hermes") == "hermes"
+
+
+def test_template_for_tools_is_taken_where_the_folder_has_one(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools | length }} tools"},
+    ]
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({"chat_template": named}))
+    template = ChatTemplate(tmp_path)
+    assert (template.render([]), template.render([], tools=TOOLS)) == ("plain", "2 tools")
+    path.write_text(json.dumps({"chat_template": [named[0], {"name": "tool_use", "template": None}]}))
+    with pytest.raises(ModelError, match="None is not a template"):
+        ChatTemplate(tmp_path)
+
+
+BAD_CALL = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "[]"}}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "function"}]}, "tools.0.function: Field required"),
+    ({"tools": [tool("two words")]}, "tools.0.function.name: String should match pattern '^[A-Za-z0-9_-]{1,64}$'"),
+    ({"tools": [TOOLS[1], TOOLS[1]]}, "two tools have the same name"),
+    ({"tool_choice": "required"}, "tool_choice is required and there are no tools"),
+    ({"tools": [TOOLS[1]], "tool_choice": NAMED}, "tool_choice names a function that is not in tools"),
+    (
+        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        "an answer that may call tools takes no other form",
+    ),
+    (
+        {"tools": TOOLS},
+        "the chat template teaches no known form of calls: tool_choice may be none, required or a function, or the "
+        "server gets a --tool-call-parser",
+    ),
+    ({"messages": [{"role": "user"}]}, "messages.0: Value error, content is missing"),
+    (
+        {"messages": [{"role": "tool", "content": "5"}]},
+        "messages.0: Value error, a message of the role tool has a tool_call_id, and no other has one",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "a", "tool_calls": [BAD_CALL]}]},
+        "messages.0: Value error, only an assistant has tool_calls",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [BAD_CALL]}]},
+        "the arguments of a tool call are no JSON object",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_tools_that_cannot_be_are_refused(server: Served, changes: dict[str, Any], message: str) -> None:
+    status, error = posted(server, "/v1/chat/completions", CHAT | changes)
+    assert (status, error["message"]) == (400, message)
+
+
+def test_schema_that_cannot_be_is_refused(server: Served) -> None:
+    given = {"tools": [tool("now", {"type": "no type"})], "tool_choice": "required"}
+    status, error = posted(server, "/v1/chat/completions", CHAT | given)
+    assert (status, error["message"].startswith("structured outputs: ")) == (400, True)
+
+
+def test_tools_that_ask_for_nothing_are_taken(server: Served) -> None:
+    for given in (
+        {"tools": [], "parallel_tool_calls": True},
+        {"tools": TOOLS, "tool_choice": "none", "response_format": {"type": "json_object"}},
+        {"tool_choice": "auto"},
+        {"messages": [{"role": "assistant", "content": "Tom", "refusal": None, "tool_calls": []}]},
+    ):
+        assert posted(server, "/v1/chat/completions", CHAT | given) == (200, {})
