@@ -7,14 +7,17 @@ request gives back its pages before the next step.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import TracebackType
 
+from model.engine.buckets import PartShape
 from model.engine.engine import Engine
 from model.engine.outputs import FinishReason, RequestOutput
+from model.engine.pace import Pace
 from model.engine.params import SamplingParams
 from model.engine.sampler import Logprob
 from model.errors import ModelError
@@ -23,8 +26,11 @@ Watch = Callable[[RequestOutput], None]
 """Called by the engine's thread for each request that got a token or ended."""
 
 
+@dataclass
 class EngineFull(Exception):
-    """As many continuations are on their way as may be."""
+    """As many continuations are on their way as may be; `seconds` until enough have ended, as it went last."""
+
+    seconds: float | None = None
 
 
 class EngineFailed(Exception):
@@ -54,16 +60,24 @@ class Update:
 
 @dataclass(frozen=True)
 class EngineState:
-    """Requests and pages now; tokens that steps computed for requests and for nobody; drafts, and how many held."""
+    """Requests and pages now, and what was computed so far.
+
+    `steps` took `step_seconds`, and launched parts of these `shapes`, each so often. `tokens` were for requests,
+    `padding` for nobody. `drafts` and `accepted_drafts` are counted by their place behind the last token.
+    """
 
     running: int
     waiting: int
     pages: int
+    block_size: int
     free_pages: int
     tokens: int
     padding: int
-    drafts: int
-    accepted_drafts: int
+    steps: int
+    step_seconds: float
+    shapes: Mapping[PartShape, int]
+    drafts: Mapping[int, int]
+    accepted_drafts: Mapping[int, int]
 
 
 class Stream:
@@ -114,6 +128,8 @@ class AsyncEngine:
         self._engine = engine
         self._watch = watch
         self._taken: dict[Stream, int] = {}
+        self._pace = Pace(time.monotonic)
+        self._steps, self._step_seconds = 0, 0.0
         self._followed: dict[str, _Followed] = {}
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
@@ -146,11 +162,15 @@ class AsyncEngine:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             pages=scheduler.pool.count,
+            block_size=scheduler.pool.block_size,
             free_pages=scheduler.pool.free,
             tokens=use.tokens,
             padding=use.padding,
-            drafts=acceptance.verified.total(),
-            accepted_drafts=acceptance.accepted.total(),
+            steps=self._steps,
+            step_seconds=self._step_seconds,
+            shapes=dict(use.parts),  # copied at once, while the thread adds to them
+            drafts=dict(acceptance.verified),
+            accepted_drafts=dict(acceptance.accepted),
         )
 
     def check_places(self, wanted: int) -> None:
@@ -159,8 +179,9 @@ class AsyncEngine:
             raise ModelError(
                 f"{wanted} continuations are asked for; {self.places} at most are computed at once"
             )
-        if self.taken + wanted > self.places:
-            raise EngineFull
+        lacking = self.taken + wanted - self.places
+        if lacking > 0:
+            raise EngineFull(self._pace.seconds(lacking))
 
     async def submit(
         self, id: str, prompts: Sequence[TokenPrompt], params: SamplingParams, priority: int = 0
@@ -175,19 +196,27 @@ class AsyncEngine:
         self.check_places(wanted)
         stream = Stream(wanted, self._leave)
         self._taken[stream] = wanted
+        self._pace.take(wanted)
         accepted: asyncio.Future[None] = self._loop.create_future()
         self._commands.put(lambda: self._submit(stream, id, prompts, params, priority, accepted))
         try:
             await accepted
         except BaseException:
-            self._leave(stream)
+            self._leave(stream, began=False)
             raise
         return stream
 
-    def _leave(self, stream: Stream) -> None:
+    def _leave(self, stream: Stream, began: bool = True) -> None:
         """Cancel a stream's requests between this step and the next."""
-        if self._taken.pop(stream, None) is not None:
+        if self._gave_back(stream, began):
             self._commands.put(lambda: self._cancel(stream))
+
+    def _gave_back(self, stream: Stream, began: bool = True) -> bool:
+        """Free the places of a stream, unless they are free already; one that never `began` tells no pace."""
+        places = self._taken.pop(stream, None)
+        if places is not None:
+            self._pace.free(places, began)
+        return places is not None
 
     def _run(self) -> None:
         """The thread: commands first, then a step; without requests it waits for a command."""
@@ -202,11 +231,14 @@ class AsyncEngine:
             command()
 
     def _step(self) -> None:
+        begun = time.monotonic()
         try:
             touched = self._engine.step()
         except BaseException as error:  # a panic of a library is no Exception, and must not end the thread
             self._fail(error)
             return
+        self._steps += 1
+        self._step_seconds += time.monotonic() - begun
         told: list[tuple[Stream, Update | None]] = []
         for output in touched:
             self._watch(output)
@@ -256,7 +288,7 @@ class AsyncEngine:
     def _tell(self, told: Sequence[tuple[Stream, Update | Exception | None]]) -> None:
         for stream, each in told:
             if not isinstance(each, Update):
-                self._taken.pop(stream, None)
+                self._gave_back(stream)
             stream.put(each)
 
     def _call(self, action: Callable[..., None], *arguments: object) -> None:

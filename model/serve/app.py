@@ -95,6 +95,16 @@ async def chat(asked: ChatRequest, request: Request, service: Shared) -> Any:
     return await _generated(Chatting, asked, request, service)
 
 
+@router.post("/v1/embeddings", include_in_schema=False)
+async def embeddings() -> None:
+    """What is not computed, said so."""
+    raise ApiError(
+        400,
+        "embeddings are not computed: steps return tokens, and no hidden state leaves them",
+        "unsupported",
+    )
+
+
 @router.post("/tokenize")
 async def tokenize(asked: TokenizeRequest, service: Shared) -> answers.Tokens:
     """The token ids of a text, or of the prompt that a conversation makes."""
@@ -178,7 +188,7 @@ async def _said(request: Request, error: Any) -> Response:
 
 
 async def _full(request: Request, error: Any) -> Response:
-    return await _said(request, queue_is_full())
+    return await _said(request, queue_is_full(error.seconds))
 
 
 async def _refused(request: Request, error: Any) -> Response:

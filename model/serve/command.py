@@ -116,6 +116,7 @@ async def serve(
     from model.serve.gate import Gate, Keys
     from model.serve.generation import Service
     from model.serve.metrics import Metrics
+    from model.serve.prediction import Deployed, StepTimes
     from model.serve.server import ConnectionLimits, Server
     from model.serve.texts import Texts
     from model.serve.tools import tool_parser
@@ -123,7 +124,13 @@ async def serve(
     name = options.served_model_name or Path(options.model).resolve().name
     metrics = Metrics(name)
     asynchronous = AsyncEngine(engine, options.max_num_seqs + options.max_queue, metrics.watch)
-    metrics.show(asynchronous.state)
+    pool, args = engine.scheduler.pool, engine_args(options)
+    deployed = Deployed(
+        *(Path(args.model), args.target, args.tensor_parallel_size, args.dtype),
+        *(engine.limits.max_model_len, pool.count, pool.block_size),
+    )
+    times = StepTimes(deployed)
+    metrics.show(asynchronous.state, options.target, times.seconds)
     texts = Texts(Path(options.model), engine.limits.vocab_size)
     parser = tool_parser(Path(options.model), options.tool_call_parser)
     service = Service(asynchronous, texts, name, parser)
@@ -141,4 +148,5 @@ async def serve(
         await server.serve()
     finally:
         texts.stop()
+        times.stop()
         await asynchronous.stop()

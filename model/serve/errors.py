@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 
@@ -29,15 +30,17 @@ def stopping_now() -> ApiError:
     return ApiError(503, "the server is stopping", "stopping")
 
 
-def queue_is_full() -> ApiError:
-    """The engine has no place left."""
+def queue_is_full(seconds: float | None) -> ApiError:
+    """The engine has no place left, and `seconds` is when it may have."""
+    after = _RETRY_SECONDS if seconds is None else min(max(1, ceil(seconds)), _MOST_RETRY_SECONDS)
     return ApiError(
         429,
         "as many requests wait as may: try again later",
         "queue_full",
-        headers={"retry-after": RETRY_SECONDS},
+        headers={"retry-after": str(after)},
     )
 
 
-RETRY_SECONDS = "2"
-"""After which a refused client should come back: a few steps of a small simulated model."""
+_RETRY_SECONDS = 2
+"""Where no request has ended yet: a few steps of a small simulated model."""
+_MOST_RETRY_SECONDS = 3600

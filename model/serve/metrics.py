@@ -5,15 +5,18 @@ Times are seconds of the engine's clock. Each number has the label `model_name`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from model.engine import RequestOutput
 from model.engine.async_engine import EngineState
+from model.engine.buckets import PartShape
 
+Predicted = Callable[[Mapping[PartShape, int]], tuple[float, int]]
+"""The seconds that parts of these shapes take, each so often, and how many of them are not predicted."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 _TOKENS = tuple(2**power for power in range(18))
@@ -23,9 +26,13 @@ _HISTOGRAMS = {
     "e2e_request_latency_seconds": ("From a request's arrival to its end.", _SECONDS),
     "request_queue_time_seconds": ("From a request's arrival to its first step.", _SECONDS),
     "request_prefill_time_seconds": ("From a request's first step to its first token.", _SECONDS),
+    "request_inference_time_seconds": ("From a request's first step to its last token.", _SECONDS),
+    "request_time_per_output_token_seconds": ("The mean between tokens of a request.", _SECONDS),
     "request_decode_time_seconds": ("From a request's first token to its last.", _SECONDS),
     "request_prompt_tokens": ("Tokens of a prompt.", _TOKENS),
     "request_generation_tokens": ("Tokens of all continuations of a prompt.", _TOKENS),
+    "request_max_num_generation_tokens": ("Tokens of the longest continuation of a prompt.", _TOKENS),
+    "request_params_n": ("Continuations that a request asked for.", _TOKENS),
 }
 _COUNTERS = {
     "prompt_tokens": "Tokens of prompts that got their first token.",
@@ -60,9 +67,9 @@ class Metrics:
         for labelled in (*self._histograms.values(), *self._counters.values()):
             labelled.labels(model)  # shown from the start, as 0
 
-    def show(self, state: Callable[[], EngineState]) -> None:
-        """Show an engine's requests and pages as well."""
-        self._registry.register(_State(self._model, state))
+    def show(self, state: Callable[[], EngineState], target: str, predicted: Predicted) -> None:
+        """Show an engine's requests, pages and steps as well, and how long the steps are `predicted` to take."""
+        self._registry.register(_State(self._model, state, target, predicted))
 
     def watch(self, output: RequestOutput) -> None:
         """A request got a token or ended; the engine's thread says so."""
@@ -82,11 +89,17 @@ class Metrics:
         for each in output.outputs:
             self._ended.labels(self._model, each.finish_reason).inc()
         self._add("num_preemptions", metrics.num_preemptions)
+        longest = max(len(each.token_ids) for each in output.outputs)
         self._observe("request_generation_tokens", tokens)
+        self._observe("request_max_num_generation_tokens", longest)
+        self._observe("request_params_n", len(output.outputs))
         if metrics.finished_time is not None:
             self._observe("e2e_request_latency_seconds", metrics.finished_time - metrics.arrival_time)
-        if first is not None and now is not None:
+        if first is not None and now is not None and metrics.first_scheduled_time is not None:
             self._observe("request_decode_time_seconds", now - first)
+            self._observe("request_inference_time_seconds", now - metrics.first_scheduled_time)
+            if longest > 1:
+                self._observe("request_time_per_output_token_seconds", (now - first) / (longest - 1))
 
     def text(self) -> bytes:
         """All numbers in Prometheus' text format."""
@@ -113,9 +126,13 @@ class Metrics:
 class _State(Collector):
     """The engine's state at the moment it is asked for."""
 
-    def __init__(self, model: str, state: Callable[[], EngineState]) -> None:
+    def __init__(
+        self, model: str, state: Callable[[], EngineState], target: str, predicted: Predicted
+    ) -> None:
         self._model = model
         self._state = state
+        self._target = target
+        self._predicted = predicted
 
     def collect(self) -> Iterator[Metric]:
         """The gauges, and what the engine counts itself."""
@@ -132,9 +149,44 @@ class _State(Collector):
         for name, text, value in (
             ("step_tokens", "Tokens that steps computed for requests.", state.tokens),
             ("padding_tokens", "Tokens that steps computed for nobody, to fill a bucket.", state.padding),
-            ("spec_decode_num_draft_tokens", "Drafts that were verified.", state.drafts),
-            ("spec_decode_num_accepted_tokens", "Drafts that were right.", state.accepted_drafts),
+            ("steps", "Steps that were computed.", state.steps),
+            ("step_seconds", "Seconds in which steps were computed here.", state.step_seconds),
+            ("spec_decode_num_drafts", "Chunks with drafts.", state.drafts.get(0, 0)),
+            ("spec_decode_num_draft_tokens", "Drafts that were verified.", sum(state.drafts.values())),
+            (
+                "spec_decode_num_accepted_tokens",
+                "Drafts that were right.",
+                sum(state.accepted_drafts.values()),
+            ),
         ):
             counter = CounterMetricFamily(f"nkw_{name}", text, labels=["model_name"])
             counter.add_metric([self._model], value)
             yield counter
+        yield from self._with_labels(state)
+
+    def _with_labels(self, state: EngineState) -> Iterator[Metric]:
+        places = CounterMetricFamily(
+            "nkw_spec_decode_num_accepted_tokens_per_pos",
+            "Drafts that were right, by their place behind the last token.",
+            labels=["model_name", "position"],
+        )
+        for place in sorted(state.drafts):
+            places.add_metric([self._model, str(place)], state.accepted_drafts.get(place, 0))
+        yield places
+        seconds, missing = self._predicted(state.shapes)
+        for name, text, value in (
+            (
+                "predicted_step_seconds",
+                "Seconds that the predicted parts of steps would take on the target.",
+                seconds,
+            ),
+            ("unpredicted_step_parts", "Parts of steps that are not predicted, or not yet.", missing),
+        ):
+            family = CounterMetricFamily if name.endswith("seconds") else GaugeMetricFamily
+            clock = family(f"nkw_{name}", text, labels=["model_name", "target"])
+            clock.add_metric([self._model, self._target], value)
+            yield clock
+        config = InfoMetricFamily("nkw_cache_config", "The pages of the cache.", labels=["model_name"])
+        pages = {"block_size": str(state.block_size), "num_gpu_blocks": str(state.pages)}
+        config.add_metric([self._model], pages)
+        yield config

@@ -1,27 +1,21 @@
-"""Prompts become token ids in a process of their own, which has one thread.
+"""Prompts become token ids in a process of their own.
 
-The tokenizer and the chat template are tried in copies of their process (`simulate.process`). A process with several
-threads, as the server has, cannot be copied safely: a lock that another thread holds would stay locked in the copy.
+The tokenizer and the chat template are tried in copies of their process (`simulate.process`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import multiprocessing
-import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from model.chat import ChatTemplate, Message
 from model.errors import ModelError
+from model.serve.aside import Aside
 from model.tokenizer import Tokenizer
-
-_SECONDS = 60
-"""For one question; the limits of a tokenizer and of a chat template end earlier."""
 
 
 class Texts:
@@ -31,7 +25,7 @@ class Texts:
         self._folder = folder
         self._vocab_size = vocab_size
         self._executor = ThreadPoolExecutor(1, "texts")
-        self._pipe, self._process = self._started()
+        self._aside = Aside(_Answers, folder, vocab_size)
 
     async def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """The ids of a text."""
@@ -54,61 +48,30 @@ class Texts:
     def stop(self) -> None:
         """End the process and the thread that asks it."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-        self._end()
+        self._aside.stop()
 
-    def _started(self) -> tuple[Connection, Any]:
-        context = multiprocessing.get_context("spawn")
-        own, other = context.Pipe()
-        process = context.Process(target=_answers, args=(other, self._folder, self._vocab_size), daemon=True)
-        process.start()
-        other.close()
-        return own, process
-
-    def _end(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
-
-    async def _ask(self, what: str, *arguments: Any) -> Any:
-        question = json.dumps([what, *arguments]).encode()
+    async def _ask(self, *question: Any) -> Any:
         loop = asyncio.get_running_loop()
-        found, value = json.loads(await loop.run_in_executor(self._executor, self._answer, question))
-        if not found:
-            raise ModelError(value.replace(f"{self._folder}/", "").replace(str(self._folder), "the model"))
-        return value
-
-    def _answer(self, question: bytes) -> bytes:
-        """Ask the process; one that does not answer is replaced."""
         try:
-            self._pipe.send_bytes(question)
-            if self._pipe.poll(_SECONDS):
-                return self._pipe.recv_bytes()
-        except (EOFError, OSError):
-            pass
-        self._end()
-        self._pipe, self._process = self._started()
-        return json.dumps([False, "the text cannot be turned into tokens: its process has ended"]).encode()
-
-
-def _answers(pipe: Connection, folder: Path, vocab_size: int) -> None:
-    """The process: answers until its parent has gone. Signals to the whole group are the parent's to obey."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    tokenizer = Tokenizer(folder, vocab_size)
-    template: ChatTemplate | None = None
-    while True:
-        try:
-            what, *arguments = json.loads(pipe.recv_bytes())
-        except (EOFError, OSError):
-            return
-        answer: tuple[bool, Any]
-        try:
-            if what == "render":
-                template = template or ChatTemplate(folder)
-                messages, variables = arguments
-                answer = True, template.render(messages, **variables)
-            else:
-                answer = True, getattr(tokenizer, what)(*arguments)
+            return await loop.run_in_executor(self._executor, self._aside.ask, *question)
         except ModelError as error:
-            answer = False, error.message
-        pipe.send_bytes(json.dumps(answer).encode())
+            message = error.message.replace(f"{self._folder}/", "").replace(str(self._folder), "the model")
+            raise ModelError(message) from None
+
+
+class _Answers:
+    """The process's side."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self._folder = folder
+        self._tokenizer = Tokenizer(folder, vocab_size)
+
+    def __call__(self, what: str, *arguments: Any) -> Any:
+        if what == "render":
+            messages, variables = arguments
+            return self._template.render(messages, **variables)
+        return getattr(self._tokenizer, what)(*arguments)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._folder)

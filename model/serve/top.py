@@ -94,7 +94,12 @@ def lines(now: Samples, before: Samples, seconds: float) -> str:
     def share(part: str, whole: float) -> str:
         return f"{value(part) / whole:.1%}" if whole else "none"
 
-    drafts = value("spec_decode_num_draft_tokens_total")
+    drafts, steps = value("spec_decode_num_draft_tokens_total"), value("steps_total")
+
+    def each_step(name: str, missing: float = 0.0) -> str:
+        without = f", without {missing:,.0f} parts" if missing else ""
+        return f"{value(name) / steps * 1e3:,.2f} ms a step{without}" if steps else "none"
+
     rows = [
         (
             "requests",
@@ -108,6 +113,9 @@ def lines(now: Samples, before: Samples, seconds: float) -> str:
             "padding",
             share("padding_tokens_total", value("step_tokens_total") + value("padding_tokens_total")),
         ),
+        ("steps", f"{steps:,.0f}{rate('steps_total')}"),
+        ("clock here", each_step("step_seconds_total")),
+        ("predicted clock", each_step("predicted_step_seconds_total", value("unpredicted_step_parts"))),
         ("drafts accepted", share("spec_decode_num_accepted_tokens_total", drafts)),
         ("preemptions", f"{value('num_preemptions_total'):,.0f}"),
         *(

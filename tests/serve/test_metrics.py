@@ -1,0 +1,90 @@
+"""/metrics shows the clock of the wall and the predicted one, and Retry-After follows the rate of ends."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from model.engine.buckets import PartShape
+from model.families import load_config
+from model.llm import PRETRAINED
+from model.plan.predict import Predictor
+from model.serve.errors import queue_is_full
+from model.serve.prediction import Deployed, StepTimes
+from tests.serve.conftest import MODEL, Served
+from tests.serve.test_ends import metric, wait_until
+
+pytest.importorskip("openai", reason="openai is an extra of development (dev)")
+
+VLLM = """
+num_requests_running num_requests_waiting kv_cache_usage_perc prompt_tokens_total generation_tokens_total
+prefix_cache_queries_total prefix_cache_hits_total num_preemptions_total request_success_total
+request_prompt_tokens_count request_generation_tokens_count request_max_num_generation_tokens_count
+request_params_n_count time_to_first_token_seconds_count inter_token_latency_seconds_count
+request_time_per_output_token_seconds_count e2e_request_latency_seconds_count request_queue_time_seconds_count
+request_inference_time_seconds_count request_prefill_time_seconds_count request_decode_time_seconds_count
+spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
+cache_config_info
+""".split()
+"""Names of vLLM's page of metrics, whose prefix there is `vllm:`."""
+OURS = "step_tokens_total padding_tokens_total steps_total step_seconds_total predicted_step_seconds_total".split()
+
+
+def ask(server: Served, **changes: Any) -> Any:
+    given = {"model": MODEL, "prompt": "Tom had", "max_tokens": 3, "temperature": 0} | changes
+    return server.client().completions.create(**given)
+
+
+def test_names_are_those_of_vllm(server: Served) -> None:
+    ask(server)
+    _, body = server.send("GET", "/metrics")
+    shown = set(re.findall(r"^nkw_(\w+)\{", body.decode(), re.MULTILINE))
+    assert {*VLLM, *OURS} <= shown
+    assert set(re.findall(r"^nkw_\w+\{.*?(model_name=\"[^\"]*\")", body.decode(), re.MULTILINE)) == {
+        f'model_name="{MODEL}"'
+    }
+
+
+def test_predicted_clock_adds_up_the_parts_of_steps(server: Served) -> None:
+    names = ("nkw_steps_total", "nkw_step_seconds_total", "nkw_predicted_step_seconds_total")
+
+    def predicted() -> bool:
+        return metric(server, "nkw_unpredicted_step_parts") == 0
+
+    ask(server)  # whose shapes, from here on, are known
+    wait_until(predicted)
+    shapes = server.engine.use.parts.copy()
+    before = [metric(server, name) for name in names]
+    ask(server)
+    wait_until(predicted)
+    steps, wall, seconds = [metric(server, name) - then for name, then in zip(names, before)]
+    pool, length = server.engine.scheduler.pool, server.engine.limits.max_model_len
+    predictor = Predictor(load_config(PRETRAINED), "trn2", 1, "float32", length)
+    launched = server.engine.use.parts - shapes
+    times = {shape: predictor.paged(shape, pool.count, pool.block_size).time.program_ns for shape in launched}
+    assert (steps, launched.total()) == (3, 3)
+    assert wall > 0
+    assert seconds == pytest.approx(
+        1e-9 * sum(times[shape] * count for shape, count in launched.items()), rel=1e-9
+    )
+
+
+def test_shapes_that_verify_drafts_are_counted_as_not_predicted() -> None:
+    times = StepTimes(Deployed(PRETRAINED, "trn2", 1, "auto", 256, 16, 16))
+    decode = PartShape(1, 1, 128, decodes=True)
+    verify = PartShape(1, 4, 128, decodes=True)
+    try:
+        assert times.seconds({decode: 2, verify: 1}) == (0.0, 3)
+        wait_until(lambda: times.seconds({decode: 2, verify: 1})[1] == 1)
+        once, none = times.seconds({decode: 1})
+        assert (times.seconds({decode: 2, verify: 1}), none) == ((2 * once, 1), 0)
+        assert once > 0
+    finally:
+        times.stop()
+
+
+def test_retry_after_is_whole_seconds_from_1_to_an_hour() -> None:
+    given = (None, 0.0, 1.0, 1.1, 3600.0, 3600.1, 1e9)
+    assert [queue_is_full(each).headers["retry-after"] for each in given] == "2 1 1 2 3600 3600 3600".split()
