@@ -83,12 +83,14 @@ class _Generation(Checked):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
@@ -120,7 +122,7 @@ class _Generation(Checked):
             raise ApiError(400, f"stop has {len(self.stop)} texts; at most {_MOST_STOPS}", param="stop")
         same = (
             "n temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty min_tokens "
-            "stop stop_token_ids include_stop_str_in_output ignore_eos"
+            "stop stop_token_ids include_stop_str_in_output ignore_eos skip_special_tokens allowed_token_ids"
         ).split()
         given = {name: value for name in same if (value := getattr(self, name)) is not None}
         return SamplingParams(

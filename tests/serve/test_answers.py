@@ -111,6 +111,32 @@ def test_stop_strings_and_biases_count(client: Any, llm: LLM) -> None:
     assert answer.choices[0].text != plain.text
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"allowed_token_ids": [300, 301, 302]},
+        {"min_p": 0.5},
+        {"top_k": 2},
+        {"repetition_penalty": 4.0},
+        {"min_tokens": 5, "stop": ["a", "e"]},
+        {"stop_token_ids": [*range(300, 1000)]},
+        {"stop": ["a", "e"], "include_stop_str_in_output": True},
+        {"logit_bias": {"300": 100.0}},
+    ],
+    ids=lambda extra: next(iter(extra)),
+)
+def test_arguments_of_vllm_count(client: Any, llm: LLM, extra: dict[str, Any]) -> None:
+    drawn = {"temperature": 1.5, "seed": 11, "max_tokens": 8}
+    given = {**drawn, **extra}
+    if "logit_bias" in extra:
+        given["logit_bias"] = {300: 100.0}
+    expected, plain = alone(llm, "Tom had", **given).outputs[0], alone(llm, "Tom had", **drawn).outputs[0]
+    answer = client.completions.create(model=MODEL, prompt="Tom had", **drawn, extra_body=extra).choices[0]
+    assert (answer.text, answer.finish_reason) == (expected.text, expected.finish_reason)
+    assert answer.stop_reason == expected.stop_reason
+    assert answer.text != plain.text, "the argument changes nothing here"
+
+
 def test_logprobs_are_those_of_the_engine(client: Any, llm: LLM) -> None:
     output = alone(llm, "Tom had", logprobs=2, **GREEDY).outputs[0]
     assert output.logprobs is not None

@@ -45,6 +45,17 @@ COMPLETIONS_REFUSED = [
     ({"echo": True, "logprobs": 1}, 400, "logprobs of the prompt are not computed: leave out echo"),
     ({"logit_bias": {"x": 1}}, 400, "logit_bias has a name that is no token id"),
     ({"logit_bias": {"4096": 1}}, 400, "logit_bias has token id 4096; the vocabulary has 4096 tokens"),
+    ({"allowed_token_ids": []}, 400, "allowed_token_ids is empty; no token could be chosen"),
+    (
+        {"allowed_token_ids": [4096]},
+        400,
+        "allowed_token_ids has token id 4096; the vocabulary has 4096 tokens",
+    ),
+    (
+        {"skip_special_tokens": False},
+        400,
+        "skip_special_tokens is False; texts are decoded without special tokens only",
+    ),
     ({"stream_options": {}}, 400, "stream_options needs stream to be true"),
     ({"stop": [str(n) for n in range(17)]}, 400, "stop has 17 texts; at most 16"),
 ]
@@ -132,6 +143,8 @@ def test_unknown_paths_and_methods_are_refused_and_nothing_raw_is_logged(
 
 
 def test_client_gets_the_errors_of_openai(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="embeddings are not computed"):
+        client.embeddings.create(model=MODEL, input="a")
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="other", prompt="a")
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
