@@ -2,7 +2,8 @@
 
 `lower` traces the plans (`tracing`) into operations (`graph`, `opcodes`) and follows the provenance of elements
 (`provenance`, `provenance_map`). Passes then eliminate dead code and copies (`elimination`), fuse matmuls
-(`matmul_fusion`), select an implementation for each (`matmul_selection`) and place buffers (`buffers`).
+(`matmul_fusion`), select an implementation for each (`matmul_selection`), pack operations of parts that repeat
+(`packing`) and place buffers (`buffers`).
 """
 
 from simulate.replay.fusion.execute import Fused, FusionReport

@@ -16,6 +16,9 @@ from simulate.replay.fusion.provenance import Provenance, as_view, boxes_of, sou
 
 EXACT_IN_FLOAT32 = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
 
+_LARGE_CONSTANT = 1 << 12
+"""Bytes of constants above which equal ones are not looked for."""
+
 
 class Builder:
     """The operations so far, and all values."""
@@ -24,6 +27,7 @@ class Builder:
         self.values: list[Value] = []
         self.ops: list[Op] = []
         self._known: dict[Any, Value] = {}
+        self._constants: dict[Any, Value] = {}
 
     @property
     def sequence(self) -> int:
@@ -44,9 +48,17 @@ class Builder:
         return made
 
     def constant(self, array: np.ndarray, dtype: DType | np.dtype[Any]) -> View:
-        """A view of an array that is the same in every launch."""
+        """A view of an array that is the same in every launch; small equal ones are one value."""
+        if array.size > 1 and not any(array.strides):  # one number, repeated
+            one = self.constant(array.reshape(-1)[:1].copy(), dtype)
+            return View(one.value, 0, array.shape, (0,) * array.ndim)
         kept = np.ascontiguousarray(array)
-        return View.whole(self.value(ValueKind.constant, kept.shape, dtype, kept))
+        if kept.nbytes > _LARGE_CONSTANT:
+            return View.whole(self.value(ValueKind.constant, kept.shape, dtype, kept))
+        key = kept.tobytes(), kept.shape, str(dtype), kept.dtype.str
+        if key not in self._constants:
+            self._constants[key] = self.value(ValueKind.constant, kept.shape, dtype, kept)
+        return View.whole(self._constants[key])
 
     def op(
         self, opcode: Opcode, reads: Sequence[View], shape: tuple[int, ...], dtype: DType | np.dtype[Any]

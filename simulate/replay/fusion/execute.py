@@ -22,6 +22,7 @@ from simulate.replay.fusion.graph import Op, ValueKind, View
 from simulate.replay.fusion.lower import Lowering, Recorded, Unlowered
 from simulate.replay.fusion.matmul_fusion import fuse_matmuls
 from simulate.replay.fusion.matmul_selection import select_matmuls
+from simulate.replay.fusion.packing import pack
 from simulate.replay.rendezvous import complete_rendezvous
 from simulate.run.execute import operands_of, put_all, repeat
 from simulate.run.processes import Processes
@@ -57,6 +58,7 @@ class _RankProgram:
         eliminate_result_copies(builder, results)
         eliminate_concatenations(builder)
         select_matmuls(builder, narrow)
+        pack(builder, results)
         self.memory = lowering.memory
         self._temporary = [
             s for s in lowering.memory.values() if id(s) not in {id(each) for each in external}

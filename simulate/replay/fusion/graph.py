@@ -7,7 +7,7 @@ names elements of a value by offset and strides, in elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -148,13 +148,24 @@ class DefUse:
         """Replace every view of `value` by one of `target`'s elements."""
 
         def moved(view: View) -> View:
-            new = rebased(view, target) if view.value is value else view
+            new = rebased(view, target)
             assert new is not None, "can_substitute was not asked"
             return new
 
+        self._replace(value, moved, target.value.number)
+
+    def move(self, value: Value, into: Value, offset: int) -> None:
+        """Let a value be the elements of another one from an offset on."""
+        self._replace(
+            value, lambda view: View(into, offset + view.offset, view.shape, view.strides), into.number
+        )
+
+    def _replace(self, value: Value, moved: Callable[[View], View], into: int) -> None:
+        def replaced(view: View) -> View:
+            return moved(view) if view.value is value else view
+
         for op in {id(op): op for op in (*self.readers(value), *self.writers(value))}.values():
-            op.reads, op.writes = tuple(map(moved, op.reads)), tuple(map(moved, op.writes))
-        into = target.value.number
+            op.reads, op.writes = tuple(map(replaced, op.reads)), tuple(map(replaced, op.writes))
         self._readers.setdefault(into, []).extend(self._readers.pop(value.number, []))
         self._writers.setdefault(into, []).extend(self._writers.pop(value.number, []))
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from simulate.isa.plan import Domain, Plan, State
+from simulate.isa.plan import Domain, Masked, Plan, State
 from simulate.memory import NkiTensor, Storage
 from simulate.numerics import DType
 from simulate.numerics.dtypes import float32
@@ -69,7 +70,8 @@ class Lowering:
         self.read_memory: set[int] = set()
         self._recorded = recorded
         self._is_unlowered = [
-            _needs_memory(plan, accumulate_mask, masked) for plan, accumulate_mask, masked in recorded
+            _needs_memory(plan, accumulate_mask, masked and not _is_choice(plan))
+            for plan, accumulate_mask, masked in recorded
         ]
         self._find_memory()
         self._writes = self._find_writes()
@@ -212,7 +214,10 @@ class Lowering:
                 if state is None
                 else [Tracer(self.builder, state.provenance.copy(), state.value_dtype), *operands]
             )
-            results = [as_tracer(self.builder, result) for result in plan.compute(*given)]
+            results = [
+                self._merged(result, tile, as_float)
+                for result, tile in zip_longest(plan.compute(*given), plan.writes)
+            ]
             if state is not None:
                 after = results.pop()
             results = [self._as_written(tile, r, as_float) for tile, r in zip(plan.writes, results)]
@@ -251,6 +256,15 @@ class Lowering:
         view = self.builder.read(result.provenance, float32)
         narrow = self.builder.op(Narrow(dtype), [view], view.shape, dtype)
         return Tracer(self.builder, Provenance(narrow), dtype)
+
+    def _merged(self, result: Any, tile: NkiTensor | None, as_float: bool) -> Tracer:
+        """A result; where it chooses some elements of its tile, with the others as they are."""
+        if not isinstance(result, Masked):
+            return as_tracer(self.builder, result)
+        assert tile is not None, "the state is written whole"
+        chosen, values = (as_tracer(self.builder, each) for each in (result.chosen, result.values))
+        before = self._operand(tile, as_float)
+        return np.where(chosen.reshape(tile.shape), values.reshape(tile.shape), before)  # type: ignore[no-any-return,call-overload]
 
     def _accumulated(self, tile: NkiTensor, product: Tracer) -> Tracer:
         before = Tracer(self.builder, self._read(tile).reshape(product.shape), float32)
@@ -293,6 +307,23 @@ def _needs_memory(plan: Plan, accumulate_mask: Any, masked: bool) -> bool:
     )
     adds = accumulate_mask is True and plan.writes[0].dtype != "float32"
     return dynamic or masked or adds or plan.rendezvous is not None or isinstance(accumulate_mask, np.ndarray)
+
+
+def _is_choice(plan: Plan) -> bool:
+    """Whether an instruction chooses which elements of one tile it writes, by operations that can be traced."""
+    tiles = (*plan.reads, *plan.writes)
+    if len(plan.writes) > 1 or plan.state is not None or any(tile.dynamic is not None for tile in tiles):
+        return False
+    if plan.writes[0].dtype is not plan.writes[0].storage.dtype:
+        return False
+    builder = Builder()
+    dtypes = [float32 if plan.domain is Domain.float32 else tile.dtype for tile in plan.reads]
+    values = [builder.value(ValueKind.buffer, tile.shape, dtype) for tile, dtype in zip(plan.reads, dtypes)]
+    given = [Tracer(builder, Provenance(View.whole(value)), dtype) for value, dtype in zip(values, dtypes)]
+    try:
+        return isinstance(plan.compute(*given)[0], Masked)
+    except Exception:  # numpy and planners may raise anything for operands without data
+        return False
 
 
 def _dynamic_view(tile: NkiTensor) -> DynamicView:
