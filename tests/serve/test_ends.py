@@ -88,6 +88,7 @@ def test_metrics_count_what_was_computed(server: Served) -> None:
     )
     client, prompt = server.client(), list(range(100, 133))
     steps = ("nkw_step_tokens_total", "nkw_padding_tokens_total")
+    wait_until(lambda: not server.engine.busy)  # with what other tests cancelled
     before, launched = [[metric(server, name) for name in names] for names in (counted, steps)]
     for _ in range(2):
         answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=3, temperature=0, seed=1)
