@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -15,7 +15,8 @@ from model.errors import check_memory
 from model.families import compose
 from model.layers.joint import joined
 from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
-from model.layers.layer import Constant
+from model.layers.layer import Constant, Layer
+from model.layers.paged import MOST_COPIES, OF_KIND, of_kind
 from model.mesh import Mesh
 from model.sampling import StepOutput
 from model.weights import RankWeights
@@ -46,7 +47,7 @@ class Device(Protocol):
         """The arrays of all ranks, in the order of ranks; `arrays` are those of the ranks in this process."""
 
 
-GIVEN = ("ids", "positions", "own_positions", "rope_rows", "ends", "slots", "block_tables")
+GIVEN = ("ids", "own_positions", "rope_rows", "ends", *OF_KIND)
 """The arrays that come with a step."""
 
 Progress = Callable[[int, int], None]
@@ -72,6 +73,7 @@ class LaunchedModel:
         kept: int = 2,
     ) -> None:
         self._mesh = mesh
+        self._shape = shape
         self._device = device
         self._progress = progress
         self._decoder = compose(config)
@@ -87,6 +89,7 @@ class LaunchedModel:
             {**rank.arrays, **{name: make(rank.shard) for name, make in makers.items()}} for rank in own
         ]
         self._launches = lru_cache(maxsize=kept)(self._list)
+        self._copies = lru_cache(maxsize=None)(self._list_copies)
         self.clear()
 
     def clear(self) -> None:
@@ -94,12 +97,19 @@ class LaunchedModel:
         for arrays in self._held:
             arrays.update({each.name: np.zeros(each.shape, each.dtype) for each in self._states})
 
-    def copy_pages(self, copies: Mapping[int, int]) -> None:
-        """Give pages, by their number, the contents of others, in order, in every layer."""
-        for arrays in self._held:
-            for state in self._states:
-                for new, old in copies.items():
-                    arrays[state.name][new] = arrays[state.name][old]
+    def copy_pages(self, pages: Mapping[int, int], window: int | None) -> None:
+        """Give pages of one kind, by their number, the contents of others, in order, in every layer that has them.
+
+        Launches take a power of two of copies; the last page, of padding, is copied onto itself.
+        """
+        copies, spare = list(pages.items()), self._shape.of_window(window).pages - 1
+        for first in range(0, len(copies), MOST_COPIES):
+            some = copies[first : first + MOST_COPIES]
+            padded = np.array(some + [(spare, spare)] * (copy_bucket(len(some)) - len(some)), np.int32)
+            names = [of_kind(name, self._shape, window) for name in ("copy_destinations", "copy_sources")]
+            for arrays in self._held:
+                arrays.update({name: padded[:, place, None] for place, name in enumerate(names)})
+            self._run(self._copies(len(padded), window))
 
     def step(self, shape: StepShape, given: Mapping[str, np.ndarray]) -> list[StepOutput]:
         """One step; `given` has an array for every group of the mesh. What follows the sequences, group after group."""
@@ -138,8 +148,15 @@ class LaunchedModel:
         for launch in launches:
             assert launch.repeat == 1, f"{launch.kernel}: {launch.repeat} launches of other sequences"
         results = (name for launch in launches for name in launch.results)
-        changing = {*GIVEN, *results}
+        kinds = (of_kind(name, shape, window) for name in OF_KIND for window, _ in shape.window_pages)
+        changing = {*GIVEN, *kinds, *results}
         return [[self._bind(launch, changing) for launch in part] for part in lists]
+
+    def _list_copies(self, copies: int, window: int | None) -> list[_Bound]:
+        """The launches that copy so many pages of one kind."""
+        launches = copies_of(self._decoder.layers, self._shape, copies, window)
+        changing = {each.name for own in launches for each in own.arguments if isinstance(each, Value)}
+        return [self._bind(launch, changing) for launch in launches]
 
     def _bind(self, launch: Launch, changing: Collection[str]) -> _Bound:
         later = [
@@ -197,6 +214,18 @@ def _within(rows: np.ndarray, own: slice) -> np.ndarray:
     first, last, _ = own.indices(own.stop)
     numbers = rows - first
     return np.where((numbers >= 0) & (numbers < last - first), numbers, last - first).astype(np.int32)
+
+
+def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, window: int | None) -> list[Launch]:
+    """The launches that copy so many pages of one kind: of the layers that see `window` positions, or all."""
+    name = of_kind("copy_sources", shape, window)
+    launches = (launch for layer in layers for launch in layer.copy_launches(shape, copies))
+    return [each for each in launches if name in (getattr(value, "name", None) for value in each.arguments)]
+
+
+def copy_bucket(copies: int) -> int:
+    """The copies of pages, a power of two, that a launch makes for so many."""
+    return 1 << (copies - 1).bit_length()
 
 
 def bound(argument: Argument, device: Device, mesh: Mesh) -> Any:

@@ -19,7 +19,7 @@ from model.engine.speculation import DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
 from model.families import load_config
 from model.paged_model import PagedModel
-from model.state import PagePool, check_block_size
+from model.state import PagePool, check_block_size, window_pages
 from model.tokenizer import Tokenizer
 from model.weights import shard_weights
 from simulate.terminal import progress
@@ -36,9 +36,9 @@ class EngineArgs:
 
     `model` is a Hugging Face folder. The kernels run on `tensor_parallel_size` simulated cores of `target`. The cache
     has `num_pages` pages of `block_size` positions; by default as many as `max_num_seqs` sequences of `max_model_len`
-    positions fill, at most 4096. `max_model_len` is the context of the model, at most 2048, by default.
-    `speculative_config` has `num_speculative_tokens`, and the folder of a draft `model`, or `method` ngram with
-    `prompt_lookup_max` and `prompt_lookup_min`.
+    positions fill, at most 4096, and of layers with a window no more than those sequences can hold. `max_model_len` is
+    the context of the model, at most 2048, by default. `speculative_config` has `num_speculative_tokens`, and the
+    folder of a draft `model`, or `method` ngram with `prompt_lookup_max` and `prompt_lookup_min`.
     """
 
     model: str | Path = PRETRAINED
@@ -73,30 +73,42 @@ def make_engine(args: EngineArgs) -> Engine:
         prefix_caching=args.enable_prefix_caching,
         speculative_tokens=speculation.tokens,
     )
-    of_each = -(-length // args.block_size)
-    pages = min(4096, args.max_num_seqs * of_each) if args.num_pages is None else args.num_pages
-    if pages < 1:
-        raise ModelError(f"num_pages is {pages}; at least 1 is needed")
-    pool = PagePool(pages, args.block_size)
+    pools = _pools([config, *speculation.configs], args, length)
     buckets = Buckets.powers(args.max_num_seqs, args.max_num_batched_tokens, length, speculation.tokens)
     limits = EngineLimits(config.eos_token_ids, config.vocab_size, length, args.seed)
     return Engine(
-        _paged_model(folder, config, args, pool, buckets),
-        Scheduler(pool, options),
+        _paged_model(folder, config, args, pools, buckets),
+        Scheduler(pools, options),
         tokenizer,
         limits,
         time.monotonic,
-        speculation.proposer(config, args, pool, buckets),
+        speculation.proposer(config, args, pools, buckets),
     )
 
 
+def _pools(configs: Sequence[ModelConfig], args: EngineArgs, length: int) -> list[PagePool]:
+    """Pages of every kind that one of some models has: of windows no more than sequences can hold."""
+    of_each = -(-length // args.block_size)
+    most = min(4096, args.max_num_seqs * of_each) if args.num_pages is None else args.num_pages
+    if most < 1:
+        raise ModelError(f"num_pages is {most}; at least 1 is needed")
+    pools = []
+    for window in dict.fromkeys(window for config in configs for window in config.windows(length)):
+        count = most
+        if window is not None:
+            limits = args.max_num_seqs, args.max_num_batched_tokens
+            count = min(most, window_pages(window, args.block_size, *limits))
+        pools.append(PagePool(count, args.block_size, window))
+    return pools
+
+
 def _paged_model(
-    folder: Path, config: ModelConfig, args: EngineArgs, pool: PagePool, buckets: Buckets
+    folder: Path, config: ModelConfig, args: EngineArgs, pools: Sequence[PagePool], buckets: Buckets
 ) -> PagedModel:
     checkpoint = open_checkpoint(folder, config)
     ranks = args.tensor_parallel_size
     weights = shard_weights(config, checkpoint, ranks, taken=checkpoint.let_go, dtype=args.dtype)
-    return PagedModel(config, weights, SimulatedDevice(args.target, ranks), pool, buckets)
+    return PagedModel(config, weights, SimulatedDevice(args.target, ranks), pools, buckets)
 
 
 @dataclass(frozen=True)
@@ -129,22 +141,27 @@ class _Speculation:
         least = given.get("prompt_lookup_min", min(2, most))
         return cls(tokens, most, least, Path(given["model"]) if "model" in given else None)
 
+    @property
+    def configs(self) -> Sequence[ModelConfig]:
+        """The draft model, where there is one."""
+        return () if self.model is None else (load_config(self.model),)
+
     def proposer(
-        self, config: ModelConfig, args: EngineArgs, pool: PagePool, buckets: Buckets
+        self, config: ModelConfig, args: EngineArgs, pools: Sequence[PagePool], buckets: Buckets
     ) -> Proposer | None:
         """What proposes drafts; ModelError for a draft model of another vocabulary."""
         if not self.tokens:
             return None
         if self.model is None:
             return PromptLookup(self.most, self.least)
-        own = load_config(self.model)
+        (own,) = self.configs
         if own.vocab_size != config.vocab_size:
             raise ModelError(
                 f"{self.model}: the draft model has {own.vocab_size} tokens, the model {config.vocab_size}"
             )
         if own.context < buckets.context[-1] and own.context < config.context:
             raise ModelError(f"{self.model}: the draft model has a context of {own.context} positions")
-        return DraftModel(_paged_model(self.model, own, args, pool, buckets))
+        return DraftModel(_paged_model(self.model, own, args, pools, buckets))
 
 
 class LLM:

@@ -12,6 +12,7 @@ from model.engine import Batch, Request
 from model.engine.buckets import Buckets, BucketUse, Part, PartShape
 from model.errors import ModelError
 from model.launched import Device, LaunchedModel
+from model.layers import paged
 from model.layers.launch import Phase, StepShape
 from model.mesh import Mesh
 from model.sampling import StepOutput
@@ -20,9 +21,10 @@ from model.weights import RankWeights
 
 
 class PagedModel:
-    """A model whose sequences hold pages of `pool`, up to the largest of `buckets.context` positions each.
+    """A model whose sequences hold pages of `pools`, up to the largest of `buckets.context` positions each.
 
-    One more page than the pool has takes the keys and values of padding. `candidates` are as in KernelModel.
+    Layers with a window take pages of its kind, where there is a pool for it, all others those that see all positions.
+    One more page than a pool has takes the keys and values of padding. `candidates` are as in KernelModel.
     """
 
     def __init__(
@@ -30,7 +32,7 @@ class PagedModel:
         config: ModelConfig,
         weights: Sequence[RankWeights],
         device: Device,
-        pool: PagePool,
+        pools: PagePool | Sequence[PagePool],
         buckets: Buckets,
         candidates: int = 1,
     ) -> None:
@@ -43,7 +45,8 @@ class PagedModel:
             )
         self.use = BucketUse()
         self._buckets = buckets
-        self._pool = pool
+        self._pools = [pools] if isinstance(pools, PagePool) else list(pools)
+        self._block = self._pools[0].block_size
         self._positions = min(context, config.context)
         self._largest = StepShape(
             Phase.decode,
@@ -56,10 +59,12 @@ class PagedModel:
             weights=first.arrays[next(iter(first.arrays))].dtype,
             candidates=candidates,
             padded=True,
-            pages=pool.count + 1,
-            block_size=pool.block_size,
+            pages=sum(pool.count + 1 for pool in self._pools if pool.window is None),
+            window_pages=tuple((pool.window, pool.count + 1) for pool in self._pools if pool.window),
+            block_size=self._block,
         )
-        purpose = f"{pool.count:,} pages of {pool.block_size} positions"
+        count = sum(pool.count for pool in self._pools)
+        purpose = f"{count:,} pages of {self._block} positions"
         kept = 4 * len(buckets.sequences) * len(buckets.context)
         self._model = LaunchedModel(
             config, weights, device, self._largest, Mesh(device.ranks), purpose, kept=kept
@@ -67,7 +72,10 @@ class PagedModel:
 
     def step(self, batch: Batch) -> dict[Request, list[StepOutput]]:
         """Compute a batch; says what follows the last token of each request that chooses, and each of its drafts."""
-        self._model.copy_pages(batch.copies)
+        for kind, pool in enumerate(self._pools):
+            self._model.copy_pages(
+                {new: old for (own, new), old in batch.copies.items() if own == kind}, pool.window
+            )
         outputs: dict[Request, list[StepOutput]] = {}
         for part in self._buckets.parts(batch):
             self.use.add(part)
@@ -81,31 +89,45 @@ class PagedModel:
 
     def _given(self, part: Part) -> dict[str, np.ndarray]:
         """The arrays of a part, with an axis for the one group of ranks before them."""
-        own, block = part.shape, self._pool.block_size
-        spare = self._pool.count
+        own = part.shape
         ids = np.zeros((own.sequences, own.tokens), np.int32)
         starts, counts = np.zeros((own.sequences, 1), np.int32), np.ones((own.sequences, 1), np.int32)
-        tables = np.full((own.sequences, own.context // block), spare, np.int32)
         for row, chunk in enumerate(part.chunks):
-            request, end = chunk.request, chunk.start + chunk.count
             ids[row, : chunk.count] = chunk.tokens
             starts[row], counts[row] = chunk.start, chunk.count
-            used = request.table[: self._pool.pages_of(end)]
-            tables[row, : len(used)] = used
         counts[len(part.chunks) :] = 0
-        steps = np.arange(own.tokens, dtype=np.int32)
-        positions = starts + steps
-        pages = np.take_along_axis(tables, np.minimum(positions // block, tables.shape[1] - 1), axis=1)
-        slots = np.where(steps < counts, pages, spare) * block + positions % block
+        positions = starts + np.arange(own.tokens, dtype=np.int32)
         ends = np.arange(own.sequences) * own.tokens + np.maximum(counts[:, 0], 1) - 1
-        given = {
-            "ids": ids,
-            "positions": np.minimum(positions, self._positions - 1),
-            "slots": slots,
-            "ends": ends,
-        }
+        given = {"ids": ids, "positions": np.minimum(positions, self._positions - 1), "ends": ends}
+        tables: dict[str, np.ndarray] = {}
+        for kind in range(len(self._pools)):
+            name, table, columns = self._of_kind(kind, part, positions, counts)
+            tables[name] = table[None]
+            given = columns | given
         columns = {name: each.astype(np.int32).reshape(1, -1, 1) for name, each in given.items()}
-        return {**columns, "block_tables": tables[None]}
+        return columns | tables
+
+    def _of_kind(
+        self, kind: int, part: Part, positions: np.ndarray, counts: np.ndarray
+    ) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
+        """The tables of pages of one kind with their name; tokens' slots, and positions in the tables."""
+        pool, step, block = self._pools[kind], step_of(part.shape, self._largest), self._block
+        spare = pool.count
+        blocks = step.of_window(pool.window).cache_length // block
+        tables, firsts = np.full((len(positions), blocks), spare, np.int32), np.zeros_like(counts)
+        for row, chunk in enumerate(part.chunks):
+            table, end = chunk.request.tables[kind], pool.pages_of(chunk.start + chunk.count)
+            used = table.pages[: end - table.first]
+            firsts[row], tables[row, : len(used)] = table.first, used
+        places = positions // block - firsts
+        pages = np.take_along_axis(tables, np.clip(places, 0, blocks - 1), axis=1)
+        is_written = (np.arange(positions.shape[1]) < counts) & (places >= 0)
+        own_slots = np.where(is_written, pages, spare) * block + positions % block
+        own_positions = np.minimum(positions - firsts * block, blocks * block - 1)
+        table_name, slots, places_name = (
+            paged.of_kind(name, step, pool.window) for name in ("block_tables", "slots", "positions")
+        )
+        return table_name, tables, {slots: own_slots, places_name: own_positions}
 
 
 def step_of(part: PartShape, paged: StepShape) -> StepShape:

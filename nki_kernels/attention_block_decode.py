@@ -13,7 +13,7 @@ Arguments
     eps          compile-time float, of the norms
     q_size, kv_size  compile-time ints, Q and KV
     k_cache, v_cache, positions, scale, num_kv_heads, cos, sin, q_norm, k_norm, slots, block_tables, window, softcap,
-    sinks, position_group, position_ranks, position_rank  as in attention_decode
+    sinks, rope_positions, position_group, position_ranks, position_rank  as in attention_decode
     w_o          [Q, H] @ HBM
     replica_group  the ranks whose products are added, or None
     returns y    [T, H] @ HBM, x's dtype, and the two caches
@@ -54,6 +54,7 @@ from nki_kernels.attention_decode import (
     attention_decode_reference,
     check_caches,
     check_options,
+    check_rope_positions,
     check_sizes,
     check_step,
     check_tables,
@@ -98,6 +99,7 @@ def attention_block_decode(
     window=None,
     softcap=None,
     sinks=None,
+    rope_positions=None,
     position_group=None,
     position_ranks=1,
     position_rank=None,
@@ -105,6 +107,7 @@ def attention_block_decode(
     """Norm, queries, keys and values, attention with the caches, output projection, and the residual."""
     expect_dims(2, x, "x [T, H]")
     products, tables = (w_qkv, w_o, q_size, kv_size), (cos, sin)
+    rows = check_rope_positions(rope_positions, positions)
     norms, options = (q_norm, k_norm, eps), (window, softcap, sinks)
     caches = k_cache, v_cache, slots, block_tables
     check_position_ranks(position_group, position_ranks, position_rank)
@@ -115,7 +118,7 @@ def attention_block_decode(
             norm_weight,
             products,
             caches,
-            positions,
+            (positions, rows),
             scale,
             num_kv_heads,
             tables,
@@ -141,7 +144,8 @@ def attention_block_decode(
     share = share_of_core(sizes)
     if share is not None:
         mine = sizes_of_share(sizes, share, k_cache, block_tables)
-        tokens = expect_tokens(mine, share.rows(positions, sizes.sequences), (cos, sin))
+        own_rows = share.rows(rows, sizes.sequences)
+        tokens = expect_tokens(mine, share.rows(positions, sizes.sequences), own_rows, tables)
     q, k, v = qkv_projection(x, norm_weight, w_qkv, eps, q_size, kv_size)
     # Each core projects half of the columns; the barriers run beside each other.
     wait_for_other_core(nl.num_programs(), q, nisa.engine.scalar)
@@ -159,20 +163,22 @@ def attention_block_decode(
 
 
 def attended(
-    x, norm_weight, products, caches, positions, scale, num_kv_heads, tables, norms, options, replica_group
+    x, norm_weight, products, caches, places, scale, num_kv_heads, tables, norms, options, replica_group
 ):
     """The block for rows x that `hidden_fits`, on one core: a tile of hidden states, see `hidden`.
 
-    products: w_qkv, w_o, q_size and kv_size. caches: keys, values, slots and block tables. tables: cosines and sines.
-    norms: the weights of queries and of keys, and eps. options: window, soft cap and sinks.
+    products: w_qkv, w_o, q_size and kv_size. caches: keys, values, slots and block tables. places: positions, and the
+    rows of the tables. tables: cosines and sines. norms: the weights of queries and of keys, and eps. options: window,
+    soft cap and sinks.
     """
+    positions, rows = places
     sizes = checked_sizes(
         x, norm_weight, products, caches, positions, scale, num_kv_heads, tables, norms, options, 1
     )
     work = Work(sizes, share_of_core(sizes), None, scale, caches, None, output_tile(sizes), options)
     w_qkv, w_o = products[0], products[1]
     return attention_block(
-        load_hidden(x), norm_weight, w_qkv, w_o, work, positions, tables, norms, replica_group
+        load_hidden(x), norm_weight, w_qkv, w_o, work, positions, rows, tables, norms, replica_group
     )
 
 
@@ -233,6 +239,7 @@ def attention_block_decode_reference(
     window: int | None = None,
     softcap: float | None = None,
     sinks: np.ndarray | None = None,
+    rope_positions: np.ndarray | None = None,
     position_group: object = None,
     position_ranks: int = 1,
     position_rank: np.ndarray | None = None,
@@ -240,8 +247,8 @@ def attention_block_decode_reference(
     """The three references one after another; of one rank."""
     q, k, v = qkv_projection_reference(x, norm_weight, w_qkv, eps, q_size, kv_size)
     turned = (cos, sin, q_norm, k_norm, eps)
-    paged = (slots, block_tables)
+    options = (slots, block_tables, window, softcap, sinks, rope_positions)
     o, k_cache, v_cache = attention_decode_reference(
-        q, k, v, k_cache, v_cache, positions, scale, num_kv_heads, *turned, *paged, window, softcap, sinks
+        q, k, v, k_cache, v_cache, positions, scale, num_kv_heads, *turned, *options
     )
     return output_projection_reference(o, w_o, x), k_cache, v_cache

@@ -31,6 +31,8 @@ Arguments
     window        compile-time int or None: a token sees so many positions up to its own
     softcap       compile-time float or None: a score x * scale becomes softcap * tanh(x * scale / softcap)
     sinks         [1, Hq] @ HBM, float32, or None: a score of each head that takes part in the sum only
+    rope_positions  [T, 1] @ HBM, int32, or None: the rows of cos and sin, where they are not the positions: tables of
+                  pages of a window may begin behind a sequence's first position, from which positions count then
     position_group  nki.collectives.ReplicaGroup of ranks with equal k and v that divide the positions, or None
     position_ranks  compile-time int N, a power of two: the length of this rank's list; caches hold S / N slots then
     position_rank   [1, 1] @ HBM, int32: the place of this rank in its list
@@ -128,6 +130,7 @@ def attention_decode(
     window=None,
     softcap=None,
     sinks=None,
+    rope_positions=None,
     position_group=None,
     position_ranks=1,
     position_rank=None,
@@ -141,13 +144,16 @@ def attention_decode(
     check_step(positions, scale, num_kv_heads, sizes, MAX_DEPTH)
     check_tokens(q, k, v, sizes)
     check_tables(sizes.depth, cos, sin, q_norm, k_norm, stored)
+    rows = check_rope_positions(rope_positions, positions)
     check_sizes(sizes)
     check_options(sizes, window, softcap, sinks)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     share = share_of_core(sizes)
     if share is not None:
         mine = sizes_of_share(sizes, share, k_cache, block_tables)
-        tokens = expect_tokens(mine, share.rows(positions, sizes.sequences), (cos, sin))
+        tokens = expect_tokens(
+            mine, share.rows(positions, sizes.sequences), share.rows(rows, sizes.sequences), (cos, sin)
+        )
         ranks = expect_ranks(position_group, position_ranks, position_rank)
         caches = share.caches(k_cache, v_cache, slots, block_tables, sizes)
         options = window, softcap, share.columns(sinks, sizes.kv_heads)
@@ -259,6 +265,16 @@ def check_tables(depth, cos, sin, q_norm, k_norm, stored=False):
             assert weight.shape == (1, depth), f"{name} is [1, {depth}], not {weight.shape}"
 
 
+def check_rope_positions(rope_positions, positions):
+    """The rows of tables of rotations, which are the positions where none are given."""
+    if rope_positions is None:
+        return positions
+    assert rope_positions.shape == positions.shape, (
+        f"rope_positions are {positions.shape}, as positions, not {rope_positions.shape}"
+    )
+    return rope_positions
+
+
 def check_options(sizes, window, softcap, sinks):
     """Refuse a window without positions, a cap that is not positive, and sinks of other heads."""
     assert window is None or window >= 1, f"window is {window}; a token sees at least its own position"
@@ -306,6 +322,7 @@ def attention_decode_reference(
     window: int | None = None,
     softcap: float | None = None,
     sinks: np.ndarray | None = None,
+    rope_positions: np.ndarray | None = None,
     position_group: object = None,
     position_ranks: int = 1,
     position_rank: np.ndarray | None = None,
@@ -327,7 +344,8 @@ def attention_decode_reference(
         each = widened(each).reshape(tokens, -1, depth)
         if cos is not None and sin is not None:
             half = cos.shape[1]
-            cosines, sines = widened(cos)[positions], widened(sin)[positions]
+            rows = positions if rope_positions is None else rope_positions
+            cosines, sines = widened(cos)[rows], widened(sin)[rows]
             first, second, rest = np.split(each, [half, 2 * half], axis=2)
             turned = first * cosines - second * sines, second * cosines + first * sines
             each = np.concatenate([*turned, rest], axis=2)

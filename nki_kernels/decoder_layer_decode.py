@@ -10,7 +10,7 @@ Dimensions
 Arguments
     x                [T, H] @ HBM, float32 or bfloat16, the same on every rank
     norm_weight, w_qkv, eps, q_size, kv_size, k_cache, v_cache, positions, scale, w_o, num_kv_heads, cos, sin, q_norm,
-    k_norm, replica_group, slots, block_tables, window, softcap, sinks   as in attention_block_decode
+    k_norm, replica_group, slots, block_tables, window, softcap, sinks, rope_positions   as in attention_block_decode
     mlp_norm_weight  [1, H] @ HBM, of the RMSNorm before the feed-forward block, whose eps is the same
     w_gate, w_up, w_down, activation, b_gate, b_up, b_down   as in mlp
     returns y        [T, H] @ HBM, x's dtype, the same on every rank, and the two caches
@@ -46,6 +46,7 @@ from nki_kernels.attention_block_decode import (
     attention_block_decode,
     attention_block_decode_reference,
 )
+from nki_kernels.attention_decode import check_rope_positions
 from nki_kernels.decode.feed_forward import feed_forward, prepare_feed_forward
 from nki_kernels.decode.hidden import hidden_fits
 from nki_kernels.mlp import activation_function, check_arguments, mlp, mlp_reference
@@ -79,6 +80,7 @@ def decoder_layer_decode(
     window=None,
     softcap=None,
     sinks=None,
+    rope_positions=None,
     activation="silu",
     b_gate=None,
     b_up=None,
@@ -114,6 +116,7 @@ def decoder_layer_decode(
             window,
             softcap,
             sinks,
+            rope_positions,
         )
         y = mlp(
             between,
@@ -147,7 +150,7 @@ def decoder_layer_decode(
         norm_weight,
         products,
         caches,
-        positions,
+        (positions, check_rope_positions(rope_positions, positions)),
         scale,
         num_kv_heads,
         tables,
@@ -186,6 +189,7 @@ def decoder_layer_decode_reference(
     window: int | None = None,
     softcap: float | None = None,
     sinks: np.ndarray | None = None,
+    rope_positions: np.ndarray | None = None,
     activation: str = "silu",
     b_gate: np.ndarray | None = None,
     b_up: np.ndarray | None = None,
@@ -194,7 +198,7 @@ def decoder_layer_decode_reference(
     """The two references one after another; of one rank."""
     attended = (x, norm_weight, w_qkv, eps, q_size, kv_size, k_cache, v_cache, positions, scale, w_o)
     tables = (num_kv_heads, cos, sin, q_norm, k_norm)
-    options = (slots, block_tables, window, softcap, sinks)
+    options = (slots, block_tables, window, softcap, sinks, rope_positions)
     between, k_cache, v_cache = attention_block_decode_reference(*attended, *tables, None, *options)
     weights = (mlp_norm_weight, w_gate, w_up, w_down)
     y = mlp_reference(between, *weights, eps, None, activation, b_gate, b_up, b_down)

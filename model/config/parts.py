@@ -260,6 +260,13 @@ class ModelConfig:
         assert self.max_position_embeddings is not None, f"a {self.model_type} has no longest sequence"
         return self.max_position_embeddings
 
+    def windows(self, length: int) -> tuple[int | None, ...]:
+        """The windows of its layers in sequences of `length` tokens, each once; None, the first, sees all of them."""
+        mixers = [block.mixer for block in self.blocks if isinstance(block.mixer, GroupedAttention)]
+        narrow = {each.window for each in mixers if each.window is not None and each.window < length}
+        wide = any(each.window is None or each.window >= length for each in mixers)
+        return (*((None,) if wide else ()), *sorted(narrow))
+
     @property
     def longest_short(self) -> int | None:
         """The longest sequence that longrope turns by its short factors; a longer one is computed anew."""

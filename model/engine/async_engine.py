@@ -161,9 +161,9 @@ class AsyncEngine:
         return EngineState(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            pages=scheduler.pool.count,
-            block_size=scheduler.pool.block_size,
-            free_pages=scheduler.pool.free,
+            pages=scheduler.cache.count,
+            block_size=scheduler.cache.block_size,
+            free_pages=scheduler.cache.free,
             tokens=use.tokens,
             padding=use.padding,
             steps=self._steps,

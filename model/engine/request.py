@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 
-from model.state import Key, page_key
+from model.state import BlockTable, Key, page_key
 
 
 @dataclass(eq=False)
@@ -14,8 +14,9 @@ class Request:
 
     `tokens` are both; the first `prompt_tokens` are the prompt, and at most `max_new_tokens` follow. Lower `priority`
     goes first, then the earlier `arrival`. `root` names what decides the contents of pages beside the tokens.
-    `computed` tokens have their keys and values in the pages of `table`, of which the first `published` are known by
-    their keys. `shared_tokens` were computed before it started; `number` is its place among all submitted ones.
+    `computed` tokens have their keys and values in the pages of `tables`, one for each kind of pages, or none where the
+    request waits; their first `filled` blocks are full. `shared_tokens` were computed before it started; `number` is
+    its place among all submitted ones.
     """
 
     id: str
@@ -26,9 +27,9 @@ class Request:
     root: Key = b""
     prompt_tokens: int = field(init=False)
     computed: int = 0
-    table: list[int] = field(default_factory=list)
+    tables: list[BlockTable] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
-    published: int = 0
+    filled: int = 0
     preemptions: int = 0
     shared_tokens: int = 0
     number: int = 0

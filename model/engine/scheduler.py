@@ -15,8 +15,9 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
+from model.engine.kv_cache import KVCache, PageCopies
 from model.engine.request import Request
 from model.errors import ModelError
 from model.state import PagePool
@@ -86,11 +87,11 @@ class Chunk:
 class Batch:
     """What one step computes: a chunk of each of its requests, after pages were copied.
 
-    `copies` are pages (by their new number) that get the contents of another. `preempted` requests gave back theirs.
+    `copies` are pages that get the contents of others. `preempted` requests gave back theirs.
     """
 
     chunks: dict[Request, Chunk] = field(default_factory=dict)
-    copies: dict[int, int] = field(default_factory=dict)
+    copies: PageCopies = field(default_factory=dict)
     preempted: list[Request] = field(default_factory=list)
 
     @property
@@ -108,11 +109,11 @@ _order = attrgetter("priority", "arrival", "number")
 
 
 class Scheduler:
-    """Requests that wait and run, on one pool of pages."""
+    """Requests that wait and run, on one pool of pages, or one for each kind."""
 
-    def __init__(self, pool: PagePool, options: SchedulerOptions | None = None) -> None:
-        self.pool = pool
+    def __init__(self, pools: PagePool | Sequence[PagePool], options: SchedulerOptions | None = None) -> None:
         self.options = options or SchedulerOptions()
+        self.cache = KVCache([pools] if isinstance(pools, PagePool) else pools, self.options.prefix_caching)
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._numbers = count()
@@ -130,17 +131,15 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Let a request wait for its turn.
 
-        Raises ModelError for one that has no token, or that would never fit: in all pages, or, where prompts are not
-        cut into chunks, in one step.
+        Raises ModelError for one that has no token, or that would never fit: in all pages of a kind, or, where prompts
+        are not cut into chunks, in one step.
         """
-        pages, positions = self.pool.pages_of(request.most_positions), request.most_positions
+        positions = request.most_positions
         if not request.prompt_tokens or request.max_new_tokens < 1:
             raise ModelError(f"request {request.id} needs at least one token of a prompt and one new token")
-        if pages > self.pool.count:
-            raise ModelError(
-                f"request {request.id} fills up to {positions} positions, {pages} pages of {self.pool.block_size}; "
-                f"the cache has {self.pool.count} pages"
-            )
+        refusal = self.cache.refusal(request, self.options.max_num_batched_tokens)
+        if refusal is not None:
+            raise ModelError(refusal)
         if not self.options.chunked_prefill and positions > self.options.max_num_batched_tokens:
             raise ModelError(
                 f"request {request.id} computes up to {positions} tokens at once without chunked prefill; a step takes "
@@ -153,7 +152,7 @@ class Scheduler:
         """A request is done or cancelled: its pages are free from here on. One that has ended already is left alone."""
         if request in self._running:
             self._running.remove(request)
-            self._give_back(request)
+            self.cache.give_back(request)
         elif request in self._waiting:
             self._waiting.remove(request)
 
@@ -171,12 +170,7 @@ class Scheduler:
         if request not in self._running or len(self._running) >= self.options.max_num_seqs:
             insort(self._waiting, child, key=_order)
             return child
-        child.computed, child.published = request.computed, request.published
-        child.table = request.table[
-            : self.pool.pages_of(request.computed)
-        ]  # none that is reserved for what follows
-        for page in child.table:
-            self.pool.hold(page)
+        self.cache.fork(request, child)
         insort(self._running, child, key=_order)
         return child
 
@@ -199,11 +193,11 @@ class Scheduler:
         All but the last of several chosen tokens are drafts that were right.
         """
         for request, chunk in batch.chunks.items():
-            if request.table:  # one that was cancelled meanwhile has none
+            if request.tables:  # one that was cancelled meanwhile has none
                 tokens = chosen.get(request, ())
                 wrong = len(chunk.drafts) - max(0, len(tokens) - 1)
                 request.tokens.extend(tokens)
-                self._computed(request, chunk.start + chunk.count - wrong)
+                self.cache.computed(request, chunk.start + chunk.count - wrong)
 
     def steady_steps(self, batch: Batch) -> int:
         """How many steps in a row, this one included, decide alike while no request comes or is cancelled.
@@ -214,21 +208,26 @@ class Scheduler:
         if not everyone or batch.preempted or (self._waiting and not self._is_full):
             return 1
         steps = min(each.prompt_tokens + each.max_new_tokens - len(each.tokens) for each in batch.chunks)
-        while (
-            steps > 1
-            and sum(self._lacking(each, len(each.tokens) + steps - 1) for each in batch.chunks)
-            > self.pool.free
+        while steps > 1 and not self.cache.suffices(
+            (each, len(each.tokens) + steps - 1) for each in batch.chunks
         ):
             steps //= 2
         return steps
 
     def repeat(self, batch: Batch, steps: int, tokens: Sequence[int]) -> None:
         """Finish a batch that decodes `steps` times in a row, no more than `steady_steps`; each adds `tokens`."""
-        for request in batch.chunks:
-            reserved = self._reserve(request, len(request.tokens) + steps - 1, batch)
+        size, fills = self.cache.block_size, list[tuple[int, int, Request]]()
+        for number, request in enumerate(batch.chunks):
+            done = request.computed
+            reserved = self.cache.reserve(request, done + steps, batch.copies)
             assert reserved, "the free pages do not suffice"
             request.tokens.extend(tokens[:steps])
-            self._computed(request, len(request.tokens) - 1)
+            fills += [(at, number, request) for at in range(size - done % size, steps, size)]
+            fills.append((steps, number, request))
+        # Pages are given back in the order of single steps, which decides who gets them next.
+        computed = [request.computed for request in batch.chunks]
+        for step, number, request in sorted(fills, key=itemgetter(0, 1)):
+            self.cache.computed(request, computed[number] + step)
 
     @property
     def _is_full(self) -> bool:
@@ -238,9 +237,9 @@ class Scheduler:
         """Give running requests their tokens, in order, and preempt from the last one on; returns what is left."""
         for request in requests:
             wanted = min(request.missing, budget)
-            if not wanted or not request.table:  # without a table it was preempted in this loop
+            if not wanted or not request.tables:  # without tables it was preempted in this loop
                 continue
-            while not self._reserve(request, request.computed + wanted, batch):
+            while not self.cache.reserve(request, request.computed + wanted, batch.copies):
                 victim = self._running[-1]
                 budget += self._preempt(victim, batch)
                 if victim is request:
@@ -254,7 +253,7 @@ class Scheduler:
         """Give what decodes pages for drafts, in order; returns what is left of the budget."""
         for request, chunk in batch.chunks.items() if self.options.speculative_tokens else ():
             slots = min(self.options.speculative_tokens, budget, request.most_positions - len(request.tokens))
-            if slots > 0 and self._reserve(request, len(request.tokens) + slots, batch):
+            if slots > 0 and self.cache.reserve(request, len(request.tokens) + slots, batch.copies):
                 batch.chunks[request] = replace(chunk, draft_slots=slots)
                 budget -= slots
         return budget
@@ -270,13 +269,16 @@ class Scheduler:
                 budget += self._preempt(self._running[-1], batch)
             if len(self._running) >= options.max_num_seqs:
                 break
-            shared = self._shared(request)
-            wanted = len(request.tokens) - len(shared) * self.pool.block_size
+            known = self.cache.known_blocks(request)
+            first = known * self.cache.block_size
+            wanted = len(request.tokens) - first
             if wanted > budget:
                 if not options.chunked_prefill:
                     break
                 wanted = budget
-            while not (started := self._start(request, shared, wanted)) and self._outranks(request):
+            while not (started := self.cache.start(request, known, first + wanted)) and self._outranks(
+                request
+            ):
                 budget += self._preempt(self._running[-1], batch)
             if not started:
                 break
@@ -291,79 +293,15 @@ class Scheduler:
         """Whether the last running request has to give way to one that waits."""
         return bool(self._running) and request.priority < self._running[-1].priority
 
-    def _shared(self, request: Request) -> list[int]:
-        """The pages that hold the first tokens of a request already; at least one token is left to compute."""
-        if not self.options.prefix_caching:
-            return []
-        pages = (len(request.tokens) - 1) // self.pool.block_size
-        return self.pool.known(request.page_keys(pages, self.pool.block_size))
-
-    def _start(self, request: Request, shared: Sequence[int], wanted: int) -> bool:
-        """Take the pages of a request's first chunk; False, and nothing is taken, where too few are free."""
-        first = len(shared) * self.pool.block_size
-        new = self.pool.pages_of(first + wanted) - len(shared)
-        if new + sum(map(self.pool.is_free, shared)) > self.pool.free:
-            return False
-        for page in shared:
-            self.pool.hold(page)
-        request.table = [*shared, *(self.pool.take() for _ in range(new))]
-        request.computed, request.published, request.shared_tokens = first, len(shared), first
-        return True
-
-    def _lacking(self, request: Request, positions: int) -> int:
-        """Pages that a request has to take to hold so many positions, a copy of a shared one included."""
-        lacking = max(0, self.pool.pages_of(positions) - len(request.table))
-        return lacking + (self._written_and_shared(request) is not None)
-
-    def _written_and_shared(self, request: Request) -> int | None:
-        """The place in the table of the page that the next token is written to, where others hold it too."""
-        place, offset = divmod(request.computed, self.pool.block_size)
-        return place if offset and self.pool.holders(request.table[place]) > 1 else None
-
-    def _reserve(self, request: Request, positions: int, batch: Batch) -> bool:
-        """Pages for so many positions, of which those still to be written are the request's own; False for too few."""
-        place = self._written_and_shared(request)
-        lacking = max(0, self.pool.pages_of(positions) - len(request.table))
-        if lacking + (place is not None) > self.pool.free:
-            return False
-        if place is not None:
-            old, new = request.table[place], self.pool.take()
-            self.pool.release([old])
-            request.table[place] = new
-            batch.copies[new] = old
-        for _ in range(lacking):
-            request.table.append(self.pool.take())
-        return True
-
     def _add(self, batch: Batch, request: Request, wanted: int) -> None:
         batch.chunks[request] = Chunk(request, request.computed, wanted, wanted == request.missing)
-
-    def _computed(self, request: Request, positions: int) -> None:
-        """Keys and values of so many positions are there; full pages are known by their contents."""
-        request.computed = positions
-        if not self.options.prefix_caching:
-            return
-        full = positions // self.pool.block_size
-        if full == request.published:
-            return
-        keys = request.page_keys(full, self.pool.block_size)
-        for page in range(request.published, full):
-            self.pool.publish(request.table[page], keys[page])
-        request.published = full
 
     def _preempt(self, request: Request, batch: Batch) -> int:
         """A running request waits again, in its place in the order; returns the tokens that its step is spared."""
         spared = batch.chunks.pop(request, None)
-        for page in request.table:
-            if self.pool.holders(page) == 1:
-                batch.copies.pop(page, None)
         self._running.remove(request)
-        self._give_back(request)
+        self.cache.give_back(request, batch.copies)
         request.preemptions += 1
         batch.preempted.append(request)
         insort(self._waiting, request, key=_order)
         return 0 if spared is None else spared.count
-
-    def _give_back(self, request: Request) -> None:
-        self.pool.release(request.table)
-        request.table, request.computed, request.published = [], 0, 0

@@ -98,7 +98,7 @@ class DraftModel:
     def propose(self, batch: Batch) -> dict[Request, list[int]]:
         """Compute the batch's prompts, then as many drafts, one after the other, as each request has slots."""
         known = self._computed
-        self._computed = {request: count for request, count in known.items() if request.table}
+        self._computed = {request: count for request, count in known.items() if request.tables}
         first: dict[Request, Chunk] = {}
         for request, chunk in batch.chunks.items():
             start = min(chunk.start, known.get(request, chunk.start))

@@ -14,7 +14,7 @@ tokens, `attention_block_decode`.
 
 State: keys [sequences, heads, head_dim, length] and values [sequences, heads, length, head_dim] of a rank's heads. Keys
 lie transposed, because a decode step contracts over head_dim, which then is the partition axis of a tile read straight
-from HBM; values contract over positions.
+from HBM; values contract over positions. Or pages, of which layers with a window may have their own (`StepShape`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import numpy as np
 
 from model import rope
 from model.config.parts import GroupedAttention, HeadNorm, Positions
+from model.layers import paged
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import (
     INT32,
@@ -144,7 +145,8 @@ class Attention:
         """The keys and values that the layer reads."""
         name = self.owner or self.name
         heads, dim = self._kv_heads(step), self.heads.head_dim
-        if step.pages:
+        if step.block_size:
+            step = step.of_window(self.heads.window)
             shape = (step.pages, step.block_size, heads, dim)
             return Value(f"{name}.keys", shape, step.activations), Value(
                 f"{name}.values", shape, step.activations
@@ -153,6 +155,12 @@ class Attention:
             Value(f"{name}.keys", (step.sequences, heads, dim, step.cache_length), step.activations),
             Value(f"{name}.values", (step.sequences, heads, step.cache_length, dim), step.activations),
         )
+
+    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
+        """A kernel that copies pages of keys and values."""
+        if self.owner is not None:
+            return []
+        return [paged.copy(step, self.heads.window, self._caches(step), copies)]
 
     def _tables(self, step: StepShape) -> tuple[Value | None, Value | None]:
         own = self.heads.positions
@@ -283,18 +291,26 @@ class Attention:
         window = self.heads.window
         return window if window is not None and window < length else None
 
+    def _masks(self, step: StepShape, rows: int) -> tuple[Argument, ...]:
+        """Window and soft cap of a decode step; where its positions count from a page on, those in the sequence too."""
+        window = self.heads.window
+        masks = self._window(step.of_window(window).cache_length), self.heads.softcap
+        at = paged.positions(step, None, rows)
+        return masks if paged.positions(step, window, rows) == at else (*masks, None, at)
+
     def _prefill(self, step: StepShape) -> Launch:
         tokens, end = step.tokens, step.prefix + step.tokens // step.sequences
         q, k, v = self._projected(step)
         keys, values = self._caches(step)
+        held = step.of_window(self.heads.window)
         pairs = step.sequences * (self.heads.pairs(end) - self.heads.pairs(step.prefix))
         passes = 4 if self.owner is None else 2
         elements = (
-            tokens * (2 * q.shape[1] + passes * k.shape[1]) + 2 * step.sequences * step.prefix * k.shape[1]
+            tokens * (2 * q.shape[1] + passes * k.shape[1]) + 2 * step.sequences * held.prefix * k.shape[1]
         )
-        window = self._window(end)
-        at = Value("positions", (tokens, 1), INT32) if step.prefix else None
-        cached = self._kv_heads(step), at, step.prefix, *_places(step, tokens, step.sequences)
+        window = self._window(held.prefix + tokens // step.sequences)
+        at = paged.positions(step, self.heads.window, tokens) if step.prefix else None
+        cached = self._kv_heads(step), at, held.prefix, *paged.places(step, self.heads.window, tokens)
         return Launch(
             "attention_prefill",
             (q, *self._new(k, v), keys, values, self.heads.score_scale, *cached, window, self.heads.softcap),
@@ -318,11 +334,11 @@ class Attention:
         rows = sequences * step.new_tokens
         q, k, v = (each.last(rows) if rows < step.tokens else each for each in self._projected(step))
         keys, values = self._caches(replace(step, sequences=sequences))
-        at = Value("positions", (rows, 1), INT32)
+        at = paged.positions(step, self.heads.window, rows)
         tables = self._tables(step) if self._rotates_in_attention(step) else (None, None)
-        slots, block_tables = _places(step, rows, sequences)
+        slots, block_tables = paged.places(step, self.heads.window, rows)
         places = slots if self.owner is None else None, block_tables
-        options = (None, None, 0.0, *places, self._window(step.cache_length), self.heads.softcap)
+        options = (None, None, 0.0, *places, *self._masks(step, rows))
         attended = (q, *self._new(k, v), keys, values, at)
         return Launch(
             "attention_decode",
@@ -347,11 +363,11 @@ class Attention:
         x = x.last(rows) if rows < step.tokens else x
         q, k, _ = self._projected(step)
         keys, values = self._caches(replace(step, sequences=sequences))
-        at = Value("positions", (rows, 1), INT32)
+        at = paged.positions(step, self.heads.window, rows)
         w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
         attended, moved = self._attended(step, sequences)
         products = product(rows, w_qkv, w_o, moved_bytes=moved)
-        options = (*_places(step, rows, sequences), self._window(step.cache_length), self.heads.softcap)
+        options = (*paged.places(step, self.heads.window, rows), *self._masks(step, rows))
         return Launch(
             "attention_block_decode",
             (
@@ -422,14 +438,6 @@ class Attention:
         total = (weights if span.start else scores).sum(axis=-1, keepdims=True)
         mixed = weights @ np.repeat(values, group, axis=0) / total
         return numpy.rounded(mixed).swapaxes(0, 1).reshape(tokens, -1)
-
-
-def _places(step: StepShape, tokens: int, sequences: int) -> tuple[Value | None, Value | None]:
-    """Where tokens are written and the pages of their sequences, where states are pages."""
-    if not step.pages:
-        return None, None
-    blocks = step.cache_length // step.block_size
-    return Value("slots", (tokens, 1), INT32), Value("block_tables", (sequences, blocks), INT32)
 
 
 def _value(weight: Weight | None, step: StepShape) -> Value | None:

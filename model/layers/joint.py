@@ -13,7 +13,7 @@ from model.layers.launch import Launch, LeastWork
 _REQUIRED = 11
 """Arguments of attention_block_decode up to w_o; the MLP's weights follow them in decoder_layer_decode."""
 
-_OPTIONAL = 11
+_OPTIONAL = 12
 """Arguments of decoder_layer_decode between the weights of the MLP and what else it takes: from num_kv_heads on."""
 
 

@@ -31,12 +31,19 @@ class Layer(Protocol):
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """The kernels of one step, in order; the first reads and the last returns the value `x`."""
 
+    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
+        """The kernels that copy so many pages of the layer's states, in a step whose states are pages."""
+
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """The layer in plain numpy: `x` [tokens, …] at the positions of `span`, whole weights, one sequence."""
 
 
 class Stateless:
     """A layer that keeps nothing from step to step and needs nothing but its weights."""
+
+    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
+        """None."""
+        return ()
 
     def states(self, step: StepShape) -> Sequence[Value]:
         """None."""

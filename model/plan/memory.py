@@ -9,10 +9,12 @@ not run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from model.config.heads import HeadLayout
 from model.plan.parameters import BlockCounts, ModelCounts
+from model.state import window_pages
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -51,6 +53,61 @@ def footprint(model: ModelCounts, dtype: str, tp: int, tokens: int) -> Footprint
     return Footprint(tp, tokens, elements * size, cache * size)
 
 
+@dataclass(frozen=True)
+class PageKind:
+    """Pages of the layers that see `window` positions, or all: how many, and the bytes of one on each rank."""
+
+    window: int | None
+    page_bytes: int
+    pages: int = 0
+
+
+def page_kinds(model: ModelCounts, dtype: str, tp: int, block_size: int, length: int) -> list[PageKind]:
+    """The kinds of pages of sequences of up to `length` tokens."""
+    found = []
+    for window in model.config.windows(length):
+        own = (each for each in model.layers if _is_of_kind(each.window, window, length))
+        elements = sum(each.count * _cache(replace(each, window=None), tp, block_size) for each in own)
+        found.append(PageKind(window, elements * DTYPE_BYTES[dtype]))
+    return found
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a cache is divided for: at most so many `sequences`, of `mean` tokens on average and `longest` at most.
+
+    A step computes so many `tokens`.
+    """
+
+    sequences: int
+    mean: int
+    longest: int
+    tokens: int
+
+
+def with_pages(kinds: Sequence[PageKind], free_bytes: int, block_size: int, demand: Demand) -> list[PageKind]:
+    """As many pages of every kind as fit, such that sequences of the mean length run out of all kinds together.
+
+    Windows get no more than all sequences hold, where other layers can use the rest, and leave room for one sequence
+    of the longest length.
+    """
+    wide = [each for each in kinds if each.window is None]
+    held = {each: window_pages(each.window, block_size, 1, 0) for each in kinds if each.window is not None}
+    page_bytes = sum(each.page_bytes for each in wide)
+    window_bytes = sum(each.page_bytes * pages for each, pages in held.items())
+    chunk = demand.tokens // block_size if held else 0
+    free_bytes = max(0, free_bytes - chunk * sum(each.page_bytes for each in held))
+    count = free_bytes // (page_bytes * -(-demand.mean // block_size) + window_bytes)
+    if wide and held:
+        room = free_bytes - page_bytes * -(-demand.longest // block_size)
+        count = max(0, min(demand.sequences, count, room // window_bytes))
+        free_bytes -= count * window_bytes
+    return [
+        replace(each, pages=count * held[each] + chunk if each in held else free_bytes // each.page_bytes)
+        for each in kinds
+    ]
+
+
 def possible_tp(model: ModelCounts, most: int) -> list[int]:
     """The powers of two up to `most` that can share the model."""
     most = min(most, model.config.most_ranks)
@@ -78,6 +135,11 @@ def _layer(layers: BlockCounts, tp: int) -> int:
         + _share(layers.experts, tp)
         + _share(layers.mixer, tp)
     )
+
+
+def _is_of_kind(own: int | None, window: int | None, length: int) -> bool:
+    """Whether a layer that sees `own` positions has pages of the kind of a window."""
+    return (own if own is not None and own < length else None) == window
 
 
 def _cache(layers: BlockCounts, tp: int, tokens: int) -> int:

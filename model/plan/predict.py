@@ -22,8 +22,8 @@ from model.device import chip, kernel_limit
 from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import compose
-from model.launched import launches_of
-from model.layers.launch import Growth, Launch, Phase, StepShape
+from model.launched import copies_of, launches_of
+from model.layers.launch import Growth, Launch, Phase, StepShape, WindowPages
 from model.mesh import Mesh
 from model.paged_model import step_of
 from model.plan.dry import DryTimes, Time
@@ -112,11 +112,23 @@ class Predictor:
         """One token for each of `batch` sequences."""
         return self._pass(self._step.resized(batch))
 
-    def paged(self, part: PartShape, pages: int, block_size: int) -> PassTime:
+    def paged(self, part: PartShape, pages: int, block_size: int, window_pages: WindowPages = ()) -> PassTime:
         """A part of an engine's step, on that many pages; the head for the last token of each sequence."""
         assert not part.decodes or part.tokens == 1, "steps that verify drafts are not predicted"
-        shape = replace(self._step, padded=True, pages=pages, block_size=block_size)
-        return self._pass(step_of(part, shape))
+        return self._pass(step_of(part, self._on_pages(pages, block_size, window_pages)))
+
+    def copies(
+        self, count: int, window: int | None, pages: int, block_size: int, window_pages: WindowPages = ()
+    ) -> Time:
+        """Copies of so many pages of one kind, in every layer that has them, without starting and ending a kernel."""
+        step, total = self._on_pages(pages, block_size, window_pages), Time()
+        for part, number in self._parts:
+            for launch in copies_of(part, step, count, window):
+                total += self._dry.launch(launch) * number
+        return total
+
+    def _on_pages(self, pages: int, block_size: int, window_pages: WindowPages) -> StepShape:
+        return replace(self._step, padded=True, pages=pages, block_size=block_size, window_pages=window_pages)
 
     def _pass(self, step: StepShape) -> PassTime:
         times = tuple(

@@ -124,10 +124,10 @@ async def serve(
     name = options.served_model_name or Path(options.model).resolve().name
     metrics = Metrics(name)
     asynchronous = AsyncEngine(engine, options.max_num_seqs + options.max_queue, metrics.watch)
-    pool, args = engine.scheduler.pool, engine_args(options)
+    cache, args = engine.scheduler.cache, engine_args(options)
     deployed = Deployed(
         *(Path(args.model), args.target, args.tensor_parallel_size, args.dtype),
-        *(engine.limits.max_model_len, pool.count, pool.block_size),
+        *(engine.limits.max_model_len, cache.pages, cache.block_size, cache.window_pages),
     )
     times = StepTimes(deployed)
     metrics.show(asynchronous.state, options.target, times.seconds)

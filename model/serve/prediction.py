@@ -16,6 +16,7 @@ from model.checkpoint import open_checkpoint
 from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import load_config
+from model.layers.launch import WindowPages
 from model.plan.predict import Predictor
 from model.precision import activation_dtype
 from model.serve.aside import Aside
@@ -32,6 +33,7 @@ class Deployed:
     max_model_len: int
     pages: int
     block_size: int
+    window_pages: WindowPages = ()
 
 
 class StepTimes:
@@ -84,11 +86,11 @@ class _Answers:
     def __init__(self, deployed: Deployed) -> None:
         config = load_config(deployed.folder)
         dtype = activation_dtype(deployed.dtype, config, open_checkpoint(deployed.folder, config))
-        self._pages, self._block_size = deployed.pages, deployed.block_size
+        self._pages = deployed.pages, deployed.block_size, deployed.window_pages
         self._predictor = Predictor(
             config, deployed.target, deployed.ranks, dtype.name, deployed.max_model_len
         )
 
     def __call__(self, *shape: Any) -> float:
         part = PartShape(*shape)
-        return float(self._predictor.paged(part, self._pages, self._block_size).time.program_ns)
+        return float(self._predictor.paged(part, *self._pages).time.program_ns)

@@ -1,5 +1,21 @@
 """The state that sequences keep from step to step: pages of keys and values."""
 
-from model.state.pages import Key, PagePool, check_block_size, page_key
+from model.state.pages import (
+    BlockTable,
+    Key,
+    PagePool,
+    blocks_before,
+    check_block_size,
+    page_key,
+    window_pages,
+)
 
-__all__ = ["Key", "PagePool", "check_block_size", "page_key"]
+__all__ = [
+    "BlockTable",
+    "Key",
+    "PagePool",
+    "blocks_before",
+    "check_block_size",
+    "page_key",
+    "window_pages",
+]

@@ -4,13 +4,21 @@ A page has room for the keys and values of `block_size` positions in all layers.
 one, as long as none writes to it. A full page is known by a key of its tokens and of all tokens before them, so a
 sequence that begins alike shares it (prefix caching). A page that nobody holds keeps its contents until it is given
 away: the one released longest ago first, and of one sequence the last page before the first.
+
+Layers that see a window of positions have pages of another kind than layers that see all, and a pool of their own. A
+sequence gives back its pages of that kind when its window has passed them, so it holds a window of them however long it
+is; its block table names what is left, from the first page on that its next token reads. The pages are not a ring that
+a sequence overwrites: what it gave back keeps its contents, under its key, until the pool gives it away, so windows
+share prefixes as other pages do. A prefix is shared where the pages of its last window are still known; the pages
+before them are not needed.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from model.errors import ModelError
@@ -27,19 +35,44 @@ def page_key(parent: Key, tokens: Sequence[int]) -> Key:
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
+def blocks_before(window: int, block_size: int) -> int:
+    """Blocks before its own that the tokens of a block read where they see a window, their own position included."""
+    return -(-(window - 1) // block_size)
+
+
+def window_pages(window: int, block_size: int, sequences: int, tokens: int) -> int:
+    """Pages of a window that suffice for so many sequences, whatever a step of so many tokens computes of each."""
+    return sequences * (blocks_before(window, block_size) + 2) + tokens // block_size
+
+
 def check_block_size(block_size: int) -> None:
     """ModelError for pages that the attention kernels do not take."""
     if block_size not in BLOCK_SIZES:
         raise ModelError(f"block_size is {block_size}; pages have 1, 2, 4 … 128 positions")
 
 
-class PagePool:
-    """`count` pages of `block_size` positions each."""
+@dataclass
+class BlockTable:
+    """The pages of a sequence in one pool: those of its blocks from `first` on, of `block_size` positions each."""
 
-    def __init__(self, count: int, block_size: int) -> None:
+    first: int
+    pages: list[int]
+
+    @property
+    def end(self) -> int:
+        """The block behind the last one."""
+        return self.first + len(self.pages)
+
+
+class PagePool:
+    """`count` pages of one kind, of `block_size` positions each, for layers that see `window` positions, or all."""
+
+    def __init__(self, count: int, block_size: int, window: int | None = None) -> None:
         assert count > 0 and block_size > 0, f"{count} pages of {block_size} positions"
+        assert window is None or window > 0, f"a window of {window} positions"
         self.count = count
         self.block_size = block_size
+        self.window = window
         self._holders = [0] * count
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
         self._key_of: dict[int, Key] = {}
@@ -57,6 +90,17 @@ class PagePool:
     def pages_of(self, positions: int) -> int:
         """Pages for so many positions."""
         return -(-positions // self.block_size)
+
+    def first_block(self, block: int) -> int:
+        """The first block that a token reads whose own block is `block`."""
+        return 0 if self.window is None else max(0, block - blocks_before(self.window, self.block_size))
+
+    def most_pages(self, positions: int, together: int) -> int:
+        """Pages that a sequence of so many positions holds at most, of which a step computes `together`."""
+        most = self.pages_of(positions)
+        if self.window is None:
+            return most
+        return min(most, blocks_before(self.window, self.block_size) + 1 + self.pages_of(together - 1))
 
     def take(self) -> int:
         """A page without holders, whose contents are forgotten; `free` says whether there is one."""
@@ -86,15 +130,21 @@ class PagePool:
             self._page_of[key] = page
             self._key_of[page] = key
 
-    def known(self, keys: Iterable[Key]) -> list[int]:
-        """The pages of the first keys, up to the first one that no page holds."""
-        pages = []
-        for key in keys:
-            page = self._page_of.get(key)
-            if page is None:
+    def known(self, keys: Sequence[Key]) -> int:
+        """The most first blocks, by their keys, of which all is known that the token behind them reads."""
+        if self.window is None:
+            return next((block for block, key in enumerate(keys) if key not in self._page_of), len(keys))
+        end = len(keys)
+        for block in reversed(range(end)):
+            if keys[block] not in self._page_of:
+                end = block
+            elif block <= self.first_block(end):
                 break
-            pages.append(page)
-        return pages
+        return end
+
+    def page_of(self, key: Key) -> int:
+        """The page that holds what a known key names."""
+        return self._page_of[key]
 
     def is_free(self, page: int) -> bool:
         """Whether nobody holds a page, so that holding it takes one from the free ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,14 +33,20 @@ class Clock(Protocol):
 class PredictedClock:
     """Times of steps as the sum of their parts, in the program reading; a shape is predicted once.
 
-    Pages that are copied take no time: no request of a run shares a page that it writes.
+    The cache has so many pages for each window of its layers; None is to see all positions. Pages that are copied take
+    no time: no request of a run shares a page that it writes.
     """
 
-    def __init__(self, predictor: Predictor, buckets: Buckets, pages: int, block_size: int) -> None:
+    def __init__(
+        self, predictor: Predictor, buckets: Buckets, pages: Mapping[int | None, int], block_size: int
+    ) -> None:
         self._predictor = predictor
         self._buckets = buckets
-        self._pages = pages
-        self._block_size = block_size
+        self._pages = (
+            pages.get(None, 0),
+            block_size,
+            tuple((window, count) for window, count in pages.items() if window is not None),
+        )
         self.shapes: dict[PartShape, PassTime] = {}
         self._times_ns: dict[PartShape, int] = {}
 
@@ -63,6 +70,6 @@ class PredictedClock:
         return tuple(dict.fromkeys(each for done in self.shapes.values() for each in done.refusals))
 
     def _predicted(self, shape: PartShape) -> int:
-        self.shapes[shape] = self._predictor.paged(shape, self._pages, self._block_size)
+        self.shapes[shape] = self._predictor.paged(shape, *self._pages)
         self._times_ns[shape] = max(1, round(self.shapes[shape].time.program_ns))
         return self._times_ns[shape]

@@ -9,7 +9,7 @@ from model.engine import Scheduler, SchedulerOptions
 from model.engine.buckets import Buckets
 from model.errors import ModelError
 from model.layers import unsupported
-from model.plan.memory import footprint, possible_tp, smallest_tp
+from model.plan.memory import Demand, footprint, page_kinds, possible_tp, smallest_tp, with_pages
 from model.plan.parameters import ModelCounts
 from model.plan.predict import Predictor
 from model.state import PagePool
@@ -22,9 +22,11 @@ LIMITS = SchedulerOptions()
 
 @dataclass(frozen=True)
 class Setup:
-    """The options of a deployment; None leaves the choice to the planner. `max_model_len` are positions of a request.
+    """The options of a deployment; None leaves the choice to the planner.
 
-    With `few_buckets` steps are rounded up to every second size only, the largest among them.
+    `max_model_len` are positions of a request, `mean_len` those of requests on average, which divide the memory among
+    the kinds of pages; as many where it is None. With `few_buckets` steps are rounded up to every second size only, the
+    largest among them.
     """
 
     instance: str
@@ -35,6 +37,7 @@ class Setup:
     block_size: int = 16
     options: SchedulerOptions = LIMITS
     few_buckets: bool = False
+    mean_len: int | None = None
 
     def whole_prompts(self) -> Setup:
         """The same without chunks of prompts, with steps that take the longest prompt at once."""
@@ -80,18 +83,20 @@ class Deployment:
                 f"{self.replicas} replicas of {tp} ranks take {self.replicas * tp} cores; {instance.name} has {cores}"
             )
         self.setup, self.instance, self.tp = replace(setup, tp=tp), instance, tp
-        # A page holds what a sequence of so many positions keeps; windows do not shorten what pages hold.
-        held = footprint(model, setup.dtype, tp, setup.block_size)
-        self.pages = held.sequences(record.hbm_bytes_per_core)
-        self.page_bytes = held.cache_bytes_per_sequence
-        needed = -(-length // setup.block_size)
-        if self.pages < needed:
-            raise ModelError(
-                f"tp {tp} on {instance.name} leaves {self.pages:,} pages of {setup.block_size} positions beside the "
-                f"weights; a request of {length:,} tokens takes {needed:,}; more ranks "
-                "leave more"
-            )
-        own = setup.options
+        held, own = footprint(model, setup.dtype, tp, 0), setup.options
+        kinds = page_kinds(model, setup.dtype, tp, setup.block_size, length)
+        free_bytes = max(0, record.hbm_bytes_per_core - held.weight_bytes)
+        mean = setup.mean_len or length
+        demand = Demand(own.max_num_seqs, mean, length, own.max_num_batched_tokens)
+        self.kinds = with_pages(kinds, free_bytes, setup.block_size, demand)
+        for kind, pool in zip(self.kinds, self._pools(length)):
+            needed = pool.most_pages(length, min(length, own.max_num_batched_tokens))
+            if kind.pages < needed:
+                seen = "" if kind.window is None else f" of layers that see {kind.window:,} of them"
+                raise ModelError(
+                    f"tp {tp} on {instance.name} leaves {kind.pages:,} pages of {setup.block_size} positions{seen} "
+                    f"beside the weights; a request of {length:,} tokens takes {needed:,}; more ranks leave more"
+                )
         buckets = Buckets.powers(own.max_num_seqs, own.max_num_batched_tokens, length)
         if setup.few_buckets:
             buckets = Buckets(
@@ -103,7 +108,19 @@ class Deployment:
             self.predictor = like.predictor
         else:
             self.predictor = Predictor(model.config, instance.name, tp, setup.dtype, length)
-        self.clock = PredictedClock(self.predictor, buckets, self.pages, setup.block_size)
+        pages = {kind.window: kind.pages for kind in self.kinds}
+        self.clock = PredictedClock(self.predictor, buckets, pages, setup.block_size)
+
+    @property
+    def pages(self) -> int:
+        """Pages of all kinds, of one replica."""
+        return sum(kind.pages for kind in self.kinds)
+
+    def _pools(self, positions: int) -> list[PagePool]:
+        """Pools of pages, of no more than so many positions fill."""
+        size = self.setup.block_size
+        most = -(-positions // size)
+        return [PagePool(max(1, min(kind.pages, most)), size, kind.window) for kind in self.kinds]
 
     @property
     def limits(self) -> SchedulerOptions:
@@ -119,9 +136,8 @@ class Deployment:
         """What one replica does with its own workload."""
         # More pages than all requests together fill would never be taken.
         size = self.setup.block_size
-        filled = sum(-(-query.positions // size) for query in workload.queries)
-        pool = PagePool(min(self.pages, filled), size)
-        return Service(Scheduler(pool, self.setup.options), self.clock).run(workload)
+        pools = self._pools(sum(-(-query.positions // size) * size for query in workload.queries))
+        return Service(Scheduler(pools, self.setup.options), self.clock).run(workload)
 
 
 def _fewest(model: ModelCounts, setup: Setup, cores: int, core_bytes: int) -> int:

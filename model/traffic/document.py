@@ -26,7 +26,7 @@ def document(traffic: Traffic, name: str) -> dict[str, Any]:
         "max_model_len": setup.max_model_len,
         "pages": own.pages,
         "block_size": setup.block_size,
-        "page_bytes": own.page_bytes,
+        "kinds": [asdict(kind) for kind in own.kinds],
         "options": asdict(setup.options),
         "requests": len(workload.queries),
         "left_out": workload.left_out,

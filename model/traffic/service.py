@@ -155,7 +155,6 @@ class _Run:
         record.steps += steps
         record.tokens += steps * batch.tokens
         record.padding += steps * time.padding
-        pool = scheduler.pool
         choosing = [request for request, chunk in batch.chunks.items() if chunk.chooses]
         if steps > 1:
             scheduler.repeat(batch, steps, self._zeros)
@@ -165,7 +164,7 @@ class _Run:
             Span(
                 now,
                 end,
-                pool.count - pool.free,
+                scheduler.cache.count - scheduler.cache.free,
                 len(scheduler.running),
                 len(scheduler.waiting),
                 len(batch.preempted),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from model.traffic.deployment import Deployment
 from model.traffic.report import PERCENTILES, SHARE, Percentiles, ServiceLevel, Summary
 from model.traffic.traffic import SEARCHED, Traffic
 from model.traffic.workload import SECOND_NS
@@ -39,7 +40,7 @@ def _deployment(traffic: Traffic) -> list[Part]:
         _sentence(
             f"{traffic.model.config.model_type} on {own.instance.name}: tp {own.tp}, "
             f"{_plural(own.replicas, 'replica')}, {setup.dtype}; "
-            f"{own.pages:,} pages of {setup.block_size} positions each"
+            f"{_pages(own)} of {setup.block_size} positions each"
         ),
         _sentence(
             f"a step takes up to {_plural(limits.max_num_seqs, 'sequence')} and "
@@ -47,6 +48,15 @@ def _deployment(traffic: Traffic) -> list[Part]:
         ),
         _sentence(f"{_plural(len(workload.queries), 'request')}, {comes}{left_out}"),
     ]
+
+
+def _pages(own: Deployment) -> str:
+    """The pages of each kind."""
+    of_kind = (
+        f"{kind.pages:,} pages" + ("" if kind.window is None else f" for windows of {kind.window:,}")
+        for kind in own.kinds
+    )
+    return " and ".join(of_kind)
 
 
 def _times(run: Summary) -> list[Part]:

@@ -120,6 +120,7 @@ def make_traffic(request: Request, told: Callable[[str], None] = lambda doing: N
         instance=request.instance or DEFAULT_INSTANCE,
         dtype=request.dtype or model.config.dtype or "bfloat16",
         max_model_len=request.max_model_len or offered.longest,
+        mean_len=offered.mean,
         tp=request.tp,
         replicas=request.replicas,
         block_size=request.block_size,

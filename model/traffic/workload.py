@@ -55,6 +55,11 @@ class Workload:
         return max(query.positions for query in self.queries)
 
     @property
+    def mean(self) -> int:
+        """Positions of a request on average, rounded up."""
+        return -(-sum(query.positions for query in self.queries) // len(self.queries))
+
+    @property
     def rate(self) -> float | None:
         """Requests per second; None where users decide it, and for requests that come at one moment."""
         if not self.arrivals_ns or self.arrivals_ns[-1] == self.arrivals_ns[0]:

@@ -24,16 +24,17 @@ EARLY_BYTES = 32768
 """Bytes per partition of caches that are loaded before w_qkv, so that nothing waits for them later."""
 
 
-def attention_block(tile, norm_weight, w_qkv, w_o, work, positions, tables, norms, replica_group):
+def attention_block(tile, norm_weight, w_qkv, w_o, work, positions, angle_rows, tables, norms, replica_group):
     """Norm, queries, keys and values, attention, output projection and residual of hidden states, see `hidden`.
 
-    tables: cosines and sines, or two Nones. norms: weights of the norms of queries and keys, or None, and eps.
+    angle_rows: the rows of the tables. tables: cosines and sines, or two Nones. norms: weights of the norms of queries
+    and keys, or None, and eps.
     """
     sizes, eps = work.sizes, norms[2]
     first_positions = load_first_positions(positions, sizes.sequences, sizes.kv_heads)
     rows = weighted_blocks(tile, norm_weight)
     scales = reciprocal_roots(tile, w_qkv.shape[0], eps)
-    rotation = None if tables[0] is None else Rotation(positions, tables, sizes)
+    rotation = None if tables[0] is None else Rotation(angle_rows, tables, sizes)
     spans = row_spans(sizes)
     heights = []
     for first, end in spans:

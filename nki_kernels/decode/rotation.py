@@ -16,9 +16,9 @@ from nki_kernels.tiles import BANK, PARTITIONS, ranges
 class Rotation(nl.NKIObject):
     """Tables [D in part, part, token] of the new tokens' angles, and the matrix that turns heads a quarter."""
 
-    def __init__(self, positions, tables, sizes):
+    def __init__(self, angle_rows, tables, sizes):
         depth, half = sizes.depth, tables[0].shape[1]
-        angles = load_angles([(0, 0, sizes.tokens, 0)], (1,), positions, tables)
+        angles = load_angles([(0, 0, sizes.tokens, 0)], (1,), angle_rows, tables)
         self.cosines = spread_table(angles[0], depth, 1.0)
         self.sines = spread_table(angles[1], depth, 0.0)
         self.turn = quarter_turn(depth, half, sizes.dtype)

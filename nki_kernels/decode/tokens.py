@@ -18,10 +18,11 @@ BLOCKS_AHEAD = 4
 class NewTokens(nl.NKIObject):
     """Blocks of rows of the queries and keys of all new tokens, and their angles: the first few are loaded."""
 
-    def __init__(self, sizes, positions, tables):
+    def __init__(self, sizes, positions, angle_rows, tables):
         self.heads = sizes.own_heads, 0 if sizes.stored else sizes.kv_heads
         self.sources = None
         self.positions = positions
+        self.angle_rows = angle_rows
         self.first_positions = load_first_positions(positions, sizes.sequences, sizes.kv_heads)
         self.tables = tables
         self.segments = row_blocks(sizes.tokens, self.heads)
@@ -29,9 +30,12 @@ class NewTokens(nl.NKIObject):
         self.loaded = []
 
 
-def expect_tokens(sizes, positions, tables):
-    """Begin to load what depends on the positions alone, while queries and keys may still be projected."""
-    tokens = NewTokens(sizes, positions, tables)
+def expect_tokens(sizes, positions, angle_rows, tables):
+    """Begin to load what depends on the positions alone, while queries and keys may still be projected.
+
+    angle_rows: the rows of the tables of angles.
+    """
+    tokens = NewTokens(sizes, positions, angle_rows, tables)
     for _ in range(BLOCKS_AHEAD):
         load_next_angles(tokens)
     return tokens
@@ -49,7 +53,7 @@ def load_next_angles(tokens):
     block = len(tokens.angles)
     if block < len(tokens.segments):
         tokens.angles.append(
-            load_angles(tokens.segments[block], tokens.heads, tokens.positions, tokens.tables)
+            load_angles(tokens.segments[block], tokens.heads, tokens.angle_rows, tokens.tables)
         )
 
 
@@ -127,15 +131,15 @@ def load_rows(sources, depth, segments):
     return tile
 
 
-def load_angles(segments, heads, positions, tables):
-    """The cosines and sines of the positions of one block's rows, or two Nones."""
+def load_angles(segments, heads, angle_rows, tables):
+    """The cosines and sines of one block's rows, from rows of the tables for each token; or two Nones."""
     if tables[0] is None:
         return None, None
     which, first, last, at = segments[-1]
     rows = at + (last - first) * heads[which]
     numbers = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     for which, first, last, at in segments:
-        repeated = positions[first:last].broadcast(1, heads[which])
+        repeated = angle_rows[first:last].broadcast(1, heads[which])
         nisa.dma_copy(
             dst=numbers[at : at + (last - first) * heads[which], :], src=repeated, engine=nisa.engine.scalar
         )
@@ -143,7 +147,7 @@ def load_angles(segments, heads, positions, tables):
     for table in tables:
         half = table.shape[1]
         entries = nl.ndarray((rows, half), dtype=table.dtype, buffer=nl.sbuf)
-        if positions.shape[0] == 1:
+        if angle_rows.shape[0] == 1:
             # One row for all partitions: hardware finds the address, GpSimd has nothing to do.
             source = table.ap(pattern=[[0, rows], [1, half]], scalar_offset=numbers[0:1, :], indirect_dim=0)
         else:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from model.engine import Batch, Chunk, Request, Scheduler
-from model.state import PagePool
+from model.engine.kv_cache import KVCache
 
 VOCABULARY = 50
 _UNWRITTEN = -1
@@ -29,23 +29,28 @@ def alone(prompt: Sequence[int], count: int) -> list[int]:
 
 
 class PagedText:
-    """Pages of tokens."""
+    """Pages of tokens, of every kind: all of them are read, of windows what a token sees."""
 
-    def __init__(self, pool: PagePool) -> None:
-        self._pool = pool
-        self._pages = [[_UNWRITTEN] * pool.block_size for _ in range(pool.count)]
+    def __init__(self, cache: KVCache) -> None:
+        self._pools = cache.pools
+        self._pages = [[[_UNWRITTEN] * pool.block_size for _ in range(pool.count)] for pool in cache.pools]
 
     def step(self, batch: Batch) -> dict[Request, list[int]]:
         """Compute a batch: copies, then writes of all chunks, then reads; drafts are verified."""
-        for new, old in batch.copies.items():
-            self._pages[new] = self._pages[old][:]
+        for (kind, new), old in batch.copies.items():
+            self._pages[kind][new] = self._pages[kind][old][:]
         for request, chunk in batch.chunks.items():
             assert chunk.count > 0
             assert chunk.start == request.computed
             for position, token in enumerate(chunk.tokens, chunk.start):
-                page, offset = self._at(request, position)
-                assert self._pool.holders(page) == 1, "a page with two writers"
-                self._pages[page][offset] = token
+                for kind, pool in enumerate(self._pools):
+                    page, offset = self._at(request, kind, position)
+                    assert pool.holders(page) == 1, "a page with two writers"
+                    self._pages[kind][page][offset] = token
+        for chunk in batch.chunks.values():
+            known = [*chunk.request.tokens, *chunk.drafts]
+            for end in (chunk.start + 1, chunk.start + chunk.count):
+                self._read(chunk.request, known[:end])
         return {request: self._chosen(chunk) for request, chunk in batch.chunks.items() if chunk.chooses}
 
     def _chosen(self, chunk: Chunk) -> list[int]:
@@ -57,25 +62,30 @@ class PagedText:
                 break
         return chosen
 
-    def _at(self, request: Request, position: int) -> tuple[int, int]:
-        place, offset = divmod(position, self._pool.block_size)
-        return request.table[place], offset
+    def _at(self, request: Request, kind: int, position: int) -> tuple[int, int]:
+        table, (block, offset) = request.tables[kind], divmod(position, self._pools[kind].block_size)
+        assert table.first <= block, "a page that was given back"
+        return table.pages[block - table.first], offset
 
     def _read(self, request: Request, expected: list[int]) -> list[int]:
-        places = (self._at(request, position) for position in range(len(expected)))
-        assert [self._pages[page][offset] for page, offset in places] == expected
+        """What the last token of a text sees in every kind of pages."""
+        for kind, pool in enumerate(self._pools):
+            first = 0 if pool.window is None else max(0, len(expected) - pool.window)
+            places = (self._at(request, kind, position) for position in range(first, len(expected)))
+            assert [self._pages[kind][page][offset] for page, offset in places] == expected[first:]
         return expected
 
 
 def check_pages(scheduler: Scheduler) -> None:
-    """Reference counts are exact, and free and held pages are all."""
-    pool = scheduler.pool
-    held = [0] * pool.count
-    for request in scheduler.running:
-        for page in request.table:
-            held[page] += 1
-    assert [pool.holders(page) for page in range(pool.count)] == held
-    assert pool.free == held.count(0)
-    assert all(not request.table and not request.computed for request in scheduler.waiting)
-    for request in scheduler.running:
-        assert pool.pages_of(request.computed) <= len(request.table)
+    """Reference counts are exact, free and held pages are all, and no sequence holds more than it may."""
+    for kind, pool in enumerate(scheduler.cache.pools):
+        held = [0] * pool.count
+        for request in scheduler.running:
+            table = request.tables[kind]
+            for page in table.pages:
+                held[page] += 1
+            assert pool.pages_of(request.computed) <= table.end
+            assert table.first == pool.first_block(request.computed // pool.block_size)
+        assert [pool.holders(page) for page in range(pool.count)] == held
+        assert pool.free == held.count(0)
+    assert all(not request.tables and not request.computed for request in scheduler.waiting)

@@ -43,7 +43,7 @@ def test_requests_together_get_what_each_gets_alone() -> None:
     for prompt, own, output in zip(PROMPTS, params, outputs):
         assert output.prompt == prompt
         assert tuple(tuple(each.token_ids) for each in output.outputs) == alone(prompt, own)
-    assert llm().engine.scheduler.pool.free == 20
+    assert llm().engine.scheduler.cache.free == 20
     assert not llm().engine.busy
 
 
@@ -147,7 +147,7 @@ def test_drafts_change_no_token(speculation) -> None:
         assert tuple(tuple(each.token_ids) for each in output.outputs) == alone(prompt, own)
     acceptance = speculative.engine.acceptance
     assert acceptance.verified[0] > 0
-    assert speculative.engine.scheduler.pool.free == 20
+    assert speculative.engine.scheduler.cache.free == 20
 
 
 def test_a_model_drafts_for_itself_what_each_of_several_requests_chooses() -> None:
@@ -197,7 +197,7 @@ def test_a_prompt_that_cannot_be_is_refused_and_leaves_nothing(prompt, params, s
     with pytest.raises(ModelError, match=said):
         llm().generate([PROMPTS[0], prompt], params)
     assert not llm().engine.busy
-    assert llm().engine.scheduler.pool.free == 20
+    assert llm().engine.scheduler.cache.free == 20
 
 
 def test_a_prompt_of_the_longest_length_gets_one_token() -> None:

@@ -47,7 +47,7 @@ def paged(
     options = scheduler.options
     buckets = Buckets.powers(options.max_num_seqs, options.max_num_batched_tokens, length)
     shards = shard_weights(config, weights, ranks)
-    return PagedModel(config, shards, SimulatedDevice("trn2", ranks), scheduler.pool, buckets)
+    return PagedModel(config, shards, SimulatedDevice("trn2", ranks), scheduler.cache.pools, buckets)
 
 
 def logits_of_requests(model: PagedModel, scheduler: Scheduler) -> tuple[list[np.ndarray], list[Request]]:
@@ -96,6 +96,23 @@ def test_every_family_on_pages(tmp_path: Path, name: str) -> None:
     assert [each.shared_tokens for each in requests] == [0, 16, 0]
 
 
+WINDOWED = [name for name in TINY if "window" in name or name in ("ministral", "gemma2", "gemma3")]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_layers_with_a_window_keep_no_page_behind_it(tmp_path: Path, name: str, caching: bool) -> None:
+    """Pages of 4: windows of 5 to 9 positions pass them while prompts are computed in chunks and while tokens come."""
+    config, weights = load(write_tiny(tmp_path, name))
+    pools = [PagePool(16, 4, window) for window in config.windows(64)]
+    assert any(pool.window for pool in pools)
+    scheduler = Scheduler(pools, SchedulerOptions(4, 8, prefix_caching=caching))
+    rows, requests = logits_of_requests(paged(config, weights, scheduler, 1, 64), scheduler)
+    for own, text, prompt in zip(rows, TEXTS, PROMPTS):
+        assert np.abs(own - alone(config, weights, text, prompt)).max() <= bound(name)
+    assert [each.shared_tokens for each in requests] == [0, 16 if caching else 0, 0]
+
+
 def test_a_preempted_request_gets_the_same_logits(tmp_path: Path) -> None:
     config, weights = load(write_tiny(tmp_path, "qwen3"))
     scheduler = Scheduler(PagePool(5, 8), SchedulerOptions(4, 16, prefix_caching=False))
@@ -130,7 +147,7 @@ def test_drafts_are_verified_in_one_step(tmp_path: Path, name: str) -> None:
     scheduler = Scheduler(PagePool(12, 16), SchedulerOptions(4, 32, speculative_tokens=3))
     buckets = Buckets.powers(4, 32, 64, drafts=3)
     model = PagedModel(
-        config, shard_weights(config, weights, 1), SimulatedDevice("trn2", 1), scheduler.pool, buckets
+        config, shard_weights(config, weights, 1), SimulatedDevice("trn2", 1), scheduler.cache.pools, buckets
     )
     request, other = Request("0", FIRST[:14], 8), Request("1", FIRST[4:9], 8)
     for each in (request, other):

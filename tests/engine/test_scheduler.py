@@ -32,9 +32,15 @@ def request(
 class Service:
     """A scheduler with a model of text, run to the end."""
 
-    def __init__(self, pages: int = 16, block: int = 4, options: SchedulerOptions = OPTIONS) -> None:
-        self.scheduler = Scheduler(PagePool(pages, block), options)
-        self.model = PagedText(self.scheduler.pool)
+    def __init__(
+        self,
+        pages: int = 16,
+        block: int = 4,
+        options: SchedulerOptions = OPTIONS,
+        windows: Sequence[int | None] = (None,),
+    ) -> None:
+        self.scheduler = Scheduler([PagePool(pages, block, window) for window in windows], options)
+        self.model = PagedText(self.scheduler.cache)
         self.done: list[Request] = []
         self.draw = random.Random(1)
 
@@ -79,7 +85,7 @@ def test_one_request_runs_prompt_then_tokens() -> None:
     service.submit(request("a", range(5), new=3))
     assert service.run() == [["a:5"], ["a:1"], ["a:1"]]
     assert list(service.done[0].generated) == alone(range(5), 3)
-    assert service.scheduler.pool.free == 16
+    assert service.scheduler.cache.free == 16
 
 
 @pytest.mark.parametrize("tokens", [7, 8, 9, 16, 17])
@@ -185,7 +191,7 @@ def test_a_fork_copies_the_page_that_both_write() -> None:
     assert len(batch.copies) == 1
     service.scheduler.finish(batch, service.model.step(batch))
     service.run()
-    assert child.table == []
+    assert child.tables == []
     assert list(child.generated[1:]) == alone([*range(6), 49], 3)
 
 
@@ -198,7 +204,7 @@ def test_a_page_reserved_for_drafts_does_not_stand_for_a_copy() -> None:
     service.scheduler.finish(
         batch, {parent: (next_token(parent.tokens),)}
     )  # no draft came, its page stays reserved
-    assert (parent.computed, len(parent.table), service.scheduler.pool.free) == (7, 3, 0)
+    assert (parent.computed, len(parent.tables[0].pages), service.scheduler.cache.free) == (7, 3, 0)
     service.scheduler.fork(parent, "b")
     assert service.scheduler.schedule().preempted
 
@@ -249,17 +255,16 @@ def test_a_cancelled_request_leaves_no_page() -> None:
     service.scheduler.end(service.scheduler.running[0])
     service.scheduler.end(service.scheduler.running[0])
     service.scheduler.finish(batch, {})
-    assert service.scheduler.pool.free == 16
+    assert service.scheduler.cache.free == 16
 
 
-def campaign(options: SchedulerOptions, seed: int, steps: int) -> int:
+def campaign(options: SchedulerOptions, seed: int, steps: int, windows: Sequence[int | None]) -> int:
     """Random submits, cancels, forks and steps; returns how many requests ended."""
     draw = random.Random(seed)
-    service = Service(pages=draw.choice((10, 14, 40)), block=draw.choice((1, 3, 4)), options=options)
-    pool = service.scheduler.pool
-    most = min(
-        pool.count * pool.block_size, options.max_num_batched_tokens if not options.chunked_prefill else 10**6
-    )
+    pages, block = draw.choice((10, 14, 40)), draw.choice((1, 3, 4))
+    service = Service(pages, block, options, windows)
+    cache = service.scheduler.cache
+    most = min(pages * block, 10**6 if options.chunked_prefill else options.max_num_batched_tokens)
     starts = [[draw.randrange(50) for _ in range(12)] for _ in range(3)]
     for number in range(steps):
         choice = draw.random()
@@ -277,22 +282,31 @@ def campaign(options: SchedulerOptions, seed: int, steps: int) -> int:
         else:
             service.step()
     service.run()
-    assert pool.free == pool.count
+    assert cache.free == cache.count
     for each in service.done:
         assert list(each.generated) == alone(each.tokens[: each.prompt_tokens], each.max_new_tokens)
     return len(service.done)
 
 
+WINDOWS = ((None,), (None, 5), (1, 4, 9), (8,))
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("options", KINDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_every_request_gets_what_it_would_get_alone(options: SchedulerOptions, seed: int) -> None:
-    assert campaign(options, seed, 600) > 40
+def test_every_request_gets_what_it_would_get_alone(
+    options: SchedulerOptions, seed: int, windows: Sequence[int | None]
+) -> None:
+    assert campaign(options, seed, 600, windows) > 40
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("options", KINDS)
-def test_every_request_gets_what_it_would_get_alone_in_many_steps(options: SchedulerOptions) -> None:
-    assert campaign(options, 77, 100_000) > 10_000
+def test_every_request_gets_what_it_would_get_alone_in_many_steps(
+    options: SchedulerOptions, windows: Sequence[int | None]
+) -> None:
+    assert campaign(options, 77, 100_000, windows) > 10_000
 
 
 def signature(service: Service) -> list[tuple[str, int, int, int, list[int]]]:
@@ -303,10 +317,13 @@ def signature(service: Service) -> list[tuple[str, int, int, int, list[int]]]:
     ]
 
 
+@pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("options", KINDS[:4])
 @pytest.mark.parametrize("seed", range(3))
-def test_steps_at_once_decide_like_single_steps(options: SchedulerOptions, seed: int) -> None:
-    at_once, single = Service(pages=12, options=options), Service(pages=12, options=options)
+def test_steps_at_once_decide_like_single_steps(
+    options: SchedulerOptions, seed: int, windows: Sequence[int | None]
+) -> None:
+    at_once, single = (Service(12, options=options, windows=windows) for _ in range(2))
     draw, rows, saved = random.Random(seed), [0] * 64, 0
     for number in range(60):
         prompt, new = [draw.randrange(4) for _ in range(draw.randint(1, 12))], draw.randint(1, 20)

@@ -25,7 +25,7 @@ from model.paged_model import PagedModel
 from model.plan.dry import Time, continued
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.predict import PassTime, Predictor
-from model.state import PagePool
+from model.state import BlockTable, PagePool
 from model.weights import shard_weights
 from tests.model.folders import TINY
 
@@ -124,7 +124,9 @@ def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, rank
     buckets = Buckets((shape.sequences,), (shape.tokens,), (32, 128))
     run = PagedModel(config, weights, device, pool, buckets)
     length = 128 if shape.decodes else shape.prefix + shape.tokens
-    requests = [Request(str(number), [7] * length, 1) for number in range(shape.sequences)]
+    requests = [
+        Request(str(number), [7] * length, 1, tables=[BlockTable(0, [])]) for number in range(shape.sequences)
+    ]
     chunks = (Chunk(each, length - shape.tokens, shape.tokens, True) for each in requests)
     run.step(Batch({chunk.request: chunk for chunk in chunks}))
     launched = device.take_pass()

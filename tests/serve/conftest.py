@@ -84,7 +84,7 @@ def serving(*words: str) -> Iterator[Served]:
     finally:
         servers[0].should_exit = True
         thread.join()
-    assert engine.scheduler.pool.free == engine.scheduler.pool.count, "a page was lost"
+    assert engine.scheduler.cache.free == engine.scheduler.cache.count, "a page was lost"
 
 
 @pytest.fixture(scope="package")

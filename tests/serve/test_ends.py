@@ -47,7 +47,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole answer"])
 def test_client_that_leaves_frees_its_pages(server: Served, whole: bool) -> None:
     aborted = 'nkw_request_success_total{finished_reason="abort"'
-    before, pool = metric(server, aborted), server.engine.scheduler.pool
+    before, pool = metric(server, aborted), server.engine.scheduler.cache
     if whole:
         given = {name: value for name, value in LONG.items() if name != "ignore_eos"}
         with pytest.raises(openai.APITimeoutError):

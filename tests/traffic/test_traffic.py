@@ -57,8 +57,9 @@ def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> 
 def test_the_pages_fill_what_the_weights_leave(model: ModelCounts, deployment: Deployment) -> None:
     weights = footprint(model, "bfloat16", 8, 0).weight_bytes
     # 16 positions of keys and values of 64 elements, one head of each on a rank, in 16 layers
-    assert deployment.page_bytes == 16 * 2 * 64 * 16 * 2
-    assert deployment.pages == (12 * 2**30 - weights) // deployment.page_bytes
+    (kind,) = deployment.kinds
+    assert (kind.window, kind.page_bytes) == (None, 16 * 2 * 64 * 16 * 2)
+    assert deployment.pages == kind.pages == (12 * 2**30 - weights) // kind.page_bytes
 
 
 def test_continuous_batches_give_two_to_four_times_the_tokens_of_static_ones(
@@ -163,7 +164,7 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
     printed(capsys, small, *words)
     document = json.loads((tmp_path / "out.json").read_text())
     keys = (
-        "schema command config model_type instance tp replicas dtype max_model_len pages block_size page_bytes options "
+        "schema command config model_type instance tp replicas dtype max_model_len pages block_size kinds options "
         "requests left_out rate users think_s seed sla_ns breaking_rate price run variants shapes basis versions"
     )
     assert list(document) == keys.split()

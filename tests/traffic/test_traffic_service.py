@@ -45,7 +45,7 @@ class Constant:
 class Shapes:
     """A predictor whose times follow the sizes of a part."""
 
-    def paged(self, part: PartShape, pages: int, block_size: int) -> PassTime:
+    def paged(self, part: PartShape, *pages: object) -> PassTime:
         """Longer for more tokens and for a longer context."""
         time_ns = (
             1_000.0 + 37 * part.sequences * part.tokens + part.sequences * part.context + 11 * part.prefix
@@ -105,7 +105,7 @@ KINDS = (
 def shaped(options: SchedulerOptions) -> PredictedClock:
     buckets = Buckets.powers(options.max_num_seqs, options.max_num_batched_tokens, 64)
     buckets = replace(buckets, context=(8, 16, 32, 64))
-    return PredictedClock(Shapes(), buckets, 64, 4)  # type: ignore[arg-type]
+    return PredictedClock(Shapes(), buckets, {None: 64}, 4)  # type: ignore[arg-type]
 
 
 def workloads(seed: int) -> Iterable[Workload]:
