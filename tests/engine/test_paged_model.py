@@ -10,8 +10,8 @@ import pytest
 from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
 from model.device import SimulatedDevice
-from model.engine import Request, Scheduler, SchedulerOptions
-from model.engine.buckets import Buckets, BucketUse
+from model.engine import Batch, Chunk, Request, Scheduler, SchedulerOptions
+from model.engine.buckets import Buckets, BucketUse, PartShape
 from model.errors import ModelError
 from model.families import load_config
 from model.paged_model import PagedModel
@@ -207,13 +207,38 @@ def test_parts_are_rounded_up_to_buckets() -> None:
     scheduler = Scheduler(PagePool(64, 16), SchedulerOptions(6, 64))
     for number, tokens in enumerate((1, 3, 17, 18, 20)):
         scheduler.submit(Request(str(number), list(range(tokens)), 4))
-    first, second, third = buckets.parts(scheduler.schedule())
-    assert first.shape.decodes
-    assert (first.shape.sequences, first.shape.context, first.padding) == (1, 128, 0)
-    assert (second.shape.sequences, second.shape.tokens, second.padding) == (1, 16, 13)
-    assert (third.shape.sequences, third.shape.tokens, third.shape.prefix, third.padding) == (
-        4,
-        32,
-        0,
-        128 - 17 - 18 - 20,
-    )
+    first, second = buckets.parts(scheduler.schedule())
+    assert first.shape == PartShape(1, 1, 128, True)
+    assert first.padding == 0
+    assert second.shape == PartShape(4, 32, 128, False)
+    assert second.padding == 128 - 3 - 17 - 18 - 20
+
+
+def prompt_parts(buckets: Buckets, *chunks: tuple[int, int]) -> list[PartShape]:
+    """The shapes of the parts of prompts, of which each chunk has its start and count."""
+    batch = Batch()
+    for number, (start, size) in enumerate(chunks):
+        request = Request(str(number), [1] * (start + size + 1), 1)
+        batch.chunks[request] = Chunk(request, start, size, chooses=False)
+    return [part.shape for part in buckets.parts(batch)]
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(127, 1), (128, 1), (129, 2)])
+def test_chunks_of_different_sizes_are_one_part_while_they_add_few_rows(rows: int, parts: int) -> None:
+    buckets = Buckets((1, 2, 4), (16, 16 + rows), (256, 4096))
+    assert len(prompt_parts(buckets, (0, 16), (0, 16 + rows))) == parts
+    assert prompt_parts(buckets, (0, 16), (0, 16)) == [PartShape(2, 16, 256, False)]
+
+
+@pytest.mark.parametrize(("prefix", "parts"), [(1023, 1), (1024, 1), (1025, 2)])
+def test_a_new_prompt_joins_one_that_goes_on_while_it_reads_little_more(prefix: int, parts: int) -> None:
+    buckets = Buckets((1, 2, 4), (64, 128), (256, prefix, 4096))
+    shapes = prompt_parts(buckets, (0, 128), (prefix, 128))
+    assert len(shapes) == parts
+    assert shapes[-1] == PartShape(3 - parts, 128, 4096, False, prefix)
+
+
+def test_parts_join_up_to_the_most_sequences() -> None:
+    buckets = Buckets((1, 2), (16, 32), (256,))
+    assert prompt_parts(buckets, (0, 16), (0, 32)) == [PartShape(2, 32, 256, False)]
+    assert len(prompt_parts(buckets, (0, 16), (0, 32), (0, 16))) == 2
