@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         help="the clients' keys, one on each line; without it only a loopback address is listened at",
     )
     add(
+        "--replicas",
+        metavar="N",
+        type=count,
+        default=1,
+        help="engines behind the port, each with all that follows, in a process of its own (default: 1)",
+    )
+    add(
         "--target",
         metavar="CHIP",
         choices=TARGETS,

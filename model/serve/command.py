@@ -7,7 +7,8 @@ import asyncio
 import ipaddress
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,10 @@ from model.serve.keys import read_keys
 from simulate.terminal import show_lines
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.types import ASGIApp
+
+    from model.serve.generation import Service
     from model.serve.server import Server
 
 _EXTRA = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
@@ -37,9 +42,15 @@ def serve_command(options: argparse.Namespace) -> int:
         )
     if options.port > 65535:
         raise ModelError(f"--port is {options.port}; ports end at 65535")
-    engine = make_engine(engine_args(options))
     from model.serve.log import log_to_stderr
 
+    if options.replicas > 1:
+        from model.serve.replicas import serve_replicas
+
+        log_to_stderr(options.log_level)
+        asyncio.run(serve_replicas(options, keys, show_url(options.host)))
+        return 0
+    engine = make_engine(engine_args(options))
     log_to_stderr(options.log_level)
     asyncio.run(serve(options, keys, engine, show_url(options.host)))
     return 0
@@ -112,18 +123,29 @@ async def serve(
     server_made: Callable[[Server], None] = lambda server: None,
 ) -> None:
     """Serve until the server is told to end; `server_made` gets it before it starts."""
+    async with answering(options, engine) as (app, service):
+
+        def drains() -> None:
+            service.draining = True
+
+        server = server_for(app, options, keys, bound, drains)
+        server_made(server)
+        await server.serve()
+
+
+@asynccontextmanager
+async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterator[tuple[FastAPI, Service]]:
+    """The application on an engine that computes until the block ends."""
     from model.serve.app import make_app
-    from model.serve.gate import Gate, Keys
     from model.serve.generation import Service
     from model.serve.metrics import Metrics
     from model.serve.prediction import Deployed, StepTimes
-    from model.serve.server import ConnectionLimits, Server
     from model.serve.texts import Texts
     from model.serve.tools import tool_parser
 
     name = options.served_model_name or Path(options.model).resolve().name
     metrics = Metrics(name)
-    asynchronous = AsyncEngine(engine, options.max_num_seqs + options.max_queue, metrics.watch)
+    asynchronous = AsyncEngine(engine, places(options), metrics.watch)
     cache, args = engine.scheduler.cache, engine_args(options)
     deployed = Deployed(
         *(Path(args.model), args.target, args.tensor_parallel_size, args.dtype),
@@ -134,19 +156,33 @@ async def serve(
     texts = Texts(Path(options.model), engine.limits.vocab_size)
     parser = tool_parser(Path(options.model), options.tool_call_parser)
     service = Service(asynchronous, texts, name, parser)
-    hosts = None if keys else LOOPBACK_NAMES | {options.host.lower()}
-    app = Gate(make_app(service, metrics), Keys(keys), options.max_body, options.body_timeout, hosts)
-
-    def drains() -> None:
-        service.draining = True
-
-    limits = ConnectionLimits(options.max_connections, options.header_timeout, options.write_timeout)
-    server = Server(app, options.host, options.port, limits, bound, drains)
-    server_made(server)
     asynchronous.start()
     try:
-        await server.serve()
+        yield make_app(service, metrics), service
     finally:
         texts.stop()
         times.stop()
         await asynchronous.stop()
+
+
+def places(options: argparse.Namespace) -> int:
+    """How many continuations an engine takes at once."""
+    taken: int = options.max_num_seqs + options.max_queue
+    return taken
+
+
+def server_for(
+    app: ASGIApp,
+    options: argparse.Namespace,
+    keys: list[str],
+    bound: Callable[[int], None],
+    drains: Callable[[], None],
+) -> Server:
+    """The server of an application at the port that the options name, behind the gate."""
+    from model.serve.gate import Gate, Keys
+    from model.serve.server import ConnectionLimits, Server
+
+    hosts = None if keys else LOOPBACK_NAMES | {options.host.lower()}
+    gate = Gate(app, Keys(keys), options.max_body, options.body_timeout, hosts)
+    limits = ConnectionLimits(options.max_connections, options.header_timeout, options.write_timeout)
+    return Server(gate, options.host, options.port, limits, bound, drains)

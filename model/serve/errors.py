@@ -41,6 +41,16 @@ def queue_is_full(seconds: float | None) -> ApiError:
     )
 
 
+def replica_ended() -> ApiError:
+    """The process that computed the answer is gone, or none is there to compute it."""
+    return ApiError(
+        503,
+        "the replica has ended and starts anew: try again later",
+        "replica_ended",
+        headers={"retry-after": str(_RETRY_SECONDS)},
+    )
+
+
 _RETRY_SECONDS = 2
 """Where no request has ended yet: a few steps of a small simulated model."""
 _MOST_RETRY_SECONDS = 3600

@@ -98,6 +98,22 @@ def protocol_of(limits: ConnectionLimits, stopping: Callable[[], bool]) -> type[
     return Limited
 
 
+def configured(app: Any, **own: Any) -> uvicorn.Config:
+    """What all servers of this project tell uvicorn, and what one of them does beside."""
+    return uvicorn.Config(
+        app,
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+        **own,
+    )
+
+
 class Server(uvicorn.Server):
     """A server that drains at the first signal and ends the process at the second one.
 
@@ -113,21 +129,8 @@ class Server(uvicorn.Server):
         bound: Callable[[int], None],
         drains: Callable[[], None],
     ) -> None:
-        config = uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            http=protocol_of(limits, lambda: self.should_exit),
-            ws="none",
-            loop="asyncio",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
-        )
-        super().__init__(config)
+        protocol = protocol_of(limits, lambda: self.should_exit)
+        super().__init__(configured(app, host=host, port=port, http=protocol))
         self._bound = bound
         self._drains = drains
 

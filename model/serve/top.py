@@ -94,6 +94,7 @@ def lines(now: Samples, before: Samples, seconds: float) -> str:
     def share(part: str, whole: float) -> str:
         return f"{value(part) / whole:.1%}" if whole else "none"
 
+    replicas = value("replica_up")
     drafts, steps = value("spec_decode_num_draft_tokens_total"), value("steps_total")
 
     def each_step(name: str, missing: float = 0.0) -> str:
@@ -105,7 +106,8 @@ def lines(now: Samples, before: Samples, seconds: float) -> str:
             "requests",
             f"{value('num_requests_running'):,.0f} running, {value('num_requests_waiting'):,.0f} waiting",
         ),
-        ("pages held", f"{value('kv_cache_usage_perc'):.1%}"),
+        *([("replicas", f"{replicas:.0f} answer")] if replicas else []),
+        ("pages held", f"{value('kv_cache_usage_perc') / max(1, replicas):.1%}"),
         ("prompt tokens", f"{value('prompt_tokens_total'):,.0f}{rate('prompt_tokens_total')}"),
         ("new tokens", f"{value('generation_tokens_total'):,.0f}{rate('generation_tokens_total')}"),
         ("from known pages", share("prefix_cache_hits_total", value("prefix_cache_queries_total"))),

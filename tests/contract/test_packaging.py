@@ -54,6 +54,7 @@ NEED_AN_EXTRA = {
     "model/serve/messages.py",
     "model/serve/metrics.py",
     "model/serve/requests.py",
+    "model/serve/router.py",
     "model/serve/server.py",
     "simulate/pytest_plugin.py",
     "simulate/testing/strategies.py",

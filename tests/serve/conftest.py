@@ -7,7 +7,7 @@ import http.client
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,11 @@ MODEL = "pretrained"
 
 
 @dataclass
-class Served:
-    """A server that runs."""
+class Reached:
+    """A server at a port."""
 
     port: int
-    engine: Engine
-    server: Any
-    keys: list[str] = field(default_factory=list)
+    keys: list[str]
 
     @property
     def url(self) -> str:
@@ -61,6 +59,14 @@ class Served:
             connection.close()
 
 
+@dataclass
+class Served(Reached):
+    """A server that runs in this process."""
+
+    engine: Engine
+    server: Any
+
+
 @contextmanager
 def serving(*words: str) -> Iterator[Served]:
     """The server of `nkw serve WORDS`."""
@@ -80,7 +86,7 @@ def serving(*words: str) -> Iterator[Served]:
     thread.start()
     assert bound.wait(60), "the server did not start"
     try:
-        yield Served(ports[0], engine, servers[0], keys)
+        yield Served(ports[0], keys, engine, servers[0])
     finally:
         servers[0].should_exit = True
         thread.join()

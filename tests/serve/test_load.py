@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,43 +14,84 @@ import pytest
 
 from model import LLM, SamplingParams
 from tests.serve.conftest import MODEL
+from tests.serve.test_ends import wait_until
+from tests.serve.test_replicas import process
 
-pytest.importorskip("openai", reason="openai is an extra of development (dev)")
+openai = pytest.importorskip("openai", reason="openai is an extra of development (dev)")
 
 REQUESTS = 150
+PRESSED = ("--max-num-seqs", "8", "--max-queue", "64", "--num-pages", "24")
+"""Few pages, so that requests are preempted."""
+
+
+def given(number: int) -> dict[str, Any]:
+    """The arguments of a request."""
+    draw = random.Random(number)
+    return {
+        "prompt": "Tom had" + " a big dog" * draw.randrange(12),
+        "max_tokens": draw.randrange(2, 40),
+        "temperature": draw.choice([0.0, 0.7]),
+        "seed": number,
+    }
+
+
+def asked(client: Any, number: int) -> str | None:
+    """The text of a request; None where the client left, as every third one does."""
+    texts = []
+    with client.completions.create(model=MODEL, stream=True, **given(number)) as stream:
+        for event in stream:
+            texts.append(event.choices[0].text)
+            if number % 3 == 0:
+                return None
+    return "".join(texts)
+
+
+def check_alone(answers: Iterable[tuple[int, str | None]]) -> int:
+    """Hold each whole text against the engine's without neighbours; returns how many there are."""
+    llm, whole = LLM(max_num_seqs=1), 0
+    for number, text in answers:
+        if text is not None:
+            arguments = given(number)
+            (output,) = llm.generate(arguments.pop("prompt"), SamplingParams(**arguments), use_tqdm=False)
+            assert output.outputs[0].text == text, given(number)
+            whole += 1
+    return whole
 
 
 @pytest.mark.deep
 def test_each_of_many_clients_gets_what_it_gets_alone(start: Callable[..., Any]) -> None:
-    # Few pages, so that requests are preempted.
-    with start("--max-num-seqs", "8", "--max-queue", "64", "--num-pages", "24") as served:
+    with start(*PRESSED) as served:
         client = served.client(timeout=600)
-
-        def asked(number: int) -> tuple[dict[str, Any], str | None]:
-            """The arguments of a request, and its answer; None where the client left."""
-            draw = random.Random(number)
-            arguments = {
-                "prompt": "Tom had" + " a big dog" * draw.randrange(12),
-                "max_tokens": draw.randrange(2, 40),
-                "temperature": draw.choice([0.0, 0.7]),
-                "seed": number,
-            }
-            texts = []
-            with client.completions.create(model=MODEL, stream=True, **arguments) as stream:
-                for event in stream:
-                    texts.append(event.choices[0].text)
-                    if number % 3 == 0:
-                        return arguments, None
-            return arguments, "".join(texts)
-
         with ThreadPoolExecutor(16) as pool:
-            answers = list(pool.map(asked, range(REQUESTS)))
+            answers = list(pool.map(lambda number: asked(client, number), range(REQUESTS)))
         while served.engine.busy:
             time.sleep(0.05)
-    llm = LLM(max_num_seqs=1)
-    whole = [(arguments, text) for arguments, text in answers if text is not None]
-    assert len(whole) == REQUESTS - len(range(0, REQUESTS, 3))
-    for arguments, text in whole:
-        given = dict(arguments)
-        (output,) = llm.generate(given.pop("prompt"), SamplingParams(**given), use_tqdm=False)
-        assert output.outputs[0].text == text, arguments
+    assert check_alone(enumerate(answers)) == REQUESTS - len(range(0, REQUESTS, 3))
+
+
+@pytest.mark.deep
+def test_clients_of_replicas_that_end_lose_the_requests_of_these_only() -> None:
+    ends, clients = 3, 16
+    with process(*PRESSED) as served:
+        client = served.client(timeout=600, max_retries=10)
+        lost: dict[int, str | None] = {}
+
+        def answer(number: int) -> str | None:
+            try:
+                return asked(client, number)
+            except openai.APIError as error:
+                lost[number] = error.code
+                return None
+
+        with ThreadPoolExecutor(clients) as pool:
+            answers = pool.map(answer, range(REQUESTS))
+            for each in range(ends):
+                wait_until(lambda: all(served.running_requests()))
+                os.kill(served.pids[each % 2], signal.SIGKILL)
+                served.started()
+            texts = list(answers)
+        assert len(lost) <= ends * clients and set(lost.values()) <= {"replica_ended"}
+        wait_until(lambda: not any(served.numbers("nkw_kv_cache_usage_perc").values()))
+        assert sum(served.numbers("nkw_replica_restarts_total").values()) == ends
+    left = len(set(range(0, REQUESTS, 3)) - set(lost))
+    assert check_alone(enumerate(texts)) == REQUESTS - left - len(lost)

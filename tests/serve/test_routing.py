@@ -1,0 +1,167 @@
+"""Which replica a request goes to: by its prompt's prefix, unless that one has far more to do."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server needs the extra serve")
+
+from model.serve.routing import BLOCK_BYTES, CHATS, COMPLETIONS, Asked, Routing
+
+BOTH = (0, 1)
+
+
+def asked(prompt: Any, n: int = 1, most: int = 1000) -> Asked:
+    """A completion's."""
+    return Asked.of(COMPLETIONS, json.dumps({"prompt": prompt, "n": n}).encode(), most)
+
+
+def chat(*contents: str, **more: Any) -> Asked:
+    """A conversation's."""
+    messages = [{"role": "user", "content": each} for each in contents]
+    return Asked.of(CHATS, json.dumps({"messages": messages} | more).encode(), 1000)
+
+
+def text(blocks: int, seed: int = 0) -> str:
+    """A text of so many whole blocks; that of fewer blocks and the same seed is its beginning."""
+    draw = random.Random(seed)
+    return "".join(draw.choice("abcdefgh") for _ in range(blocks * BLOCK_BYTES))
+
+
+def routing(replicas: int = 2, sequences: int = 16, places: int = 80, positions: int = 16_000) -> Routing:
+    return Routing(replicas, sequences, places, positions)
+
+
+@pytest.mark.parametrize(("size", "blocks"), [(63, 0), (64, 1), (65, 1), (127, 1), (128, 2), (129, 2)])
+def test_whole_blocks_have_keys(size: int, blocks: int) -> None:
+    assert len(asked("x" * size).keys) == blocks
+
+
+def test_a_longer_prompt_begins_with_the_same_keys_and_another_one_does_not() -> None:
+    short, long = asked(text(3)), asked(text(5))
+    assert list(long.keys[:3]) == list(short.keys)
+    assert len(set(long.keys)) == 5
+    ids = list(range(100, 200))
+    assert list(asked([*ids, 7]).keys) == list(asked(ids).keys)
+    assert not set(asked("x" + text(3)).keys) & set(short.keys)
+    first, second = chat(text(2)), chat(text(2), "and then?", text(2, 1))
+    shared = len(first.keys) - 1  # the end of a message may share a block with what follows
+    assert shared > 0 and list(second.keys[:shared]) == list(first.keys[:shared])
+    assert not set(chat(text(2), tools=[{"type": "function"}]).keys) & set(first.keys)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n", "wanted"),
+    [("a", 1, 1), ("a", 3, 3), (["a", "b"], 2, 4), ([1, 2, 3], 1, 1), ([[1], [2], [3]], 2, 6)],
+)
+def test_every_continuation_counts(prompt: Any, n: int, wanted: int) -> None:
+    assert asked(prompt, n).wanted == wanted
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"3", b"{}", b"\xff", b"[" * 100_000, b'{"prompt": 3, "n": "x"}', b'{"prompt": []}']
+    + [b'{"prompt": [[]], "n": -1}', b'{"prompt": "\\ud800"}', b'{"prompt": [null]}', b'{"messages": 3}'],
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize"])
+def test_what_is_no_request_has_no_prefix(path: str, body: bytes) -> None:
+    assert not Asked.of(path, body, 1000).keys
+
+
+def test_prompts_that_begin_alike_go_to_one_replica_and_others_to_both() -> None:
+    rule, groups = routing(), 6
+    first = [rule.choose(asked(text(4, seed)), BOTH) for seed in range(groups)]
+    for seed, choice in enumerate(first):
+        rule.ended(choice, asked(text(4, seed)))
+    again = [rule.choose(asked(text(5, seed)), BOTH) for seed in range(groups)]
+    assert [each.replica for each in again] == [each.replica for each in first]
+    assert not any(each.by_prefix for each in first) and all(each.by_prefix for each in again)
+    assert sum(each.replica for each in first) == groups // 2
+
+
+def test_idle_replicas_take_turns_with_short_prompts() -> None:
+    rule, found = routing(), []
+    for _ in range(4):
+        choice = rule.choose(asked("hello"), BOTH)
+        rule.ended(choice, asked("hello"))
+        found.append(choice.replica)
+    assert found == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(("blocks", "decides"), [(7, True), (8, True), (9, False)])
+def test_a_quarter_of_the_prompt_decides(blocks: int, decides: bool) -> None:
+    rule = routing()
+    home = rule.choose(asked(text(2)), BOTH)
+    rule.ended(home, asked(text(2)))
+    assert rule.choose(asked(text(blocks)), BOTH).by_prefix is decides
+
+
+@pytest.mark.parametrize(("more", "decides"), [(7, True), (8, True), (9, False)])
+def test_a_replica_with_over_half_a_step_more_to_do_is_passed_over(more: int, decides: bool) -> None:
+    rule = routing(sequences=16)
+    home = rule.choose(asked(text(4), n=more), BOTH)
+    choice = rule.choose(asked(text(4)), BOTH)
+    assert (choice.by_prefix, choice.replica == home.replica) == (decides, decides)
+
+
+def test_a_popular_prefix_becomes_known_to_both_and_then_the_load_decides() -> None:
+    rule = routing(sequences=4)
+    found = [rule.choose(asked(text(4)), BOTH).replica for _ in range(20)]
+    assert found[:3] == [found[0]] * 3
+    assert abs(rule.load(0) - rule.load(1)) <= 2
+
+
+@pytest.mark.parametrize(("places", "same"), [(4, False), (5, True)])
+def test_a_full_replica_is_passed_over_while_another_has_places(places: int, same: bool) -> None:
+    rule = routing(sequences=16, places=places)
+    home = rule.choose(asked(text(4), n=4), BOTH)
+    assert (rule.choose(asked(text(4)), BOTH).replica == home.replica) is same
+
+
+def test_where_all_are_full_one_of_them_says_so() -> None:
+    rule = routing(sequences=2, places=2)
+    for _ in range(2):
+        rule.choose(asked("a", n=2), BOTH)
+    assert rule.choose(asked("a"), BOTH).replica in BOTH
+
+
+def test_only_replicas_that_are_up_are_chosen_and_one_that_starts_anew_knows_nothing() -> None:
+    rule = routing(replicas=3)
+    home = rule.choose(asked(text(4)), [2])
+    assert home.replica == 2
+    assert rule.choose(asked(text(4)), [0, 1]).replica != 2
+    rule.ended(home, asked(text(4)))
+    rule.forget(2)
+    assert not rule.choose(asked(text(4)), [2]).by_prefix
+
+
+def test_the_index_has_room_for_what_the_pages_hold_and_forgets_ends_before_beginnings() -> None:
+    rule = routing(replicas=1, positions=16 * 6)  # 6 blocks
+    assert rule.most_blocks == 6
+    for seed in (0, 1):
+        rule.ended(rule.choose(asked(text(4, seed), most=6), [0]), asked(text(4, seed)))
+    known = {seed: rule._known(0, asked(text(4, seed)).keys) for seed in (0, 1)}
+    assert known == {0: 2, 1: 4}
+    assert len(asked(text(9), most=6).keys) == 6
+    assert not routing(positions=0).choose(asked(text(4), most=0), BOTH).by_prefix
+
+
+def test_loads_add_up_whatever_comes_and_ends() -> None:
+    draw, rule, open_requests = random.Random(5), routing(replicas=3, sequences=4, places=8), []
+    for _ in range(3000):
+        if open_requests and draw.random() < 0.5:
+            rule.ended(*open_requests.pop(draw.randrange(len(open_requests))))
+        else:
+            one = asked(text(draw.randrange(1, 9), draw.randrange(6)), n=draw.randrange(1, 3))
+            up = draw.sample(range(3), draw.randrange(1, 4))
+            choice = rule.choose(one, up)
+            assert choice.replica in up
+            open_requests.append((choice, one))
+        loads = [
+            sum(one.wanted for choice, one in open_requests if choice.replica == each) for each in range(3)
+        ]
+        assert [rule.load(each) for each in range(3)] == loads
