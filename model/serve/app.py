@@ -20,6 +20,7 @@ from model.serve.gate import error_bytes
 from model.serve.generation import ClientGone, Completing, Service, while_connected
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE, Metrics
+from model.serve.page import page
 from model.serve.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from model.version import version
 
@@ -45,7 +46,7 @@ router = APIRouter(responses=_ERRORS)
 
 
 def make_app(service: Service, metrics: Metrics) -> FastAPI:
-    """The application; its pages for people are left out, because they load scripts of other hosts."""
+    """The application; FastAPI's own pages are left out, because they load scripts of other hosts."""
     app = FastAPI(
         title="NKI Workbench", version=version(), docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -68,6 +69,18 @@ def _service(request: Request) -> Service:
 
 
 Shared = Annotated[Service, Depends(_service)]
+
+
+@router.get("/", include_in_schema=False)
+async def page_for_people() -> Response:
+    """A conversation and the server's numbers, for a browser."""
+    text, policy = page()
+    headers = {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "cache-control": "no-cache",
+    }
+    return Response(text, headers=headers, media_type="text/html")
 
 
 @router.get("/v1/models")

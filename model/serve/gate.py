@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from model.serve.errors import ApiError
 from model.serve.log import LOG
 
-OPEN_PATHS = ("/health", "/ready", "/version")
-"""Paths that need no key: what a load balancer asks."""
+OPEN_PATHS = ("/", "/health", "/ready", "/version")
+"""Paths that need no key: what a load balancer asks, and the page, which asks for one."""
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 
 
