@@ -20,6 +20,7 @@ from model.engine.speculation import Acceptance, Proposer, Steps
 from model.engine.structured import Grammars
 from model.errors import ModelError
 from model.sampling import SampleRow, StepOutput
+from model.state import root_key
 from model.stop_strings import StopStrings
 from model.tokenizer import Tokenizer, TokenStream
 
@@ -75,11 +76,13 @@ class Engine:
         params: SamplingParams,
         prompt: str | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> RequestOutput:
         """Let a request wait for its turn; its output fills up from step to step.
 
-        Raises ModelError for an id in use, a prompt without tokens or without room for a new one, token ids outside the
-        vocabulary, a form that cannot be, and a request that never fits into the pages.
+        It shares pages with requests of the same `cache_salt` only. Raises ModelError for an empty one, an id in use,
+        a prompt without tokens or without room for a new one, token ids outside the vocabulary, a form that cannot be,
+        and a request that never fits into the pages.
         """
         limits = self.limits
         if id in self._groups:
@@ -97,10 +100,13 @@ class Engine:
             raise ModelError(
                 f"the prompt has token id {wrong}; the vocabulary has {limits.vocab_size} tokens"
             )
+        if cache_salt == "":
+            raise ModelError("cache_salt is empty; leave it out to share pages with all requests without one")
         params.check_vocabulary(limits.vocab_size)
         number, now = next(self._numbers), self._clock()
         most = room if params.max_tokens is None else min(room, params.max_tokens)
-        request = Request(id, list(prompt_ids), most, priority, now)
+        root = b"" if cache_salt is None else root_key(cache_salt)
+        request = Request(id, list(prompt_ids), most, priority, now, root)
         outputs = [CompletionOutput(index) for index in range(params.n)]
         output = RequestOutput(id, prompt, list(prompt_ids), outputs, RequestMetrics(now))
         seed = (limits.seed, number) if params.seed is None else (params.seed,)

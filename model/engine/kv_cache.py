@@ -128,6 +128,11 @@ class KVCache:
                 table.first += passed
         request.filled = filled
 
+    def forget(self) -> None:
+        """The contents of no page are known from here on."""
+        for pool in self.pools:
+            pool.forget()
+
     def fork(self, request: Request, child: Request) -> None:
         """A second request holds the pages of what a first one has computed, none that is reserved for what follows."""
         end = -(-request.computed // self.block_size)

@@ -60,6 +60,11 @@ class RequestOutput:
     metrics: RequestMetrics
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that pages held already when the request first started."""
+        return self.metrics.num_cached_tokens
+
+    @property
     def finished(self) -> bool:
         """Whether every continuation has ended."""
         return all(each.finished for each in self.outputs)

@@ -4,9 +4,10 @@ It is a function of what it was given: requests, pages, and the tokens chosen so
 device, so a server, a prediction of traffic and a test make the same decisions.
 
 Requests go by priority, then by arrival. A step has a budget of tokens. Requests that need one token (decoding) take
-theirs first; the rest of the budget goes to prompts, in chunks. Where pages run out, the last request in order gives
-back its pages and waits; it computes its tokens again later (preemption by recomputation). The first request in order
-can take every page, so it always ends, and no request waits for one behind it of its own priority.
+theirs first; then come prompts that have begun, in chunks, then drafts, then new prompts. Where pages run out, the last
+request in order gives back its pages and waits; it computes its tokens again later (preemption by recomputation). The
+first request in order can take every page and computes a token in every step in which anything decodes; so it always
+ends, and no request waits for pages of one behind it of its own priority.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class SchedulerOptions:
 
     A request that decodes may verify up to `speculative_tokens` drafts, as far as budget and pages last.
 
-    Without `chunked_prefill` a prompt is computed in one step, in which nothing decodes. Without `continuous` batching
-    requests start only when no other is running (static batching).
+    Without `chunked_prefill` a prompt is computed in one step, in which nothing decodes; after `max_num_seqs` of these
+    in a row what runs decodes. Without `continuous` batching requests start only when no other is running (static
+    batching).
     """
 
     max_num_seqs: int = 256
@@ -117,6 +119,7 @@ class Scheduler:
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._numbers = count()
+        self._prompt_steps = 0  # in a row, in which nothing decoded
 
     @property
     def waiting(self) -> Sequence[Request]:
@@ -174,15 +177,31 @@ class Scheduler:
         insort(self._running, child, key=_order)
         return child
 
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget what pages hold, between two steps; says whether that was done.
+
+        While requests hold pages it is not done, unless they are preempted by `reset_running_requests`.
+        """
+        while reset_running_requests and self._running:
+            self._preempt(self._running[-1], Batch())
+        if self._running:
+            return False
+        self.cache.forget()
+        return True
+
     def schedule(self) -> Batch:
         """The next step. It computes at least one token if any request is there, and is empty if none is."""
         batch = Batch()
-        if not self.options.chunked_prefill and self._admit(batch, self.options.max_num_batched_tokens):
-            return batch
+        if not self.options.chunked_prefill:
+            waited = bool(self._running) and self._prompt_steps >= self.options.max_num_seqs
+            if not waited and self._admit(batch, self.options.max_num_batched_tokens):
+                self._prompt_steps += 1
+                return batch
+            self._prompt_steps = 0
         decoding = [each for each in self._running if each.missing == 1]
         left = self._continue(batch, decoding, self.options.max_num_batched_tokens)
-        left = self._make_room_for_drafts(batch, left)
         left = self._continue(batch, [each for each in self._running if each not in batch.chunks], left)
+        left = self._make_room_for_drafts(batch, decoding, left)
         if self.options.chunked_prefill and not batch.preempted:
             self._admit(batch, left)
         return batch
@@ -249,12 +268,16 @@ class Scheduler:
                 budget -= wanted
         return budget
 
-    def _make_room_for_drafts(self, batch: Batch, budget: int) -> int:
-        """Give what decodes pages for drafts, in order; returns what is left of the budget."""
-        for request, chunk in batch.chunks.items() if self.options.speculative_tokens else ():
+    def _make_room_for_drafts(self, batch: Batch, decoding: Sequence[Request], budget: int) -> int:
+        """Give what decodes pages for drafts, in order; returns what is left of the budget.
+
+        The last token of a prompt gets none: other continuations may follow the same one.
+        """
+        for request in decoding if self.options.speculative_tokens else ():
             slots = min(self.options.speculative_tokens, budget, request.most_positions - len(request.tokens))
-            if slots > 0 and self.cache.reserve(request, len(request.tokens) + slots, batch.copies):
-                batch.chunks[request] = replace(chunk, draft_slots=slots)
+            fits = slots > 0 and request in batch.chunks and len(request.tokens) > request.prompt_tokens
+            if fits and self.cache.reserve(request, len(request.tokens) + slots, batch.copies):
+                batch.chunks[request] = replace(batch.chunks[request], draft_slots=slots)
                 budget -= slots
         return budget
 

@@ -7,6 +7,7 @@ from model.state.pages import (
     blocks_before,
     check_block_size,
     page_key,
+    root_key,
     window_pages,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "blocks_before",
     "check_block_size",
     "page_key",
+    "root_key",
     "window_pages",
 ]

@@ -3,7 +3,7 @@
 A page has room for the keys and values of `block_size` positions in all layers. Sequences hold pages; several may hold
 one, as long as none writes to it. A full page is known by a key of its tokens and of all tokens before them, so a
 sequence that begins alike shares it (prefix caching). A page that nobody holds keeps its contents until it is given
-away: the one released longest ago first, and of one sequence the last page before the first.
+away: pages of unknown contents first, then the one released longest ago, and of one sequence the last before the first.
 
 Layers that see a window of positions have pages of another kind than layers that see all, and a pool of their own. A
 sequence gives back its pages of that kind when its window has passed them, so it holds a window of them however long it
@@ -33,6 +33,11 @@ Key = bytes
 def page_key(parent: Key, tokens: Sequence[int]) -> Key:
     """The key of a page of `tokens` behind the page of key `parent`; behind none, `parent` names what else decides."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+def root_key(salt: str) -> Key:
+    """What stands for the parent of first pages that only requests with the same `salt` share."""
+    return blake2b(salt.encode(errors="surrogatepass"), digest_size=16, person=b"cache_salt").digest()
 
 
 def blocks_before(window: int, block_size: int) -> int:
@@ -123,12 +128,19 @@ class PagePool:
             self._holders[page] -= 1
             if not self._holders[page]:
                 self._free[page] = None
+                if page not in self._key_of:
+                    self._free.move_to_end(page, last=False)
 
     def publish(self, page: int, key: Key) -> None:
         """A page is full of what `key` names; where another page holds the same, that one stays the known one."""
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
+
+    def forget(self) -> None:
+        """The contents of no page are known from here on."""
+        self._page_of.clear()
+        self._key_of.clear()
 
     def known(self, keys: Sequence[Key]) -> int:
         """The most first blocks, by their keys, of which all is known that the token behind them reads."""

@@ -153,9 +153,9 @@ def test_released_pages_are_given_away_oldest_and_last_first() -> None:
     service = Service(pages=4)
     service.submit(request("a", range(9), new=1))
     service.run()
-    service.submit(request("b", range(20, 24), new=1))  # the page never used goes first
+    service.submit(request("b", range(20, 24), new=1))  # the last page of a goes first, which is not full
     service.run()
-    service.submit(request("c", range(30, 34), new=1))  # then the last one of a, which is not full
+    service.submit(request("c", range(30, 34), new=1))  # then the page never used
     service.run()
     service.submit(request("a again", range(9), new=1))
     assert service.step() == ["a again:1"]
