@@ -10,7 +10,6 @@ import numpy as np
 from model.config import ModelConfig
 from model.engine import Batch, Request
 from model.engine.buckets import Buckets, BucketUse, Part, PartShape
-from model.errors import ModelError
 from model.launched import Device, LaunchedModel
 from model.layers import paged
 from model.layers.launch import Phase, StepShape
@@ -36,13 +35,11 @@ class PagedModel:
         buckets: Buckets,
         candidates: int = 1,
     ) -> None:
-        """ModelError for longrope beyond the sequences whose rotations never change, and for too little memory."""
+        """ModelError for too little memory."""
+        assert config.longest_short is None, (
+            "pages are shared by sequences of all lengths: see ModelConfig.of_length"
+        )
         context, first = buckets.context[-1], weights[0]
-        if config.longest_short is not None and context > config.longest_short:
-            raise ModelError(
-                f"sequences of more than {config.longest_short} tokens change the rotations of cached keys; "
-                f"give a max_model_len of at most {config.longest_short}"
-            )
         self.use = BucketUse()
         self._buckets = buckets
         self._pools = [pools] if isinstance(pools, PagePool) else list(pools)

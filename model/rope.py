@@ -9,7 +9,7 @@ and rounded once to float32; angles are float32 products, as there.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -55,7 +55,15 @@ class RopeParameters:
 
         A longer sequence takes the long factors at all of its positions, also at those cached before.
         """
-        return self.original_positions if self.rope_type is RopeType.longrope else None
+        changes = self.rope_type is RopeType.longrope and self.short_factors != self.long_factors
+        return self.original_positions if changes else None
+
+    def of_length(self, length: int) -> RopeParameters:
+        """Frequencies that never change: those of a sequence of `length` tokens, for sequences of any length."""
+        if self.longest_short is None:
+            return self
+        factors = self.long_factors if length > self.longest_short else self.short_factors
+        return replace(self, short_factors=factors, long_factors=factors)
 
 
 def inverse_frequencies(

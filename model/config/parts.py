@@ -6,7 +6,7 @@ Face's config.json where its families agree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from model.config.heads import HeadLayout
@@ -275,6 +275,10 @@ class ModelConfig:
         limits = (each.rope.longest_short for each in turned if each is not None)
         return next((each for each in limits if each is not None), None)
 
+    def of_length(self, length: int) -> ModelConfig:
+        """The model whose sequences, however long, are rotated like one of `length` tokens."""
+        return replace(self, blocks=tuple(_of_length(block, length) for block in self.blocks))
+
     @property
     def most_ranks(self) -> int:
         """The most tensor-parallel ranks: every rank holds a query head, a channel of a state space, and a token."""
@@ -291,3 +295,11 @@ class ModelConfig:
             what = "token"
         plural, takes = ("", "1 rank") if most == 1 else ("s", f"1 to {most} ranks")
         return f"{ranks} ranks for {most} {what}{plural}; each rank needs one, so this model takes {takes}"
+
+
+def _of_length(block: Block, length: int) -> Block:
+    mixer = block.mixer
+    if not isinstance(mixer, GroupedAttention) or mixer.positions is None:
+        return block
+    turned = replace(mixer.positions, rope=mixer.positions.rope.of_length(length))
+    return replace(block, mixer=replace(mixer, positions=turned))

@@ -65,12 +65,7 @@ class Deployment:
         longest = model.config.max_position_embeddings
         if longest is not None and length > longest:
             raise ModelError(f"requests of up to {length:,} tokens exceed the model's context, {longest:,}")
-        short = model.config.longest_short
-        if short is not None and length > short:
-            raise ModelError(
-                f"requests of up to {length:,} tokens; beyond {short:,} tokens the rotations of cached keys change, "
-                "which the engine does not take"
-            )
+        model = replace(model, config=model.config.of_length(length))
         tp = setup.tp or _fewest(model, setup, cores, record.hbm_bytes_per_core)
         if tp > cores:
             raise ModelError(f"{tp} ranks on {instance.name}, which has {cores} cores")

@@ -12,15 +12,15 @@ from model.config import ModelConfig
 from model.device import SimulatedDevice
 from model.engine import Batch, Chunk, Request, Scheduler, SchedulerOptions
 from model.engine.buckets import Buckets, BucketUse, PartShape
-from model.errors import ModelError
 from model.families import load_config
 from model.paged_model import PagedModel
 from model.reference import ReferenceModel
 from model.state import PagePool
 from model.weights import shard_weights
 from tests.engine.paged_text import check_pages
+from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import oracle
-from tests.model.tiny_families import TINY, write_tiny
+from tests.model.tiny_families import COMMON, TINY, write_tiny
 
 pytest.importorskip("torch", reason="torch is an extra of development (dev)")
 pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
@@ -172,11 +172,22 @@ def test_drafts_are_verified_in_one_step(tmp_path: Path, name: str) -> None:
         assert np.abs(outputs[each][0].logits - wanted).max() <= bound(name)
 
 
-def test_longrope_is_refused_beyond_the_length_that_changes_rotations(tmp_path: Path) -> None:
-    config, weights = load(write_tiny(tmp_path, "llama with longrope"))
+@pytest.mark.parametrize("name", ["llama with longrope", "phi3 of a part of the head"])
+@pytest.mark.parametrize(("length", "factors"), [(16, "short_factor"), (17, "long_factor")])
+def test_longrope_takes_the_factors_of_the_longest_sequence(
+    tmp_path: Path, name: str, length: int, factors: str
+) -> None:
+    config, weights = load(write_tiny(tmp_path, name))
+    assert config.longest_short == 16
     scheduler = Scheduler(PagePool(12, 16), SchedulerOptions(4, 16))
-    with pytest.raises(ModelError, match="a max_model_len of at most 16"):
-        paged(config, weights, scheduler, 1, 64)
+    rows, _ = logits_of_requests(paged(config.of_length(length), weights, scheduler, 2, 64), scheduler)
+    family, changes = TINY[name]
+    rope = changes["rope_parameters"]
+    always = {**rope, "short_factor": rope[factors], "long_factor": rope[factors]}
+    exact = random_model(family, {**COMMON, **changes, "rope_parameters": always}, seed=len(name))
+    for own, text, prompt in zip(rows, TEXTS, PROMPTS):
+        wanted = Oracle(exact, text, prompt)
+        assert np.abs(own - wanted.logits).max() <= wanted.bound()
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
