@@ -38,13 +38,15 @@ _DONE, _FAILED = b"+", b"-"
 
 
 class ChatTemplate:
-    """The chat template of a model folder."""
+    """The chat template of a model folder, or another `source` with the folder's special tokens."""
 
-    def __init__(self, folder: Path | str) -> None:
-        """Read the template; ModelError where the folder has none."""
+    def __init__(self, folder: Path | str, source: str | None = None) -> None:
+        """Read the template; ModelError where there is none."""
         folder = Path(folder)
         fields = Fields(folder / _CONFIG, optional=True)
-        self._path, self._source, self._of_tools = _sources(folder, fields)
+        self._path, self._source, self._of_tools = (
+            _sources(folder, fields) if source is None else (folder, source, source)
+        )
         self._tokens = {name: text for name in _TOKENS if (text := _token(fields, name)) is not None}
 
     @property

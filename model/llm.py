@@ -11,7 +11,7 @@ from typing import Any
 
 from model.chat import ChatTemplate, Message
 from model.checkpoint import open_checkpoint
-from model.config import ModelConfig
+from model.config import Fields, ModelConfig
 from model.device import SimulatedDevice
 from model.engine import Engine, EngineLimits, RequestOutput, SamplingParams, Scheduler, SchedulerOptions
 from model.engine.buckets import MOST_ROWS, Buckets
@@ -25,7 +25,9 @@ from model.weights import shard_weights
 from simulate.terminal import progress
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or one of them as `prompt` or `prompt_token_ids`."""
+"""A text, token ids, or a mapping: one of them as `prompt` or `prompt_token_ids`, and a `cache_salt` if it has one."""
+
+_NAMES = ("prompt", "prompt_token_ids", "cache_salt")
 
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 
@@ -37,7 +39,8 @@ class EngineArgs:
     `model` is a Hugging Face folder. The kernels run on `tensor_parallel_size` simulated cores of `target`. The cache
     has `num_pages` pages of `block_size` positions; by default as many as `max_num_seqs` sequences of `max_model_len`
     positions fill, at most 4096, and of layers with a window no more than those sequences can hold. `max_model_len` is
-    the context of the model, at most 2048, by default. `speculative_config` has `num_speculative_tokens`, and the
+    the context of the model, at most 2048, by default; where it is above the length up to which longrope takes short
+    factors, sequences of all lengths take the long ones. `speculative_config` has `num_speculative_tokens`, and the
     folder of a draft `model`, or `method` ngram with `prompt_lookup_max` and `prompt_lookup_min`.
     """
 
@@ -63,6 +66,7 @@ def make_engine(args: EngineArgs) -> Engine:
     length = min(2048, config.context) if args.max_model_len is None else args.max_model_len
     if not 1 < length <= config.context:
         raise ModelError(f"max_model_len is {length}; this model takes 2 to {config.context} positions")
+    config = config.of_length(length)
     check_block_size(args.block_size)
     speculation = _Speculation.of(args.speculative_config)
     tokenizer = Tokenizer(folder, config.vocab_size)
@@ -82,7 +86,7 @@ def make_engine(args: EngineArgs) -> Engine:
         tokenizer,
         limits,
         time.monotonic,
-        speculation.proposer(config, args, pools, buckets),
+        speculation.proposer(config, args, pools, buckets, length),
     )
 
 
@@ -147,7 +151,12 @@ class _Speculation:
         return () if self.model is None else (load_config(self.model),)
 
     def proposer(
-        self, config: ModelConfig, args: EngineArgs, pools: Sequence[PagePool], buckets: Buckets
+        self,
+        config: ModelConfig,
+        args: EngineArgs,
+        pools: Sequence[PagePool],
+        buckets: Buckets,
+        length: int,
     ) -> Proposer | None:
         """What proposes drafts; ModelError for a draft model of another vocabulary."""
         if not self.tokens:
@@ -161,7 +170,7 @@ class _Speculation:
             )
         if own.context < buckets.context[-1] and own.context < config.context:
             raise ModelError(f"{self.model}: the draft model has a context of {own.context} positions")
-        return DraftModel(_paged_model(self.model, own, args, pools, buckets))
+        return DraftModel(_paged_model(self.model, own.of_length(length), args, pools, buckets))
 
 
 class LLM:
@@ -181,6 +190,19 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer of the folder."""
         return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What holds for prompts without parameters: the defaults, but for what generation_config.json says."""
+        fields = Fields(Path(self._args.model) / "generation_config.json", optional=True)
+        numbers = ("temperature", "top_p", "min_p", "repetition_penalty")
+        given: dict[str, Any] = {
+            name: fields.number(name, positive=False) for name in numbers if name in fields
+        }
+        if fields.get("top_k", 0):  # transformers writes 0 for all
+            given["top_k"] = fields.count("top_k")
+        if "max_new_tokens" in fields:
+            given["max_tokens"] = fields.count("max_new_tokens")
+        return SamplingParams(**given)
 
     def generate(
         self,
@@ -204,12 +226,17 @@ class LLM:
             for number, (prompt, own) in enumerate(zip(several, params)):
                 text, ids = self._encoded(prompt)
                 rank = 0 if priority is None else priority[number]
-                submitted.append(self.engine.submit(str(next(self._numbers)), ids, own, text, rank))
+                salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+                submitted.append(self.engine.submit(str(next(self._numbers)), ids, own, text, rank, salt))
             self._run(submitted, use_tqdm)
         finally:
             for each in submitted:
                 self.engine.cancel(each.request_id)
         return submitted
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget the prompts that pages hold; False where requests hold pages, unless these are computed again."""
+        return self.engine.scheduler.reset_prefix_cache(reset_running_requests)
 
     def chat(
         self,
@@ -217,10 +244,21 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        **variables: Any,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """The answers to one conversation or several, through the folder's chat template, given further `variables`."""
-        template = ChatTemplate(self._args.model)
+        """The answers to one conversation or several, through a chat template: the folder's, or the one given.
+
+        The template reads whether an answer is to begin, the `tools`, and the names of `chat_template_kwargs`.
+        """
+        template = ChatTemplate(self._args.model, chat_template)
+        variables = {
+            "add_generation_prompt": add_generation_prompt,
+            "tools": tools,
+            **(chat_template_kwargs or {}),
+        }
         several = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         texts = [template.render(each, **variables) for each in several]  # type: ignore[arg-type]
         ids = [self._tokenizer.encode(text, special_tokens=False) for text in texts]
@@ -241,7 +279,7 @@ class LLM:
         self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int
     ) -> Sequence[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
-            return [given or SamplingParams()] * prompts
+            return [given or self.get_default_sampling_params()] * prompts
         if len(given) != prompts:
             raise ModelError(f"{len(given)} sampling_params for {prompts} prompts")
         return given
@@ -251,6 +289,9 @@ class LLM:
         if isinstance(prompt, str):
             return prompt, self._tokenizer.encode(prompt)
         if isinstance(prompt, Mapping):
+            unknown = [name for name in prompt if name not in _NAMES]
+            if unknown:
+                raise ModelError(f"a prompt takes no {unknown[0]}; it takes {', '.join(_NAMES)}")
             text = prompt.get("prompt")
             if "prompt_token_ids" in prompt:
                 return text, list(prompt["prompt_token_ids"])

@@ -15,9 +15,10 @@ from model.errors import ModelError
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """The form of a text, one of: a JSON schema (as a mapping or text), a regular expression, choices, a Lark grammar.
+    """The form of a text, one of: a JSON schema (as a mapping or text), a regular expression, choices, a grammar.
 
-    `json_object` is any JSON object. Raises ModelError unless exactly one is given.
+    A `grammar` is in Lark's notation or in llama.cpp's (GBNF). `json_object` is any JSON object. Raises ModelError
+    unless exactly one is given.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -83,7 +84,7 @@ class Grammars:
             if params.regex is not None:
                 grammar = matchers.grammar_from_regex(params.regex)
             elif params.grammar is not None:
-                grammar = matchers.grammar_from_lark(params.grammar)
+                grammar = matchers.grammar_from_lark(_as_lark(params.grammar))
             elif params.choice is not None:
                 choices = " | ".join(json.dumps(each) for each in params.choice)
                 grammar = matchers.grammar_from_lark(f"start: {choices}")
@@ -105,6 +106,16 @@ class Grammars:
             return module.LLTokenizer(self._tokenizer_json(), n_vocab=self._size, eos_token=self._end_tokens)
         except ValueError as error:
             raise ModelError(f"structured outputs: this tokenizer cannot be constrained: {error}") from None
+
+
+def _as_lark(grammar: str) -> str:
+    """A grammar in Lark's notation, or in that of llama.cpp (GBNF), in Lark's."""
+    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+    try:
+        return any_to_lark(grammar) if "::=" in grammar else grammar
+    except GbnfToLarkError as error:
+        raise ModelError(f"structured outputs: {error}") from None
 
 
 def _llguidance() -> Any:

@@ -190,7 +190,9 @@ def test_a_speculation_that_cannot_be_is_refused(speculation, said) -> None:
         ([4096], GREEDY, "token id 4096; the vocabulary has 4096"),
         ([1] * 128, GREEDY, "128 tokens; sequences of at most 128"),
         ([1], SamplingParams(stop_token_ids=[4096]), "stop_token_ids has token id 4096"),
-        ({"text": "a"}, GREEDY, "prompt or prompt_token_ids"),
+        ({"text": "a"}, GREEDY, "takes no text; it takes prompt, prompt_token_ids, cache_salt"),
+        ({"cache_salt": "a"}, GREEDY, "needs prompt or prompt_token_ids"),
+        ({"prompt": "a", "cache_salt": ""}, GREEDY, "cache_salt is empty"),
     ],
 )
 def test_a_prompt_that_cannot_be_is_refused_and_leaves_nothing(prompt, params, said) -> None:

@@ -53,8 +53,13 @@ def test_a_json_schema_is_kept(schema) -> None:
         assert 0 <= found["age"] <= 99
 
 
-def test_a_grammar_is_kept() -> None:
-    for text in texts(grammar='start: "a" ("b" | "c"){2,4} "."'):
+@pytest.mark.parametrize(
+    "grammar",
+    ['start: "a" ("b" | "c"){2,4} "."', 'root ::= "a" letter{2,4} "."\nletter ::= "b" | "c"'],
+    ids=["Lark", "GBNF"],
+)
+def test_a_grammar_is_kept(grammar: str) -> None:
+    for text in texts(grammar=grammar):
         assert re.fullmatch("a[bc]{2,4}[.]", text)
 
 
@@ -87,7 +92,14 @@ def test_forms_that_cannot_be_are_refused(form, said) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [{"regex": "["}, {"json": "{"}, {"json": {"type": "nothing"}}, {"grammar": "start: x"}]
+    "form",
+    [
+        {"regex": "["},
+        {"json": "{"},
+        {"json": {"type": "nothing"}},
+        {"grammar": "start: x"},
+        {"grammar": "root ::= ("},
+    ],
 )
 def test_forms_that_cannot_be_read_are_refused_before_anything_is_computed(form) -> None:
     with pytest.raises(ModelError, match="structured outputs"):
