@@ -22,6 +22,16 @@ def add_sequence(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_buckets(parser: argparse.ArgumentParser) -> None:
+    """Add `--buckets`."""
+    parser.add_argument(
+        "--buckets",
+        metavar="SIZES",
+        help="sizes to which steps are rounded up, such as 'sequences=1,16 tokens=64,512 context=2048', or in nkw "
+        "traffic auto, which fits them to the requests (default: powers of two)",
+    )
+
+
 def count(text: str) -> int:
     """A positive whole number."""
     value = whole(text)

@@ -14,6 +14,7 @@ from model.checkpoint import open_checkpoint
 from model.config import Fields, ModelConfig
 from model.device import SimulatedDevice
 from model.engine import Engine, EngineLimits, RequestOutput, SamplingParams, Scheduler, SchedulerOptions
+from model.engine.bucket_sizes import AUTO, BucketLimits, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
 from model.engine.speculation import DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
@@ -41,7 +42,8 @@ class EngineArgs:
     positions fill, at most 4096, and of layers with a window no more than those sequences can hold. `max_model_len` is
     the context of the model, at most 2048, by default; where it is above the length up to which longrope takes short
     factors, sequences of all lengths take the long ones. `speculative_config` has `num_speculative_tokens`, and the
-    folder of a draft `model`, or `method` ngram with `prompt_lookup_max` and `prompt_lookup_min`.
+    folder of a draft `model`, or `method` ngram with `prompt_lookup_max` and `prompt_lookup_min`. `buckets` are the
+    sizes to which steps are rounded up, such as "sequences=1,16 tokens=64,512 context=2048", by default powers of two.
     """
 
     model: str | Path = PRETRAINED
@@ -57,6 +59,7 @@ class EngineArgs:
     enable_chunked_prefill: bool = True
     speculative_config: Mapping[str, Any] | None = None
     seed: int = 0
+    buckets: str | Buckets | None = None
 
 
 def make_engine(args: EngineArgs) -> Engine:
@@ -78,7 +81,8 @@ def make_engine(args: EngineArgs) -> Engine:
         speculative_tokens=speculation.tokens,
     )
     pools = _pools([config, *speculation.configs], args, length)
-    buckets = Buckets.powers(args.max_num_seqs, args.max_num_batched_tokens, length, speculation.tokens)
+    most = BucketLimits(args.max_num_seqs, args.max_num_batched_tokens, length, speculation.tokens)
+    buckets = _buckets(args.buckets, most)
     limits = EngineLimits(config.eos_token_ids, config.vocab_size, length, args.seed)
     return Engine(
         _paged_model(folder, config, args, pools, buckets),
@@ -104,6 +108,18 @@ def _pools(configs: Sequence[ModelConfig], args: EngineArgs, length: int) -> lis
             count = min(most, window_pages(window, args.block_size, *limits))
         pools.append(PagePool(count, args.block_size, window))
     return pools
+
+
+def _buckets(given: str | Buckets | None, limits: BucketLimits) -> Buckets:
+    """The sizes of an engine; ModelError for those that do not cover its limits."""
+    if given == AUTO:
+        raise ModelError(
+            "buckets are auto, but which requests will come is not known; nkw traffic --buckets auto says the sizes "
+            "for a trace or for lengths"
+        )
+    if given is None:
+        return limits.powers
+    return read_buckets(str(given), limits)
 
 
 def _paged_model(

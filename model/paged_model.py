@@ -40,7 +40,7 @@ class PagedModel:
             "pages are shared by sequences of all lengths: see ModelConfig.of_length"
         )
         context, first = buckets.context[-1], weights[0]
-        self.use = BucketUse()
+        self.use = BucketUse(buckets)
         self._buckets = buckets
         self._pools = [pools] if isinstance(pools, PagePool) else list(pools)
         self._block = self._pools[0].block_size

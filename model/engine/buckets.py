@@ -50,6 +50,10 @@ class PartShape:
     decodes: bool
     prefix: int = 0
 
+    def __str__(self) -> str:
+        reads = "" if self.decodes else f", {self.prefix} of them cached"
+        return f"{self.sequences} x {self.tokens} tokens, {self.context} positions{reads}"
+
     @property
     def rows(self) -> int:
         """Tokens of all sequences, padding included."""
@@ -71,8 +75,9 @@ class Part:
 
 @dataclass
 class BucketUse:
-    """What was launched: how often each shape, and how many tokens for requests and for nobody."""
+    """What was launched: how often each shape of `buckets`, and how many tokens for requests and for nobody."""
 
+    buckets: Buckets | None = None
     parts: Counter[PartShape] = field(default_factory=Counter)
     tokens: int = 0
     padding: int = 0
@@ -104,6 +109,10 @@ class Buckets:
         sequences = min(max_num_seqs, MOST_ROWS)
         tokens = min(max_num_batched_tokens, max_model_len)
         return cls(_powers(1, sequences), _powers(16, tokens), _powers(128, max_model_len + drafts), drafts)
+
+    def __str__(self) -> str:
+        sizes = {"sequences": self.sequences, "tokens": self.tokens, "context": self.context}
+        return " ".join(f"{axis}={','.join(map(str, own))}" for axis, own in sizes.items())
 
     def shapes(self) -> list[PartShape]:
         """Every shape that a part may have: the graphs that a chip needs compiled."""

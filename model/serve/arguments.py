@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from model.arguments import count, seed
+from model.arguments import add_buckets, count, seed
 from model.serve.calls import TOOL_CALL_PARSERS
 from simulate.targets import TARGETS
 
@@ -89,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         type=count,
         help="pages of the cache (default: as many as the sequences fill)",
     )
+    add_buckets(parser)
     add("--no-prefix-caching", action="store_true", help="do not share pages of prompts that begin alike")
     add(
         "--speculative-config",

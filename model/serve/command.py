@@ -42,7 +42,7 @@ def serve_command(options: argparse.Namespace) -> int:
         )
     if options.port > 65535:
         raise ModelError(f"--port is {options.port}; ports end at 65535")
-    from model.serve.log import log_to_stderr
+    from model.serve.log import LOG, log_to_stderr
 
     if options.replicas > 1:
         from model.serve.replicas import serve_replicas
@@ -52,6 +52,10 @@ def serve_command(options: argparse.Namespace) -> int:
         return 0
     engine = make_engine(engine_args(options))
     log_to_stderr(options.log_level)
+    shapes = [] if engine.use.buckets is None else engine.use.buckets.shapes()
+    LOG.info("steps round up to %s: %d shapes", engine.use.buckets, len(shapes))
+    for shape in shapes:
+        LOG.debug("shape %s", shape)
     asyncio.run(serve(options, keys, engine, show_url(options.host)))
     return 0
 
@@ -88,6 +92,7 @@ def engine_args(options: argparse.Namespace) -> EngineArgs:
         enable_prefix_caching=not options.no_prefix_caching,
         speculative_config=_object(options.speculative_config),
         seed=options.seed,
+        buckets=options.buckets,
     )
 
 

@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from model.arguments import count, load, pause, rate, seed
+from model.arguments import add_buckets, count, load, pause, rate, seed
 from model.plan.arguments import add_config
 
 
@@ -103,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--block-size", metavar="N", type=count, default=16, help="positions of a page (default: %(default)s)"
     )
+    add_buckets(parser)
     parser.add_argument(
         "--no-chunked-prefill",
         dest="chunked_prefill",

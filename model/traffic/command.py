@@ -45,6 +45,7 @@ def traffic_command(options: argparse.Namespace) -> int:
         ),
         max_model_len=options.max_model_len,
         compare=options.compare,
+        buckets=options.buckets,
     )
     name = str(options.config)
     outputs = Outputs(lambda: [*model_files(options.config), *filter(None, [options.trace])])

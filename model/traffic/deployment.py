@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from model.device import chip, instance_named
 from model.engine import Scheduler, SchedulerOptions
+from model.engine.bucket_sizes import BucketLimits
 from model.engine.buckets import Buckets
 from model.errors import ModelError
 from model.layers import unsupported
@@ -25,8 +26,8 @@ class Setup:
     """The options of a deployment; None leaves the choice to the planner.
 
     `max_model_len` are positions of a request, `mean_len` those of requests on average, which divide the memory among
-    the kinds of pages; as many where it is None. With `few_buckets` steps are rounded up to every second size only, the
-    largest among them.
+    the kinds of pages; as many where it is None. Steps are rounded up to `buckets`, by default powers of two; with
+    `few_buckets` to every second size only, the largest among them.
     """
 
     instance: str
@@ -38,12 +39,20 @@ class Setup:
     options: SchedulerOptions = LIMITS
     few_buckets: bool = False
     mean_len: int | None = None
+    buckets: Buckets | None = None
+
+    @property
+    def bucket_limits(self) -> BucketLimits:
+        """What steps may ask for."""
+        return BucketLimits(
+            self.options.max_num_seqs, self.options.max_num_batched_tokens, self.max_model_len
+        )
 
     def whole_prompts(self) -> Setup:
         """The same without chunks of prompts, with steps that take the longest prompt at once."""
         most = max(self.options.max_num_batched_tokens, self.max_model_len)
         options = replace(self.options, chunked_prefill=False, max_num_batched_tokens=most)
-        return replace(self, options=options)
+        return replace(self, options=options, buckets=None)
 
 
 class Deployment:
@@ -92,7 +101,7 @@ class Deployment:
                     f"tp {tp} on {instance.name} leaves {kind.pages:,} pages of {setup.block_size} positions{seen} "
                     f"beside the weights; a request of {length:,} tokens takes {needed:,}; more ranks leave more"
                 )
-        buckets = Buckets.powers(own.max_num_seqs, own.max_num_batched_tokens, length)
+        buckets = setup.buckets or setup.bucket_limits.powers
         if setup.few_buckets:
             buckets = Buckets(
                 buckets.sequences[::-2][::-1], buckets.tokens[::-2][::-1], buckets.context[::-2][::-1]

@@ -46,6 +46,7 @@ def _deployment(traffic: Traffic) -> list[Part]:
             f"a step takes up to {_plural(limits.max_num_seqs, 'sequence')} and "
             f"{limits.max_num_batched_tokens:,} tokens"
         ),
+        *([] if setup.buckets is None else [_sentence(f"steps round up to {setup.buckets}")]),
         _sentence(f"{_plural(len(workload.queries), 'request')}, {comes}{left_out}"),
     ]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from model.engine import SchedulerOptions
+from model.engine.bucket_sizes import AUTO, AskedSizes, BucketLimits, fitted, read_buckets
+from model.engine.buckets import Buckets
 from model.errors import ModelError
 from model.folder import config_file
 from model.plan.parameters import ModelCounts, load_model
@@ -65,6 +67,7 @@ class Request:
     options: SchedulerOptions = LIMITS
     max_model_len: int | None = None
     compare: bool = False
+    buckets: str | None = None
 
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.users, self.rate, self.share)) > 1:
@@ -128,6 +131,8 @@ def make_traffic(request: Request, told: Callable[[str], None] = lambda doing: N
     )
     if not setup.options.chunked_prefill:
         setup = setup.whole_prompts()
+    if request.buckets is not None:
+        setup = replace(setup, buckets=_buckets(request.buckets, setup.bucket_limits, offered))
     deployment = Deployment(model, setup)
     breaks = None
     searched = not offered.users and (offered.rate is not None)
@@ -139,6 +144,14 @@ def make_traffic(request: Request, told: Callable[[str], None] = lambda doing: N
     run = summary(deployment.serve(workload), request.level, deployment.pages)
     variants = tuple(_variants(model, deployment, workload, request.level, told)) if request.compare else ()
     return Traffic(request, model, deployment, workload, run, breaks, searched, variants)
+
+
+def _buckets(given: str, limits: BucketLimits, offered: Workload) -> Buckets:
+    """The sizes that were asked for, or those that fit the lengths of the requests."""
+    if given != AUTO:
+        return read_buckets(given, limits)
+    lengths = ((query.prompt, query.new) for query in offered.queries)
+    return fitted(AskedSizes.of_lengths(lengths, limits.max_num_batched_tokens), limits)
 
 
 def _offered(request: Request, model: ModelCounts) -> tuple[Workload, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,9 +207,22 @@ def test_conversations_come_at_random_and_a_request_alone_comes_at_once(
     assert "1 request, " in printed(capsys, folder, *words, "--requests", "1")
 
 
+def test_chosen_sizes_pad_less_than_powers_of_two(small: str, capsys: Any) -> None:
+    words = ("--prompt-lengths", "40..48", *SHORT[2:], "--rate", "50", "--max-num-seqs", "4")
+
+    def padding(*sizes: str) -> float:
+        text = printed(capsys, small, *words, *sizes)
+        assert ("steps round up to" in text) == bool(sizes)
+        return float(re.findall(r"([\d.]+)%\s+of\s+the\s+computed\s+tokens\s+are\s+padding", text)[0])
+
+    powers, fitted = padding(), padding("--buckets", "auto")
+    assert fitted < powers < padding("--buckets", "tokens=64 sequences=4")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (("--buckets", "tokens=8"), "tokens of the buckets end at 8; up to"),
         (("--rate", "0"), "'0' is not a number from 1e-06"),
         (("--load", "0%"), "'0%' is not a share from 1%"),
         (("--think", "-1"), "'-1' is not a number from 0"),
