@@ -11,6 +11,7 @@ from benchmarks.speed import (
     against_transformers,
     checks,
     dry,
+    engine,
     families,
     foreign,
     kernels,
@@ -28,7 +29,7 @@ def main() -> int:
     )
     print("| work | measured | ratio | against |")
     print("|---|---:|---:|---|")
-    for source in (simulator, families, kernels, replays, checks, model, dry, foreign):
+    for source in (simulator, families, kernels, replays, checks, model, engine, dry, foreign):
         for row in source.rows():
             print(_line(row), flush=True)
     print()

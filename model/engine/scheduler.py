@@ -214,7 +214,7 @@ class Scheduler:
         for request, chunk in batch.chunks.items():
             if request.tables:  # one that was cancelled meanwhile has none
                 tokens = chosen.get(request, ())
-                wrong = len(chunk.drafts) - max(0, len(tokens) - 1)
+                wrong = len(chunk.drafts) - max(0, len(tokens) - 1) if chunk.drafts else 0
                 request.tokens.extend(tokens)
                 self.cache.computed(request, chunk.start + chunk.count - wrong)
 
