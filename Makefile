@@ -32,7 +32,7 @@ test: lint ## lint, then all tests but the exhaustive ones
 test-fast: $(VENV)/.dev ## the tests that take seconds
 	$(PYTEST) $(PARALLEL) -m "not slow and not deep"
 
-deep: lint $(VENV)/.cluster ## lint, then all tests, a million random instructions, ten minutes of bad input
+deep: lint $(VENV)/.deep ## lint, then all tests, a million random instructions, ten minutes of bad input
 	$(PYTEST) $(PARALLEL)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.oracle --instructions 1000000
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.hostile --seconds 600
@@ -93,6 +93,6 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.base
 
-$(VENV)/.cluster: $(VENV)/.dev
-	$(PIP_INSTALL) --editable '.[dev,cluster]'
+$(VENV)/.deep: $(VENV)/.dev
+	$(PIP_INSTALL) --editable '.[dev,cluster,load]'
 	@touch $@

@@ -181,7 +181,7 @@ def test_development_versions_are_pinned_within_the_ranges(project: dict[str, An
             name = canonicalize_name(line.name)
             assert name not in pins, f"{name} is pinned twice for Python {python}"
             pins[name] = specifier.version
-    for line in requirements(project, "dev", "serve", "speed", "tune", "cluster"):
+    for line in requirements(project, "dev", "serve", "speed", "tune", "cluster", "load"):
         if applies(line, python):
             assert line.specifier.contains(pins[canonicalize_name(line.name)]), f"{line}, Python {python}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ import pytest
 
 from model import LLM, SamplingParams
 from tests.serve.conftest import MODEL
+from tests.serve.load import LEAVES, arguments
 from tests.serve.test_ends import wait_until
 from tests.serve.test_replicas import process
 
@@ -24,24 +24,13 @@ PRESSED = ("--max-num-seqs", "8", "--max-queue", "64", "--num-pages", "24")
 """Few pages, so that requests are preempted."""
 
 
-def given(number: int) -> dict[str, Any]:
-    """The arguments of a request."""
-    draw = random.Random(number)
-    return {
-        "prompt": "Tom had" + " a big dog" * draw.randrange(12),
-        "max_tokens": draw.randrange(2, 40),
-        "temperature": draw.choice([0.0, 0.7]),
-        "seed": number,
-    }
-
-
 def asked(client: Any, number: int) -> str | None:
     """The text of a request; None where the client left, as every third one does."""
     texts = []
-    with client.completions.create(model=MODEL, stream=True, **given(number)) as stream:
+    with client.completions.create(model=MODEL, stream=True, **arguments(number)) as stream:
         for event in stream:
             texts.append(event.choices[0].text)
-            if number % 3 == 0:
+            if number % LEAVES == 0:
                 return None
     return "".join(texts)
 
@@ -51,22 +40,24 @@ def check_alone(answers: Iterable[tuple[int, str | None]]) -> int:
     llm, whole = LLM(max_num_seqs=1), 0
     for number, text in answers:
         if text is not None:
-            arguments = given(number)
-            (output,) = llm.generate(arguments.pop("prompt"), SamplingParams(**arguments), use_tqdm=False)
-            assert output.outputs[0].text == text, given(number)
+            given = arguments(number)
+            (output,) = llm.generate(given.pop("prompt"), SamplingParams(**given), use_tqdm=False)
+            assert output.outputs[0].text == text, number
             whole += 1
     return whole
 
 
-@pytest.mark.deep
-def test_each_of_many_clients_gets_what_it_gets_alone(start: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "requests", [pytest.param(9, marks=pytest.mark.slow), pytest.param(REQUESTS, marks=pytest.mark.deep)]
+)
+def test_each_of_many_clients_gets_what_it_gets_alone(start: Callable[..., Any], requests: int) -> None:
     with start(*PRESSED) as served:
         client = served.client(timeout=600)
         with ThreadPoolExecutor(16) as pool:
-            answers = list(pool.map(lambda number: asked(client, number), range(REQUESTS)))
+            answers = list(pool.map(lambda number: asked(client, number), range(requests)))
         while served.engine.busy:
             time.sleep(0.05)
-    assert check_alone(enumerate(answers)) == REQUESTS - len(range(0, REQUESTS, 3))
+    assert check_alone(enumerate(answers)) == requests - len(range(0, requests, LEAVES))
 
 
 @pytest.mark.deep
@@ -93,5 +84,5 @@ def test_clients_of_replicas_that_end_lose_the_requests_of_these_only() -> None:
         assert len(lost) <= ends * clients and set(lost.values()) <= {"replica_ended"}
         wait_until(lambda: not any(served.numbers("nkw_kv_cache_usage_perc").values()))
         assert sum(served.numbers("nkw_replica_restarts_total").values()) == ends
-    left = len(set(range(0, REQUESTS, 3)) - set(lost))
+    left = len(set(range(0, REQUESTS, LEAVES)) - set(lost))
     assert check_alone(enumerate(texts)) == REQUESTS - left - len(lost)
