@@ -50,11 +50,14 @@ class Constraint:
     @property
     def complete(self) -> bool:
         """Whether the text has its form and nothing may follow."""
-        return bool(self._matcher.is_stopped())
+        return bool(self._matcher.is_stopped() and not self._matcher.is_error())
 
     def allowed(self) -> np.ndarray:
-        """[vocabulary] bool."""
+        """[vocabulary] bool; ModelError where llguidance gives up, as it does for forms that are too large."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            said = self._matcher.get_error().splitlines()[0]
+            raise ModelError(f"structured outputs: the form cannot be kept: {said}")
         mask = np.zeros(self._size, bool)
         known = np.unpackbits(bits, bitorder="little")[: self._size].astype(bool)
         mask[: len(known)] = known
@@ -94,7 +97,7 @@ class Grammars:
                 grammar = matchers.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
         except ValueError as error:
             raise ModelError(f"structured outputs: {error}") from None
-        matcher = matchers(self._tokenizer, grammar)
+        matcher = matchers(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise ModelError(f"structured outputs: {matcher.get_error()}")
         return Constraint(matcher, self._size)

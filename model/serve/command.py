@@ -17,7 +17,7 @@ from model.engine import Engine
 from model.engine.async_engine import AsyncEngine
 from model.errors import ModelError
 from model.llm import EngineArgs, make_engine
-from model.serve.keys import read_keys
+from model.serve.keys import others_may_read, read_keys
 from simulate.terminal import show_lines
 
 if TYPE_CHECKING:
@@ -44,14 +44,15 @@ def serve_command(options: argparse.Namespace) -> int:
         raise ModelError(f"--port is {options.port}; ports end at 65535")
     from model.serve.log import LOG, log_to_stderr
 
+    log_to_stderr(options.log_level)
+    if others_may_read(options.api_key_file):
+        LOG.warning("every user of this machine may read the keys: chmod o-r the file")
     if options.replicas > 1:
         from model.serve.replicas import serve_replicas
 
-        log_to_stderr(options.log_level)
         asyncio.run(serve_replicas(options, keys, show_url(options.host)))
         return 0
     engine = make_engine(engine_args(options))
-    log_to_stderr(options.log_level)
     shapes = [] if engine.use.buckets is None else engine.use.buckets.shapes()
     LOG.info("steps round up to %s: %d shapes", engine.use.buckets, len(shapes))
     for shape in shapes:

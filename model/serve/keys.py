@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from model.errors import ModelError
 from simulate.files import read_text
 
 _SHORTEST_KEY = 16
+
+
+def others_may_read(path: Path | None) -> bool:
+    """Whether every user of this machine may read a file of keys."""
+    return path is not None and bool(path.stat().st_mode & stat.S_IROTH)
 
 
 def read_keys(path: Path | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
@@ -14,6 +15,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from model.errors import ModelError
 from model.serve.errors import ApiError, stopping_now
 from model.serve.gate import error_bytes
 from simulate.process import INTERRUPTED, TERMINATED
@@ -135,8 +137,8 @@ class Server(uvicorn.Server):
         self._drains = drains
 
     async def startup(self, sockets: Any = None) -> None:
-        """Take connections."""
-        await super().startup(sockets)
+        """Take connections; ModelError where the address cannot be listened at."""
+        await super().startup(sockets or _listening(self.config.host, self.config.port))
         self._bound(self.servers[0].sockets[0].getsockname()[1])
 
     async def shutdown(self, sockets: Any = None) -> None:
@@ -149,3 +151,17 @@ class Server(uvicorn.Server):
         if self.should_exit:
             os._exit(INTERRUPTED if sig == signal.SIGINT else TERMINATED)
         self.should_exit = True
+
+
+def _listening(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of a host."""
+    found: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            found.append(socket.create_server(address[:2], family=family))
+    except OSError as error:
+        for each in found:
+            each.close()
+        said = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ModelError(f"{host} port {port} cannot be listened at: {said}") from None
+    return found

@@ -133,3 +133,10 @@ def test_drafts_keep_the_form_and_change_no_token() -> None:
         assert found.outputs[0].finish_reason == "stop"
     assert min(speculative.engine.acceptance.rates) > 0.2
     assert speculative.engine.acceptance.rates[0] < 1
+
+
+def test_a_form_at_which_llguidance_gives_up_is_refused() -> None:
+    for form in ({"grammar": "start: start start"}, {"regex": "(a{1000}){1000}"}):
+        with pytest.raises(ModelError, match=r"^structured outputs: the form cannot be kept: "):
+            texts(**form)
+    assert texts(regex="a{3}") == ["aaa", "aaa"]

@@ -71,13 +71,13 @@ def test_browser_talks_with_the_model(tab: Tab, server: Served, client: Any, wid
 
 @in_chromium
 def test_browser_that_stops_frees_the_pages(tab: Tab, server: Served) -> None:
-    pool = server.engine.scheduler.pool
+    cache = server.engine.scheduler.cache
     opened(tab, server)
     tab.until(f"byId('model').textContent === '{MODEL}'")
     sent(tab, "Tom had", 240, 0.7)
     tab.until("document.querySelector('.assistant').firstChild.data")
     tab.value("byId('stop').click()")
-    wait_until(lambda: pool.free == pool.count and not server.engine.busy)
+    wait_until(lambda: cache.free == cache.count and not server.engine.busy)
     tab.until("byId('stop').disabled")
     assert len(messages(tab)) == 2
     sent(tab, "word " * 400, 6)

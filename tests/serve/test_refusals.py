@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from model.cli import main
+from model.serve.keys import others_may_read
 from tests.serve.conftest import MODEL, Served
 
 openai = pytest.importorskip("openai", reason="openai is an extra of development (dev)")
@@ -122,6 +123,43 @@ def test_body_that_is_no_request_is_refused(server: Served, body: bytes, message
     assert (found, error["message"].startswith(message)) == (400, True), error
 
 
+DEEP = b'{"a": ' * 900 + b"1" + b"}" * 900
+HOSTILE = [
+    (b'"prompt": "\\ud800"', 400, "the prompt is not Unicode text: surrogates not allowed at character 0"),
+    (b'"\\ud800": 1', 400, "the body: Input should be a valid string"),
+    (b'"max_tokens": ' + b"9" * 5000, 400, "the request cannot be read"),
+    (b'"seed": ' + b"9" * 300, 400, "seed is 999"),
+    (b'"temperature": NaN', 400, "temperature is nan; it must be between 0 and 1e+06"),
+    (b'"temperature": 1e999', 400, "temperature is inf; it must be between 0 and 1e+06"),
+    (b'"logit_bias": {"1": NaN}', 400, "logit_bias of token 1 is nan; it must be between -100 and 100"),
+    (b'"structured_outputs": {"json": ' + DEEP + b"}", 400, "structured outputs: recursion limit exceeded"),
+    (
+        b'"structured_outputs": {"grammar": "start: start start"}',
+        400,
+        "structured outputs: the form cannot be kept: ",
+    ),
+    (b'"prompt": "\\u0000\\u001b[31m{{ 7 * 7 }}"', 200, ""),
+    (b'"stop": "\\ud800"', 200, ""),
+]
+
+
+@pytest.mark.parametrize(("argument", "status", "message"), HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_argument_is_answered(server: Served, argument: bytes, status: int, message: str) -> None:
+    body = b'{"model": "pretrained", "prompt": "Tom", "max_tokens": 2, ' + argument + b"}"
+    found, error = posted(server, "/v1/completions", body)
+    assert (found, error.get("message", "").startswith(message)) == (status, True), error
+
+
+def test_hostile_conversation_is_answered(server: Served) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": DEEP.decode() * 3}}
+    for changes, status in (
+        ({"messages": [{"role": "assistant", "tool_calls": [call]}]}, 400),
+        ({"chat_template_kwargs": json.loads(DEEP)}, 200),
+        ({"chat_template_kwargs": {"self": 1, "messages": 2, "bos_token": "x", "raise_exception": 3}}, 200),
+    ):
+        assert posted(server, "/v1/chat/completions", CHAT | changes)[0] == status
+
+
 def test_unknown_paths_and_methods_are_refused_and_nothing_raw_is_logged(
     server: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -210,6 +248,25 @@ def test_key_file_without_good_keys_is_refused(
     assert main(["serve", "--api-key-file", str(path)]) == 2
     said = message.format(path) if "{}" in message else f"{path} {message}"
     assert capsys.readouterr().err == f"nkw: error: {said}\n"
+
+
+def test_port_in_use_is_refused_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("model.serve.log.log_to_stderr", lambda level: None)  # it would stay for other tests
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port), "--max-num-seqs", "1"]) == 2
+    assert capfd.readouterr().err == (
+        f"nkw: error: 127.0.0.1 port {port} cannot be listened at: Address already in use\n"
+    )
+
+
+@pytest.mark.parametrize(("mode", "said"), [(0o600, False), (0o640, False), (0o604, True)])
+def test_keys_that_everybody_may_read_are_warned_of(key_file: Path, mode: int, said: bool) -> None:
+    key_file.chmod(mode)
+    assert others_may_read(key_file) == said
+    assert not others_may_read(None)
 
 
 def test_without_the_extra_the_command_says_what_to_install(
