@@ -269,3 +269,17 @@ def test_a_model_that_does_not_fit_is_refused_with_its_pages(capsys: Any) -> Non
         "tp 2 on trn2.48xlarge leaves 0 pages of 16 positions beside the weights; a request of 640 tokens"
         in told
     )
+
+
+@pytest.mark.parametrize("length", [16, 64])
+def test_longrope_is_served_at_any_length_like_factors_that_never_change(tmp_path: Path, length: int) -> None:
+    setup = Setup("trn2.48xlarge", "float32", length, tp=1, replicas=1)
+    workload = Workload((Query(length // 2, length // 2),) * 2, (0, 0))
+    ends = []
+    for name, short in (("changing", [1.0, 1.1, 1.25, 1.5]), ("constant", [1.5, 2.0, 3.0, 4.0])):
+        scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": [1.5, 2.0, 3.0, 4.0]}
+        scaling |= {"factor": 4.0, "original_max_position_embeddings": 16}
+        counts = load_model(write_folder(tmp_path / name, rope_scaling=scaling))
+        ends.append([life.whole_ns for life in Deployment(counts, setup).serve_one(workload).lives])
+    assert ends[0] == ends[1]
+    assert min(ends[0]) > 0
