@@ -88,6 +88,7 @@ def cases() -> tuple[Case, ...]:
         Case(nki_kernels.output_projection, (_wide(4, 256), _narrow(256, 640), _wide(4, 640))),
         Case(nki_kernels.mlp, (x, norm, _narrow(256, 640), _narrow(256, 640), _narrow(640, 256), 1e-5)),
         Case(nki_kernels.per_layer_input, (x, _narrow(256, 64), _wide(4, 192), _narrow(64, 256), 64)),
+        Case(nki_kernels.copy_pages, (_narrow(9, 4, 2, 8), _narrow(9, 4, 2, 8), one, one)),
         Case(nki_kernels.lm_head, (x, norm, _narrow(256, 640), 1e-5, 8, one)),
         Case(nki_kernels.sample, (_wide(4, 64), *(_wide(4, 1) for _ in range(5)), 8)),
         Case(nki_kernels.all_reduce, (_wide(128, 512), ReplicaGroup([[0, 1]])), ranks=2),

@@ -229,6 +229,90 @@ def test_a_request_that_never_fits_is_refused(new: int, fits: bool) -> None:
             service.submit(each)
 
 
+@pytest.mark.parametrize(
+    ("window", "most"), [(1, 1), (2, 2), (4, 2), (5, 2), (6, 3), (8, 3), (9, 3), (10, 4)]
+)
+def test_a_sequence_holds_its_window_and_one_page_however_long_it_is(window: int, most: int) -> None:
+    service = Service(64, windows=(None, window))
+    service.submit(request("a", range(3), new=60))
+    held = []
+    while service.scheduler.waiting or service.scheduler.running:
+        service.step()
+        held += [len(each.tables[1].pages) for each in service.scheduler.running if each.computed > 12]
+    assert max(held) == most
+    assert list(service.done[0].generated) == alone(range(3), 60)
+
+
+@pytest.mark.parametrize(("pages", "fits"), [(4, False), (5, True), (6, True)])
+def test_a_request_needs_its_window_and_a_chunk_of_its_prompt(pages: int, fits: bool) -> None:
+    """A window of 6 takes 2 pages of 4 before a page, and a chunk of 8 begins in one page and ends in the third."""
+    service = Service(options=OPTIONS)
+    service.scheduler = Scheduler([PagePool(64, 4), PagePool(pages, 4, 6)], OPTIONS)
+    service.model = PagedText(service.scheduler.cache)
+    each = request("a", range(50), new=9)
+    if not fits:
+        with pytest.raises(
+            ModelError, match="5 pages of 4 of layers that see 6 of them; the cache has 4 pages"
+        ):
+            service.submit(each)
+        return
+    service.submit(each)
+    service.run()
+    assert list(each.generated) == alone(range(50), 9)
+
+
+def test_requests_wait_for_pages_of_the_scarcer_kind() -> None:
+    service = Service()
+    service.scheduler = Scheduler(
+        [PagePool(64, 4), PagePool(5, 4, 6)], replace(OPTIONS, prefix_caching=False)
+    )
+    service.model = PagedText(service.scheduler.cache)
+    service.submit(*(request(name, range(10), new=20, arrival=n) for n, name in enumerate("abc")))
+    while service.scheduler.running or service.scheduler.waiting:
+        service.step()
+    assert sum(each.preemptions for each in service.done) > 0
+    assert all(list(each.generated) == alone(range(10), 20) for each in service.done)
+
+
+def test_a_prefix_is_shared_where_the_pages_of_its_last_window_are_known() -> None:
+    """Those of the first tokens were given back and stay known; a sequence that shares 5 blocks holds two of them."""
+    service = Service(64, windows=(None, 6))
+    service.submit(request("a", range(33), new=8))
+    service.run()
+    other = request("b", [*range(20), 49], new=3, arrival=1.0)
+    service.submit(other)
+    assert service.step() == ["b:1"]
+    assert [(table.first, len(table.pages)) for table in other.tables] == [(0, 6), (3, 3)]
+    service.run()
+    assert (other.shared_tokens, list(other.generated)) == (20, alone([*range(20), 49], 3))
+
+
+def test_a_prefix_whose_window_was_given_away_is_computed_again() -> None:
+    """The other kind still knows all of it, which does not help."""
+    service = Service()
+    service.scheduler = Scheduler([PagePool(64, 4), PagePool(5, 4, 6)], OPTIONS)
+    service.model = PagedText(service.scheduler.cache)
+    service.submit(request("a", range(30), new=1))
+    service.run()
+    again = request("b", [*range(12), 49], new=1, arrival=1.0)
+    assert service.scheduler.cache.pools[0].known(again.page_keys(3, 4)) == 3
+    service.submit(again)
+    service.run()
+    assert again.shared_tokens == 0
+
+
+def test_a_fork_copies_the_page_that_both_write_in_every_kind() -> None:
+    service = Service(windows=(None, 6))
+    service.submit(request("a", range(6), new=4))
+    service.step()
+    service.scheduler.fork(service.scheduler.running[0], "b")
+    batch = service.scheduler.schedule()
+    assert sorted(kind for kind, _ in batch.copies) == [0, 1]
+    service.scheduler.finish(batch, service.model.step(batch))
+    service.run()
+    assert [list(each.generated) for each in service.done] == [alone(range(6), 4)] * 2
+
+
 @pytest.mark.parametrize(("prompt", "new"), [((), 1), ((1,), 0)])
 def test_a_request_without_tokens_is_refused(prompt: tuple[int, ...], new: int) -> None:
     with pytest.raises(ModelError, match="at least one token"):

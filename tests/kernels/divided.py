@@ -33,7 +33,9 @@ def divided(arguments: tuple[Any, ...], ranks: int, block: int = 0) -> list[tupl
             paged = in_pages((own, k, v, *caches, positions // ranks, scale), block)
             caches, options[6], options[7] = paged[3:5], paged[-2], paged[-1]
         place = np.int32([[rank]])
-        found.append((own, k, v, *caches, positions, scale, kv_heads, *options[1:], group, ranks, place))
+        found.append(
+            (own, k, v, *caches, positions, scale, kv_heads, *options[1:], None, group, ranks, place)
+        )
     return found
 
 

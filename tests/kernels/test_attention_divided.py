@@ -139,7 +139,7 @@ def test_a_block_over_ranks_that_divide_positions(cores: int) -> None:
         caches = k_cache[..., rank::2].copy(), v_cache[:, :, rank::2].copy()
         own_rows = rows[:, rank].reshape(-1, w_o.shape[1]).copy()
         given = x, norm, weights, eps, q_size // 2, kv_size, *caches, at, scale, own_rows, kv_heads, *turns
-        shares.append((*given, group, None, None, None, None, None, group, 2, np.int32([[rank]])))
+        shares.append((*given, group, None, None, None, None, None, None, group, 2, np.int32([[rank]])))
     world = simulate.World("trn2", 2, cores)
     outputs = world.launch(kernels.attention_block_decode, [(copied(each), {}) for each in shares]).outputs
     same_dtype, exact = BLOCK[1](*copied(whole)), BLOCK[1](*map(in_float64, whole))
@@ -206,7 +206,7 @@ def test_partial_outputs_merge_to_the_softmax_of_all_keys() -> None:
 def test_refuses_ranks_that_do_not_fit_and_takes_the_twin(
     group: Any, ranks: int, place: np.ndarray, sentence: str
 ) -> None:
-    given = *batch([3], 4, 2, 8, 16), 2, *NOTHING, None, None, None, None, None
+    given = *batch([3], 4, 2, 8, 16), 2, *NOTHING, *(None,) * 6
     with pytest.raises(AssertionError, match=sentence):
         run(kernels.attention_decode, (*given, group, ranks, place))
     run(kernels.attention_decode, (*given, ReplicaGroup([[0]]), 1, np.int32([[0]])))

@@ -33,7 +33,7 @@ NAMES = (
         "w_o",
     ),
     *("mlp_norm_weight", "w_gate", "w_up", "w_down", "num_kv_heads", "cos", "sin", "q_norm", "k_norm"),
-    *("replica_group", "slots", "block_tables", "window", "softcap", "sinks"),
+    *("replica_group", "slots", "block_tables", "window", "softcap", "sinks", "rope_positions"),
     *("activation", "b_gate", "b_up", "b_down"),
 )
 

@@ -201,6 +201,14 @@ def per_layer_input(tokens: int, hidden: int, width: int, layers: int, predicted
     return Work(kernels.per_layer_input, arguments, reads, tokens * hidden * 2, predicted_us)
 
 
+def copy_pages(copies: int, pages: int, block: int, heads: int, predicted_us: float = 0.0) -> Work:
+    caches = [narrow(pages, block, heads, 128) for _ in "kv"]
+    copied = copies / pages
+    reads = {"k_cache": copied, "v_cache": copied, "sources": 1, "destinations": 1}
+    written = 2 * copies * block * heads * 128 * 2
+    return Work(kernels.copy_pages, (*caches, ids(copies), ids(copies)), reads, written, predicted_us)
+
+
 def lm_head(rows: int, hidden: int, columns: int, top: int, predicted_us: float = 0.0) -> Work:
     x = narrow(rows, hidden)
     arguments = (x, narrow(1, hidden), narrow(hidden, columns), EPS, top, ids(1))
@@ -241,6 +249,9 @@ REALISTIC = (
     output_projection(1024, 512, 4096, 71.6),
     mlp(1024, 4096, 1792, 625.4),
     per_layer_input(1024, 1536, 256, 35, 51.1),
+    copy_pages(1, 512, 16, 8, 10.0),
+    copy_pages(16, 512, 16, 8, 12.7),
+    copy_pages(128, 512, 16, 8, 56.4),
     lm_head(1, 4096, 16032, 8, 328.0),
     lm_head(1, 4096, 16032, 64, 345.0),
     lm_head(64, 4096, 16032, 64, 379.2),

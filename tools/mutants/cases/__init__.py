@@ -9,7 +9,7 @@ from tools.mutants.cases.case import Case
 from tools.mutants.cases.head import head
 from tools.mutants.cases.largest import largest
 from tools.mutants.cases.layer import layer
-from tools.mutants.cases.other import gated_inputs, products, rows, sums
+from tools.mutants.cases.other import gated_inputs, page_copies, products, rows, sums
 from tools.mutants.cases.projections import projections
 
 
@@ -20,6 +20,7 @@ def cases() -> tuple[Case, ...]:
         *sums(),
         *rows(),
         *gated_inputs(),
+        *page_copies(),
         *products(),
         *projections(),
         *attention(),

@@ -150,6 +150,7 @@ def _decode() -> list[Case]:
         _step_with("trn2", BF16, 128, None, None, None),
         _step_with("trn1", BF16, 16, 50, None, normal(6, 1, 4), kv=1),
         _step_with("trn3", np.float32, 0, 70, 5.0, normal(6, 1, 4)),
+        _turned_as("trn2", np.int32([[60], [5], [99], [0]])),
         _block("trn2", [60, 3], 4, 2, 32, 128, np.float32),
         _block("trn1", [5, 0, 8], 4, 1, 16, 9, BF16),
         _block("trn3", [5, 0, 8], 3, 1, 8, 9, BF16, np.float32, False, 4100),
@@ -167,6 +168,14 @@ def _decode() -> list[Case]:
         _shared(_step_with("trn1", BF16, 16, 50, None, normal(6, 1, 4), kv=1)),
         _shared(_step_with("trn3", np.float32, 0, 70, 5.0, normal(6, 1, 4))),
     ]
+
+
+def _turned_as(target: str, rows: np.ndarray) -> Case:
+    """A step whose tokens take other rows of the tables of rotations than those of their positions."""
+    case = _step_with(target, np.float32, 16, 50, None, None)
+    q, k, v, *rest = case.arguments[0]
+    rest[5:7] = (normal(seed, 100, 8) for seed in (6, 7))
+    return by_reference("attention_decode", target, q, k, v, *rest, rows)
 
 
 def _shared(case: Case) -> Case:

@@ -41,7 +41,7 @@ def _layer(
         rows = (
             normal(seed, 1, width, dtype=dtype) for seed, width in ((19, inner), (20, inner), (21, hidden))
         )
-        whole += (*(None,) * 5, "gelu_tanh", *rows)
+        whole += (*(None,) * 6, "gelu_tanh", *rows)
     if ranks == 1:
         return by_reference("decoder_layer_decode", target, *whole)
     group = ReplicaGroup([list(range(ranks))])

@@ -157,6 +157,21 @@ def gated_inputs() -> list[Case]:
     ]
 
 
+def page_copies() -> list[Case]:
+    """copy_pages of a page that is written and read, of pages of more than one piece, and of keys and values apart."""
+    ends = np.int32([[3], [1], [0], [5]]), np.int32([[2], [3], [4], [1]])
+    several = by_reference("copy_pages", "trn2", *(normal(seed, 7, 4, 2, 8) for seed in (1, 2)), *ends)
+    return [
+        several,
+        by_reference(
+            *("copy_pages", "trn1"),
+            *(normal(seed, 7, 128, 1, 132, dtype=BF16) for seed in (1, 2)),
+            *(each[:2] for each in ends),
+        ),
+        two_cores(several),
+    ]
+
+
 def _reduced(target: str, group: ReplicaGroup) -> Case:
     ranks = sum(map(len, group.groups))
     parts = [whole_numbers(rank, 129, 17, largest=100_000) for rank in range(ranks)]
