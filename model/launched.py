@@ -100,16 +100,16 @@ class LaunchedModel:
     def copy_pages(self, pages: Mapping[int, int], window: int | None) -> None:
         """Give pages of one kind, by their number, the contents of others, in order, in every layer that has them.
 
-        Launches take a power of two of copies; the last page, of padding, is copied onto itself.
+        The last page, of padding, is copied onto itself where a launch makes more copies.
         """
         copies, spare = list(pages.items()), self._shape.of_window(window).pages - 1
-        for first in range(0, len(copies), MOST_COPIES):
-            some = copies[first : first + MOST_COPIES]
-            padded = np.array(some + [(spare, spare)] * (copy_bucket(len(some)) - len(some)), np.int32)
+        for size in copy_sizes(len(copies)):
+            some, copies = copies[:size], copies[size:]
+            padded = np.array(some + [(spare, spare)] * (size - len(some)), np.int32)
             names = [of_kind(name, self._shape, window) for name in ("copy_destinations", "copy_sources")]
             for arrays in self._held:
                 arrays.update({name: padded[:, place, None] for place, name in enumerate(names)})
-            self._run(self._copies(len(padded), window))
+            self._run(self._copies(size, window))
 
     def step(self, shape: StepShape, given: Mapping[str, np.ndarray]) -> list[StepOutput]:
         """One step; `given` has an array for every group of the mesh. What follows the sequences, group after group."""
@@ -223,9 +223,10 @@ def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, window: in
     return [each for each in launches if name in (getattr(value, "name", None) for value in each.arguments)]
 
 
-def copy_bucket(copies: int) -> int:
-    """The copies of pages, a power of two, that a launch makes for so many."""
-    return 1 << (copies - 1).bit_length()
+def copy_sizes(copies: int) -> list[int]:
+    """The copies that each launch makes of so many: a power of two."""
+    whole, rest = divmod(copies, MOST_COPIES)
+    return [MOST_COPIES] * whole + ([1 << (rest - 1).bit_length()] if rest else [])
 
 
 def bound(argument: Argument, device: Device, mesh: Mesh) -> Any:

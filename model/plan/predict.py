@@ -22,7 +22,7 @@ from model.device import chip, kernel_limit
 from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import compose
-from model.launched import copies_of, launches_of
+from model.launched import copies_of, copy_sizes, launches_of
 from model.layers.launch import Growth, Launch, Phase, StepShape, WindowPages
 from model.mesh import Mesh
 from model.paged_model import step_of
@@ -122,9 +122,10 @@ class Predictor:
     ) -> Time:
         """Copies of so many pages of one kind, in every layer that has them, without starting and ending a kernel."""
         step, total = self._on_pages(pages, block_size, window_pages), Time()
-        for part, number in self._parts:
-            for launch in copies_of(part, step, count, window):
-                total += self._dry.launch(launch) * number
+        for size in copy_sizes(count):
+            for part, number in self._parts:
+                for launch in copies_of(part, step, size, window):
+                    total += self._dry.launch(launch) * number
         return total
 
     def _on_pages(self, pages: int, block_size: int, window_pages: WindowPages) -> StepShape:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from model.engine import Batch
 from model.engine.buckets import Buckets, PartShape
+from model.engine.kv_cache import PageCopies
 from model.plan.predict import PassTime, Predictor
 
 
@@ -33,8 +35,8 @@ class Clock(Protocol):
 class PredictedClock:
     """Times of steps as the sum of their parts, in the program reading; a shape is predicted once.
 
-    The cache has so many pages for each window of its layers; None is to see all positions. Pages that are copied take
-    no time: no request of a run shares a page that it writes.
+    The cache has so many pages for each window of its layers, in the order of the scheduler's pools; None is to see all
+    positions.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class PredictedClock:
             block_size,
             tuple((window, count) for window, count in pages.items() if window is not None),
         )
+        self._windows = tuple(pages)
         self.shapes: dict[PartShape, PassTime] = {}
         self._times_ns: dict[PartShape, int] = {}
 
@@ -62,7 +65,15 @@ class PredictedClock:
             padding += part.padding
             # A part has another shape once its longest request is at the end of its bucket.
             alike.append(shape.context - max(chunk.start for chunk in part.chunks) if shape.decodes else 1)
-        return StepTime(time_ns, padding, min(alike))
+        return StepTime(time_ns + self._copied(batch.copies), padding, min(alike))
+
+    def _copied(self, copies: PageCopies) -> int:
+        """The time of copies of pages, in whole nanoseconds."""
+        counts = Counter(kind for kind, _ in copies)
+        times = (
+            self._predictor.copies(count, self._windows[kind], *self._pages) for kind, count in counts.items()
+        )
+        return sum(round(time.program_ns) for time in times)
 
     @property
     def refusals(self) -> tuple[str, ...]:

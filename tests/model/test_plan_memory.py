@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -9,10 +10,19 @@ import pytest
 from model.device import INSTANCES
 from model.families import compose
 from model.layers.shard import Shard
-from model.plan.memory import footprint, possible_tp, smallest_tp
+from model.plan.memory import (
+    Demand,
+    PageKind,
+    footprint,
+    page_kinds,
+    possible_tp,
+    smallest_tp,
+    with_pages,
+)
 from model.plan.parameters import load_model
 from tests.model.test_plan_parameters import CONFIGS, COUNTS
 
+MEAN = Demand(sequences=256, mean=4096, longest=4096, tokens=2048)
 LLAMA = load_model(CONFIGS / "llama-2-70b.json")
 
 
@@ -116,3 +126,43 @@ def test_every_instance_holds_at_most_its_memory() -> None:
             tp is None
             or tp * footprint(LLAMA, "bfloat16", tp, 1024).weight_bytes <= instance.physical_cores * 2**34
         )
+
+
+def test_pages_of_a_kind_hold_what_its_layers_keep() -> None:
+    """A Gemma 3 1B has 4 layers that see all positions and 22 that see 512, with one key/value head of 256."""
+    gemma = load_model(CONFIGS / "gemma-3-1b.json")
+    position = 2 * 256 * 2
+    wide, narrow = PageKind(None, 4 * 16 * position), PageKind(512, 22 * 16 * position)
+    assert page_kinds(gemma, "bfloat16", 1, 16, 4096) == [wide, narrow]
+    assert page_kinds(gemma, "bfloat16", 1, 16, 513) == [wide, narrow]
+    (alone,) = page_kinds(gemma, "bfloat16", 1, 16, 512)
+    assert alone == PageKind(None, wide.page_bytes + narrow.page_bytes)
+
+
+def test_a_model_whose_layers_all_see_a_window_has_one_kind_of_pages() -> None:
+    mistral = load_model(CONFIGS / "mistral-7b-v0.1.json")
+    assert [each.window for each in page_kinds(mistral, "bfloat16", 2, 16, 32768)] == [4096]
+    assert [each.window for each in page_kinds(mistral, "bfloat16", 2, 16, 4096)] == [None]
+
+
+@pytest.mark.parametrize("free_bytes", [2**30, 10 * 2**30])
+@pytest.mark.parametrize("mean", [600, 4096])
+@pytest.mark.parametrize("sequences", [1, 16, 256])
+def test_pages_of_all_kinds_fit_and_run_out_together(free_bytes: int, mean: int, sequences: int) -> None:
+    kinds = [PageKind(None, 65_536), PageKind(512, 360_448)]
+    demand = replace(MEAN, sequences=sequences, mean=mean)
+    wide, narrow = with_pages(kinds, free_bytes, 16, demand)
+    held = wide.pages * wide.page_bytes + narrow.pages * narrow.page_bytes
+    assert free_bytes - wide.page_bytes < held <= free_bytes
+    windows = (narrow.pages - 2048 // 16) // (32 + 2)
+    assert windows <= sequences
+    assert wide.pages >= 4096 // 16
+    if windows < sequences:
+        assert windows <= wide.pages // -(-mean // 16) <= windows + 1 + 34 * 6
+
+
+def test_a_cache_without_windows_takes_all_memory_and_too_little_is_no_page() -> None:
+    assert with_pages([PageKind(None, 1000)], 10_999, 16, MEAN) == [PageKind(None, 1000, 10)]
+    assert with_pages([PageKind(None, 1000)], 999, 16, MEAN) == [PageKind(None, 1000, 0)]
+    none = with_pages([PageKind(None, 1000), PageKind(512, 1000)], 999, 16, MEAN)
+    assert none[1].pages == 2048 // 16

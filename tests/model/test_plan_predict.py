@@ -147,6 +147,64 @@ def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, rank
             assert each.time.program_ns == pytest.approx(own, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    "shape", [PartShape(1, 1, 1024, True), PartShape(16, 1, 1024, True), PartShape(1, 16, 512, False, 512)]
+)
+def test_layers_with_a_window_take_the_time_of_their_own_tables(write_model, shape) -> None:
+    """A window of 20 in pages of 8 reads 128 positions of each sequence, however long it is."""
+    folder = write_model(
+        model_type="mistral",
+        architectures=["MistralForCausalLM"],
+        sliding_window=20,
+        max_position_embeddings=1024,
+    )
+    config = load_config(folder)
+    pools = [PagePool(600, 8, window) for window in config.windows(1024)]
+    assert [pool.window for pool in pools] == [20]
+    device = DryDevice("trn2", 1)
+    weights = shard_weights(config, dict(open_checkpoint(folder, config)), 1)
+    run = PagedModel(config, weights, device, pools, Buckets((1, 16), (16,), (512, 1024)))
+    length = 1000 if shape.decodes else 500
+    requests = [
+        Request(str(number), [7] * length, 1, tables=[BlockTable((length - 16) // 8 - 3, [])])
+        for number in range(shape.sequences)
+    ]
+    chunks = (Chunk(each, length - shape.tokens, shape.tokens, True) for each in requests)
+    run.step(Batch({chunk.request: chunk for chunk in chunks}))
+    took = device.take_pass()
+    plan = predictor(load_model(folder), context=1024)
+    planned = plan.paged(shape, 0, 8, ((20, 601),))
+    assert planned.refusals == ()
+    attention = "attention_prefill" if not shape.decodes else "decoder_layer_decode"
+    (part,) = (each for each in planned.parts if each.name == attention)
+    own = [each for each in took.launches if each.launch.kernel == attention]
+    assert part.launches == len(own)
+    floor_ns = part.floor_ns / part.launches
+    assert part.time.program_ns == pytest.approx(
+        sum(max(each.program_ns, floor_ns) for each in own), rel=1e-9
+    )
+    if shape.decodes:
+        assert (
+            shape.sequences > 1
+            or part.time.program_ns < named(plan.paged(shape, 601, 8))[attention].time.program_ns
+        )
+
+
+@pytest.mark.parametrize("copies", [1, 3, 128, 131])
+def test_copies_of_pages_take_the_time_that_the_engine_takes(write_model, copies) -> None:
+    folder = write_model()
+    config = load_config(folder)
+    weights = shard_weights(config, dict(open_checkpoint(folder, config)), 1)
+    device, pool = DryDevice("trn2", 1), PagePool(400, 8)
+    run = PagedModel(config, weights, device, pool, Buckets((1,), (16,), (128,)))
+    run.step(Batch(copies={(0, new): new + 200 for new in range(copies)}))
+    launched = device.take_pass().launches
+    layers = len(config.blocks)
+    assert [each.launch.kernel for each in launched] == ["copy_pages"] * (layers * -(-copies // 128))
+    planned = predictor(load_model(folder), context=128).copies(copies, None, pool.count + 1, 8)
+    assert planned.program_ns == pytest.approx(sum(each.program_ns for each in launched), rel=1e-9)
+
+
 @pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_no_part_is_faster_than_the_peaks_and_the_readings_are_ordered(tmp_path, target, tp) -> None:
