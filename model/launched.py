@@ -17,8 +17,10 @@ from model.layers.joint import joined
 from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
 from model.layers.layer import Constant, Layer
 from model.layers.paged import MOST_COPIES, OF_KIND, of_kind
+from model.layers.sample import COLUMNS, NUMBERS, RESULTS
+from model.layers.shard import vocabulary_span
 from model.mesh import Mesh
-from model.sampling import StepOutput
+from model.sampling import Drawn, StepOutput
 from model.weights import RankWeights
 
 Arrays = dict[str, Any]
@@ -47,7 +49,7 @@ class Device(Protocol):
         """The arrays of all ranks, in the order of ranks; `arrays` are those of the ranks in this process."""
 
 
-GIVEN = ("ids", "own_positions", "rope_rows", "ends", *OF_KIND)
+GIVEN = ("ids", "own_positions", "rope_rows", "ends", *OF_KIND, *NUMBERS, *COLUMNS)
 """The arrays that come with a step."""
 
 Progress = Callable[[int, int], None]
@@ -77,6 +79,7 @@ class LaunchedModel:
         self._device = device
         self._progress = progress
         self._decoder = compose(config)
+        self._vocabulary = config.vocab_size
         shards = {each.shard: each for each in weights}
         own = [shards[mesh.shard(rank)] for rank in device.own]
         makers: dict[str, Constant] = {}
@@ -111,8 +114,13 @@ class LaunchedModel:
                 arrays.update({name: padded[:, place, None] for place, name in enumerate(names)})
             self._run(self._copies(size, window))
 
-    def step(self, shape: StepShape, given: Mapping[str, np.ndarray]) -> list[StepOutput]:
-        """One step; `given` has an array for every group of the mesh. What follows the sequences, group after group."""
+    def step(
+        self, shape: StepShape, given: Mapping[str, np.ndarray], logits: bool = True
+    ) -> list[StepOutput]:
+        """One step; `given` has an array for every group of the mesh. What follows the sequences, group after group.
+
+        Without `logits` those of the whole vocabulary stay on the device.
+        """
         for rank, arrays in zip(self._device.own, self._held):
             arrays.update({name: each[self._mesh.group_of(rank)] for name, each in given.items()})
             own = (
@@ -123,22 +131,56 @@ class LaunchedModel:
             arrays.update(ids=arrays["ids"][own], own_positions=arrays["positions"][own])
             if "ends" in given:
                 arrays["ends"] = _within(arrays["ends"], own)
+            for name in COLUMNS:
+                if name in given:
+                    part = vocabulary_span(self._vocabulary, self._mesh.shard(rank))
+                    arrays[name] = np.ascontiguousarray(arrays[name][:, part])
         embedding, *blocks, head = self._launches(shape)
         self._run(embedding)
         self._progress(0, len(blocks))
         for done, block in enumerate(blocks, 1):
             self._run(block)
             self._progress(done, len(blocks))
-        self._run(head)
-        logits, values, chosen = (
-            self._device.gather([np.asarray(arrays[name]) for arrays in self._held])
-            for name in ("logits", "values", "tokens")
-        )
+        if not shape.scores:
+            self._run(head)
+            return self._outputs(logits, shape.draws is not None)
+        return self._scored(shape.tokens, head)
+
+    def _scored(self, tokens: int, head: Sequence[_Bound]) -> list[StepOutput]:
+        """What follows each token, for as many at a time as the head takes."""
+        rows = min(tokens, len(self._held[0]["ends"]))
+        outputs: list[StepOutput] = []
+        states = [arrays["x"] for arrays in self._held]
+        for first in range(0, tokens, rows):
+            places = np.minimum(np.arange(first, first + rows, dtype=np.int32), tokens - 1)
+            for arrays, x in zip(self._held, states):
+                arrays.update(x=x, ends=places[:, None])
+            self._run(head)
+            outputs += self._outputs(logits=True, draws=False)
+        return outputs[:tokens]
+
+    def _outputs(self, logits: bool, draws: bool) -> list[StepOutput]:
+        """What the head found for every row."""
+
+        def gathered(name: str) -> list[np.ndarray]:
+            return self._device.gather([np.asarray(arrays[name]) for arrays in self._held])
+
+        found = [gathered(name) for name in ("values", "tokens", *(RESULTS if draws else ()))]
+        whole = gathered("logits") if logits else []
         outputs = []
-        # All ranks of a group have its candidates.
+        # All ranks of a group have its candidates and draws.
         for first in range(0, self._mesh.ranks, self._mesh.tensor):
-            whole = np.concatenate(logits[first : first + self._mesh.tensor], axis=1)
-            outputs += [StepOutput(*rows) for rows in zip(whole, values[first], chosen[first])]
+            values, ids, *drawn = (each[first] for each in found)
+            scores = np.concatenate(whole[first : first + self._mesh.tensor], axis=1) if logits else None
+            for row in range(len(values)):
+                outputs.append(
+                    StepOutput(
+                        None if scores is None else scores[row],
+                        values[row],
+                        ids[row],
+                        _drawn(*(each[row] for each in drawn)) if draws else None,
+                    )
+                )
         return outputs
 
     def _list(self, shape: StepShape) -> list[list[_Bound]]:
@@ -146,7 +188,9 @@ class LaunchedModel:
         lists = [launches_of(part, shape) for part in self._decoder.sections]
         launches = [launch for part in lists for launch in part]
         for launch in launches:
-            assert launch.repeat == 1, f"{launch.kernel}: {launch.repeat} launches of other sequences"
+            assert launch.repeat == 1 or shape.scores, (
+                f"{launch.kernel}: {launch.repeat} launches of other sequences"
+            )
         results = (name for launch in launches for name in launch.results)
         kinds = (of_kind(name, shape, window) for name in OF_KIND for window, _ in shape.window_pages)
         changing = {*GIVEN, *kinds, *results}
@@ -207,6 +251,10 @@ class _Bound:
     results: tuple[str, ...]
     fixed: list[list[Any]]
     later: list[tuple[int, str, Value | None]]
+
+
+def _drawn(token: np.ndarray, logprob: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> Drawn:
+    return Drawn(int(token[0]), float(logprob[0]), ids, logprobs)
 
 
 def _within(rows: np.ndarray, own: slice) -> np.ndarray:

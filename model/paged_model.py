@@ -9,12 +9,14 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.engine import Batch, Request
-from model.engine.buckets import Buckets, BucketUse, Part, PartShape
+from model.engine.buckets import MOST_ROWS, Buckets, BucketUse, Part, PartShape
+from model.engine.speculation import NO_ROWS, Rows
 from model.launched import Device, LaunchedModel
 from model.layers import paged
 from model.layers.launch import Phase, StepShape
+from model.layers.sample import DRAWS, arguments_of, served
 from model.mesh import Mesh
-from model.sampling import StepOutput
+from model.sampling import SampleRow, StepOutput
 from model.state import PagePool
 from model.weights import RankWeights
 
@@ -62,27 +64,60 @@ class PagedModel:
         )
         count = sum(pool.count for pool in self._pools)
         purpose = f"{count:,} pages of {self._block} positions"
-        kept = 4 * len(buckets.sequences) * len(buckets.context)
+        self._vocabulary = config.vocab_size
+        kept = 4 * (1 + len(DRAWS)) * len(buckets.sequences) * len(buckets.context)
         self._model = LaunchedModel(
             config, weights, device, self._largest, Mesh(device.ranks), purpose, kept=kept
         )
 
-    def step(self, batch: Batch) -> dict[Request, list[StepOutput]]:
-        """Compute a batch; says what follows the last token of each request that chooses, and each of its drafts."""
+    def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
+        """Compute a batch; says what follows the last token of each request that chooses, and each of its drafts.
+
+        The device draws for those of the `rows` that it can; what follows any other has logits. Chunks that score are
+        parts of their own, of whose tokens it says what follows each.
+        """
         for kind, pool in enumerate(self._pools):
             self._model.copy_pages(
                 {new: old for (own, new), old in batch.copies.items() if own == kind}, pool.window
             )
         outputs: dict[Request, list[StepOutput]] = {}
-        for part in self._buckets.parts(batch):
+        scored = [chunk for chunk in batch.chunks.values() if chunk.scores]
+        others = Batch({each: chunk for each, chunk in batch.chunks.items() if not chunk.scores})
+        alone = [Batch({chunk.request: chunk}) for chunk in scored]
+        for part in (part for each in (others, *alone) for part in self._buckets.parts(each)):
             self.use.add(part)
-            rows = self._model.step(step_of(part.shape, self._largest), self._given(part))
-            of_each = part.shape.tokens if part.shape.decodes else 1
-            for number, chunk in enumerate(part.chunks):
-                if chunk.chooses:
-                    first = number * of_each
-                    outputs[chunk.request] = rows[first : first + 1 + chunk.verified]
+            outputs |= self._computed(part, rows)
         return outputs
+
+    def _computed(self, part: Part, rows: Rows) -> dict[Request, list[StepOutput]]:
+        scores = part.chunks[0].scores
+        of_each = part.shape.tokens if part.shape.decodes or scores else 1
+        places = {
+            chunk.request: range(
+                number * of_each, number * of_each + (chunk.count if scores else 1 + chunk.verified)
+            )
+            for number, chunk in enumerate(part.chunks)
+            if chunk.chooses or scores
+        }
+        asked: list[SampleRow | None] = [None] * (part.shape.sequences * of_each)
+        for request, own in places.items():
+            given = rows.get(request, ())
+            asked[own.start : own.start + len(given)] = given
+        draws, drawn = served(asked, self._vocabulary, self._largest.ranks)
+        host = asked != drawn or any(request not in rows for request in places)
+        arrays = self._given(part)
+        if draws is not None:
+            of_rows = arguments_of(drawn, self._vocabulary, draws.whole)
+            arrays |= {name: each[None] for name, each in of_rows.items()}
+        shape = replace(step_of(part.shape, self._largest), draws=draws)
+        if scores and not part.shape.decodes:
+            shape = replace(shape, scores=True)
+            arrays["ends"] = np.zeros((1, min(shape.tokens, MOST_ROWS), 1), np.int32)
+        found = self._model.step(shape, arrays, logits=host)
+        return {
+            request: [found[at] if drawn[at] else replace(found[at], drawn=None) for at in own]
+            for request, own in places.items()
+        }
 
     def _given(self, part: Part) -> dict[str, np.ndarray]:
         """The arrays of a part, with an axis for the one group of ranks before them."""

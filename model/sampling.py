@@ -15,7 +15,7 @@ import numpy as np
 from model.errors import ModelError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SampleRow:
     """How one token is drawn: a row of what the kernel `sample` takes beside logits, by the same names.
 
@@ -44,8 +44,21 @@ class SampleRow:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """What the device drew in a row: the token, its log-probability, and those of the likeliest `ids`, best first.
+
+    Log-probabilities are those of all tokens where the row asked for them.
+    """
+
+    token: int
+    logprob: float
+    ids: np.ndarray
+    logprobs: np.ndarray
+
+
+@dataclass(frozen=True)
 class StepOutput:
-    """The output of one step: scores of the next token.
+    """The output of one step: scores of the next token, or the token that the device drew.
 
     `logits` [vocabulary] float32, and the best candidates as `values` and `ids`, best first, where the device picked
     them out; either may be absent, not both.
@@ -54,6 +67,14 @@ class StepOutput:
     logits: np.ndarray | None = None
     values: np.ndarray | None = None
     ids: np.ndarray | None = None
+    drawn: Drawn | None = None
+
+    @property
+    def largest(self) -> float:
+        """The largest score; not finite where one of the scores that are known is no number."""
+        known = self.values if self.logits is None else self.logits
+        assert known is not None, "neither logits nor candidates"
+        return float(known.max())
 
     @property
     def likeliest(self) -> int:

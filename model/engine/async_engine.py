@@ -240,6 +240,7 @@ class AsyncEngine:
         self._steps += 1
         self._step_seconds += time.monotonic() - begun
         told: list[tuple[Stream, Update | None]] = []
+        ended: dict[Stream, None] = {}
         for output in touched:
             self._watch(output)
             followed = self._followed[output.request_id]
@@ -247,8 +248,8 @@ class AsyncEngine:
             if output.finished:
                 del self._followed[output.request_id]
                 if all(each.finished for each in followed.stream.requests):
-                    told.append((followed.stream, None))
-        self._call(self._tell, told)
+                    ended[followed.stream] = None  # several of its prompts may end in one step
+        self._call(self._tell, [*told, *((stream, None) for stream in ended)])
 
     def _submit(
         self,

@@ -7,16 +7,18 @@ token was computed, and says what became of each. It has no thread and no clock 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
+
+import numpy as np
 
 from model.engine.buckets import BucketUse
 from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from model.engine.params import SamplingParams
 from model.engine.request import Request
-from model.engine.sampler import Choice, TokenSampler, choose
+from model.engine.sampler import Choice, TokenSampler, choose, logprobs, whole
 from model.engine.scheduler import Batch, Chunk, Scheduler
-from model.engine.speculation import Acceptance, Proposer, Steps
+from model.engine.speculation import Acceptance, Proposer, Rows, Steps
 from model.engine.structured import Grammars
 from model.errors import ModelError
 from model.sampling import SampleRow, StepOutput
@@ -109,6 +111,10 @@ class Engine:
         request = Request(id, list(prompt_ids), most, priority, now, root)
         outputs = [CompletionOutput(index) for index in range(params.n)]
         output = RequestOutput(id, prompt, list(prompt_ids), outputs, RequestMetrics(now))
+        if params.prompt_logprobs is not None:
+            output.prompt_logprobs = [None]
+            # Logits follow from what is computed, not from shared pages.
+            request.root = number.to_bytes(8, "big")
         seed = (limits.seed, number) if params.seed is None else (params.seed,)
         group = _Group(output, params, seed)
         sequence = self._sequence(group, 0)
@@ -137,10 +143,14 @@ class Engine:
         if self._proposer is not None:
             for request, drafts in self._proposer.propose(batch).items():
                 batch.chunks[request] = batch.chunks[request].with_drafts(drafts)
+        self._score(batch)
         rows = self._rows(batch)
-        answers = self._model.step(batch)
+        answers = self._model.step(batch, self._alone(batch, rows))
+        self._keep_scores(batch, answers)
         choices = self._choose(batch, rows, answers)
-        groups = dict.fromkeys(self._sequences[request].group for request in answers)
+        groups = dict.fromkeys(
+            self._sequences[request].group for request in answers if batch.chunks[request].chooses
+        )
         now = self._clock()
         self.scheduler.finish(
             batch, {request: [choice.token for choice in own] for request, own in choices.items()}
@@ -161,7 +171,7 @@ class Engine:
             self._settle(group)
         return [group.output for group in groups]
 
-    def _rows(self, batch: Batch) -> dict[Request, list[SampleRow]]:
+    def _rows(self, batch: Batch) -> Rows:
         """The draws of the requests that choose; where one has no token to choose from, its group fails."""
         rows = {}
         for request, chunk in batch.chunks.items():
@@ -173,14 +183,46 @@ class Engine:
                     sequence.group.failure = error.message
         return rows
 
+    def _score(self, batch: Batch) -> None:
+        """Ask for the logits of the chunks of prompts whose log-probabilities are wanted and not known."""
+        for request, chunk in batch.chunks.items():
+            output = self._sequences[request].group.output
+            known = output.prompt_logprobs
+            if known is not None and len(known) < min(chunk.start + chunk.count + 1, request.prompt_tokens):
+                batch.chunks[request] = replace(chunk, scores=True)
+
+    def _keep_scores(self, batch: Batch, answers: Mapping[Request, Sequence[StepOutput]]) -> None:
+        """The log-probabilities of the tokens of prompts that a step has scored."""
+        for request, chunk in batch.chunks.items():
+            group = self._sequences[request].group
+            known, count = group.output.prompt_logprobs, group.params.prompt_logprobs
+            if not chunk.scores or known is None or count is None:
+                continue
+            for answer in answers[request][len(known) - 1 - chunk.start :]:
+                if len(known) < request.prompt_tokens and np.isfinite(answer.largest):
+                    token = request.tokens[len(known)]
+                    known.append(logprobs(whole(answer.logits), token, count, self._tokenizer.decode))
+
+    def _alone(self, batch: Batch, rows: Rows) -> Rows:
+        """The rows that the model may draw: several continuations choose their first tokens from the same logits."""
+        return {
+            request: own
+            for request, own in rows.items()
+            if not batch.chunks[request].scores
+            and ((group := self._sequences[request].group).forked or group.params.n == 1)
+        }
+
     def _choose(
         self,
         batch: Batch,
-        rows: Mapping[Request, Sequence[SampleRow]],
+        rows: Rows,
         answers: Mapping[Request, Sequence[StepOutput]],
     ) -> dict[Request, list[Choice]]:
         """The tokens that follow each chunk: its drafts up to the first wrong one, and one more token."""
-        flat = [(row, answer) for request, own in rows.items() for row, answer in zip(own, answers[request])]
+        flat: list[tuple[SampleRow, StepOutput]] = []
+        for request, own in rows.items():
+            chunk = batch.chunks[request]
+            flat += zip(own, answers[request][-1:] if chunk.scores else answers[request])
         found = iter(choose(flat, self._tokenizer.decode))
         choices = {}
         for request, own in rows.items():

@@ -51,13 +51,17 @@ class RequestMetrics:
 
 @dataclass
 class RequestOutput:
-    """A prompt and what followed it so far."""
+    """A prompt and what followed it so far.
+
+    `prompt_logprobs`, where asked for, fills up as the prompt is computed; it has None for the first token.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def num_cached_tokens(self) -> int:

@@ -27,7 +27,8 @@ class SamplingParams:
       `stop_token_ids`; a `stop` string, which is not part of the text unless `include_stop_str_in_output`. Nothing but
       `max_tokens` ends the first `min_tokens`, whose text counts for no stop string.
     - `logprobs` most likely tokens are returned for each place, with the chosen one: logarithms of the probabilities
-      of the model's logits, before any of the above.
+      of the model's logits, before any of the above. `prompt_logprobs` are as many for each token of the prompt but the
+      first; then no page of the prompt is shared.
 
     Raises ModelError for a value out of range.
     """
@@ -47,6 +48,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     logit_bias: Mapping[int, float] | None = None
@@ -68,6 +70,7 @@ class SamplingParams:
             ("max_tokens", self.max_tokens, 1, float("inf")),
             ("min_tokens", self.min_tokens, 0, float("inf") if self.max_tokens is None else self.max_tokens),
             ("logprobs", self.logprobs, 0, MOST_LOGPROBS),
+            ("prompt_logprobs", self.prompt_logprobs, 0, MOST_LOGPROBS),
             ("seed", self.seed, 0, 2**63 - 1),
         )
         for name, value, least, most in ranges:

@@ -15,7 +15,7 @@ from model.engine.draw import draw
 from model.engine.params import SamplingParams
 from model.engine.structured import Constraint
 from model.errors import ModelError
-from model.sampling import SampleRow, StepOutput
+from model.sampling import Drawn, SampleRow, StepOutput
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -147,22 +147,38 @@ class TokenSampler:
 
 
 def choose(draws: Sequence[tuple[SampleRow, StepOutput]], decode: Decode) -> list[Choice | ModelError]:
-    """The choices of rows from the logits of their steps; an error where the largest logit is not finite."""
-    if not draws:
-        return []
-    logits = np.stack([_logits(answer) for _, answer in draws])
-    largest = logits.max(axis=1)
-    tokens = draw(logits, [row for row, _ in draws])
+    """The choices of rows: what the device drew, or the host draws from logits.
+
+    An error stands where the largest logit is not finite.
+    """
+    logits = {at: each.logits for at, (_, each) in enumerate(draws) if each.drawn is None}
+    tokens = dict[int, int]()
+    if logits:
+        scores = np.stack([whole(each) for each in logits.values()])
+        tokens = dict(zip(logits, draw(scores, [draws[at][0] for at in logits]).tolist()))
     choices: list[Choice | ModelError] = []
-    for (row, _), own, most, token in zip(draws, logits, largest, tokens.tolist()):
-        if not np.isfinite(most):
+    for at, (row, answer) in enumerate(draws):
+        largest = answer.largest
+        if not np.isfinite(largest):
             choices.append(
-                ModelError(f"the model's largest logit is {most}; its weights are too large or not finite")
+                ModelError(f"the model's largest logit is {largest}; its weights are too large or not finite")
             )
+        elif row.logprobs is None:
+            choices.append(Choice(tokens[at] if answer.drawn is None else answer.drawn.token, None))
+        elif answer.drawn is None:
+            found = logprobs(whole(answer.logits), tokens[at], row.logprobs, decode)
+            choices.append(Choice(tokens[at], found))
         else:
-            found = None if row.logprobs is None else logprobs(own, token, row.logprobs, decode)
-            choices.append(Choice(token, found))
+            choices.append(Choice(answer.drawn.token, _logprobs_of(answer.drawn, row.logprobs, decode)))
     return choices
+
+
+def _logprobs_of(drawn: Drawn, count: int, decode: Decode) -> dict[int, Logprob]:
+    """As `logprobs`, of the candidates that the device found; the drawn one is among them."""
+    found = dict(zip(drawn.ids.tolist(), drawn.logprobs.tolist()))
+    wanted = dict.fromkeys([drawn.token, *drawn.ids[:count].tolist()])
+    ranks = {each: int((drawn.logprobs > np.float32(found[each])).sum()) + 1 for each in wanted}
+    return {each: Logprob(found[each], ranks[each], decode([each])) for each in wanted}
 
 
 def logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict[int, Logprob]:
@@ -176,10 +192,10 @@ def logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict
     return {each: Logprob(float(shares[each]), ranks[each], decode([each])) for each in wanted}
 
 
-def _logits(answer: StepOutput) -> np.ndarray:
+def whole(logits: np.ndarray | None) -> np.ndarray:
     """The logits of the whole vocabulary."""
-    assert answer.logits is not None, "a step without logits"
-    return answer.logits
+    assert logits is not None, "a step without logits"
+    return logits
 
 
 def _counted(tokens: Sequence[int], size: int) -> np.ndarray:

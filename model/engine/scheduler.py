@@ -57,7 +57,7 @@ class Chunk:
     """The tokens start … start + count of a request; where they are its last, the step chooses the next one.
 
     There are pages for `draft_slots` more positions. `drafts` are tokens that may follow the request's: those in the
-    chunk are verified in the step.
+    chunk are verified in the step. Where it `scores`, logits are wanted for what follows each of its tokens.
     """
 
     request: Request
@@ -66,6 +66,7 @@ class Chunk:
     chooses: bool
     draft_slots: int = 0
     drafts: tuple[int, ...] = ()
+    scores: bool = False
 
     @property
     def tokens(self) -> Sequence[int]:

@@ -17,7 +17,12 @@ from model.engine.buckets import BucketUse
 from model.engine.request import Request
 from model.engine.scheduler import Batch, Chunk
 from model.errors import ModelError
-from model.sampling import StepOutput
+from model.sampling import SampleRow, StepOutput
+
+Rows = Mapping[Request, Sequence[SampleRow]]
+"""The draws of requests: of what follows the last token, and each draft; none where candidates are enough."""
+
+NO_ROWS: Rows = {}
 
 
 class Proposer(Protocol):
@@ -32,8 +37,13 @@ class Steps(Protocol):
 
     use: BucketUse
 
-    def step(self, batch: Batch) -> Mapping[Request, Sequence[StepOutput]]:
-        """Compute a batch; says what follows the last token of each request that chooses, and each of its drafts."""
+    def step(self, batch: Batch, rows: Rows = NO_ROWS) -> Mapping[Request, Sequence[StepOutput]]:
+        """Compute a batch; says what follows the last token of each request that chooses, and each of its drafts.
+
+        That is a token that the device drew, as the `rows` of the request ask, or else logits; logits as well for a
+        request without `rows`, and the likeliest candidates for each. Of a chunk that `scores`, it says what follows
+        each token.
+        """
 
 
 @dataclass
@@ -107,7 +117,7 @@ class DraftModel:
         drafts: dict[Request, list[int]] = {request: [] for request in first}
         chunks, copies = first, batch.copies
         while chunks:
-            outputs = self._model.step(Batch(chunks, copies))
+            outputs = self._model.step(Batch(chunks, copies), dict.fromkeys(chunks, ()))
             for request in chunks:
                 if request in outputs and len(drafts[request]) < batch.chunks[request].draft_slots:
                     drafts[request].append(outputs[request][-1].likeliest)

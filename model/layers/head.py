@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,10 +24,8 @@ from model.layers.launch import (
 from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import Norm, bias_of
 from model.layers.projection import Projection
+from model.layers.sample import candidates_held, sample_launch
 from model.layers.shard import VOCABULARY_PARALLEL, Shard, vocabulary_span
-
-CANDIDATES = 8
-"""The fewest candidates that lm_head picks; the Vector engine finds maxima eight at a time."""
 
 _ROWS = 128
 """Rows that lm_head takes: one for each partition."""
@@ -71,23 +69,24 @@ class Head(Stateless):
 
         return {f"{self.name}.first_token": first}
 
-    def candidates(self, wanted: int, ranks: int) -> int:
-        """A multiple of eight that covers the wanted ones; eight, or what the smallest part of the vocabulary has."""
-        most = self.vocabulary // ranks // CANDIDATES * CANDIDATES
-        return max(CANDIDATES, min(-(-wanted // CANDIDATES) * CANDIDATES, most))
-
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """The head for up to 128 rows at a time; before it the last row of each prompt is picked."""
+        """The head for up to 128 rows at a time, and their draws; before it the last row of each prompt is picked."""
+        if step.scores:
+            rows = min(step.tokens, _ROWS)
+            pieces = -(-step.tokens // rows)
+            return [
+                replace(each, repeat=pieces)
+                for each in (self._ends(step, rows), *self._launches(step, rows, 1))
+            ]
         whole, rest = divmod(step.sequences if step.phase is Phase.prefill else step.tokens, _ROWS)
         chunks = [(rows, repeat) for rows, repeat in ((_ROWS, whole), (rest, 1)) if rows and repeat]
-        launches = [self._launch(step, rows, repeat) for rows, repeat in chunks]
+        launches = [launch for rows, repeat in chunks for launch in self._launches(step, rows, repeat)]
         if step.phase is Phase.prefill and (step.sequences > 1 or step.padded or step.sequence_ranks > 1):
-            return [self._ends(step), *launches]
+            return [self._ends(step, step.sequences), *launches]
         return launches
 
-    def _ends(self, step: StepShape) -> Launch:
-        """The rows of x at `ends`, [sequences, 1] int32, which the embedding's kernel gathers, from all ranks' rows."""
-        rows = step.sequences
+    def _ends(self, step: StepShape, rows: int) -> Launch:
+        """The rows of x at `ends`, [rows, 1] int32, which the embedding's kernel gathers, from all ranks' rows."""
         x = Value("x", (step.own_rows, self.hidden), step.activations)
         picked = copied(Value("x", (rows, self.hidden), step.activations))
         arguments: tuple[Argument, ...] = (Value("ends", (rows, 1), INT32), x, step.activations)
@@ -96,16 +95,21 @@ class Head(Stateless):
         growth = Growth.sequences
         return Launch("embedding", arguments, ("x",), picked, rows, label="last rows", growth=growth)
 
-    def _launch(self, step: StepShape, rows: int, repeat: int) -> Launch:
+    def _launches(self, step: StepShape, rows: int, repeat: int) -> Sequence[Launch]:
         x = Value("x", (step.tokens, self.hidden), step.activations).last(rows)
         norm, w_head = self.norm.weight.value(step), self.w_head.value(step)
         first = Value(f"{self.name}.first_token", (1, 1), INT32)
-        candidates = self.candidates(step.candidates, step.ranks)
+        draws = step.draws
+        wanted = step.candidates if draws is None or draws.whole else draws.candidates
+        candidates = candidates_held(wanted, self.vocabulary, step.ranks)
         finish = (self.softcap, bias_of(self.norm, step), self.norm.offset, self.scale)
         arguments = (x, norm, w_head, self.norm.eps, candidates, first, Axis.tensor, step.ranks, *finish)
         results = ("logits", "values", "tokens")
         work, growth = product(rows, w_head), Growth.sequences
-        return Launch("lm_head", arguments, results, work, rows, growth=growth, repeat=repeat)
+        launch = Launch("lm_head", arguments, results, work, rows, growth=growth, repeat=repeat)
+        return (
+            [launch] if draws is None else [launch, sample_launch(step, self.vocabulary, first, rows, repeat)]
+        )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Logits [tokens, vocabulary], float32."""

@@ -19,6 +19,7 @@ from model.layers.shard import Cut, Row, Shape, Shard, Transposed, Whole
 from model.state import blocks_before
 
 INT32 = np.dtype(np.int32)
+FLOAT32 = np.dtype(np.float32)
 
 
 PARTITIONS = 128
@@ -64,6 +65,18 @@ class Growth(Enum):
 
 
 @dataclass(frozen=True)
+class Draws:
+    """What the next tokens are drawn from: the likeliest `candidates`, as the head finds them.
+
+    With `whole` they are found again in the `whole` vocabulary, whose logits are changed first; and log-probabilities
+    are of all of it.
+    """
+
+    candidates: int
+    whole: bool = False
+
+
+@dataclass(frozen=True)
 class StepShape:
     """The numbers that decide the shapes of a step: tokens of all sequences, ranks, dtypes.
 
@@ -75,6 +88,8 @@ class StepShape:
     Where there is a `block_size`, states are pages of so many positions, and tables of pages name the `cache_length`
     positions of each sequence; a prefill step reads `prefix` of them, which were computed before it. Layers have
     `pages` pages; those with a window among `window_pages` have as many as stand beside it there.
+    Where there are `draws`, the step also draws the next tokens. Where it `scores`, the head computes what follows each
+    token of a prefill step, up to 128 at a time, not only the last one of each sequence.
     """
 
     phase: Phase
@@ -93,6 +108,8 @@ class StepShape:
     block_size: int = 0
     prefix: int = 0
     window_pages: WindowPages = ()
+    draws: Draws | None = None
+    scores: bool = False
 
     def of_window(self, window: int | None) -> StepShape:
         """This step as layers with a window see it: with their pages, where they have their own.
@@ -150,11 +167,13 @@ class Value:
 
     A step binds it by its name: weights, states and constants of a layer, activations, and what comes with the step:
     the `ids` and `own_positions` of the rank's own rows, [own rows, 1] int32; `positions` of all, [tokens, 1] int32;
-    the rows where prompts end, `ends`, [sequences, 1] int32, among own rows, their number where another rank holds the
-    row; and `rope_rows`, the rows of tables of rotations, [tokens, 1] int32, for models whose long sequences have
-    other rotations. Where states are pages, `slots`, [tokens, 1] int32, are the page and the place in it that take
-    each token, and `block_tables`, [sequences, blocks] int32, the pages of each sequence. Layers with pages of their
-    window have slots, tables and positions of their own (`of_window`), which count from a table's first page on.
+    the rows that the head takes, `ends`, [sequences, 1] int32, where prompts end, or all in turn where the step scores:
+    numbers among own rows, and their count where another rank holds the row; and `rope_rows`, the rows of tables of
+    rotations, [tokens, 1] int32, for models whose long sequences have other rotations. Where states are pages, `slots`,
+    [tokens, 1] int32, are the page and the place in it that take each token, and `block_tables`, [sequences, blocks]
+    int32, the pages of each sequence. Layers with pages of their window have slots, tables and positions of their own
+    (`of_window`), which count from a table's first page on. Where the step draws, the arguments of `sample` for each
+    row, by its names.
     """
 
     name: str

@@ -24,10 +24,14 @@ from model.errors import ModelError
 from model.families import compose
 from model.launched import copies_of, copy_sizes, launches_of
 from model.layers.launch import Growth, Launch, Phase, StepShape, WindowPages
+from model.layers.sample import DRAWS
 from model.mesh import Mesh
 from model.paged_model import step_of
 from model.plan.dry import DryTimes, Time
 from model.plan.roofline import core
+
+_DRAWS = DRAWS[1]
+"""What an engine's step draws from: enough candidates for usual requests."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +117,10 @@ class Predictor:
         return self._pass(self._step.resized(batch))
 
     def paged(self, part: PartShape, pages: int, block_size: int, window_pages: WindowPages = ()) -> PassTime:
-        """A part of an engine's step, on that many pages; the head for the last token of each sequence."""
+        """A part of an engine's step, on that many pages; the head and a draw for the last token of each sequence."""
         assert not part.decodes or part.tokens == 1, "steps that verify drafts are not predicted"
-        return self._pass(step_of(part, self._on_pages(pages, block_size, window_pages)))
+        shape = replace(self._on_pages(pages, block_size, window_pages), draws=_DRAWS)
+        return self._pass(step_of(part, shape))
 
     def copies(
         self, count: int, window: int | None, pages: int, block_size: int, window_pages: WindowPages = ()

@@ -33,8 +33,8 @@ class CompletionLogprobs(BaseModel):
     """Tokens, the logarithms of their probabilities, those of the likeliest ones, and where in the text they begin."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -189,19 +189,22 @@ class ErrorAnswer(BaseModel):
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], found: Sequence[dict[int, Logprob]], offset: int
+    token_ids: Sequence[int], found: Sequence[dict[int, Logprob] | None], offset: int, first: str = ""
 ) -> CompletionLogprobs:
-    """The columns of /v1/completions; the first token begins at `offset` characters."""
-    chosen = [each[token] for token, each in zip(token_ids, found)]
-    offsets = []
-    for each in chosen:
-        offsets.append(offset)
-        offset += len(each.decoded_token)
+    """The columns of /v1/completions; the first token begins at `offset` characters.
+
+    Where None is found, as for the `first` token of a prompt, there is no probability.
+    """
+    chosen = [None if each is None else each[token] for token, each in zip(token_ids, found)]
+    texts = [first if each is None else each.decoded_token for each in chosen]
     return CompletionLogprobs(
-        tokens=[each.decoded_token for each in chosen],
-        token_logprobs=[each.logprob for each in chosen],
-        top_logprobs=[{one.decoded_token: one.logprob for one in _by_rank(each)} for each in found],
-        text_offset=offsets,
+        tokens=texts,
+        token_logprobs=[None if each is None else each.logprob for each in chosen],
+        top_logprobs=[
+            None if each is None else {one.decoded_token: one.logprob for one in _by_rank(each)}
+            for each in found
+        ],
+        text_offset=[offset + len("".join(texts[:number])) for number in range(len(texts))],
     )
 
 

@@ -126,7 +126,9 @@ class Answering(Generic[T]):
 
 
 class Completing(Answering[CompletionRequest]):
-    """`/v1/completions`."""
+    """`/v1/completions`; where prompts are echoed with log-probabilities, the texts of their `first_tokens`."""
+
+    first_tokens: Sequence[str] = ()
 
     @classmethod
     async def prepared(cls, service: Service, asked: CompletionRequest) -> Completing:
@@ -136,6 +138,8 @@ class Completing(Answering[CompletionRequest]):
         self.params = asked.params()
         service.engine.check_places(len(asked.prompts) * self.params.n)
         self.prompts = [await self._encoded(each) for each in asked.prompts]
+        if self.params.prompt_logprobs is not None:
+            self.first_tokens = [await service.texts.decode(each.ids[:1]) for each in self.prompts]
         if not self.prompts:
             raise ApiError(400, "prompt is an empty list", param="prompt")
         return self
@@ -146,7 +150,7 @@ class Completing(Answering[CompletionRequest]):
             answers.CompletionChoice(
                 index=index,
                 text=self._echoed(index) + each.text,
-                logprobs=self._logprobs(each.token_ids, each.logprobs, 0),
+                logprobs=self._logprobs(stream, index, each.token_ids, each.logprobs, None),
                 finish_reason=each.finish_reason,
                 stop_reason=each.stop_reason,
             )
@@ -160,10 +164,10 @@ class Completing(Answering[CompletionRequest]):
         async for update in self.updates(stream):
             index = self.place(update)
             first = index not in offsets
-            logprobs = self._logprobs(update.token_ids, update.logprobs, offsets.get(index, 0))
-            offsets[index] = offsets.get(index, 0) + sum(
-                len(each[token].decoded_token) for token, each in zip(update.token_ids, update.logprobs)
-            )
+            logprobs = self._logprobs(stream, index, update.token_ids, update.logprobs, offsets.get(index))
+            offsets.setdefault(index, 0)
+            if logprobs is not None and logprobs.tokens:
+                offsets[index] = logprobs.text_offset[-1] + len(logprobs.tokens[-1])
             text = (self._echoed(index) if first else "") + update.text
             if text or logprobs is not None or update.finish_reason is not None:
                 choice = answers.CompletionChoice(
@@ -187,9 +191,22 @@ class Completing(Answering[CompletionRequest]):
         return (self.prompts[index // self.params.n].text or "") if self.asked.echo else ""
 
     def _logprobs(
-        self, token_ids: Sequence[int], found: Sequence[dict[int, Logprob]], offset: int
+        self,
+        stream: Stream,
+        index: int,
+        token_ids: Sequence[int],
+        found: Sequence[dict[int, Logprob]],
+        offset: int | None,
     ) -> answers.CompletionLogprobs | None:
-        return None if self.params.logprobs is None else answers.completion_logprobs(token_ids, found, offset)
+        """The columns of some tokens from an offset on; without one they begin with those of an echoed prompt."""
+        if self.params.logprobs is None:
+            return None
+        number = index // self.params.n
+        prompt = stream.requests[number].prompt_logprobs
+        if offset is not None or prompt is None:
+            return answers.completion_logprobs(token_ids, found, offset or 0)
+        ids = [*self.prompts[number].ids, *token_ids]
+        return answers.completion_logprobs(ids, [*prompt, *found], 0, self.first_tokens[number])
 
 
 class ClientGone(Exception):

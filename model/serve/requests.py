@@ -7,6 +7,7 @@ argument that would change the answer is refused by name; one that changes nothi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -157,9 +158,8 @@ class CompletionRequest(_Generation):
 
     def params(self) -> SamplingParams:
         """How to choose tokens; 16 of them where the request does not say."""
-        if self.echo and self.logprobs is not None:
-            raise ApiError(400, "logprobs of the prompt are not computed: leave out echo", param="echo")
-        return self._params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
+        params = self._params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
+        return replace(params, prompt_logprobs=self.logprobs) if self.echo else params
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

@@ -11,6 +11,7 @@ import pytest
 
 from model.engine import Batch, Engine, EngineLimits, Request, SamplingParams, Scheduler, SchedulerOptions
 from model.engine.async_engine import AsyncEngine, EngineFailed, EngineFull, Stream, TokenPrompt
+from model.engine.speculation import NO_ROWS, Rows
 from model.errors import ModelError
 from model.llm import PRETRAINED
 from model.sampling import StepOutput
@@ -32,7 +33,7 @@ class Stepper:
         self.batches: list[list[str]] = []
         self.fails = False
 
-    def step(self, batch: Batch) -> dict[Request, list[StepOutput]]:
+    def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
         self.batches.append([request.id for request in batch.chunks])
         self.begun.release()
         self.allowed.acquire()
@@ -118,6 +119,17 @@ def test_request_that_can_choose_no_token_ends_alone() -> None:
         await engine.stop()
 
     asyncio.run(run())
+
+
+def test_prompts_that_end_in_one_step_have_all_their_tokens() -> None:
+    async def run() -> list[int]:
+        engine, _ = engine_of(Stepper(allowed=100))
+        engine.start()
+        found = await tokens(await engine.submit("two", [PROMPT, PROMPT], GREEDY))
+        await engine.stop()
+        return found
+
+    assert asyncio.run(run()) == [3, 3, 4, 4, 5, 5]
 
 
 def test_places_are_taken_until_a_stream_ends() -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 
 from model import LLM, SamplingParams
+from model.checkpoint import open_checkpoint
+from model.config import ModelConfig
 from model.errors import ModelError
+from model.families import load_config
 from model.llm import PRETRAINED
+from model.reference import ReferenceModel
+from tests.model.reordering import reordered
 
 PROMPTS = ["Once upon a time", "The sun was", "Tom had a red ball and", "Lily", "Once upon a time there was"]
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -238,6 +244,8 @@ def test_arguments_that_cannot_be_are_refused(arguments, said) -> None:
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs is 21"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
         ({"stop": ""}, "stop string is empty"),
         ({"skip_special_tokens": False}, "skip_special_tokens is False"),
         ({"logit_bias": {1: 101}}, "logit_bias of token 1"),
@@ -258,5 +266,74 @@ def test_parameters_at_their_limits_are_taken() -> None:
         "max_tokens": None,
         "presence_penalty": 2,
     }
-    params = SamplingParams(**limits, repetition_penalty=16, logprobs=20)
+    params = SamplingParams(**limits, repetition_penalty=16, logprobs=20, prompt_logprobs=20)
     assert {name: getattr(params, name) for name in limits} == limits
+
+
+def reference_logits(config: ModelConfig, weights: dict[str, np.ndarray], ids: list[int]) -> np.ndarray:
+    """What the numpy reference says follows each token but the last."""
+    model = ReferenceModel(config, weights)
+    rows = [model.prefill([ids[:1]])[0].logits]
+    rows += [model.decode([token], [at])[0].logits for at, token in enumerate(ids[1:-1], 1)]
+    return np.stack(rows).astype(np.float64)  # type: ignore[arg-type]
+
+
+LONG = "Once upon a time there was a little girl named Lily who had a big red ball and a small blue car."
+
+
+def test_log_probabilities_of_the_prompt() -> None:
+    """Those of each token are those it would have got if it had been chosen; in chunks, beside others, and again."""
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=3, n=2)
+    other = SamplingParams(temperature=0, max_tokens=5)
+    outputs = llm().generate(
+        [PROMPTS[1], LONG, LONG, PROMPTS[2]], [other, params, params, other], use_tqdm=False
+    )
+    assert outputs[0].prompt_logprobs is None
+    assert outputs[0].outputs[0].token_ids == list(alone(PROMPTS[1], other)[0])
+    found, again = (each.prompt_logprobs for each in outputs[1:3])
+    ids = outputs[1].prompt_token_ids
+    assert found is not None and len(found) == len(ids) > 16  # more than one chunk
+    assert found[0] is None
+    assert outputs[2].metrics.num_cached_tokens == 0
+    config = load_config(PRETRAINED)
+    weights = dict(open_checkpoint(PRETRAINED, config))
+    exact = reference_logits(config, weights, ids)
+    # Four times what the order of float32 sums alone does to a logit; of a logarithm to two, that of the sum as well.
+    others = (reference_logits(config, reordered(config, weights, seed), ids) for seed in range(8))
+    bound = 8 * max(np.abs(each - exact).max() for each in others)
+    assert bound < 1e-3
+    exact -= exact.max(axis=1, keepdims=True)
+    exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
+    for scores in (found, again):
+        assert scores is not None
+        for token, own, shares in zip(ids[1:], scores[1:], exact, strict=True):
+            assert own is not None
+            assert set(own) == {token, *np.argsort(-shares, kind="stable")[:3].tolist()}
+            for each, known in own.items():
+                assert known.rank == (shares > shares[each]).sum() + 1
+                assert known.logprob == pytest.approx(shares[each], abs=bound)
+
+
+def test_a_prompt_of_one_token_has_no_log_probabilities() -> None:
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    (output,) = llm().generate([7], params, use_tqdm=False)
+    assert output.prompt_logprobs == [None]
+
+
+def test_drafts_change_no_log_probability_of_the_prompt() -> None:
+    speculative = LLM(
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_model_len=128,
+        num_pages=20,
+        speculative_config={"num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1},
+    )
+    params = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=1)
+    text = "the cat and the dog and the cat and the dog and the cat"
+    (found,), (wanted,) = (each.generate(text, params, use_tqdm=False) for each in (speculative, llm()))
+    assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
+    ranks, others = (
+        [{token: own.rank for token, own in (each or {}).items()} for each in output.prompt_logprobs or ()]
+        for output in (found, wanted)
+    )
+    assert ranks == others and len(ranks) == len(found.prompt_token_ids)

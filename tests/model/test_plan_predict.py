@@ -25,6 +25,7 @@ from model.paged_model import PagedModel
 from model.plan.dry import Time, continued
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.predict import PassTime, Predictor
+from model.sampling import SampleRow
 from model.state import BlockTable, PagePool
 from model.weights import shard_weights
 from tests.model.folders import TINY
@@ -97,7 +98,7 @@ def test_a_plan_takes_the_time_that_generating_takes(write_model, target, ranks,
                 assert time_ns / count == pytest.approx(max(own, floor_ns), rel=1e-9)
 
 
-ENDS = ("lm_head", "embedding, last rows")
+ENDS = ("lm_head", "sample", "embedding, last rows")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ ENDS = ("lm_head", "embedding, last rows")
 )
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, ranks, part, between) -> None:
-    """The same launches: tables of pages, a prefix, the last rows of the prompts, the head for one row of each.
+    """The same launches: tables of pages, a prefix, the last rows of the prompts, head and draw for one row of each.
 
     The times `between` two sizes that are launched are interpolated, so they are not held against a launch.
     """
@@ -128,7 +129,8 @@ def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, rank
         Request(str(number), [7] * length, 1, tables=[BlockTable(0, [])]) for number in range(shape.sequences)
     ]
     chunks = (Chunk(each, length - shape.tokens, shape.tokens, True) for each in requests)
-    run.step(Batch({chunk.request: chunk for chunk in chunks}))
+    draws = {request: [SampleRow(0.5, 1.0, top_k=50)] for request in requests}
+    run.step(Batch({chunk.request: chunk for chunk in chunks}), draws)
     launched = device.take_pass()
     plan = predictor(load_model(folder), tp=ranks, context=128)
     planned = plan.paged(shape, pool.count + 1, pool.block_size)
@@ -136,8 +138,8 @@ def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, rank
     assert planned.overhead.program_ns == launched.overhead_ns
     took = [(each.launch.kernel, each.program_ns) for each in launched.launches]
     if not shape.decodes:
-        kernel, time_ns = took[-2]
-        took[-2] = (f"{kernel}, last rows", time_ns)
+        kernel, time_ns = took[-3]
+        took[-3] = (f"{kernel}, last rows", time_ns)
     assert {part.name: part.launches for part in planned.parts} == Counter(name for name, _ in took)
     for each in planned.parts:
         if each.name not in between:

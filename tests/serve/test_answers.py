@@ -187,6 +187,36 @@ def test_prompts_may_be_several_texts_or_token_ids_and_are_echoed(client: Any, s
     assert several.choices[0].text != several.choices[1].text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echoed_prompt_has_log_probabilities(client: Any, stream: bool) -> None:
+    """The columns begin with the prompt, whose first token has none; without echo they are the rest of them."""
+    given = {
+        "model": MODEL,
+        "prompt": ["Tom had a", "The sun"],
+        "logprobs": 2,
+        "temperature": 0,
+        "max_tokens": 3,
+    }
+    alone = client.completions.create(**given)
+    answer = client.completions.create(**given, echo=True, stream=stream)
+    found: list[dict[str, list[Any]]] = [{}, {}]
+    texts = ["", ""]
+    for piece in answer if stream else [answer]:
+        for choice in piece.choices:
+            texts[choice.index] += choice.text
+            for name, column in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
+                found[choice.index].setdefault(name, []).extend(column)
+    for own, text, choice in zip(found, texts, alone.choices):
+        tokens = own["tokens"]
+        assert "".join(tokens).strip() == text.strip()
+        assert own["text_offset"] == [len("".join(tokens[:at])) for at in range(len(tokens))]
+        assert own["token_logprobs"][0] is own["top_logprobs"][0] is None
+        assert all(-50 < each <= 0 for each in own["token_logprobs"][1:])
+        assert [len(each) >= 2 for each in own["top_logprobs"][1:]] == [True] * (len(tokens) - 1)
+        assert tokens[-3:] == choice.logprobs.tokens
+        assert len(tokens) > 5
+
+
 def test_model_is_listed_and_health_ready_and_version_are_said(client: Any, server: Served) -> None:
     assert [each.id for each in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).max_model_len == server.engine.limits.max_model_len

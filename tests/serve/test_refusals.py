@@ -44,7 +44,7 @@ COMPLETIONS_REFUSED = [
     ),
     ({"prompt": [4096]}, 400, "the prompt has token id 4096; the vocabulary has 4096 tokens"),
     ({"best_of": 2}, 400, "nkw serve does not take the argument best_of"),
-    ({"echo": True, "logprobs": 1}, 400, "logprobs of the prompt are not computed: leave out echo"),
+    ({"echo": True, "logprobs": 21}, 400, "logprobs is 21; it must be between 0 and 20"),
     ({"logit_bias": {"x": 1}}, 400, "logit_bias has a name that is no token id"),
     ({"logit_bias": {"4096": 1}}, 400, "logit_bias has token id 4096; the vocabulary has 4096 tokens"),
     ({"allowed_token_ids": []}, 400, "allowed_token_ids is empty; no token could be chosen"),

@@ -1,0 +1,238 @@
+"""Draws on the device: the tokens of the host, for the rows that the kernel serves, and nothing else comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.checkpoint import open_checkpoint
+from model.device import SimulatedDevice
+from model.engine import Batch, Chunk, Request
+from model.engine.buckets import Buckets
+from model.engine.draw import draw
+from model.engine.sampler import choose
+from model.errors import ModelError
+from model.families import load_config
+from model.layers.launch import Draws
+from model.layers.sample import DRAWS, candidates_held, draws_for
+from model.llm import PRETRAINED
+from model.paged_model import PagedModel
+from model.sampling import SampleRow, StepOutput
+from model.state import BlockTable, PagePool
+from model.weights import shard_weights
+from tests.kernels.test_sample import draw as exact_draw
+
+ROWS = 16
+PROMPTS = np.random.default_rng(8).integers(3, 290, (ROWS, 5))
+
+
+class Watched(SimulatedDevice):
+    """A device that keeps the kernels launched and the shapes that came back to the host."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__("trn2", ranks)
+        self.launched: list[tuple[str, int]] = []
+        self.returned: list[tuple[int, ...]] = []
+
+    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        self.launched.append((kernel, len(arguments[0])))
+        return super().run(kernel, arguments)
+
+    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        self.returned.append(arrays[0].shape)
+        return super().gather(arrays)
+
+
+class Model:
+    """A model of which every step computes the same rows."""
+
+    def __init__(self, folder: Path, ranks: int, factor: float = 1.0) -> None:
+        config = load_config(folder)
+        tensors = dict(open_checkpoint(folder, config))
+        tensors["model.norm.weight"] = tensors["model.norm.weight"] * np.float32(factor)
+        weights = shard_weights(config, tensors, ranks)
+        self.device = Watched(ranks)
+        self.vocabulary = config.vocab_size
+        buckets = Buckets((ROWS,), (16,), (128,))
+        self._model = PagedModel(config, weights, self.device, PagePool(ROWS * 8, 16), buckets)
+        self._requests = [Request(str(at), prompt.tolist(), 4) for at, prompt in enumerate(PROMPTS)]
+        for at, request in enumerate(self._requests):
+            request.tables = [BlockTable(0, [at])]
+
+    def step(self, rows: Sequence[SampleRow] | None) -> list[StepOutput]:
+        self.device.launched.clear()
+        self.device.returned.clear()
+        batch = Batch({each: Chunk(each, 0, 5, True) for each in self._requests})
+        given = {} if rows is None else {each: [row] for each, row in zip(self._requests, rows)}
+        found = self._model.step(batch, given)
+        return [found[each][0] for each in self._requests]
+
+    @property
+    def returns_logits(self) -> bool:
+        columns = -(-self.vocabulary // self.device.ranks)
+        return any(shape[-1] == columns for shape in self.device.returned)
+
+
+@cache
+def pretrained() -> Model:
+    return Model(PRETRAINED, 1)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def small(write_model, request: pytest.FixtureRequest) -> Model:
+    """301 tokens do not divide by the ranks."""
+    return Model(write_model(vocab_size=301), request.param)
+
+
+def options(random: np.random.Generator, size: int, most: int, adjusts: bool) -> SampleRow:
+    """A row that the device serves."""
+    biased, penalised = (random.random(2) < 0.5) & adjusts
+    return SampleRow(
+        float(random.random(dtype=np.float32)),
+        float(random.choice([0.0, 0.4, 1.0, 2.5])),
+        int(random.integers(1, most + 1)),
+        float(random.choice([0.4, 0.9, 1.0])),
+        float(random.choice([0.0, 0.1, 1.0])),
+        random.choice([0, 0, 1.5, -np.inf], size).astype(np.float32) if biased else None,
+        (random.random(size) < 0.2).astype(np.float32) if penalised else None,
+        random.choice([0, 0, 1, 3], size).astype(np.float32) if penalised else None,
+        float(random.choice([0.8, 1.3])),
+        float(random.choice([-0.5, 0.7])),
+        float(random.choice([0.0, 0.2])),
+        None if adjusts else random.choice([None, 0, 5, 20]),
+    )
+
+
+def near_an_edge(logits: np.ndarray, row: SampleRow) -> bool:
+    """Whether rounding of exp and of sums may decide the draw: by 2 units in the last place of each of K terms."""
+    wide = logits.astype(np.float32) if row.bias is None else logits + row.bias
+    if row.output_counts is not None:
+        assert row.prompt_counts is not None
+        factor = np.where(wide > 0, 1 / np.float32(row.repetition), np.float32(row.repetition))
+        wide = np.where(row.output_counts + row.prompt_counts > 0, wide * factor, wide)
+        wide -= row.output_counts * np.float32(row.frequency)
+        wide -= (row.output_counts > 0) * np.float32(row.presence)
+    limits = (row.uniform, row.temperature, float(row.top_k), row.top_p, row.min_p)
+    # Exponents of at most 90 count; a rounding of theirs moves a weight by as many units as they are large.
+    return exact_draw(wide, limits, row.top_k).margin < 2.0**-24 * (3 * 90 + 2 * row.top_k)
+
+
+@pytest.mark.parametrize("adjusts", [False, True])
+def test_the_device_draws_the_tokens_of_the_host(small: Model, adjusts: bool) -> None:
+    logits = np.stack([each.logits for each in small.step(None)])  # type: ignore[misc]
+    random, size = np.random.default_rng(adjusts), small.vocabulary
+    compared = 0
+    for most in (8, 64, candidates_held(256, size, small.device.ranks)):
+        rows = [options(random, size, most, adjusts) for _ in range(ROWS)]
+        found = small.step(rows)
+        wanted = draw(logits, rows)
+        for each, own, row, token in zip(found, logits, rows, wanted):
+            assert each.drawn is not None
+            if row.temperature == 0 or not near_an_edge(own, row):
+                assert each.drawn.token == token
+                compared += 1
+        assert [kernel for kernel, _ in small.device.launched][-2:] == ["lm_head", "sample"]
+        assert not small.returns_logits
+    assert compared > 40
+
+
+def test_log_probabilities_are_those_of_the_host(small: Model) -> None:
+    """float32 against float64: exponents of at most 30 round three times, 301 terms once each, exp twice."""
+    plain = small.step(None)
+    rows = [SampleRow(each / ROWS, each % 3, 40, logprobs=each % 21) for each in range(ROWS)]
+    drawn = small.step(rows)
+    assert all(each.drawn is not None for each in drawn)
+    texts: Any = lambda ids: str(ids[0])  # noqa: E731
+    bound = 2.0**-24 * (3 * 30 + 301 + 2)
+    for own, other in zip(choose([*zip(rows, drawn)], texts), choose([*zip(rows, plain)], texts)):
+        assert own.token == other.token  # type: ignore[union-attr]
+        one, two = own.logprobs, other.logprobs  # type: ignore[union-attr]
+        assert [*one] == [*two]
+        for token in one:
+            assert one[token].rank == two[token].rank
+            assert one[token].logprob == pytest.approx(two[token].logprob, abs=bound)
+
+
+def test_logits_come_back_for_rows_that_the_device_does_not_serve() -> None:
+    model = pretrained()
+    rows = [SampleRow(0.3, 1.0, 40)] * (ROWS - 1)
+    assert all(each.drawn is not None and each.logits is None for each in model.step(rows + rows[:1]))
+    assert not model.returns_logits
+    found = model.step([*rows, SampleRow(0.3, 1.0)])  # draws from all 4,096 tokens
+    assert [each.drawn is None for each in found] == [False] * (ROWS - 1) + [True]
+    assert found[-1].logits is not None
+    assert model.returns_logits
+    assert [kernel for kernel, _ in model.device.launched].count("sample") == 1
+
+
+def test_no_row_that_the_device_serves_is_no_launch() -> None:
+    model = pretrained()
+    found = model.step([SampleRow(0.3, 1.0)] * ROWS)
+    assert all(each.drawn is None and each.logits is not None for each in found)
+    assert "sample" not in [kernel for kernel, _ in model.device.launched]
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        (SampleRow(0, 0.0), Draws(8)),
+        (SampleRow(0, 0.0, top_k=0), Draws(8)),
+        (SampleRow(0, 1.0, top_k=7), Draws(8)),
+        (SampleRow(0, 1.0, top_k=8), Draws(8)),
+        (SampleRow(0, 1.0, top_k=9), Draws(64)),
+        (SampleRow(0, 1.0, top_k=64), Draws(64)),
+        (SampleRow(0, 1.0, top_k=65), Draws(256, whole=True)),
+        (SampleRow(0, 1.0, top_k=256), Draws(256, whole=True)),
+        (SampleRow(0, 1.0, top_k=257), None),
+        (SampleRow(0, 1.0, top_k=0), None),
+        (SampleRow(0, 0.0, logprobs=0), Draws(64, whole=True)),
+        (SampleRow(0, 0.0, logprobs=20), Draws(64, whole=True)),
+        (SampleRow(0, 0.0, bias=np.zeros(4096, np.float32)), Draws(64, whole=True)),
+        (SampleRow(0, 0.0, bias=np.zeros(4096, np.float32), logprobs=0), None),
+    ],
+)
+def test_rows_take_the_least_kind_that_serves_them(row: SampleRow, wanted: Draws | None) -> None:
+    assert draws_for(row, 4096, 1) == wanted
+
+
+def test_all_of_a_small_vocabulary_is_drawn_from() -> None:
+    every = SampleRow(0, 1.0)
+    assert [draws_for(every, size, 1) for size in (64, 256, 257, 264)] == [Draws(64), DRAWS[-1], None, None]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "vocabulary", "ranks", "held"),
+    [(1, 4096, 1, 8), (9, 4096, 1, 16), (256, 4096, 16, 256), (256, 4096, 17, 240), (256, 128256, 32, 256)]
+    + [(256, 128256, 33, 248), (64, 128256, 64, 64), (64, 20, 1, 16), (64, 7, 1, 8)],
+)
+def test_candidates_are_what_kernels_take_and_every_part_has(
+    wanted: int, vocabulary: int, ranks: int, held: int
+) -> None:
+    assert candidates_held(wanted, vocabulary, ranks) == held
+
+
+def test_a_row_draws_the_same_beside_any_other() -> None:
+    model = pretrained()
+    rows = [SampleRow(each / ROWS, 1.0, 50) for each in range(ROWS)]
+    alone = [each.drawn for each in model.step(rows)]
+    other = [
+        each.drawn for each in model.step([rows[0], *(replace(each, temperature=0.0) for each in rows[1:])])
+    ]
+    assert alone[0] is not None and other[0] is not None
+    assert alone[0].token == other[0].token
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf])
+def test_logits_that_are_not_finite_are_an_error_on_both_ways(write_model, weight: float) -> None:
+    row = SampleRow(0.5, 1.0, 5)
+    model = Model(write_model(vocab_size=301), 1, weight)
+    for given in ([row] * ROWS, None):
+        found = choose([(row, each) for each in model.step(given)], str)
+        assert all(isinstance(each, ModelError) for each in found)
+        assert all("the model's largest logit is" in str(each) for each in found)
