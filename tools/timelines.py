@@ -89,11 +89,24 @@ def cases() -> tuple[Case, ...]:
         Case(nki_kernels.mlp, (x, norm, _narrow(256, 640), _narrow(256, 640), _narrow(640, 256), 1e-5)),
         Case(nki_kernels.per_layer_input, (x, _narrow(256, 64), _wide(4, 192), _narrow(64, 256), 64)),
         Case(nki_kernels.copy_pages, (_narrow(9, 4, 2, 8), _narrow(9, 4, 2, 8), one, one)),
+        Case(nki_kernels.router, (x, norm, _narrow(256, 16), 1e-5, 2)),
+        Case(nki_kernels.experts_decode, (x[:1], x[:1], *_choice(), *_experts())),
+        Case(nki_kernels.experts_prefill, (x[:1], x[:1], *_choice(), *_experts())),
         Case(nki_kernels.lm_head, (x, norm, _narrow(256, 640), 1e-5, 8, one)),
         Case(nki_kernels.sample, (_wide(4, 64), *(_wide(4, 1) for _ in range(5)), 8)),
         Case(nki_kernels.all_reduce, (_wide(128, 512), ReplicaGroup([[0, 1]])), ranks=2),
         Case(ladder.tile_by_tile, (_narrow(256, 256), _narrow(256, 512))),
     )
+
+
+def _choice() -> tuple[np.ndarray, np.ndarray]:
+    """Weight and number of one expert for one token."""
+    return _wide(1, 1), np.zeros((1, 1), np.int32)
+
+
+def _experts() -> tuple[np.ndarray, ...]:
+    """The weights of two small experts."""
+    return _narrow(2, 256, 128), _narrow(2, 256, 128), _narrow(2, 128, 256)
 
 
 def _wide(*shape: int) -> np.ndarray:

@@ -198,15 +198,22 @@ def standardise(rows, eps):
 
 
 def spread(rows, runs, weight=None, bias=None):
-    """Rows [rows, H] in SBUF transposed, [partition, block, row], by the Tensor engine.
+    """Rows [rows, H] in SBUF transposed, [partition, block, row], by the Tensor engine; see `spread_into`."""
+    count, depth = rows.shape
+    shape = (in_block(depth, 0, runs), blocks(depth), count)
+    result = nl.ndarray(shape, dtype=rows.dtype, buffer=nl.sbuf)
+    spread_into(result, rows, runs, weight, bias)
+    return result
+
+
+def spread_into(result, rows, runs, weight=None, bias=None):
+    """Rows [rows, H] in SBUF transposed to `result` [partition, block, row].
 
     weight, bias: what each element is multiplied by and what is added to it, as `column_of` gives them. As many
     transposes as fit share a PSUM bank, which one instruction moves to SBUF.
     """
     count, depth = rows.shape
     number = blocks(depth)
-    height = in_block(depth, 0, runs)
-    result = nl.ndarray((height, number, count), dtype=rows.dtype, buffer=nl.sbuf)
     per_bank = BANK_BYTES // (4 if rows.dtype == nl.float32 else 2) // count
     first = banks = 0
     while first < number:
@@ -229,7 +236,6 @@ def spread(rows, runs, weight=None, bias=None):
             weighted(target, bank, weight, bias, first)
         banks += 1
         first = end
-    return result
 
 
 def weighted(target, source, weight, bias, first):

@@ -2,6 +2,7 @@
 
 Shapes are those of one rank of a Llama-3.1-8B on eight: hidden size 4096, 4 heads of 128 with one key/value head, an
 intermediate size of 1792, 16,032 of the vocabulary; prompts of 1,024 tokens. per_layer_input has those of Gemma 4 E2B.
+The router has those of Qwen3-30B-A3B, the experts of a decode step those of OLMoE-1B-7B.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 from nki_kernels import ladder
+from nki_kernels.experts.places import block_count, block_size
 from simulate.testing import Predicted
 
 TOLERATED = 1.1
@@ -209,6 +211,48 @@ def copy_pages(copies: int, pages: int, block: int, heads: int, predicted_us: fl
     return Work(kernels.copy_pages, (*caches, ids(copies), ids(copies)), reads, written, predicted_us)
 
 
+def router(tokens: int, hidden: int, experts: int, top: int, predicted_us: float = 0.0) -> Work:
+    x = narrow(tokens, hidden)
+    arguments = (x, narrow(1, hidden), narrow(hidden, experts), EPS, top)
+    reads = {"x": 1, "norm_weight": 1, "w_router": 1}
+    return Work(kernels.router, arguments, reads, x.nbytes + tokens * top * 8, predicted_us)
+
+
+def of_experts(tokens: int, hidden: int, experts: int, inner: int, top: int) -> tuple[Any, ...]:
+    rows = narrow(tokens, hidden), narrow(tokens, hidden)
+    columns = narrow(experts, hidden, inner), narrow(experts, hidden, inner)
+    choices = wide(tokens, top), np.zeros((tokens, top), np.int32)
+    return *rows, *choices, *columns, narrow(experts, inner, hidden)
+
+
+def experts_decode(
+    tokens: int, hidden: int, experts: int, inner: int, top: int, predicted_us: float = 0.0
+) -> Work:
+    """The weights of a token's choices are read onto every partition where each choice has its own product."""
+    few = tokens * top <= experts
+    times = min(1, tokens * top / experts)
+    reads: dict[str, float] = {"x": 1, "n": 1, "ids": 1, "weights": 128 if few else 1}
+    reads |= dict.fromkeys(("w_gate", "w_up", "w_down"), times)
+    arguments = of_experts(tokens, hidden, experts, inner, top)
+    return Work(kernels.experts_decode, arguments, reads, tokens * hidden * 2, predicted_us)
+
+
+def experts_prefill(
+    tokens: int, hidden: int, experts: int, inner: int, top: int, predicted_us: float = 0.0
+) -> Work:
+    """Each block reads an expert; the tokens of blocks are written, filled and read as int32, and results twice."""
+    size = block_size(tokens * top, experts, hidden, inner, 2)
+    count = block_count(tokens * top, experts, size)
+    reads: dict[str, float] = {"x": 1, "ids": 1, "weights": 1, "n": count * size / tokens}
+    reads |= dict.fromkeys(("w_gate", "w_up", "w_down"), count / experts)
+    order = 4 * (2 * count * size + tokens * top)
+    results = 2 * hidden * (count * size + tokens * top)
+    arguments = of_experts(tokens, hidden, experts, inner, top)
+    return Work(
+        kernels.experts_prefill, arguments, reads, tokens * hidden * 2 + order + results, predicted_us
+    )
+
+
 def lm_head(rows: int, hidden: int, columns: int, top: int, predicted_us: float = 0.0) -> Work:
     x = narrow(rows, hidden)
     arguments = (x, narrow(1, hidden), narrow(hidden, columns), EPS, top, ids(1))
@@ -252,6 +296,10 @@ REALISTIC = (
     copy_pages(1, 512, 16, 8, 10.0),
     copy_pages(16, 512, 16, 8, 12.7),
     copy_pages(128, 512, 16, 8, 56.4),
+    router(1024, 2048, 128, 8, 90.0),
+    experts_decode(1, 2048, 64, 1024, 8, 300.0),
+    experts_decode(16, 2048, 64, 1024, 8, 2300.0),
+    experts_prefill(1024, 2048, 8, 1024, 2, 1000.0),
     lm_head(1, 4096, 16032, 8, 328.0),
     lm_head(1, 4096, 16032, 64, 345.0),
     lm_head(64, 4096, 16032, 64, 379.2),
@@ -280,6 +328,9 @@ RAGGED = (
     mlp(400, 260, 5000),
     mlp(129, 260, 300, ranks=3),
     *(per_layer_input(tokens, 260, 40, 2) for tokens in (1, 127, 128, 129)),
+    *(router(tokens, 260, 12, 3) for tokens in (1, 127, 128, 129)),
+    *(experts_decode(tokens, 260, 12, 140, 3) for tokens in (1, 4, 5, 128)),
+    *(experts_prefill(tokens, 260, 12, 140, 3) for tokens in (127, 128, 129, 1500)),
     lm_head(3, 260, 700, 9),
     lm_head(2, 260, 20000, 8),
     sample(3, 700),

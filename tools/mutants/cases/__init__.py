@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from tools.mutants.cases.attention import attention
 from tools.mutants.cases.case import Case
+from tools.mutants.cases.experts import experts
 from tools.mutants.cases.head import head
 from tools.mutants.cases.largest import largest
 from tools.mutants.cases.layer import layer
@@ -25,6 +26,7 @@ def cases() -> tuple[Case, ...]:
         *projections(),
         *attention(),
         *layer(),
+        *experts(),
         *head(),
         *largest(),
     )

@@ -1,0 +1,358 @@
+"""router: which experts each token passes, and with which weight, after the norm before them.
+
+    n = norm(x);   logits = n @ w_router + bias
+    softmax   the K largest logits; weights exp(logit - largest), divided by their sum if `renormalise`, which is a
+              softmax of the chosen ones alone, else by the sum over all experts
+    sigmoid   scores sigmoid(logits); the K largest of scores + choice_bias; weights are the scores, divided by their
+              sum + 1e-20 if `renormalise`
+              With groups of neighbouring experts the choice is among those of the `top_groups` best, where a group
+              counts as the sum of its two largest scores + choice_bias
+    Then weights are multiplied by `scale`. Of equal scores the lower number comes first, of groups too.
+
+Dimensions
+    T   tokens; H hidden size; E experts; K = top_k.
+
+Arguments
+    x             [T, H] @ HBM, float32 or bfloat16
+    norm_weight   [1, H] @ HBM, float32 or bfloat16, of an RMSNorm
+    w_router      [H, E] @ HBM, float32 or bfloat16
+    eps           compile-time float
+    top_k         compile-time int
+    renormalise   compile-time bool
+    scoring       "softmax" or "sigmoid"
+    bias          [1, E] @ HBM, float32 or bfloat16, or None: of the logits
+    choice_bias   [1, E] @ HBM, float32 or bfloat16, or None: of the choice alone, with sigmoid
+    groups, top_groups   compile-time ints, with sigmoid: E / groups is 8 or more
+    scale         compile-time float
+    returns n         [T, H] @ HBM, x's dtype
+            weights   [T, K] @ HBM, float32, those of the largest scores first
+            ids       [T, K] @ HBM, int32. A row of NaN has ids from 0 to E - 1 as well, with weights that are NaN
+
+Layout
+    Tokens lie on the partitions, experts side by side: a search over experts is one along the free dim. For the
+    product the rows are transposed.
+
+Tiling
+    w_router stays in SBUF. For each 128 rows: norm, transposes, product of one PSUM bank, search, weights.
+
+Cores
+    Two cores of a logical core take half of a prompt's rows each; a decode step is the first one's.
+
+Limits
+    H up to 8192, E up to 512.
+
+Cost
+    HBM: x, the norm's weight and w_router once, n and the choices once. The product is taken in float32, unless rows
+    and w_router are bfloat16, whose products are exact. Rounding to x's dtype: the normalised rows. Bound: the latency
+    of some 30 small instructions in a decode step, the norm of rows in a prompt.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.cores import divides_columns, own_rows
+from nki_kernels.precision import widened, widened_or_zero
+from nki_kernels.projection.block_loads import load_cast
+from nki_kernels.projection.normalised_rows import (
+    SCRATCH_ELEMENTS,
+    load_norm,
+    normalise,
+    on_every_row,
+    statistics,
+)
+from nki_kernels.projection.products import add_products
+from nki_kernels.projection.row_groups import blocks_tile, transpose_tiles
+from nki_kernels.sampling.top_k import MISSING, multiple_of_eight, take_largest
+from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, ranges
+
+MAX_HIDDEN = 8192
+
+LEAST_SEARCHED = 8
+"""Elements that the Vector engine searches at least; fewer experts are padded."""
+
+TINY = 1.0e-20
+"""Added to the sum of sigmoid scores before they are divided by it, as DeepSeek-V3 does."""
+
+
+@nki.jit
+def router(
+    x,
+    norm_weight,
+    w_router,
+    eps,
+    top_k,
+    renormalise=True,
+    scoring="softmax",
+    bias=None,
+    choice_bias=None,
+    groups=1,
+    top_groups=1,
+    scale=1.0,
+):
+    """The normalised rows, and the weights and numbers of the experts that each token passes."""
+    check_arguments(x, norm_weight, w_router, top_k, scoring, bias, choice_bias, groups, top_groups)
+    tokens, hidden = x.shape
+    experts = w_router.shape[1]
+    n = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
+    weights = nl.ndarray((tokens, top_k), dtype=nl.float32, buffer=nl.shared_hbm)
+    ids = nl.ndarray((tokens, top_k), dtype=nl.int32, buffer=nl.shared_hbm)
+    if divides_columns(tokens) and nl.program_id(0) > 0:
+        return n, weights, ids
+    start, end = own_rows(tokens)
+    tiles = ranges(start, end)
+    rows = min(end - start, PARTITIONS)
+    ahead = load(x[tiles[0][0] : tiles[0][1], :], x.dtype)
+    norm = load_norm(norm_weight, None, 0.0, eps, rows, norm_weight.dtype)
+    exact = x.dtype == nl.bfloat16 and w_router.dtype == nl.bfloat16
+    matrix = load_cast(w_router, nl.bfloat16 if exact else nl.float32, nisa.engine.sync)
+    added = [on_all(bias, rows), on_all(choice_bias, rows)]
+    scratch = nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf)
+    for number in range(len(tiles)):
+        first, last = tiles[number]
+        tile = ahead
+        if number + 1 < len(tiles):
+            following = tiles[number + 1]
+            ahead = load(x[following[0] : following[1], :], x.dtype)
+        normalise(tile, tile, statistics(tile, norm, scratch), norm)
+        nisa.dma_copy(dst=n[first:last, :], src=tile)
+        logits = logits_of(tile, matrix, added[0])
+        if scoring == "softmax":
+            chosen, places = softmax_choice(logits, experts, top_k, renormalise, scale)
+        else:
+            grouping = (groups, top_groups)
+            chosen, places = sigmoid_choice(logits, experts, added[1], top_k, renormalise, grouping, scale)
+        nisa.dma_copy(dst=weights[first:last, :], src=chosen)
+        nisa.dma_copy(dst=ids[first:last, :], src=places)
+    return n, weights, ids
+
+
+def check_arguments(x, norm_weight, w_router, top_k, scoring, bias, choice_bias, groups, top_groups):
+    """Refuse shapes that do not fit together, and sizes beyond the limits."""
+    expect_dims(2, x, "x [T, H]")
+    expect_dims(2, w_router, "w_router [H, E]")
+    hidden, experts = x.shape[1], w_router.shape[1]
+    assert hidden <= MAX_HIDDEN, f"router takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
+    assert experts <= BANK, f"router takes at most {BANK} experts, not {experts}"
+    assert w_router.shape[0] == hidden, f"w_router has {w_router.shape[0]} rows for a hidden size of {hidden}"
+    assert norm_weight.shape == (1, hidden), f"norm_weight is [1, {hidden}], not {norm_weight.shape}"
+    assert top_k >= 1 and top_k <= experts, f"top_k is 1 to {experts}, the number of experts, not {top_k}"
+    assert scoring in ("softmax", "sigmoid"), f"scoring is softmax or sigmoid, not {scoring}"
+    assert scoring == "sigmoid" or (choice_bias is None and groups == 1), (
+        "choice_bias and groups come with sigmoid scoring"
+    )
+    for row in (bias, choice_bias):
+        if row is not None:
+            assert row.shape == (1, experts), (
+                f"a bias of {experts} experts is [1, {experts}], not {row.shape}"
+            )
+    assert groups >= 1 and experts % groups == 0, f"{experts} experts in {groups} groups"
+    assert top_groups >= 1 and top_groups <= groups, f"top_groups is 1 to {groups}, not {top_groups}"
+    size = experts // groups
+    assert groups == 1 or size >= LEAST_SEARCHED, (
+        f"groups of at least {LEAST_SEARCHED} experts, not of {size}"
+    )
+    assert top_k <= top_groups * size, f"{top_groups} groups of {size} experts do not hold {top_k}"
+
+
+def on_all(row, rows):
+    """A row of HBM, if it is given, on each of `rows` partitions, in float32."""
+    return None if row is None else on_every_row(row, rows, nl.float32, 0.0)
+
+
+def logits_of(tile, matrix, bias):
+    """A row tile times the router's matrix, plus a bias if given: [rows, 8 experts or more] float32, padded."""
+    rows, hidden = tile.shape
+    experts = matrix.shape[2]
+    across = blocks_tile(hidden, rows, tile.dtype)
+    transpose_tiles(across, [tile], 0)
+    sums = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.psum)
+    add_products(
+        [[sums]], cast_blocks(across, hidden, matrix.dtype), [(0, rows)], matrix, [(0, experts)], 0, hidden
+    )
+    result = searched(rows, experts)
+    if bias is None:
+        nisa.tensor_copy(dst=result[:, 0:experts], src=sums)
+    else:
+        nisa.tensor_tensor(dst=result[:, 0:experts], data1=sums, data2=bias[0:rows, :], op=nl.add)
+    return result
+
+
+def searched(rows, columns):
+    """Room for as many scores of each row, followed by MISSING where there are fewer than a search takes."""
+    result = nl.ndarray((rows, max(columns, LEAST_SEARCHED)), dtype=nl.float32, buffer=nl.sbuf)
+    if columns < LEAST_SEARCHED:
+        nisa.memset(dst=result[:, columns:LEAST_SEARCHED], value=MISSING)
+    return result
+
+
+def cast_blocks(tile, depth, dtype):
+    """Blocks [k in block, block, column] of `depth` rows in a dtype: the last block may be short."""
+    if tile.dtype == dtype:
+        return tile
+    result = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
+    full = depth // tile.shape[0]
+    nisa.tensor_copy(dst=result[:, 0:full, :], src=tile[:, 0:full, :])
+    short = depth - full * tile.shape[0]
+    if short > 0:
+        nisa.tensor_copy(dst=result[0:short, full, :], src=tile[0:short, full, :])
+    return result
+
+
+def largest(scores, count):
+    """The `count` largest of each row of scores and their places, rounded up to a multiple of eight: the lowest first.
+
+    The scores are kept. A place that is none, which NaN gives, becomes the last one.
+    """
+    rows = scores.shape[0]
+    found = multiple_of_eight(count)
+    values = nl.ndarray((rows, found), dtype=nl.float32, buffer=nl.sbuf)
+    places = nl.ndarray((rows, found), dtype=nl.uint32, buffer=nl.sbuf)
+    take_largest(values, places, scores, nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf))
+    return values, places
+
+
+def valid_places(places, count, experts):
+    """The first `count` places as numbers of experts."""
+    result = nl.ndarray((places.shape[0], count), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=result, data=places[:, 0:count], op0=nl.minimum, operand0=float(experts - 1))
+    return result
+
+
+def softmax_choice(logits, experts, top_k, renormalise, scale):
+    """Weights [rows, K] and numbers of the experts with the largest logits."""
+    rows = logits.shape[0]
+    values, places = largest(logits, top_k)
+    lowered = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=lowered, data=values[:, 0:1], op0=nl.multiply, operand0=-1.0)
+    total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    weights = nl.ndarray((rows, top_k), dtype=nl.float32, buffer=nl.sbuf)
+    exponentials(weights, values[:, 0:top_k], lowered, total)
+    if not renormalise:
+        every = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.sbuf)
+        exponentials(every, logits[:, 0:experts], lowered, total)
+    return divided(weights, total, scale), valid_places(places, top_k, experts)
+
+
+def exponentials(result, values, lowered, total):
+    """exp(value - largest) of each row, and their sum."""
+    nisa.activation(
+        dst=result,
+        op=nl.exp,
+        data=values,
+        bias=lowered,
+        reduce_op=nl.add,
+        reduce_res=total,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
+
+
+def divided(weights, total, scale):
+    """Each row of weights divided by its total, times a number."""
+    inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=inverse, data=total)
+    nisa.tensor_scalar(
+        dst=weights, data=weights, op0=nl.multiply, operand0=inverse, op1=nl.multiply, operand1=scale
+    )
+    return weights
+
+
+def sigmoid_choice(logits, experts, choice_bias, top_k, renormalise, grouping, scale):
+    """Weights [rows, K] and numbers of the experts with the largest sigmoid scores, within the best groups."""
+    rows = logits.shape[0]
+    groups, top_groups = grouping
+    scores = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=scores, op=nl.sigmoid, data=logits[:, 0:experts])
+    choice = searched(rows, experts)
+    if choice_bias is None:
+        nisa.tensor_copy(dst=choice[:, 0:experts], src=scores)
+    else:
+        nisa.tensor_tensor(dst=choice[:, 0:experts], data1=scores, data2=choice_bias[0:rows, :], op=nl.add)
+    if top_groups < groups:
+        choice = within_groups(choice, groups, top_groups)
+    places = valid_places(largest(choice, top_k)[1], top_k, experts)
+    at = nl.ndarray((rows, top_k), dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=at, src=places)
+    weights = nl.ndarray((rows, top_k), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.nc_n_gather(dst=weights, data=scores, indices=at)
+    if not renormalise:
+        nisa.tensor_scalar(dst=weights, data=weights, op0=nl.multiply, operand0=scale)
+        return weights, places
+    total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=total, op=nl.add, data=weights, axis=1)
+    nisa.tensor_scalar(dst=total, data=total, op0=nl.add, operand0=TINY)
+    return divided(weights, total, scale), places
+
+
+def within_groups(choice, groups, top_groups):
+    """The scores of the experts of the best groups, and MISSING for all others: [rows, E]."""
+    rows, experts = choice.shape
+    size = experts // groups
+    best = nl.ndarray((rows, groups, LEAST_SEARCHED), dtype=nl.float32, buffer=nl.sbuf)
+    for group in range(groups):
+        nisa.max8(dst=best[:, group, :], src=choice[:, group * size : (group + 1) * size])
+    sums = searched(rows, groups)
+    nisa.tensor_tensor(dst=sums[:, 0:groups], data1=best[:, :, 0], data2=best[:, :, 1], op=nl.add)
+    places = nl.ndarray((rows, top_groups), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=places, src=largest(sums, top_groups)[1][:, 0:top_groups])
+    numbers = nl.ndarray((rows, groups), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=numbers, pattern=[[1, groups]])
+    taken = nl.ndarray((rows, groups), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=taken, value=0.0)
+    for i in range(top_groups):
+        nisa.scalar_tensor_tensor(
+            dst=taken, data=numbers, op0=nl.equal, operand0=places[:, i : i + 1], op1=nl.add, operand1=taken
+        )
+    mask = nl.ndarray((rows, groups), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=mask, src=taken)
+    result = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=result, value=MISSING)
+    nisa.tensor_copy_predicated(
+        dst=result.reshape_dim(1, (groups, size)),
+        src=choice.reshape_dim(1, (groups, size)),
+        predicate=mask.expand_dim(2).broadcast(2, size),
+    )
+    return result
+
+
+def router_reference(
+    x: np.ndarray,
+    norm_weight: np.ndarray,
+    w_router: np.ndarray,
+    eps: float,
+    top_k: int,
+    renormalise: bool = True,
+    scoring: str = "softmax",
+    bias: np.ndarray | None = None,
+    choice_bias: np.ndarray | None = None,
+    groups: int = 1,
+    top_groups: int = 1,
+    scale: float = 1.0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The formulas in float32, with a stable sort."""
+    wide = widened(x)
+    n = wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps) * widened(norm_weight)
+    n = n.astype(x.dtype)
+    logits = widened(n) @ widened(w_router) + widened_or_zero(bias)
+    if scoring == "softmax":
+        scores = np.exp(logits - logits.max(axis=1, keepdims=True))
+        choice = logits
+    else:
+        scores = 1 / (1 + np.exp(-logits))
+        choice = scores + widened_or_zero(choice_bias)
+    if top_groups < groups:
+        by_group = choice.reshape(len(x), groups, -1)
+        best = np.sort(by_group, axis=2)[:, :, -2:].sum(axis=2)
+        taken = np.argsort(-best, axis=1, kind="stable")[:, :top_groups]
+        mask = np.zeros(best.shape, bool)
+        np.put_along_axis(mask, taken, True, axis=1)
+        choice = np.where(mask[:, :, None], by_group, -np.inf).reshape(choice.shape)
+    ids = np.argsort(-choice, axis=1, kind="stable")[:, :top_k]
+    weights = np.take_along_axis(scores, ids, axis=1)
+    total = (scores if scoring == "softmax" and not renormalise else weights).sum(axis=1, keepdims=True)
+    if scoring == "sigmoid":
+        total = total + TINY if renormalise else np.ones_like(total)
+    return n, (weights / total * scale).astype(wide.dtype), ids.astype(np.int32)
