@@ -150,7 +150,8 @@ class Mlp:
 class Experts:
     """Routed gated MLPs of one width, of which a token passes `per_token`, beside `shared_width` that all pass.
 
-    `hidden_vectors` are norms and factors of the hidden size that stand inside.
+    Their weights are a softmax over all experts, of the chosen ones alone where `renormalise`. `hidden_vectors` are
+    norms and factors of the hidden size that stand inside.
     """
 
     count: int
@@ -160,6 +161,8 @@ class Experts:
     bias: bool = False
     router_bias: bool = False
     hidden_vectors: int = 0
+    activation: str = "silu"
+    renormalise: bool = True
 
 
 @dataclass(frozen=True)

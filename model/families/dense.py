@@ -9,17 +9,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from model.config.fields import Fields
-from model.config.parts import Block, GroupedAttention, HeadNorm, Mlp, ModelConfig, PerLayerInput
+from model.config.parts import (
+    Block,
+    Experts,
+    GroupedAttention,
+    HeadNorm,
+    Mlp,
+    ModelConfig,
+    PerLayerInput,
+)
 from model.config.reading import common, gated_mlp, layer_count, norms
 from model.decoder import BlockLayers, Decoder
 from model.layers.attention import Attention, AttentionProjections
 from model.layers.embedding import Embedding
+from model.layers.experts import ExpertProjections, RoutedExperts
 from model.layers.head import Head
 from model.layers.mlp import FeedForward
 from model.layers.norm import Norm, Scale
 from model.layers.per_layer_input import Columns, GatedInput, PerLayerInputs
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, by_kv_heads, by_query_heads
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """The tensors of routed experts in a layer: the router, and under `experts`.<number> those of an expert."""
+
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
 
 
 @dataclass(frozen=True)
@@ -57,6 +77,7 @@ class Names:
     masks: tuple[str, ...] = ()
     scale: str = ""
     per_layer: PerLayerNames | None = None
+    experts: ExpertNames = ExpertNames()
 
 
 @dataclass(frozen=True)
@@ -155,7 +176,7 @@ class _Parts:
         """Attention, the feed-forward block, and what adds the layer's own input, where there is one."""
         given = self._block.per_layer_input
         if given is None:
-            return self._attention(), self._feed_forward(self._scale())
+            return self._attention(), self._mlp()
         return self._attention(), self._feed_forward(None), self._per_layer_input(given)
 
     def _scale(self) -> Scale | None:
@@ -256,6 +277,33 @@ class _Parts:
             given.activation,
             Norm(f"{name}.after", f"{tensor}.weight", hidden, norms.eps),
             self._scale(),
+        )
+
+    def _mlp(self) -> FeedForward | RoutedExperts:
+        """The feed-forward block, or the experts in its place."""
+        routing = self._block.mlp
+        return self._experts(routing) if isinstance(routing, Experts) else self._feed_forward(self._scale())
+
+    def _experts(self, routing: Experts) -> RoutedExperts:
+        names, hidden = self.names.experts, self.config.hidden_size
+        norm = self._norm("experts.norm", self.names.before_mlp)
+        assert norm is not None
+
+        def expert(number: int) -> ExpertProjections:
+            prefix = f"{names.experts}.{number}"
+            return ExpertProjections(
+                self._projection(f"{prefix}.{names.gate}", routing.width, hidden, routing.bias),
+                self._projection(f"{prefix}.{names.up}", routing.width, hidden, routing.bias),
+                self._projection(f"{prefix}.{names.down}", hidden, routing.width, routing.bias),
+            )
+
+        return RoutedExperts(
+            f"layers.{self.number}.experts",
+            hidden,
+            norm,
+            routing,
+            self._projection(names.router, routing.count, hidden, routing.router_bias),
+            tuple(map(expert, range(routing.count))),
         )
 
     def _feed_forward(self, scale: Scale | None) -> FeedForward:

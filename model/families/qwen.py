@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from model.config.fields import Fields
-from model.config.parts import Block, Experts, GroupedAttention, HeadNorm, Mlp, ModelConfig
+from model.config.parts import Block, Experts, GroupedAttention, HeadNorm, ModelConfig
 from model.config.reading import (
+    activation,
     attention,
     biases,
     chosen_experts,
@@ -53,11 +54,18 @@ def qwen3_moe(fields: Fields) -> ModelConfig:
     listed = fields.get("mlp_only_layers", [])
     if not isinstance(listed, list) or not all(isinstance(each, int) for each in listed):
         raise fields.error("mlp_only_layers", f"{listed!r:.60} is not a list of layers")
-    routed = Experts(experts, chosen_experts(fields, experts), fields.count("moe_intermediate_size"))
-    mixer = attention(fields, head_norm=HeadNorm.head, **biases(fields))
+    routed = Experts(
+        experts,
+        chosen_experts(fields, experts),
+        fields.count("moe_intermediate_size"),
+        activation=activation(fields, "hidden_act", "silu"),
+        renormalise=fields.flag("norm_topk_prob"),
+    )
+    window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
+    mixer = attention(fields, head_norm=HeadNorm.head, window=window, **biases(fields))
     dense_layers = set(listed)
     sparse = [layer not in dense_layers and (layer + 1) % every == 0 for layer in range(count)]
-    dense_mlp = Mlp(fields.count("intermediate_size")) if not all(sparse) else None
+    dense_mlp = None if all(sparse) else gated_mlp(fields)
     return ModelConfig(
         **common(fields),
         blocks=tuple(Block(mixer, routed if each else dense_mlp, norms(fields)) for each in sparse),

@@ -28,8 +28,19 @@ def _unsupported(block: Block) -> Iterator[str]:
     else:
         yield "state-space layers"
     if isinstance(mlp, Experts):
-        yield "routed experts"
+        yield from _unsupported_experts(block, mlp)
     if isinstance(mlp, Mlp) and mlp.sparse:
         yield "sparse activations"
     if block.streams is not None:
         yield "alternating updates of several hidden states"
+
+
+def _unsupported_experts(block: Block, experts: Experts) -> Iterator[str]:
+    if experts.shared_width:
+        yield "shared experts"
+    if experts.hidden_vectors:
+        yield "norms inside routed experts"
+    if experts.bias:
+        yield "biases of experts"
+    if not block.norms.before or block.norms.after or block.norms.bias or block.norms.offset:
+        yield "routed experts without an RMSNorm right before them alone"

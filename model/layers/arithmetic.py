@@ -6,7 +6,7 @@ between engines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +69,25 @@ class Arithmetic:
         parts = [span(x.shape[-1], Shard(rank, self._ranks)) for rank in range(self._ranks)]
         partial = [self.rounded(x[:, own] @ weight[:, own].T) for own in parts]
         return self.rounded(np.sum(partial, axis=0)) + self._bias(projection)
+
+    def sum_of_products(
+        self,
+        shape: tuple[int, int],
+        products: Sequence[tuple[np.ndarray, np.ndarray, Projection]],
+        span: Callable[[int, Shard], slice],
+    ) -> np.ndarray:
+        """Rows of `shape`, to which each of (numbers of rows, x, projection) adds its product, summed over ranks.
+
+        Every rank holds the part `span` of the inputs; its sum and that of all ranks are rounded.
+        """
+        total = np.zeros(shape, FLOAT32)
+        for rank in range(self._ranks):
+            partial = np.zeros(shape, FLOAT32)
+            for rows, x, projection in products:
+                own = span(x.shape[-1], Shard(rank, self._ranks))
+                partial[rows] += x[:, own] @ self._matrix(projection)[:, own].T
+            total += partial if self._ranks == 1 else self.rounded(partial)
+        return total if self._ranks == 1 else self.rounded(total)
 
     def _matrix(self, projection: Projection) -> np.ndarray:
         return widened(projection.weight(WHOLE).part(self._weights[projection.tensor]))

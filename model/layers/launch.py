@@ -57,9 +57,10 @@ class Phase(Enum):
 
 
 class Growth(Enum):
-    """How the work of a launch follows the step: with its rows, with their square, or with its sequences."""
+    """How the work of a launch follows the step: with its rows, their square, its sequences, or the experts reached."""
 
     rows = "rows"
+    experts = "experts"
     square = "square"
     sequences = "sequences"
 
@@ -287,6 +288,24 @@ class Weight:
     def value(self, step: StepShape) -> Value:
         """The array as an argument of a launch."""
         return Value(self.name, self.shape(step.shard), step.weights)
+
+
+@dataclass(frozen=True)
+class StackedWeight(Weight):
+    """Tensors of one shape, one of each expert, one behind the other: [experts, …]."""
+
+    def shape(self, shard: Shard) -> Shape:
+        """The shape of the array on a rank."""
+        return (len(self.tensors), *self.tensors[0].rank_shape(shard))
+
+    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
+        """The array of a rank, copied from a checkpoint, expert by expert."""
+        first = self.tensors[0].take(weights, shard)
+        result = np.empty((len(self.tensors), *first.shape), first.dtype)
+        result[0] = first
+        for number, tensor in enumerate(self.tensors[1:], 1):
+            result[number] = tensor.take(weights, shard)
+        return result
 
 
 def product(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:

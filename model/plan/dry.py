@@ -31,7 +31,7 @@ ROWS_TOGETHER = 128
 
 _KNOTS = (1, 16, ROWS_TOGETHER)
 _PERIOD = 512
-_ROWS_PERIOD = 1536
+ROWS_PERIOD = 1536
 """A multiple of the groups of 128, 256, 384 and 512 rows of products."""
 
 
@@ -92,7 +92,7 @@ class DryTimes:
     def by_rows(self, sized: Sized, rows: int, ranks: int = 1) -> Time:
         """A product with weights, which takes the rows of all sequences together; `ranks` may cut them."""
         if rows > ROWS_TOGETHER:
-            period = _ROWS_PERIOD // ranks * ranks
+            period = ROWS_PERIOD // ranks * ranks
             return continued(lambda size: self.launch(sized(size)), rows, order=1, period=period)
         if ranks > 1 or rows in _KNOTS:
             return self.launch(sized(rows))

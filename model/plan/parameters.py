@@ -229,7 +229,8 @@ def _layers(block: Block, hidden: int, count: int) -> BlockCounts:
     router = hidden * mlp.count + mlp.router_bias * mlp.count
     return replace(
         layers,
-        mlp=router + _projections(hidden, mlp.shared_width),
+        mlp=_projections(hidden, mlp.shared_width),
+        whole=layers.whole + router,
         norms=layers.norms + mlp.hidden_vectors * hidden,
         experts=mlp.count * _projections(hidden, mlp.width, bias=mlp.bias),
         num_experts=mlp.count,

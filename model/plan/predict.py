@@ -23,11 +23,13 @@ from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import compose
 from model.launched import copies_of, copy_sizes, launches_of
+from model.layers.experts import RoutedExperts
 from model.layers.launch import Growth, Launch, Phase, StepShape, WindowPages
 from model.layers.sample import DRAWS
 from model.mesh import Mesh
 from model.paged_model import step_of
 from model.plan.dry import DryTimes, Time
+from model.plan.experts import by_experts
 from model.plan.roofline import core
 
 _DRAWS = DRAWS[1]
@@ -189,6 +191,8 @@ class Predictor:
             tokens = step.tokens // step.sequences * count
             return _titled(part, replace(step, tokens=tokens, sequences=count), launch.title)
 
+        if launch.growth is Growth.experts:
+            return self._of_experts(part, launch, step)
         if launch.growth is Growth.sequences:
             return self._dry.by_rows(of_sequences, launch.rows)
         if launch.growth is Growth.rows:
@@ -209,6 +213,15 @@ class Predictor:
         # A prompt packed behind another adds what the second one adds to the first.
         two = self._dry.by_tokens(two_sequences, tokens, launch.window)
         return one + (two - one) * (step.sequences - 1)
+
+    def _of_experts(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
+        layer = next(each for each in part if isinstance(each, RoutedExperts))
+
+        def sized(tokens: int, count: int, chosen: int, width: int) -> Launch:
+            """The launch for so many tokens and experts, of which each token chooses so many, of a width."""
+            return layer.resized(count, chosen, width).launches(replace(step, tokens=tokens))[1]
+
+        return by_experts(self._dry.launch, sized, launch.rows, layer.routing, step.ranks)
 
 
 def _titled(part: BlockLayers, step: StepShape, title: str) -> Launch:

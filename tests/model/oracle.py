@@ -25,13 +25,13 @@ def random_model(family: str, fields: dict[str, Any], seed: int) -> Any:
     import transformers
 
     config = getattr(transformers, _CONFIGS.get(family, f"{family}Config"))(
-        **fields, attn_implementation="eager"
+        **fields, attn_implementation="eager", experts_implementation="eager"
     )
     torch.manual_seed(seed)
     model = getattr(transformers, _CLASSES.get(family, f"{family}ForCausalLM"))(config).eval()
     with torch.no_grad():
         for each in model.parameters():
-            spread = 1.5 / each.shape[-1] ** 0.5 if each.ndim == 2 else 0.5
+            spread = 1.5 / each.shape[-1] ** 0.5 if each.ndim > 1 else 0.5
             center = float(each.mean()) if each.ndim == 1 else 0.0
             each.copy_(center + spread * torch.randn(each.shape))
         for name, each in model.named_buffers():
@@ -93,7 +93,7 @@ def _logits(model: Any, ids: Sequence[int]) -> np.ndarray:
 
 _ROWS = "o_proj down_proj norm layernorm ln_1 ln_2 ln_f per_layer_projection".split()
 _COLUMNS = "embed_tokens lm_head wte wpe q_proj k_proj v_proj qkv_proj gate_proj up_proj gate_up_proj".split()
-_COLUMNS += "per_layer_input_gate per_layer_model_projection".split()
+_COLUMNS += "per_layer_input_gate per_layer_model_projection gate".split()
 _OTHERS = "q_norm k_norm per_layer_projection_norm embed_tokens_per_layer".split()
 """Tensors without an axis of hidden dimensions, beside numbers of a layer."""
 
@@ -109,6 +109,8 @@ def reordered(weights: dict[str, Any], seed: int) -> dict[str, Any]:
             return 0 if kind == "weight" else None
         if module == "c_proj":
             return 1 if kind == "weight" else 0
+        if module == "experts":  # stacked: [experts, out, in]
+            return 2 if kind == "gate_up_proj" else 1
         if module in _OTHERS or kind == "layer_scalar":
             return None
         if module in _COLUMNS:

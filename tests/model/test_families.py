@@ -155,20 +155,22 @@ def test_a_family_whose_parts_no_layer_computes_is_refused_before_its_weights_ar
     toy, monkeypatch
 ) -> None:
     """The same row is accepted by the fixture, with a reader whose parts are all computed."""
-    routed = Family("model.families.mixtral", "mixtral", "ToyForCausalLM")
+    routed = Family("model.families.gpt_oss", "gpt_oss", "ToyForCausalLM")
     monkeypatch.setitem(FAMILIES, "toy", routed)
-    fields = {**TINY, "architectures": ["ToyForCausalLM"], "model_type": "toy"}
+    fields = {**TINY, "architectures": ["ToyForCausalLM"], "model_type": "toy", "sliding_window": 8}
     fields |= {"num_local_experts": 4, "num_experts_per_tok": 2}
     (toy / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ModelError) as refused:
         load_config(toy)
-    assert str(refused.value) == f"{toy / 'config.json'}: no layer computes routed experts"
+    assert (
+        str(refused.value) == f"{toy / 'config.json'}: no layer computes attention sinks, biases of experts"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "needs"),
     [
-        ("mixtral-8x7b", "mixtral needs routed experts"),
+        ("gpt-oss-20b", "gpt_oss needs attention sinks, biases of experts"),
         ("mamba-130m", "mamba needs state-space layers"),
         ("gemma-3-27b", "gemma3 needs the vision tower"),
     ],

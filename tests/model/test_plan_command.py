@@ -17,8 +17,8 @@ from tests.model.test_plan_parameters import CONFIGS, COUNTS, changed
 from tests.model.test_plan_predict import tiny
 
 ROOFLINE_ONLY = {
-    "deepseek-v3": "latent attention or routed experts",
-    "gpt-oss-120b": "attention sinks or routed experts",
+    "deepseek-v3": "latent attention or shared experts",
+    "gpt-oss-120b": "attention sinks or biases of experts",
     "mamba-130m": "state-space layers",
     "whisper-tiny": "cross-attention or biases on some of queries, keys and values",
 }

@@ -61,7 +61,7 @@ WITHOUT_CONFIG = {
 
 def test_every_published_config_has_its_count_and_every_reader_a_config() -> None:
     assert set(COUNTS) == {path.stem for path in CONFIGS.glob("*.json")}
-    assert len(COUNTS) == 35
+    assert len(COUNTS) == 36
     assert set(FAMILIES) - {config(name)["model_type"] for name in COUNTS} == WITHOUT_CONFIG
 
 

@@ -32,7 +32,9 @@ ONE_OF_EACH = [
     "llama-3.1-70b",
     "llama-3.1-405b",
     "mistral-7b-v0.1",
+    "mixtral-8x7b",
     "olmo-2-13b",
+    "olmoe-1b-7b",
     "qwen3-0.6b",
     "smollm2-135m",
     "tinyllama-1.1b",
@@ -58,10 +60,14 @@ def launched(config: ModelConfig, place: str, tp: int, dtype: str, prompt: int, 
 
 
 def equal(times: tuple[float, float], *planned: PassTime) -> None:
-    """The launches take what the plan says, which counts a launch as no shorter than its work."""
+    """The launches take what the plan says, which counts a launch as no shorter than its work.
+
+    Those of routed experts are planned from launches of fewer ones.
+    """
     for time_ns, done in zip(times, planned):
         assert done.refusals == ()
-        assert done.time.program_ns == pytest.approx(time_ns, rel=1e-9)
+        routed = any(each.name.startswith("experts_") for each in done.parts)
+        assert done.time.program_ns == pytest.approx(time_ns, rel=0.03 if routed else 1e-9)
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)

@@ -164,6 +164,23 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "Olmo2",
         dict(hidden_size=48, num_key_value_heads=1, attention_bias=True),
     ),
+    "mixtral": ("Mixtral", dict(head_dim=14, num_local_experts=5, num_experts_per_tok=2)),
+    "mixtral with a window": (
+        "Mixtral",
+        dict(num_local_experts=20, num_experts_per_tok=3, sliding_window=5, head_dim=12),
+    ),
+    "qwen3 with experts": (
+        "Qwen3Moe",
+        dict(
+            num_experts=9,
+            num_experts_per_tok=4,
+            moe_intermediate_size=22,
+            head_dim=12,
+            norm_topk_prob=True,
+            mlp_only_layers=[1],
+        ),
+    ),
+    "olmoe": ("Olmoe", dict(hidden_size=56, num_experts=16, num_experts_per_tok=8, intermediate_size=21)),
     "smollm3": ("SmolLM3", dict(hidden_size=64, num_hidden_layers=4)),
     "smollm3 with windows": (
         "SmolLM3",

@@ -1,0 +1,129 @@
+"""Routed experts in a model: prompts that are sorted by expert, what ranks hold, which kernels, what is refused."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.cli import main
+from model.device import SimulatedDevice
+from model.errors import ModelError
+from model.families import compose, load_config
+from model.kernel_model import KernelModel
+from model.layers.launch import Growth, Phase, StepShape
+from model.layers.shard import Shard
+from model.mesh import Mesh
+from model.reference import ReferenceModel
+from model.weights import shard_weights
+from tests.model.oracle import Oracle, random_model
+from tests.model.test_dense_families import assert_equal, load
+from tests.model.tiny_families import COMMON, write_tiny
+
+pytest.importorskip("torch", reason="torch is an extra of development (dev)")
+pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
+
+LONG = 129 + 11
+"""Tokens of a prompt whose experts are sorted, one row tile and a ragged one."""
+
+
+@cache
+def long_oracle() -> Oracle:
+    fields: dict[str, Any] = dict(head_dim=14, num_local_experts=6, num_experts_per_tok=2)
+    fields |= dict(max_position_embeddings=256, num_hidden_layers=2)
+    ids = np.random.default_rng(5).integers(3, 151, LONG + 1).tolist()
+    return Oracle(random_model("Mixtral", {**COMMON, **fields}, 7), ids, LONG)
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 3])
+def test_a_long_prompt_equals_transformers(tmp_path: Path, ranks: int) -> None:
+    """Without ranks the reference."""
+    long_oracle().model.save_pretrained(tmp_path)
+    config, weights = load(tmp_path)
+    if ranks == 0:
+        assert_equal(ReferenceModel(config, weights), long_oracle())
+        return
+    shards = shard_weights(config, weights, ranks)
+    assert_equal(KernelModel(config, shards, SimulatedDevice("trn2", ranks), 256), long_oracle())
+
+
+def _step(config: Any, tokens: int, ranks: int = 1, **changes: Any) -> StepShape:
+    phase = Phase.prefill if tokens > 1 else Phase.decode
+    held = np.dtype(np.float32)
+    return StepShape(phase, tokens, 1, 256, config.context, ranks, held, held, **changes)
+
+
+def test_kernels_and_work_follow_the_tokens_of_a_step(tmp_path: Path) -> None:
+    """20 experts of 50 elements, three for a token; hidden states of 36."""
+    config, _ = load(write_tiny(tmp_path, "mixtral with a window"))
+    experts = compose(config).blocks[0][1]
+    each = 3 * 36 * 50 * 4
+    for tokens, reached in ((1, 3), (6, 18), (7, 20), (128, 20), (129, 20)):
+        router, routed = experts.launches(_step(config, tokens))
+        assert router.kernel == "router"
+        assert routed.kernel == ("experts_decode" if tokens <= 128 else "experts_prefill")
+        assert routed.growth is Growth.experts
+        assert routed.work.bytes == reached * each
+        assert routed.work.operations == 2 * tokens * 3 * 3 * 36 * 50
+
+
+def test_every_rank_holds_a_part_of_every_expert(tmp_path: Path) -> None:
+    config, weights = load(write_tiny(tmp_path, "mixtral"))
+    gate, up, down = (
+        each for each in compose(config).blocks[1][1].weights if each.name.rpartition(".")[2] in MATRICES
+    )
+    prefix = "model.layers.1.block_sparse_moe.experts"
+    for rank, own in enumerate((slice(0, 17), slice(17, 34), slice(34, 50))):
+        shard = Shard(rank, 3)
+        for weight, name in ((gate, "w1"), (up, "w3")):
+            held = weight.take(weights, shard)
+            assert held.shape == weight.shape(shard) == (5, 36, 17)
+            for expert in range(5):
+                whole = weights[f"{prefix}.{expert}.{name}.weight"]
+                assert np.array_equal(held[expert][:, : own.stop - own.start], whole[own].T)
+                assert not held[expert][:, own.stop - own.start :].any()
+        held = down.take(weights, shard)
+        assert held.shape == down.shape(shard) == (5, 17, 36)
+        for expert in range(5):
+            whole = weights[f"{prefix}.{expert}.w2.weight"]
+            assert np.array_equal(held[expert][: own.stop - own.start], whole[:, own].T)
+
+
+MATRICES = ("w_gate", "w_up", "w_down")
+
+
+def test_ranks_that_cut_rows_are_refused(tmp_path: Path) -> None:
+    """The twin without sequence parallelism is a mesh of every family's test."""
+    config, weights = load(write_tiny(tmp_path, "mixtral"))
+    mesh = Mesh(2, sequence=True)
+    model = KernelModel(config, shard_weights(config, weights, 2), SimulatedDevice("trn2", 2), 64, mesh=mesh)
+    with pytest.raises(
+        ModelError, match="routed experts take whole rows: run them without sequence parallel"
+    ):
+        model.prefill([[5, 6, 7, 8]])
+
+
+def test_clipped_queries_and_more_choices_than_experts_are_refused(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path, "olmoe") / "config.json"
+    fields = json.loads(path.read_text())
+    assert fields["clip_qkv"] is None and load_config(tmp_path).model_type == "olmoe"
+    path.write_text(json.dumps({**fields, "clip_qkv": 8.0}))
+    with pytest.raises(ModelError, match="clip_qkv: queries, keys and values are not clipped"):
+        load_config(tmp_path)
+    path.write_text(json.dumps({**fields, "num_experts_per_tok": 16}))
+    load_config(tmp_path)
+    path.write_text(json.dumps({**fields, "num_experts_per_tok": 17}))
+    with pytest.raises(ModelError, match="num_experts_per_tok: 17 of 16 experts"):
+        load_config(tmp_path)
+
+
+def test_plans_time_the_kernels_of_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_tiny(tmp_path, "olmoe")
+    assert main(["plan", str(folder), "--tp", "2", "--prompt", "40", "--generate", "8"]) == 0
+    text = capsys.readouterr().out
+    assert "\nrouter " in text and "\nexperts_decode " in text
+    assert "Times are dry runs of this project's kernels" in text
