@@ -5,9 +5,9 @@ No other package of the model imports the simulator.
 
 from __future__ import annotations
 
-from model.device.chips import INSTANCES, Hardware, Instance, chip, instance_named, kernel_limit
+from model.device.chips import INSTANCES, Hardware, Instance, Number, chip, instance_named, kernel_limit
 from model.device.dry import DryDevice
-from model.device.files import write_page, write_passes
+from model.device.files import page_style, write_page, write_passes
 from model.device.prediction import KernelTime, Pass, Prediction
 from model.device.simulated import SimulatedDevice, rank_of_this_process
 
@@ -17,12 +17,14 @@ __all__ = [
     "Hardware",
     "Instance",
     "KernelTime",
+    "Number",
     "Pass",
     "Prediction",
     "SimulatedDevice",
     "chip",
     "instance_named",
     "kernel_limit",
+    "page_style",
     "rank_of_this_process",
     "write_page",
     "write_passes",

@@ -8,6 +8,7 @@ from model.device.binding import bind_simulator, checked
 from simulate.hardware import INSTANCES as INSTANCES
 from simulate.hardware import Hardware as Hardware
 from simulate.hardware import Instance as Instance
+from simulate.hardware import Number as Number
 from simulate.hardware import hardware, instance
 
 

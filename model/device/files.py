@@ -9,7 +9,7 @@ from model.device.binding import checked
 from model.device.prediction import Pass
 from simulate.files import Named
 from simulate.occupancy import occupancies, svg
-from simulate.profile.page import PageLaunch, PageStep
+from simulate.profile.page import PageLaunch, PageStep, style
 from simulate.profile.page import write_page as write_profiles
 from simulate.timing import write_trace
 
@@ -22,6 +22,11 @@ def write_passes(path: Named, passes: Sequence[tuple[str, Pass]]) -> None:
         for each in done.launches
     ]
     checked(lambda: write_trace(path, parts))
+
+
+def page_style() -> str:
+    """The style sheet that all pages share."""
+    return style()
 
 
 def write_page(path: Named, title: str, passes: Sequence[tuple[str, Pass]]) -> None:

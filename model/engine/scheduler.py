@@ -138,17 +138,7 @@ class Scheduler:
         Raises ModelError for one that has no token, or that would never fit: in all pages of a kind, or, where prompts
         are not cut into chunks, in one step.
         """
-        positions = request.most_positions
-        if not request.prompt_tokens or request.max_new_tokens < 1:
-            raise ModelError(f"request {request.id} needs at least one token of a prompt and one new token")
-        refusal = self.cache.refusal(request, self.options.max_num_batched_tokens)
-        if refusal is not None:
-            raise ModelError(refusal)
-        if not self.options.chunked_prefill and positions > self.options.max_num_batched_tokens:
-            raise ModelError(
-                f"request {request.id} computes up to {positions} tokens at once without chunked prefill; a step takes "
-                f"{self.options.max_num_batched_tokens}"
-            )
+        self._check(request, self.options.max_num_batched_tokens)
         request.number = next(self._numbers)
         insort(self._waiting, request, key=_order)
 
@@ -189,6 +179,27 @@ class Scheduler:
             return False
         self.cache.forget()
         return True
+
+    def adopt(self, request: Request) -> bool:
+        """Run a request whose tokens were computed elsewhere and come to the pages that it takes here.
+
+        It computes nothing until they have `arrived`. False, and nothing is taken, where it has to wait for pages or
+        for other requests; static batches take none. Raises ModelError like `submit`.
+        """
+        self._check(request, len(request.tokens))
+        if self._waiting or self._is_full:
+            return False
+        if not self.cache.start(request, self.cache.known_blocks(request), len(request.tokens)):
+            return False
+        request.computed, request.number = len(request.tokens), next(self._numbers)
+        insort(self._running, request, key=_order)
+        return True
+
+    def arrived(self, request: Request, token: int) -> None:
+        """The keys and values of an adopted request are in its pages, and `token` follows its own."""
+        if not request.missing:  # one that was preempted meanwhile computes its tokens again
+            self.cache.computed(request, request.computed)
+        request.tokens.append(token)
 
     def schedule(self) -> Batch:
         """The next step. It computes at least one token if any request is there, and is empty if none is."""
@@ -252,6 +263,20 @@ class Scheduler:
     @property
     def _is_full(self) -> bool:
         return len(self._running) >= self.options.max_num_seqs or not self.options.continuous
+
+    def _check(self, request: Request, together: int) -> None:
+        """ModelError for a request that has no token, or that never fits where a step computes so many tokens."""
+        positions = request.most_positions
+        if not request.prompt_tokens or request.max_new_tokens < 1:
+            raise ModelError(f"request {request.id} needs at least one token of a prompt and one new token")
+        refusal = self.cache.refusal(request, together)
+        if refusal is not None:
+            raise ModelError(refusal)
+        if not self.options.chunked_prefill and positions > self.options.max_num_batched_tokens:
+            raise ModelError(
+                f"request {request.id} computes up to {positions} tokens at once without chunked prefill; a step takes "
+                f"{self.options.max_num_batched_tokens}"
+            )
 
     def _continue(self, batch: Batch, requests: Sequence[Request], budget: int) -> int:
         """Give running requests their tokens, in order, and preempt from the last one on; returns what is left."""

@@ -78,13 +78,15 @@ class PromptLookup:
     def propose(self, batch: Batch) -> dict[Request, list[int]]:
         """Drafts for requests whose last tokens stand earlier."""
         found = {
-            request: self._drafts(np.asarray(request.tokens), chunk.draft_slots)
+            request: self.after(request.tokens, chunk.draft_slots)
             for request, chunk in batch.chunks.items()
             if chunk.draft_slots
         }
         return {request: drafts for request, drafts in found.items() if drafts}
 
-    def _drafts(self, tokens: np.ndarray, slots: int) -> list[int]:
+    def after(self, text: Sequence[int], slots: int) -> list[int]:
+        """At most `slots` drafts behind a text."""
+        tokens = np.asarray(text)
         for size in range(min(self._most, len(tokens) - 1), self._least - 1, -1):
             runs = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)
             places = np.flatnonzero((runs == tokens[-size:]).all(axis=1))

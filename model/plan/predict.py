@@ -120,7 +120,6 @@ class Predictor:
 
     def paged(self, part: PartShape, pages: int, block_size: int, window_pages: WindowPages = ()) -> PassTime:
         """A part of an engine's step, on that many pages; the head and a draw for the last token of each sequence."""
-        assert not part.decodes or part.tokens == 1, "steps that verify drafts are not predicted"
         shape = replace(self._on_pages(pages, block_size, window_pages), draws=_DRAWS)
         return self._pass(step_of(part, shape))
 
@@ -193,6 +192,8 @@ class Predictor:
 
         if launch.growth is Growth.experts:
             return self._of_experts(part, launch, step)
+        if step.phase is Phase.decode and step.new_tokens > 1:
+            return self._dry.launch(launch)  # it verifies drafts; a part has at most 128 rows
         if launch.growth is Growth.sequences:
             return self._dry.by_rows(of_sequences, launch.rows)
         if launch.growth is Growth.rows:

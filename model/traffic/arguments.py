@@ -81,8 +81,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         action="store_true",
         help="serve the same requests in other ways: static batches, whole prompts, no prefix cache, half the "
-        "buckets, other tp",
+        "buckets, no drafts, prompts on replicas of their own, other tp",
     )
+    parser.add_argument(
+        "--prefill-replicas",
+        metavar="N",
+        type=count,
+        default=0,
+        help="replicas that compute prompts and hand their pages over to the others, which decode (default: none)",
+    )
+    _add_drafts(parser)
     parser.add_argument(
         "--max-num-seqs",
         metavar="N",
@@ -121,3 +129,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_config(parser)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the prediction as JSON; - is stdout")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="write it as a page, with distributions, the run over time, and latencies over rates",
+    )
+
+
+def _add_drafts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--speculative-tokens",
+        metavar="N",
+        type=count,
+        default=0,
+        help="drafts that a step verifies for each request (default: none)",
+    )
+    parser.add_argument(
+        "--acceptance",
+        metavar="SHARE[,...]",
+        help="of the drafts that are right where those before them are: 0.7, or 0.7,0.5 by their place",
+    )
+    parser.add_argument(
+        "--acceptance-text",
+        metavar="FILE",
+        type=Path,
+        help="instead, what prompt lookup finds in a text, by the tokenizer of CONFIG's folder",
+    )
+    parser.add_argument(
+        "--draft-model",
+        metavar="CONFIG",
+        type=Path,
+        help="the model that proposes drafts, which takes time and pages (default: prompt lookup, which takes none)",
+    )

@@ -15,7 +15,7 @@ from model.plan.predict import PassTime, Predictor
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step of `time_ns`, with padding of so many tokens.
+    """A step of `time_ns`, of which chunks of prompts take `prompts_ns`, with padding of so many tokens.
 
     Where its requests decode, `alike` steps in a row, this one included, take as long.
     """
@@ -23,6 +23,7 @@ class StepTime:
     time_ns: int
     padding: int = 0
     alike: int = 1
+    prompts_ns: int = 0
 
 
 class Clock(Protocol):
@@ -55,7 +56,7 @@ class PredictedClock:
 
     def step(self, batch: Batch) -> StepTime:
         """The time of a step in whole nanoseconds."""
-        time_ns, padding, alike = 0, 0, []
+        time_ns, padding, alike, prompts_ns = 0, 0, list[int](), 0
         for part in self._buckets.parts(batch):
             shape = part.shape
             taken = self._times_ns.get(shape)
@@ -63,9 +64,14 @@ class PredictedClock:
                 taken = self._predicted(shape)
             time_ns += taken
             padding += part.padding
-            # A part has another shape once its longest request is at the end of its bucket.
-            alike.append(shape.context - max(chunk.start for chunk in part.chunks) if shape.decodes else 1)
-        return StepTime(time_ns + self._copied(batch.copies), padding, min(alike))
+            if shape.decodes:
+                # A part has another shape once its longest request is at the end of its bucket.
+                last = max(chunk.start for chunk in part.chunks) + shape.tokens - 1
+                alike.append(shape.context - last)
+            else:
+                alike.append(1)
+                prompts_ns += taken
+        return StepTime(time_ns + self._copied(batch.copies), padding, min(alike), prompts_ns)
 
     def _copied(self, copies: PageCopies) -> int:
         """The time of copies of pages, in whole nanoseconds."""

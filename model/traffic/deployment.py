@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
-from model.device import chip, instance_named
+from model.device import Instance, chip, instance_named
 from model.engine import Scheduler, SchedulerOptions
 from model.engine.bucket_sizes import BucketLimits
 from model.engine.buckets import Buckets
 from model.errors import ModelError
 from model.layers import unsupported
-from model.plan.memory import Demand, footprint, page_kinds, possible_tp, smallest_tp, with_pages
+from model.plan.memory import Demand, PageKind, footprint, page_kinds, possible_tp, smallest_tp, with_pages
 from model.plan.parameters import ModelCounts
 from model.plan.predict import Predictor
 from model.state import PagePool
 from model.traffic.clock import PredictedClock
-from model.traffic.service import Record, Service
+from model.traffic.drafts import Drafts, Speculation
+from model.traffic.handover import SeparateService
+from model.traffic.link import Link, link_between
+from model.traffic.record import Record
+from model.traffic.replica import Replica
+from model.traffic.service import Service
 from model.traffic.workload import Workload
 
 LIMITS = SchedulerOptions()
@@ -26,8 +33,9 @@ class Setup:
     """The options of a deployment; None leaves the choice to the planner.
 
     `max_model_len` are positions of a request, `mean_len` those of requests on average, which divide the memory among
-    the kinds of pages; as many where it is None. Steps are rounded up to `buckets`, by default powers of two; with
-    `few_buckets` to every second size only, the largest among them.
+    the kinds of pages; as many where it is None. Steps are rounded up to `sizes`, by default powers of two; with
+    `few_buckets` to every second size only, the largest among them. `prefill_replicas` of the replicas compute prompts,
+    and the others decode; with 0 each does both. `speculation` goes with the speculative_tokens of `options`.
     """
 
     instance: str
@@ -39,20 +47,37 @@ class Setup:
     options: SchedulerOptions = LIMITS
     few_buckets: bool = False
     mean_len: int | None = None
-    buckets: Buckets | None = None
+    sizes: Buckets | None = None
+    prefill_replicas: int = 0
+    speculation: Speculation | None = None
 
     @property
     def bucket_limits(self) -> BucketLimits:
         """What steps may ask for."""
+        own = self.options
         return BucketLimits(
-            self.options.max_num_seqs, self.options.max_num_batched_tokens, self.max_model_len
+            own.max_num_seqs, own.max_num_batched_tokens, self.max_model_len, own.speculative_tokens
         )
 
     def whole_prompts(self) -> Setup:
         """The same without chunks of prompts, with steps that take the longest prompt at once."""
         most = max(self.options.max_num_batched_tokens, self.max_model_len)
         options = replace(self.options, chunked_prefill=False, max_num_batched_tokens=most)
-        return replace(self, options=options, buckets=None)
+        return replace(self, options=options, sizes=None)
+
+    def without_drafts(self) -> Setup:
+        """The same without speculation."""
+        options = replace(self.options, speculative_tokens=0)
+        return replace(self, options=options, speculation=None, sizes=None)
+
+    @property
+    def buckets(self) -> Buckets:
+        """The sizes of steps."""
+        sizes = self.sizes or self.bucket_limits.powers
+        if not self.few_buckets:
+            return sizes
+        few = [each[::-2][::-1] for each in (sizes.sequences, sizes.tokens, sizes.context)]
+        return Buckets(few[0], few[1], few[2], sizes.drafts)
 
 
 class Deployment:
@@ -63,57 +88,43 @@ class Deployment:
 
         ModelError for what the model, the instance or the options do not allow.
         """
-        missing = unsupported(model.config)
-        if missing:
-            raise ModelError(
-                f"no kernel of this project computes {' or '.join(missing)}, so traffic has no predicted steps; "
-                "nkw plan gives the rooflines"
-            )
+        models = [model]
+        if setup.speculation is not None and setup.speculation.model is not None:
+            models.append(setup.speculation.model)
         instance = instance_named(setup.instance)
         record, cores, length = chip(instance.target), instance.physical_cores, setup.max_model_len
-        longest = model.config.max_position_embeddings
-        if longest is not None and length > longest:
-            raise ModelError(f"requests of up to {length:,} tokens exceed the model's context, {longest:,}")
-        model = replace(model, config=model.config.of_length(length))
-        tp = setup.tp or _fewest(model, setup, cores, record.hbm_bytes_per_core)
-        if tp > cores:
-            raise ModelError(f"{tp} ranks on {instance.name}, which has {cores} cores")
-        refusal = model.config.refusal(tp)
-        if refusal is not None:
-            raise ModelError(refusal)
-        self.replicas = setup.replicas or cores // tp
-        if self.replicas * tp > cores:
+        for each in models:
+            _check_model(each, length)
+        models = [replace(each, config=each.config.of_length(length)) for each in models]
+        model = models[0]
+        if len(models) > 1 and model.config.vocab_size != models[1].config.vocab_size:
             raise ModelError(
-                f"{self.replicas} replicas of {tp} ranks take {self.replicas * tp} cores; {instance.name} has {cores}"
+                f"the draft model has {models[1].config.vocab_size} tokens, the model {model.config.vocab_size}"
             )
+        tp = setup.tp or _fewest(model, setup, cores, record.hbm_bytes_per_core)
+        self.replicas = _replicas(models, setup, instance, tp)
         self.setup, self.instance, self.tp = replace(setup, tp=tp), instance, tp
-        held, own = footprint(model, setup.dtype, tp, 0), setup.options
-        kinds = page_kinds(model, setup.dtype, tp, setup.block_size, length)
-        free_bytes = max(0, record.hbm_bytes_per_core - held.weight_bytes)
-        mean = setup.mean_len or length
-        demand = Demand(own.max_num_seqs, mean, length, own.max_num_batched_tokens)
-        self.kinds = with_pages(kinds, free_bytes, setup.block_size, demand)
+        self.kinds = _kinds(models, self.setup, record.hbm_bytes_per_core)
+        step_tokens = setup.options.max_num_batched_tokens
         for kind, pool in zip(self.kinds, self._pools(length)):
-            needed = pool.most_pages(length, min(length, own.max_num_batched_tokens))
+            needed = pool.most_pages(length, min(length, step_tokens))
             if kind.pages < needed:
                 seen = "" if kind.window is None else f" of layers that see {kind.window:,} of them"
                 raise ModelError(
                     f"tp {tp} on {instance.name} leaves {kind.pages:,} pages of {setup.block_size} positions{seen} "
                     f"beside the weights; a request of {length:,} tokens takes {needed:,}; more ranks leave more"
                 )
-        buckets = setup.buckets or setup.bucket_limits.powers
-        if setup.few_buckets:
-            buckets = Buckets(
-                buckets.sequences[::-2][::-1], buckets.tokens[::-2][::-1], buckets.context[::-2][::-1]
-            )
         # The instance's own name, so that collectives go over its links.
-        self.predictor: Predictor
-        if like is not None and like.tp == tp:
-            self.predictor = like.predictor
-        else:
-            self.predictor = Predictor(model.config, instance.name, tp, setup.dtype, length)
+        known = like.predictors if like is not None and like.tp == tp else []
+        self.predictors: list[Predictor] = known[: len(models)] + [
+            Predictor(each.config, instance.name, tp, setup.dtype, length) for each in models[len(known) :]
+        ]
         pages = {kind.window: kind.pages for kind in self.kinds}
-        self.clock = PredictedClock(self.predictor, buckets, pages, setup.block_size)
+        self.clock, *others = (
+            PredictedClock(each, setup.buckets, pages, setup.block_size) for each in self.predictors
+        )
+        self.draft_clock: PredictedClock | None = others[0] if others else None
+        self.link: Link | None = link_between(instance, record) if setup.prefill_replicas else None
 
     @property
     def pages(self) -> int:
@@ -131,17 +142,116 @@ class Deployment:
         """The limits of a step."""
         return self.setup.options
 
-    def serve(self, workload: Workload) -> list[Record]:
-        """What the replicas do with a workload whose requests go to each of them in turn."""
-        shares = (workload.of_replica(number, self.replicas) for number in range(self.replicas))
-        return [self.serve_one(each) for each in shares if each is not None]
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """The different reasons for which parts of steps are rooflines."""
+        clocks = (self.clock, self.draft_clock) if self.draft_clock else (self.clock,)
+        return tuple(dict.fromkeys(refusal for clock in clocks for refusal in clock.refusals))
 
-    def serve_one(self, workload: Workload) -> Record:
-        """What one replica does with its own workload."""
+    @property
+    def units(self) -> int:
+        """Equal groups of replicas: single ones, or as few as keep the share that computes prompts."""
+        return (
+            gcd(self.replicas, self.setup.prefill_replicas) if self.setup.prefill_replicas else self.replicas
+        )
+
+    @property
+    def decoding_of_unit(self) -> int:
+        """Replicas of a unit that decode."""
+        return (self.replicas - self.setup.prefill_replicas) // self.units
+
+    def serve(self, workload: Workload) -> list[Record]:
+        """What the replicas do with a workload whose requests go to each of them in turn.
+
+        Where some compute prompts, their records come first.
+        """
+        if self.setup.prefill_replicas:
+            return self._separate(workload, self.setup.prefill_replicas, self.replicas)
+        shares = (workload.of_replica(number, self.replicas) for number in range(self.replicas))
+        return [record for each in shares if each is not None for record in self.serve_unit(each)]
+
+    def serve_unit(self, workload: Workload) -> list[Record]:
+        """What one of the units does with its own workload."""
+        if self.setup.prefill_replicas:
+            units = self.units
+            return self._separate(workload, self.setup.prefill_replicas // units, self.replicas // units)
+        return [Service(self._replica(workload)).run(workload)]
+
+    def _separate(self, workload: Workload, prompts: int, replicas: int) -> list[Record]:
+        # A prompt's last token may be alone in its step, where it is not to be given drafts.
+        options = replace(self.setup.options, speculative_tokens=0)
+        own = [
+            self._replica(workload, number, options if number < prompts else None)
+            for number in range(replicas)
+        ]
+        link = self.link
+        assert link is not None, "replicas of their own compute prompts"
+
+        def transfer_ns(pages: Sequence[int]) -> int:
+            return link.time_ns(sum(count * kind.page_bytes for count, kind in zip(pages, self.kinds)))
+
+        return SeparateService(own[:prompts], own[prompts:], transfer_ns).run(workload)
+
+    def _replica(
+        self, workload: Workload, number: int = 0, options: SchedulerOptions | None = None
+    ) -> Replica:
         # More pages than all requests together fill would never be taken.
-        size = self.setup.block_size
-        pools = self._pools(sum(-(-query.positions // size) * size for query in workload.queries))
-        return Service(Scheduler(pools, self.setup.options), self.clock).run(workload)
+        size, speculation = self.setup.block_size, self.setup.speculation
+        room = self.setup.options.speculative_tokens
+        pools = self._pools(sum(-(-(query.positions + room) // size) * size for query in workload.queries))
+        drafts = None if speculation is None else Drafts(speculation.outcomes, self.draft_clock, number)
+        return Replica(Scheduler(pools, options or self.setup.options), self.clock, drafts)
+
+
+def _check_model(model: ModelCounts, length: int) -> None:
+    """ModelError for a model whose steps cannot be predicted, or that does not take requests of a length."""
+    missing = unsupported(model.config)
+    if missing:
+        raise ModelError(
+            f"no kernel of this project computes {' or '.join(missing)}, so traffic has no predicted steps; "
+            "nkw plan gives the rooflines"
+        )
+    longest = model.config.max_position_embeddings
+    if longest is not None and length > longest:
+        raise ModelError(f"requests of up to {length:,} tokens exceed the model's context, {longest:,}")
+
+
+def _replicas(models: list[ModelCounts], setup: Setup, instance: Instance, tp: int) -> int:
+    """How many copies of the model there are; ModelError for more ranks than the instance or a model takes."""
+    cores, prompts = instance.physical_cores, setup.prefill_replicas
+    if tp > cores:
+        raise ModelError(f"{tp} ranks on {instance.name}, which has {cores} cores")
+    for each in models:
+        refusal = each.config.refusal(tp)
+        if refusal is not None:
+            raise ModelError(refusal)
+    replicas = setup.replicas or cores // tp
+    if replicas * tp > cores:
+        raise ModelError(
+            f"{replicas} replicas of {tp} ranks take {replicas * tp} cores; {instance.name} has {cores}"
+        )
+    if prompts and prompts >= replicas:
+        raise ModelError(
+            f"{prompts} of {replicas} replicas compute prompts, which leaves none to decode; give fewer "
+            "--prefill-replicas, or more --replicas"
+        )
+    if prompts and not setup.options.continuous:
+        raise ModelError("static batches take no requests whose prompts were computed elsewhere")
+    return replicas
+
+
+def _kinds(models: list[ModelCounts], setup: Setup, core_bytes: int) -> list[PageKind]:
+    """The pages that fill what the weights of all models leave; a page of a kind is one of each model's."""
+    tp, length, own = setup.tp or 1, setup.max_model_len, setup.options
+    of_models = [page_kinds(each, setup.dtype, tp, setup.block_size, length) for each in models]
+    kinds = of_models[0]
+    for others in of_models[1:]:
+        if [each.window for each in others] != [each.window for each in kinds]:
+            raise ModelError("the layers of the draft model see other windows than those of the model")
+        kinds = [replace(one, page_bytes=one.page_bytes + two.page_bytes) for one, two in zip(kinds, others)]
+    weight_bytes = sum(footprint(each, setup.dtype, tp, 0).weight_bytes for each in models)
+    demand = Demand(own.max_num_seqs, setup.mean_len or length, length, own.max_num_batched_tokens)
+    return with_pages(kinds, max(0, core_bytes - weight_bytes), setup.block_size, demand)
 
 
 def _fewest(model: ModelCounts, setup: Setup, cores: int, core_bytes: int) -> int:

@@ -6,7 +6,7 @@ import platform
 from dataclasses import asdict
 from typing import Any
 
-from model.traffic.report import Percentiles, Summary
+from model.traffic.report import PERCENTILES, Percentiles, Summary
 from model.traffic.text import basis
 from model.traffic.traffic import Traffic
 from model.version import DISTRIBUTION, version
@@ -27,6 +27,9 @@ def document(traffic: Traffic, name: str) -> dict[str, Any]:
         "pages": own.pages,
         "block_size": setup.block_size,
         "kinds": [asdict(kind) for kind in own.kinds],
+        "prefill_replicas": setup.prefill_replicas,
+        "link": None if own.link is None else asdict(own.link),
+        "draft_model": _draft_model(traffic),
         "options": asdict(setup.options),
         "requests": len(workload.queries),
         "left_out": workload.left_out,
@@ -46,6 +49,7 @@ def document(traffic: Traffic, name: str) -> dict[str, Any]:
             }
             for each in traffic.variants
         ],
+        "curve": [{"rate": each.rate, "run": _run(each.run, price)} for each in traffic.curve],
         "shapes": [{**asdict(shape), **asdict(done.time)} for shape, done in own.clock.shapes.items()],
         "basis": " ".join(basis(traffic)),
         "versions": {DISTRIBUTION: version(), "python": platform.python_version()},
@@ -58,6 +62,7 @@ def _run(run: Summary, price: float | None) -> dict[str, Any]:
         "itl_ns": _percentiles(run.itl),
         "e2e_ns": _percentiles(run.e2e),
         "queue_ns": _percentiles(run.queue),
+        "handover_ns": None if run.handover is None else _percentiles(run.handover),
         "requests_per_s": run.requests_per_s,
         "tokens_per_s": run.tokens_per_s,
         "goodput_per_s": run.goodput_per_s,
@@ -67,6 +72,9 @@ def _run(run: Summary, price: float | None) -> dict[str, Any]:
         "cached_tokens": run.cached_tokens,
         "elapsed_ns": run.elapsed_ns,
         "utilisation": run.utilisation,
+        "utilisations": run.utilisations,
+        "prompts": run.prompts,
+        "acceptance": run.acceptance,
         "steps": run.steps,
         "computed_tokens": run.computed_tokens,
         "padding": run.padding,
@@ -77,4 +85,9 @@ def _run(run: Summary, price: float | None) -> dict[str, Any]:
 
 
 def _percentiles(times: Percentiles) -> dict[str, float]:
-    return {f"p{percent}": value for percent, value in times.items()}
+    return {f"p{percent}": times[percent] for percent in PERCENTILES}
+
+
+def _draft_model(traffic: Traffic) -> str | None:
+    path = traffic.request.draft_model
+    return None if path is None else str(path)

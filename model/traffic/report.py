@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from model.engine.speculation import Acceptance
 from model.errors import ModelError
-from model.traffic.service import Life, Record
+from model.traffic.record import WAITS, Life, Record
 from model.traffic.workload import SECOND_NS
 
 PERCENTILES = (50, 90, 99)
@@ -17,7 +18,10 @@ SHARE = 0.99
 """Of the requests have to keep to a service level, as MLPerf's server scenario demands of language models."""
 
 _UNITS_NS = {"us": 1e3, "ms": 1e6, "s": 1e9}
+_EVERY_PERCENT = range(1, 101)
 _SLICES = 8
+MOMENTS = 64
+"""Parts of a run in which its changes are shown."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,12 @@ class ServiceLevel:
 Percentiles = Mapping[int, float]
 
 
-def percentiles(counts: Mapping[int, int]) -> Percentiles:
+def percentiles(counts: Mapping[int, int], percents: Iterable[int] = PERCENTILES) -> Percentiles:
     """The least values that so many percent of all do not exceed; `counts` says how often each value occurs."""
     total, out, seen = sum(counts.values()), dict[int, float](), 0
     values = iter(sorted(counts.items()))
     value = 0.0
-    for percent in PERCENTILES:
+    for percent in percents:
         while seen < ceil(total * percent / 100):
             value, count = next(values)
             seen += count
@@ -73,7 +77,10 @@ def percentiles(counts: Mapping[int, int]) -> Percentiles:
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of the run, all replicas together: means over its time, and the preemptions in it."""
+    """A part of the run, all replicas together: means over its time, and the preemptions in it.
+
+    Of the `completed` requests, `met` kept to the service level.
+    """
 
     begin_ns: int
     end_ns: int
@@ -82,11 +89,19 @@ class Slice:
     running: float
     waiting: float
     preemptions: int
+    completed: int
+    met: int
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A run on all replicas. Times are in nanoseconds, `pages` shares of all."""
+    """A run on all replicas. Times are in nanoseconds at every percent, `pages` of slices shares of all.
+
+    `handover` are the times until the pages of prompts are where requests decode, and `utilisations` the shares of the
+    time in which steps run on the replicas that compute prompts and on the others; None where each does both.
+    `prompts` is the share of the steps' time that chunks of prompts take, and `acceptance` that of the right drafts
+    among the verified ones, place by place.
+    """
 
     requests: int
     prompt_tokens: int
@@ -96,14 +111,19 @@ class Summary:
     itl: Percentiles
     e2e: Percentiles
     queue: Percentiles
+    handover: Percentiles | None
     met: int
     elapsed_ns: int
     utilisation: float
+    utilisations: tuple[float, float] | None
+    prompts: float
+    acceptance: tuple[float, ...]
     steps: int
     computed_tokens: int
     padding: int
     preemptions: int
     slices: tuple[Slice, ...]
+    moments: tuple[Slice, ...]
 
     @property
     def requests_per_s(self) -> float:
@@ -125,36 +145,67 @@ class Summary:
         return price / 3600 / self.tokens_per_s * 1e6
 
 
-def summary(records: Sequence[Record], level: ServiceLevel, pages: int) -> Summary:
-    """What the replicas did together; each of `records` has `pages` pages."""
+def summary(records: Sequence[Record], level: ServiceLevel, pages: int, prefill_replicas: int = 0) -> Summary:
+    """What the replicas did together; each of `records` has `pages` pages, and the first ones compute prompts only."""
     lives = [life for record in records for life in record.lives]
     gaps = sum((record.gaps_ns for record in records), Counter[int]())
     elapsed_ns = max(record.end_ns for record in records)
+    moved = Counter(life.handover_ns for life in lives if life.moved_ns != WAITS)
+    acceptance = Acceptance()
+    for record in records:
+        acceptance.verified += record.acceptance.verified
+        acceptance.accepted += record.acceptance.accepted
+    busy_ns = [record.busy_ns for record in records]
     return Summary(
         requests=len(lives),
         prompt_tokens=sum(life.query.prompt for life in lives),
         new_tokens=sum(life.query.new for life in lives),
         cached_tokens=sum(life.cached_tokens for life in lives),
-        ttft=percentiles(Counter(life.first_ns for life in lives)),
-        itl=percentiles(gaps),
-        e2e=percentiles(Counter(life.whole_ns for life in lives)),
-        queue=percentiles(Counter(life.queue_ns for life in lives)),
+        ttft=_at_every_percent(life.first_ns for life in lives),
+        itl=percentiles(gaps, _EVERY_PERCENT),
+        e2e=_at_every_percent(life.whole_ns for life in lives),
+        queue=_at_every_percent(life.queue_ns for life in lives),
+        handover=percentiles(moved, _EVERY_PERCENT) if moved else None,
         met=sum(map(level.met, lives)),
         elapsed_ns=elapsed_ns,
-        utilisation=sum(record.busy_ns for record in records) / (len(records) * elapsed_ns),
+        utilisation=_mean(busy_ns) / elapsed_ns,
+        utilisations=(
+            _mean(busy_ns[:prefill_replicas]) / elapsed_ns,
+            _mean(busy_ns[prefill_replicas:]) / elapsed_ns,
+        )
+        if prefill_replicas
+        else None,
+        prompts=sum(record.prompts_ns for record in records) / sum(busy_ns),
+        acceptance=tuple(acceptance.rates),
         steps=sum(record.steps for record in records),
         computed_tokens=sum(record.tokens for record in records),
         padding=sum(record.padding for record in records),
         preemptions=sum(life.preemptions for life in lives),
-        slices=tuple(_slices(records, pages, elapsed_ns)),
+        slices=tuple(_slices(records, level, pages, elapsed_ns, _SLICES)),
+        moments=tuple(_slices(records, level, pages, elapsed_ns, MOMENTS)),
     )
 
 
-def _slices(records: Sequence[Record], pages: int, elapsed_ns: int) -> Iterable[Slice]:
+def _at_every_percent(times_ns: Iterable[int]) -> Percentiles:
+    return percentiles(Counter(times_ns), _EVERY_PERCENT)
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values)
+
+
+def _slices(
+    records: Sequence[Record], level: ServiceLevel, pages: int, elapsed_ns: int, parts: int
+) -> Iterable[Slice]:
     """Equal parts of the run."""
-    length = max(1, -(-elapsed_ns // _SLICES))
-    sums = [[0.0] * 5 for _ in range(_SLICES)]
+    length = max(1, -(-elapsed_ns // parts))
+    sums = [[0.0] * 5 for _ in range(parts)]
+    completed, met = Counter[int](), Counter[int]()
     for record in records:
+        for life in record.lives:
+            number = (life.end_ns - 1) // length
+            completed[number] += 1
+            met[number] += level.met(life)
         for span in record.spans:
             sums[span.begin_ns // length][4] += span.preempted
             for number in range(span.begin_ns // length, (span.end_ns - 1) // length + 1):
@@ -176,4 +227,6 @@ def _slices(records: Sequence[Record], pages: int, elapsed_ns: int) -> Iterable[
                 running / time_ns,
                 waiting / time_ns,
                 int(preempted),
+                completed[number],
+                met[number],
             )

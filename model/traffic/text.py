@@ -6,17 +6,27 @@ from collections.abc import Iterator
 
 from model.traffic.deployment import Deployment
 from model.traffic.report import PERCENTILES, SHARE, Percentiles, ServiceLevel, Summary
-from model.traffic.traffic import SEARCHED, Traffic
+from model.traffic.search import SEARCHED
+from model.traffic.traffic import Traffic
 from model.traffic.workload import SECOND_NS
 from simulate.parts import Hanging, Part, table
 
 
 def parts(traffic: Traffic) -> list[Part]:
     """The parts of the text, for a terminal."""
-    blocks = [_deployment(traffic), _times(traffic.summary), _rates(traffic), _slices(traffic.summary)]
+    blocks = [report(traffic), _slices(traffic.summary)]
     if traffic.variants:
-        blocks.append(_variants(traffic))
+        blocks.append(comparison(traffic))
     blocks.append([_sentence(each) for each in basis(traffic)])
+    return _apart(blocks)
+
+
+def report(traffic: Traffic) -> list[Part]:
+    """The deployment, the requests, and what became of them."""
+    return _apart([_deployment(traffic), _times(traffic.summary), _rates(traffic)])
+
+
+def _apart(blocks: list[list[Part]]) -> list[Part]:
     return [*blocks[0], *(part for block in blocks[1:] for part in ("", *block))]
 
 
@@ -36,7 +46,7 @@ def _deployment(traffic: Traffic) -> list[Part]:
     else:
         comes = f"{workload.rate:,.2f} per second"
     left_out = f"; {workload.left_out:,} left out, without tokens or too long" if workload.left_out else ""
-    return [
+    out: list[Part] = [
         _sentence(
             f"{traffic.model.config.model_type} on {own.instance.name}: tp {own.tp}, "
             f"{_plural(own.replicas, 'replica')}, {setup.dtype}; "
@@ -46,9 +56,22 @@ def _deployment(traffic: Traffic) -> list[Part]:
             f"a step takes up to {_plural(limits.max_num_seqs, 'sequence')} and "
             f"{limits.max_num_batched_tokens:,} tokens"
         ),
-        *([] if setup.buckets is None else [_sentence(f"steps round up to {setup.buckets}")]),
+        *([] if setup.sizes is None else [_sentence(f"steps round up to {setup.sizes}")]),
         _sentence(f"{_plural(len(workload.queries), 'request')}, {comes}{left_out}"),
     ]
+    if own.link is not None:
+        prompts = setup.prefill_replicas
+        out.append(
+            _sentence(
+                f"{_plural(prompts, 'replica')} for prompts, {own.replicas - prompts} for decoding; pages move over "
+                f"{own.link.words}: {own.link.gb_per_s * own.tp:,.1f} GB/s of a replica"
+            )
+        )
+    if setup.speculation is not None:
+        draft = setup.speculation.model
+        where = "looked up in the prompt" if draft is None else f"of a {draft.config.model_type} model"
+        out.append(_sentence(f"a step verifies up to {_plural(limits.speculative_tokens, 'draft')} {where}"))
+    return out
 
 
 def _pages(own: Deployment) -> str:
@@ -66,6 +89,7 @@ def _times(run: Summary) -> list[Part]:
         ("between tokens (ITL)", run.itl),
         ("end to end", run.e2e),
         ("in the queue", run.queue),
+        *([("until the pages have moved", run.handover)] if run.handover else []),
     ]
     heads = "|".join(["milliseconds", *(f"p{percent}" for percent in PERCENTILES)])
     return [table(heads, [(name, *_row(times)) for name, times in rows])]
@@ -88,6 +112,16 @@ def _rates(traffic: Traffic) -> list[Part]:
             f"({run.met / run.requests:.1%} of the requests)"
         ),
     ]
+    if run.utilisations is not None:
+        prompts, decoding = run.utilisations
+        out.append(
+            _sentence(
+                f"steps take {prompts:.1%} of the time where prompts are computed, {decoding:.1%} elsewhere"
+            )
+        )
+    if run.acceptance:
+        rates = ", ".join(f"{each:.0%}" for each in run.acceptance)
+        out.append(_sentence(f"drafts that were right, place by place: {rates}"))
     if run.cached_tokens:
         out.append(
             _sentence(f"{run.cached_tokens / run.prompt_tokens:.1%} of the prompts' tokens were cached")
@@ -122,7 +156,8 @@ def _slices(run: Summary) -> list[Part]:
     return [table("seconds|running|waiting|pages in use|most|preemptions", rows)]
 
 
-def _variants(traffic: Traffic) -> list[Part]:
+def comparison(traffic: Traffic) -> list[Part]:
+    """The run beside its variants."""
     rows = [_variant("as above", traffic.summary)]
     sentences: list[Part] = []
     for each in traffic.variants:
@@ -147,7 +182,15 @@ def basis(traffic: Traffic) -> Iterator[str]:
         "scheduler and the host take no time. Requests go to the replicas in turn."
     )
     if traffic.breaks is not None:
-        yield f"The breaking rate is that of up to {SEARCHED:,} requests on one replica, times the replicas."
+        own = traffic.deployment
+        requests, replicas = SEARCHED * own.decoding_of_unit, own.replicas // own.units
+        yield (
+            f"The breaking rate is that of up to {requests:,} requests on {_plural(replicas, 'replica')}, times "
+            f"{own.units}."
+        )
+    if traffic.deployment.link is not None:
+        link = traffic.deployment.link
+        yield f"A transfer takes its bytes over the documented bandwidth ({link.source}), and its links alone."
     for refusal in traffic.refusals:
         yield f"Roofline for a part: {refusal}."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from model.engine import SchedulerOptions
 from model.engine.bucket_sizes import AUTO, AskedSizes, BucketLimits, fitted, read_buckets
-from model.engine.buckets import Buckets
+from model.engine.buckets import MOST_ROWS, Buckets
 from model.errors import ModelError
 from model.folder import config_file
 from model.plan.parameters import ModelCounts, load_model
@@ -18,19 +18,16 @@ from model.plan.plan import DEFAULT_INSTANCE
 from model.state import check_block_size
 from model.tokenizer import Tokenizer
 from model.traffic.deployment import LIMITS, Deployment, Setup
+from model.traffic.drafts import AcceptanceRates, MeasuredOutcomes, Speculation
 from model.traffic.lengths import Lengths
 from model.traffic.report import ServiceLevel, Summary, summary
-from model.traffic.search import breaking_rate
-from model.traffic.service import Life, Record
+from model.traffic.search import RatePoint, latencies, rate_that_breaks
 from model.traffic.traces import CountTokens, read_trace
+from model.traffic.variants import Variant, variants
 from model.traffic.workload import LARGEST, SECOND_NS, Query, SharedPrefix, Workload, drawn, poisson
+from simulate.files import read_text
 
 REQUESTS = 1000
-QUARTER = 250
-SEARCHED = 4 * QUARTER
-"""Requests of one replica at each rate that the search for the breaking rate tries."""
-ALONE = 50
-"""Requests that show whether requests alone keep to the service level."""
 
 DEFAULT_SHARE = 0.9
 """Of the breaking rate: the rate of a run for which none is given."""
@@ -44,6 +41,8 @@ class Request:
     """The options of a prediction; None leaves the choice to it.
 
     `rate` is in requests per second, or, where it is a `share`, a part of the rate at which the service level breaks.
+    `acceptance` is that of the drafts that `options` allow, or is measured on a text. With a `curve` latencies are
+    predicted at rates around the breaking one.
     """
 
     config: Path
@@ -68,6 +67,11 @@ class Request:
     max_model_len: int | None = None
     compare: bool = False
     buckets: str | None = None
+    prefill_replicas: int = 0
+    acceptance: str | None = None
+    acceptance_text: Path | None = None
+    draft_model: Path | None = None
+    curve: bool = False
 
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.users, self.rate, self.share)) > 1:
@@ -79,20 +83,31 @@ class Request:
         if self.users is not None and self.users > LARGEST:
             raise ModelError(f"{self.users} users; a run takes at most {LARGEST:,}")
         check_block_size(self.block_size)
+        self._check_drafts()
 
-
-@dataclass(frozen=True)
-class Variant:
-    """The same workload on another deployment; `refusal` says why that cannot be."""
-
-    name: str
-    summary: Summary | None = None
-    refusal: str = ""
+    def _check_drafts(self) -> None:
+        tokens = self.options.speculative_tokens
+        given = [each for each in (self.acceptance, self.acceptance_text) if each is not None]
+        if not tokens and (given or self.draft_model is not None):
+            raise ModelError(
+                "--speculative-tokens says how many drafts a step verifies; without it there are none"
+            )
+        if tokens and (tokens >= MOST_ROWS or len(given) != 1):
+            raise ModelError(
+                f"{tokens} drafts of a step; up to {MOST_ROWS - 1} are verified"
+                if tokens >= MOST_ROWS
+                else "one of --acceptance and --acceptance-text says how many of the drafts are right"
+            )
+        if self.acceptance_text is not None and self.draft_model is not None:
+            raise ModelError("a text shows what prompt lookup finds; for a draft model give --acceptance")
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a prediction says. `breaks` is the rate at which the service level breaks, in requests per second."""
+    """What a prediction says. `breaks` is the rate at which the service level breaks, in requests per second.
+
+    `searched` says whether it was looked for; `curve` has the latencies at rates around it.
+    """
 
     request: Request
     model: ModelCounts
@@ -102,11 +117,12 @@ class Traffic:
     breaks: float | None
     searched: bool
     variants: tuple[Variant, ...]
+    curve: tuple[RatePoint, ...] = ()
 
     @property
     def refusals(self) -> tuple[str, ...]:
         """The different reasons for which parts of steps are rooflines."""
-        return self.deployment.clock.refusals
+        return self.deployment.refusals
 
 
 def make_traffic(request: Request, told: Callable[[str], None] = lambda doing: None) -> Traffic:
@@ -128,22 +144,48 @@ def make_traffic(request: Request, told: Callable[[str], None] = lambda doing: N
         replicas=request.replicas,
         block_size=request.block_size,
         options=request.options,
+        prefill_replicas=request.prefill_replicas,
+        speculation=_speculation(request, model),
     )
     if not setup.options.chunked_prefill:
         setup = setup.whole_prompts()
     if request.buckets is not None:
-        setup = replace(setup, buckets=_buckets(request.buckets, setup.bucket_limits, offered))
+        setup = replace(setup, sizes=_buckets(request.buckets, setup.bucket_limits, offered))
     deployment = Deployment(model, setup)
-    breaks = None
+    breaks, curve = None, list[RatePoint]()
     searched = not offered.users and (offered.rate is not None)
     if searched:
         told("the rate at which the service level breaks")
-        breaks = _breaks(deployment, offered, request.level)
+        breaks = rate_that_breaks(deployment, offered, request.level)
     workload = offered if is_timed else _at_rate(request, offered, breaks)
     told(f"{len(workload.queries):,} requests")
-    run = summary(deployment.serve(workload), request.level, deployment.pages)
-    variants = tuple(_variants(model, deployment, workload, request.level, told)) if request.compare else ()
-    return Traffic(request, model, deployment, workload, run, breaks, searched, variants)
+    records = deployment.serve(workload)
+    run = summary(records, request.level, deployment.pages, setup.prefill_replicas)
+    if request.curve and breaks is not None:
+        told("latencies at rates around the breaking one")
+        curve = latencies(deployment, offered, request.level, breaks)
+    changed = (
+        variants(model, deployment, workload, request.level, run.prompts, told) if request.compare else ()
+    )
+    return Traffic(request, model, deployment, workload, run, breaks, searched, tuple(changed), tuple(curve))
+
+
+def _speculation(request: Request, model: ModelCounts) -> Speculation | None:
+    """What becomes of drafts, and the model that proposes them."""
+    tokens, path = request.options.speculative_tokens, request.acceptance_text
+    if not tokens:
+        return None
+    draft = None if request.draft_model is None else load_model(request.draft_model)
+    if path is None:
+        assert request.acceptance is not None, "checked by the request"
+        return Speculation(AcceptanceRates.parsed(request.acceptance, tokens), draft)
+    try:
+        text = read_text(path)
+    except OSError as error:
+        raise ModelError(f"the text {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ModelError(f"the text {path} is not UTF-8") from None
+    return Speculation(MeasuredOutcomes.of_text(_tokenizer(request.config, model).encode(text), tokens))
 
 
 def _buckets(given: str, limits: BucketLimits, offered: Workload) -> Buckets:
@@ -175,9 +217,12 @@ def _offered(request: Request, model: ModelCounts) -> tuple[Workload, bool]:
 
 
 def _counter(config: Path, model: ModelCounts) -> CountTokens:
-    folder = config_file(config).parent
-    tokenizer = Tokenizer(folder, model.config.vocab_size)
+    tokenizer = _tokenizer(config, model)
     return lambda text: len(tokenizer.encode(text))
+
+
+def _tokenizer(config: Path, model: ModelCounts) -> Tokenizer:
+    return Tokenizer(config_file(config).parent, model.config.vocab_size)
 
 
 def _at_rate(request: Request, offered: Workload, breaks: float | None) -> Workload:
@@ -189,73 +234,3 @@ def _at_rate(request: Request, offered: Workload, breaks: float | None) -> Workl
             "--rate, or longer times with --sla"
         )
     return offered.at_rate((request.share or DEFAULT_SHARE) * (breaks or 1.0))
-
-
-def _breaks(deployment: Deployment, offered: Workload, level: ServiceLevel) -> float | None:
-    """The rate at which a level breaks on all replicas, found with one of them; None where it never holds.
-
-    Requests that come faster than users get answers who never pause wait longer and longer, so the level breaks there
-    however short the run is.
-    """
-    sample = _sample(offered, deployment.replicas)
-
-    def served(workload: Workload) -> list[Life]:
-        return deployment.serve_one(workload).lives
-
-    def by_users(users: int, requests: int) -> Workload:
-        return Workload(sample.queries[:requests], users=users)
-
-    if not level.holds(served(by_users(1, ALONE))):
-        return None
-    ends = sorted(
-        life.end_ns for life in served(by_users(min(deployment.limits.max_num_seqs, QUARTER), SEARCHED))
-    )
-    # The middle half of the run: neither its first requests, which begin together, nor the last ones.
-    most = 2 * QUARTER * SECOND_NS / (ends[3 * QUARTER] - ends[QUARTER])
-    found = breaking_rate(lambda rate: level.holds(served(sample.at_rate(rate))), most)
-    return None if found is None else found * deployment.replicas
-
-
-def _sample(offered: Workload, replicas: int) -> Workload:
-    """A replica's share of a workload; of a short one that of its requests over and over."""
-    first, last = offered.arrivals_ns[0], offered.arrivals_ns[-1]
-    between = (last - first) // (len(offered.queries) - 1)
-    rounds = -(-SEARCHED * replicas // len(offered.queries))
-    times = [
-        each - first + number * (last - first + between)
-        for number in range(rounds)
-        for each in offered.arrivals_ns
-    ]
-    share = Workload(offered.queries * rounds, tuple(times)).of_replica(0, replicas)
-    assert share is not None, "the first replica has the first request"
-    return share.first(SEARCHED)
-
-
-def _variants(
-    model: ModelCounts,
-    base: Deployment,
-    workload: Workload,
-    level: ServiceLevel,
-    told: Callable[[str], None],
-) -> Iterator[Variant]:
-    """The same workload with one thing changed."""
-    own = base.setup
-    changes: dict[str, Setup] = {
-        "static batching": replace(own, options=replace(own.options, continuous=False)),
-        "whole prompts": own.whole_prompts(),
-        "no prefix cache": replace(own, options=replace(own.options, prefix_caching=False)),
-        "half the buckets": replace(own, few_buckets=True),
-    }
-    for tp in (base.tp // 2, base.tp * 2):
-        replicas = base.replicas * base.tp // max(1, tp)  # on the same cores
-        if tp and replicas:
-            changes[f"tp {tp}, replicas {replicas}"] = replace(own, tp=tp, replicas=replicas)
-    for name, setup in changes.items():
-        told(name)
-        try:
-            changed = Deployment(model, setup, base)
-            records: list[Record] = changed.serve(workload)
-        except ModelError as error:
-            yield Variant(name, refusal=error.message)
-            continue
-        yield Variant(name, summary(records, level, changed.pages))

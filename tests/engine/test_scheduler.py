@@ -131,6 +131,51 @@ def test_an_equal_prefix_is_computed_once() -> None:
     assert service.step() == ["b:1", "c:4"]
 
 
+def test_an_adopted_request_decodes_when_its_pages_have_arrived() -> None:
+    scheduler = Scheduler(PagePool(4, 4), SchedulerOptions(2, 8))
+    adopted, equal = (request(name, range(9), new=3) for name in "ab")
+    assert scheduler.adopt(adopted)
+    assert (len(adopted.tables[0].pages), scheduler.cache.free) == (3, 1)
+    assert not scheduler.adopt(equal)  # its pages are not known before they arrive, and too few are free
+    assert not scheduler.schedule().chunks
+    scheduler.arrived(adopted, 9)
+    assert scheduler.adopt(equal)  # two pages are shared
+    assert (equal.shared_tokens, scheduler.cache.free) == (8, 0)
+    (chunk,) = scheduler.schedule().chunks.values()
+    assert (chunk.request, chunk.start, chunk.count, chunk.chooses) == (adopted, 9, 1, True)
+    for each in (adopted, equal):
+        scheduler.end(each)
+    assert scheduler.cache.free == 4
+
+
+def test_a_request_is_adopted_where_no_other_waits_and_a_place_is_free() -> None:
+    scheduler = Scheduler(PagePool(16, 4), SchedulerOptions(2, 8))
+    scheduler.submit(request("a", range(4)))
+    assert not scheduler.adopt(request("b", range(4)))
+    scheduler.schedule()
+    assert scheduler.adopt(request("c", range(4)))
+    assert not scheduler.adopt(request("d", range(4)))  # two run
+    scheduler.end(scheduler.running[1])
+    assert scheduler.adopt(request("d", range(4)))
+    with pytest.raises(ModelError, match="the cache has 16 pages"):
+        scheduler.adopt(request("e", range(65), new=1))
+
+
+def test_a_request_preempted_before_its_pages_arrived_computes_them_again() -> None:
+    scheduler = Scheduler(PagePool(3, 4), SchedulerOptions(2, 8))
+    first, second = request("a", range(4), new=6), request("b", range(4, 8), new=2, arrival=1.0)
+    scheduler.submit(first)
+    scheduler.finish(scheduler.schedule(), {first: (1,)})
+    assert scheduler.adopt(second)
+    while not second.preemptions:
+        scheduler.finish(scheduler.schedule(), {first: (1,)})
+    scheduler.arrived(second, 8)
+    assert (second.tables, second.missing) == ([], 5)
+    scheduler.end(first)
+    (chunk,) = scheduler.schedule().chunks.values()
+    assert (chunk.request, chunk.start, chunk.count) == (second, 0, 5)
+
+
 def test_a_prefix_counts_from_the_first_token() -> None:
     service = Service()
     service.submit(request("a", range(9), new=1))

@@ -39,18 +39,18 @@ def deployment(model: ModelCounts) -> Deployment:
 
 
 def run(deployment: Deployment, workload: Workload) -> Summary:
-    return summary([deployment.serve_one(workload)], ServiceLevel(ttft=500e6), deployment.pages)
+    return summary(deployment.serve_unit(workload), ServiceLevel(ttft=500e6), deployment.pages)
 
 
 def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> None:
     """A prompt of 510 tokens is padded to 512; a decode step from position 512 on reads 1,024 positions."""
-    (life,) = deployment.serve_one(Workload((Query(510, 6),), (0,))).lives
+    ((life,),) = (each.lives for each in deployment.serve_unit(Workload((Query(510, 6),), (0,))))
     shapes = [
         PartShape(1, 512, 512, False),
         *[PartShape(1, 1, 512, True)] * 2,
         *[PartShape(1, 1, 1024, True)] * 3,
     ]
-    passes = [deployment.predictor.paged(shape, deployment.pages, 16).time.program_ns for shape in shapes]
+    passes = [deployment.predictors[0].paged(shape, deployment.pages, 16).time.program_ns for shape in shapes]
     assert life.first_ns == round(passes[0])
     assert life.whole_ns == sum(map(round, passes))
 
@@ -152,6 +152,7 @@ def test_the_text_says_times_rates_and_comparisons(small: str, capsys: Any) -> N
         "\nstatic batching ",
         "\nwhole prompts ",
         "\nhalf the buckets ",
+        "\n1 of 2 prefill ",
         "\ntp 1, replicas 4 ",
         "\ntp 4, replicas 1 ",
         "per million new tokens at $20.00/h",
@@ -165,8 +166,9 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
     printed(capsys, small, *words)
     document = json.loads((tmp_path / "out.json").read_text())
     keys = (
-        "schema command config model_type instance tp replicas dtype max_model_len pages block_size kinds options "
-        "requests left_out rate users think_s seed sla_ns breaking_rate price run variants shapes basis versions"
+        "schema command config model_type instance tp replicas dtype max_model_len pages block_size kinds "
+        "prefill_replicas link draft_model options "
+        "requests left_out rate users think_s seed sla_ns breaking_rate price run variants curve shapes basis versions"
     )
     assert list(document) == keys.split()
     assert (document["users"], document["think_s"], document["rate"], document["breaking_rate"]) == (
@@ -176,8 +178,9 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
         None,
     )
     of_run = (
-        "ttft_ns itl_ns e2e_ns queue_ns requests_per_s tokens_per_s goodput_per_s met prompt_tokens new_tokens "
-        "cached_tokens elapsed_ns utilisation steps computed_tokens padding preemptions dollars_per_million slices"
+        "ttft_ns itl_ns e2e_ns queue_ns handover_ns requests_per_s tokens_per_s goodput_per_s met prompt_tokens "
+        "new_tokens cached_tokens elapsed_ns utilisation utilisations prompts acceptance steps computed_tokens padding "
+        "preemptions dollars_per_million slices"
     )
     for each in (document, *document["variants"]):
         assert list(each["run"]) == of_run.split()
@@ -222,6 +225,57 @@ def test_chosen_sizes_pad_less_than_powers_of_two(small: str, capsys: Any) -> No
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (("--acceptance", "0.7,0.5"), "a step verifies up to 2 drafts looked up in the prompt"),
+        (("--acceptance", "1", "--draft-model", "config.json"), "verifies up to 2 drafts of a llama model"),
+    ],
+)
+def test_drafts_are_predicted_and_compared_with_none(
+    small: str, capsys: Any, words: tuple[str, ...], sentence: str
+) -> None:
+    text = printed(capsys, small, *SHORT, "--speculative-tokens", "2", *words, "--rate", "50", "--compare")
+    assert sentence in text
+    assert "\nno drafts " in text
+    assert "\ndrafts that were right, place by place: " in text
+
+
+def test_drafts_are_measured_on_a_text(tmp_path: Path, capsys: Any) -> None:
+    folder = write_folder(tmp_path / "model")
+    (tmp_path / "text").write_text("a b c d " * 40)
+    words = (
+        "--speculative-tokens",
+        "3",
+        "--acceptance-text",
+        str(tmp_path / "text"),
+        "--tp",
+        "1",
+        "--replicas",
+        "1",
+    )
+    text = printed(capsys, str(folder), *SHORT[:6], *words, "--rate", "20")
+    assert "\ndrafts that were right, place by place: 100%, 100%, 100%" in text
+
+
+def test_prompts_are_computed_on_replicas_of_their_own(small: str, capsys: Any, tmp_path: Path) -> None:
+    words = ("--prefill-replicas", "1", "--compare", "--json", "out.json")
+    text = printed(capsys, small, *SHORT, *words)
+    for sentence in (
+        "1 replica for prompts, 1 for decoding; pages move over NeuronLink",
+        "until the pages have moved ",
+        "where prompts are computed",
+        " prompts anywhere ",
+        "static batching: static batches take no requests whose prompts were computed elsewhere",
+    ):
+        assert sentence in " ".join(text.split())
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["link"]["gb_per_s"] == 128
+    assert document["prefill_replicas"] == 1
+    assert list(document["run"]["handover_ns"]) == ["p50", "p90", "p99"]
+    assert sum(each["completed"] for each in document["run"]["slices"]) == 60
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
         (("--buckets", "tokens=8"), "tokens of the buckets end at 8; up to"),
         (("--rate", "0"), "'0' is not a number from 1e-06"),
         (("--load", "0%"), "'0%' is not a share from 1%"),
@@ -247,12 +301,38 @@ def test_chosen_sizes_pad_less_than_powers_of_two(small: str, capsys: Any) -> No
         (("--max-num-seqs", "9999"), "max_num_batched_tokens is 2048, less than"),
         (("--instance", "x"), "'x'"),
         (("--json", "config.json"), "config.json"),
+        (("--html", "config.json"), "the page cannot be written to config.json"),
+        (("--html", "no/page.html"), "the page cannot be written to no/page.html"),
+        (
+            ("--prefill-replicas", "2", "--replicas", "2"),
+            "2 of 2 replicas compute prompts, which leaves none to",
+        ),
+        (("--prefill-replicas", "0"), "'0' is not a positive whole number"),
+        (("--acceptance", "0.7"), "--speculative-tokens says how many drafts a step verifies"),
+        (("--draft-model", "config.json"), "--speculative-tokens says how many drafts a step verifies"),
+        (("--speculative-tokens", "2"), "one of --acceptance and --acceptance-text says"),
+        (
+            ("--speculative-tokens", "128", "--acceptance", "1"),
+            "128 drafts of a step; up to 127 are verified",
+        ),
+        (("--speculative-tokens", "2", "--acceptance", "1.1"), "acceptance '1.1'; write 0.7"),
+        (("--speculative-tokens", "2", "--acceptance-text", "none"), "the text none cannot be read"),
+        (("--speculative-tokens", "2", "--acceptance-text", "chat.json"), "tokenizer.json is missing"),
+        (
+            ("--speculative-tokens", "2", "--acceptance-text", "chat.json", "--draft-model", "config.json"),
+            "a text shows what prompt lookup finds",
+        ),
+        (
+            ("--speculative-tokens", "2", "--acceptance", "1", "--draft-model", "other.json"),
+            "the draft model has 7 tokens, the model",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_one_sentence(
     small: str, capsys: Any, tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     (tmp_path / "chat.json").write_text('[{"conversations": [{"value": "a"}, {"value": "b"}]}]')
+    (tmp_path / "other.json").write_text(json.dumps({**TINY, "vocab_size": 7}))
     given = (*SHORT[:6], *words) if "--prompt-lengths" not in words else (*SHORT[2:6], *words)
     assert sentence in refused(capsys, small, *given, command="traffic")
 
@@ -280,6 +360,6 @@ def test_longrope_is_served_at_any_length_like_factors_that_never_change(tmp_pat
         scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": [1.5, 2.0, 3.0, 4.0]}
         scaling |= {"factor": 4.0, "original_max_position_embeddings": 16}
         counts = load_model(write_folder(tmp_path / name, rope_scaling=scaling))
-        ends.append([life.whole_ns for life in Deployment(counts, setup).serve_one(workload).lives])
+        ends.append([life.whole_ns for life in Deployment(counts, setup).serve(workload)[0].lives])
     assert ends[0] == ends[1]
     assert min(ends[0]) > 0

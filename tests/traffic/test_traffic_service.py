@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from math import sqrt
 
@@ -10,17 +9,15 @@ import numpy as np
 import pytest
 
 from model.engine import Batch, Scheduler, SchedulerOptions
-from model.engine.buckets import Buckets, PartShape
-from model.plan.dry import Time
-from model.plan.predict import PassTime
 from model.state import PagePool
-from model.traffic.clock import Clock, PredictedClock, StepTime
+from model.traffic.clock import Clock, StepTime
 from model.traffic.lengths import Lengths
+from model.traffic.record import Life, Record
+from model.traffic.replica import Replica
 from model.traffic.report import ServiceLevel, percentiles, summary
-from model.traffic.service import Life, Record, Service
+from model.traffic.service import Service
 from model.traffic.workload import SECOND_NS, Query, SharedPrefix, Workload, drawn, poisson
-
-MEAN_NS = 1_000_000
+from tests.traffic.clocks import MEAN_NS, OPTIONS, Constant, shaped, workloads
 
 
 class Exponential:
@@ -34,25 +31,6 @@ class Exponential:
         return StepTime(1 + int(self._draw.exponential(MEAN_NS)))
 
 
-class Constant:
-    """Steps of one time."""
-
-    def step(self, batch: Batch) -> StepTime:
-        """The same for every step."""
-        return StepTime(MEAN_NS)
-
-
-class Shapes:
-    """A predictor whose times follow the sizes of a part."""
-
-    def paged(self, part: PartShape, *pages: object) -> PassTime:
-        """Longer for more tokens and for a longer context."""
-        time_ns = (
-            1_000.0 + 37 * part.sequences * part.tokens + part.sequences * part.context + 11 * part.prefix
-        )
-        return PassTime(Time.exact(time_ns), ())
-
-
 def served(
     workload: Workload,
     clock: Clock,
@@ -60,7 +38,7 @@ def served(
     pages: int = 64,
     at_once: bool = True,
 ) -> Record:
-    return Service(Scheduler(PagePool(pages, 4), options), clock, at_once).run(workload)
+    return Service(Replica(Scheduler(PagePool(pages, 4), options), clock, at_once=at_once)).run(workload)
 
 
 def alone(clock: Clock, load: float) -> Record:
@@ -93,28 +71,12 @@ def test_a_single_server_waits_as_queueing_theory_says(
     assert error < 0.05 * load
 
 
-OPTIONS = SchedulerOptions(max_num_seqs=6, max_num_batched_tokens=16)
 KINDS = (
     OPTIONS,
     replace(OPTIONS, chunked_prefill=False, max_num_batched_tokens=64),
     replace(OPTIONS, prefix_caching=False),
     replace(OPTIONS, continuous=False),
 )
-
-
-def shaped(options: SchedulerOptions) -> PredictedClock:
-    buckets = Buckets.powers(options.max_num_seqs, options.max_num_batched_tokens, 64)
-    buckets = replace(buckets, context=(8, 16, 32, 64))
-    return PredictedClock(Shapes(), buckets, {None: 64}, 4)  # type: ignore[arg-type]
-
-
-def workloads(seed: int) -> Iterable[Workload]:
-    draw = np.random.default_rng(seed)
-    lengths = Lengths("uniform", 1, 24), Lengths("uniform", 1, 30)
-    queries = drawn(150, *lengths, SharedPrefix(9, 3), draw)
-    yield poisson(queries, 4_000.0, draw)
-    yield poisson(queries, 40_000.0, draw)
-    yield Workload(queries, users=9, think_ns=70_001)
 
 
 @pytest.mark.parametrize("options", KINDS)

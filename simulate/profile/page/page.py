@@ -48,7 +48,7 @@ def page(title: str, parts: Sequence[PageLaunch], steps: Sequence[PageStep] | No
     memory = "".join(f'<div class="memory" hidden>{part.memory}</div>' for part in parts)
     replacements = {
         "title": escape(title),
-        "style": _asset("page.css"),
+        "style": style(),
         "memory": memory,
         "data": _json(data),
         "script": "\n".join(_asset(name) for name in _SCRIPTS),
@@ -68,6 +68,11 @@ def write_page(
     """Write the page; it appears complete or not at all. Raises InvalidArgument where it cannot be written."""
     with complete(path, "page", "NKW-PAGE-PATH") as file:
         file.write(page(title, parts, steps))
+
+
+def style() -> str:
+    """The style sheet of the page."""
+    return _asset("page.css")
 
 
 def _asset(name: str) -> str:

@@ -1,0 +1,174 @@
+"""Prompts and decoding on separate replicas: times that add up, links used by one transfer at a time, equal steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from model.device import chip, instance_named
+from model.engine import Scheduler, SchedulerOptions
+from model.state import PagePool
+from model.traffic.clock import Clock
+from model.traffic.drafts import AcceptanceRates, Drafts
+from model.traffic.handover import SeparateService
+from model.traffic.link import link_between
+from model.traffic.record import Record
+from model.traffic.replica import Replica
+from model.traffic.report import ServiceLevel, summary
+from model.traffic.workload import Query, Workload
+from tests.traffic.clocks import MEAN_NS, OPTIONS, Constant, shaped, workloads
+
+KINDS = (
+    OPTIONS,
+    replace(OPTIONS, chunked_prefill=False, max_num_batched_tokens=64),
+    replace(OPTIONS, prefix_caching=False),
+)
+PAGE_NS = 700
+
+
+def service(
+    clock: Clock,
+    options: SchedulerOptions = OPTIONS,
+    pages: int = 64,
+    replicas: tuple[int, int] = (1, 1),
+    at_once: bool = True,
+    drafts: bool = False,
+) -> SeparateService:
+    def replica(options: SchedulerOptions) -> Replica:
+        proposed = Drafts(AcceptanceRates.parsed("0.7", 3), clock) if drafts else None
+        return Replica(Scheduler(PagePool(pages, 4), options), clock, proposed, at_once)
+
+    kinds = (replace(options, speculative_tokens=0), options)
+    prompts, decoding = ([replica(own) for _ in range(count)] for own, count in zip(kinds, replicas))
+    return SeparateService(prompts, decoding, lambda pages: sum(pages) * PAGE_NS)
+
+
+def test_a_request_alone_takes_its_prompt_the_transfer_and_its_steps() -> None:
+    """A prompt of 9 tokens fills 3 pages of 4 positions."""
+    own = service(Constant())
+    prompts, decoding = own.run(Workload((Query(9, 5), Query(3, 1)), (50, 50)))
+    (life,) = decoding.lives
+    assert (life.queue_ns, life.first_ns, life.handover_ns) == (0, MEAN_NS, 3 * PAGE_NS)
+    assert life.whole_ns == MEAN_NS + 3 * PAGE_NS + 4 * MEAN_NS
+    assert decoding.gaps_ns == {MEAN_NS + 3 * PAGE_NS: 1, MEAN_NS: 3}
+    (short,) = prompts.lives  # with one token it ends where its prompt is computed
+    assert (short.whole_ns, short.handover_ns) == (MEAN_NS, 0)
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("pages", [24, 64])
+@pytest.mark.parametrize("replicas", [(1, 1), (2, 1), (1, 2), (2, 3)])
+def test_times_add_up(options: SchedulerOptions, pages: int, replicas: tuple[int, int]) -> None:
+    for workload in workloads(pages):
+        own = service(shaped(options), options, pages, replicas)
+        records = own.run(workload)
+        lives = [life for record in records for life in record.lives]
+        assert len(lives) == len(workload.queries)
+        for life in lives:
+            assert life.arrival_ns <= life.started_ns < life.first_token_ns <= life.end_ns
+            moved_ns = life.moved_ns if life.query.new > 1 else life.first_token_ns
+            parts = (life.first_token_ns - life.started_ns, life.handover_ns, life.end_ns - moved_ns)
+            assert min(parts) >= 0
+            assert life.queue_ns + sum(parts) == life.whole_ns
+        gaps = sum((record.gaps_ns for record in records), Counter[int]())
+        assert gaps.total() == sum(life.query.new - 1 for life in lives)
+        assert sum(gap * count for gap, count in gaps.items()) == sum(
+            life.end_ns - life.first_token_ns for life in lives
+        )
+        check_links(own, workload)
+        run = summary(records, ServiceLevel(ttft=1e6), pages, replicas[0])
+        assert run.utilisations is not None
+        assert all(0 < each <= 1 for each in run.utilisations)
+        assert all(0 <= each.most_pages <= 1 for each in run.slices)
+        assert sum(each.completed for each in run.slices) == len(lives)
+        assert sum(each.met for each in run.moments) == run.met
+        for record in records:
+            assert all(one.end_ns <= next.begin_ns for one, next in zip(record.spans, record.spans[1:]))
+
+
+def check_links(own: SeparateService, workload: Workload) -> None:
+    """Each prompt that is decoded moved once, in the time of its pages, and no link carried two at once."""
+    assert len(own.transfers) == sum(query.new > 1 for query in workload.queries)
+    busy = dict[int, int]()
+    for each in own.transfers:
+        assert each.end_ns - each.begin_ns == each.pages * PAGE_NS
+        for replica in (each.source, each.target):
+            assert busy.get(replica, 0) <= each.begin_ns
+            busy[replica] = each.end_ns
+
+
+def told(records: list[Record]) -> list[object]:
+    return [
+        (
+            [vars(life) for life in record.lives],
+            record.gaps_ns,
+            *(record.steps, record.tokens, record.padding, record.busy_ns, record.end_ns),
+        )
+        for record in records
+    ]
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("replicas", [(1, 1), (2, 2)])
+def test_steps_at_once_take_the_times_of_single_steps(
+    options: SchedulerOptions, replicas: tuple[int, int]
+) -> None:
+    saved = 0
+    for pages in (24, 64):
+        for workload in workloads(pages):
+            at_once, single = (
+                service(shaped(options), options, pages, replicas, each).run(workload)
+                for each in (True, False)
+            )
+            assert told(at_once) == told(single)
+            saved += sum(len(other.spans) - len(one.spans) for one, other in zip(at_once, single))
+    assert saved > 100
+
+
+def test_drafts_are_verified_where_requests_decode() -> None:
+    options = replace(OPTIONS, speculative_tokens=3)
+    for workload in workloads(5):
+        prompts, decoding = service(shaped(options), options, drafts=True).run(workload)
+        assert not prompts.acceptance.verified
+        assert decoding.acceptance.verified[0] > 100
+        assert len(prompts.lives) + len(decoding.lives) == len(workload.queries)
+
+
+def test_pages_of_a_shared_prefix_move_once() -> None:
+    """A prefix of 32 tokens is 8 pages; the 6 tokens behind it are 2 more, and are another request's own."""
+    queries = (Query(38, 4, 32, 0),) * 3
+    own = service(Constant(), replace(OPTIONS, max_num_batched_tokens=64))
+    own.run(Workload(queries, users=1))
+    assert [each.pages for each in own.transfers] == [10, 2, 2]
+
+
+def test_a_full_decoding_replica_lets_prompts_wait_with_their_pages() -> None:
+    options = replace(OPTIONS, max_num_seqs=2)
+    own = service(Constant(), options)
+    own.run(Workload((Query(4, 11),) * 4, (0,) * 4))
+    begins = [each.begin_ns for each in own.transfers]
+    # Two decode at a time: the others move when these have their last tokens.
+    assert begins[1] < 2 * MEAN_NS
+    assert begins[2] > 10 * MEAN_NS
+
+
+def test_links_are_those_of_the_hardware_record() -> None:
+    def rate(name: str) -> float:
+        instance = instance_named(name)
+        return link_between(instance, chip(instance.target)).gb_per_s
+
+    assert rate("trn2.48xlarge") == 1024 / 8
+    assert rate("trn1.32xlarge") == 384 / 2
+    assert rate("trn2 UltraServer") == 16 * 256 / 128  # between its four instances
+    assert rate("2 x trn1.32xlarge") == 800 / 8 / 32  # EFA
+    single = instance_named("trn2.3xlarge")
+    assert rate(single.name) == chip("trn2").hbm_gb_per_s_per_chip / 2 / 8
+    link = link_between(instance_named("trn2.48xlarge"), chip("trn2"))
+    assert (link.words, link.source) == (
+        "NeuronLink, 1,024 GB/s of a chip",
+        "Amazon EC2 Trn2 architecture page",
+    )
+    assert link.time_ns(128_000) == 1_000
+    assert link.time_ns(0) == 1
