@@ -93,12 +93,17 @@ class KVCache:
 
     def reserve(self, request: Request, positions: int, copies: PageCopies) -> bool:
         """Pages for so many positions, of which those still to be written are the request's own; False for too few."""
-        lacking = self._lacking(request, positions)
-        for pool, number in zip(self.pools, lacking):
+        end = -(-positions // self.block_size)
+        block, offset = divmod(request.computed, self.block_size)
+        for pool, table in zip(self.pools, request.tables):
+            if end > table.end or (offset and pool.holders(table.pages[block - table.first]) > 1):
+                break
+        else:  # as in most steps that decode
+            return True
+        for pool, number in zip(self.pools, self._lacking(request, positions)):
             if number > pool.free:
                 return False
-        if any(lacking):
-            self._take(request, positions, copies)
+        self._take(request, positions, copies)
         return True
 
     def suffices(self, wanted: Iterable[tuple[Request, int]]) -> bool:

@@ -52,9 +52,11 @@ class SchedulerOptions:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Chunk:
     """The tokens start … start + count of a request; where they are its last, the step chooses the next one.
+
+    Nobody changes a chunk. A frozen class takes 0.7 us more for each of a step's requests.
 
     There are pages for `draft_slots` more positions. `drafts` are tokens that may follow the request's: those in the
     chunk are verified in the step. Where it `scores`, logits are wanted for what follows each of its tokens.

@@ -10,6 +10,7 @@ import numpy as np
 from model.engine import Batch, Engine, EngineLimits, Request, RequestOutput, Scheduler, SchedulerOptions
 from model.engine.buckets import BucketUse
 from model.engine.kv_cache import KVCache
+from model.engine.speculation import NO_ROWS, Rows
 from model.llm import PRETRAINED
 from model.sampling import StepOutput
 from model.state import PagePool
@@ -35,7 +36,7 @@ class TextSteps:
         self.use = BucketUse()
         self.computed = 0
 
-    def step(self, batch: Batch) -> dict[Request, list[StepOutput]]:
+    def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
         """The scores behind every request that chooses, and behind each of its drafts."""
         self._text.step(batch)
         self.computed += batch.tokens
