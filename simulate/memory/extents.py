@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import compress
+
 Box = tuple[tuple[int, int], ...]
 """First and end coordinate in every dim; the last dim counts bytes."""
 
@@ -115,22 +118,28 @@ def rows_of(
     row = row_bytes // width
     first, start = divmod(offset, row) if row else (0, 0)
     if on_chip:
-        reach = start
-        for dim in range(1, len(shape)):
-            reach += (shape[dim] - 1) * strides[dim]
-        return first, first + shape[0], start * width, (reach + 1) * width
+        low, high = _reach(start, shape[1:], strides[1:])
+        return first, first + shape[0], low * width, (high + 1) * width
     if not row:
         # An element is wider than a row: take all of the rows it touches.
-        reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides) if stride > 0)
-        end = (offset + reach + 1) * width
-        return offset * width // row_bytes, -(-end // row_bytes), 0, row_bytes
-    last, reach = first, start
+        low, high = _reach(offset, shape, strides)
+        return low * width // row_bytes, -(-(high + 1) * width // row_bytes), 0, row_bytes
+    across = [stride % row == 0 for stride in strides]
+    first, last = _reach(first, compress(shape, across), (stride // row for stride in compress(strides, across)))
+    within = [not each for each in across]
+    low, high = _reach(start, compress(shape, within), compress(strides, within))
+    if low < 0 or high >= row:
+        # The pattern wraps over an end of a row: take all of the rows it touches.
+        first, last, low, high = first + low // row, last + high // row, 0, row - 1
+    return first, last + 1, low * width, (high + 1) * width
+
+
+def _reach(start: int, shape: Iterable[int], strides: Iterable[int]) -> tuple[int, int]:
+    """The lowest and the highest place of a pattern that begins at `start`."""
+    low = high = start
     for extent, stride in zip(shape, strides):
-        if stride % row == 0:
-            last += (extent - 1) * (stride // row)
+        if stride < 0:
+            low += (extent - 1) * stride
         else:
-            reach += (extent - 1) * stride
-    if reach >= row:
-        # The pattern wraps over the end of a row: take all of the rows it touches.
-        last, start, reach = last + reach // row, 0, row - 1
-    return first, last + 1, start * width, (reach + 1) * width
+            high += (extent - 1) * stride
+    return low, high

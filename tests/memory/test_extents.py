@@ -112,6 +112,19 @@ def test_rows_by_bytes_enclose_what_a_view_in_hbm_touches() -> None:
     assert tight > 50 and narrow > 20
 
 
+@pytest.mark.parametrize("on_chip", [True, False])
+def test_rows_of_a_view_that_goes_backwards_enclose_it(on_chip: bool) -> None:
+    """Four rows of eight elements of four bytes: the last four columns, from the last one back."""
+    assert rows_of(on_chip, 32, 4, (4, 4), (8, -1), 7) == (0, 4, 16, 32)
+    assert rows_of(on_chip, 32, 4, (4, 4), (8, 1), 4) == (0, 4, 16, 32)
+
+
+def test_rows_of_views_that_go_back_over_rows_enclose_them() -> None:
+    assert rows_of(False, 32, 4, (3, 2), (-8, 1), 17) == (0, 3, 4, 12)
+    assert rows_of(False, 32, 4, (12,), (-1,), 19) == (1, 3, 0, 32)
+    assert rows_of(False, 4, 8, (3,), (-1,), 2) == (0, 6, 0, 4)
+
+
 def test_an_empty_view_has_no_box() -> None:
     assert box_of((8, 16), (0, 4), (16, 1), 0, 1) == (None, None)
 
