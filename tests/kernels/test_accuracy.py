@@ -40,9 +40,10 @@ def test_accepts_twice_the_error_of_numpy_and_refuses_thrice() -> None:
 def test_numpy_counts_as_no_more_exact_than_a_sum_in_order() -> None:
     plain = TRUTH.astype(np.float32)
     off = np.full((2, 2), 2.0**-10, np.float32)
-    compare(plain + 2 * off, TRUTH, plain, plain + off)
+    compare(plain + 2 * off, TRUTH, plain, [plain + off])
+    compare(plain + 3 * off, TRUTH, plain, [plain + off, plain + 2 * off])
     with pytest.raises(AssertionError, match="4 of 4 beyond"):
-        compare(plain + 3 * off, TRUTH, plain, plain + off)
+        compare(plain + 3 * off, TRUTH, plain, [plain + off])
 
 
 def test_products_in_order_add_one_term_after_the_other() -> None:
@@ -53,6 +54,15 @@ def test_products_in_order_add_one_term_after_the_other() -> None:
     ):
         assert product.shape == (1, 1) and product[0, 0] == 0
     assert (summed_in_order(left[:, ::-1]) @ np.ones((4, 1), np.float32))[0, 0] == 2
+
+
+def test_products_in_random_orders_differ_and_survive_joins() -> None:
+    left, ones = np.float32([[2.0**24, 1, 1, -(2.0**24)]]), np.ones((4, 1), np.float32)
+    found = [float((summed_in_order(left, number) @ ones)[0, 0]) for number in range(9)]
+    assert set(found) == {0.0, 2.0}
+    for number in range(9):
+        both = np.concatenate([summed_in_order(left, number)] * 2)
+        assert (both @ ones)[:, 0].tolist() == [found[number]] * 2
 
 
 def test_refuses_nan() -> None:

@@ -10,7 +10,17 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
-from tests.kernels.accuracy import ODD_SIZES, TARGETS, check, compare, copied, in_float64, normal, run
+from tests.kernels.accuracy import (
+    ODD_SIZES,
+    TARGETS,
+    check,
+    compare,
+    copied,
+    in_every_way,
+    in_float64,
+    normal,
+    run,
+)
 from tests.kernels.bounds import rounding_bound
 
 BF16 = ml_dtypes.bfloat16
@@ -73,11 +83,21 @@ def test_prompts_over_several_key_blocks(tokens: int) -> None:
 
 @pytest.mark.parametrize("steepness", [4, 300])
 def test_maximum_that_moves_from_key_block_to_key_block(steepness: int) -> None:
-    """The steep one spans more than the exponents of float32 hold: only the running maximum keeps exp finite."""
+    """The steep one spans more than the exponents of float32 hold: only the running maximum keeps exp finite.
+
+    A rounding of a large score moves its weight as much as the score is large: the bound is that of such roundings.
+    """
     q, k, v, k_cache, v_cache, scale = prefill_arguments(1100, 1, 1, 8, 1100)
     growing = np.linspace(0, steepness, 1100, dtype=np.float32)[:, None]
-    check(*PREFILL, (np.abs(q), np.abs(k) * growing, v, k_cache, v_cache, scale))
-    check(*PREFILL, (np.abs(q), np.abs(k) * growing[::-1], v, k_cache, v_cache, scale))
+    for factors in (growing, growing[::-1]):
+        given = np.abs(q), np.abs(k) * factors, v, k_cache, v_cache, scale
+        wide = [in_float64(each) for each in given]
+        truth = kernels.attention_prefill_reference(*copied(wide))[0]
+        bounds = [
+            rounding_bound(wide[0][row], wide[1][: row + 1], wide[2][: row + 1], scale) for row in range(1100)
+        ]
+        for outputs in in_every_way(kernels.attention_prefill, given):
+            assert (np.abs(outputs[0] - truth) <= np.array(bounds)[:, None]).all()
 
 
 def test_caches_in_bfloat16_with_float32_activations() -> None:
