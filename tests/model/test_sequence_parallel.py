@@ -7,6 +7,7 @@ import pytest
 
 from model.config import ModelConfig
 from model.device import SimulatedDevice
+from model.errors import ModelError
 from model.kernel_model import KernelModel
 from model.mesh import Mesh
 from model.reference import ReferenceModel
@@ -40,7 +41,17 @@ def allowed(config: ModelConfig, weights: dict[str, np.ndarray], ids: list[int])
     return 4 * max(float(np.abs(other.prefill([ids])[0].logits - wanted).max()) for other in others)
 
 
-@pytest.mark.parametrize("name", TINY)
+WITH_EXPERTS = ("mixtral", "mixtral with a window", "qwen3 with experts", "olmoe")
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_routed_experts_take_whole_rows(tmp_path, name) -> None:
+    model = model_of(*load(write_tiny(tmp_path, name)), 2)
+    with pytest.raises(ModelError, match="routed experts take whole rows: run them without sequence"):
+        model.prefill([FIRST])
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if name not in WITH_EXPERTS])
 def test_every_family_has_the_tokens_of_one_rank(tmp_path, name) -> None:
     """Two prompts of different lengths and a step behind them; four ranks where that pads the prompts."""
     config, weights = load(write_tiny(tmp_path, name))
