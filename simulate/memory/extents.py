@@ -125,7 +125,9 @@ def rows_of(
         low, high = _reach(offset, shape, strides)
         return low * width // row_bytes, -(-(high + 1) * width // row_bytes), 0, row_bytes
     across = [stride % row == 0 for stride in strides]
-    first, last = _reach(first, compress(shape, across), (stride // row for stride in compress(strides, across)))
+    first, last = _reach(
+        first, compress(shape, across), (stride // row for stride in compress(strides, across))
+    )
     within = [not each for each in across]
     low, high = _reach(start, compress(shape, within), compress(strides, within))
     if low < 0 or high >= row:

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 import nki_kernels
-from tests.kernels.accuracy import as_tuple, compare, copied, in_float64, normal
+from tests.kernels.accuracy import as_tuple, compare, copied, in_float64, in_other_orders, normal
 
 BF16 = ml_dtypes.bfloat16
 EPS = 1e-5
@@ -54,6 +54,7 @@ def by_reference(
     given = whole or arguments
     plain = as_tuple(reference(*copied(given)))
     exact = as_tuple(reference(*(in_float64(argument) for argument in given)))
+    others = in_other_orders(reference, given)
 
     def judge(outputs: Outputs) -> None:
         for output in outputs:
@@ -63,7 +64,7 @@ def by_reference(
                     assert got.dtype == same_dtype.dtype
                     assert got.shape == same_dtype.shape and got.tobytes() == same_dtype.tobytes()
                 else:
-                    compare(got, truth, same_dtype)
+                    compare(got, truth, same_dtype, others(number))
 
     return Case(kernel, target, ranks or (arguments,), judge)
 
