@@ -145,6 +145,7 @@ def _samples() -> list[Case]:
         _drawn("trn1", 64, 41, 9),
         _drawn("trn2", 33, 700, 16, "bias prompt output"),
         _drawn("trn3", 6, 600, 16, "output"),
+        _drawn("trn1", 64, 8195, 16, "bias"),  # the second chunk of the last piece has no column
         _drawn("trn2", 64, 2000, 24, given=True),
         _drawn("trn1", 30, 50, 24, "output", given=True),
         _drawn("trn2", 3, 6001, 24),

@@ -69,5 +69,16 @@ def largest() -> list[Case]:
             empty(1, 1, 4200, 128),
             0.1,
         ),
+        # Beside so many queries of a head the keys and values of one head fit, and not those of two.
+        dry(
+            "attention_prefill",
+            *prompt(128, 64, 2, 256),
+            empty(1, 2, 256, 1792, dtype=np.float32),
+            empty(1, 2, 1792, 256, dtype=np.float32),
+            0.1,
+            2,
+            np.arange(1664, 1792, dtype=np.int32)[:, None],
+            1664,
+        ),
         dry("lm_head", rows[:128, :512].copy(), empty(1, 512), empty(512, 33000), EPS, 64, offset, None),
     ]
