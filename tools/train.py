@@ -1,13 +1,14 @@
-"""Train the small story-writing Llama of model/pretrained, on a CPU, within a time budget.
+"""Train the small story-writing models of model/pretrained, on a CPU, within a time budget.
 
     python -m tools.train --corpus DIR --tokenizer tokenizer.json --out DIR --minutes 27
+    python -m tools.train --model DIR --corpus DIR --tokenizer tokenizer.json --out DIR
     python -m tools.train --corpus DIR --tokenizer tokenizer.json --evaluate DIR
     python -m tools.train --plot loss.csv --out DIR
 
-The model is the one of model/pretrained/config.json. The corpus folder holds train.txt and
-valid.txt; in both, every text is followed by a line `<|endoftext|>`. The output folder receives
-model.safetensors (bfloat16, Hugging Face names, the weights of the best validation loss), loss.csv,
-loss.svg, the config files and the tokenizer.
+The model is the one of config.json in the folder `--model`: a Llama, or a Qwen3-MoE whose layers are all
+sparse. The corpus folder holds train.txt and valid.txt; in both, every text is followed by a line
+`<|endoftext|>`. The output folder receives model.safetensors (bfloat16, Hugging Face names, the weights of
+the best validation loss), loss.csv, loss.svg, the config files and the tokenizer.
 Needs torch 2.9 or newer (for torch.optim.Muon), numpy, tokenizers and safetensors; matplotlib only to
 draw the curve. torch.compile needs a C++ compiler; its work (up to two minutes the first time, seconds
 afterwards) counts into the budget. As the budget is in minutes, a run is not repeatable to the bit.
@@ -20,6 +21,7 @@ import math
 import os
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,121 +33,223 @@ from torch import Tensor, nn
 
 CONTEXT, EOT, IGNORE = 256, 0, -100
 FOLDER = Path(__file__).resolve().parent.parent / "model" / "pretrained"
-CONFIG = json.loads((FOLDER / "config.json").read_text())
-WIDTH, HIDDEN, HEAD = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
-HEADS, KV_HEADS, LAYERS = (
-    CONFIG[f"num_{n}"] for n in ("attention_heads", "key_value_heads", "hidden_layers")
-)
-SITES = 1 + 2 * LAYERS  # places of dropout
 WIDTHS = (128, 160, 192, 224, 256)  # row lengths in training
 
 
 # ---------------------------------------------------------------- model
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What a config.json says; `experts` is 0 for a Llama. Each token chooses `chosen` experts of `hidden` each."""
+
+    width: int
+    hidden: int
+    head: int
+    heads: int
+    kv_heads: int
+    layers: int
+    vocabulary: int
+    eps: float
+    theta: float
+    experts: int = 0
+    chosen: int = 0
+    balance: float = 0.0
+
+    @classmethod
+    def read(cls, folder: Path) -> "Sizes":
+        config = json.loads((folder / "config.json").read_text())
+        sparse = config["model_type"] == "qwen3_moe"
+        return cls(
+            config["hidden_size"],
+            config["moe_intermediate_size" if sparse else "intermediate_size"],
+            config["head_dim"],
+            *(config[f"num_{n}"] for n in ("attention_heads", "key_value_heads", "hidden_layers")),
+            config["vocab_size"],
+            config["rms_norm_eps"],
+            config["rope_theta"],
+            *(
+                (config[n] for n in ("num_experts", "num_experts_per_tok", "router_aux_loss_coef"))
+                if sparse
+                else ()
+            ),
+        )
+
+    @property
+    def sites(self) -> int:
+        """Places of dropout."""
+        return 1 + 2 * self.layers
+
+
 class Attention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.q_proj = nn.Linear(WIDTH, HEADS * HEAD, bias=False)
-        self.k_proj = nn.Linear(WIDTH, KV_HEADS * HEAD, bias=False)
-        self.v_proj = nn.Linear(WIDTH, KV_HEADS * HEAD, bias=False)
-        self.o_proj = nn.Linear(HEADS * HEAD, WIDTH, bias=False)
+        self.sizes = sizes
+        width, head = sizes.width, sizes.head
+        self.q_proj = nn.Linear(width, sizes.heads * head, bias=False)
+        self.k_proj = nn.Linear(width, sizes.kv_heads * head, bias=False)
+        self.v_proj = nn.Linear(width, sizes.kv_heads * head, bias=False)
+        self.o_proj = nn.Linear(sizes.heads * head, width, bias=False)
+        if sizes.experts:  # as in Qwen3
+            self.q_norm, self.k_norm = nn.RMSNorm(head, sizes.eps), nn.RMSNorm(head, sizes.eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         b, t, _ = x.shape
+        heads, kv_heads, head = self.sizes.heads, self.sizes.kv_heads, self.sizes.head
 
         def rotate(y: Tensor) -> Tensor:
             a, c = y.chunk(2, -1)
             return y * cos.to(y.dtype) + torch.cat((-c, a), -1) * sin.to(y.dtype)
 
-        q = rotate(self.q_proj(x).view(b, t, HEADS, HEAD).transpose(1, 2))
-        k = rotate(self.k_proj(x).view(b, t, KV_HEADS, HEAD).transpose(1, 2))
-        v = self.v_proj(x).view(b, t, KV_HEADS, HEAD).transpose(1, 2)
-        k, v = (y.repeat_interleave(HEADS // KV_HEADS, 1) for y in (k, v))
+        q = self.q_proj(x).view(b, t, heads, head).transpose(1, 2)
+        k = self.k_proj(x).view(b, t, kv_heads, head).transpose(1, 2)
+        v = self.v_proj(x).view(b, t, kv_heads, head).transpose(1, 2)
+        if self.sizes.experts:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q), rotate(k)
+        k, v = (y.repeat_interleave(heads // kv_heads, 1) for y in (k, v))
         # Written out: at this size it is faster on a CPU than F.scaled_dot_product_attention.
-        scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(HEAD)
+        scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(head)
         seen = torch.ones(t, t, dtype=torch.bool).tril()
         y = scores.masked_fill(~seen, -1e9).softmax(-1).to(v.dtype) @ v
-        return self.o_proj(y.transpose(1, 2).reshape(b, t, HEADS * HEAD))
+        return self.o_proj(y.transpose(1, 2).reshape(b, t, heads * head))
 
 
 class MLP(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.up_proj = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.down_proj = nn.Linear(HIDDEN, WIDTH, bias=False)
+    """A gated MLP, or experts side by side: at this size all of them for every token cost less than sorting tokens."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        width, hidden = sizes.width, sizes.hidden * max(1, sizes.experts)
+        self.gate_proj = nn.Linear(width, hidden, bias=False)
+        self.up_proj = nn.Linear(width, hidden, bias=False)
+        self.down_proj = nn.Linear(hidden, width, bias=False)
+        if sizes.experts:
+            self.gate = nn.Linear(width, sizes.experts, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and how unevenly the experts are chosen: 1 where evenly, as transformers counts it."""
+        hidden = F.silu(self.gate_proj(x)) * self.up_proj(x)
+        if not self.sizes.experts:
+            return self.down_proj(hidden), x.new_zeros(())
+        shares = self.gate(x).float().softmax(-1)
+        best = shares.topk(self.sizes.chosen, -1)
+        weights = torch.zeros_like(shares).scatter(
+            -1, best.indices, best.values / best.values.sum(-1, keepdim=True)
+        )
+        used = (weights > 0).float().flatten(0, -2).mean(0) / self.sizes.chosen
+        uneven = self.sizes.experts * (used * shares.flatten(0, -2).mean(0)).sum()
+        return self.down_proj(
+            hidden * weights.to(hidden.dtype).repeat_interleave(self.sizes.hidden, -1)
+        ), uneven
 
 
 class Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(WIDTH, CONFIG["rms_norm_eps"])
-        self.self_attn = Attention()
-        self.post_attention_layernorm = nn.RMSNorm(WIDTH, CONFIG["rms_norm_eps"])
-        self.mlp = MLP()
+        self.input_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
+        self.self_attn = Attention(sizes)
+        self.post_attention_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
+        self.mlp = MLP(sizes)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, keep: list[Tensor | float]) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, keep: list[Tensor | float]
+    ) -> tuple[Tensor, Tensor]:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin) * keep[0]
-        return x + self.mlp(self.post_attention_layernorm(x)) * keep[1]
+        out, uneven = self.mlp(self.post_attention_layernorm(x))
+        return x + out * keep[1], uneven
 
 
 class Dropout:
     """Dropout masks, cut at random from one pool: drawing millions of random numbers in every step
     would take a third of the time."""
 
-    def __init__(self, p: float, generator: np.random.Generator) -> None:
-        self.rng = generator
+    def __init__(self, p: float, sizes: Sizes, generator: np.random.Generator) -> None:
+        self.rng, self.sizes = generator, sizes
         self.pool = (torch.rand(1 << 25) >= p).to(torch.bfloat16) / (1 - p)
 
     def __call__(self, rows: int, width: int) -> Tensor:
-        count = SITES * rows * width * WIDTH
+        shape = self.sizes.sites, rows, width, self.sizes.width
+        count = math.prod(shape)
         at = 64 * int(self.rng.integers((len(self.pool) - count) // 64))
-        return self.pool[at : at + count].view(SITES, rows, width, WIDTH)
+        return self.pool[at : at + count].view(shape)
 
 
-class Llama(nn.Module):
-    """The Llama of config.json; parameter names are Hugging Face's without the prefix `model.`."""
+class Decoder(nn.Module):
+    """The model of a config.json; parameter names are Hugging Face's without the prefix `model.`, experts stacked."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(CONFIG["vocab_size"], WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.norm = nn.RMSNorm(WIDTH, CONFIG["rms_norm_eps"])
+        self.sizes = sizes
+        self.embed_tokens = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
+        self.norm = nn.RMSNorm(sizes.width, sizes.eps)
         for name, p in self.named_parameters():
             if p.dim() == 2:
-                shrink = math.sqrt(2 * LAYERS) if name.endswith(("o_proj.weight", "down_proj.weight")) else 1
+                shrink = (
+                    math.sqrt(2 * sizes.layers) if name.endswith(("o_proj.weight", "down_proj.weight")) else 1
+                )
                 nn.init.normal_(p, std=0.02 / shrink)
-        freq = CONFIG["rope_theta"] ** (-torch.arange(0, HEAD, 2) / HEAD)
+        freq = sizes.theta ** (-torch.arange(0, sizes.head, 2) / sizes.head)
         angle = torch.outer(torch.arange(2 * CONTEXT), torch.cat((freq, freq)))
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)
 
     def forward(self, ids: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Summed cross entropy of the targets; `keep` holds the dropout masks, if any."""
+        """Summed cross entropy of the targets; `keep` holds the dropout masks, if any.
+
+        In training the summed unevenness of the experts comes on top, as for a mean over the targets.
+        """
         t = ids.shape[1]
-        masks: list[Tensor | float] = [1.0] * SITES if keep is None else list(keep.unbind())
+        masks: list[Tensor | float] = [1.0] * self.sizes.sites if keep is None else list(keep.unbind())
         x = self.embed_tokens(ids) * masks[0]
+        uneven = x.new_zeros((), dtype=torch.float32)
         for i, layer in enumerate(self.layers):
-            x = layer(x, self.cos[:t], self.sin[:t], masks[2 * i + 1 : 2 * i + 3])
+            x, own = layer(x, self.cos[:t], self.sin[:t], masks[2 * i + 1 : 2 * i + 3])
+            uneven = uneven + own
         logits = F.linear(self.norm(x), self.embed_tokens.weight).float()
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+        if not self.training or not self.sizes.experts:
+            return loss
+        return loss + self.sizes.balance * (targets != IGNORE).sum() * uneven / self.sizes.layers
 
 
-def save(model: Llama, folder: Path) -> None:
-    weights = {f"model.{k}": v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items()}
+def places(name: str, sizes: Sizes) -> list[str]:
+    """The names in a file of what the model holds as one matrix: one for each expert, or the name itself."""
+    stem, dot, last = name.rpartition(".mlp.")
+    if not sizes.experts or not dot or last.startswith("gate.weight"):
+        return [f"model.{name}"]
+    return [f"model.{stem}.mlp.experts.{expert}.{last}" for expert in range(sizes.experts)]
+
+
+def experts_axis(name: str) -> int:
+    """The axis on which the experts' matrices are stacked."""
+    return 1 if name.endswith("down_proj.weight") else 0
+
+
+def save(model: Decoder, folder: Path) -> None:
+    weights = {}
+    for name, whole in model.state_dict().items():
+        own = places(name, model.sizes)
+        for place, part in zip(own, whole.to(torch.bfloat16).chunk(len(own), experts_axis(name))):
+            weights[place] = part.contiguous()
     part = folder / "model.safetensors.part"
     save_file(weights, part, metadata={"format": "pt"})
     part.chmod(0o644)
     os.replace(part, folder / "model.safetensors")
 
 
-def load(model: Llama, folder: Path) -> None:
+def load(model: Decoder, folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
-    model.load_state_dict({k.removeprefix("model."): v.float() for k, v in weights.items()})
+    model.load_state_dict(
+        {
+            name: torch.cat(
+                [weights[place].float() for place in places(name, model.sizes)], experts_axis(name)
+            )
+            for name in model.state_dict()
+        }
+    )
 
 
 # ---------------------------------------------------------------- data
@@ -185,7 +289,7 @@ def epoch(stories: list[list[int]], tokens: int, rng: np.random.Generator) -> li
 
 
 @torch.no_grad()
-def evaluate(model: Llama, stories: list[list[int]], limit: int, batch: int = 16) -> tuple[float, int]:
+def evaluate(model: Decoder, stories: list[list[int]], limit: int, batch: int = 16) -> tuple[float, int]:
     """Summed loss and number of predicted tokens; every story alone, cut to `limit` tokens."""
     total, count = 0.0, 0
     cut = sorted((s[:limit] for s in stories), key=len)
@@ -199,7 +303,7 @@ def evaluate(model: Llama, stories: list[list[int]], limit: int, batch: int = 16
     return total, count
 
 
-def report(model: Llama, stories: list[list[int]], tokenizer: Tokenizer) -> None:
+def report(model: Decoder, stories: list[list[int]], tokenizer: Tokenizer) -> None:
     """Print the validation loss in float32 arithmetic, a token and a character."""
     for limit in (256, 512):
         total, count = evaluate(model, stories, limit)
@@ -239,14 +343,16 @@ def train(args: argparse.Namespace) -> None:
     stories, held_out = (read(args.corpus / f"{n}.txt", tokenizer) for n in ("train", "valid"))
     args.out.mkdir(parents=True, exist_ok=True)
     names = ("config.json", "generation_config.json", "tokenizer_config.json")
-    for source in (args.tokenizer, *(FOLDER / n for n in names)):
+    for source in (args.tokenizer, *(args.model / n for n in names)):
         if source.resolve().parent != args.out.resolve():
             shutil.copyfile(source, args.out / source.name)
-    model = Llama()
-    dropout = Dropout(args.dropout, rng)
+    sizes = Sizes.read(args.model)
+    model = Decoder(sizes)
+    dropout = Dropout(args.dropout, sizes, rng)
     step_model = model if args.no_compile else torch.compile(model, dynamic=False)
-    matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.dim() != 2 or "embed" in n]
+    matrices, others = [], []
+    for name, p in model.named_parameters():
+        (others if p.dim() != 2 or "embed" in name or "mlp.gate." in name else matrices).append(p)
     common: dict = dict(lr=args.lr, betas=(0.9, 0.98), fused=True)
     optimizers = [torch.optim.AdamW(others, weight_decay=0.0, **common)]
     if args.optimizer == "adamw":
@@ -267,8 +373,10 @@ def train(args: argparse.Namespace) -> None:
             done = seconds >= budget
             if step and (done or seconds >= next_check):
                 next_check = seconds + budget / args.checks
+                model.eval()
                 with torch.autocast("cpu", torch.bfloat16):
                     total, count = evaluate(model, held_out, CONTEXT)
+                model.train()
                 line = [
                     step,
                     f"{seconds:.0f}",
@@ -301,6 +409,7 @@ def train(args: argparse.Namespace) -> None:
                 optimizer.zero_grad(set_to_none=True)
             step, tokens = step + 1, tokens + count
             recent, recent_count = recent + loss.item(), recent_count + 1
+    model.eval()
     load(model, args.out)
     report(model, held_out, tokenizer)
 
@@ -310,6 +419,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
+    add("--model", type=Path, default=FOLDER, help="folder with the config.json (default: %(default)s)")
     add("--corpus", type=Path, help="folder with train.txt and valid.txt")
     add("--tokenizer", type=Path, help="tokenizer.json")
     add("--out", type=Path, help="folder to write")
@@ -325,7 +435,7 @@ def main() -> None:
         "--optimizer",
         choices=("muon", "adamw"),
         default="muon",
-        help="for the matrices of the layers; embedding and norms always have AdamW",
+        help="for the matrices of the layers; embedding, norms and routers always have AdamW",
     )
     add("--no-compile", action="store_true", help="do without torch.compile")
     add("--evaluate", type=Path, help="only measure the weights in this folder")
@@ -336,7 +446,7 @@ def main() -> None:
     if args.plot:
         plot(args.plot, args.out / "loss.svg")
     elif args.evaluate:
-        tokenizer, model = Tokenizer.from_file(str(args.tokenizer)), Llama()
+        tokenizer, model = Tokenizer.from_file(str(args.tokenizer)), Decoder(Sizes.read(args.evaluate)).eval()
         load(model, args.evaluate)
         report(model, read(args.corpus / "valid.txt", tokenizer), tokenizer)
     else:
