@@ -39,7 +39,7 @@ def test_accepts_twice_the_error_of_numpy_and_refuses_thrice() -> None:
 
 def test_numpy_counts_as_no_more_exact_than_a_sum_in_order() -> None:
     plain = TRUTH.astype(np.float32)
-    off = np.full((2, 2), 2.0**-10, np.float32)
+    off = np.full((2, 2), 2.0**-20, np.float32)
     compare(plain + 2 * off, TRUTH, plain, [plain + off])
     compare(plain + 3 * off, TRUTH, plain, [plain + off, plain + 2 * off])
     with pytest.raises(AssertionError, match="4 of 4 beyond"):
