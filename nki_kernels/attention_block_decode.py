@@ -50,7 +50,6 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.attention_decode import (
-    attend,
     attention_decode_reference,
     check_caches,
     check_options,
@@ -59,6 +58,7 @@ from nki_kernels.attention_decode import (
     check_step,
     check_tables,
 )
+from nki_kernels.decode.attend import attend
 from nki_kernels.decode.block import attention_block, output_tile
 from nki_kernels.decode.hidden import hidden_fits, load_hidden, store_hidden
 from nki_kernels.decode.ranks import check_position_ranks, expect_ranks

@@ -89,14 +89,9 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.decode.cache import new_value_rows
-from nki_kernels.decode.loads import bring_after_gather, bring_first, take_tokens
-from nki_kernels.decode.pipeline import run
-from nki_kernels.decode.ranks import check_position_ranks, expect_ranks, merge_ranks, queries_of_all_ranks
-from nki_kernels.decode.share import share_of_core, sizes_of_share
+from nki_kernels.decode.attend import attend_share
+from nki_kernels.decode.ranks import check_position_ranks
 from nki_kernels.decode.sizes import Sizes
-from nki_kernels.decode.tokens import expect_tokens, key_heights, load_tokens, transposed_tokens
-from nki_kernels.decode.work import Work, place_tokens, prepare
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.tiles import PARTITIONS, expect_dims
@@ -148,40 +143,13 @@ def attention_decode(
     check_sizes(sizes)
     check_options(sizes, window, softcap, sinks)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    share = share_of_core(sizes)
-    if share is not None:
-        mine = sizes_of_share(sizes, share, k_cache, block_tables)
-        tokens = expect_tokens(
-            mine, share.rows(positions, sizes.sequences), share.rows(rows, sizes.sequences), (cos, sin)
-        )
-        ranks = expect_ranks(position_group, position_ranks, position_rank)
-        caches = share.caches(k_cache, v_cache, slots, block_tables, sizes)
-        options = window, softcap, share.columns(sinks, sizes.kv_heads)
-        work = Work(mine, share, ranks, scale, caches, share.part(v, sizes), share.part(o, sizes), options)
-        attend(work, share.part(q, sizes), share.part(k, sizes), tokens, (q_norm, k_norm, eps))
+    ranks = position_group, position_ranks, position_rank
+    caches = k_cache, v_cache, slots, block_tables
+    norms, options = (q_norm, k_norm, eps), (window, softcap, sinks)
+    attend_share(o, (q, k, v), sizes, caches, (positions, rows), scale, (cos, sin), norms, options, ranks)
     if stored:
         return o
     return o, k_cache, v_cache
-
-
-def attend(work, q, k, tokens, norms):
-    """Attention of one core, into its output; `tokens` has begun to load what depends on the positions alone."""
-    load_tokens(tokens, q, k, work.sizes)
-    heights = key_heights(tokens, work.sizes)
-    bring_first(work)
-    prepare(work, tokens.first_positions)
-    queries, keys, key_rows = transposed_tokens(tokens, work.sizes, norms)
-    if work.ranks is not None:
-        queries = queries_of_all_ranks(queries, work.ranks, work.sizes)
-        bring_after_gather(work)
-    value_rows = []
-    if not work.sizes.stored:
-        place_tokens(work, tokens.positions, heights)
-        value_rows = new_value_rows(work.v, heights, work.sizes)
-    take_tokens(work, queries, keys, key_rows, value_rows)
-    run(work)
-    if work.ranks is not None:
-        merge_ranks(work)
 
 
 def check_step(positions, scale, num_kv_heads, sizes, most_depth):

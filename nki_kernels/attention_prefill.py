@@ -7,16 +7,18 @@
     Slopes (ALiBi) add slopes[h] * (position of s - position of t).
 
 Dimensions
-    T   tokens of B sequences, L = T / B of each, one sequence behind the other; D head size; Hq query heads;
+    T   tokens of B sequences, L = T / B of each, one sequence behind the other; D head size of queries and keys; Dv of
+    values, which is D in a paged cache; Hq query heads;
     Hk  key/value heads, each serving Hq/Hk query heads; S positions of a contiguous cache;
     P   pages of a paged cache, of `page` positions each; N pages of a sequence.
 
 Arguments
     q             [T, Hq * D] @ HBM, float32 or bfloat16
-    k, v          [T, Hk * D] @ HBM, q's dtype; without `causal` they may have another number of rows (cross attention).
-                  Both None: the caches hold the new keys and values already, of another layer of the step
+    k, v          [T, Hk * D] and [T, Hk * Dv] @ HBM, q's dtype; without `causal` they may have another number of rows
+                  (cross attention). Both None: the caches hold the new keys and values already, of another layer of
+                  the step
     k_cache       [B, Hk, D, S] or paged [P, page, Hk, D] @ HBM, any float dtype
-    v_cache       [B, Hk, S, D] or paged [P, page, Hk, D] @ HBM, any float dtype
+    v_cache       [B, Hk, S, Dv] or paged [P, page, Hk, D] @ HBM, any float dtype
     scale         compile-time float > 0, usually D ** -0.5
     num_kv_heads  compile-time int or None; Hk, as the caches have it
     positions     [T, 1] int32 @ HBM; that of a sequence's first token is how many cached positions are valid
@@ -29,7 +31,7 @@ Arguments
     sinks         [1, Hq] float32 @ HBM or None
     causal        compile-time bool
     slopes        [1, Hq] float32 @ HBM or None
-    returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches; o alone without k and v: no cache is written
+    returns o     [T, Hq * Dv] @ HBM, q's dtype, and the two caches; o alone without k and v: no cache is written
 
 Layout
     Scores are [query, key]: their maximum is a reduction along the free dim, and exp takes it as a bias. The product
@@ -55,8 +57,8 @@ Tiling
     better than the range of exp: for scores up to 1e7.
 
 Limits
-    D up to 512; L up to S and up to 8192; prefix + L up to 12288, and so many that a head's keys and values take at
-    most 64 KiB per partition: 8192 in float32, with D = 256 in bfloat16, half with D = 512; so many query heads of a
+    D and Dv up to 512; L up to S and up to 8192; prefix + L up to 12288, and so many that a head's keys and values take
+    at most 64 KiB per partition: 8192 in float32, with D = 256 in bfloat16, half with D = 512; so many query heads of a
     key/value head that three tiles of 128 queries fit beside them (8 at D = 512 on every chip); pages of 1, 2, 4 … 128
     positions. Slopes with causal attention, without a soft cap and sinks.
 
@@ -83,12 +85,13 @@ Cost
 from __future__ import annotations
 
 import nki
+import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
 from nki_kernels.precision import widened
 from nki_kernels.prefill.cached import Cached, load_cached, load_stored, store_new
-from nki_kernels.prefill.checks import check_prefill, check_room
+from nki_kernels.prefill.checks import check_prefill, check_room, output_width
 from nki_kernels.prefill.cores import stores_last, stores_part, wait_for_reads
 from nki_kernels.prefill.keys import (
     LOADED_BLOCKS,
@@ -127,7 +130,9 @@ def attention_prefill(
     slopes=None,
 ):
     """Attention of new tokens with cached ones and each other; their keys and values, if any, go to the caches."""
-    case = Case(q, k, v, k_cache, v_cache, scale, causal)
+    width = output_width(q, k_cache, v_cache, slots is not None)
+    o = nl.ndarray((q.shape[0], width), dtype=q.dtype, buffer=nl.shared_hbm)
+    case = Case(o, q, k, v, k_cache, v_cache, scale, causal)
     case.positions = positions
     case.cached = prefix
     case.slots = slots
@@ -141,8 +146,8 @@ def attention_prefill(
     check_room(case)
     attend(case)
     if case.stored:
-        return case.o
-    return case.o, k_cache, v_cache
+        return o
+    return o, k_cache, v_cache
 
 
 def attend(case):
@@ -243,10 +248,10 @@ def attention_prefill_reference(
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Softmax of the whole masked score matrix in float32, sequence by sequence; the caches are updated in place."""
     sequences = len(k_cache if block_tables is None else block_tables)
-    depth = v_cache.shape[3]
+    depth, width = k_cache.shape[2 if block_tables is None else 3], v_cache.shape[3]
     heads = k_cache.shape[1 if block_tables is None else 2]
     count = len(q if k is None else k) // sequences
-    results = []
+    sizes, results = (depth, width), []
     for b in range(sequences):
         queries = widened(np.split(q, sequences)[b]).reshape(-1, heads, q.shape[1] // (heads * depth), depth)
         valid = int(np.split(positions, sequences)[b][0, 0]) if prefix and positions is not None else 0
@@ -257,12 +262,13 @@ def attention_prefill_reference(
         else:
             held = k_cache, v_cache
             old_keys, old_values = (
-                each[block_tables[b]].reshape(-1, heads, depth)[:valid].copy() for each in held
+                each[block_tables[b]].reshape(-1, heads, size)[:valid].copy()
+                for each, size in zip(held, sizes)
             )
             place = np.divmod(np.split(slots, sequences)[b][:, 0], k_cache.shape[1])
         new_keys, new_values = (
-            each[place] if new is None else np.split(new, sequences)[b].reshape(-1, heads, depth)
-            for each, new in zip(held, (k, v))
+            each[place] if new is None else np.split(new, sequences)[b].reshape(-1, heads, size)
+            for each, new, size in zip(held, (k, v), sizes)
         )
         held[0][place], held[1][place] = new_keys, new_values
         keys = np.concatenate([widened(old_keys), widened(new_keys)]).transpose(1, 2, 0)[:, None]

@@ -1,30 +1,34 @@
-"""copy_pages: pages of a paged cache get the contents of other pages, by numbers that are read at run time.
+"""copy_pages: pages of a cache, or slots of states, get the contents of others, by numbers that are read at run time.
 
 Dimensions
-    N   copies; P pages of `block` positions, of Hk key/value heads of D elements each.
+    N   copies; P pages of `block` positions, of Hk key/value heads of D elements each; or P slots of two states.
 
 Arguments
-    k_cache, v_cache  [P, block, Hk, D] @ HBM, any dtype; the pages that `destinations` names are written
+    cache, other      [P, …] @ HBM, any dtype: keys and values, [P, block, Hk, D], or the two states of a recurrent
+                      layer; the pages that `destinations` names are written. `other` is None where
+                      there is one array alone, as of latent attention
     sources           [N, 1] @ HBM, int32: the pages that are read
     destinations      [N, 1] @ HBM, int32: the pages that are written. A page that stands there several times is copied
                       from the same source each time
-    returns           the two caches
+    returns           the arrays
 
 Layout
-    A page lies on one partition: its elements follow each other in HBM, so one descriptor moves many of them.
+    A page lies on one partition: its elements follow each other in HBM, so one descriptor moves many of them. One of
+    more than 16384 elements, as states have, lies in equal *rows* on as many partitions as divide it, a power of two.
 
 Tiling
-    for pieces of a page of up to 16384 elements:
-        all copies of keys and values are read, then all are written. So a page may be the source of one copy and the
+    for pieces of a row of up to 16384 elements:
+        all copies of both arrays are read, then all are written. So a page may be the source of one copy and the
         destination of another: what is read is what was there before.
-    On two cores one copies keys and the other values.
+    On two cores each copies one array; the first one copies an only array.
 
 Limits
     N up to 128.
 
 Cost
     HBM: each page read and written once. Predicted on trn2 for keys and values of pages of 16 positions, 8 heads of 128
-    in bfloat16: 10 us for one page, which is latency, 13 us for 16 and 56 us for 128.
+    in bfloat16: 10 us for one page, which is latency, 13 us for 16 and 56 us for 128. For states [32, 128, 128] and
+    [8192, 3] in float32: 27 us for one slot, 335 us for 16.
 """
 
 from __future__ import annotations
@@ -38,73 +42,122 @@ import numpy as np
 from nki_kernels.tiles import PARTITIONS, expect_dims
 
 PIECE = 16384
-"""Elements of a page that one DMA moves; several such tiles fit in SBUF, so that loads run ahead of stores."""
+"""Elements of a row that one DMA moves; several such tiles fit in SBUF, so that loads run ahead of stores."""
 
 
 @nki.jit
-def copy_pages(k_cache: nt.mutable_tensor, v_cache: nt.mutable_tensor, sources, destinations):
-    """Copy pages of keys and values."""
-    check_copies(k_cache, v_cache, sources, destinations)
-    caches = [k_cache, v_cache]
+def copy_pages(cache: nt.mutable_tensor, other: nt.mutable_tensor, sources, destinations):
+    """Copy pages of one array or two."""
+    check_copies(cache, other, sources, destinations)
+    arrays = [cache] if other is None else [cache, other]
+    rows = rows_of_page(arrays, sources.shape[0])
     if nl.num_programs() == 2:
-        caches = [caches[nl.program_id(0)]]
-    read, written = page_numbers(sources), page_numbers(destinations)
-    for first in range(0, page_elements(k_cache), PIECE):
+        core = nl.program_id(0)
+        arrays = arrays[core : core + 1]
+    read, written = row_numbers(sources, rows), row_numbers(destinations, rows)
+    longest = 0
+    for i in range(len(arrays)):
+        arrays[i] = in_rows(arrays[i], rows)
+        longest = max(longest, arrays[i].shape[1])
+    for first in range(0, longest, PIECE):
         pieces = []
-        for cache in caches:
-            pieces.append(load_piece(cache, read, first))
-        for i in range(len(caches)):
-            store_piece(caches[i], written, first, pieces[i])
-    return k_cache, v_cache
+        for array in arrays:
+            pieces.append(load_piece(array, read, first) if first < array.shape[1] else None)
+        for i in range(len(arrays)):
+            if pieces[i] is not None:
+                store_piece(arrays[i], written, first, pieces[i])
+    if other is None:
+        return cache
+    return cache, other
 
 
-def check_copies(k_cache, v_cache, sources, destinations):
-    """Refuse caches that are not pages of one shape, and other numbers of sources than of destinations."""
-    expect_dims(4, k_cache, "k_cache [pages, block, Hk, D]")
+def check_copies(cache, other, sources, destinations):
+    """Refuse arrays of other numbers of pages, and other numbers of sources than of destinations."""
     expect_dims(2, sources, "sources [N, 1]")
-    assert v_cache.shape == k_cache.shape, f"k_cache is {k_cache.shape}, v_cache is {v_cache.shape}"
+    assert len(cache.shape) > 1, f"expected cache [P, …], not a tensor of shape {cache.shape}"
+    if other is not None:
+        assert len(other.shape) > 1, f"expected other [P, …], not a tensor of shape {other.shape}"
+        assert other.shape[0] == cache.shape[0], f"cache is {cache.shape}, other is {other.shape}"
     count = sources.shape[0]
     assert count <= PARTITIONS, f"copy_pages makes at most {PARTITIONS} copies, not {count}"
     for name, numbers in (("sources", sources), ("destinations", destinations)):
         assert numbers.shape == (count, 1), f"{name} are [{count}, 1], not {numbers.shape}"
 
 
-def page_numbers(column):
-    """A column of numbers in SBUF."""
-    result = nl.ndarray(column.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=result, src=column)
+def page_elements(array):
+    """Elements of a page."""
+    elements = 1
+    for size in array.shape[1:]:
+        elements = elements * size
+    return elements
+
+
+def rows_of_page(arrays, count):
+    """Rows of a page that lie on partitions of their own: 1 where all arrays have small pages."""
+    largest = 0
+    for array in arrays:
+        largest = max(largest, page_elements(array))
+    rows = 1
+    while largest > PIECE and 2 * rows * count <= PARTITIONS:
+        for array in arrays:
+            if page_elements(array) % (2 * rows) > 0:
+                return rows
+        rows = 2 * rows
+    return rows
+
+
+def in_rows(array, rows):
+    """An array as rows of its pages: [P * rows, elements]."""
+    return array.reshape((array.shape[0] * rows, page_elements(array) // rows))
+
+
+def row_numbers(pages, rows):
+    """The numbers of the rows of some pages in SBUF: [N * rows, 1] int32.
+
+    float32 holds the numbers exactly below 2^24.
+    """
+    count = pages.shape[0]
+    result = nl.ndarray((count * rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    if rows == 1:
+        nisa.dma_copy(dst=result, src=pages)
+        return result
+    repeated = nl.ndarray((count * rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=repeated, src=pages.broadcast(1, rows))
+    row = nl.ndarray((1, count, rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=row, pattern=[[0, count], [1, rows]])
+    within = nl.ndarray((count * rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=within, src=row)
+    nisa.scalar_tensor_tensor(
+        dst=result, data=repeated, op0=nl.multiply, operand0=float(rows), op1=nl.add, operand1=within
+    )
     return result
 
 
-def page_elements(cache):
-    """Elements of a page."""
-    return cache.shape[1] * cache.shape[2] * cache.shape[3]
-
-
-def piece_of(cache, numbers, first):
-    """A piece of the pages of some numbers, from an element on: [N, elements] in HBM."""
-    elements = page_elements(cache)
+def piece_of(array, numbers, first):
+    """A piece of the rows of some numbers, from an element on: [rows, elements] in HBM."""
+    elements = array.shape[1]
     pattern = [[elements, numbers.shape[0]], [1, min(PIECE, elements - first)]]
-    return cache.reshape((cache.shape[0], elements)).ap(pattern=pattern, offset=first, vector_offset=numbers)
+    return array.ap(pattern=pattern, offset=first, vector_offset=numbers)
 
 
-def load_piece(cache, read, first):
-    """Bring a piece of the pages that are read."""
-    shape = (read.shape[0], min(PIECE, page_elements(cache) - first))
-    piece = nl.ndarray(shape, dtype=cache.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=piece, src=piece_of(cache, read, first))
+def load_piece(array, read, first):
+    """Bring a piece of the rows that are read."""
+    shape = (read.shape[0], min(PIECE, array.shape[1] - first))
+    piece = nl.ndarray(shape, dtype=array.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=piece, src=piece_of(array, read, first))
     return piece
 
 
-def store_piece(cache, written, first, piece):
-    """Write a piece of the pages that are written."""
-    nisa.dma_copy(dst=piece_of(cache, written, first), src=piece)
+def store_piece(array, written, first, piece):
+    """Write a piece of the rows that are written."""
+    nisa.dma_copy(dst=piece_of(array, written, first), src=piece)
 
 
 def copy_pages_reference(
-    k_cache: np.ndarray, v_cache: np.ndarray, sources: np.ndarray, destinations: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of pages, read before any is written; the caches are updated in place."""
-    for cache in (k_cache, v_cache):
-        cache[destinations[:, 0]] = cache[sources[:, 0]]
-    return k_cache, v_cache
+    cache: np.ndarray, other: np.ndarray | None, sources: np.ndarray, destinations: np.ndarray
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    """Rows of pages, read before any is written; the arrays are updated in place."""
+    for array in (cache, other):
+        if array is not None:
+            array[destinations[:, 0]] = array[sources[:, 0]]
+    return cache if other is None else (cache, other)

@@ -1,26 +1,27 @@
-"""experts_decode: the experts that each token of a decode step passes, weighted, with the residual, summed over ranks.
+"""experts_decode: routed experts of up to 128 tokens: their weighted sum, over ranks, plus the residual.
 
     y = x + sum over ranks of sum over k of weights[:, k] * (g(n @ w_gate[e]) * (n @ w_up[e])) @ w_down[e]
 
-where e = ids[:, k], with biases where they are given. Rows and choices are those that `router` returns.
+where e = ids[:, k], with biases where they are given. `router` returns the rows n, the weights and the ids.
 
 Dimensions
     T   tokens, up to 128; H hidden size; E experts; F this rank's part of the intermediate size of an expert;
     K   experts of a token.
 
 Arguments
-    x             [T, H] @ HBM, float32 or bfloat16: the residual, the same on every rank
-    n             [T, H] @ HBM, x's dtype: the rows that the experts are given
+    x             [T, H] @ HBM, n's dtype: the residual, the same on every rank; or None: nothing is added
+    n             [T, H] @ HBM, float32 or bfloat16: the rows that the experts are given
     weights       [T, K] @ HBM, float32
-    ids           [T, K] @ HBM, int32, 0 <= id < E, those of a token all different
-    w_gate, w_up  [E, H, F] @ HBM, float32 or bfloat16: this rank's columns; read in x's dtype
-    w_down        [E, F, H] @ HBM, float32 or bfloat16: this rank's rows; read in x's dtype
+    ids           [T, K] @ HBM, int32, 0 <= id < E, those of a token all different; with `absent` also E
+    w_gate, w_up  [E, H, F] @ HBM, float32 or bfloat16: this rank's columns; read in n's dtype
+    w_down        [E, F, H] @ HBM, float32 or bfloat16: this rank's rows; read in n's dtype
     replica_group nki.collectives.ReplicaGroup, or None for one rank
     activation    "silu", "gelu", "gelu_tanh", "relu", or "swigluoai": with g = min(gate, 7) and u the other product
                   between -7 and 7 it is g * sigmoid(1.702 * g) * (u + 1)
     b_gate, b_up  [E, F] @ HBM, float32 or bfloat16: this rank's columns, or None
     b_down        [E, H] @ HBM, float32 or bfloat16, the same on every rank, or None
-    returns y     [T, H] @ HBM, x's dtype, the same on every rank
+    absent        compile-time bool: choices of E are experts of other ranks (see `experts_dispatch`), of weight 0
+    returns y     [T, H] @ HBM, n's dtype, the same on every rank
 
 Layout
     H lies on the partitions for the first two products, F for the last one, whose result has tokens on the partitions.
@@ -40,8 +41,8 @@ Limits
     T up to 128, H up to 8192, in float32 up to 4096; E up to 512.
 
 Cost
-    HBM: the weights of min(T * K, E) experts once, x and n once, y once. Over ranks: one all-reduce of y's size in x's
-    dtype. Rounding to x's dtype: the weighted intermediate, over ranks the partial sum and the sum, and y. Bound:
+    HBM: the weights of min(T * K, E) experts once, x and n once, y once. Over ranks: one all-reduce of y's size in n's
+    dtype. Rounding to n's dtype: the weighted intermediate, over ranks the partial sum and the sum, and y. Bound:
     reading the weights. Predicted on trn2 in bfloat16: 96 % of the floor for T = 1 and 97 % for T = 16 and 128
     (H = 2048, F = 1024, E = 64, K = 8).
 """
@@ -79,41 +80,43 @@ def experts_decode(
     b_gate=None,
     b_up=None,
     b_down=None,
+    absent=False,
 ):
     """The weighted sum of the experts of each token, plus the residual."""
-    check_arguments(x, n, weights, ids, w_gate, w_up, w_down, b_gate, b_up, b_down)
-    tokens, hidden = x.shape
+    check_arguments(x, n, weights, ids, w_gate, w_up, w_down, b_gate, b_up, b_down, absent)
+    tokens, hidden = n.shape
     assert tokens <= PARTITIONS, f"experts_decode takes at most {PARTITIONS} tokens, not {tokens}"
-    y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
+    y = nl.ndarray((tokens, hidden), dtype=n.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y
-    across = spread(load(n, x.dtype), True)
+    across = spread(load(n, n.dtype), True)
     total = nl.ndarray((tokens, hidden), dtype=nl.float32, buffer=nl.sbuf)
     matrices = (w_gate, w_up, w_down)
     few = tokens * ids.shape[1] <= w_gate.shape[0]
-    slots = chosen_slots(weights, ids) if few else all_slots(weights, ids, w_gate.shape[0])
+    experts = w_gate.shape[0]
+    slots = chosen_slots(weights, ids, experts, absent) if few else all_slots(weights, ids, experts)
     sum_of_experts(total, across, matrices, (b_gate, b_up), slots, activation)
-    before = with_biases(load(x, x.dtype), weights, ids, b_down)
-    result = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.sbuf)
-    added = total if replica_group is None else over_ranks(total, x.dtype, replica_group)
-    nisa.tensor_tensor(dst=result, data1=before, data2=added, op=nl.add)
+    result = finished(total, x, n.dtype, (weights, ids), b_down, replica_group, absent)
     nisa.dma_copy(dst=y, src=result)
     return y
 
 
-def check_arguments(x, n, weights, ids, w_gate, w_up, w_down, b_gate, b_up, b_down):
+def check_arguments(x, n, weights, ids, w_gate, w_up, w_down, b_gate, b_up, b_down, absent):
     """Refuse shapes that do not fit together, and sizes beyond the limits."""
-    expect_dims(2, x, "x [T, H]")
+    expect_dims(2, n, "n [T, H]")
     expect_dims(2, ids, "ids [T, K]")
     expect_dims(3, w_gate, "w_gate [E, H, F]")
-    tokens, hidden = x.shape
+    tokens, hidden = n.shape
     experts, _, inner = w_gate.shape
-    most = MAX_ROW_BYTES // (4 if x.dtype == nl.float32 else 2)
+    most = MAX_ROW_BYTES // (4 if n.dtype == nl.float32 else 2)
     assert hidden <= most, f"experts take a hidden size of at most {most}, not {hidden}"
     assert experts <= BANK, f"at most {BANK} experts are taken, not {experts}"
-    assert n.shape == x.shape and n.dtype == x.dtype, f"n is {n.shape} {n.dtype}, x is {x.shape} {x.dtype}"
-    assert ids.shape[0] == tokens, f"ids of {ids.shape[0]} tokens, x has {tokens}"
-    assert ids.shape[1] <= experts, f"{ids.shape[1]} of {experts} experts for a token"
+    if x is not None:
+        assert n.shape == x.shape and n.dtype == x.dtype, (
+            f"n is {n.shape} {n.dtype}, x is {x.shape} {x.dtype}"
+        )
+    assert ids.shape[0] == tokens, f"ids of {ids.shape[0]} tokens, n has {tokens}"
+    assert absent or ids.shape[1] <= experts, f"{ids.shape[1]} of {experts} experts for a token"
     assert weights.shape == ids.shape, f"weights are {weights.shape}, ids are {ids.shape}"
     shape = (experts, hidden, inner)
     for matrix in (w_gate, w_up):
@@ -127,21 +130,27 @@ def check_arguments(x, n, weights, ids, w_gate, w_up, w_down, b_gate, b_up, b_do
             assert bias.shape == (experts, columns), f"a bias is [{experts}, {columns}], not {bias.shape}"
 
 
-def chosen_slots(weights, ids):
-    """For each choice (expert, the row of its token, its weight): experts by numbers that are read at run time."""
+def chosen_slots(weights, ids, experts, absent):
+    """For each choice (expert, the row of its token, its weight, None), with experts by numbers read at run time."""
     tokens, each = ids.shape
     count = tokens * each
     numbers = load_numbers(ids.reshape((1, count)))
     repeated = load_repeated(weights.reshape((1, count)), PARTITIONS)
+    mask = None
+    if absent:
+        # For an expert of another rank the last own expert's weights are loaded, and the mask drops its output.
+        nisa.tensor_scalar(dst=numbers, data=numbers, op0=nl.minimum, operand0=float(experts - 1))
+        mask = not_zero(repeated)
     slots = []
     for i in range(count):
         row = i // each
-        slots.append(((0, numbers[0:1, i : i + 1]), (row, row + 1), (repeated[:, i : i + 1], None)))
+        weighting = (repeated[:, i : i + 1], None if mask is None else mask[:, i : i + 1])
+        slots.append(((0, numbers[0:1, i : i + 1]), (row, row + 1), weighting, None))
     return slots
 
 
 def all_slots(weights, ids, experts):
-    """For each expert (expert, all rows, their weights and which have one)."""
+    """For each expert (expert, all rows, their weights [row, 1], an identity)."""
     tokens, each = ids.shape
     own = load(weights, nl.float32)
     chosen = cast(load_numbers(ids), nl.float32)
@@ -172,7 +181,7 @@ def all_slots(weights, ids, experts):
     )
     slots = []
     for expert in range(experts):
-        slots.append(((expert, None), (0, tokens), (spread_out[:, expert : expert + 1], identity)))
+        slots.append(((expert, None), (0, tokens), spread_out[:, expert : expert + 1], identity))
     return slots
 
 
@@ -185,9 +194,14 @@ def on_all_partitions(column, identity):
     nisa.nc_matmul(dst=bank, stationary=stationary, moving=identity, accumulate=False)
     result = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=result, src=bank)
-    mask = nl.ndarray((PARTITIONS, rows), dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=mask, data=result, op0=nl.not_equal, operand0=0.0)
-    return result, mask
+    return result, not_zero(result)
+
+
+def not_zero(tile):
+    """Which elements of a tile are not zero, uint8."""
+    mask = nl.ndarray(tile.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=mask, data=tile, op0=nl.not_equal, operand0=0.0)
+    return mask
 
 
 def sum_of_experts(total, across, matrices, biases, slots, activation):
@@ -197,9 +211,9 @@ def sum_of_experts(total, across, matrices, biases, slots, activation):
     pieces = chunks(hidden, matrices[0].shape[2], dtype, matrices[0].dtype)
     waiting = None
     before = None
-    for expert, rows, weighting in slots:
-        if weighting[1] is not None:
-            weighting = on_all_partitions(weighting[0], weighting[1])
+    for expert, rows, weighting, identity in slots:
+        if identity is not None:
+            weighting = on_all_partitions(weighting, identity)
         for columns in pieces:
             chunk = load_chunk(matrices, biases, expert, columns, dtype)
             result = zeros(chunk["width"], tokens, dtype)
@@ -224,18 +238,46 @@ def zeros(width, rows, dtype):
     return result
 
 
-def with_biases(tile, weights, ids, bias):
-    """Rows plus the weighted biases [E, H] of their experts, in float32; the rows themselves without biases."""
-    if bias is None:
-        return tile
+def finished(total, x, dtype, choices, bias, replica_group, absent):
+    """The sum over ranks of a float32 tile [rows, H], plus the weighted biases [E, H] and the residual, where given."""
+    before = None if x is None else load(x, dtype)
+    if bias is not None:
+        before = with_biases(before, choices, bias, absent)
+    result = nl.ndarray(total.shape, dtype=dtype, buffer=nl.sbuf)
+    added = total if replica_group is None else over_ranks(total, dtype, replica_group)
+    if before is None:
+        nisa.tensor_copy(dst=result, src=added)
+    else:
+        nisa.tensor_tensor(dst=result, data1=before, data2=added, op=nl.add)
+    return result
+
+
+def with_biases(tile, choices, bias, absent):
+    """Rows, or zeros, plus the weighted biases [E, H] of their experts, in float32."""
+    weights, ids = choices
+    shape = (ids.shape[0], bias.shape[1])
     own = load(weights, nl.float32)
     numbers = load_numbers(ids)
-    result = cast(tile, nl.float32)
+    mask = None
+    if absent:
+        nisa.tensor_scalar(dst=numbers, data=numbers, op0=nl.minimum, operand0=float(bias.shape[0] - 1))
+        mask = not_zero(own)
+    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    if tile is None:
+        nisa.memset(dst=result, value=0.0)
+    else:
+        result = cast(tile, nl.float32)
     for k in range(ids.shape[1]):
-        rows = nl.ndarray(tile.shape, dtype=bias.dtype, buffer=nl.sbuf)
-        column = nl.ndarray((tile.shape[0], 1), dtype=nl.int32, buffer=nl.sbuf)
+        rows = nl.ndarray(shape, dtype=bias.dtype, buffer=nl.sbuf)
+        column = nl.ndarray((shape[0], 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.tensor_copy(dst=column, src=numbers[:, k : k + 1])
         nisa.dma_copy(dst=rows, src=rows_at(bias, column))
+        if mask is not None:
+            loaded = rows
+            rows = nl.ndarray(shape, dtype=bias.dtype, buffer=nl.sbuf)
+            nisa.memset(dst=rows, value=0.0)
+            chosen = mask[:, k : k + 1].broadcast(1, shape[1])
+            nisa.tensor_copy_predicated(dst=rows, src=loaded, predicate=chosen)
         nisa.scalar_tensor_tensor(
             dst=result, data=rows, op0=nl.multiply, operand0=own[:, k : k + 1], op1=nl.add, operand1=result
         )
@@ -252,7 +294,7 @@ def over_ranks(partial, dtype, replica_group):
 
 
 def experts_decode_reference(
-    x: np.ndarray,
+    x: np.ndarray | None,
     n: np.ndarray,
     weights: np.ndarray,
     ids: np.ndarray,
@@ -264,12 +306,15 @@ def experts_decode_reference(
     b_gate: np.ndarray | None = None,
     b_up: np.ndarray | None = None,
     b_down: np.ndarray | None = None,
+    absent: bool = False,
 ) -> np.ndarray:
     """Token by token in float32. For several ranks pass the whole of all: the sum over ranks is the product."""
-    y = widened(x).copy()
     rows = widened(n)
+    y = np.zeros_like(rows) if x is None else widened(x).copy()
     for token, k in np.ndindex(*ids.shape):
         expert = ids[token, k]
+        if absent and expert == len(w_gate):
+            continue
         row = rows[token : token + 1]
         gate, up = row @ widened(w_gate[expert]), row @ widened(w_up[expert])
         if b_gate is not None and b_up is not None:
@@ -278,7 +323,7 @@ def experts_decode_reference(
         if b_down is not None:
             own = own + widened(b_down[expert])
         y[token] += weights[token, k] * own
-    return y.astype(x.dtype)
+    return y.astype(n.dtype)
 
 
 def gated_reference(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:

@@ -20,7 +20,8 @@ Tiling
         the next.
     For each 128 tokens: the K results of each are gathered, weighted and added in float32.
     There are as many blocks as the worst distribution of choices needs. Blocks that are not needed compute what
-        nobody reads, so the time does not depend on the choices.
+        nobody reads, so the time does not depend on the choices. Choices of experts of other ranks have a place behind
+        all rows, where nothing is written or read.
 
 Cores
     On a logical core of two physical ones the first does the work.
@@ -30,13 +31,14 @@ Limits
 
 Cost
     HBM: the weights of an expert once for each block, n once for each row of a block, x and y once, the results of
-    blocks written once, and those that tokens chose read once. Over ranks: one all-reduce of y's size in x's dtype.
-    Rounding to x's dtype: the intermediate, the result of each expert, over ranks the partial sum and the sum, and y.
-    Bound: the Tensor engine or HBM, whichever takes longer for a block; the rows of a block are chosen so that this is
-    least. Predicted on trn2 in bfloat16, of the floor: 59 % for T = 2048 (H = 4096, F = 1792, E = 8, K = 2), 61 % for
-    T = 512 (H = 2048, F = 1024, E = 64, K = 8), 44 % for T = 2048 (H = 2048, F = 768, E = 128, K = 8), where two of
-    three rows are padding that the worst distribution would need, and 20 % there with F = 96, where rows take longer
-    than products.
+    blocks written once and read once where a token chose them. Over ranks: one all-reduce of y's size in n's dtype.
+    Rounding to n's dtype: the intermediate, the result of each expert, over ranks the partial sum and the sum, and y.
+    Bound: the Tensor engine or HBM, whichever takes longer for a block. The rows of a block are chosen so that the sum
+    over blocks is least. Predicted on trn2 in bfloat16, of the floor, in the slower reading:
+        59 % for T = 2048, H = 4096, F = 1792, E = 8, K = 2;
+        62 % for T = 512, H = 2048, F = 1024, E = 64, K = 8;
+        46 % for T = 2048, H = 2048, F = 768, E = 128, K = 8, where half of the rows are padding;
+        27 % there with F = 192, and 17 % with F = 96, where moving rows takes longer than products.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from nki_kernels.experts.places import (
     block_size,
     expert_of_blocks,
     find_places,
+    out_of_range,
     sorted_tokens,
 )
 from nki_kernels.experts.products import add_down, gated, groups, products
@@ -58,8 +61,7 @@ from nki_kernels.experts.weights import chunks, load_chunk, load_down, rows_at
 from nki_kernels.experts_decode import (
     check_arguments,
     experts_decode_reference,
-    over_ranks,
-    with_biases,
+    finished,
 )
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.projection.rows import in_block, spread_into
@@ -82,25 +84,26 @@ def experts_prefill(
     b_gate=None,
     b_up=None,
     b_down=None,
+    absent=False,
 ):
     """The weighted sum of the experts of each token, plus the residual."""
-    check_arguments(x, n, weights, ids, w_gate, w_up, w_down, b_gate, b_up, b_down)
-    tokens, hidden = x.shape
+    check_arguments(x, n, weights, ids, w_gate, w_up, w_down, b_gate, b_up, b_down, absent)
+    tokens, hidden = n.shape
     experts = w_gate.shape[0]
-    choices = tokens * ids.shape[1]
-    size = block_size(choices, experts, hidden, w_gate.shape[2], item_bytes(x.dtype))
+    choices = tokens * min(ids.shape[1], experts)
+    size = block_size(choices, experts, hidden, w_gate.shape[2], item_bytes(n.dtype))
     count = block_count(choices, experts, size)
     assert count * size < MOST_ROWS, (
         f"{choices} choices make {count * size} rows of blocks; 2^24 are too many"
     )
-    y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
+    y = nl.ndarray((tokens, hidden), dtype=n.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y
-    places, ends = find_places(ids, experts, size)
+    places, ends = find_places(ids, experts, size, count * size if absent else None)
     job = {
         "n": n,
-        "results": nl.ndarray((count * size, hidden), dtype=x.dtype, buffer=nl.private_hbm, name="results"),
-        "tokens": sorted_tokens(places, tokens, count, size),
+        "results": nl.ndarray((count * size, hidden), dtype=n.dtype, buffer=nl.private_hbm, name="results"),
+        "tokens": sorted_tokens(places, tokens, count, size, absent),
         "table": expert_of_blocks(ends, count),
         "size": size,
         "matrices": (w_gate, w_up, w_down),
@@ -110,12 +113,10 @@ def experts_prefill(
     all_blocks(job, count)
     for first, last in ranges(0, tokens):
         own = places[0 : last - first, first // PARTITIONS, :]
-        rows = (x[first:last, :], weights[first:last, :], ids[first:last, :])
-        total = combined(job["results"], rows[1], own)
-        added = total if replica_group is None else over_ranks(total, x.dtype, replica_group)
-        before = with_biases(load(rows[0], x.dtype), rows[1], rows[2], b_down)
-        result = nl.ndarray((last - first, hidden), dtype=x.dtype, buffer=nl.sbuf)
-        nisa.tensor_tensor(dst=result, data1=before, data2=added, op=nl.add)
+        rows = None if x is None else x[first:last, :]
+        chosen = (weights[first:last, :], ids[first:last, :])
+        total = combined(job["results"], chosen[0], own, absent)
+        result = finished(total, rows, n.dtype, chosen, b_down, replica_group, absent)
         # Not by GpSimd, which gathers the next rows.
         nisa.dma_copy(dst=y[first:last, :], src=result, engine=nisa.engine.sync)
     return y
@@ -198,14 +199,16 @@ def finish(job, waiting):
             totals.append(result)
 
 
-def combined(results, weights, places):
-    """The weighted sum of the results at the places [rows, K] of some tokens, in float32."""
+def combined(results, weights, places, absent):
+    """The weighted sum of the results at the places [rows, K] of some tokens, in float32; zeros behind all results."""
     rows, each = places.shape
     own = load(weights, nl.float32)
     total = nl.ndarray((rows, results.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
     for k in range(each):
         part = nl.ndarray(total.shape, dtype=results.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=part, src=rows_at(results, places[:, k : k + 1]))
+        if absent:
+            nisa.memset(dst=part, value=0.0)
+        nisa.dma_copy(dst=part, src=rows_at(results, places[:, k : k + 1]), oob_mode=out_of_range(absent))
         weight = own[:, k : k + 1]
         if k == 0:
             nisa.tensor_scalar(dst=total, data=part, op0=nl.multiply, operand0=weight)
@@ -217,7 +220,7 @@ def combined(results, weights, places):
 
 
 def experts_prefill_reference(
-    x: np.ndarray,
+    x: np.ndarray | None,
     n: np.ndarray,
     weights: np.ndarray,
     ids: np.ndarray,
@@ -229,10 +232,8 @@ def experts_prefill_reference(
     b_gate: np.ndarray | None = None,
     b_up: np.ndarray | None = None,
     b_down: np.ndarray | None = None,
+    absent: bool = False,
 ) -> np.ndarray:
     """As that of experts_decode, which takes any number of tokens."""
-    weights_of_all = (w_gate, w_up, w_down)
-    biases = (b_gate, b_up, b_down)
-    return experts_decode_reference(
-        x, n, weights, ids, *weights_of_all, activation=activation, b_gate=b_gate, b_up=b_up, b_down=biases[2]
-    )
+    experts = (w_gate, w_up, w_down, None, activation, b_gate, b_up, b_down, absent)
+    return experts_decode_reference(x, n, weights, ids, *experts)

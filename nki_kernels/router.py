@@ -5,8 +5,8 @@
               softmax of the chosen ones alone, else by the sum over all experts
     sigmoid   scores sigmoid(logits); the K largest of scores + choice_bias; weights are the scores, divided by their
               sum + 1e-20 if `renormalise`
-              With groups of neighbouring experts the choice is among those of the `top_groups` best, where a group
-              counts as the sum of its two largest scores + choice_bias
+    With groups of neighbouring experts the choice is among those of the `top_groups` best. A group counts as its
+    largest logit with softmax, else as the sum of its two largest scores + choice_bias.
     Then weights are multiplied by `scale`. Of equal scores the lower number comes first, of groups too.
 
 Dimensions
@@ -22,7 +22,7 @@ Arguments
     scoring       "softmax" or "sigmoid"
     bias          [1, E] @ HBM, float32 or bfloat16, or None: of the logits
     choice_bias   [1, E] @ HBM, float32 or bfloat16, or None: of the choice alone, with sigmoid
-    groups, top_groups   compile-time ints, with sigmoid: E / groups is 8 or more
+    groups, top_groups   compile-time ints: E / groups is 8 or more
     scale         compile-time float
     returns n         [T, H] @ HBM, x's dtype
             weights   [T, K] @ HBM, float32, those of the largest scores first
@@ -110,6 +110,7 @@ def router(
     exact = x.dtype == nl.bfloat16 and w_router.dtype == nl.bfloat16
     matrix = load_cast(w_router, nl.bfloat16 if exact else nl.float32, nisa.engine.sync)
     added = [on_all(bias, rows), on_all(choice_bias, rows)]
+    grouping = (groups, top_groups)
     scratch = nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf)
     for number in range(len(tiles)):
         first, last = tiles[number]
@@ -121,9 +122,8 @@ def router(
         nisa.dma_copy(dst=n[first:last, :], src=tile)
         logits = logits_of(tile, matrix, added[0])
         if scoring == "softmax":
-            chosen, places = softmax_choice(logits, experts, top_k, renormalise, scale)
+            chosen, places = softmax_choice(logits, experts, top_k, renormalise, grouping, scale)
         else:
-            grouping = (groups, top_groups)
             chosen, places = sigmoid_choice(logits, experts, added[1], top_k, renormalise, grouping, scale)
         nisa.dma_copy(dst=weights[first:last, :], src=chosen)
         nisa.dma_copy(dst=ids[first:last, :], src=places)
@@ -141,9 +141,7 @@ def check_arguments(x, norm_weight, w_router, top_k, scoring, bias, choice_bias,
     assert norm_weight.shape == (1, hidden), f"norm_weight is [1, {hidden}], not {norm_weight.shape}"
     assert top_k >= 1 and top_k <= experts, f"top_k is 1 to {experts}, the number of experts, not {top_k}"
     assert scoring in ("softmax", "sigmoid"), f"scoring is softmax or sigmoid, not {scoring}"
-    assert scoring == "sigmoid" or (choice_bias is None and groups == 1), (
-        "choice_bias and groups come with sigmoid scoring"
-    )
+    assert scoring == "sigmoid" or choice_bias is None, "choice_bias comes with sigmoid scoring"
     for row in (bias, choice_bias):
         if row is not None:
             assert row.shape == (1, experts), (
@@ -222,10 +220,12 @@ def valid_places(places, count, experts):
     return result
 
 
-def softmax_choice(logits, experts, top_k, renormalise, scale):
-    """Weights [rows, K] and numbers of the experts with the largest logits."""
+def softmax_choice(logits, experts, top_k, renormalise, grouping, scale):
+    """Weights [rows, K] and numbers of the experts with the largest logits, within the best groups."""
     rows = logits.shape[0]
-    values, places = largest(logits, top_k)
+    groups, top_groups = grouping
+    choice = within_groups(logits, groups, top_groups, 1) if top_groups < groups else logits
+    values, places = largest(choice, top_k)
     lowered = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=lowered, data=values[:, 0:1], op0=nl.multiply, operand0=-1.0)
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -272,7 +272,7 @@ def sigmoid_choice(logits, experts, choice_bias, top_k, renormalise, grouping, s
     else:
         nisa.tensor_tensor(dst=choice[:, 0:experts], data1=scores, data2=choice_bias[0:rows, :], op=nl.add)
     if top_groups < groups:
-        choice = within_groups(choice, groups, top_groups)
+        choice = within_groups(choice, groups, top_groups, 2)
     places = valid_places(largest(choice, top_k)[1], top_k, experts)
     at = nl.ndarray((rows, top_k), dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=at, src=places)
@@ -287,15 +287,21 @@ def sigmoid_choice(logits, experts, choice_bias, top_k, renormalise, grouping, s
     return divided(weights, total, scale), places
 
 
-def within_groups(choice, groups, top_groups):
-    """The scores of the experts of the best groups, and MISSING for all others: [rows, E]."""
+def within_groups(choice, groups, top_groups, counted):
+    """The scores of the experts of the best groups, and MISSING for all others: [rows, E].
+
+    A group counts as the sum of its largest `counted` scores, one or two.
+    """
     rows, experts = choice.shape
     size = experts // groups
     best = nl.ndarray((rows, groups, LEAST_SEARCHED), dtype=nl.float32, buffer=nl.sbuf)
     for group in range(groups):
         nisa.max8(dst=best[:, group, :], src=choice[:, group * size : (group + 1) * size])
     sums = searched(rows, groups)
-    nisa.tensor_tensor(dst=sums[:, 0:groups], data1=best[:, :, 0], data2=best[:, :, 1], op=nl.add)
+    if counted == 1:
+        nisa.tensor_copy(dst=sums[:, 0:groups], src=best[:, :, 0])
+    else:
+        nisa.tensor_tensor(dst=sums[:, 0:groups], data1=best[:, :, 0], data2=best[:, :, 1], op=nl.add)
     places = nl.ndarray((rows, top_groups), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=places, src=largest(sums, top_groups)[1][:, 0:top_groups])
     numbers = nl.ndarray((rows, groups), dtype=nl.float32, buffer=nl.sbuf)
@@ -345,7 +351,7 @@ def router_reference(
         choice = scores + widened_or_zero(choice_bias)
     if top_groups < groups:
         by_group = choice.reshape(len(x), groups, -1)
-        best = np.sort(by_group, axis=2)[:, :, -2:].sum(axis=2)
+        best = np.sort(by_group, axis=2)[:, :, -1 if scoring == "softmax" else -2 :].sum(axis=2)
         taken = np.argsort(-best, axis=1, kind="stable")[:, :top_groups]
         mask = np.zeros(best.shape, bool)
         np.put_along_axis(mask, taken, True, axis=1)

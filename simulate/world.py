@@ -177,8 +177,8 @@ class World:
         """The world whose ranks are the processes that torchrun started; this process has one of them.
 
         `launch` then takes the arguments of this process's rank only, and returns its outputs only. Every process has
-        to make the same launches in the same order. Raises InvalidArgument outside of torchrun, Unsupported without
-        torch.
+        to make or `skip` the same launches in the same order. Raises InvalidArgument outside of torchrun, Unsupported
+        without torch.
         """
         world = cls(target, 1, logical_core_size, replay)
         world._peers = Processes.join()
@@ -198,6 +198,12 @@ class World:
     def size(self) -> int:
         """The number of ranks in all processes."""
         return self.ranks if self._peers is None else self._peers.ranks
+
+    def skip(self) -> None:
+        """Take no part in a launch of other processes' ranks; launches are counted alike in all of them."""
+        if self._peers is not None:
+            with self._peers.launch():
+                pass
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The arrays of all ranks, in order; `arrays` has one for each rank of this process."""

@@ -10,6 +10,7 @@ from benchmarks.fidelity.sources.clones import recognised
 from benchmarks.kernels.behind import public_text, stored_public
 from benchmarks.kernels.measure import Bench, Measured, Refused
 from benchmarks.kernels.public import best_public
+from benchmarks.kernels.routed import expert_works
 from benchmarks.kernels.table import stored, text
 from benchmarks.kernels.works import divided_works, works
 
@@ -22,7 +23,8 @@ def rows_of(target: str, cores: int, only: str = "") -> list[Measured | Refused]
     """The rows of a table whose titles contain some text."""
     bench = Bench(target, cores)
     measure = bench.measure if cores == 1 else bench.measure_if_divided
-    return [measure(work) for work in (works() if cores == 1 else divided_works()) if only in work.title]
+    every = [*works(), *expert_works()] if cores == 1 else divided_works()
+    return [measure(work) for work in every if only in work.title]
 
 
 def main() -> int:

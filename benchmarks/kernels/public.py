@@ -61,7 +61,7 @@ def _narrow(*shape: int) -> np.ndarray:
 
 
 def _shape(work: Work) -> RankShape:
-    assert work.shape is not None, f"{work.title} has no rank's shape"
+    assert isinstance(work.shape, RankShape), f"{work.title} has no rank's shape"
     return work.shape
 
 

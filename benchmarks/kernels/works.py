@@ -26,15 +26,23 @@ HEAD_SIZE = 128
 TOKENS = (2048, 4096, 8192)
 SEQUENCES = (1, 4, 16, 64)
 POSITIONS = (1024, 4096, 8192)
+WHISPERS = (("tiny", 80, 384), ("large-v3", 128, 1280))
+"""Names, mel bands and widths."""
 
 
 @dataclass(frozen=True)
-class RankShape:
-    """What one rank holds of a model: sizes of its parts of the projections, of the heads and of the vocabulary."""
+class Shape:
+    """What one rank holds of a layer: the hidden size, and its part of the width of an MLP or of each expert."""
 
     name: str
     hidden: int
     width: int
+
+
+@dataclass(frozen=True)
+class RankShape(Shape):
+    """What one rank holds of a model besides: the heads, and its part of the vocabulary."""
+
     heads: int
     kv_heads: int
     vocabulary: int
@@ -61,11 +69,11 @@ class Work:
     """A work on one rank: `least` of the operations and bytes of HBM that it takes, and the launches that do it.
 
     `rows` are the tokens of a prompt, or the sequences of a decode step, whose caches have `positions`; of a matmul
-    without a `shape` the size.
+    without a `shape` the size; 0 of a work that its name says whole.
     """
 
     name: str
-    shape: RankShape | None
+    shape: Shape | None
     rows: int
     least: LeastWork
     launches: tuple[Launch, ...]
@@ -74,6 +82,8 @@ class Work:
     @property
     def title(self) -> str:
         """Phase and work, shape, size."""
+        if not self.rows:
+            return self.name
         if self.shape is None:
             return f"{self.name}, {self.rows}^3"
         rows = f"{'T' if self.name.startswith('prefill') else 'B'}={self.rows}"
@@ -95,6 +105,9 @@ def works() -> Iterator[Work]:
         for sequences in SEQUENCES:
             for positions in POSITIONS:
                 yield from _decode_attention(shape, sequences, positions)
+    for name, bands, width in WHISPERS:
+        yield _convolution(f"convolution of the spectrum, Whisper {name}", bands, width, 1)
+        yield _convolution(f"convolution to rows, Whisper {name}", width, width, 2)
 
 
 def divided_works() -> Iterator[Work]:
@@ -113,6 +126,18 @@ def _matmul(size: int, transposed: bool) -> Work:
     least = LeastWork(2.0 * size**3, 3.0 * size * size * BFLOAT16.itemsize)
     launch = Launch("matmul", (a, b, int(transposed)), ("c",), least, size)
     return Work("matmul aT.b" if transposed else "matmul a.b", None, size, least, (launch,))
+
+
+def _convolution(name: str, channels: int, outputs: int, stride: int) -> Work:
+    """A window of 3 over the 3,000 columns of a window of speech; with stride 2 to rows, plus a table of positions."""
+    places, sizes = 3000 // stride, ((1, channels, 3000), (3, channels, outputs), (1, outputs))
+    x, w, bias = (Value(each, size, BFLOAT16) for each, size in zip(("x", "w", "bias"), sizes))
+    table = [Value("positions", (places, outputs), BFLOAT16)] if stride == 2 else []
+    moved = sum(each.nbytes for each in (x, w, bias, *table)) + _moved(places * outputs)
+    least = LeastWork(2.0 * places * 3 * channels * outputs, moved)
+    rest = (1, *table) if table else ()
+    launch = Launch("conv1d", (x, w, bias, stride, 1, "gelu", *rest), ("y",), least, places)
+    return Work(name, None, 0, least, (launch,))
 
 
 def _moved(*counts: float) -> float:
@@ -182,7 +207,8 @@ class _Parts:
         return LeastWork(block.operations + 2.0 * self.rows * mlp, block.bytes + _moved(mlp))
 
 
-def _step(phase: Phase, rows: int, positions: int, candidates: int = 1) -> StepShape:
+def step_of(phase: Phase, rows: int, positions: int, candidates: int = 1) -> StepShape:
+    """A prompt of so many tokens, or a step of as many sequences, whose caches have `positions`."""
     sequences = 1 if phase is Phase.prefill else rows
     return StepShape(phase, rows, sequences, positions, positions, 1, BFLOAT16, BFLOAT16, candidates)
 
@@ -198,7 +224,7 @@ def _named(launches: tuple[Launch, ...], *kernels: str) -> tuple[Launch, ...]:
 
 
 def _prefill(shape: RankShape, tokens: int) -> Iterator[Work]:
-    all_of_layer = _launches(shape, _step(Phase.prefill, tokens, tokens))
+    all_of_layer = _launches(shape, step_of(Phase.prefill, tokens, tokens))
     parts = _Parts(shape, tokens)
     for name, least, kernels in (
         ("prefill norm + qkv + rope", parts.qkv(), ("qkv_projection", "rope")),
@@ -210,7 +236,7 @@ def _prefill(shape: RankShape, tokens: int) -> Iterator[Work]:
 
 
 def _decode(shape: RankShape, sequences: int) -> Iterator[Work]:
-    step = _step(Phase.decode, sequences, POSITIONS[0])
+    step = step_of(Phase.decode, sequences, POSITIONS[0])
     parts = _Parts(shape, sequences)
     qkv, _, output = _alone(shape, sequences, POSITIONS[0])
     yield Work("decode norm + qkv", shape, sequences, parts.qkv(), (qkv,))
@@ -249,7 +275,7 @@ def _alone(shape: RankShape, sequences: int, positions: int) -> tuple[Launch, La
 
 
 def _decode_attention(shape: RankShape, sequences: int, positions: int) -> Iterator[Work]:
-    layer = _launches(shape, _step(Phase.decode, sequences, positions))
+    layer = _launches(shape, step_of(Phase.decode, sequences, positions))
     parts = _Parts(shape, sequences)
     block = tuple(launch for launch in layer if launch.kernel != "mlp")
     for name, least, launches in (

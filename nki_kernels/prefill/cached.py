@@ -80,7 +80,7 @@ def load_cached(case, head, cached, first):
         )
     nisa.memset(dst=head.values[:, first:last, :], value=0.0)
     nisa.tensor_copy(
-        dst=head.values[:, first:last, case.depth],
+        dst=head.values[:, first:last, case.value_depth],
         src=cached.values[:, first:last],
         engine=nisa.engine.gpsimd,
     )
@@ -96,7 +96,7 @@ def load_piece(case, head, cached, first, last, used):
     count = last - first
     shape = (case.part_depth, count, case.parts, used)
     keys = nl.ndarray(shape, dtype=case.k_cache.dtype, buffer=nl.sbuf)
-    values = nl.ndarray((used, count, case.depth), dtype=case.v_cache.dtype, buffer=nl.sbuf)
+    values = nl.ndarray((used, count, case.value_depth), dtype=case.v_cache.dtype, buffer=nl.sbuf)
     if cached.rows is None:
         copy_positions(case, head, keys, values, first * PARTITIONS)
     else:
@@ -112,9 +112,9 @@ def load_piece(case, head, cached, first, last, used):
                 src=piece[:, :, part - start, :],
                 predicate=valid[0:height],
             )
-    valid = cached.values[0:used, first:last].reshape((used, count, 1)).broadcast(2, case.depth)
+    valid = cached.values[0:used, first:last].reshape((used, count, 1)).broadcast(2, case.value_depth)
     nisa.tensor_copy_predicated(
-        dst=head.values[0:used, first:last, 0 : case.depth], src=values, predicate=valid
+        dst=head.values[0:used, first:last, 0 : case.value_depth], src=values, predicate=valid
     )
 
 
@@ -161,7 +161,7 @@ def load_stored_piece(case, head, start, count, used):
     """Load `used` keys and values of each of some blocks, from where `store_new` writes them; DMA casts them."""
     at = (case.prefix + start) // PARTITIONS
     keys = head.keys[:, at : at + count, :, 0:used]
-    values = head.values[0:used, at : at + count, 0 : case.depth]
+    values = head.values[0:used, at : at + count, 0 : case.value_depth]
     if case.slots is None:
         for part in range(case.parts):
             source = key_places(case, head, part, start, count, used)
@@ -199,7 +199,7 @@ def store_piece(case, head, start, count, used):
         nisa.dma_copy(dst=keys, src=own, engine=nisa.engine.sync)
     values = value_places(case, head, start, count, used)
     nisa.dma_copy(
-        dst=values, src=head.values[0:used, at : at + count, 0 : case.depth], engine=nisa.engine.sync
+        dst=values, src=head.values[0:used, at : at + count, 0 : case.value_depth], engine=nisa.engine.sync
     )
 
 
@@ -219,8 +219,8 @@ def value_places(case, head, start, count, used):
     """Where a contiguous cache has new values: [value, block, D], `used` values of each block."""
     row = (head.sequence * case.kv_heads + head.number) * case.k_cache.shape[3] + start
     return case.v_cache.ap(
-        pattern=[[case.depth, used], [used * case.depth, count], [1, case.depth]],
-        offset=row * case.depth,
+        pattern=[[case.value_depth, used], [used * case.value_depth, count], [1, case.value_depth]],
+        offset=row * case.value_depth,
         scalar_offset=valid_positions(case, head),
         indirect_dim=2,
     )

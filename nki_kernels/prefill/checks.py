@@ -30,18 +30,20 @@ def check_prefill(case, num_kv_heads, most_tokens):
         assert case.slots.shape == (rows, 1), f"slots is [{rows}, 1], not {case.slots.shape}"
     else:
         sequences, kv_heads, depth, capacity = k_cache.shape
-        v_shape = (sequences, kv_heads, capacity, depth)
+        expect_dims(4, v_cache, "v_cache [B, Hk, S, Dv]")
+        v_shape = (sequences, kv_heads, capacity, v_cache.shape[3])
     assert num_kv_heads is None or num_kv_heads == kv_heads, (
         f"{num_kv_heads} key/value heads, caches for {kv_heads}"
     )
     assert v_cache.shape == v_shape, (
         f"v_cache is {list(v_shape)} beside k_cache {k_cache.shape}, not {v_cache.shape}"
     )
-    assert depth <= MAX_DEPTH, f"attention_prefill takes heads of at most {MAX_DEPTH} elements, not {depth}"
+    for size in (depth, v_cache.shape[3]):
+        assert size <= MAX_DEPTH, f"attention_prefill takes heads of at most {MAX_DEPTH} elements, not {size}"
     assert q.shape[0] % sequences == 0, f"{q.shape[0]} tokens do not divide into {sequences} sequences"
     width = kv_heads * depth
     if not case.stored:
-        check_new(case, kv_heads, depth)
+        check_new(case, kv_heads, depth, v_cache.shape[3])
     assert rows % sequences == 0, f"{rows} keys do not divide into {sequences} sequences"
     assert q.shape[1] % width == 0, (
         f"q has rows of {q.shape[1]}, no multiple of {width}, {kv_heads} heads of {depth}"
@@ -53,6 +55,14 @@ def check_prefill(case, num_kv_heads, most_tokens):
     check_options(case)
 
 
+def output_width(q, k_cache, v_cache, paged):
+    """Columns of the output: as many heads as q has, of the size of values."""
+    expect_dims(2, q, "q [T, Hq * D]")
+    expect_dims(4, k_cache, "k_cache [P, page, Hk, D]" if paged else "k_cache [B, Hk, D, S]")
+    expect_dims(4, v_cache, "v_cache [P, page, Hk, D]" if paged else "v_cache [B, Hk, S, Dv]")
+    return q.shape[1] // k_cache.shape[3 if paged else 2] * v_cache.shape[3]
+
+
 def new_rows(case):
     """How many new keys there are; keys without values are refused."""
     assert (case.k is None) == (case.v is None), "k and v come together"
@@ -62,13 +72,14 @@ def new_rows(case):
     return case.k.shape[0]
 
 
-def check_new(case, kv_heads, depth):
+def check_new(case, kv_heads, depth, value_depth):
     """Refuse new keys and values that do not fit the queries or the heads of the caches."""
     q, k, v = case.q, case.k, case.v
     assert k.shape[1] == kv_heads * depth and (k.shape[0] == q.shape[0] or not case.causal), (
         f"k is [{q.shape[0]}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
     )
-    assert v.shape == k.shape, f"k is {k.shape}, v is {v.shape}"
+    v_shape = (k.shape[0], kv_heads * value_depth)
+    assert v.shape == v_shape, f"v is {list(v_shape)} beside k {k.shape}, not {v.shape}"
     assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
 
 
@@ -91,9 +102,9 @@ def check_lengths(case, tokens, capacity, most_tokens):
     assert case.cached <= capacity, f"a prefix of {case.cached} positions, caches of {capacity}"
     assert tokens <= most_tokens, f"attention_prefill takes at most {most_tokens} tokens, not {tokens}"
     keys = case.cached + tokens
-    depth = case.v_cache.shape[3]
+    depth, value_depth = case.k_cache.shape[3 if case.slots is not None else 2], case.v_cache.shape[3]
     size = 2 if case.q.dtype == nl.bfloat16 else 4
-    block_bytes = (blocks(depth) * PARTITIONS + depth + 1) * size
+    block_bytes = (blocks(depth) * PARTITIONS + value_depth + 1) * size
     most = min(MAX_KEYS, MAX_HEAD_BYTES // block_bytes * PARTITIONS)
     assert keys <= most, (
         f"attention_prefill takes at most {most} keys for heads of {depth} in {case.q.dtype}, not {keys}"
@@ -107,7 +118,7 @@ def check_options(case):
         f"a window of {case.window} tokens needs causal attention and at least 1"
     )
     assert case.softcap is None or case.softcap > 0, f"softcap is {case.softcap}, not above 0"
-    heads = case.q.shape[1] // case.v_cache.shape[3]
+    heads = case.q.shape[1] // case.k_cache.shape[3 if case.slots is not None else 2]
     assert case.sinks is None or case.sinks.shape == (1, heads), (
         f"sinks is [1, {heads}], not {case.sinks.shape}"
     )

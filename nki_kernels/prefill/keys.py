@@ -1,7 +1,7 @@
 """Keys and values of one key/value head of one sequence in SBUF, as attention_prefill multiplies them.
 
 Keys lie [d, block, part of d, key]: a head of more than 128 dims is contracted in two to four parts. Values lie
-[key, block, D + 1]: the last column holds ones, so that the product with the weights of a softmax has their sum beside
+[key, block, Dv + 1]: the last column holds ones, so that the product with the weights of a softmax has their sum beside
 it. Blocks have 128 keys. Blocks of cached positions come first, padded to whole ones, then those of the new tokens.
 
 Keys and values of padded tokens may be NaN or infinite. Those elements become 0, since a weight of 0 does not keep
@@ -21,7 +21,7 @@ LOADED_BLOCKS = 8
 
 
 class Head(nl.NKIObject):
-    """A key/value head of a sequence; once loaded, keys [part of D, block, part, 128], values [128, block, D + 1]."""
+    """A key/value head of a sequence; once loaded, keys [part of D, block, part, 128], values [128, block, Dv + 1]."""
 
     def __init__(self, sequence, number):
         self.sequence = sequence
@@ -35,8 +35,8 @@ def allocate(case, head):
     count = blocks(case.keys)
     shape = (case.part_depth, count, case.parts, PARTITIONS)
     head.keys = nl.ndarray(shape, dtype=case.dtype, buffer=nl.sbuf)
-    head.values = nl.ndarray((PARTITIONS, count, case.depth + 1), dtype=case.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=head.values[:, :, case.depth : case.depth + 1], value=1.0)
+    head.values = nl.ndarray((PARTITIONS, count, case.value_depth + 1), dtype=case.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=head.values[:, :, case.value_depth : case.value_depth + 1], value=1.0)
 
 
 def load_queries(case, queries):
@@ -91,7 +91,7 @@ def clean_keys(case, keys):
 def load_new_values(case, head, first):
     """Load up to LOADED_BLOCKS blocks of new values, from block `first` of them on."""
     start, end = row_range(case, first)
-    columns = case.v[:, head.number * case.depth : (head.number + 1) * case.depth]
+    columns = case.v[:, head.number * case.value_depth : (head.number + 1) * case.value_depth]
     base = head.sequence * case.new_keys
     split = end // PARTITIONS * PARTITIONS
     whole, rest = new_values(case, head, first)
@@ -119,9 +119,9 @@ def new_values(case, head, first):
     whole = None
     rest = None
     if count > 0:
-        whole = head.values[:, at : at + count, 0 : case.depth]
+        whole = head.values[:, at : at + count, 0 : case.value_depth]
     if used > 0:
-        rest = head.values[0:used, at + count, 0 : case.depth]
+        rest = head.values[0:used, at + count, 0 : case.value_depth]
     return whole, rest
 
 

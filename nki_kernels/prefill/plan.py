@@ -60,12 +60,13 @@ class Tuning(nl.NKIObject):
 
 
 class Case(nl.NKIObject):
-    """The arguments and sizes of a launch, and tiles that all of its steps use.
+    """The arguments and sizes of a launch, and tiles that all of its steps use; o takes its results.
 
     `stored`: the caches hold the new keys and values already.
     """
 
-    def __init__(self, q, k, v, k_cache, v_cache, scale, causal):
+    def __init__(self, o, q, k, v, k_cache, v_cache, scale, causal):
+        self.o = o
         self.q = q
         self.k = k
         self.v = v
@@ -75,6 +76,7 @@ class Case(nl.NKIObject):
         self.sequences = k_cache.shape[0]
         self.kv_heads = k_cache.shape[1]
         self.depth = k_cache.shape[2]
+        self.value_depth = v_cache.shape[3]
         self.scale = scale
         self.causal = causal
         self.positions = None
@@ -119,7 +121,6 @@ def prepare(case):
     fit(case)
     case.minus_one = column(-1.0)
     case.minus_scale = column(-case.exp_scale)
-    case.o = nl.ndarray(case.q.shape, dtype=case.dtype, buffer=nl.shared_hbm)
 
 
 def divide_depth(case):
@@ -203,9 +204,9 @@ def sink_before(case, queries, first_head, heads):
         nisa.dma_copy(dst=logits, src=case.sinks.ap(pattern=pattern, offset=offset))
         maximum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=maximum, data=logits, op0=nl.multiply, operand0=1.0 / case.exp_scale)
-        sums = nl.ndarray((rows, case.depth + 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=sums[:, 0 : case.depth], value=0.0)
-        nisa.memset(dst=sums[:, case.depth : case.depth + 1], value=1.0)
+        sums = nl.ndarray((rows, case.value_depth + 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=sums[:, 0 : case.value_depth], value=0.0)
+        nisa.memset(dst=sums[:, case.value_depth : case.value_depth + 1], value=1.0)
         case.sinks_by_rows[name] = Sink(maximum, sums)
     return case.sinks_by_rows[name]
 

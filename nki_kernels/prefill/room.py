@@ -42,4 +42,4 @@ def query_bytes(case):
 def head_bytes(case):
     """Bytes per partition of the keys and values of one head."""
     size = 2 if case.dtype == nl.bfloat16 else 4
-    return blocks(case.keys) * (case.parts * PARTITIONS + case.depth + 1) * size
+    return blocks(case.keys) * (case.parts * PARTITIONS + case.value_depth + 1) * size

@@ -212,10 +212,10 @@ def exponents_by_key(case, span, start, end):
 def multiply(case, span, start, end):
     """Add the product of the weights and values of one block of keys; the first block of a span starts the sum."""
     if span.product is None:
-        span.product = nl.ndarray((span.rows, case.depth + 1), dtype=nl.float32, buffer=nl.psum)
+        span.product = nl.ndarray((span.rows, case.value_depth + 1), dtype=nl.float32, buffer=nl.psum)
     block = start // PARTITIONS
     used = end - start
-    for first, last in ranges(0, case.depth + 1, BANK):
+    for first, last in ranges(0, case.value_depth + 1, BANK):
         nisa.nc_matmul(
             dst=span.product[:, first:last],
             stationary=span.weights[f"{block}"][0:used, :],
@@ -231,7 +231,7 @@ def finish(case, span, start, end):
         # For few keys the Scalar engine and GpSimd have more to do than the Vector engine.
         divide(case, span, span.product, nisa.engine.vector)
         return
-    span.sums = nl.ndarray((span.rows, case.depth + 1), dtype=nl.float32, buffer=nl.sbuf)
+    span.sums = nl.ndarray((span.rows, case.value_depth + 1), dtype=nl.float32, buffer=nl.sbuf)
     if span.before is None:
         nisa.activation(dst=span.sums, op=nl.copy, data=span.product)
     else:
@@ -254,15 +254,15 @@ def finish(case, span, start, end):
 def divide(case, span, sums, engine):
     """The rows of a tile: sums of values, divided by sums of weights; the Vector engine takes them from PSUM."""
     inverse = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    span.result = nl.ndarray((span.rows, case.depth), dtype=case.dtype, buffer=nl.sbuf)
-    weights = sums[:, case.depth : case.depth + 1]
-    values = sums[:, 0 : case.depth]
+    span.result = nl.ndarray((span.rows, case.value_depth), dtype=case.dtype, buffer=nl.sbuf)
+    weights = sums[:, case.value_depth : case.value_depth + 1]
+    values = sums[:, 0 : case.value_depth]
     if engine == nisa.engine.vector:
         nisa.reciprocal(dst=inverse, data=weights)
         nisa.tensor_scalar(dst=span.result, data=values, op0=nl.multiply, operand0=inverse)
     else:
         nisa.tensor_scalar(dst=inverse, data=weights, op0=nl.power, operand0=-1.0)
-        on_gpsimd(span.result, values, inverse.broadcast(1, case.depth), nl.multiply)
+        on_gpsimd(span.result, values, inverse.broadcast(1, case.value_depth), nl.multiply)
 
 
 def store(case, span, start, end):
@@ -270,6 +270,8 @@ def store(case, span, start, end):
     queries = span.queries
     first = queries.sequence * case.queries + queries.first
     head = query_head(case, queries, span.first_head)
-    columns = case.o[first : first + queries.count, head * case.depth : (head + span.heads) * case.depth]
-    rows = columns.reshape_dim(1, (span.heads, case.depth)).permute((1, 0, 2))
+    columns = case.o[
+        first : first + queries.count, head * case.value_depth : (head + span.heads) * case.value_depth
+    ]
+    rows = columns.reshape_dim(1, (span.heads, case.value_depth)).permute((1, 0, 2))
     nisa.dma_copy(dst=rows, src=span.result, engine=nisa.engine.sync)

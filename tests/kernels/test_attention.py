@@ -181,7 +181,7 @@ def test_refuses_operands_that_do_not_fit() -> None:
     q, k, v, k_cache, v_cache, scale = prefill_arguments(4, 4, 2, 8, 16)
     for arguments, sentence in (
         ((q, k[:, 1:].copy(), v, k_cache, v_cache, scale), r"k is \[4, 16\] for 2 heads of 8, not \(4, 15\)"),
-        ((q, k, v[1:], k_cache, v_cache, scale), r"k is \(4, 16\), v is \(3, 16\)"),
+        ((q, k, v[1:], k_cache, v_cache, scale), r"v is \[4, 16\] beside k \(4, 16\), not \(3, 16\)"),
         (
             (q[:, 1:].copy(), k, v, k_cache, v_cache, scale),
             "q has rows of 31, no multiple of 16, 2 heads of 8",

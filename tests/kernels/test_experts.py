@@ -206,7 +206,7 @@ def test_two_cores_give_what_one_gives(kernel: str) -> None:
         ({1: normal(1, 4, 24)}, r"n is \(4, 24\)"),
         ({1: normal(1, 5, 24, dtype=BF16)}, r"n is .*bfloat16, x is .*float32"),
         ({2: normal(1, 5, 3)}, r"weights are \(5, 3\), ids are \(5, 2\)"),
-        ({3: np.zeros((4, 2), np.int32)}, "ids of 4 tokens, x has 5"),
+        ({3: np.zeros((4, 2), np.int32)}, "ids of 4 tokens, n has 5"),
         ({5: normal(1, 6, 24, 11)}, r"w_gate and w_up are \(6, 24, 10\), not \(6, 24, 11\)"),
         ({6: normal(1, 6, 24, 10)}, r"w_down is \[6, 10, 24\], not \(6, 24, 10\)"),
         ({8: "tanh"}, "activation is silu, gelu, gelu_tanh or relu, not tanh"),

@@ -51,6 +51,7 @@ def checked(given: tuple[Any, ...], target: str = "trn2") -> tuple[np.ndarray, .
 SCORINGS: dict[str, dict[str, Any]] = {
     "softmax of all": dict(renormalise=False),
     "softmax of the chosen": dict(bias=normal(4, 1, 32)),
+    "softmax within groups": dict(renormalise=False, groups=4, top_groups=2, scale=16.0),
     "sigmoid": dict(scoring="sigmoid", renormalise=False, scale=2.5),
     "sigmoid with bias and groups": dict(
         scoring="sigmoid", choice_bias=normal(5, 1, 32, scale=0.1), groups=4, top_groups=2, scale=2.5
@@ -134,7 +135,7 @@ def test_a_row_of_nan_gets_numbers_of_experts_and_harms_no_other_row() -> None:
         ({4: 11}, "top_k is 1 to 10, the number of experts, not 11"),
         ({6: "relu"}, "scoring is softmax or sigmoid, not relu"),
         ({7: normal(1, 1, 9)}, r"a bias of 10 experts is \[1, 10\], not \(1, 9\)"),
-        ({8: normal(1, 1, 10)}, "come with sigmoid scoring"),
+        ({8: normal(1, 1, 10)}, "choice_bias comes with sigmoid scoring"),
         ({6: "sigmoid", 9: 3}, "10 experts in 3 groups"),
         ({6: "sigmoid", 9: 2}, "groups of at least 8 experts, not of 5"),
         ({6: "sigmoid", 10: 2}, "top_groups is 1 to 1, not 2"),

@@ -139,8 +139,43 @@ def test_pages_larger_than_a_piece_are_copied_whole() -> None:
         assert np.array_equal(after[destinations[:, 0]], before[sources[:, 0]])
 
 
-def test_two_cores_copy_as_one() -> None:
-    caches, ends = [normal(seed, 9, 4, 2, 8) for seed in (1, 2)], copies(4, 9)
+def test_an_only_cache_is_copied_by_one_core() -> None:
+    """Rows of latent attention."""
+    rows, (sources, destinations) = normal(1, 9, 4, 24), copies(4, 9)
+    wanted = rows.copy()
+    wanted[destinations[:, 0]] = rows[sources[:, 0]]
+    given = (rows, None, sources, destinations)
+    assert np.array_equal(run(kernels.copy_pages, given), wanted)
+    two = simulate.World("trn2", 1, 2).launch(kernels.copy_pages, [(copied(given), {})])
+    assert np.array_equal(two.outputs[0], wanted)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("count", "states"),
+    [
+        (1, ((8192, 3), (4, 64, 128))),
+        (3, ((130, 127), (12, 3))),
+        (17, ((129, 130), (6,))),
+        (16, ((4, 8), (1,))),
+    ],
+)
+def test_slots_of_two_states_get_what_others_had(
+    target: str, count: int, states: tuple[tuple[int, ...], ...]
+) -> None:
+    """States of other sizes and dtypes; of 16384 elements and fewer on one partition, of more in rows on several."""
+    arrays = [normal(1, 40, *states[0]), normal(2, 40, *states[1], dtype=BF16)]
+    sources, destinations = copies(count, 40)
+    outputs = run(kernels.copy_pages, (*arrays, sources, destinations), target)
+    for before, after in zip(arrays, outputs):
+        wanted = before.copy()
+        wanted[destinations[:, 0]] = before[sources[:, 0]]
+        assert np.array_equal(after, wanted)
+
+
+@pytest.mark.parametrize("elements", [8, 16385])
+def test_two_cores_copy_as_one(elements: int) -> None:
+    caches, ends = [normal(seed, 9, 4, 2, elements) for seed in (1, 2)], copies(4, 9)
     one = run(kernels.copy_pages, (*caches, *ends))
     two = simulate.World("trn2", 1, 2).launch(kernels.copy_pages, [(copied((*caches, *ends)), {})])
     for own, other in zip(one, two.outputs[0]):
@@ -160,9 +195,9 @@ def test_a_launch_makes_as_many_copies_as_there_are_partitions(count: int, refus
 def test_copies_that_do_not_fit_are_refused() -> None:
     keys, values, (sources, destinations) = normal(1, 9, 4, 2, 8), normal(2, 9, 4, 2, 8), copies(2, 9)
     for given, message in (
-        ((keys, values[:8], sources, destinations), "k_cache is"),
+        ((keys, values[:8], sources, destinations), "cache is"),
         ((keys, values, sources, destinations[:1]), r"destinations are \[2, 1\]"),
-        ((keys[0], values[0], sources, destinations), "k_cache"),
+        ((keys[:, 0, 0, 0], values, sources, destinations), r"expected cache \[P, …\], not"),
     ):
         with pytest.raises(AssertionError, match=message):
             run(kernels.copy_pages, given)

@@ -2,7 +2,9 @@
 
 Shapes are those of one rank of a Llama-3.1-8B on eight: hidden size 4096, 4 heads of 128 with one key/value head, an
 intermediate size of 1792, 16,032 of the vocabulary; prompts of 1,024 tokens. per_layer_input has those of Gemma 4 E2B.
-The router has those of Qwen3-30B-A3B, the experts of a decode step those of OLMoE-1B-7B.
+Latent attention has those of DeepSeek-V3 on eight ranks.
+The router has those of Qwen3-30B-A3B, the experts of a decode step those of OLMoE-1B-7B, conv1d those of Whisper; the
+gated delta rule those of a rank of Qwen3-Next-80B-A3B on eight.
 """
 
 from __future__ import annotations
@@ -136,6 +138,29 @@ def attention_decode(heads: int, kv: int, length: int, predicted_us: float = 0.0
     return Work(kernels.attention_decode, arguments, reads, q.nbytes + k.nbytes + v.nbytes, predicted_us)
 
 
+def attention_mixed(
+    sequences: int, tokens: int, heads: int, kv: int, length: int, predicted_us: float = 0.0
+) -> Work:
+    size, page, rows = 128, 16, sequences + tokens
+    q, k, v = narrow(rows, heads * size), narrow(rows, kv * size), narrow(rows, kv * size)
+    held, new = sequences * length // page, -(-tokens // page)
+    caches = narrow(held + new, page, kv, size), narrow(held + new, page, kv, size)
+    tables = np.zeros((sequences, length // page), np.int32), np.zeros((1, new), np.int32)
+    arguments = (q, k, v, *caches, ids(rows), size**-0.5, sequences, kv, ids(rows), *tables)
+    # New keys of prompts and all new values go to the caches from HBM. A partition holds part of a page, or pages.
+    reads = {
+        "q": 1,
+        "k": (sequences + 2 * tokens) / rows,
+        "v": 2,
+        "k_cache": held / (held + new),
+        "v_cache": held / (held + new),
+        "positions": 128 * kv * sequences / rows,
+        "slots": kv,
+        "block_tables": max(1, page * 128 // length),
+    }
+    return Work(kernels.attention_mixed, arguments, reads, q.nbytes + k.nbytes + v.nbytes, predicted_us)
+
+
 def attention_block_decode(hidden: int, heads: int, kv: int, length: int, predicted_us: float = 0.0) -> Work:
     size = 128
     q, k = narrow(1, heads * size), narrow(1, kv * size)
@@ -203,12 +228,54 @@ def per_layer_input(tokens: int, hidden: int, width: int, layers: int, predicted
     return Work(kernels.per_layer_input, arguments, reads, tokens * hidden * 2, predicted_us)
 
 
+def conv1d(mels: int, width: int, as_rows: bool, predicted_us: float = 0.0) -> Work:
+    """One of the two convolutions of Whisper: of log-mel spectra, or of what that gives, to rows."""
+    bias = narrow(1, width)
+    arguments: tuple[Any, ...] = (narrow(1, mels, 3000), narrow(3, mels, width), bias, 1, 1, "gelu")
+    reads: dict[str, float] = dict.fromkeys(("x", "w", "bias"), 1)
+    if as_rows:
+        arguments = (narrow(1, width, 3000), narrow(3, width, width), bias, 2, 1, "gelu", True)
+        arguments += (narrow(1500, width),)
+        at_once = 8192 // -(-width // 128) // 256 * 128  # results of a stripe, of which two share a column
+        reads |= {"added": 1, "x": 1 + (-(-1500 // at_once) - 1) / 3000}
+    return Work(kernels.conv1d, arguments, reads, 2 * width * (1500 if as_rows else 3000), predicted_us)
+
+
+def conv2d(images: int, channels: int, size: int, outputs: int, predicted_us: float = 0.0) -> Work:
+    """A window of 3 x 3 over images that are loaded whole."""
+    weights, bias = narrow(3, 3, channels, outputs), narrow(1, outputs)
+    arguments = (narrow(images, channels, size, size), weights, bias, (1, 1), (1, 1), "relu")
+    written = images * outputs * size * size * 2
+    return Work(kernels.conv2d, arguments, dict.fromkeys(("x", "w", "bias"), 1), written, predicted_us)
+
+
+def pool(
+    kernel: Callable[..., Any], images: int, channels: int, size: int, predicted_us: float = 0.0
+) -> Work:
+    """Windows of 2 x 2 that do not overlap."""
+    x = narrow(images, channels, size, size)
+    return Work(kernel, (x, (2, 2)), {"x": 1}, x.nbytes // 4, predicted_us)
+
+
 def copy_pages(copies: int, pages: int, block: int, heads: int, predicted_us: float = 0.0) -> Work:
     caches = [narrow(pages, block, heads, 128) for _ in "kv"]
     copied = copies / pages
-    reads = {"k_cache": copied, "v_cache": copied, "sources": 1, "destinations": 1}
+    reads = {"cache": copied, "other": copied, "sources": 1, "destinations": 1}
     written = 2 * copies * block * heads * 128 * 2
     return Work(kernels.copy_pages, (*caches, ids(copies), ids(copies)), reads, written, predicted_us)
+
+
+def copy_states(
+    copies: int, slots: int, states: Sequence[tuple[int, ...]], predicted_us: float = 0.0
+) -> Work:
+    """In rows on several partitions; each row reads the number of its slot."""
+    arrays = [wide(slots, *shape) for shape in states]
+    copied = dict.fromkeys(("cache", "other"), copies / slots)
+    written = copies * sum(each.nbytes for each in arrays) // slots
+    rows = 128 // copies
+    reads = {**copied, "sources": rows, "destinations": rows}
+    arguments = (*arrays, ids(copies), ids(copies))
+    return Work(kernels.copy_pages, arguments, reads, written, predicted_us)
 
 
 def router(tokens: int, hidden: int, experts: int, top: int, predicted_us: float = 0.0) -> Work:
@@ -253,6 +320,45 @@ def experts_prefill(
     )
 
 
+def gated_delta(
+    sequences: int, tokens: int, key_heads: int, heads: int, predicted_us: float = 0.0, step: bool = False
+) -> Work:
+    """States of all sequences are read and written; rows of heads stand on every partition with tokens."""
+    rows, size = sequences * tokens, 128
+    states = wide(sequences, heads, size, size)
+    arguments = (
+        narrow(rows, (2 * key_heads + heads) * size),
+        narrow(rows, heads * (size + 2)),
+        *(narrow(1, heads), narrow(1, heads), narrow(1, size)),
+        *(states, ids(sequences), ids(sequences), ids(sequences)),
+        *(key_heads, EPS),
+    )
+    reads: dict[str, float] = dict.fromkeys(("qkv", "gates", "states", "state_slots", "starts"), 1)
+    if step:  # keys come once more for each of the three terms of what is written
+        reads["qkv"] += 3 * key_heads * -(-heads // 4) / (2 * key_heads + heads)
+    reads |= dict.fromkeys(("a_log", "dt_bias", "norm_weight"), rows if step else 128)
+    reads["counts"] = 1 if step else 128
+    kernel = kernels.gated_delta_step if step else kernels.gated_delta
+    return Work(kernel, arguments, reads, states.nbytes + rows * heads * size * 2, predicted_us)
+
+
+def experts_dispatch(tokens: int, hidden: int, top: int, ranks: int, predicted_us: float = 0.0) -> Work:
+    """All is copied before it meets and after; the first expert's number is read onto every partition."""
+    given = narrow(tokens, hidden), wide(tokens, top), np.zeros((tokens, top), np.int32)
+    size = sum(each.nbytes for each in given)
+    arguments = (*given, np.zeros((1, 1), np.int32), 8, group(ranks), ranks)
+    reads = {"n": 1, "weights": 1, "ids": 1, "first": 128}
+    return Work(kernels.experts_dispatch, arguments, reads, (2 + 3 * ranks) * size, predicted_us, ranks)
+
+
+def experts_combine(tokens: int, hidden: int, ranks: int, predicted_us: float = 0.0) -> Work:
+    """Results are copied before they meet; what is received is read once."""
+    results, x = narrow(ranks * tokens, hidden), narrow(tokens, hidden)
+    arguments = (results, x, group(ranks), ranks)
+    other = 4 * results.nbytes + x.nbytes
+    return Work(kernels.experts_combine, arguments, {"results": 1, "x": 1}, other, predicted_us, ranks)
+
+
 def lm_head(rows: int, hidden: int, columns: int, top: int, predicted_us: float = 0.0) -> Work:
     x = narrow(rows, hidden)
     arguments = (x, narrow(1, hidden), narrow(hidden, columns), EPS, top, ids(1))
@@ -274,6 +380,32 @@ def all_reduce(rows: int, columns: int, ranks: int, predicted_us: float = 0.0) -
     return Work(kernels.all_reduce, (x, group(ranks)), {"x": 1}, 5 * x.nbytes, predicted_us, ranks)
 
 
+def send_receive(rows: int, columns: int, predicted_us: float = 0.0) -> Work:
+    """Each of two ranks sends its x to the other one."""
+    x, pairs = narrow(rows, columns), [(0, 1), (1, 0)]
+    return Work(kernels.send_receive, (x, pairs), {"x": 2}, 6 * x.nbytes, predicted_us, 2)
+
+
+def latent_attention_decode(sequences: int, heads: int, length: int, predicted_us: float = 0.0) -> Work:
+    q, kv, o = narrow(sequences, heads * 192), narrow(sequences, 576), narrow(sequences, heads * 128)
+    w_uk, w_uv, table = narrow(heads * 128, 512), narrow(512, heads * 128), wide(length, 32)
+    cache, at = narrow(sequences, length, 576), ids(sequences)
+    arguments = (q, kv, cache, at, 192**-0.5, narrow(1, 512), EPS, table, table.copy(), w_uk, w_uv)
+    # Positions go to all partitions, to the rotation and to the places of the new rows.
+    reads = dict.fromkeys(("q", "kv", "cache", "norm_weight", "w_uk", "w_uv"), 1) | {"positions": 128 + 2}
+    reads |= dict.fromkeys(("cos", "sin"), sequences / length)
+    return Work(kernels.latent_attention_decode, arguments, reads, kv.nbytes + o.nbytes, predicted_us)
+
+
+def latent_keys_values(tokens: int, heads: int, predicted_us: float = 0.0) -> Work:
+    kv, cache, at, table = narrow(tokens, 576), narrow(1, tokens, 576), ids(tokens), wide(tokens, 32)
+    w_uk, w_uv = narrow(heads * 128, 512), narrow(512, heads * 128)
+    arguments = (kv, cache, at, narrow(1, 512), EPS, table, table.copy(), w_uk, w_uv, heads)
+    reads = dict.fromkeys(("kv", "norm_weight", "w_uk", "w_uv", "cos", "sin"), 1) | {"positions": 2}
+    written = kv.nbytes + tokens * heads * (192 + 128) * 2
+    return Work(kernels.latent_keys_values, arguments, reads, written, predicted_us)
+
+
 def rung(kernel: Callable[..., Any], a: int, b: int, predicted_us: float = 0.0) -> Work:
     """c = a_t.T @ b for M = 1024, K = 512, N = 2048, reading a_t `a` times and b `b` times."""
     arguments = (narrow(512, 1024), narrow(512, 2048))
@@ -288,18 +420,34 @@ REALISTIC = (
     rope(1024, 4, 128, 8192, 28.9),
     attention_prefill(1024, 4, 1, 2048, 41.7),
     attention_decode(4, 1, 8192, 21.3),
+    attention_mixed(16, 512, 4, 1, 2048, 114.0),
+    latent_attention_decode(4, 16, 4096, 133.8),
+    latent_keys_values(1024, 16, 151.3),
     attention_block_decode(4096, 4, 1, 8192, 41.5),
     decoder_layer_decode(4096, 4, 1, 8192, 1792, 149.0),
     output_projection(1024, 512, 4096, 71.6),
     mlp(1024, 4096, 1792, 625.4),
     per_layer_input(1024, 1536, 256, 35, 51.1),
+    conv1d(80, 384, False, 23.2),
+    conv1d(384, 384, True, 32.5),
+    conv1d(128, 1280, False, 52.5),
+    conv1d(1280, 1280, True, 223.7),
+    conv2d(8, 128, 28, 128, 38.6),
+    pool(kernels.max_pool, 8, 64, 112, 41.9),
+    pool(kernels.average_pool, 8, 64, 112, 59.5),
     copy_pages(1, 512, 16, 8, 10.0),
     copy_pages(16, 512, 16, 8, 12.7),
     copy_pages(128, 512, 16, 8, 56.4),
+    copy_states(1, 64, ((32, 128, 128), (8192, 3)), 27.1),
+    copy_states(16, 64, ((32, 128, 128), (8192, 3)), 334.6),
     router(1024, 2048, 128, 8, 90.0),
     experts_decode(1, 2048, 64, 1024, 8, 300.0),
     experts_decode(16, 2048, 64, 1024, 8, 2300.0),
     experts_prefill(1024, 2048, 8, 1024, 2, 1000.0),
+    experts_dispatch(1024, 2048, 8, 4, 200.0),
+    experts_combine(1024, 2048, 4, 251.0),
+    gated_delta(1, 2048, 2, 4, 251.8),
+    gated_delta(16, 1, 2, 4, 90.8, step=True),
     lm_head(1, 4096, 16032, 8, 328.0),
     lm_head(1, 4096, 16032, 64, 345.0),
     lm_head(64, 4096, 16032, 64, 379.2),
@@ -307,6 +455,7 @@ REALISTIC = (
     sample(1, 128256, 91.7),
     sample(64, 16032, 142.6),
     all_reduce(1024, 4096, 8, 172.7),
+    send_receive(1024, 4096, 186.4),
     rung(ladder.tile_by_tile, a=4, b=8, predicted_us=74.5),
 )
 
@@ -322,19 +471,29 @@ RAGGED = (
     *(rope(tokens, 2, 64, 1024) for tokens in (1, 127, 128, 129)),
     *(attention_prefill(tokens, 4, 2, 600) for tokens in (1, 127, 128, 129, 600)),
     *(attention_decode(heads, 2, length) for heads, length in ((2, 129), (16, 2500))),
+    *(attention_mixed(3, tokens, 4, 2, 256) for tokens in (1, 127, 128, 129)),
     *(output_projection(tokens, 300, 700) for tokens in (1, 129, 513)),
     output_projection(129, 300, 700, ranks=2),
     *(mlp(tokens, 260, 300) for tokens in (1, 129, 513)),
     mlp(400, 260, 5000),
     mlp(129, 260, 300, ranks=3),
     *(per_layer_input(tokens, 260, 40, 2) for tokens in (1, 127, 128, 129)),
+    *(conv1d(mels, 130, as_rows) for mels in (1, 127, 128, 129) for as_rows in (False, True)),
+    *(conv2d(3, channels, 9, 130) for channels in (1, 127, 128, 129)),
+    *(pool(kernels.max_pool, 2, channels, 12) for channels in (1, 63, 64, 65)),
+    *(pool(kernels.average_pool, 2, channels, 12) for channels in (1, 63, 64, 65)),
     *(router(tokens, 260, 12, 3) for tokens in (1, 127, 128, 129)),
     *(experts_decode(tokens, 260, 12, 140, 3) for tokens in (1, 4, 5, 128)),
     *(experts_prefill(tokens, 260, 12, 140, 3) for tokens in (127, 128, 129, 1500)),
+    *(experts_dispatch(tokens, 260, 3, 2) for tokens in (1, 63, 64, 65)),
+    *(experts_combine(tokens, 260, 3) for tokens in (1, 127, 128, 129)),
+    *(gated_delta(2, tokens, 1, 2) for tokens in (1, 127, 128, 129)),
+    *(gated_delta(sequences, 1, 1, 2, step=True) for sequences in (1, 5, 128)),
     lm_head(3, 260, 700, 9),
     lm_head(2, 260, 20000, 8),
     sample(3, 700),
     all_reduce(129, 300, 3),
+    send_receive(129, 300),
     rung(ladder.hoisted, a=1, b=8),
     rung(ladder.blocked, a=1, b=2),
 )

@@ -10,7 +10,7 @@ import pytest
 import nki_kernels
 from tools.timelines import FOLDER, TARGETS, Case, cases, timeline, timelines, write
 
-MOST_LINES = 150
+MOST_LINES = 200
 SHOWN = 40  # lines of a difference
 
 

@@ -19,7 +19,8 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "the tile has partitions, or a block, that nobody touches; every operand is sliced to what was written": (
         "*.* clamp: min(tokens, PARTITIONS) -> PARTITIONS",
-        "prefill.keys.allocate tile size: (PARTITIONS, count, case.depth + 1): count + 1",
+        "prefill.keys.allocate tile size: (PARTITIONS, count, case.value_depth + 1): count + 1",
+        "projection.gated_product.accumulate clamp: min(hidden, PARTITIONS) -> PARTITIONS",
     ),
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
         "projection.residual_product.held_columns clamp: *",
@@ -59,7 +60,10 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "what is done again reads nothing that it writes, and sums begin anew, so it writes the same bytes": (
         "*.* duplicate: transpose_into(*",
-        "*.* duplicate: transpose_rows(*",
+        "causal_conv1d.* duplicate: transpose_rows(*",
+        "latent.expand.latents_of duplicate: transpose_rows(*",
+        "projection.row_groups.transpose_tiles duplicate: transpose_rows(*",
+        "recurrent.* duplicate: transpose_rows(*",
         "prefill.cached.load_cached duplicate: load_piece(*",
         "prefill.keys.clean_keys duplicate: clean(*",
         "rope.rotate duplicate: nisa.tensor_tensor(dst=with_*",

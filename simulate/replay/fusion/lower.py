@@ -258,7 +258,7 @@ class Lowering:
         return Tracer(self.builder, Provenance(narrow), dtype)
 
     def _merged(self, result: Any, tile: NkiTensor | None, as_float: bool) -> Tracer:
-        """A result; where it chooses some elements of its tile, with the others as they are."""
+        """The whole tile after a result: a masked result keeps the tile's other elements."""
         if not isinstance(result, Masked):
             return as_tracer(self.builder, result)
         assert tile is not None, "the state is written whole"

@@ -12,6 +12,7 @@ import nki_kernels
 from tests.kernels.accuracy import compare, copied, in_float64, normal
 from tests.kernels.divided import check_divided, divided
 from tests.kernels.test_attention_decode import batch, in_pages
+from tests.kernels.test_attention_mixed import mixed, stored
 from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores
 
 
@@ -350,6 +351,18 @@ def _prefill() -> list[Case]:
     ]
 
 
+def _mixed() -> list[Case]:
+    """Sequences that decode and prompts, with and without what only one kind takes."""
+    window = {"window": 60, "sinks": normal(6, 1, 4)}
+    cases = [
+        by_reference("attention_mixed", "trn2", *mixed()),
+        by_reference("attention_mixed", "trn1", *mixed(new=2, dtype=BF16, **window)),
+        by_reference("attention_mixed", "trn3", *mixed(window=100)),
+        by_reference("attention_mixed", "trn2", *stored(mixed((9,)))),
+    ]
+    return [*cases, two_cores(cases[0])]
+
+
 def attention() -> list[Case]:
-    """A step and a prompt, contiguous and in pages, with every option."""
-    return [*_decode(), *_decode_divided(), *_prefill()]
+    """A step and a prompt, contiguous and in pages, with every option, and both in one launch."""
+    return [*_decode(), *_decode_divided(), *_prefill(), *_mixed()]

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from nki.collectives import ReplicaGroup
 
-from tests.kernels.accuracy import normal
-from tools.mutants.cases.case import BF16, EPS, Case, by_reference, two_cores, weights
+import nki_kernels
+from tests.kernels.accuracy import as_tuple, normal, whole_numbers
+from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores, weights
 
 
 def experts() -> list[Case]:
-    """Every way to choose, and experts for few tokens and for many."""
-    return [*_routers(), *_decode(), *_prefill()]
+    """Every way to choose, experts for few tokens and for many, and ranks that divide them."""
+    return [*_routers(), *_decode(), *_prefill(), *_divided()]
 
 
 def _router(
@@ -36,6 +37,7 @@ def _routers() -> list[Case]:
         _router("trn2", 3, 40, 5, 2),
         _router("trn2", 130, 172, 12, 9, False, dtype=BF16),
         _router("trn3", 3, 40, 32, 3, True, *grouped),
+        _router("trn2", 3, 40, 32, 3, False, "softmax", None, None, 4, 2, 16.0),
         _router("trn1", 3, 40, 5, 2, False, "sigmoid"),
         _router("trn2", 3, 173, 5, 2, dtype=BF16, held=np.float32),
         two_cores(_router("trn2", 3, 40, 9, 2)),
@@ -114,4 +116,62 @@ def _prefill() -> list[Case]:
         _case("experts_prefill", "trn2", 2, 1030, 3, 1300, 2),
         _on_two_ranks("experts_prefill", "trn2", 130, 40, 5, 24, 2),
         two_cores(_case("experts_prefill", "trn2", 3, 40, 7, 24, 2)),
+    ]
+
+
+def _absent(kernel: str, target: str, *sizes: int, residual: bool, biases: bool) -> Case:
+    """Choices of one expert more than there are are those of another rank, of weight 0."""
+    tokens, _, count, _, top_k = sizes
+    x, n, share, _, *others = _given(sizes, np.float32, np.float32, biases)
+    rng = np.random.default_rng(tokens)
+    ids = np.stack([rng.permutation(count + 3)[:top_k] for _ in range(tokens)])
+    share, ids = np.where(ids < count, share, 0).astype(np.float32), np.minimum(ids, count).astype(np.int32)
+    return by_reference(kernel, target, x if residual else None, n, share, ids, *others, True)
+
+
+def _between_ranks(kernel: str, target: str, *given: Sequence[np.ndarray], options: Sequence[Any]) -> Case:
+    """Two ranks, of whose arrays the reference takes lists."""
+    group = ReplicaGroup([[0, 1]])
+    reference = getattr(nki_kernels, f"{kernel}_reference")
+    wanted = reference(*map(list, given), *options, group, 2)
+
+    def judge(outputs: Outputs) -> None:
+        for output, expected in zip(outputs, wanted):
+            for got, exact in zip(output, as_tuple(expected)):
+                assert got.dtype == exact.dtype
+                assert np.array_equal(got, exact)
+
+    return Case(kernel, target, tuple((*own, *options, group, 2) for own in zip(*given)), judge)
+
+
+def _dispatched(target: str, tokens: int, count: int) -> Case:
+    rng = np.random.default_rng(tokens)
+    rows = [normal(rank, tokens, 40) for rank in range(2)]
+    shares = [rng.random((tokens, 3)).astype(np.float32) for _ in range(2)]
+    ids = [
+        np.stack([rng.permutation(2 * count)[:3] for _ in range(tokens)]).astype(np.int32) for _ in range(2)
+    ]
+    first = [np.array([[rank * count]], np.int32) for rank in range(2)]
+    return _between_ranks("experts_dispatch", target, rows, shares, ids, first, options=(count,))
+
+
+def _combined(target: str, tokens: int) -> Case:
+    """Whole numbers, so that the order of sums does not matter."""
+    results = [whole_numbers(rank, 2 * tokens, 40) for rank in range(2)]
+    rows = [whole_numbers(2 + rank, tokens, 40) for rank in range(2)]
+    return _between_ranks("experts_combine", target, results, rows, options=())
+
+
+def _divided() -> list[Case]:
+    return [
+        _absent("experts_decode", "trn2", 2, 40, 9, 24, 3, residual=False, biases=False),
+        _absent("experts_decode", "trn2", 5, 40, 3, 24, 2, residual=False, biases=True),
+        _absent("experts_prefill", "trn2", 130, 40, 5, 24, 2, residual=False, biases=False),
+        _absent("experts_prefill", "trn2", 3, 40, 5, 24, 2, residual=True, biases=True),
+        _dispatched("trn2", 3, 4),
+        _dispatched("trn1", 70, 4),
+        two_cores(_dispatched("trn2", 3, 4)),
+        _combined("trn2", 3),
+        _combined("trn1", 130),
+        two_cores(_combined("trn2", 3)),
     ]

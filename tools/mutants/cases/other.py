@@ -158,7 +158,7 @@ def gated_inputs() -> list[Case]:
 
 
 def page_copies() -> list[Case]:
-    """copy_pages of a page that is written and read, of pages of more than one piece, and of keys and values apart."""
+    """copy_pages of a page that is written and read, of pieces and rows, of arrays apart, and of an only one."""
     ends = np.int32([[3], [1], [0], [5]]), np.int32([[2], [3], [4], [1]])
     several = by_reference("copy_pages", "trn2", *(normal(seed, 7, 4, 2, 8) for seed in (1, 2)), *ends)
     return [
@@ -168,7 +168,9 @@ def page_copies() -> list[Case]:
             *(normal(seed, 7, 128, 1, 132, dtype=BF16) for seed in (1, 2)),
             *(each[:2] for each in ends),
         ),
+        by_reference("copy_pages", "trn2", normal(1, 7, 129, 128), normal(2, 7, 6), *ends),
         two_cores(several),
+        two_cores(by_reference("copy_pages", "trn2", normal(3, 7, 4, 24), None, *ends)),
     ]
 
 
@@ -193,3 +195,20 @@ def sums() -> list[Case]:
     """all_reduce over one group, and over two whose ranks are not in order."""
     groups = [[0, 1]], [[0, 3], [2, 1]]
     return [_reduced(target, ReplicaGroup(group)) for target, group in zip(("trn1", "trn2"), groups)]
+
+
+def passed_on() -> list[Case]:
+    """send_receive along a chain, and round a ring of ranks that are not in order."""
+    chains = [(0, 1), (1, 2)], [(0, 2), (2, 1), (1, 0)]
+    return [_passed(target, pairs) for target, pairs in zip(("trn1", "trn2"), chains)]
+
+
+def _passed(target: str, pairs: list[tuple[int, int]]) -> Case:
+    parts = [normal(rank, 129, 17) for rank in range(3)]
+    source_of = {end: source for source, end in pairs}
+
+    def judge(outputs: Outputs) -> None:
+        for rank, (output,) in enumerate(outputs):
+            assert np.array_equal(output, parts[source_of.get(rank, rank)])
+
+    return Case("send_receive", target, tuple((part, pairs) for part in parts), judge)

@@ -1,0 +1,202 @@
+"""attention_mixed: attention of sequences that decode and of prompts, whose rows follow theirs, in one launch.
+
+    o[t] = attention_decode for the first `decoding` rows, attention_prefill for the others
+
+Everything else of a step takes both kinds of rows alike (selective batching), so weights are read once for all of them.
+
+Dimensions
+    As in the two kernels: T rows, of which the first belong to A sequences that decode, as many new tokens each, and
+    the others to B prompts of as many tokens each; Hq query heads and Hk key/value heads of size D; P pages of `page`
+    positions; N and M pages of a sequence that decodes and of a prompt.
+
+Arguments
+    q              [T, Hq * D] @ HBM, float32 or bfloat16; rotated
+    k, v           [T, Hk * D] @ HBM, q's dtype; or both None: the caches hold those of the new tokens already
+    k_cache, v_cache  [P, page, Hk, D] @ HBM, any float dtype; the new positions are written
+    positions      [T, 1] int32 @ HBM, as the tables count them
+    scale          compile-time float > 0
+    decoding       compile-time int, rows of the sequences that decode, between 1 and T - 1
+    num_kv_heads   compile-time int or None
+    slots          [T, 1] int32 @ HBM, where the caches take the new tokens
+    block_tables   [A, N] int32 @ HBM, pages of the sequences that decode
+    prompt_tables  [B, M] int32 @ HBM, pages of the prompts
+    prefix         compile-time int, the cached positions of each prompt that are read
+    window, softcap, sinks  as in attention_decode
+    returns o      [T, Hq * D] @ HBM, q's dtype, and the two caches; o alone without k and v
+
+Layout, tiling
+    Those of the two kernels, one after the other. What decodes comes first: its loads fill the DMA queues while the
+    first queries and keys of the prompts are loaded behind them. On two cores a barrier stands between the two, because
+    a prompt's table may name, behind its own pages, one to which the other core writes.
+
+Limits
+    Those of both kernels.
+
+Cost
+    That of both. Predicted for Hq = 4, Hk = 1, D = 128 in bfloat16 on trn2, in microseconds, apart and together: 16
+    sequences of 2048 positions and a prompt of 512 tokens, 98.8 and 103.4; the same and 496 tokens behind 2048 cached
+    ones, 222.4 and 218.2.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import nki.typing as nt
+import numpy as np
+
+from nki_kernels.attention_decode import (
+    MAX_DEPTH,
+    attention_decode_reference,
+    check_caches,
+    check_options,
+    check_sizes,
+    check_step,
+    check_tokens,
+)
+from nki_kernels.attention_prefill import MAX_TOKENS, attend, attention_prefill_reference
+from nki_kernels.decode.attend import attend_share
+from nki_kernels.decode.share import wait_for_other_core
+from nki_kernels.decode.sizes import Sizes
+from nki_kernels.prefill.checks import check_prefill, check_room
+from nki_kernels.prefill.plan import Case, prepare
+from nki_kernels.tiles import expect_dims
+
+
+@nki.jit
+def attention_mixed(
+    q,
+    k,
+    v,
+    k_cache: nt.mutable_tensor,
+    v_cache: nt.mutable_tensor,
+    positions,
+    scale,
+    decoding,
+    num_kv_heads=None,
+    slots=None,
+    block_tables=None,
+    prompt_tables=None,
+    prefix=0,
+    window=None,
+    softcap=None,
+    sinks=None,
+):
+    """Attention of rows that decode, then of rows of prompts; new keys and values, if any, go to the caches."""
+    expect_dims(2, q, "q [T, Hq * D]")
+    check_rows(q.shape[0], decoding, positions, slots, block_tables, prompt_tables)
+    o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    options = window, softcap, sinks
+    first, others = (0, decoding), (decoding, q.shape[0])
+    caches = k_cache, v_cache, rows(slots, first), block_tables
+    tokens = rows(q, first), rows(k, first), rows(v, first)
+    attend_decoding(rows(o, first), tokens, caches, rows(positions, first), scale, num_kv_heads, options)
+    wait_for_other_core(nl.num_programs(), k_cache, nisa.engine.sync)
+    wait_for_other_core(nl.num_programs(), v_cache, nisa.engine.gpsimd)
+    tokens = rows(q, others), rows(k, others), rows(v, others)
+    case = Case(rows(o, others), tokens[0], tokens[1], tokens[2], k_cache, v_cache, scale, True)
+    case.positions = rows(positions, others)
+    case.cached = prefix
+    case.slots = rows(slots, others)
+    case.block_tables = prompt_tables
+    attend_prompts(case, num_kv_heads, options)
+    if k is None:
+        return o
+    return o, k_cache, v_cache
+
+
+def rows(tensor, part):
+    """The rows first … end of a tensor; None stays."""
+    return None if tensor is None else tensor[part[0] : part[1]]
+
+
+def check_rows(tokens, decoding, positions, slots, block_tables, prompt_tables):
+    """Refuse rows of one kind only, and places that are missing or not those of the rows."""
+    assert 0 < decoding < tokens, f"of {tokens} rows some decode and some are of prompts, not {decoding}"
+    assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
+    assert slots is not None and slots.shape == (tokens, 1), f"attention_mixed takes slots [{tokens}, 1]"
+    assert block_tables is not None and prompt_tables is not None, (
+        "attention_mixed takes paged caches: give block_tables and prompt_tables"
+    )
+
+
+def attend_decoding(o, tokens, caches, positions, scale, num_kv_heads, options):
+    """Attention of the rows that decode; a window that covers all positions of the tables is none."""
+    q, k, v = tokens
+    k_cache, v_cache, slots, block_tables = caches
+    stored = k is None
+    if stored:
+        slots = None
+    check_caches(q.shape[0], k_cache, v_cache, slots, block_tables, stored)
+    sizes = Sizes(q.shape[0], q.shape[1], q.dtype, k_cache, block_tables, 1, stored)
+    check_step(positions, scale, num_kv_heads, sizes, MAX_DEPTH)
+    check_tokens(q, k, v, sizes)
+    check_sizes(sizes)
+    window, softcap, sinks = options
+    check_options(sizes, window, softcap, sinks)
+    own = within(window, sizes.capacity), softcap, sinks
+    caches = k_cache, v_cache, slots, block_tables
+    places, nothing = (positions, positions), (None, None)
+    attend_share(o, tokens, sizes, caches, places, scale, nothing, (None, None, 0.0), own, (None, 1, None))
+
+
+def attend_prompts(case, num_kv_heads, options):
+    """Attention of the rows of prompts; a window that covers all their keys is none."""
+    case.window, case.softcap, case.sinks = options
+    check_prefill(case, num_kv_heads, MAX_TOKENS)
+    case.window = within(case.window, case.cached + case.q.shape[0] // case.block_tables.shape[0])
+    prepare(case)
+    check_room(case)
+    attend(case)
+
+
+def within(window, positions):
+    """A window, where it is shorter than so many positions."""
+    return window if window is not None and window < positions else None
+
+
+def attention_mixed_reference(
+    q: np.ndarray,
+    k: np.ndarray | None,
+    v: np.ndarray | None,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray,
+    positions: np.ndarray,
+    scale: float,
+    decoding: int,
+    num_kv_heads: int | None = None,
+    slots: np.ndarray | None = None,
+    block_tables: np.ndarray | None = None,
+    prompt_tables: np.ndarray | None = None,
+    prefix: int = 0,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: np.ndarray | None = None,
+) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The two references on their rows, one after the other; the caches are updated in place."""
+    assert slots is not None
+    outputs = []
+    options = window, softcap, sinks
+    for part, decodes in ((slice(decoding), True), (slice(decoding, None), False)):
+        own = (each if each is None else each[part] for each in (q, k, v))
+        if decodes:
+            places = None if k is None else slots[part], block_tables
+            done = attention_decode_reference(
+                *own,
+                k_cache,
+                v_cache,
+                positions[part],
+                scale,
+                num_kv_heads,
+                *(None,) * 4,
+                0.0,
+                *places,
+                *options,
+            )
+        else:
+            places = positions[part], prefix, slots[part], prompt_tables
+            done = attention_prefill_reference(*own, k_cache, v_cache, scale, num_kv_heads, *places, *options)
+        outputs.append(done if isinstance(done, np.ndarray) else done[0])
+    o = np.concatenate(outputs)
+    return o if k is None else (o, k_cache, v_cache)

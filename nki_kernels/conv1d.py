@@ -1,0 +1,103 @@
+"""conv1d: sequences convolved with a window per pair of channels, plus a bias, through an activation.
+
+    y[n, o, t] = activation(sum over c, u of x[n, c, t * stride + u - padding] * w[u, c, o] + bias[o])
+
+Dimensions
+    N   sequences of L positions; C channels of x, O of y; U positions of the window;
+    T = (L + 2 * padding - U) // stride + 1.
+
+Arguments
+    x          [N, C, L] @ HBM, float32 or bfloat16; positions beyond the sequence count as zeros
+    w          [U, C, O] @ HBM, float32 or bfloat16; read in x's dtype
+    bias       [1, O] @ HBM, float32 or bfloat16, or None; with as_rows read in x's dtype
+    stride     compile-time int from 1 on
+    padding    compile-time int, less than U
+    activation "silu", "gelu" (by the error function), "gelu_tanh", "relu" or None
+    as_rows    compile-time bool: y as rows of hidden states, as attention and MLP take them
+    added      [T, O] @ HBM, float32 or bfloat16, or None: added to each sequence behind the activation; as_rows only
+    returns y  [N, O, T] @ HBM, x's dtype; as_rows [N * T, O]
+
+Layout
+    C on the partitions, in blocks of 128. A tap of all windows is a view of the sequence, with the stride. Without
+    as_rows the weights are stationary and O lies on the partitions of the result; else x is, and T does.
+
+Tiling
+    As `conv2d` does images of one row. As rows, for a stripe of positions, the next one under way: for 128 of T, for
+    2048 of O, for C and U: one nc_matmul for each 512 of O. There the bias is one more product, with ones.
+    Two cores of a logical core take half of O each.
+
+Limits
+    U * ceil(C / 128) up to 320, in float32 160. What two windows that follow one another read fits into 32 KiB of a
+    partition.
+
+Cost
+    HBM: w, y and `added` once; x once for each part of O whose weights stay in SBUF. Tensor engine: U * C / 128
+    matmuls of 512 columns for 128 of O and 512 of T. Rounding to x's dtype: y, and weights of another dtype.
+    Predicted for the two convolutions of Whisper on trn2 in bfloat16, in program order and scheduled: of tiny 23 us
+    (36 % of a floor of 8 us), then 33 us (51 %); of large-v3 52 us (72 %), then 227 and 220 us (83 %).
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.conv2d import conv2d_reference
+from nki_kernels.convolution.products import convolve, convolve_rows
+from nki_kernels.convolution.windows import Windows, check_windows
+from nki_kernels.cores import part
+from nki_kernels.mlp import activation_function, expect_row
+from nki_kernels.precision import widened
+from nki_kernels.tiles import PARTITIONS, expect_dims
+
+
+@nki.jit
+def conv1d(x, w, bias=None, stride=1, padding=0, activation=None, as_rows=False, added=None):
+    """Sequences convolved with windows, plus a bias, through an activation."""
+    expect_dims(3, x, "x [N, C, L]")
+    expect_dims(3, w, "w [U, C, O]")
+    sequences, channels, length = x.shape
+    taps, inputs, outputs = w.shape
+    assert inputs == channels, f"w has {inputs} input channels for x of {channels}"
+    expect_row(bias, outputs, "bias")
+    check_windows("conv1d", (1, length), (1, taps), (1, stride), (0, padding))
+    windows = Windows(sequences, (1, length), (1, taps), (1, stride), (0, padding))
+    if added is not None:
+        assert as_rows, "conv1d adds to rows; set as_rows"
+        assert added.shape == (windows.columns, outputs), (
+            f"added is [{windows.columns}, {outputs}], not {added.shape}"
+        )
+    function = nl.copy if activation is None else activation_function(activation)
+    first, end = part(outputs, PARTITIONS, nl.program_id(0))
+    images = x.expand_dim(2)
+    own = bias[:, first:end] if bias is not None else None
+    if as_rows:
+        y = nl.ndarray((sequences * windows.columns, outputs), dtype=x.dtype, buffer=nl.shared_hbm)
+        rows = y[:, first:end].reshape_dim(0, (sequences, windows.columns))
+        other = added[:, first:end] if added is not None else None
+        convolve_rows(rows, images, w[:, :, first:end], own, other, windows, function)
+        return y
+    y = nl.ndarray((sequences, outputs, windows.columns), dtype=x.dtype, buffer=nl.shared_hbm)
+    convolve(y[:, first:end, :].expand_dim(2), images, w[:, :, first:end], own, windows, function)
+    return y
+
+
+def conv1d_reference(
+    x: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray | None = None,
+    stride: int = 1,
+    padding: int = 0,
+    activation: str | None = None,
+    as_rows: bool = False,
+    added: np.ndarray | None = None,
+) -> np.ndarray:
+    """The convolution of images of one row."""
+    y = conv2d_reference(widened(x)[:, :, None], w[None], bias, (1, stride), (0, padding), activation)[
+        :, :, 0
+    ]
+    if not as_rows:
+        return y.astype(x.dtype)
+    rows = y.transpose(0, 2, 1) + (0.0 if added is None else widened(added))
+    return rows.reshape(-1, rows.shape[2]).astype(x.dtype)

@@ -1,0 +1,92 @@
+"""conv2d: images convolved with a window per pair of channels, plus a bias, through an activation.
+
+    y[n, o, i, j] = activation(sum over c, u, v of x[n, c, i * s + u - p, j * t + v - q] * w[u, v, c, o] + bias[o])
+
+Dimensions
+    N   images of H rows and W columns; C channels of x, O of y; U, V rows and columns of the window;
+    s, t strides and p, q paddings of rows and columns; H' = (H + 2 p - U) // s + 1, W' likewise.
+
+Arguments
+    x          [N, C, H, W] @ HBM, float32 or bfloat16; elements beyond the image count as zeros
+    w          [U, V, C, O] @ HBM, float32 or bfloat16; read in x's dtype
+    bias       [1, O] @ HBM, float32 or bfloat16, or None
+    stride     compile-time pair of ints from 1 on
+    padding    compile-time pair of ints, less than U and V
+    activation "silu", "gelu" (by the error function), "gelu_tanh", "relu" or None
+    returns y  [N, O, H', W'] @ HBM, x's dtype
+
+Layout
+    Channels on the partitions, in blocks of 128: those of x contract, those of y are the result's. A tap of all windows
+    is a view of the image, with the strides, so one matmul adds it; nothing is copied side by side. The padding is
+    written around the image in SBUF.
+
+Tiling
+    for O: all of it, or as many multiples of 128 as `WEIGHT_BYTES` holds weights of
+        for a stripe of images, rows or columns, the next one under way (convolution/windows.py)
+            for 128 of O
+                for 4 PSUM tiles of up to 512 pixels, or several small images
+                    for C, U, V: one nc_matmul for each tile
+    Bias and activation are one instruction, as a tile leaves PSUM.
+    Two cores of a logical core take half of O each.
+
+Limits
+    U * V * ceil(C / 128) up to 320, in float32 160. What one row of windows reads fits into 32 KiB of a partition.
+
+Cost
+    HBM: w and y once; x once for each part of O, and what windows of two stripes share once more. Tensor engine: one
+    matmul of 512 columns for each of N H' W' / 512 tiles, U * V taps, C / 128 and O / 128 blocks. So with fewer than
+    128 channels a part of the array is idle. Rounding to x's dtype: y, and weights of another dtype.
+    Predicted for 8 x 128 x 28 x 28 to 128 channels with a window of 3 x 3 on trn2 in bfloat16, in program order and
+    scheduled: 39 and 37 us (61 % of the floor); 8 x 64 x 56 x 56 to 64 channels 112 and 111 us (21 %).
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.convolution.products import convolve
+from nki_kernels.convolution.windows import Windows, check_windows
+from nki_kernels.cores import part
+from nki_kernels.mlp import activation_function, activation_reference, expect_row
+from nki_kernels.precision import widened, widened_or_zero
+from nki_kernels.tiles import PARTITIONS, expect_dims
+
+
+@nki.jit
+def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None):
+    """Images convolved with windows, plus a bias, through an activation."""
+    expect_dims(4, x, "x [N, C, H, W]")
+    expect_dims(4, w, "w [U, V, C, O]")
+    images, channels, height, width = x.shape
+    rows, columns, inputs, outputs = w.shape
+    assert inputs == channels, f"w has {inputs} input channels for x of {channels}"
+    expect_row(bias, outputs, "bias")
+    check_windows("conv2d", (height, width), (rows, columns), stride, padding)
+    windows = Windows(images, (height, width), (rows, columns), stride, padding)
+    function = nl.copy if activation is None else activation_function(activation)
+    y = nl.ndarray((images, outputs, windows.rows, windows.columns), dtype=x.dtype, buffer=nl.shared_hbm)
+    first, end = part(outputs, PARTITIONS, nl.program_id(0))
+    taps = w.flatten_dims(0, 1)[:, :, first:end]
+    own = bias[:, first:end] if bias is not None else None
+    convolve(y[:, first:end, :, :], x, taps, own, windows, function)
+    return y
+
+
+def conv2d_reference(
+    x: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray | None = None,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    activation: str | None = None,
+) -> np.ndarray:
+    """One matrix product of all windows, laid side by side, in float32."""
+    padded = np.pad(widened(x), ((0, 0), (0, 0), *((each, each) for each in padding)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[:2], axis=(2, 3))
+    windows = windows[:, :, :: stride[0], :: stride[1]].transpose(0, 2, 3, 4, 5, 1)
+    sums = windows.reshape(*windows.shape[:3], -1) @ widened(w).reshape(-1, w.shape[3])
+    sums = sums + widened_or_zero(bias)
+    active = sums if activation is None else activation_reference(sums, activation)
+    return active.transpose(0, 3, 1, 2).astype(x.dtype)

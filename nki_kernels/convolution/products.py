@@ -1,0 +1,201 @@
+"""Convolutions as products: every tap and every block of channels adds one matmul to a tile in PSUM.
+
+Two orders. `convolve` has the weights stationary and the image moving, so its results lie as images do, with the
+channels on the partitions. `convolve_rows` has the image stationary, so that a result is a row of channels.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.convolution.windows import (
+    boxes,
+    load_region,
+    sizes_of,
+    stripe_sizes,
+    tap,
+    tile_sizes,
+    whole,
+)
+from nki_kernels.projection.row_groups import item_bytes
+from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, cast, load, ranges
+
+WEIGHT_BYTES = 80 * 1024
+"""Of a partition, for the weights that stay in SBUF."""
+
+
+def held_outputs(w, dtype):
+    """Output channels whose weights [taps, C, O] stay in SBUF: all, or a multiple of 128."""
+    taps, channels, outputs = w.shape
+    each = taps * blocks(channels) * item_bytes(dtype)
+    most = WEIGHT_BYTES // each
+    if most >= outputs:
+        return outputs
+    assert most >= PARTITIONS, (
+        f"{taps} taps of {channels} channels take {each * PARTITIONS} bytes of a partition for 128 outputs, "
+        f"more than {WEIGHT_BYTES}"
+    )
+    return most // PARTITIONS * PARTITIONS
+
+
+def load_weights(w, dtype):
+    """For every block of channels its weights [channel, tap, output]."""
+    held = []
+    for first, end in ranges(0, w.shape[1]):
+        source = w[:, first:end, :].permute((1, 0, 2))
+        tile = nl.ndarray(source.shape, dtype=w.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=source)
+        held.append(cast(tile, dtype))
+    return held
+
+
+def load_regions(x, windows, stripe):
+    """For every block of channels of x [N, C, H, W] what a stripe reads."""
+    across = x.permute((1, 0, 2, 3))
+    regions = []
+    for first, end in ranges(0, x.shape[1]):
+        regions.append(load_region(across[first:end, :, :, :], windows, stripe, 0.0))
+    return regions
+
+
+def convolve(y, x, w, bias, windows, function):
+    """Store function(convolution + bias) to y [N, O, H', W']; w [taps, C, O], bias [1, O] or None."""
+    outputs = w.shape[2]
+    each = blocks(x.shape[1]) * item_bytes(x.dtype)
+    tile = tile_sizes(windows, each)
+    stripes = boxes(whole(windows), stripe_sizes(windows, tile, each))
+    across = y.permute((1, 0, 2, 3))
+    for left, right in ranges(0, outputs, held_outputs(w, x.dtype)):
+        following = load_regions(x, windows, stripes[0])
+        held = load_weights(w[:, :, left:right], x.dtype)
+        added = bias_columns(bias, left, right)
+        for number in range(len(stripes)):
+            stripe, regions = stripes[number], following
+            if number + 1 < len(stripes):
+                following = load_regions(x, windows, stripes[number + 1])
+            places = boxes(stripe, tile)
+            for first, end in ranges(0, right - left):
+                column = added[first // PARTITIONS] if bias is not None else None
+                for group, last in ranges(0, len(places), ACCUMULATOR_BANKS):
+                    sums = summed(places[group:last], regions, windows, stripe, held, first, end)
+                    for i in range(last - group):
+                        target = of_box(across[left + first : left + end, :, :, :], places[group + i])
+                        store_activated(target, sums[i], function, column)
+
+
+def bias_columns(bias, left, right):
+    """The bias of output channels left … right, a column for every 128; none without a bias."""
+    columns = []
+    if bias is not None:
+        for first, end in ranges(left, right):
+            columns.append(load(bias[:, first:end].permute((1, 0)), bias.dtype))
+    return columns
+
+
+def summed(places, regions, windows, stripe, held, first, end):
+    """The sums over taps and channels of outputs first … end, in a PSUM tile for each box of `places`."""
+    sums = []
+    for box in places:
+        images, rows, columns = sizes_of(box)
+        sums.append(nl.ndarray((end - first, images, rows, columns), dtype=nl.float32, buffer=nl.psum))
+    for block in range(len(regions)):
+        for row in range(windows.window[0]):
+            for column in range(windows.window[1]):
+                at = row * windows.window[1] + column
+                for i in range(len(places)):
+                    nisa.nc_matmul(
+                        dst=sums[i],
+                        stationary=held[block][:, at, first:end],
+                        moving=tap(regions[block], windows, stripe, places[i], row, column),
+                        accumulate=block + at > 0,
+                    )
+    return sums
+
+
+def of_box(y, box):
+    """The part of images [channel, image, row, column] that a box is."""
+    return y[:, box[0][0] : box[0][1], box[1][0] : box[1][1], box[2][0] : box[2][1]]
+
+
+def store_activated(target, sums, function, bias):
+    """Store function(sums + bias), the bias a column or None."""
+    result = nl.ndarray(target.shape, dtype=target.dtype, buffer=nl.sbuf)
+    nisa.activation(dst=result, op=function, data=sums, bias=bias)
+    nisa.dma_copy(dst=target, src=result)
+
+
+def convolve_rows(y, x, w, bias, added, windows, function):
+    """Store function(convolution + bias) + added to y [N, T, O], for images of one row; added [T, O] or None."""
+    outputs = w.shape[2]
+    each = blocks(x.shape[1]) * item_bytes(x.dtype)
+    _, _, most = tile_sizes(windows, each)
+    tile = (1, 1, min(most, PARTITIONS))
+    stripes = boxes(whole(windows), stripe_sizes(windows, tile, each))
+    ones = None
+    if bias is not None:
+        ones = nl.ndarray((1, tile[2]), dtype=x.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=ones, value=1.0)
+    for left, right in ranges(0, outputs, held_outputs(w, x.dtype)):
+        following = load_regions(x, windows, stripes[0])
+        held = load_weights(w[:, :, left:right], x.dtype)
+        row = load(bias[:, left:right], x.dtype) if bias is not None else None
+        for number in range(len(stripes)):
+            stripe, regions = stripes[number], following
+            if number + 1 < len(stripes):
+                following = load_regions(x, windows, stripes[number + 1])
+            for box in boxes(stripe, tile):
+                start, end = box[2]
+                for first, last in ranges(0, right - left, ACCUMULATOR_BANKS * BANK):
+                    panels = ranges(first, last, BANK)
+                    sums = summed_rows(box, regions, windows, stripe, held, panels)
+                    if bias is not None:
+                        add_row(sums, panels, ones[:, 0 : end - start], row)
+                    columns = (left + first, left + last)
+                    other = added[start:end, columns[0] : columns[1]] if added is not None else None
+                    store_rows(y[box[0][0], start:end, columns[0] : columns[1]], sums, other, function)
+
+
+def summed_rows(box, regions, windows, stripe, held, panels):
+    """The sums over taps and channels of the rows of a box, in a PSUM tile for each range of outputs of `panels`."""
+    rows = sizes_of(box)[2]
+    sums = []
+    for left, right in panels:
+        sums.append(nl.ndarray((rows, right - left), dtype=nl.float32, buffer=nl.psum))
+    for block in range(len(regions)):
+        for at in range(windows.window[1]):
+            stationary = tap(regions[block], windows, stripe, box, 0, at)
+            for i in range(len(panels)):
+                left, right = panels[i]
+                nisa.nc_matmul(
+                    dst=sums[i],
+                    stationary=stationary,
+                    moving=held[block][:, at, left:right],
+                    accumulate=block + at > 0,
+                )
+    return sums
+
+
+def add_row(sums, panels, ones, row):
+    """Add a row to all rows of the PSUM tiles, by the product of a column of ones with it."""
+    for i in range(len(panels)):
+        left, right = panels[i]
+        nisa.nc_matmul(dst=sums[i], stationary=ones, moving=row[:, left:right], accumulate=True)
+
+
+def store_rows(target, sums, added, function):
+    """Store function(sums) + added of the PSUM tiles of some rows, which lie side by side."""
+    rows, columns = target.shape
+    other = None
+    if added is not None:
+        other = load(added, added.dtype)
+    active = nl.ndarray((rows, columns), dtype=target.dtype if other is None else nl.float32, buffer=nl.sbuf)
+    at = 0
+    for each in sums:
+        nisa.activation(dst=active[:, at : at + each.shape[1]], op=function, data=each)
+        at += each.shape[1]
+    result = active
+    if other is not None:
+        result = nl.ndarray((rows, columns), dtype=target.dtype, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=result, data1=active, data2=other, op=nl.add)
+    nisa.dma_copy(dst=target, src=result)

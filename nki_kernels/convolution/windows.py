@@ -1,0 +1,177 @@
+"""Windows that slide over images [channel, image, row, column], and the parts of images that they read.
+
+A *box* is a range of images, of rows and of columns of the result. What its windows read is its *region*: a tile in
+SBUF with the channels on the partitions. Places of a region beyond the image hold the padding. So every tap of a window
+is a view of a region, with the window's strides, and no tap needs a case of its own.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.tiles import BANK, blocks, ranges
+
+TILE_BYTES = 32 * 1024
+"""Of a partition, for what the windows of one PSUM tile read."""
+
+STRIPE_BYTES = 16 * 1024
+"""Of a partition, for what is loaded together, if that is more than one PSUM tile needs."""
+
+
+class Windows(nl.NKIObject):
+    """Windows over images of one size: sizes as (rows, columns), and how many windows there are of each."""
+
+    def __init__(self, images, image, window, stride, padding):
+        self.images = images
+        self.image = image
+        self.window = window
+        self.stride = stride
+        self.padding = padding
+        self.rows = count(image[0], window[0], stride[0], padding[0])
+        self.columns = count(image[1], window[1], stride[1], padding[1])
+
+
+def count(size, window, stride, padding):
+    """How many windows of one dim lie within the padded size."""
+    return (size + 2 * padding - window) // stride + 1
+
+
+def check_windows(kernel, image, window, stride, padding):
+    """Refuse strides below 1, windows that do not fit into the padded image, and padding that a window may not see."""
+    for axis in range(2):
+        assert window[axis] >= 1 and stride[axis] >= 1 and padding[axis] >= 0, (
+            f"{kernel} takes windows and strides from 1 and padding from 0 on, not {window}, {stride}, {padding}"
+        )
+        assert padding[axis] < window[axis], (
+            f"padding of {kernel} is less than the window, {window[axis]}, not {padding[axis]}"
+        )
+        padded = image[axis] + 2 * padding[axis]
+        assert padded >= window[axis], (
+            f"a window of {window[axis]} does not fit into {padded} padded elements"
+        )
+
+
+def whole(windows):
+    """The box of all results."""
+    return ((0, windows.images), (0, windows.rows), (0, windows.columns))
+
+
+def boxes(box, sizes):
+    """Boxes of at most `sizes` images, rows and columns that cover a box."""
+    result = []
+    for images in ranges(box[0][0], box[0][1], sizes[0]):
+        for rows in ranges(box[1][0], box[1][1], sizes[1]):
+            for columns in ranges(box[2][0], box[2][1], sizes[2]):
+                result.append((images, rows, columns))
+    return result
+
+
+def sizes_of(box):
+    """Images, rows and columns of a box."""
+    return (box[0][1] - box[0][0], box[1][1] - box[1][0], box[2][1] - box[2][0])
+
+
+def evenly(size, most):
+    """The size of parts of at most `most`, so that all are about equal."""
+    return blocks(size, blocks(size, most))
+
+
+def tile_sizes(windows, each_bytes, most=BANK):
+    """Images, rows and columns of a PSUM tile of at most `most` results, whose region fits into TILE_BYTES.
+
+    each_bytes: of a partition, for one element of the image: those of all its blocks of channels.
+    """
+    columns = evenly(windows.columns, most)
+    rows = evenly(windows.rows, most // columns)
+    images = 1
+    if rows == windows.rows and columns == windows.columns:
+        images = evenly(windows.images, most // (rows * columns))
+    while region_elements(windows, (images, rows, columns)) * each_bytes > TILE_BYTES:
+        if images > 1:
+            images = blocks(images, 2)
+        elif rows > 1:
+            rows = blocks(rows, 2)
+        else:
+            assert columns > 1, (
+                f"windows of {windows.window} take more than {TILE_BYTES} bytes of a partition for all channels"
+            )
+            columns = blocks(columns, 2)
+    return (images, rows, columns)
+
+
+def stripe_sizes(windows, tile, each_bytes):
+    """Images, rows and columns that are loaded together: as many tiles along one axis as fit into STRIPE_BYTES."""
+    limits = (windows.images, windows.rows, windows.columns)
+    axis = 2
+    while axis > 0 and tile[axis] == limits[axis]:
+        axis = axis - 1
+    times = 1
+    for more in range(2, blocks(limits[axis], tile[axis]) + 1):
+        if region_elements(windows, stretched(tile, axis, more, limits)) * each_bytes <= STRIPE_BYTES:
+            times = more
+    return stretched(tile, axis, times, limits)
+
+
+def stretched(sizes, axis, times, limits):
+    """Sizes with one of them so many times as large, up to its limit."""
+    result = []
+    for other in range(3):
+        size = sizes[other] * times if other == axis else sizes[other]
+        result.append(min(size, limits[other]))
+    return (result[0], result[1], result[2])
+
+
+def region_elements(windows, sizes):
+    """Elements of one channel that a box of these sizes reads."""
+    rows = (sizes[1] - 1) * windows.stride[0] + windows.window[0]
+    columns = (sizes[2] - 1) * windows.stride[1] + windows.window[1]
+    return sizes[0] * rows * columns
+
+
+def spans(windows, box):
+    """For rows and for columns: where the region of a box begins in the image, and ends; outside of it is padding."""
+    result = []
+    for axis in range(2):
+        first, last = box[axis + 1]
+        start = first * windows.stride[axis] - windows.padding[axis]
+        end = (last - 1) * windows.stride[axis] - windows.padding[axis] + windows.window[axis]
+        result.append((start, end))
+    return result
+
+
+def load_region(x, windows, box, padding):
+    """What a box reads of images x [channel, image, row, column] of HBM: [channel, image, row, column]."""
+    (top, bottom), (left, right) = spans(windows, box)
+    images = sizes_of(box)[0]
+    height, width = bottom - top, right - left
+    region = nl.ndarray((x.shape[0], images, height, width), dtype=x.dtype, buffer=nl.sbuf)
+    first_row, end_row = max(0, -top), min(bottom, windows.image[0]) - top
+    first_column, end_column = max(0, -left), min(right, windows.image[1]) - left
+    if first_row > 0:
+        nisa.memset(dst=region[:, :, 0:first_row, :], value=padding)
+    if end_row < height:
+        nisa.memset(dst=region[:, :, end_row:height, :], value=padding)
+    inner = region[:, :, first_row:end_row, :]
+    if first_column > 0:
+        nisa.memset(dst=inner[:, :, :, 0:first_column], value=padding)
+    if end_column < width:
+        nisa.memset(dst=inner[:, :, :, end_column:width], value=padding)
+    source = x[
+        :, box[0][0] : box[0][1], top + first_row : top + end_row, left + first_column : left + end_column
+    ]
+    nisa.dma_copy(dst=inner[:, :, :, first_column:end_column], src=source)
+    return region
+
+
+def tap(region, windows, stripe, box, row, column):
+    """The elements at (row, column) of the windows of a box, of the region of the stripe that the box is in."""
+    images, rows, columns = sizes_of(box)
+    image = box[0][0] - stripe[0][0]
+    top = (box[1][0] - stripe[1][0]) * windows.stride[0] + row
+    left = (box[2][0] - stripe[2][0]) * windows.stride[1] + column
+    bottom = top + (rows - 1) * windows.stride[0] + 1
+    right = left + (columns - 1) * windows.stride[1] + 1
+    return region[
+        :, image : image + images, top : bottom : windows.stride[0], left : right : windows.stride[1]
+    ]

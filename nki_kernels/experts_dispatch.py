@@ -1,0 +1,128 @@
+"""experts_dispatch: rows and choices of the tokens of all ranks among which whole experts are divided.
+
+    rows[s * T + t]    = n[t] of rank s
+    ids[s * T + t, k]  = the number among this rank's experts of choice k of that token, or `experts` of another rank's
+    weights[…]         = its weight, 0 of another rank's
+
+Dimensions
+    T   tokens of each rank; N ranks; H hidden size; K experts of a token.
+
+Arguments
+    n              [T, H] @ HBM, float32 or bfloat16: this rank's rows, as `router` returns them
+    weights        [T, K] @ HBM, float32
+    ids            [T, K] @ HBM, int32: numbers among the experts of all ranks
+    first          [1, 1] @ HBM, int32: the number of this rank's first expert
+    experts        compile-time int: experts of each rank
+    replica_group  nki.collectives.ReplicaGroup
+    ranks          compile-time int N: the length of this rank's list
+    returns rows   [N * T, H] @ HBM, n's dtype
+            own_weights, own_ids  [N * T, K] @ HBM, float32 and int32
+
+Layout and tiling
+    Rows go from HBM to HBM. Choices are compared in SBUF, 128 tokens on the partitions.
+
+Cores
+    On a logical core of two physical ones the first does the work.
+
+Limits
+    Those of HBM; up to 2^24 experts.
+
+Cost
+    HBM: n twice, the rows of all ranks twice. All tokens may choose experts of one rank, so each rank has room for the
+    rows of all: none is ever dropped. With that room an all-to-all moves the bytes of an all-gather, out of N copies
+    of n. So this is an all-gather; results come back by an all-to-all (`experts_combine`). Bound: the collective.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.tiles import PARTITIONS, cast, expect_dims, load, load_repeated, ranges
+
+
+@nki.jit
+def experts_dispatch(n, weights, ids, first, experts, replica_group, ranks):
+    """The rows of all ranks, and the weights and numbers of those choices that are this rank's experts."""
+    expect_dims(2, n, "n [T, H]")
+    expect_dims(2, ids, "ids [T, K]")
+    tokens = n.shape[0]
+    assert ids.shape[0] == tokens, f"ids of {ids.shape[0]} tokens, n has {tokens}"
+    assert weights.shape == ids.shape, f"weights are {weights.shape}, ids are {ids.shape}"
+    assert first.shape == (1, 1), f"first is [1, 1], not {first.shape}"
+    assert experts >= 1, f"experts is {experts}; every rank has one"
+    held = []
+    for source in (n, weights, ids):
+        shape = (ranks * tokens, source.shape[1])
+        held.append(nl.ndarray(shape, dtype=source.dtype, buffer=nl.shared_hbm))
+    if nl.program_id(0) > 0:
+        return held[0], held[1], held[2]
+    gathered = gather([n, weights, ids], replica_group, ranks)
+    nisa.dma_copy(dst=held[0], src=gathered[0])
+    own = cast(load_repeated(first, PARTITIONS), nl.float32)
+    for start, end in ranges(0, ranks * tokens):
+        chosen = (gathered[1][start:end, :], gathered[2][start:end, :])
+        own_weights, own_ids = of_rank(chosen[0], chosen[1], own[0 : end - start, :], experts)
+        nisa.dma_copy(dst=held[1][start:end, :], src=own_weights)
+        nisa.dma_copy(dst=held[2][start:end, :], src=own_ids)
+    return held[0], held[1], held[2]
+
+
+def gather(sources, replica_group, ranks):
+    """Arrays of HBM of all ranks, one rank's rows behind the other's, in internal buffers."""
+    names = ("rows", "weights", "ids")
+    own, every = [], []
+    for i in range(len(sources)):
+        rows, columns = sources[i].shape
+        dtype, name = sources[i].dtype, names[i]
+        own.append(nl.ndarray((rows, columns), dtype=dtype, buffer=nl.private_hbm, name=f"own_{name}"))
+        shape = (ranks * rows, columns)
+        every.append(nl.ndarray(shape, dtype=dtype, buffer=nl.private_hbm, name=f"all_{name}"))
+        nisa.dma_copy(dst=own[i], src=sources[i])
+    ncc.all_gather(srcs=own, dsts=every, replica_group=replica_group, collective_dim=0)
+    return every
+
+
+def of_rank(weights, ids, first, experts):
+    """Choices of HBM as numbers among `experts` from `first` [row, 1] on; weights 0 and number `experts` of others."""
+    numbers = load(ids, nl.float32)
+    nisa.tensor_scalar(dst=numbers, data=numbers, op0=nl.subtract, operand0=first)
+    here = nl.ndarray(ids.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=here, data=numbers, op0=nl.greater_equal, operand0=0.0)
+    nisa.scalar_tensor_tensor(
+        dst=here, data=numbers, op0=nl.less, operand0=float(experts), op1=nl.multiply, operand1=here
+    )
+    chosen = nl.ndarray(ids.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=chosen, src=here)
+    own_weights = nl.ndarray(ids.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=own_weights, value=0.0)
+    nisa.tensor_copy_predicated(dst=own_weights, src=load(weights, nl.float32), predicate=chosen)
+    others = nl.ndarray(ids.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=others, value=float(experts))
+    nisa.tensor_copy_predicated(dst=others, src=numbers, predicate=chosen)
+    own_ids = nl.ndarray(ids.shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=own_ids, src=others)
+    return own_weights, own_ids
+
+
+def experts_dispatch_reference(
+    n: list[np.ndarray],
+    weights: list[np.ndarray],
+    ids: list[np.ndarray],
+    first: list[np.ndarray],
+    experts: int,
+    replica_group: object,
+    ranks: int,
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """On every rank of one group, given the arrays of all its ranks."""
+    rows, every_weight, every_id = (np.concatenate(each) for each in (n, weights, ids))
+    results = []
+    for own in first:
+        local = every_id - own[0, 0]
+        here = (local >= 0) & (local < experts)
+        chosen = np.where(here, local, experts).astype(np.int32)
+        results.append((rows, np.where(here, every_weight, np.float32(0.0)), chosen))
+    return results

@@ -1,0 +1,135 @@
+"""Rows of a latent cache on their way to SBUF, with a mask for each new token, and their transposes.
+
+Beside the key of a row stands a mask for each new token: 0 where the token sees the position, else far below any score.
+Transposed, it is one more element of the contraction, so the product adds it to the scores. Keys are copied for that:
+rows that lie together in SBUF as in the cache take the fewest descriptors.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.latent.sizes import heights
+from nki_kernels.tiles import MASKED, PARTITIONS
+
+BY_VECTOR = 3
+"""Of so many transposed chunks the Vector engine copies one, the Scalar engine the others."""
+
+TOGETHER = 4
+"""Chunks of transposed keys that one copy moves."""
+
+
+def run_numbers(block_tables, sizes):
+    """Where runs of positions lie in the cache, counted in runs: for each piece [128, runs, sequence] int32.
+
+    A run is as many positions as a page and a partition of a piece have in common.
+    """
+    result = []
+    for first, chunks, _ in sizes.pieces:
+        run = min(chunks, sizes.block)
+        repeats = sizes.block // run
+        count = chunks * PARTITIONS // sizes.block
+        start = first // sizes.block
+        pages = nl.ndarray((PARTITIONS, chunks // run, sizes.sequences), dtype=nl.int32, buffer=nl.sbuf)
+        table = block_tables[:, start : start + count].permute((1, 0))
+        nisa.dma_copy(dst=pages, src=table.expand_dim(1).broadcast(1, repeats))
+        if repeats > 1:
+            row = nl.ndarray((1, count, repeats), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.iota(dst=row, pattern=[[0, count], [1, repeats]])
+            within = nl.ndarray((PARTITIONS, chunks // run), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.dma_copy(dst=within, src=row)
+            numbers = nl.ndarray(pages.shape, dtype=nl.int32, buffer=nl.sbuf)
+            nisa.scalar_tensor_tensor(
+                dst=numbers,
+                data=pages,
+                op0=nl.multiply,
+                operand0=float(repeats),
+                op1=nl.add,
+                operand1=within.expand_dim(2).broadcast(2, sizes.sequences),
+            )
+            pages = numbers
+        result.append(pages)
+    return result
+
+
+def bring(work, number):
+    """Load the rows of an item."""
+    sizes, item = work.sizes, work.items[number]
+    first, chunks, height = sizes.pieces[item.piece]
+    item.rows = work.row_tiles[number % sizes.buffers][0:height, 0:chunks, :]
+    if sizes.paged:
+        gather(work, item)
+        return
+    rows = work.cache[item.sequence, first : first + height * chunks, :].reshape_dim(0, (height, chunks))
+    nisa.dma_copy(dst=item.rows, src=rows)
+
+
+def set_beside(work, number):
+    """Put the keys of an item beside masks: [row, chunk, key and mask of each new token]."""
+    sizes, item = work.sizes, work.items[number]
+    _, chunks, height = sizes.pieces[item.piece]
+    item.beside = work.beside_tiles[number % 2][0:height, 0:chunks, :]
+    item.transposed = work.transposed_tiles[number % 2]
+    at = work.first_chunks[item.piece]
+    for i in range(sizes.new):
+        token = item.sequence * sizes.new + i
+        nisa.tensor_scalar(
+            dst=item.beside[:, :, sizes.rope + i],
+            data=work.keys_at[0:height, at : at + chunks],
+            op0=nl.greater,
+            operand0=work.tokens_at[0:height, token : token + 1],
+            op1=nl.multiply,
+            operand1=MASKED,
+        )
+    nisa.tensor_copy(dst=item.beside[:, :, 0 : sizes.rope], src=item.rows[:, :, sizes.rank : sizes.width])
+
+
+def gather(work, item):
+    """Load the rows of an item from pages, one run of each partition by one DMA."""
+    sizes = work.sizes
+    numbers = work.runs[item.piece]
+    run = min(item.rows.shape[1], sizes.block)
+    row = run * sizes.width
+    flat = work.cache.reshape((work.cache.shape[0] * sizes.block // run, row))
+    for i in range(numbers.shape[1]):
+        source = flat.ap(
+            pattern=[[row, PARTITIONS], [sizes.width, run], [1, sizes.width]],
+            vector_offset=numbers[:, i, item.sequence : item.sequence + 1],
+        )
+        nisa.dma_copy(dst=item.rows[:, i * run : (i + 1) * run, :], src=source)
+
+
+def transpose_chunk(work, item, chunk):
+    """Transpose a chunk of rows: latents to [latent in part, part, row], keys and masks to [element, row].
+
+    Behind the last chunk there is nothing to do.
+    """
+    if chunk >= item.rows.shape[1]:
+        return
+    sizes = work.sizes
+    rows = item.rows[:, chunk, :]
+    height = rows.shape[0]
+    latent, turned = item.transposed
+    by_vector = chunk % BY_VECTOR == BY_VECTOR - 1
+    for start, end, part_height in heights(sizes.rank):
+        bank = nl.ndarray((part_height, end - start, height), dtype=sizes.dtype, buffer=nl.psum)
+        for part in range(start, end):
+            column = part * PARTITIONS
+            nisa.nc_transpose(dst=bank[:, part - start, :], data=rows[:, column : column + part_height])
+        copy_out(latent[0:part_height, start:end, chunk, 0:height], bank, by_vector)
+    first = chunk // TOGETHER * TOGETHER
+    last = min(first + TOGETHER, item.rows.shape[1])
+    if chunk == first:
+        item.bank = nl.ndarray((sizes.beside, last - first, height), dtype=sizes.dtype, buffer=nl.psum)
+    nisa.nc_transpose(dst=item.bank[:, chunk - first, :], data=item.beside[:, chunk, :])
+    if chunk + 1 == last:
+        copy_out(turned[:, first:last, 0:height], item.bank, False)
+
+
+def copy_out(target, bank, by_vector):
+    """Copy transposed rows from PSUM."""
+    if by_vector:
+        nisa.tensor_copy(dst=target, src=bank, engine=nisa.engine.vector)
+    else:
+        nisa.activation(dst=target, op=nl.copy, data=bank)

@@ -1,0 +1,86 @@
+"""From weighted latents to outputs: divided by the sums of the weights, transposed, times the value projection."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.latent.sizes import heights
+from nki_kernels.tiles import BANK, PARTITIONS
+
+GROUP_ELEMENTS = 8192
+"""Elements per partition of the weights of a group of heads."""
+
+
+def output_tile(sizes):
+    """Room for the weighted latents of all tokens: [latent in part, part, token, head]."""
+    shape = (min(sizes.rank, PARTITIONS), sizes.parts, sizes.tokens, sizes.heads)
+    return nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
+
+
+def divided(work):
+    """The weighted latents of the sequence at hand, divided by the sums of its weights: [query, latent]."""
+    inverse = nl.ndarray(work.total.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=inverse, data=work.total)
+    rows = nl.ndarray(work.mixed.shape, dtype=work.sizes.dtype, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=rows, data=work.mixed, op0=nl.multiply, operand0=inverse)
+    return rows
+
+
+def transpose_divided(result, rows, sequence, sizes):
+    """Weighted latents of a sequence [query, latent] to their place among those of all tokens."""
+    first = sequence * sizes.new
+    for start, end, height in heights(sizes.rank):
+        for part in range(start, end):
+            bank = nl.ndarray((height, sizes.queries), dtype=sizes.dtype, buffer=nl.psum)
+            column = part * PARTITIONS
+            nisa.nc_transpose(dst=bank, data=rows[:, column : column + height])
+            target = result[0:height, part, first : first + sizes.new, :]
+            nisa.activation(dst=target, op=nl.copy, data=bank.reshape((height, sizes.new, sizes.heads)))
+
+
+def project_values(latents, w_uv, o, sizes):
+    """Weighted latents [latent in part, part, token, head] times the value projection of each head, to HBM."""
+    group = max(1, min(sizes.heads, GROUP_ELEMENTS // (sizes.parts * sizes.value)))
+    for first in range(0, sizes.heads, group):
+        last = min(sizes.heads, first + group)
+        weights = load_columns(w_uv, first * sizes.value, last * sizes.value, sizes)
+        rows = nl.ndarray((sizes.tokens, (last - first) * sizes.value), dtype=sizes.dtype, buffer=nl.sbuf)
+        project_heads(rows, latents, weights, first, sizes)
+        nisa.dma_copy(dst=o[:, first * sizes.value : last * sizes.value], src=rows)
+
+
+def load_columns(w_uv, first, last, sizes):
+    """Columns of the value projection, in the activations' dtype: [latent in part, part, column]."""
+    shape = (min(sizes.rank, PARTITIONS), sizes.parts, last - first)
+    tile = nl.ndarray(shape, dtype=w_uv.dtype, buffer=nl.sbuf)
+    result = tile
+    if w_uv.dtype != sizes.dtype:
+        result = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
+    for start, end, height in heights(sizes.rank):
+        row = start * PARTITIONS
+        source = w_uv[row : row + (end - start) * height, first:last].reshape_dim(0, (end - start, height))
+        nisa.dma_copy(dst=tile[0:height, start:end, :], src=source.permute((1, 0, 2)))
+        if w_uv.dtype != sizes.dtype:
+            nisa.tensor_copy(dst=result[0:height, start:end, :], src=tile[0:height, start:end, :])
+    return result
+
+
+def project_heads(rows, latents, weights, first, sizes):
+    """The outputs of some heads, from head `first` on, as rows [token, head * value]."""
+    heads = rows.shape[1] // sizes.value
+    together = max(1, BANK // sizes.value)
+    for start in range(0, heads, together):
+        end = min(heads, start + together)
+        bank = nl.ndarray((sizes.tokens, end - start, sizes.value), dtype=nl.float32, buffer=nl.psum)
+        for head in range(start, end):
+            column = head * sizes.value
+            for begin, stop, height in heights(sizes.rank):
+                for part in range(begin, stop):
+                    nisa.nc_matmul(
+                        dst=bank[:, head - start, :],
+                        stationary=latents[0:height, part, :, first + head],
+                        moving=weights[0:height, part, column : column + sizes.value],
+                        accumulate=part > 0,
+                    )
+        nisa.tensor_copy(dst=rows[:, start * sizes.value : end * sizes.value], src=bank)

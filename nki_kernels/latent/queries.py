@@ -1,0 +1,105 @@
+"""Queries of latent attention: their plain part multiplied by the key projection, so that they meet latents.
+
+q . (w_uk l) = (w_uk^T q) . l
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.latent.sizes import heights
+from nki_kernels.tiles import BANK, PARTITIONS, cast
+
+GROUP_ELEMENTS = 8192
+"""Elements per partition of the weights of a group of heads."""
+
+
+def absorbed_queries(q, w_uk, sizes):
+    """Queries as the products take them: [latent in part, part, token, head], and [key and mask, token, head]."""
+    tokens, heads = sizes.tokens, sizes.heads
+    height = min(sizes.rank, PARTITIONS)
+    latent = nl.ndarray((height, sizes.parts, tokens, heads), dtype=sizes.dtype, buffer=nl.sbuf)
+    turned = nl.ndarray((sizes.rope + sizes.new, tokens, heads), dtype=sizes.dtype, buffer=nl.sbuf)
+    own = own_tokens(sizes)
+    rows = q.reshape((tokens, heads, sizes.rope + sizes.plain))
+    group = max(1, min(GROUP_ELEMENTS // sizes.rank, BANK // (sizes.parts * tokens), BANK // tokens))
+    for first in range(0, heads, group):
+        last = min(heads, first + group)
+        tile = nl.ndarray((tokens, last - first, sizes.rope + sizes.plain), dtype=q.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=rows[:, first:last, :])
+        weights = load_heads(w_uk, first, last, sizes)
+        transpose_turned(turned[:, :, first:last], tile, own, sizes)
+        plain = transposed_plain(tile, sizes)
+        absorb(latent[:, :, :, first:last], plain, weights, sizes)
+    return latent, turned
+
+
+def own_tokens(sizes):
+    """1 where a row is token i of its sequence, 0 elsewhere: [T, new token]."""
+    result = nl.ndarray((sizes.tokens, sizes.new), dtype=sizes.dtype, buffer=nl.sbuf)
+    if sizes.new == 1:
+        nisa.memset(dst=result, value=1.0)
+        return result
+    shape = (1, sizes.sequences, sizes.new, sizes.new)
+    distance = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=distance, pattern=[[0, sizes.sequences], [1, sizes.new], [-1, sizes.new]])
+    row = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=row, data=distance, op0=nl.equal, operand0=0.0)
+    nisa.dma_copy(dst=result, src=row)
+    return result
+
+
+def load_heads(w_uk, first, last, sizes):
+    """The key projection of some heads, in the queries' dtype: [plain, head, latent]."""
+    rows = w_uk.reshape((sizes.heads, sizes.plain, sizes.rank))[first:last]
+    tile = nl.ndarray((sizes.plain, last - first, sizes.rank), dtype=w_uk.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=rows.permute((1, 0, 2)))
+    return cast(tile, sizes.dtype)
+
+
+def transpose_turned(result, tile, own, sizes):
+    """The rotated parts of queries, with a row that selects the mask of each new token: [key and mask, token, head]."""
+    tokens, heads, _ = tile.shape
+    height = sizes.rope + sizes.new
+    rows = nl.ndarray((tokens, heads, height), dtype=tile.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=rows[:, :, 0 : sizes.rope], src=tile[:, :, 0 : sizes.rope])
+    nisa.tensor_copy(
+        dst=rows[:, :, sizes.rope : height],
+        src=own.expand_dim(1).broadcast(1, heads),
+        engine=nisa.engine.gpsimd,
+    )
+    bank = nl.ndarray((height, heads, tokens), dtype=tile.dtype, buffer=nl.psum)
+    for head in range(heads):
+        nisa.nc_transpose(dst=bank[:, head, :], data=rows[:, head, :])
+    nisa.tensor_copy(dst=result, src=bank.permute((0, 2, 1)))
+
+
+def transposed_plain(tile, sizes):
+    """The plain parts of queries: [plain, head, token]."""
+    tokens, heads, _ = tile.shape
+    bank = nl.ndarray((sizes.plain, heads, tokens), dtype=tile.dtype, buffer=nl.psum)
+    for head in range(heads):
+        nisa.nc_transpose(dst=bank[:, head, :], data=tile[:, head, sizes.rope : sizes.rope + sizes.plain])
+    result = nl.ndarray(bank.shape, dtype=tile.dtype, buffer=nl.sbuf)
+    nisa.activation(dst=result, op=nl.copy, data=bank)
+    return result
+
+
+def absorb(result, plain, weights, sizes):
+    """Plain parts [plain, head, token] times the key projection, to [latent in part, part, token, head]."""
+    heads, tokens = plain.shape[1], plain.shape[2]
+    bank = nl.ndarray((result.shape[0], sizes.parts, heads, tokens), dtype=nl.float32, buffer=nl.psum)
+    for start, end, height in heights(sizes.rank):
+        for part in range(start, end):
+            first = part * PARTITIONS
+            for head in range(heads):
+                nisa.nc_matmul(
+                    dst=bank[0:height, part, head, :],
+                    stationary=weights[:, head, first : first + height],
+                    moving=plain[:, head, :],
+                    accumulate=False,
+                )
+        nisa.tensor_copy(
+            dst=result[0:height, start:end, :, :], src=bank[0:height, start:end, :, :].permute((0, 1, 3, 2))
+        )

@@ -1,0 +1,53 @@
+"""The rows of the new tokens, [latent | rotated key], as a latent cache holds them, on their way to it."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.projection.normalised_rows import on_every_row
+from nki_kernels.rope import gather, rotate
+from nki_kernels.tiles import cast, load, rms_normalised
+
+
+def load_norm_row(norm_weight, rows, dtype):
+    """The norm's weight on each of so many partitions."""
+    return on_every_row(norm_weight, rows, dtype, 0.0)
+
+
+def new_rows(kv, weight, eps, positions, cos, sin):
+    """Rows [latent | key] of up to 128 tokens: the latent RMS-normalised, the key rotated by its position.
+
+    weight: that of the norm, on as many partitions or more.
+    """
+    rows, width = kv.shape
+    rank = weight.shape[1]
+    numbers = load(positions, nl.int32)
+    tile = load(kv, kv.dtype)
+    cosines, sines = gather(cos, numbers), gather(sin, numbers)
+    result = nl.ndarray((rows, width), dtype=kv.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result[:, 0:rank], src=rms_normalised(tile[:, 0:rank], weight[0:rows, :], eps))
+    rotate(result[:, rank:width], tile[:, rank:width], cosines, sines, width - rank)
+    return result
+
+
+def write_rows(cache, rows, places):
+    """Write rows to a cache [., ., width] at places [rows, 1] int32, counted in its rows."""
+    count, width = rows.shape
+    flat = cache.reshape((cache.shape[0] * cache.shape[1], width))
+    target = flat.ap(pattern=[[width, count], [1, width]], vector_offset=places)
+    nisa.dma_copy(dst=target, src=cast(rows, cache.dtype))
+
+
+def places_of(cache, positions, slots, sequences):
+    """Where a cache takes the new tokens, [T, 1] int32: their slots, or sequence * capacity + position."""
+    if slots is not None:
+        return load(slots, nl.int32)
+    tokens = positions.shape[0]
+    row = nl.ndarray((1, sequences, tokens // sequences), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.iota(dst=row, pattern=[[cache.shape[1], sequences], [0, tokens // sequences]])
+    starts = nl.ndarray((tokens, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=starts, src=row)
+    result = nl.ndarray((tokens, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=result, data1=load(positions, nl.int32), data2=starts, op=nl.add)
+    return result

@@ -1,0 +1,226 @@
+"""latent_attention_decode: a decode step of multi-head latent attention, whose cache is one row a token.
+
+For token i of the n = T / B new ones of sequence b, at position p = positions[b * n + i], and query head h:
+
+    row[s] = [l | k]: the RMS-normalised latent and the rotated key of position s, shared by all heads
+    a[h]   = w_uk[h]^T q_plain[h]                             the query in the latent space (absorbed)
+    m[h]   = sum over s <= p of softmax over s (scale * (a[h] . l[s] + q_rope[h] . k[s])) * l[s]
+    o[h]   = w_uv[h]^T m[h]
+
+This equals attention with keys [k | w_uk l] and values w_uv l of every head, which are never formed. The rows of the
+new tokens are normalised, rotated and written to the cache before it is read.
+
+Dimensions
+    T   new tokens of B sequences, n of each, one sequence after the other; Hq query heads of R + P elements, of which
+    the first R are rotated; L size of the latent; W = L + R; V value size of a head; S positions that the cache holds.
+
+Arguments
+    q             [T, Hq * (R + P)] @ HBM, float32 or bfloat16, rotated: each head is [rotated | plain]
+    kv            [T, W] @ HBM, q's dtype: latent and key of the new tokens, neither normalised nor rotated
+    cache         [B, S, W] @ HBM, q's dtype, or with block_tables [P, block, W]; the new rows are written
+    positions     [T, 1] @ HBM, int32, consecutive within a sequence, 0 <= position < S
+    scale         compile-time float > 0
+    norm_weight   [1, L] @ HBM, of the latent; eps: compile-time float
+    cos, sin      [S, R/2] @ HBM, float32
+    w_uk          [Hq * P, L] @ HBM, float32 or bfloat16: from latents to plain keys, one row for each element of a head
+    w_uv          [L, Hq * V] @ HBM, float32 or bfloat16: from latents to values
+    slots         [T, 1] @ HBM, int32, page * block + offset: where the rows of the new tokens are written
+    block_tables  [B, N] @ HBM, int32: the pages of each sequence, in the order of positions, S = N * block
+    returns o     [T, Hq * V] @ HBM, q's dtype, and the cache
+
+    The instructions do not depend on the positions: all S positions are read, and masks are computed at run time.
+
+Layout
+    Rows of the cache lie on the partitions. They are the values of the second product as they are, and transposed
+    128 at a time they are the stationary operand of the first, whose queries move. A row ends with a mask for each new
+    token, which the transpose makes one more element of the contraction: masking takes no pass over the scores.
+    Partition p of a piece holds as many consecutive positions as the piece has chunks of 128.
+
+Tiling
+    for pieces of up to 2048 positions of each sequence (latent/sizes.py), in the order of latent/stages.py:
+        transposes of piece i; scores of piece i - 1; exponentials of piece i - 2, and its product with the latents.
+    The softmax is online over pieces, relative to the largest score so far: no score overflows.
+
+Limits
+    n * Hq, P, T and R + n up to 128, L and V up to 512; T * Hq up to 4096 for L of 512 in bfloat16, half of it in
+    float32; pages of 1, 2, 4 … 128 positions, S a multiple of 128 with pages; 2^24 rows of the cache. Rows behind a
+    position may hold numbers whose scores stay below 1e30. One physical core works: of two the first.
+
+Cost
+    HBM: the cache and both projections once. Tensor engine for 128 positions: 5 transposes, 5 products of the queries,
+    and one that streams L columns. Predicted for L = 512, R = 64, P = V = 128 in bfloat16 in pages of 16, on trn2 in
+    program order and scheduled, as shares of the floor: 16 sequences of 4096 positions with 16 heads 51 and 59 %, with
+    2 heads 52 and 57 %, 4 sequences with 128 heads 58 and 72 %, one sequence of 32768 with 16 heads 51 and 57 %. On
+    trn1 36 and 39 %: its Tensor engine is busy for 565 us of 612.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.language as nl
+import nki.typing as nt
+import numpy as np
+
+from nki_kernels.latent.loads import run_numbers
+from nki_kernels.latent.output import output_tile, project_values
+from nki_kernels.latent.queries import absorbed_queries
+from nki_kernels.latent.rows import load_norm_row, new_rows, places_of, write_rows
+from nki_kernels.latent.sizes import Sizes, key_positions
+from nki_kernels.latent.stages import Work, allocate, attend
+from nki_kernels.precision import widened
+from nki_kernels.rmsnorm import rmsnorm_reference
+from nki_kernels.rope import rope_reference
+from nki_kernels.tiles import BANK, PARTITIONS, cast, expect_dims, load_repeated
+
+MAX_QUERY_BYTES = 32768
+"""Bytes per partition of the absorbed queries of all tokens: 4096 heads of tokens of 512 elements in bfloat16."""
+
+MAX_ROWS = 2**24
+"""Rows of a cache: run-time addresses are computed in float32."""
+
+
+@nki.jit
+def latent_attention_decode(
+    q,
+    kv,
+    cache: nt.mutable_tensor,
+    positions,
+    scale,
+    norm_weight,
+    eps,
+    cos,
+    sin,
+    w_uk,
+    w_uv,
+    slots=None,
+    block_tables=None,
+):
+    """Attention of the new tokens of a batch with latent rows, to which their own are written first."""
+    sequences = check_cache(q, kv, cache, slots, block_tables)
+    check_weights(q, cache, norm_weight, cos, sin, w_uk, w_uv)
+    sizes = Sizes(q, cache, w_uk, w_uv, block_tables, sequences)
+    check_sizes(sizes, positions, scale, cache)
+    o = nl.ndarray((sizes.tokens, sizes.heads * sizes.value), dtype=q.dtype, buffer=nl.shared_hbm)
+    if nl.program_id(0) > 0:
+        return o, cache
+    weight = load_norm_row(norm_weight, sizes.tokens, q.dtype)
+    rows = new_rows(kv, weight, eps, positions, cos, sin)
+    write_rows(cache, rows, places_of(cache, positions, slots, sequences))
+    tokens_at = cast(load_repeated(positions.reshape((1, sizes.tokens)), PARTITIONS), nl.float32)
+    runs = run_numbers(block_tables, sizes) if sizes.paged else None
+    queries = absorbed_queries(q, w_uk, sizes)
+    work = Work(sizes, scale, cache, queries, (tokens_at, key_positions(sizes), runs))
+    allocate(work)
+    latents = output_tile(sizes)
+    attend(work, latents)
+    project_values(latents, w_uv, o, sizes)
+    return o, cache
+
+
+def check_cache(q, kv, cache, slots, block_tables):
+    """The number of sequences; a cache, slots and tables that do not fit the tokens are refused."""
+    paged = block_tables is not None
+    expect_dims(2, q, "q [T, Hq * (R + P)]")
+    expect_dims(3, cache, "cache [pages, block, W]" if paged else "cache [B, S, W]")
+    tokens, width = q.shape[0], cache.shape[2]
+    assert kv.shape == (tokens, width), f"kv is [{tokens}, {width}], not {kv.shape}"
+    assert q.dtype == kv.dtype and q.dtype == cache.dtype, (
+        f"q, kv and cache have one dtype, not {q.dtype}, {kv.dtype} and {cache.dtype}"
+    )
+    assert (slots is None) == (block_tables is None), "slots and block_tables come together"
+    if not paged:
+        return cache.shape[0]
+    expect_dims(2, block_tables, "block_tables [B, N]")
+    assert slots.shape == (tokens, 1), f"slots are [{tokens}, 1], not {slots.shape}"
+    block, capacity = cache.shape[1], cache.shape[1] * block_tables.shape[1]
+    assert PARTITIONS % block == 0, f"a page has 1, 2, 4 … {PARTITIONS} positions, not {block}"
+    assert capacity % PARTITIONS == 0, (
+        f"the pages of a sequence hold a multiple of {PARTITIONS} positions, not {capacity}"
+    )
+    return block_tables.shape[0]
+
+
+def check_weights(q, cache, norm_weight, cos, sin, w_uk, w_uv):
+    """Refuse projections, tables and a norm that do not fit each other."""
+    expect_dims(2, w_uk, "w_uk [Hq * P, L]")
+    expect_dims(2, w_uv, "w_uv [L, Hq * V]")
+    rank, rope = w_uk.shape[1], cache.shape[2] - w_uk.shape[1]
+    assert rope > 0 and cos.shape[1] * 2 == rope, (
+        f"rows of {cache.shape[2]} hold a latent of {rank} and a key of {2 * cos.shape[1]}"
+    )
+    assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}"
+    assert norm_weight.shape == (1, rank), f"norm_weight is [1, {rank}], not {norm_weight.shape}"
+    assert w_uv.shape[0] == rank, f"w_uv has {w_uv.shape[0]} rows for a latent of {rank}"
+    heads = (q.shape[1] - w_uk.shape[0]) // rope
+    fits = heads > 0 and heads * rope + w_uk.shape[0] == q.shape[1]
+    assert fits and w_uk.shape[0] % heads == 0 and w_uv.shape[1] % heads == 0, (
+        f"q of {q.shape[1]}, w_uk of {w_uk.shape[0]} rows and w_uv of {w_uv.shape[1]} columns have no common heads"
+    )
+
+
+def check_sizes(sizes, positions, scale, cache):
+    """Refuse more tokens, heads or elements than the tiles take."""
+    tokens = sizes.tokens
+    assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
+    assert tokens % sizes.sequences == 0, (
+        f"{tokens} tokens for {sizes.sequences} sequences; each needs as many"
+    )
+    assert scale > 0, f"scale is {scale}; the maximum needs a positive one"
+    for what, size, most in (
+        ("tokens", tokens, PARTITIONS),
+        ("queries of a sequence", sizes.queries, PARTITIONS),
+        ("bytes of queries in a partition", sizes.query_bytes, MAX_QUERY_BYTES),
+        ("plain elements of a head", sizes.plain, PARTITIONS),
+        ("rotated elements and new tokens of a sequence", sizes.rope + sizes.new, PARTITIONS),
+        ("elements of the latent", sizes.rank, BANK),
+        ("elements of a value", sizes.value, BANK),
+        ("rows of the cache", cache.shape[0] * cache.shape[1], MAX_ROWS),
+    ):
+        assert size <= most, f"latent_attention_decode takes at most {most} {what}, not {size}"
+
+
+def latent_attention_decode_reference(
+    q: np.ndarray,
+    kv: np.ndarray,
+    cache: np.ndarray,
+    positions: np.ndarray,
+    scale: float,
+    norm_weight: np.ndarray,
+    eps: float,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    w_uk: np.ndarray,
+    w_uv: np.ndarray,
+    slots: np.ndarray | None = None,
+    block_tables: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Absorbed queries and a softmax over all positions, token by token; the cache is updated in place."""
+    tokens, rank, width = len(q), w_uk.shape[1], cache.shape[2]
+    sequences = len(cache) if block_tables is None else len(block_tables)
+    new, rope = tokens // sequences, width - rank
+    heads = (q.shape[1] - len(w_uk)) // rope
+    latent = rmsnorm_reference(kv[:, :rank], norm_weight, eps)
+    rows = np.concatenate([latent, rope_reference(kv[:, rank:], positions, cos, sin, 1)], axis=1)
+    for token in range(tokens):
+        at = token // new * cache.shape[1] + int(positions[token, 0])
+        at = at if slots is None else int(slots[token, 0])
+        cache[at // cache.shape[1], at % cache.shape[1]] = rows[token]
+    turned, plain = np.split(q.reshape(tokens, heads, -1), [rope], axis=2)
+    keys = widened(w_uk.astype(q.dtype)).reshape(heads, -1, rank)
+    values = widened(w_uv.astype(q.dtype)).reshape(rank, heads, -1)
+    o = []
+    for token in range(tokens):
+        pages = (
+            cache[token // new : token // new + 1]
+            if block_tables is None
+            else cache[block_tables[token // new]]
+        )
+        held = widened(pages.reshape(-1, width)[: int(positions[token, 0]) + 1])
+        absorbed = np.concatenate([widened(plain[token])[h : h + 1] @ keys[h] for h in range(heads)])
+        asking = np.concatenate([widened(absorbed.astype(q.dtype)), widened(turned[token])], axis=1)
+        scores = asking @ held.T
+        weights = np.exp((scores - scores.max(axis=1, keepdims=True)) * scores.dtype.type(scale))
+        mixed = weights @ held[:, :rank] / weights.sum(axis=1, keepdims=True)
+        mixed = widened(mixed.astype(q.dtype))
+        o.append(np.concatenate([mixed[h : h + 1] @ values[:, h] for h in range(heads)]).reshape(-1))
+    return np.stack(o).astype(q.dtype), cache

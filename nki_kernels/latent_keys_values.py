@@ -1,0 +1,180 @@
+"""latent_keys_values: keys and values of every head, expanded from latents, for the prompts of latent attention.
+
+    row[s]    = [l | k]: the RMS-normalised latent and the rotated key of position s, shared by all heads
+    key[h]    = [k | w_uk[h] l]        value[h] = w_uv[h]^T l
+
+The rows of the new tokens are normalised, rotated and written to the cache. `attention_prefill` then attends to the
+keys and values, as to contiguous caches that hold those of the new tokens already.
+
+Dimensions
+    T   tokens of B sequences, n of each, one sequence behind the other; Hq heads; L size of the latent; R rotated and P
+    plain elements of a key; V of a value; W = L + R; S positions that the cache holds.
+
+Arguments
+    kv            [T, W] @ HBM, float32 or bfloat16: latent and key of the new tokens, neither normalised nor rotated
+    cache         [B, S, W] @ HBM, kv's dtype, or with block_tables [P, block, W]; the new rows are written
+    positions     [T, 1] @ HBM, int32, consecutive within a sequence
+    norm_weight   [1, L] @ HBM, of the latent; eps: compile-time float
+    cos, sin      [S, R/2] @ HBM, float32
+    w_uk          [Hq * P, L] @ HBM, float32 or bfloat16; w_uv [L, Hq * V]; heads: compile-time int
+    prefix        compile-time int: so many positions before the new tokens are expanded too, valid or not; 0: none.
+                  Positions behind the cache, of padded tokens, have rows of zeros
+    slots         [T, 1] @ HBM, int32, page * block + offset: where the rows of the new tokens are written
+    block_tables  [B, N] @ HBM, int32: the pages of each sequence, in the order of positions
+    returns keys  [B, Hq, R + P, M] and values [B, Hq, M, V] @ HBM, kv's dtype, by position, and the cache. M is n
+                  without a prefix, else prefix + n
+
+Layout
+    Latents are transposed to [latent, position] and stay in SBUF: they are the moving operand of the keys, which leave
+    the Tensor engine transposed, as attention reads them, and the stationary operand of the values.
+
+Tiling
+    rows of 128 positions: transposes; for groups of heads: their projections in SBUF; keys of 512 positions of a head,
+    values of 128 positions of several heads.
+
+Limits
+    L and V up to 512, P and R up to 128; pages of 1, 2, 4 … 128 positions; transposed latents take at most 96 KiB per
+    partition: 12288 positions of 512 elements in bfloat16. One physical core works: of two the first.
+
+Cost
+    HBM: rows of the cache and projections once, keys and values written. Tensor engine: 2 M B Hq L (P + V) operations.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.language as nl
+import nki.typing as nt
+import numpy as np
+
+from nki_kernels.latent.expand import Expansion, expand_heads, latents_of, load_projections
+from nki_kernels.latent.rows import load_norm_row
+from nki_kernels.precision import widened
+from nki_kernels.rmsnorm import rmsnorm_reference
+from nki_kernels.rope import rope_reference
+from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, ranges
+
+MAX_LATENT_BYTES = 98304
+"""Bytes per partition of transposed latents."""
+
+MAX_ROWS = 2**24
+"""Rows of a cache: run-time addresses are computed in float32."""
+
+
+@nki.jit
+def latent_keys_values(
+    kv,
+    cache: nt.mutable_tensor,
+    positions,
+    norm_weight,
+    eps,
+    cos,
+    sin,
+    w_uk,
+    w_uv,
+    heads,
+    prefix=0,
+    slots=None,
+    block_tables=None,
+):
+    """Keys and values of all heads at the new positions, and those of a prefix; new rows go to the cache."""
+    expect_dims(2, kv, "kv [T, W]")
+    expect_dims(3, cache, "cache [B, S, W] or [pages, block, W]")
+    case = Expansion(kv, cache, (w_uk, w_uv), heads, prefix, block_tables)
+    case.places, case.slots = positions, slots
+    case.tables = (cos, sin)
+    check_arguments(case, norm_weight)
+    keys = nl.ndarray((case.sequences, heads, case.depth, case.count), dtype=kv.dtype, buffer=nl.shared_hbm)
+    values = nl.ndarray((case.sequences, heads, case.count, case.value), dtype=kv.dtype, buffer=nl.shared_hbm)
+    if nl.program_id(0) > 0:
+        return keys, values, cache
+    case.norm = (load_norm_row(norm_weight, min(case.new, PARTITIONS), kv.dtype), eps)
+    groups = ranges(0, heads, case.group)
+    weights = None
+    for sequence in range(case.sequences):
+        latents, turned = latents_of(case, sequence)
+        for first, last in groups:
+            if weights is None or len(groups) > 1:
+                weights = load_projections(case, first, last)
+            expand_heads(
+                case, keys[sequence, first:last], values[sequence, first:last], latents, turned, weights
+            )
+    return keys, values, cache
+
+
+def check_arguments(case, norm_weight):
+    """Refuse arguments that do not fit each other, and more than the tiles take."""
+    w_uk, w_uv = case.w_uk, case.w_uv
+    tokens, paged = case.kv.shape[0], case.block_tables is not None
+    assert case.kv.shape[1] == case.width and case.kv.dtype == case.cache.dtype, (
+        f"kv {case.kv.shape} {case.kv.dtype} beside rows of {case.width} {case.cache.dtype} in the cache"
+    )
+    assert tokens % case.sequences == 0, f"{tokens} tokens do not divide into {case.sequences} sequences"
+    assert (case.slots is not None) == paged, "slots and block_tables come together"
+    assert case.places.shape == (tokens, 1), f"positions are [{tokens}, 1], not {case.places.shape}"
+    assert not paged or case.slots.shape == (tokens, 1), f"slots are [{tokens}, 1], not {case.slots.shape}"
+    assert not paged or PARTITIONS % case.block == 0, (
+        f"a page has 1, 2, 4 … {PARTITIONS} positions, not {case.block}"
+    )
+    assert case.rope == 2 * case.tables[0].shape[1], (
+        f"rows of {case.width} hold a latent of {case.rank} and a key of {2 * case.tables[0].shape[1]}"
+    )
+    assert norm_weight.shape == (1, case.rank), f"norm_weight is [1, {case.rank}], not {norm_weight.shape}"
+    assert (
+        w_uk.shape[0] % case.heads == 0 and w_uv.shape[0] == case.rank and w_uv.shape[1] % case.heads == 0
+    ), f"w_uk {w_uk.shape} and w_uv {w_uv.shape} do not divide into {case.heads} heads"
+    size = 4 if case.kv.dtype == nl.float32 else 2
+    for what, found, most in (
+        ("new tokens of a sequence", case.new, case.capacity),
+        ("positions of a prefix", case.prefix, case.capacity),
+        ("bytes of latents in a partition", case.count * case.parts * size, MAX_LATENT_BYTES),
+        ("plain elements of a head", case.plain, PARTITIONS),
+        ("rotated elements", case.rope, PARTITIONS),
+        ("elements of the latent", case.rank, BANK),
+        ("elements of a value", case.value, BANK),
+        ("rows of the cache", case.cache.shape[0] * case.cache.shape[1], MAX_ROWS),
+    ):
+        assert found <= most, f"latent_keys_values takes at most {most} {what}, not {found}"
+
+
+def latent_keys_values_reference(
+    kv: np.ndarray,
+    cache: np.ndarray,
+    positions: np.ndarray,
+    norm_weight: np.ndarray,
+    eps: float,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    w_uk: np.ndarray,
+    w_uv: np.ndarray,
+    heads: int,
+    prefix: int = 0,
+    slots: np.ndarray | None = None,
+    block_tables: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All rows of a sequence times both projections, in float32; the cache is updated in place."""
+    tokens, rank, width = len(kv), w_uk.shape[1], cache.shape[2]
+    sequences = len(cache) if block_tables is None else len(block_tables)
+    new, dtype = tokens // sequences, kv.dtype
+    latent = rmsnorm_reference(kv[:, :rank], norm_weight, eps)
+    rows = np.concatenate([latent, rope_reference(kv[:, rank:], positions, cos, sin, 1)], axis=1)
+    for token in range(tokens):
+        at = token // new * cache.shape[1] + int(positions[token, 0])
+        at = at if slots is None else int(slots[token, 0])
+        cache[at // cache.shape[1], at % cache.shape[1]] = rows[token]
+    keys, values = [], []
+    for sequence in range(sequences):
+        held = rows[sequence * new : (sequence + 1) * new]
+        if prefix:
+            pages = cache[sequence : sequence + 1] if block_tables is None else cache[block_tables[sequence]]
+            held = np.concatenate([pages.reshape(-1, width), np.zeros((prefix + new, width), dtype)])[
+                : prefix + new
+            ]
+        wide = widened(held)
+        plain = (wide[:, :rank] @ widened(w_uk.astype(dtype)).T).reshape(len(held), heads, -1)
+        turned = np.broadcast_to(wide[:, None, rank:], (len(held), heads, width - rank))
+        keys.append(np.concatenate([turned, plain], axis=2).transpose(1, 2, 0))
+        values.append(
+            (wide[:, :rank] @ widened(w_uv.astype(dtype))).reshape(len(held), heads, -1).swapaxes(0, 1)
+        )
+    return np.stack(keys).astype(dtype), np.stack(values).astype(dtype), cache

@@ -1,0 +1,58 @@
+"""Vectors of channels as columns and as diagonals, which a matmul multiplies by."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.projection.row_groups import blocks_tile
+from nki_kernels.tiles import transpose_into
+
+
+def columns_of(rows, panel, dtype):
+    """A panel of columns of rows [*, C] of HBM, [c in block, block, row], in float32 with the values of a dtype."""
+    left, right = panel
+    count = 0
+    for each in rows:
+        count += each.shape[0]
+    # DMAs cast, and put rows on partitions that engines do not begin at.
+    raw = nl.ndarray((count, right - left), dtype=dtype, buffer=nl.sbuf)
+    first = 0
+    for each in rows:
+        nisa.dma_copy(dst=raw[first : first + each.shape[0], :], src=each[:, left:right])
+        first += each.shape[0]
+    result = blocks_tile(right - left, count, nl.float32)
+    transpose_into(result, 0, 0, raw)
+    return result
+
+
+def identity(size, dtype):
+    """The identity [size, size]."""
+    ones = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    result = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
+    nisa.affine_select(
+        dst=result,
+        pattern=[[-1, size]],
+        channel_multiplier=1,
+        on_true_tile=ones,
+        on_false_value=0.0,
+        cmp_op=nl.equal,
+    )
+    return result
+
+
+def diagonals(columns, dtype):
+    """Each column of [c in block, block, row] as a diagonal: [c in block, block, row, c]."""
+    height, count, rows = columns.shape
+    ones = identity(height, nl.float32)
+    result = nl.ndarray((height, count, rows, height), dtype=dtype, buffer=nl.sbuf)
+    for block in range(count):
+        nisa.tensor_tensor(
+            dst=result[:, block, :, :],
+            data1=ones.expand_dim(1).broadcast(1, rows),
+            data2=columns[:, block, :].expand_dim(2).broadcast(2, height),
+            op=nl.multiply,
+            engine=nisa.engine.gpsimd,
+        )
+    return result

@@ -1,0 +1,86 @@
+"""Where the states of sequences lie: numbers of slots, which are read at run time.
+
+A state that counts as zeros, or that is not to be written, gets a number beyond all slots, which a DMA skips. Numbers
+are worked out in float32, which holds those below 2^24 exactly.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.tiles import PARTITIONS, expect_dims, load
+
+
+def check_places(tokens, state, state_slots, starts, counts):
+    """The number of sequences; refuse run-time data of other shapes, and tokens that the sequences do not divide."""
+    expect_dims(2, state_slots, "state_slots [B, 1]")
+    sequences = state_slots.shape[0]
+    for name, numbers in (("state_slots", state_slots), ("starts", starts), ("counts", counts)):
+        assert numbers.shape == (sequences, 1), f"{name} are [{sequences}, 1], not {numbers.shape}"
+    assert tokens % sequences == 0, f"{tokens} tokens of {sequences} sequences"
+    elements = 1
+    for size in state.shape[1:]:
+        elements = elements * size
+    most = 2**23 // state.shape[1]
+    assert state.shape[0] <= most, (
+        f"states of {elements} elements lie in at most {most} slots, not {state.shape[0]}"
+    )
+    assert tokens <= 2**23, f"at most {2**23} tokens, not {tokens}"
+    return sequences
+
+
+def column(numbers, first, last):
+    """Run-time numbers of some sequences, one on each partition, in float32."""
+    return load(numbers[first:last, :], nl.float32)
+
+
+def row(numbers, height):
+    """Run-time numbers [B, 1] of all sequences on each of `height` partitions, in float32: [height, B]."""
+    sequences = numbers.shape[0]
+    raw = nl.ndarray((height, sequences), dtype=numbers.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=raw, src=numbers.ap(pattern=[[0, height], [1, sequences]]))
+    wide = nl.ndarray(raw.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=wide, src=raw)
+    return wide
+
+
+def load_row(numbers):
+    """Load run-time numbers [B, 1] into one row of SBUF, [1, B]."""
+    result = nl.ndarray((1, numbers.shape[0]), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=result, src=numbers.ap(pattern=[[0, 1], [1, numbers.shape[0]]]))
+    return result
+
+
+def below(numbers, limit, value):
+    """`value` where a number is below the limit, else 0."""
+    result = nl.ndarray(numbers.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=result, data=numbers, op0=nl.less, operand0=limit, op1=nl.multiply, operand1=float(value)
+    )
+    return result
+
+
+def total(first, second, dtype):
+    """The sum of two tiles of numbers, in a dtype."""
+    result = nl.ndarray(first.shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=result, data1=first, data2=second, op=nl.add)
+    return result
+
+
+def slots_or_none(slots, numbers, count):
+    """The slots of sequences [rows, columns] int32, and one beyond all `count` of them where a number is 0."""
+    return total(slots, below(numbers, 1.0, count), nl.int32)
+
+
+def product_dtype(rows, weight):
+    """The dtype of a product whose sums go to float32 states: that of both, or float32."""
+    return rows.dtype if rows.dtype == weight.dtype else nl.float32
+
+
+def sequence_groups(sequences):
+    """Ranges of up to 128 sequences."""
+    groups = []
+    for first in range(0, sequences, PARTITIONS):
+        groups.append((first, min(sequences, first + PARTITIONS)))
+    return groups

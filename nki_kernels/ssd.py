@@ -1,0 +1,167 @@
+"""ssd: the recurrence of Mamba-2 (state space duality), whose decay is one number for a head, with skip and gate.
+
+    dt[t, h]      = clamp(softplus(steps[t, h] + dt_bias[h])), a[t, h] = -exp(a_log[h]) * dt[t, h]
+    s[t, n, h, p] = exp(a[t, h]) * s[t - 1, n, h, p] + dt[t, h] * into[t, g, n] * x[t, h, p]
+    y[t, h, p]    = (sum over n of s[t, n, h, p] * out[t, g, n] + d[h] * x[t, h, p]) * silu(gate[t, h, p])
+
+Group g is that of head h. A token sees those before it in its chunk as in attention without a softmax, out into^T being
+the scores and exp of the sum of a between the two tokens the mask.
+
+Dimensions
+    T   tokens of B sequences, n = T / B of each; H heads of P elements, in G groups; N elements of the state for each
+        element of a head; S slots of states.
+
+Arguments
+    u            [T, H P + 2 G N] @ HBM, float32 or bfloat16: x, into and out side by side
+    steps        [T, W] @ HBM, u's dtype: its columns from `steps_first` on are the H time steps
+    dt_bias, a_log, d  [1, H] @ HBM, float32 or bfloat16
+    gate         [T, W'] @ HBM, u's dtype: its columns from `gate_first` on are the H P gates
+    state        [S, N, H P] @ HBM, float32; updated in place
+    state_slots  [B, 1] @ HBM, int32: the slot of each sequence, all different
+    starts       [B, 1] @ HBM, int32: the position of its first token here; where it is 0 the state counts as zeros
+    counts       [B, 1] @ HBM, int32: its tokens, up to n; the others are padding, which changes no state
+    groups, steps_first, gate_first  compile-time ints
+    dt_least, dt_most  compile-time bounds of a time step; none above where dt_most is None
+    returns y    [T, H P] @ HBM, u's dtype; and the state
+
+Layout
+    Prompts: the tokens of a chunk on the partitions, but n on those of the state. Of scores the keys lie on the
+    partitions, so that they are the stationary operand of their product with x, as in prefill attention.
+    One token of each sequence: n on the partitions; a matmul makes the outer product, and another one reads the state.
+
+Tiling
+    Prompts: for each sequence chunks of 128 tokens, for each of them packs of up to 8 heads of one group and 512
+    columns, whose masked scores are made one pack ahead. One token: two packs for all sequences.
+    Two cores of a logical core take half of the heads each.
+
+Limits
+    N up to 128, P up to 512, H up to 512, H P / 2 G N so that a row of u fits in 64 KiB.
+
+Cost
+    HBM: u, gate and y once, into and out once a core, states read and written once. Products with states are float32.
+    Bound: the Tensor engine, which sums the logarithms of decays between any two tokens of a chunk in float32.
+    Predicted on trn2 for 80 heads of 64, N = 128 and 2048 tokens in bfloat16: 667 us, of which the bytes take 194.
+"""
+
+from __future__ import annotations
+
+import nki
+import nki.language as nl
+import nki.typing as nt
+import numpy as np
+
+from nki_kernels.cores import part
+from nki_kernels.mlp import activation_reference
+from nki_kernels.precision import widened
+from nki_kernels.recurrent.slots import check_places, sequence_groups
+from nki_kernels.recurrent.ssd_prompt import ssd_prompts
+from nki_kernels.recurrent.ssd_sizes import Sizes
+from nki_kernels.recurrent.ssd_step import ssd_step
+from nki_kernels.tiles import BANK, PARTITIONS, expect_dims
+
+MOST_ROW_BYTES = 65536
+
+
+@nki.jit
+def ssd(
+    u,
+    steps,
+    dt_bias,
+    a_log,
+    d,
+    gate,
+    state: nt.mutable_tensor,
+    state_slots,
+    starts,
+    counts,
+    groups=1,
+    steps_first=0,
+    gate_first=0,
+    dt_least=0.0,
+    dt_most=None,
+):
+    """The recurrence of Mamba-2 over some tokens of each sequence, with its skip and its gate."""
+    expect_dims(2, u, "u [T, H P + 2 G N]")
+    expect_dims(3, state, "state [S, N, H P]")
+    places = (state_slots, starts, counts)
+    sequences = check_arguments(u, steps, (dt_bias, a_log, d), gate, state, places, groups)
+    own = part(dt_bias.shape[1], 1, nl.program_id(0))
+    sizes = Sizes(u, state, dt_bias.shape[1], groups, own, steps_first, gate_first, (dt_least, dt_most))
+    for name, array, last in (
+        ("steps", steps, steps_first + sizes.heads),
+        ("gate", gate, gate_first + state.shape[2]),
+    ):
+        assert array.shape[1] >= last, f"{name} has {array.shape[1]} columns, not {last} or more"
+    y = nl.ndarray((u.shape[0], state.shape[2]), dtype=u.dtype, buffer=nl.shared_hbm)
+    given = (u, steps, dt_bias, a_log, d, gate)
+    if u.shape[0] == sequences:
+        for group in sequence_groups(sequences):
+            ssd_step(y, given, state, places, group, sizes)
+    else:
+        ssd_prompts(y, given, state, places, sequences, sizes)
+    return y, state
+
+
+def check_arguments(u, steps, vectors, gate, state, places, groups):
+    """The number of sequences; refuse shapes that do not fit together, and sizes beyond the limits."""
+    tokens, width = u.shape
+    _, states, inner = state.shape
+    heads = vectors[0].shape[1]
+    assert state.dtype == nl.float32, f"state is float32, not {state.dtype}"
+    assert states <= PARTITIONS, f"ssd takes states of at most {PARTITIONS}, not {states}"
+    assert inner % heads == 0 and heads % groups == 0, f"{inner} elements of {heads} heads in {groups} groups"
+    assert max(heads, inner // heads) <= BANK, f"ssd takes at most {BANK} heads of at most {BANK} elements"
+    wanted = inner + 2 * groups * states
+    assert width == wanted, f"u is [{tokens}, {wanted}], not {u.shape}"
+    row_bytes = width * (4 if u.dtype == nl.float32 else 2)
+    assert row_bytes <= MOST_ROW_BYTES, f"rows of u take {row_bytes} bytes, more than {MOST_ROW_BYTES}"
+    for name, vector in (("dt_bias", vectors[0]), ("a_log", vectors[1]), ("d", vectors[2])):
+        assert vector.shape == (1, heads), f"{name} is [1, {heads}], not {vector.shape}"
+    for name, rows in (("steps", steps), ("gate", gate)):
+        expect_dims(2, rows, f"{name} [T, W]")
+        assert rows.shape[0] == tokens, f"{name} has {rows.shape[0]} rows, not {tokens}"
+        assert rows.dtype == u.dtype, f"{name} is {rows.dtype}, u is {u.dtype}"
+    return check_places(tokens, state, places[0], places[1], places[2])
+
+
+def ssd_reference(
+    u: np.ndarray,
+    steps: np.ndarray,
+    dt_bias: np.ndarray,
+    a_log: np.ndarray,
+    d: np.ndarray,
+    gate: np.ndarray,
+    state: np.ndarray,
+    state_slots: np.ndarray,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    groups: int = 1,
+    steps_first: int = 0,
+    gate_first: int = 0,
+    dt_least: float = 0.0,
+    dt_most: float | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The formulas in float32, token by token; the state is updated in place."""
+    (_, states, inner), heads = state.shape, dt_bias.shape[1]
+    x, into, out = np.split(widened(u), (inner, inner + groups * states), axis=1)
+    x = x.reshape(len(u), heads, -1)
+    into, out = (
+        np.repeat(each.reshape(len(u), groups, states), heads // groups, axis=1) for each in (into, out)
+    )
+    times = np.logaddexp(0, widened(steps[:, steps_first : steps_first + heads]) + widened(dt_bias))
+    times = np.clip(times, dt_least, dt_most)
+    rates = -np.exp(widened(a_log))[0]
+    scanned = np.empty_like(x)
+    each = len(u) // len(state_slots)
+    for number, (slot, start, count) in enumerate(np.hstack([state_slots, starts, counts])):
+        held = state[slot].reshape(states, heads, -1)
+        held = held if start else np.zeros_like(held)
+        for token in range(number * each, (number + 1) * each):
+            dt = times[token] * float(token - number * each < count)
+            fed = np.einsum("hn,hp->nhp", into[token], dt[:, None] * x[token])
+            held = np.exp(dt * rates)[:, None] * held + fed
+            scanned[token] = np.einsum("nhp,hn->hp", held, out[token])
+        state[slot] = held.reshape(states, inner)
+    y = (scanned + x * widened(d).reshape(-1, 1)).reshape(len(u), inner)
+    gates = activation_reference(widened(gate[:, gate_first : gate_first + inner]), "silu")
+    return (y * gates).astype(u.dtype), state

@@ -1,0 +1,187 @@
+"""attention_mixed: what decodes and prompts in one launch get what each kind gets in a launch of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nki_kernels as kernels
+import simulate
+from simulate.check import examine
+from tests.kernels.accuracy import TARGETS, as_tuple, compare, copied, in_float64, normal, run
+
+BF16 = ml_dtypes.bfloat16
+MIXED = (kernels.attention_mixed, kernels.attention_mixed_reference)
+PAGE = 16
+CAPACITY = 128
+"""Positions that the tables of what decodes name."""
+
+
+def mixed(
+    firsts: tuple[int, ...] = (0, 70, 125),
+    new: int = 1,
+    valid: tuple[int, ...] = (33, 0),
+    tokens: int = 20,
+    prefix: int = 48,
+    heads: tuple[int, int] = (4, 2),
+    depth: int = 16,
+    dtype: Any = np.float32,
+    **options: Any,
+) -> tuple[Any, ...]:
+    """Sequences that decode from some positions on and prompts behind others; a page that nobody reads pads tables."""
+    (q_heads, kv_heads), held = heads, CAPACITY // PAGE
+    blocks = [held] * len(firsts) + [-(-(max(prefix, start) + tokens) // PAGE) for start in valid]
+    count = sum(blocks) + 1
+    pages = np.random.default_rng(7).permutation(count - 1)
+    tables = np.split(pages, np.cumsum(blocks)[:-1])
+    width = max(blocks[len(firsts) :])
+    padded = [np.append(own, [count - 1] * (width - len(own))) for own in tables[len(firsts) :]]
+    lengths = [(first, new) for first in firsts] + [(first, tokens) for first in valid]
+    at = [first + np.arange(length) for first, length in lengths]
+    slots = [own[places // PAGE] * PAGE + places % PAGE for own, places in zip(tables, at)]
+    caches = [normal(seed, count, PAGE, kv_heads, depth, dtype=dtype) for seed in (8, 9)]
+    for own, (first, _) in zip(tables, lengths):
+        for cache in caches:
+            behind = cache[own].reshape(-1, kv_heads, depth)
+            behind[first:] = np.nan
+            cache[own] = behind.reshape(len(own), PAGE, kv_heads, depth)
+    rows = sum(length for _, length in lengths)
+    q, k, v = (
+        normal(seed, rows, own * depth, dtype=dtype) for seed, own in enumerate((q_heads, kv_heads, kv_heads))
+    )
+    first_tables, last_tables = np.stack(tables[: len(firsts)]), np.stack(padded)
+    return (
+        *(q, k, v, *caches, _column(at), depth**-0.5, new * len(firsts), kv_heads, _column(slots)),
+        *(first_tables.astype(np.int32), last_tables.astype(np.int32), prefix),
+        *(options.get(name) for name in ("window", "softcap", "sinks")),
+    )
+
+
+def _column(numbers: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(numbers)[:, None].astype(np.int32)
+
+
+def close(given: tuple[Any, ...], target: str = "trn2") -> tuple[np.ndarray, ...]:
+    """The outputs of one launch, compared with the reference in float64; caches hold copies, so they are equal."""
+    outputs = as_tuple(run(kernels.attention_mixed, given, target))
+    o, *caches = MIXED[1](*copied(given))
+    compare(outputs[0], MIXED[1](*map(in_float64, given))[0], o)
+    for own, wanted in zip(outputs[1:], caches, strict=True):
+        assert np.array_equal(own, wanted, equal_nan=True)
+    return outputs
+
+
+def stored(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A second layer, which reads what the first one wrote to the caches."""
+    _, *caches = kernels.attention_mixed_reference(*copied(given))
+    return given[0], None, None, *caches, *given[5:]
+
+
+def apart(given: tuple[Any, ...], target: str) -> tuple[np.ndarray, ...]:
+    """The outputs of two launches, one for each kind of rows."""
+    q, k, v, *caches, at, scale, rows, kv_heads, slots, tables, prompts, prefix, window, cap, sinks = copied(
+        given
+    )
+    of_step = [None if each is None else each[:rows] for each in (q, k, v)]
+    of_prompts = [None if each is None else each[rows:] for each in (q, k, v)]
+    own = None if window is None or window >= CAPACITY else window
+    decoded = run(
+        kernels.attention_decode,
+        (*of_step, *caches, at[:rows], scale, kv_heads, *(None,) * 4, 0.0)
+        + (None if k is None else slots[:rows], tables, own, cap, sinks),
+        target,
+    )
+    first, *caches = as_tuple(decoded) if k is not None else (decoded, *caches)
+    length = prefix + (len(q) - rows) // len(prompts)
+    own = None if window is None or window >= length else window
+    last = run(
+        kernels.attention_prefill,
+        (*of_prompts, *caches, scale, kv_heads, at[rows:], prefix, slots[rows:], prompts, own, cap, sinks),
+        target,
+    )
+    o, *caches = as_tuple(last)
+    return np.concatenate([first, o]), *caches
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_both_kinds_of_rows_on_every_chip(target: str, dtype: type) -> None:
+    given = mixed(dtype=dtype)
+    together = close(given, target)
+    for own, alone in zip(together, apart(given, target)):
+        assert np.array_equal(own, alone, equal_nan=True)
+
+
+@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 200])
+def test_prompts_of_any_length(tokens: int) -> None:
+    close(mixed((5,), 1, (7,), tokens, 16))
+
+
+@pytest.mark.parametrize("rows", [1, 43, 127, 128])
+def test_any_number_of_sequences_that_decode(rows: int) -> None:
+    close(mixed(tuple(range(rows)), 1, (3,), 3, 0, (1, 1), 8))
+
+
+@pytest.mark.parametrize("options", [{"window": 30}, {"window": 100}, {"softcap": 2.0}, {"sinks": True}])
+def test_masks_and_sinks(options: dict[str, Any]) -> None:
+    """A window of 100 positions is one to what decodes, and none to the prompts, of 68 keys."""
+    if "sinks" in options:
+        options = {"sinks": normal(12, 1, 4)}
+    given = mixed(new=3, **options)
+    together = close(given)
+    for own, alone in zip(together, apart(given, "trn2")):
+        assert np.array_equal(own, alone, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_a_second_layer_reads_the_caches_of_the_first(dtype: type) -> None:
+    given = mixed(new=2, dtype=dtype)
+    shared = stored(given)
+    own = copied(shared)
+    (o,) = as_tuple(simulate.World("trn2").launch(kernels.attention_mixed, [(own, {})]).outputs[0])
+    compare(o, MIXED[1](*map(in_float64, shared)), MIXED[1](*copied(shared)))
+    assert all(np.array_equal(one, two, equal_nan=True) for one, two in zip(own[3:5], shared[3:5]))
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (4, 1), (1, 1)])
+@pytest.mark.parametrize("sequences", [(9,), (9, 70, 125)])
+def test_on_two_cores(heads: tuple[int, int], sequences: tuple[int, ...]) -> None:
+    given = mixed(sequences, heads=heads)
+    done: list[Any] = []
+    world = simulate.World("trn2", 1, 2)
+    found = examine(
+        lambda: done.append(world.launch(kernels.attention_mixed, [(copied(given), {})])), seeds=4
+    )
+    assert found == []
+    o, *caches = MIXED[1](*copied(given))
+    compare(done[0].outputs[0][0], MIXED[1](*map(in_float64, given))[0], o)
+    for own, wanted in zip(done[0].outputs[0][1:], caches):
+        assert np.array_equal(own, wanted, equal_nan=True)
+
+
+def test_refuses_rows_of_one_kind_and_takes_the_twin() -> None:
+    given = mixed((5,), 1, (7,), 3, 16)
+    names = (
+        "q k v k_cache v_cache positions scale decoding num_kv_heads slots block_tables prompt_tables".split()
+    )
+    places = {name: number for number, name in enumerate(names)}
+
+    def changed(name: str, value: Any) -> tuple[Any, ...]:
+        return (*given[: places[name]], value, *given[places[name] + 1 :])
+
+    for wrong, sentence in (
+        (changed("decoding", 0), "of 4 rows some decode and some are of prompts, not 0"),
+        (changed("decoding", 4), "of 4 rows some decode and some are of prompts, not 4"),
+        (changed("positions", given[5][1:]), r"positions are \[4, 1\], not \(3, 1\)"),
+        (changed("slots", None), r"attention_mixed takes slots \[4, 1\]"),
+        (changed("slots", given[9][1:]), r"attention_mixed takes slots \[4, 1\]"),
+        (changed("block_tables", None), "give block_tables and prompt_tables"),
+        (changed("prompt_tables", None), "give block_tables and prompt_tables"),
+    ):
+        with pytest.raises(AssertionError, match=sentence):
+            run(kernels.attention_mixed, wrong)
+    run(kernels.attention_mixed, given)
+    run(kernels.attention_mixed, (*mixed((5, 6), 1, (7,), 2, 16),))

@@ -1,0 +1,174 @@
+"""Ranks that hold whole experts: rows meet by experts_dispatch and experts_combine, whatever tokens choose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from nki.collectives import ReplicaGroup
+
+import nki_kernels as kernels
+import simulate
+from simulate.errors import NkwError
+from tests.kernels.accuracy import compare_all, copied, normal
+from tests.kernels.test_experts import CHOICES, arguments
+
+BF16 = ml_dtypes.bfloat16
+
+
+def launch(kernel: str, ranks: list[tuple[Any, ...]], cores: int = 1) -> list[Any]:
+    world = simulate.World("trn2", len(ranks), logical_core_size=cores)
+    return world.launch(getattr(kernels, kernel), [(copied(own), {}) for own in ranks]).outputs
+
+
+def choices_of(ranks: int, tokens: int, experts: int, dtype: Any = np.float32) -> list[tuple[Any, ...]]:
+    """Rows, weights and choices of each rank, three for a token."""
+    rng = np.random.default_rng(tokens)
+    return [
+        (
+            normal(rank, tokens, 24, dtype=dtype),
+            rng.random((tokens, 3)).astype(np.float32),
+            np.stack([rng.permutation(experts)[:3] for _ in range(tokens)]).astype(np.int32),
+        )
+        for rank in range(ranks)
+    ]
+
+
+def dispatched(given: list[tuple[Any, ...]], experts: int, cores: int = 1) -> list[Any]:
+    """What every rank receives, which has to be exact."""
+    count = len(given)
+    group, each = ReplicaGroup([list(range(count))]), experts // count
+    firsts = [np.array([[rank * each]], np.int32) for rank in range(count)]
+    ranks = [(*own, first, each, group, count) for own, first in zip(given, firsts)]
+    found = launch("experts_dispatch", ranks, cores)
+    rows, weights, ids = (list(each) for each in zip(*given))
+    wanted = kernels.experts_dispatch_reference(rows, weights, ids, firsts, each, group, count)
+    for own, other in zip(found, wanted, strict=True):
+        for array, expected in zip(own, other, strict=True):
+            assert array.dtype == expected.dtype and np.array_equal(array, expected)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 129])
+def test_every_rank_gets_the_rows_of_all_and_its_own_choices(ranks: int, tokens: int) -> None:
+    found = dispatched(choices_of(ranks, tokens, 8), 8)
+    chosen = sum(int((ids < 8 // ranks).sum()) for _, _, ids in found)
+    assert chosen == ranks * tokens * 3  # each choice is computed by one rank
+
+
+def test_rows_of_bfloat16_and_two_cores() -> None:
+    given = choices_of(2, 5, 6, BF16)
+    first = dispatched(given, 6)
+    for one, both in zip(first, dispatched(given, 6, cores=2), strict=True):
+        assert all(map(np.array_equal, one, both))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize(("ranks", "tokens"), [(2, 127), (2, 128), (4, 129), (4, 1)])
+def test_the_results_of_all_ranks_are_added(ranks: int, tokens: int, dtype: Any) -> None:
+    results = [normal(rank, ranks * tokens, 40, dtype=dtype) for rank in range(ranks)]
+    x = [normal(9 + rank, tokens, 40, dtype=dtype) for rank in range(ranks)]
+    group = ReplicaGroup([list(range(ranks))])
+    found = launch("experts_combine", [(*own, group, ranks) for own in zip(results, x)])
+    for place, own in enumerate(found):
+        parts = [each[place * tokens : (place + 1) * tokens] for each in results]
+        compare_all((own,), summed, (x[place], *parts))
+
+
+def summed(x: np.ndarray, *parts: np.ndarray) -> np.ndarray:
+    """The reference's result of one rank."""
+    places = ([part] * len(parts) for part in parts)
+    results = [np.concatenate(part) for part in places]
+    return kernels.experts_combine_reference(results, [x] * len(parts), None, len(parts))[0]
+
+
+def whole_chain(given: list[Any], kernel: str, ranks: int) -> list[np.ndarray]:
+    """The tokens of all ranks, each of which has as many of them and of the experts."""
+    x, n, weights, ids = given[:4]
+    experts = len(given[4])
+    tokens, each = len(x) // ranks, experts // ranks
+    parts = [slice(rank * tokens, (rank + 1) * tokens) for rank in range(ranks)]
+    received = dispatched([(n[own], weights[own], ids[own]) for own in parts], experts)
+    own_experts = [slice(rank * each, (rank + 1) * each) for rank in range(ranks)]
+    computed = launch(
+        kernel,
+        [
+            (
+                *(None, *own),
+                *(matrix[held] for matrix in given[4:7]),
+                *(None, given[8]),
+                *(bias[held] for bias in given[9:]),
+                *(None,) * (12 - len(given)),
+                True,
+            )
+            for own, held in zip(received, own_experts)
+        ],
+    )
+    group = ReplicaGroup([list(range(ranks))])
+    combined = [(results, x[own], group, ranks) for results, own in zip(computed, parts)]
+    return launch("experts_combine", combined)
+
+
+@pytest.mark.parametrize("choices", CHOICES)
+@pytest.mark.parametrize(("ranks", "tokens"), [(2, 4), (4, 4), (4, 128), (2, 260)])
+def test_any_distribution_of_choices(choices: str, ranks: int, tokens: int) -> None:
+    """All tokens of all ranks to one expert, none to most of them: in a prompt the weights of those are not numbers."""
+    ids = CHOICES[choices](tokens, 8)
+    given = arguments(tokens, 24, 8, 10, ids.shape[1], ids=ids)
+    unused = np.setdiff1d(np.arange(8), np.unique(ids))
+    poisoned = [*given]
+    for place in (4, 5, 6):
+        poisoned[place] = given[place].copy()
+        poisoned[place][unused] = np.nan
+    for kernel in ("experts_decode", "experts_prefill") if tokens <= 128 else ("experts_prefill",):
+        found = whole_chain(poisoned if kernel == "experts_prefill" else given, kernel, ranks)
+        compare_all((np.concatenate(found),), kernels.experts_decode_reference, given)
+
+
+@pytest.mark.parametrize("kernel", ["experts_decode", "experts_prefill"])
+@pytest.mark.parametrize(("tokens", "dtype"), [(2, np.float32), (40, np.float32)])
+def test_biases_belong_to_the_rank_of_their_expert(kernel: str, tokens: int, dtype: Any) -> None:
+    given = arguments(tokens, 72, 8, 40, 2, dtype, biases=True, activation="swigluoai")
+    found = whole_chain(given, kernel, 2)
+    compare_all((np.concatenate(found),), kernels.experts_decode_reference, given)
+
+
+def test_more_choices_than_a_rank_has_experts() -> None:
+    """Every token chooses six of eight experts, of which a rank has two."""
+    given = arguments(40, 24, 8, 10, 6)
+    for kernel in ("experts_decode", "experts_prefill"):
+        rows = np.concatenate(whole_chain(given, kernel, 4))
+        compare_all((rows,), kernels.experts_decode_reference, given)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    (rows, weights, ids), group = choices_of(1, 5, 8)[0], ReplicaGroup([[0]])
+    first = np.zeros((1, 1), np.int32)
+    launch("experts_dispatch", [(rows, weights, ids, first, 8, group, 1)])
+    for given, said in (
+        ((rows, weights, ids[:4], first, 8), "ids of 4 tokens, n has 5"),
+        ((rows, weights[:, :2], ids, first, 8), r"weights are \(5, 2\), ids are \(5, 3\)"),
+        ((rows, weights, ids, np.zeros((1, 2), np.int32), 8), r"first is \[1, 1\], not \(1, 2\)"),
+        ((rows, weights, ids, first, 0), "experts is 0; every rank has one"),
+    ):
+        with pytest.raises((AssertionError, NkwError), match=said):
+            launch("experts_dispatch", [(*given, group, 1)])
+    launch("experts_combine", [(rows, rows, group, 1)])
+    for results in (rows[:4], rows.astype(BF16)):
+        with pytest.raises((AssertionError, NkwError), match=r"results are \[5, 24\] .*float32, not"):
+            launch("experts_combine", [(results, rows, group, 1)])
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 4096), (BF16, 8192)])
+def test_results_take_their_largest_hidden_size_and_refuse_the_next(dtype: Any, most: int) -> None:
+    group = ReplicaGroup([[0]])
+    for hidden in (most - 1, most):
+        x = normal(1, 2, hidden, dtype=dtype)
+        (found,) = launch("experts_combine", [(x, x, group, 1)])
+        assert np.array_equal(found, (2 * x.astype(np.float32)).astype(dtype))
+    x = normal(1, 2, most + 1, dtype=dtype)
+    with pytest.raises((AssertionError, NkwError), match=f"a hidden size of at most {most}, not {most + 1}"):
+        launch("experts_combine", [(x, x, group, 1)])

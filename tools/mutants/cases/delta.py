@@ -1,0 +1,64 @@
+"""Cases of the gated delta rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nki_kernels.gated_delta import gated_delta_reference
+from tests.kernels.accuracy import in_float64, normal
+from tools.mutants.cases.case import BF16, Case, Outputs, by_reference, two_cores
+
+
+def delta() -> list[Case]:
+    """Prompts of one chunk and of several, ragged and with padding; steps; heads that share keys in both ways."""
+    return [
+        _case("gated_delta", "trn2", 2, 5, (1, 2, 8, 8)),
+        _case("gated_delta", "trn1", 1, 300, (2, 4, 16, 8)),
+        _case("gated_delta", "trn2", 2, 700, (1, 6, 16, 8)),
+        _rounded(_case("gated_delta", "trn2", 2, 3, (1, 1, 8, 8), BF16)),
+        _case("gated_delta_step", "trn2", 3, 1, (1, 2, 8, 8)),
+        _case("gated_delta_step", "trn1", 9, 1, (2, 6, 16, 8), BF16),
+        two_cores(_case("gated_delta", "trn2", 1, 5, (1, 1, 8, 8))),
+        two_cores(_case("gated_delta_step", "trn2", 2, 1, (1, 1, 8, 8))),
+    ]
+
+
+def _rounded(case: Case) -> Case:
+    """The case judged in the precision of bfloat16 products, of which a result sees twelve at most."""
+    y, states = gated_delta_reference(*(in_float64(each) for each in case.arguments[0]))
+    most = 6 * 12**0.5 * 2.0**-9
+
+    def judge(outputs: Outputs) -> None:
+        for got, want in zip(outputs[0], (y, states)):
+            assert got.shape == want.shape
+            assert np.abs(got.astype(np.float64) - want).max() <= most * np.abs(want).max()
+
+    return replace(case, judge=judge)
+
+
+def _case(
+    kernel: str,
+    target: str,
+    sequences: int,
+    tokens: int,
+    heads: tuple[int, int, int, int],
+    dtype: Any = np.float32,
+) -> Case:
+    """heads: those of keys, those of values, and the elements of both."""
+    keys, values, depth, width = heads
+    rows, slots = sequences * tokens, sequences + 1
+    given = (
+        normal(1, rows, 2 * keys * depth + values * width, dtype=dtype),
+        normal(2, rows, values * width + 2 * values, dtype=dtype),
+        normal(3, 1, values, dtype=dtype, scale=0.5),
+        normal(4, 1, values, dtype=dtype),
+        1 + normal(5, 1, width, dtype=dtype, scale=0.1),
+        normal(6, slots, values, depth, width, scale=0.3),
+        np.arange(slots, dtype=np.int32)[:0:-1, None],
+        np.array([3 * (each % 2) for each in range(sequences)], np.int32)[:, None],
+        np.array([tokens - (each == 1 and tokens > 1) for each in range(sequences)], np.int32)[:, None],
+    )
+    return by_reference(kernel, target, *given, keys, 1e-6)

@@ -1,0 +1,36 @@
+"""Cases of latent attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.kernels.test_latent_attention import batch, expansion
+from tools.mutants.cases.case import BF16, Case, by_reference, two_cores
+
+
+def latent() -> list[Case]:
+    """Absorbed decode steps, and keys and values of prompts."""
+    small, wide = (3, 24, 8, 16, 12), (4, 136, 8, 16, 20)
+    decode = [
+        ("trn2", batch([0, 130], small, 172)),
+        ("trn1", batch([0, 3, 100], small, 300, 3)),
+        ("trn2", batch([200, 17], wide, 384, block=16)),
+        ("trn2", batch([200, 17], small, 256, block=1)),
+        ("trn2", batch([1200], small, 1300)),
+        ("trn3", batch([300], (5, 136, 8, 16, 300), 384, 2, dtype=BF16, block=128)),
+        ("trn2", batch([20, 7], (70, 24, 8, 122, 4), 2304, dtype=BF16, held=np.float32)),
+    ]
+    prompts: list[tuple[str, Any]] = [
+        ("trn2", expansion(batch([0, 0], small, 172, 140), 3)),
+        ("trn1", expansion(batch([60, 128], wide, 256, 60, block=16), 4, 128)),
+        (
+            "trn2",
+            expansion(batch([5, 9], (40, 136, 8, 122, 20), 100, 70, dtype=BF16, held=np.float32), 40, 10),
+        ),
+        ("trn2", expansion(batch([20], small, 100, 70), 3, 100)),
+    ]
+    cases = [by_reference("latent_attention_decode", target, *given) for target, given in decode]
+    cases += [by_reference("latent_keys_values", target, *given) for target, given in prompts]
+    return [*cases, two_cores(cases[0]), two_cores(cases[-1])]
